@@ -1,0 +1,20 @@
+"""Ridgeline: an LLM inference engine and server that explains itself. Public names load on first use."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ridgeline.core.params import SamplingParams
+    from ridgeline.engine.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+_HOMES = {"LLM": "ridgeline.engine.llm", "SamplingParams": "ridgeline.core.params"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ridgeline' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

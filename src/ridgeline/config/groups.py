@@ -1,0 +1,36 @@
+"""Frozen groups of settings. Each field is read by exactly one owner; `None` means that `resolve` decides and says why."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All that the engine process needs; travels to it as JSON.
+
+    model                  `demo`, or the path of a GGUF file (the first of a split file)
+    max_model_len          None: the model's context, shrunk (with a message) to what the KV cache holds
+    kv_cache_memory_bytes  None: the lesser of the need and 30 % of the memory that this process may use
+    depth                  steps in flight
+    """
+
+    model: str
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    kv_cache_memory_bytes: int | None = None
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    depth: int = 1
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What the front end needs beside the engine."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    served_model_name: str | None = None
+    max_waiting: int = 256

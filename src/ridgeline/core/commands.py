@@ -1,0 +1,65 @@
+"""What crosses the core's edge: commands in, outputs out. Plain values; the engine process turns them into frames."""
+
+from dataclasses import dataclass
+
+from ridgeline.core.events import Finish, Wait
+from ridgeline.core.params import Admitted
+from ridgeline.core.plan import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    request: Admitted
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The front end's answer to a provisional end, or a stop string found earlier: the first `keep` outputs count."""
+
+    request_id: str
+    choice: int
+    keep: int
+    reason: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends every choice of a request that is still open, in whatever state."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """A reason to wait has gone (grammar compiled, KV fetched …)."""
+
+    request_id: str
+    reason: Wait
+
+
+@dataclass(frozen=True, slots=True)
+class SetKnob:
+    """A run-time change of a scheduler limit, by the name of its field in `core.params.Limits`."""
+
+    knob: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Accept nothing more; what was accepted runs to its end."""
+
+
+Command = Admit | Close | Abort | Clear | SetKnob | Drain
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """New ids of one choice, from one committed step. `end` is set when the engine ended the choice in this step;
+    for a request with stop strings that end is provisional and the front end must answer with `Close`."""
+
+    request_id: str
+    choice: int
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    end: Finish | None = None

@@ -1,0 +1,168 @@
+"""The whole truth, once: what the core did, as typed values. Metrics, ledger, recorder and tests are folds over them.
+
+One columnar event a step (`Scheduled`, `Computed`); the rest per request. The core never reads its own events.
+"""
+
+from array import array
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ridgeline.core.plan import Timings
+
+
+class Wait(StrEnum):
+    """Why a sequence cannot be scheduled although it is at the front: `waiting_for` holds these."""
+
+    PREFIX = "prefix"
+    DRAIN = "drain"
+    GRAMMAR = "grammar"
+    ADAPTER = "adapter"
+    KV_FETCH = "kv_fetch"
+    ENCODER = "encoder"
+    RATE = "rate"
+
+
+class Finish(StrEnum):
+    """Why a sequence ended, as the client reads it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    request_id: str
+    time: float
+    prompt_tokens: int
+    choices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    request_id: str
+    choice: int
+    reason: Wait
+    blocker: str | None
+    """Request id of the one waited for, where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    request_id: str
+    choice: int
+    reason: Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """Columns of one plan: sequence numbers and how many tokens each computes."""
+
+    step: int
+    time: float
+    sequences: tuple[int, ...]
+    count: array[int]
+    waiting: int
+    free_pages: int
+    cached_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Columns of one committed step: sequence numbers and how many ids each sampled."""
+
+    step: int
+    time: float
+    sequences: tuple[int, ...]
+    sampled: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A choice got its row: links the sequence number to the request. `resumed` after a preemption."""
+
+    request_id: str
+    choice: int
+    sequence: int
+    time: float
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    request_id: str
+    choice: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMiss:
+    request_id: str
+    choice: int
+    first_missing_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    request_id: str
+    choice: int
+    by: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    page: int
+    group: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndedProvisionally:
+    request_id: str
+    choice: int
+    reason: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counted from ids, once. `cached_tokens` are prompt tokens taken from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    request_id: str
+    choice: int
+    reason: Finish
+    usage: Usage
+    time: float
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    request_id: str
+    message: str
+    retry_after_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimed:
+    step: int
+    timings: Timings
+
+
+Event = (
+    Admitted | Waiting | Ready | Scheduled | Computed | Started | PrefixHit | PrefixMiss | Preempted | Evicted | Published
+    | EndedProvisionally | Closed | Rejected | StepTimed
+)

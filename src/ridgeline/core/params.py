@@ -1,0 +1,119 @@
+"""What a client asks for, and what the engine accepts: plain values, validated once in `engine.admit`.
+
+A request is a value: `(Admitted, output token ids)`. Everything else about it is derived.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when a sequence ends. Names are vLLM's where the meaning coincides.
+
+    temperature  0 means greedy                      top_k   0 or -1 means off
+    top_p        nucleus mass in (0, 1]              seed    None: one is drawn at admission
+    stop         strings, found by the front end     stop_token_ids  ids, found by the engine
+    max_tokens   None: up to the context's end       min_tokens  no stop before so many tokens
+    logprobs     None: off; k: the sampled token's log-probability and the k best (after temperature 1, before filters)
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RowParams:
+    """What the sampler of the computing wing needs to know of one sequence (a choice of a request).
+
+    `banned_until` stop ids that may not be sampled before `min_tokens` outputs exist. `prompt_tokens` fixes the prompt boundary for ever.
+    """
+
+    seed: int
+    choice: int
+    temperature: float
+    top_k: int
+    top_p: float
+    logprobs: int | None
+    prompt_tokens: int
+    min_tokens: int = 0
+    banned_until: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that the engine accepts. Only `engine.admit` builds it; nothing in it changes afterwards.
+
+    request_id    internal, unique (random 128 bits as hex)
+    prompt        token ids, never empty
+    choices       number of sequences (`n`); choice c has the seed `(seed, c)`
+    seed          always set (drawn at admission when the client gave none), 0 ≤ seed < 2**63
+    max_tokens    outputs at most; prompt + max_tokens ≤ max_model_len
+    stop_ids      ids that end the sequence (EOS and the client's, unless ignore_eos), not before min_tokens outputs exist
+    has_stop_strings  the engine's end is provisional until the front end closes (two-phase close)
+    domain        tenant domain of the prefix cache (bytes; an HMAC made by the front end)
+    extra         further identity of the KV content (media, adapter digest), empty for plain text
+    priority      smaller runs first under the priority policy
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    choices: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    logprobs: int | None = None
+    min_tokens: int = 0
+    stop_ids: frozenset[int] = field(default_factory=frozenset)
+    has_stop_strings: bool = False
+    domain: bytes = b""
+    extra: bytes = b""
+    priority: int = 0
+
+    def row_params(self, choice: int) -> RowParams:
+        """The computing wing's view of one choice of this request."""
+        return RowParams(
+            seed=self.seed,
+            choice=choice,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            logprobs=self.logprobs,
+            prompt_tokens=len(self.prompt),
+            min_tokens=self.min_tokens,
+            banned_until=tuple(sorted(self.stop_ids)) if self.min_tokens else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the scheduler may spend.
+
+    rows                 sequences resident at once (`--max-num-seqs`)
+    token_budget         tokens in one step (`--max-num-batched-tokens`)
+    depth                steps in flight, 1 … 4
+    max_model_len        prompt and outputs together
+    max_preemptions      a sequence preempted so often is never a victim again
+    max_waiting          requests that may wait; beyond that admission is refused
+    prefix_caching       off: blocks are shared only among the choices of one request
+    """
+
+    rows: int = 256
+    token_budget: int = 2048
+    depth: int = 1
+    max_model_len: int = 4096
+    max_preemptions: int = 8
+    max_waiting: int = 4096
+    prefix_caching: bool = True

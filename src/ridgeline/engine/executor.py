@@ -1,0 +1,50 @@
+"""The protocol between the engine's loop and whatever computes: numpy, C++, CUDA, or a simulator."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ridgeline.core.plan import KVShape, Plan, Result
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What thinking must know of the computing side before the first plan.
+
+    vocab          width of the logits: every id anywhere is below it
+    max_model_len  positions that fit the model and the KV cache, whichever is less
+    rows           sequences that can be resident at once
+    """
+
+    kv: KVShape
+    vocab: int
+    max_model_len: int
+    rows: int
+    runner: str
+    weights_bytes: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A plan that has been submitted. Tickets are collected in the order of their steps."""
+
+    plan: Plan
+
+
+class Executor(Protocol):
+    """FIFO, any number of plans between `submit` and `collect` up to the depth it was built for."""
+
+    @property
+    def info(self) -> ExecutorInfo: ...
+
+    def submit(self, plan: Plan) -> Ticket:
+        """Takes the plan; returns at once. Never blocks on the device."""
+        ...
+
+    def collect(self, ticket: Ticket) -> Result:
+        """Blocks until the oldest submitted plan is computed; raises if it is not this ticket's."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the executor owns. Safe to call twice."""
+        ...
