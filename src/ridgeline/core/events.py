@@ -3,11 +3,10 @@
 One columnar event a step (`Scheduled`, `Computed`); the rest per request. The core never reads its own events.
 """
 
-from array import array
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ridgeline.core.plan import Timings
+from ridgeline.core.plan import IntColumn, Timings
 
 
 class Wait(StrEnum):
@@ -62,7 +61,7 @@ class Scheduled:
     step: int
     time: float
     sequences: tuple[int, ...]
-    count: array[int]
+    count: IntColumn
     waiting: int
     free_pages: int
     cached_pages: int
@@ -75,7 +74,7 @@ class Computed:
     step: int
     time: float
     sequences: tuple[int, ...]
-    sampled: array[int]
+    sampled: IntColumn
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,14 @@ A plan is a delta against rows that the executor already has. No field names a p
 
 from array import array
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ridgeline.core.params import RowParams
+
+if TYPE_CHECKING:
+    IntColumn = array[int]
+else:
+    IntColumn = array
 
 FROM_ROW = -1
 """In `Plan.start`: where the row stands. In `Plan.tokens`: the last id sampled for the row."""
@@ -36,11 +42,11 @@ class Plan:
     """
 
     step: int
-    row: array[int]
-    start: array[int]
-    count: array[int]
-    tokens: array[int]
-    select: array[int]
+    row: IntColumn
+    start: IntColumn
+    count: IntColumn
+    tokens: IntColumn
+    select: IntColumn
     sample: bytearray
     needs_commit: bytearray
     new_rows: tuple[NewRow, ...] = ()
