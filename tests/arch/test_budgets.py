@@ -1,0 +1,74 @@
+"""Size budgets. An exception is one line with a reason, in a table that only shrinks."""
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+
+from ridgeline.config.groups import EngineConfig, ServerConfig
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "ridgeline"
+FILE_LINES, FUNCTION_LINES, CLASS_METHODS, CONFIG_FIELDS, MODEL_LINES = 400, 60, 20, 60, 300
+
+EXCEPTIONS: dict[str, str] = {}
+"""`path` or `path:function` → reason."""
+
+
+def trees() -> list[tuple[str, str, ast.Module]]:
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        text = path.read_text()
+        found.append((path.relative_to(SOURCE).as_posix(), text, ast.parse(text)))
+    return found
+
+
+def test_files() -> None:
+    over = {name: text.count("\n") for name, text, _ in trees() if text.count("\n") > FILE_LINES and name not in EXCEPTIONS}
+    assert not over
+    assert all(text.count("\n") <= MODEL_LINES for name, text, _ in trees() if name.startswith("compute/models/"))
+
+
+def test_functions_and_classes() -> None:
+    over = []
+    for name, _, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES and f"{name}:{node.name}" not in EXCEPTIONS:
+                    over.append(f"{name}:{node.name} {lines} lines")
+            elif isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) for n in node.body)
+                if methods > CLASS_METHODS:
+                    over.append(f"{name}:{node.name} {methods} methods")
+    assert not over
+
+
+def test_exceptions_are_needed() -> None:
+    names = {name for name, _, _ in trees()} | {
+        f"{name}:{node.name}" for name, _, tree in trees() for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    assert set(EXCEPTIONS) <= names
+
+
+def test_configuration_stays_small() -> None:
+    assert len(fields(EngineConfig)) + len(fields(ServerConfig)) <= CONFIG_FIELDS
+
+
+def test_only_the_root_package_has_an_init_body() -> None:
+    for path in SOURCE.rglob("__init__.py"):
+        assert path == SOURCE / "__init__.py" or not path.read_text().strip(), path
+
+
+def test_public_functions_are_documented() -> None:
+    missing = []
+    for name, _, tree in trees():
+        if not name.endswith("__init__.py") and not ast.get_docstring(tree):
+            missing.append(name)
+    assert not missing
+
+
+def test_names_say_what_things_are() -> None:
+    refused = ("Manager", "Helper", "Utils", "Mixin")
+    for name, _, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                assert not node.name.endswith(refused) and not node.name.startswith("Base"), f"{name}:{node.name}"

@@ -1,0 +1,136 @@
+"""The wings hold: import rules, purity, and the one place of each outside thing."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "ridgeline"
+
+ONE_PLACE = {
+    "torch": ("compute/cuda/", "compute/distributed/"),
+    "triton": ("compute/cuda/",),
+    "transformers": (),
+    "ray": ("compute/distributed/ray.py",),
+    "prometheus_client": ("observe/prometheus.py",),
+    "nanobind": (),
+}
+FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "multiprocessing", "yaml"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+CORE_STDLIB = {"array", "bisect", "collections", "dataclasses", "enum", "hashlib", "heapq", "itertools", "operator", "struct", "typing", "types", "functools", "math"}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text())
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_import_linter_contracts() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--config", str(ROOT / ".importlinter"), "--no-cache"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_core_imports_only_core_errors_and_pure_stdlib() -> None:
+    for name, tree in modules():
+        if not name.startswith("core/"):
+            continue
+        for module in imported(tree):
+            pure = module.split(".")[0] in CORE_STDLIB or module.startswith(("ridgeline.core", "ridgeline.errors"))
+            assert pure, f"{name} imports {module}"
+
+
+def test_arrays_stay_in_the_computing_wing() -> None:
+    for name, tree in modules():
+        if not name.startswith("compute/"):
+            assert not {"numpy", "torch", "scipy"} & {m.split(".")[0] for m in imported(tree)}, name
+
+
+@pytest.mark.parametrize("module", sorted(ONE_PLACE))
+def test_one_place_each(module: str) -> None:
+    for name, tree in modules():
+        if module in {m.split(".")[0] for m in imported(tree)}:
+            assert name.startswith(ONE_PLACE[module]) if ONE_PLACE[module] else False, f"{name} imports {module}"
+
+
+def test_extension_is_touched_in_two_places_only() -> None:
+    for name, tree in modules():
+        touches = any(m.endswith("._C") or m == "_C" for m in imported(tree)) or any(
+            isinstance(node, ast.alias) and node.name == "_C" for node in ast.walk(tree)
+        )
+        assert not touches or name.startswith(("compute/cpu/", "facts/ceilings.py")), name
+
+
+def test_environment_is_read_in_one_file() -> None:
+    for name, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "putenv"}:
+                assert name == "config/env.py", f"{name}:{node.lineno} reads the environment"
+
+
+def test_no_code_carrying_serialisation_or_evaluation() -> None:
+    for name, tree in modules():
+        assert not FORBIDDEN_MODULES & {m.split(".")[0] for m in imported(tree)}, name
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in FORBIDDEN_CALLS, f"{name}:{node.lineno} calls {node.func.id}"
+
+
+def test_only_the_command_line_exits_the_process() -> None:
+    for name, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr in {"exit", "_exit"} and isinstance(node.value, ast.Name):
+                leaves = node.value.id in {"sys", "os"}
+                assert not leaves or name.startswith("cli/"), f"{name}:{node.lineno} exits the process"
+            if isinstance(node, ast.Name) and node.id == "SystemExit":
+                assert name.startswith("cli/"), f"{name}:{node.lineno} raises SystemExit"
+
+
+def test_one_door_in() -> None:
+    """Only `engine.admit` builds what the engine accepts."""
+    for name, tree in modules():
+        if name == "engine/admit.py":
+            continue
+        brings = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "ridgeline.core.params"
+            for alias in node.names
+            if alias.name == "Admitted"
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in brings, f"{name}:{node.lineno} builds an Admitted request"
+
+
+def test_model_families_are_named_in_their_files_and_tables_only() -> None:
+    allowed = ("compute/models/", "facts/architectures.py", "facts/source.py")
+    for name, tree in modules():
+        if name.startswith(allowed):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 40:
+                assert not node.value.lower().startswith(("gemma", "llama", "qwen", "mistral", "phi")), f"{name}:{node.lineno} {node.value!r}"
+
+
+@pytest.mark.parametrize("blocked", ["numpy", "torch"])
+def test_core_and_command_line_import_without(blocked: str) -> None:
+    names = [n[:-3].replace("/", ".") for n, _ in modules() if n.startswith(("core/", "sim/", "server/", "engine/", "cli/", "facts/", "text/"))]
+    names = [f"ridgeline.{n.removesuffix('.__init__')}" for n in names if not n.endswith("__main__")]
+    program = f"import sys\nsys.modules[{blocked!r}] = None\nimport importlib\nfor n in {names!r}: importlib.import_module(n)\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
