@@ -1,0 +1,44 @@
+"""Time for executors that compute nothing: virtual in the simulator, slept through where a server test wants a pace.
+
+Owns the two clocks; never decides how long a step takes (`sim.latency` does).
+"""
+
+import time
+from typing import Protocol
+
+
+class MovableClock(Protocol):
+    """A clock whose owner may let time pass."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary origin; never goes back."""
+        ...
+
+    def advance_to(self, moment: float) -> None:
+        """Lets time pass until `moment`; a moment in the past changes nothing."""
+        ...
+
+
+class VirtualClock:
+    """Time that passes only when told to: starts at 0.0 seconds."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def advance_to(self, moment: float) -> None:
+        self._now = max(self._now, moment)
+
+
+class SleepingClock:
+    """The machine's monotonic clock; advancing sleeps. Makes a fake executor take its modelled time for real."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def advance_to(self, moment: float) -> None:
+        remaining = moment - time.monotonic()
+        if remaining > 0:
+            time.sleep(remaining)

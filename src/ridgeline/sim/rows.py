@@ -1,0 +1,74 @@
+"""What the KV oracle remembers of a resident sequence: its ids, their stamps, and the pages that its tables name.
+
+Owns the per-sequence half of the oracle; the pages themselves belong to `sim.executor`.
+"""
+
+from collections import deque
+
+from ridgeline.core.plan import FROM_ROW, NewRow
+from ridgeline.errors import LawViolation
+from ridgeline.sim.model import NOT_FINITE, FakeModel, extend
+
+
+class Resident:
+    """One row. `chain[p]` is the stamp of position p; `ends[b]` that of the last position of full block b."""
+
+    __slots__ = ("chain", "ends", "finite", "ids", "in_flight", "nan_at", "origin", "params", "planned", "row", "sequence", "tables")
+
+    def __init__(self, new: NewRow, model: FakeModel) -> None:
+        self.row = new.row
+        self.sequence = new.sequence
+        self.params = new.params
+        self.ids = list(new.ids)
+        self.tables = [list(table) for table in new.tables]
+        self.origin = model.origin(new.params)
+        self.nan_at = model.nan_position(new.params)
+        self.finite = True
+        """NaN spreads to all that attends to it: once False, False for ever."""
+        self.chain: list[int] = []
+        self.ends: list[int] = []
+        self.planned: int | None = None
+        """Where the next plan continues: the end of the last one submitted."""
+        self.in_flight: deque[int] = deque()
+        """First positions of the steps in flight, oldest first."""
+
+    def submit(self, start: int, count: int) -> int:
+        """Takes note of a step submitted; returns its first position."""
+        if count < 1:
+            raise LawViolation(4, f"row {self.row} is planned for {count} tokens")
+        if self.planned is None:
+            if start == FROM_ROW:
+                raise LawViolation(4, f"new row {self.row} is not told where it starts")
+            self.planned = start
+        elif start not in (FROM_ROW, self.planned):
+            raise LawViolation(4, f"row {self.row} stands at {self.planned} and is planned from {start}")
+        first = self.planned
+        self.planned = first + count
+        self.in_flight.append(first)
+        return first
+
+    def advance(self, first: int, tokens: list[int], block_tokens: int) -> None:
+        """Extends the stamps by the tokens that are computed now, at positions first, first + 1, …"""
+        chain = self.chain
+        if not chain and first:
+            chain.extend(extend(self.origin, self.ids[:first]))
+            self.ends.extend(chain[block_tokens - 1 :: block_tokens])
+        if len(chain) != first:
+            raise LawViolation(4, f"sequence {self.sequence} has computed {len(chain)} tokens, not {first}")
+        end = first + len(tokens)
+        known = self.ids[first:end]
+        if tokens[-1] == FROM_ROW and end == len(self.ids):
+            tokens[-1] = known[-1]
+        if known != tokens:
+            raise LawViolation(8, f"sequence {self.sequence} computes ids {tokens} at {first}, its ids there are {known}")
+        if first <= self.nan_at < end:
+            self.finite = False
+            self._extend(known[: self.nan_at - first])
+            chain.append(hash((NOT_FINITE, chain[-1] if chain else self.origin)))
+            known = known[self.nan_at - first + 1 :]
+        self._extend(known)
+        full = len(self.ends)
+        self.ends.extend(chain[(full + 1) * block_tokens - 1 :: block_tokens])
+
+    def _extend(self, ids: list[int]) -> None:
+        self.chain.extend(extend(self.chain[-1] if self.chain else self.origin, ids))
