@@ -1,0 +1,77 @@
+"""The loop: apply what came in, keep `depth` steps in flight, collect the oldest, commit it.
+
+Owns the steps in flight and their order. Never blocks but in `Executor.collect`, never reads a socket, never catches what an executor raises:
+a failed step leaves device state unknown, so whoever runs the engine lets it die and starts a new one.
+The engine process, the in-process `LLM` and the simulator all run this class.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ridgeline.core.commands import Command, Output
+from ridgeline.core.events import Event
+from ridgeline.core.scheduler import Scheduler
+from ridgeline.engine.clock import Clock
+from ridgeline.engine.executor import Executor, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn of the loop brought.
+
+    step        number of the step that was committed; None when nothing was in flight
+    time        seconds on the engine's clock at the end of the turn
+    progressed  a step was committed; when False, only a further command can change anything
+    """
+
+    step: int | None
+    time: float
+    outputs: Sequence[Output]
+    events: Sequence[Event]
+
+    @property
+    def progressed(self) -> bool:
+        return self.step is not None
+
+
+class Engine:
+    """Runs a scheduler against an executor, `depth` ≥ 1 steps deep."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, depth: int) -> None:
+        if depth < 1:
+            raise ValueError(f"depth is {depth}; at least one step must be in flight")
+        self.scheduler = scheduler
+        self.executor = executor
+        self.clock = clock
+        self.depth = depth
+        self._in_flight: deque[Ticket] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        """Steps submitted and not committed."""
+        return len(self._in_flight)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is in flight and no request is open."""
+        return not self._in_flight and self.scheduler.idle
+
+    def turn(self, commands: Sequence[Command] = ()) -> Turn:
+        """One round of the loop. Outputs are those of `commands` (an abort, say) followed by those of the committed step."""
+        outputs = list(self.scheduler.apply(commands, self.clock.now()))
+        self._submit()
+        step = None
+        if self._in_flight:
+            ticket = self._in_flight.popleft()
+            result = self.executor.collect(ticket)
+            step = ticket.plan.step
+            outputs += self.scheduler.commit(ticket.plan, result, self.clock.now())
+        return Turn(step, self.clock.now(), outputs, self.scheduler.take_events())
+
+    def _submit(self) -> None:
+        while len(self._in_flight) < self.depth:
+            plan = self.scheduler.schedule(self.clock.now())
+            if plan is None:
+                return
+            self._in_flight.append(self.executor.submit(plan))
