@@ -1,0 +1,21 @@
+PYTHON ?= python
+
+.PHONY: check lint types test night build
+
+check: lint types
+	$(PYTHON) -m pytest -q tests/core tests/arch tests/ops
+
+lint:
+	ruff check src tests
+
+types:
+	$(PYTHON) -m mypy
+
+test:
+	$(PYTHON) -m pytest
+
+night:
+	$(PYTHON) -m pytest -m "night or not night" --timeout 3600
+
+build:
+	$(PYTHON) -m pip wheel . --no-deps --wheel-dir dist

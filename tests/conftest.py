@@ -1,0 +1,47 @@
+"""With CI=true a skipped test fails the session and is named: there, everything that tests need is installed."""
+
+import os
+
+import pytest
+
+SKIPS = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SKIPS] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):
+    report = yield
+    note_skip(collector.config, report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    report = yield
+    note_skip(item.config, report)
+    return report
+
+
+def note_skip(config: pytest.Config, report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        config.stash[SKIPS].append(f"{report.nodeid}: {reason}")
+
+
+def skips_fail(config: pytest.Config) -> bool:
+    return os.environ.get("CI") == "true" and bool(config.stash[SKIPS])
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if skips_fail(session.config) and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if skips_fail(config):
+        terminalreporter.section("skipped tests fail under CI=true")
+        for line in config.stash[SKIPS]:
+            terminalreporter.line(line)
