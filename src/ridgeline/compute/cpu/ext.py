@@ -51,7 +51,7 @@ def isa() -> str | None:
     if wanted is None:
         return levels[-1]
     if wanted not in levels:
-        raise ConfigError(f"RIDGELINE_ISA={wanted}: this machine runs {', '.join(levels)}; unset it or name one of these")
+        raise ConfigError(f"RIDGELINE_ISA={wanted}: this machine runs {', '.join(levels)}; unset it or name one")
     return wanted
 
 
