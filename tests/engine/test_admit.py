@@ -1,0 +1,141 @@
+"""The one door: every bound from both sides, every wrong type, and what comes out of it."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.engine.admit import BOUNDS, FLAGS, OPTIONAL, ModelLimits, admit, pages_needed, tenant_domain
+from ridgeline.errors import RequestError
+
+FULL = KVShape((KVGroup("full", (0,)),), block_tokens=16, pages=64, fingerprint=b"")
+LIMITS = ModelLimits(vocab=512, max_model_len=1024, eos_ids=frozenset({1, 106}), kv=FULL)
+PARAMS = SamplingParams(max_tokens=8)
+HOSTILE = [math.nan, math.inf, -math.inf, float("1e400"), 2**63, -(2**63) - 1, 2**9000, True, False, "1", b"1", [1], {}, 1.5j]
+
+
+def door(prompt: Any = (5, 6, 7), limits: ModelLimits = LIMITS, priority: Any = 0, **fields: Any) -> Admitted:
+    return admit(prompt, replace(PARAMS, **fields), limits, request_id="r", draw_seed=lambda: 42, domain=b"d", priority=priority)
+
+
+def refused(**fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        door(**fields)
+    assert caught.value.status == 400 and caught.value.param
+    assert len(caught.value.message) < 300
+    return caught.value
+
+
+def bounds(name: str) -> tuple[Any, Any, Any]:
+    """The least allowed value, the greatest, and a small step. Some fields have a tighter bound in a context of 1,024."""
+    bound = BOUNDS[name]
+    step = 1 if bound.whole else 1e-9
+    low = bound.low + step if bound.above else bound.low
+    high = {"max_tokens": 1021, "min_tokens": 8}.get(name, bound.high)
+    return low, high, step
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_numbers_at_their_bounds(name: str) -> None:
+    low, high, step = bounds(name)
+    for value in (low, high):
+        door(**{name: value})
+    for value in (low - step, high + max(step, high * 1e-15) if not BOUNDS[name].whole else high + 1):
+        error = refused(**{name: value})
+        assert error.param == name and str(value) in error.message
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("value", HOSTILE, ids=[type(value).__name__ + str(index) for index, value in enumerate(HOSTILE)])
+def test_numbers_of_no_use(name: str, value: Any) -> None:
+    assert refused(**{name: value}).param == name
+
+
+@pytest.mark.parametrize("name", [name for name in BOUNDS if BOUNDS[name].whole])
+def test_whole_numbers_are_not_floats(name: str) -> None:
+    assert refused(**{name: 1.0}).code == "invalid_type"
+
+
+@pytest.mark.parametrize("name", sorted(set(BOUNDS) - OPTIONAL))
+def test_none_only_where_it_means_something(name: str) -> None:
+    assert refused(**{name: None}).param == name
+    for optional in OPTIONAL:
+        door(**{optional: None})
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("value", [0, 1, "true", None])
+def test_flags_are_booleans(name: str, value: Any) -> None:
+    assert refused(**{name: value}).param == name
+
+
+@pytest.mark.parametrize("stop", ["x", None, 1, (1,), (b"x",), ("",), ("x" * 65,), ("a",) * 5, {"a": 1}])
+def test_stop_strings(stop: Any) -> None:
+    assert refused(stop=stop).param == "stop"
+    assert door(stop=("x" * 64,) * 4).has_stop_strings
+    assert not door(stop=()).has_stop_strings
+
+
+@pytest.mark.parametrize("ids", [5, None, "5", (-1,), (512,), (2**63,), (-(2**9000),), (1.0,), (True,), (3,) * 65])
+def test_stop_ids(ids: Any) -> None:
+    assert refused(stop_token_ids=ids).param == "stop_token_ids"
+    assert door(stop_token_ids=(0, 511)).stop_ids == {0, 511, 1, 106}
+    assert len(door(stop_token_ids=[3] * 64).stop_ids) == 3
+
+
+@pytest.mark.parametrize("prompt", [(), [], (-1,), (512,), (2**40,), (1.0,), (True,), ("a",), "abc", (1,) * 1024])
+def test_prompts(prompt: Any) -> None:
+    assert refused(prompt=prompt).param == "prompt"
+    assert door(prompt=(0, 511)).prompt == (0, 511)
+
+
+def test_context_is_shared_by_prompt_and_answer() -> None:
+    assert door(prompt=(1,) * 1000, max_tokens=24).max_tokens == 24
+    error = refused(prompt=(1,) * 1000, max_tokens=25)
+    assert error.code == "context_length_exceeded"
+    assert all(number in error.message for number in ("1000", "25", "1025", "1024", "24"))
+    assert door(prompt=(1,) * 1000, max_tokens=None).max_tokens == 24
+    assert door(prompt=(1,) * 1023, max_tokens=None).max_tokens == 1
+    assert refused(prompt=(1,) * 1024, max_tokens=None).code == "context_length_exceeded"
+
+
+def test_choices_share_the_context_too() -> None:
+    assert door(n=8, max_tokens=128).choices == 8
+    assert "128" in refused(n=8, max_tokens=129).message
+    assert door(n=8, max_tokens=None).max_tokens == 128
+    assert door(n=2, prompt=(1,) * 1000, max_tokens=None).max_tokens == 24
+
+
+def test_what_never_fits_is_refused() -> None:
+    """At the boundary and one token beyond it, for each number of pages: nothing that is admitted waits for ever."""
+    for pages in (1, 2, 7):
+        limits = replace(LIMITS, kv=replace(FULL, pages=pages))
+        assert door(limits=limits, prompt=(1,) * 8, max_tokens=16 * pages - 8)
+        error = refused(limits=limits, prompt=(1,) * 8, max_tokens=16 * pages - 7)
+        assert str(pages + 1) in error.message and error.code == "context_length_exceeded"
+
+
+def test_a_window_group_needs_its_window_only() -> None:
+    kv = KVShape((KVGroup("full", (0,)), KVGroup("window", (1,), window=32)), 16, 100, b"")
+    assert pages_needed(kv, 16) == 2
+    assert pages_needed(kv, 48) == 6
+    assert pages_needed(kv, 160) == 10 + 3
+
+
+def test_what_comes_out() -> None:
+    request = door(temperature=0, top_k=-1)
+    assert (request.temperature, request.top_k, request.seed, request.domain) == (0.0, 0, 42, b"d")
+    assert isinstance(request.temperature, float)
+    assert door(temperature=1e-300).temperature == 0.01
+    assert door(top_k=512).top_k == 0 and door(top_k=511).top_k == 511
+    assert door(seed=-1).seed == 2**63 - 1 and door(seed=0).seed == 0
+    assert door(ignore_eos=True, stop_token_ids=(9,)).stop_ids == {9}
+    assert door(min_tokens=3).row_params(0).banned_until == (1, 106)
+
+
+def test_tenant_domains_need_the_secret() -> None:
+    assert tenant_domain(b"s", "a") == tenant_domain(b"s", "a")
+    assert len({tenant_domain(b"s", "a"), tenant_domain(b"s", "b"), tenant_domain(b"t", "a"), b""}) == 4
