@@ -44,7 +44,10 @@ def test_functions_and_classes() -> None:
 
 def test_exceptions_are_needed() -> None:
     names = {name for name, _, _ in trees()} | {
-        f"{name}:{node.name}" for name, _, tree in trees() for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        f"{name}:{node.name}"
+        for name, _, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
     assert set(EXCEPTIONS) <= names
 

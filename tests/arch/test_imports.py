@@ -21,7 +21,22 @@ ONE_PLACE = {
 }
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "multiprocessing", "yaml"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
-CORE_STDLIB = {"array", "bisect", "collections", "dataclasses", "enum", "hashlib", "heapq", "itertools", "operator", "struct", "typing", "types", "functools", "math"}
+CORE_STDLIB = {
+    "array",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "enum",
+    "hashlib",
+    "heapq",
+    "itertools",
+    "operator",
+    "struct",
+    "typing",
+    "types",
+    "functools",
+    "math",
+}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -40,7 +55,10 @@ def imported(tree: ast.Module) -> Iterator[str]:
 def test_import_linter_contracts() -> None:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("lint-imports")), "--config", str(ROOT / ".importlinter"), "--no-cache"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -124,12 +142,16 @@ def test_model_families_are_named_in_their_files_and_tables_only() -> None:
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 40:
-                assert not node.value.lower().startswith(("gemma", "llama", "qwen", "mistral", "phi")), f"{name}:{node.lineno} {node.value!r}"
+                assert not node.value.lower().startswith(("gemma", "llama", "qwen", "mistral", "phi")), (
+                    f"{name}:{node.lineno} {node.value!r}"
+                )
 
 
 @pytest.mark.parametrize("blocked", ["numpy", "torch"])
 def test_core_and_command_line_import_without(blocked: str) -> None:
-    names = [n[:-3].replace("/", ".") for n, _ in modules() if n.startswith(("core/", "sim/", "server/", "engine/", "cli/", "facts/", "text/"))]
+    names = [
+        n[:-3].replace("/", ".") for n, _ in modules() if n.startswith(("core/", "sim/", "server/", "engine/", "cli/", "facts/", "text/"))
+    ]
     names = [f"ridgeline.{n.removesuffix('.__init__')}" for n in names if not n.endswith("__main__")]
     program = f"import sys\nsys.modules[{blocked!r}] = None\nimport importlib\nfor n in {names!r}: importlib.import_module(n)\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -1,8 +1,15 @@
 """Environment variables, read here and nowhere else. None changes a result, the ISA override of tests apart."""
 
 import os
+from pathlib import Path
 
 
 def isa_override() -> str | None:
     """`RIDGELINE_ISA`: run the native kernels at this ISA level instead of the fastest. For tests."""
     return os.environ.get("RIDGELINE_ISA") or None
+
+
+def cache_directory() -> Path:
+    """Where assembled models are kept: `$XDG_CACHE_HOME/ridgeline`, else `~/.cache/ridgeline`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(base) / "ridgeline" if base else Path.home() / ".cache" / "ridgeline"

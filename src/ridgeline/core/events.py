@@ -162,6 +162,19 @@ class StepTimed:
 
 
 Event = (
-    Admitted | Waiting | Ready | Scheduled | Computed | Started | PrefixHit | PrefixMiss | Preempted | Evicted | Published
-    | EndedProvisionally | Closed | Rejected | StepTimed
+    Admitted
+    | Waiting
+    | Ready
+    | Scheduled
+    | Computed
+    | Started
+    | PrefixHit
+    | PrefixMiss
+    | Preempted
+    | Evicted
+    | Published
+    | EndedProvisionally
+    | Closed
+    | Rejected
+    | StepTimed
 )

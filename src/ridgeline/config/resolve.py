@@ -1,0 +1,112 @@
+"""One pure function that turns settings into decisions, each with its origin and its reason."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.errors import ConfigError
+
+MEMORY_SHARE = 0.30
+"""Of the memory that the process may use, the most that the KV cache takes when nobody says otherwise."""
+
+LIMITS = {
+    "max_num_seqs": (1, 4_096),
+    "max_num_batched_tokens": (1, 1 << 20),
+    "block_size": (1, 1_024),
+    "depth": (1, 4),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One effective setting: its value, where it comes from (flag, default, model, machine) and why."""
+
+    name: str
+    value: int
+    origin: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KVCosts:
+    """What the KV cache of the model costs, as `planning.memory` computes it.
+
+    page_bytes      bytes of one page
+    sequence_pages  tokens → pages that one sequence of so many positions holds at most
+    longest         (pages, limit) → positions, at most `limit`, that one sequence can have in so many pages
+    """
+
+    page_bytes: int
+    sequence_pages: Callable[[int], int]
+    longest: Callable[[int, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Settings with nothing left open, the number of pages, and why each value is what it is."""
+
+    config: EngineConfig
+    pages: int
+    decisions: tuple[Decision, ...]
+
+
+def resolve(config: EngineConfig, *, context: int, memory_bytes: int, costs: KVCosts) -> Resolved:
+    """Settles `kv_cache_memory_bytes` and `max_model_len`.
+
+    context       positions the model was trained for
+    memory_bytes  memory that this process may use
+    Raises ConfigError with the numbers and the flag that fixes it.
+    """
+    _check_bounds(config)
+    wanted = _wanted_length(config, context)
+    cache = _cache_bytes(config, wanted.value, memory_bytes, costs)
+    pages = cache.value // costs.page_bytes
+    fits = costs.longest(pages, wanted.value)
+    if fits < 1:
+        raise ConfigError(
+            f"a KV cache of {cache.value} bytes holds {pages} pages of {costs.page_bytes} bytes, one sequence needs "
+            f"{costs.sequence_pages(1)}; set --kv-cache-memory-bytes {costs.sequence_pages(1) * costs.page_bytes} or more"
+        )
+    length = wanted
+    if fits < wanted.value:
+        if config.max_model_len is not None:
+            need = costs.sequence_pages(wanted.value) * costs.page_bytes
+            raise ConfigError(
+                f"--max-model-len {wanted.value} needs {need} bytes of KV cache for one sequence, {cache.value} are there; "
+                f"set --max-model-len {fits} or --kv-cache-memory-bytes {need}"
+            )
+        length = Decision("max_model_len", fits, "machine", f"shrunk from {wanted.value}: the longest sequence that {pages} pages hold")
+    settled = replace(config, max_model_len=length.value, kv_cache_memory_bytes=pages * costs.page_bytes)
+    return Resolved(settled, pages, (length, cache))
+
+
+def _check_bounds(config: EngineConfig) -> None:
+    for name, (low, high) in LIMITS.items():
+        value = getattr(config, name)
+        if not low <= value <= high:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}, outside {low} … {high}")
+
+
+def _wanted_length(config: EngineConfig, context: int) -> Decision:
+    if config.max_model_len is None:
+        return Decision("max_model_len", context, "model", "the context that the model was trained for")
+    if not 1 <= config.max_model_len <= context:
+        raise ConfigError(f"--max-model-len is {config.max_model_len}, outside 1 … {context}, the context that the model was trained for")
+    return Decision("max_model_len", config.max_model_len, "flag", "--max-model-len")
+
+
+def _cache_bytes(config: EngineConfig, length: int, memory_bytes: int, costs: KVCosts) -> Decision:
+    name = "kv_cache_memory_bytes"
+    if config.kv_cache_memory_bytes is not None:
+        if not costs.page_bytes <= config.kv_cache_memory_bytes <= memory_bytes:
+            raise ConfigError(
+                f"--kv-cache-memory-bytes is {config.kv_cache_memory_bytes}, outside {costs.page_bytes} (one page) … {memory_bytes} (this process's memory)"
+            )
+        return Decision(name, config.kv_cache_memory_bytes, "flag", "--kv-cache-memory-bytes")
+    need = costs.sequence_pages(length) * config.max_num_seqs * costs.page_bytes
+    share = int(memory_bytes * MEMORY_SHARE)
+    if need <= share:
+        return Decision(name, need, "model", f"the need of {config.max_num_seqs} sequences of {length} tokens")
+    return Decision(
+        name, share, "machine", f"{MEMORY_SHARE:.0%} of the {memory_bytes} bytes that this process may use (the need is {need})"
+    )

@@ -1,0 +1,47 @@
+"""Stored tensor formats: block sizes as plain data, one table for the header reader and the dequantisers."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFormat:
+    """A block of `block_elements` consecutive weights takes `block_bytes` bytes in the file."""
+
+    name: str
+    ggml_id: int
+    block_elements: int
+    block_bytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits a weight takes, scales included."""
+        return self.block_bytes * 8 / self.block_elements
+
+
+FORMATS = {
+    stored.name: stored
+    for stored in (
+        StoredFormat("F32", 0, 1, 4),
+        StoredFormat("F16", 1, 1, 2),
+        StoredFormat("Q4_0", 2, 32, 18),
+        StoredFormat("Q4_1", 3, 32, 20),
+        StoredFormat("Q5_0", 6, 32, 22),
+        StoredFormat("Q5_1", 7, 32, 24),
+        StoredFormat("Q8_0", 8, 32, 34),
+        StoredFormat("Q2_K", 10, 256, 84),
+        StoredFormat("Q3_K", 11, 256, 110),
+        StoredFormat("Q4_K", 12, 256, 144),
+        StoredFormat("Q5_K", 13, 256, 176),
+        StoredFormat("Q6_K", 14, 256, 210),
+        StoredFormat("IQ4_NL", 20, 32, 18),
+        StoredFormat("IQ4_XS", 23, 256, 136),
+        StoredFormat("BF16", 30, 1, 2),
+    )
+}
+BY_ID = {stored.ggml_id: stored for stored in FORMATS.values()}
+
+UNSUPPORTED = {
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32",
+    27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+}  # fmt: skip
+"""Types that GGUF files may hold and that are refused by name."""

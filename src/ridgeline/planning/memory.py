@@ -1,0 +1,56 @@
+"""Memory arithmetic of the paged KV cache: pure functions of facts and limits. Bytes, tokens and pages, never arrays."""
+
+from functools import reduce
+from math import gcd
+
+from ridgeline.core.plan import KVGroup
+from ridgeline.facts.model import ModelFacts
+
+
+def kv_groups(facts: ModelFacts) -> tuple[KVGroup, ...]:
+    """Layers of one kind share a table; kinds are cut to the greatest common number of layers, so that all pages have one size.
+
+    Fifteen window layers and three full ones become five groups and one, of three layers each.
+    """
+    kinds: dict[str, list[int]] = {}
+    for layer, kind in enumerate(facts.layer_kinds):
+        kinds.setdefault(kind, []).append(layer)
+    size = reduce(gcd, (len(layers) for layers in kinds.values()))
+    return tuple(
+        KVGroup(kind=kind, layers=tuple(layers[i : i + size]), window=facts.window if kind == "window" else 0)
+        for kind, layers in sorted(kinds.items())
+        for i in range(0, len(layers), size)
+    )
+
+
+def page_bytes(facts: ModelFacts, group: KVGroup, block_tokens: int, element_bytes: int) -> int:
+    """Bytes of one page: K and V of `block_tokens` tokens for the group's layers.
+
+    2 · layers · tokens · KV heads · head dimension · bytes an element
+    """
+    return 2 * len(group.layers) * block_tokens * facts.kv_heads * facts.head_dim * element_bytes
+
+
+def sequence_pages(groups: tuple[KVGroup, ...], block_tokens: int, tokens: int, chunk: int) -> int:
+    """Pages that a sequence of `tokens` positions holds at most when it is computed in chunks of `chunk` tokens.
+
+    A full group keeps ⌈tokens / B⌉ blocks; a window group those of the window before a chunk, the chunk's own, and one for alignment.
+    """
+    full = -(-tokens // block_tokens)
+    pages = 0
+    for group in groups:
+        needed = -(-(group.window + min(chunk, tokens)) // block_tokens) + 1
+        pages += full if group.window == 0 else min(full, needed)
+    return pages
+
+
+def longest_sequence(groups: tuple[KVGroup, ...], block_tokens: int, pages: int, chunk: int, limit: int) -> int:
+    """The most positions, at most `limit`, that one sequence can have in `pages` pages; 0 if not even one fits."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sequence_pages(groups, block_tokens, middle, chunk) <= pages:
+            low = middle
+        else:
+            high = middle - 1
+    return low
