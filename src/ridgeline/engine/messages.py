@@ -1,0 +1,184 @@
+"""Frames between front end and engine process: typed msgpack behind a fixed header, one frame a step.
+
+Owns the wire form and its refusals. A frame is a header (magic, version, tag, payload length) and one dataclass; nothing that arrives is trusted
+before its type is decoded, and anything unexpected is a `WireError`, after which the connection is closed.
+"""
+
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from ridgeline.core import commands, events
+from ridgeline.core.commands import Command, Output
+from ridgeline.core.events import Event
+from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.errors import RidgelineError
+
+MAGIC: Final = b"RL"
+VERSION: Final = 1
+MAX_PAYLOAD: Final = 64 * 2**20
+HEADER: Final = struct.Struct("<2sBBI")
+"""Magic, version, tag, payload bytes."""
+
+
+class WireError(RidgelineError):
+    """A frame that this side does not understand. The connection is of no further use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """While loading: what is being done, and how much of it (0 to 1)."""
+
+    stage: str
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine takes requests. `decisions`: what was resolved for each setting that was left open, and why."""
+
+    info: ExecutorInfo
+    decisions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """All that one turn of the loop brought. `step` counts committed steps; `time` is the engine's clock, seconds."""
+
+    step: int
+    time: float
+    outputs: Sequence[Output]
+    events: Sequence[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`pending` False: the engine waits for a command. Otherwise it computes, and a further frame will follow."""
+
+    step: int
+    time: float
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """The engine is about to end. `permanent`: a restart would end the same way (a bad model file, a setting that cannot work)."""
+
+    message: str
+    permanent: bool
+
+
+Message = Command | Progress | Ready | Frame | Health | Fatal
+
+
+@dataclass(frozen=True, slots=True)
+class _WireFrame:
+    """`Frame` with each event behind the tag of its type."""
+
+    step: int
+    time: float
+    outputs: tuple[Output, ...]
+    events: tuple[tuple[int, msgspec.Raw], ...]
+
+
+def _encode_column(value: Any) -> list[int]:
+    if isinstance(value, array):
+        return value.tolist()
+    raise NotImplementedError(f"{type(value).__name__} has no wire form")
+
+
+def _decode_column(kind: type, value: Any) -> "array[int]":
+    if kind is not array or not isinstance(value, list):
+        raise ValueError("a column must be a list")
+    try:
+        return array("i", value)
+    except (OverflowError, TypeError):
+        raise ValueError("a column must hold 32-bit integers") from None
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_column)
+
+
+def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
+    return msgspec.msgpack.Decoder(kind, dec_hook=_decode_column)
+
+
+MESSAGE_TYPES: Final[tuple[type, ...]] = (
+    commands.Admit, commands.Close, commands.Abort, commands.Clear, commands.SetKnob, commands.Drain, Progress, Ready, Frame, Health, Fatal
+)
+EVENT_TYPES: Final[tuple[type, ...]] = (
+    events.Admitted, events.Waiting, events.Ready, events.Scheduled, events.Computed, events.Started, events.PrefixHit, events.PrefixMiss,
+    events.Preempted, events.Evicted, events.Published, events.EndedProvisionally, events.Closed, events.Rejected, events.StepTimed,
+)
+_MESSAGE_TAGS = {kind: tag for tag, kind in enumerate(MESSAGE_TYPES)}
+_EVENT_TAGS = {kind: tag for tag, kind in enumerate(EVENT_TYPES)}
+_MESSAGE_DECODERS = tuple(_decoder(_WireFrame if kind is Frame else kind) for kind in MESSAGE_TYPES)
+_EVENT_DECODERS = tuple(_decoder(kind) for kind in EVENT_TYPES)
+
+
+def encode(message: Message) -> bytes:
+    """Header and payload, ready to send. Raises `WireError` beyond 64 MiB."""
+    body: Any = message
+    if isinstance(message, Frame):
+        tagged = [(_EVENT_TAGS[type(event)], event) for event in message.events]
+        body = {"step": message.step, "time": message.time, "outputs": message.outputs, "events": tagged}
+    payload = _ENCODER.encode(body)
+    if len(payload) > MAX_PAYLOAD:
+        raise WireError(f"a frame of {len(payload)} bytes; at most {MAX_PAYLOAD} can be sent")
+    return HEADER.pack(MAGIC, VERSION, _MESSAGE_TAGS[type(message)], len(payload)) + payload
+
+
+def decode_header(header: bytes) -> tuple[int, int]:
+    """Tag and payload length of the frame that follows. `header` is `HEADER.size` bytes; raises `WireError`."""
+    magic, version, tag, length = HEADER.unpack(header)
+    if magic != MAGIC or version != VERSION:
+        raise WireError(f"a frame begins with {magic!r} version {version}; expected {MAGIC!r} version {VERSION}")
+    if tag >= len(MESSAGE_TYPES):
+        raise WireError(f"a frame has the unknown tag {tag}")
+    if length > MAX_PAYLOAD:
+        raise WireError(f"a frame announces {length} bytes; at most {MAX_PAYLOAD} are taken")
+    return tag, length
+
+
+def decode(tag: int, payload: bytes) -> Message:
+    """The message of a frame whose header has been accepted. Raises `WireError`."""
+    try:
+        body = _MESSAGE_DECODERS[tag].decode(payload)
+        return _frame(body) if isinstance(body, _WireFrame) else body
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"a {MESSAGE_TYPES[tag].__name__} frame cannot be read: {error}") from None
+
+
+def _frame(wire: _WireFrame) -> Frame:
+    found = []
+    for tag, raw in wire.events:
+        if not 0 <= tag < len(EVENT_TYPES):
+            raise WireError(f"an event has the unknown tag {tag}")
+        found.append(_EVENT_DECODERS[tag].decode(raw))
+    return Frame(wire.step, wire.time, wire.outputs, found)
+
+
+class FrameBuffer:
+    """Cuts a byte stream into messages. Holds at most one incomplete frame."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Messages completed by `data`, in order. Raises `WireError` at the first frame that is not understood."""
+        self._bytes += data
+        found: list[Message] = []
+        at = 0
+        while len(self._bytes) - at >= HEADER.size:
+            tag, length = decode_header(bytes(self._bytes[at : at + HEADER.size]))
+            end = at + HEADER.size + length
+            if len(self._bytes) < end:
+                break
+            found.append(decode(tag, bytes(self._bytes[at + HEADER.size : end])))
+            at = end
+        del self._bytes[:at]
+        return found

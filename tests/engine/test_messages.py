@@ -1,0 +1,102 @@
+"""Frames: every message survives the wire, and nothing but a message or a `WireError` comes out of mutated bytes."""
+
+import random
+from array import array
+from typing import get_args
+
+import pytest
+
+from ridgeline.core import commands, events
+from ridgeline.core.commands import Output
+from ridgeline.core.params import Admitted
+from ridgeline.core.plan import KVGroup, KVShape, Timings, TokenLogprobs
+from ridgeline.engine import messages
+from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.engine.messages import EVENT_TYPES, HEADER, MESSAGE_TYPES, FrameBuffer, Message, WireError, encode
+
+REQUEST = Admitted("r" * 32, (1, 2, 262143), 16, 2**63 - 1, stop_ids=frozenset({1}), has_stop_strings=True, domain=b"\xff\x00")
+INFO = ExecutorInfo(KVShape((KVGroup("window", (0, 2), 4),), 16, 100, b"\x01" * 32), 512, 4096, 16, "fake", 0, 0)
+COLUMN = array("i", [0, 1, 2**31 - 1])
+EVENTS = [
+    events.Admitted("r", 0.5, 3, 2), events.Waiting("r", 0, events.Wait.PREFIX, None), events.Ready("r", 1, events.Wait.PREFIX),
+    events.Scheduled(1, 0.5, (4, 5, 6), COLUMN, 1, 2, 3), events.Computed(1, 0.5, (4, 5, 6), COLUMN), events.Started("r", 0, 4, 0.5, False),
+    events.PrefixHit("r", 0, 16), events.PrefixMiss("r", 0, 1), events.Preempted("r", 0, "s", "pages"), events.Evicted(7),
+    events.Published(7, 0, b"\x00" * 32), events.EndedProvisionally("r", 0, events.Finish.STOP),
+    events.Closed("r", 0, events.Finish.LENGTH, events.Usage(3, 4, 0), 0.5), events.Rejected("r", "full", 2.0), events.StepTimed(1, Timings(run=0.1)),
+]
+OUTPUT = Output("r", 1, (5, 6), (TokenLogprobs(-0.5, ((5, -0.5),)), TokenLogprobs(-1.0)), events.Finish.STOP)
+MESSAGES: list[Message] = [
+    commands.Admit(REQUEST), commands.Close("r", 0, 3, events.Finish.STOP), commands.Abort("r"), commands.Clear("r", events.Wait.GRAMMAR),
+    commands.SetKnob("rows", 3), commands.Drain(), messages.Progress("weights", 0.5), messages.Ready(INFO, ("max_model_len 4096: the model's",)),
+    messages.Frame(9, 1.5, (OUTPUT,), EVENTS), messages.Health(9, 1.5, True), messages.Fatal("out of memory", False),
+]
+
+
+def test_every_type_has_a_tag_and_a_sample() -> None:
+    assert {type(event) for event in EVENTS} == set(EVENT_TYPES) == set(get_args(events.Event))
+    assert {type(message) for message in MESSAGES} == set(MESSAGE_TYPES)
+    assert set(get_args(commands.Command)) < set(MESSAGE_TYPES)
+
+
+def test_messages_survive_any_cut() -> None:
+    stream = b"".join(map(encode, MESSAGES))
+    for size in (1, 7, len(stream)):
+        buffer = FrameBuffer()
+        found = [message for at in range(0, len(stream), size) for message in buffer.feed(stream[at : at + size])]
+        assert [type(each) for each in found] == [type(each) for each in MESSAGES]
+        for got, sent in zip(found, MESSAGES, strict=True):
+            if isinstance(got, messages.Frame):
+                assert list(got.outputs) == [OUTPUT] and got.events == EVENTS
+            else:
+                assert got == sent
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"PK\x01\x00\x00\x00\x00\x00", HEADER.pack(b"RL", 2, 0, 0), HEADER.pack(b"RL", 1, len(MESSAGE_TYPES), 0), HEADER.pack(b"RL", 1, 0, 2**26 + 1)],
+    ids=["magic", "version", "tag", "length"],
+)
+def test_headers_are_refused_before_the_payload_comes(header: bytes) -> None:
+    with pytest.raises(WireError):
+        FrameBuffer().feed(header)
+
+
+def test_oversized_frames_are_not_sent() -> None:
+    with pytest.raises(WireError, match="67108"):
+        encode(messages.Fatal("x" * (2**26 + 1), False))
+
+
+def mutate(frame: bytes, draw: random.Random) -> bytes:
+    data = bytearray(frame)
+    for _ in range(draw.randint(1, 4)):
+        at = draw.randrange(len(data))
+        match draw.randrange(4):
+            case 0:
+                data[at] ^= 1 << draw.randrange(8)
+            case 1:
+                data[at] = draw.choice(b"\x00\x7f\x80\x90\xc0\xc1\xca\xcf\xd9\xdf\xff")
+            case 2:
+                del data[at : at + draw.randint(1, 8)]
+            case _:
+                data[at:at] = draw.randbytes(draw.randint(1, 8))
+        if not data:
+            return b"R"
+    return bytes(data)
+
+
+def test_mutated_frames() -> None:
+    draw = random.Random(1)
+    frames = [encode(message) for message in MESSAGES]
+    refused = 0
+    for _ in range(20_000):
+        frame = draw.choice(frames)
+        data = mutate(frame, draw)
+        if draw.random() < 0.8:
+            data = HEADER.pack(b"RL", 1, frame[3], max(0, len(data) - HEADER.size)) + data[HEADER.size :]
+        try:
+            found = FrameBuffer().feed(data)
+        except WireError:
+            refused += 1
+        else:
+            assert all(isinstance(message, MESSAGE_TYPES) for message in found)
+    assert refused > 5_000
