@@ -100,7 +100,8 @@ def _cache_bytes(config: EngineConfig, length: int, memory_bytes: int, costs: KV
     if config.kv_cache_memory_bytes is not None:
         if not costs.page_bytes <= config.kv_cache_memory_bytes <= memory_bytes:
             raise ConfigError(
-                f"--kv-cache-memory-bytes is {config.kv_cache_memory_bytes}, outside {costs.page_bytes} (one page) … {memory_bytes} (this process's memory)"
+                f"--kv-cache-memory-bytes is {config.kv_cache_memory_bytes}, "
+                f"outside {costs.page_bytes} (one page) … {memory_bytes} (the memory of this process)"
             )
         return Decision(name, config.kv_cache_memory_bytes, "flag", "--kv-cache-memory-bytes")
     need = costs.sequence_pages(length) * config.max_num_seqs * costs.page_bytes
