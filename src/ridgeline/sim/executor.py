@@ -25,7 +25,12 @@ class SimExecutor:
     or as soon as it is submitted when `eager`: both happen on real devices, and the answer must not depend on it."""
 
     def __init__(
-        self, info: ExecutorInfo, model: FakeModel, clock: MovableClock, latency: Latency | None = None, eager: bool = False
+        self,
+        info: ExecutorInfo,
+        model: FakeModel,
+        clock: MovableClock,
+        latency: Latency | None = None,
+        eager: bool = False,
     ) -> None:
         self._info = info
         self._model = model
@@ -94,7 +99,9 @@ class SimExecutor:
             if self._rows[new.row] is not None:
                 raise LawViolation(2, f"row {new.row} is given to two sequences")
             if len(new.tables) != len(self._windows):
-                raise LawViolation(5, f"row {new.row} comes with {len(new.tables)} tables for {len(self._windows)} groups")
+                raise LawViolation(
+                    5, f"row {new.row} comes with {len(new.tables)} tables for {len(self._windows)} groups"
+                )
             self._rows[new.row] = Resident(new, self._model)
         for row, group, first, pages in plan.blocks:
             resident = self._resident(row)
@@ -114,7 +121,10 @@ class SimExecutor:
             if held is not None and held[0].in_flight:
                 other, other_group, other_block = held
                 if other_block >= self._first_block_read(other_group, other.in_flight[0]):
-                    raise LawViolation(3, f"page {page} is given to row {resident.row} while a step in flight of row {other.row} may touch it")
+                    raise LawViolation(
+                        3,
+                        f"page {page} is given to row {resident.row} while a step in flight of row {other.row} may touch it",
+                    )
             self._owner[page] = (resident, group, block)
 
     def _spans(self, plan: Plan) -> list[Span]:
@@ -138,9 +148,14 @@ class SimExecutor:
             last = (first + count - 1) // size
             for group, table in enumerate(resident.tables):
                 if len(table) <= last:
-                    raise LawViolation(2, f"row {row} computes block {last} of group {group} and has {len(table)} blocks")
+                    raise LawViolation(
+                        2, f"row {row} computes block {last} of group {group} and has {len(table)} blocks"
+                    )
         if at != len(tokens) or plan.select.tolist() != select:
-            raise LawViolation(5, f"step {plan.step}: {len(tokens)} tokens for {at} planned, logits of {plan.select.tolist()} for {select}")
+            raise LawViolation(
+                5,
+                f"step {plan.step}: {len(tokens)} tokens for {at} planned, logits of {plan.select.tolist()} for {select}",
+            )
         return spans
 
     def _resident(self, row: int) -> Resident:
@@ -169,7 +184,9 @@ class SimExecutor:
                 self.not_finite[resident.params.seed, resident.params.choice] = resident.nan_at
             sampled.append((self._sample(resident),) if samples else ())
             best = resident.params.logprobs
-            logprobs.append(self._model.logprobs(resident.chain[-1], sampled[-1][0], best) if samples and best is not None else None)
+            logprobs.append(
+                self._model.logprobs(resident.chain[-1], sampled[-1][0], best) if samples and best is not None else None
+            )
         return Result(
             step=plan.step,
             sampled=tuple(sampled),
@@ -209,7 +226,9 @@ class SimExecutor:
     def _sample(self, resident: Resident) -> int:
         position = len(resident.chain)
         if position != len(resident.ids):
-            raise LawViolation(8, f"sequence {resident.sequence} samples at {position}, its ids reach {len(resident.ids)}")
+            raise LawViolation(
+                8, f"sequence {resident.sequence} samples at {position}, its ids reach {len(resident.ids)}"
+            )
         token = self._model.sample(resident.chain[-1], resident.params, position)
         resident.ids.append(token)
         return token
@@ -219,7 +238,10 @@ class SimExecutor:
         owner = self._owner[page]
         content = "nothing" if owner is None else f"block {owner[2]} of sequence {owner[0].sequence}, group {owner[1]}"
         law = 9 if owner is not None and owner[0].origin != resident.origin else 3
-        return LawViolation(law, f"sequence {resident.sequence} reads page {page} as block {block} of group {group}; it holds {content} or is stale")
+        return LawViolation(
+            law,
+            f"sequence {resident.sequence} reads page {page} as block {block} of group {group}; it holds {content} or is stale",
+        )
 
 
 def fake_executor(

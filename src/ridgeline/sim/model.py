@@ -15,15 +15,14 @@ NOT_FINITE = 0x4E614E
 PRINTABLE = tuple(range(32, 127))
 
 
+def next_stamp(stamp: int, token: int) -> int:
+    """The stamp of a token, given that of the token before it."""
+    return hash((stamp, token))
+
+
 def extend(stamp: int, ids: Iterable[int]) -> list[int]:
     """Stamps after each of `ids`, continuing from `stamp`: one stands for its token, its position and all before it."""
-    chain = list(accumulate(ids, _next_stamp, initial=stamp))
-    del chain[0]
-    return chain
-
-
-def _next_stamp(stamp: int, token: int) -> int:
-    return hash((stamp, token))
+    return list(accumulate(ids, next_stamp, initial=stamp))[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,9 @@ class FakeModel:
 
     def sample(self, stamp: int, params: RowParams, position: int) -> int:
         """The id at `position`, given the stamp of the token before it. Seed and choice matter unless greedy."""
-        draw = hash((stamp, position)) if params.temperature == 0 else hash((stamp, position, params.seed, params.choice))
+        draw = (
+            hash((stamp, position)) if params.temperature == 0 else hash((stamp, position, params.seed, params.choice))
+        )
         banned = params.banned_until if position - params.prompt_tokens < params.min_tokens else ()
         while True:
             if self.stop_ids and (draw >> 16) % 1000 < self.stop_permille:

@@ -13,7 +13,20 @@ from ridgeline.sim.model import NOT_FINITE, FakeModel, extend
 class Resident:
     """One row. `chain[p]` is the stamp of position p; `ends[b]` that of the last position of full block b."""
 
-    __slots__ = ("chain", "ends", "finite", "ids", "in_flight", "nan_at", "origin", "params", "planned", "row", "sequence", "tables")
+    __slots__ = (
+        "chain",
+        "ends",
+        "finite",
+        "ids",
+        "in_flight",
+        "nan_at",
+        "origin",
+        "params",
+        "planned",
+        "row",
+        "sequence",
+        "tables",
+    )
 
     def __init__(self, new: NewRow, model: FakeModel) -> None:
         self.row = new.row
@@ -60,7 +73,9 @@ class Resident:
         if tokens[-1] == FROM_ROW and end == len(self.ids):
             tokens[-1] = known[-1]
         if known != tokens:
-            raise LawViolation(8, f"sequence {self.sequence} computes ids {tokens} at {first}, its ids there are {known}")
+            raise LawViolation(
+                8, f"sequence {self.sequence} computes ids {tokens} at {first}, its ids there are {known}"
+            )
         if first <= self.nan_at < end:
             self.finite = False
             self._extend(known[: self.nan_at - first])

@@ -1,0 +1,233 @@
+"""The front end's part in the simulation: reads outputs, finds stop strings late, answers provisional ends, counts what each choice got.
+
+Owns one oracle a choice and the laws that only a client can see (1, 8, 9, 10, 11, 15); never touches the scheduler.
+A stop string is modelled as a short pattern of ids, which is what the engine sees of it.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+from ridgeline.core import events
+from ridgeline.core.commands import Abort, Admit, Close, Command, Output
+from ridgeline.core.events import Event, Finish
+from ridgeline.core.params import Admitted
+from ridgeline.errors import LawViolation
+from ridgeline.sim.oracle import Oracle
+from ridgeline.sim.workload import World
+
+Key = tuple[str, int]
+
+
+class Choice:
+    """What the edge knows of one choice. `asked` is the answer that it has sent: outputs that count, and why."""
+
+    __slots__ = ("asked", "closed", "end", "oracle", "pattern")
+
+    def __init__(self, oracle: Oracle, pattern: tuple[int, ...]) -> None:
+        self.oracle = oracle
+        self.pattern = pattern
+        self.end: Finish | None = None
+        self.asked: tuple[int, Finish] | None = None
+        self.closed: Finish | None = None
+
+    def finds_stop(self) -> bool:
+        """Whether the outputs end with the stop pattern now."""
+        ids = self.oracle.ids
+        return (
+            bool(self.pattern)
+            and len(ids) > self.oracle.request.min_tokens
+            and tuple(ids[-len(self.pattern) :]) == self.pattern
+        )
+
+
+class Edge:
+    """Follows every request from its admission to the end of its last choice; `send(delay, command)` reaches the engine later."""
+
+    def __init__(
+        self, world: World, not_finite: dict[tuple[int, int], int], send: Callable[[float, Command], None]
+    ) -> None:
+        self.choices: dict[Key, Choice] = {}
+        self.aborted: set[str] = set()
+        self.rejected: set[str] = set()
+        self._world = world
+        self._rng = Random(world.seed + 1)
+        self._requests: dict[str, Admitted] = {}
+        self._not_finite = not_finite
+        self._send = send
+        self._time = 0.0
+        self._handlers: dict[type, Callable[[Event], None]] = {
+            events.Admitted: self._on_admitted,
+            events.Rejected: self._on_rejected,
+            events.Closed: self._on_closed,
+            events.Scheduled: self._on_time,
+            events.Computed: self._on_time,
+            events.Started: self._on_time,
+            events.Preempted: self._maybe_hang_up,
+            events.Waiting: self._maybe_hang_up,
+            events.EndedProvisionally: self._maybe_hang_up,
+        }
+
+    def on_command(self, command: Command) -> None:
+        """Takes note of what is about to reach the engine."""
+        if isinstance(command, Admit):
+            self._requests[command.request.request_id] = command.request
+        elif isinstance(command, Abort):
+            self.aborted.add(command.request_id)
+
+    def on_event(self, event: Event) -> None:
+        """Checks one event against what the client knows."""
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
+
+    def on_output(self, output: Output) -> None:
+        """Compares new ids with the oracle and answers ends, late."""
+        choice = self._choice(output.request_id, output.choice)
+        if not output.ids and output.end is not None and output.end is choice.closed:
+            return
+        if choice.closed is not None or choice.end is not None:
+            raise LawViolation(
+                1, f"{output.request_id}/{output.choice} has ended and emits {output.ids}, end {output.end}"
+            )
+        oracle = choice.oracle
+        stamps = [oracle.follow(token) for token in output.ids]
+        self._check_logprobs(oracle, output, stamps)
+        choice.end = output.end
+        if output.end in (Finish.STOP, Finish.LENGTH) and output.end is not oracle.ended:
+            raise LawViolation(
+                1, f"{output.request_id}/{output.choice} ends with {output.end}, its ids demand {oracle.ended}"
+            )
+        if output.end is None and oracle.ended is not None:
+            raise LawViolation(1, f"{output.request_id}/{output.choice} goes on although its ids demand {oracle.ended}")
+        if (
+            oracle.request.has_stop_strings
+            and choice.asked is None
+            and output.end in (None, Finish.STOP, Finish.LENGTH, Finish.ERROR)
+        ):
+            self._answer(output, choice)
+
+    def finish(self) -> None:
+        """At the end of everything: each accepted request has ended, once for each choice."""
+        for request_id, request in self._requests.items():
+            opened = [(request_id, index) in self.choices for index in range(request.choices)]
+            if request_id in self.rejected:
+                if any(opened):
+                    raise LawViolation(1, f"{request_id} was both accepted and rejected")
+            elif not all(opened):
+                raise LawViolation(1, f"{request_id} was neither accepted nor rejected")
+        for (request_id, index), choice in self.choices.items():
+            if choice.closed is None:
+                raise LawViolation(1, f"{request_id}/{index} never ended")
+
+    def _choice(self, request_id: str, index: int) -> Choice:
+        choice = self.choices.get((request_id, index))
+        if choice is None:
+            raise LawViolation(1, f"{request_id}/{index} was never accepted")
+        return choice
+
+    def _answer(self, output: Output, choice: Choice) -> None:
+        count = len(choice.oracle.ids)
+        if choice.finds_stop():
+            choice.asked = (count - len(choice.pattern), Finish.STOP)
+        elif output.end is not None:
+            choice.asked = (count, output.end)
+        else:
+            return
+        close = Close(output.request_id, output.choice, *choice.asked)
+        self._send(self._world.late, close)
+        if self._world.repeats:
+            self._send(self._world.late * 2, close)
+
+    def _check_logprobs(self, oracle: Oracle, output: Output, stamps: list[int]) -> None:
+        best = oracle.request.logprobs
+        if best is None:
+            if output.logprobs is not None:
+                raise LawViolation(
+                    8, f"{output.request_id}/{output.choice} has log-probabilities that nobody asked for"
+                )
+        elif output.ids:
+            expected = tuple(
+                self._world.model.logprobs(stamp, token, best) for stamp, token in zip(stamps, output.ids, strict=True)
+            )
+            if output.logprobs != expected:
+                raise LawViolation(
+                    8, f"{output.request_id}/{output.choice} has log-probabilities {output.logprobs}, alone {expected}"
+                )
+
+    # ── events ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_time(self, event: Event) -> None:
+        time: float = event.time  # type: ignore[union-attr]
+        if time < self._time:
+            raise LawViolation(11, f"time goes back from {self._time} to {time}")
+        self._time = time
+
+    def _on_admitted(self, event: Event) -> None:
+        assert isinstance(event, events.Admitted)
+        self._on_time(event)
+        request = self._requests[event.request_id]
+        pattern = self._pattern(request)
+        for index in range(request.choices):
+            if (event.request_id, index) in self.choices:
+                raise LawViolation(1, f"{event.request_id} is accepted twice")
+            self.choices[event.request_id, index] = Choice(Oracle(request, index, self._world.model), pattern)
+
+    def _pattern(self, request: Admitted) -> tuple[int, ...]:
+        if not request.has_stop_strings:
+            return ()
+        alphabet = self._world.model.alphabet
+        draw = hash((request.seed, 3))
+        return tuple(alphabet[(draw >> shift) % len(alphabet)] for shift in ((0,) if len(alphabet) > 4 else (0, 9)))
+
+    def _on_rejected(self, event: Event) -> None:
+        assert isinstance(event, events.Rejected)
+        if event.request_id in self.rejected:
+            raise LawViolation(1, f"{event.request_id} is rejected twice")
+        self.rejected.add(event.request_id)
+
+    def _maybe_hang_up(self, event: Event) -> None:
+        if self._world.impatience and self._rng.randrange(1000) < self._world.impatience:
+            self._send(self._rng.choice((0.0, 0.005)), Abort(event.request_id))  # type: ignore[union-attr]
+
+    def _on_closed(self, event: Event) -> None:
+        assert isinstance(event, events.Closed)
+        self._on_time(event)
+        name = f"{event.request_id}/{event.choice}"
+        choice = self._choice(event.request_id, event.choice)
+        if choice.closed is not None:
+            raise LawViolation(1, f"{name} ends twice: {choice.closed}, then {event.reason}")
+        choice.closed = event.reason
+        self._check_reason(name, choice, event)
+        self._check_usage(name, choice, event.usage)
+
+    def _check_reason(self, name: str, choice: Choice, event: events.Closed) -> None:
+        request = choice.oracle.request
+        nan_at = self._not_finite.get((request.seed, event.choice))
+        if event.reason is Finish.ABORT:
+            if event.request_id not in self.aborted:
+                raise LawViolation(1, f"{name} is aborted and nobody asked for it")
+        elif event.reason is Finish.ERROR:
+            if nan_at is None:
+                raise LawViolation(15, f"{name} ends with an error and computed no NaN")
+        else:
+            expected = choice.asked if request.has_stop_strings else (len(choice.oracle.ids), choice.oracle.ended)
+            if expected != (event.usage.completion_tokens, event.reason):
+                raise LawViolation(
+                    1, f"{name} ends with {event.usage.completion_tokens} ids, {event.reason}; expected {expected}"
+                )
+            if nan_at is not None and nan_at <= len(request.prompt) + event.usage.completion_tokens - 2:
+                raise LawViolation(15, f"{name} answers from position {nan_at}, which computed to NaN")
+
+    def _check_usage(self, name: str, choice: Choice, usage: events.Usage) -> None:
+        request = choice.oracle.request
+        counted = (
+            choice.asked[0]
+            if choice.asked and choice.closed in (Finish.STOP, Finish.LENGTH)
+            else len(choice.oracle.ids)
+        )
+        if (usage.prompt_tokens, usage.completion_tokens) != (len(request.prompt), counted):
+            raise LawViolation(
+                10, f"{name} is charged {usage}, its prompt has {len(request.prompt)} ids and its answer {counted}"
+            )
+        if not 0 <= usage.cached_tokens < len(request.prompt):
+            raise LawViolation(10, f"{name}: {usage.cached_tokens} of {len(request.prompt)} prompt tokens were cached")

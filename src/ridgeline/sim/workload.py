@@ -1,0 +1,194 @@
+"""What one seed decides: tiny sizes, a random subset of features, and everything that will arrive and when.
+
+Owns the swarm's draws (all from one `random.Random(seed)`); never runs anything. Times are seconds of virtual time.
+"""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from ridgeline.core.commands import Abort, Admit, Command, Drain, SetKnob
+from ridgeline.core.params import Admitted, Limits, SamplingParams
+from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.engine.admit import ModelLimits, admit
+from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.errors import RequestError
+from ridgeline.sim.latency import Latency
+from ridgeline.sim.model import FakeModel
+
+STEP_SECONDS = 0.004
+TOKEN_SECONDS = 0.0001
+STOP_TOKEN = 1
+ALPHABET_FROM = 4
+VOCAB = 64
+WINDOWS = ((0,), (0, 4), (0, 4), (3, 0), (0, 7), (0, 12), (5,), (0, 2, 9), (6, 0, 3), (0, 16))
+POLICIES = ("fcfs", "fcfs", "fcfs", "priority", "priority", "priority", "static", "one_at_a_time")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One seed's world.
+
+    inbound        commands and the times at which they arrive, in order
+    late           seconds from an output to the edge's answer to it (a stop string found, a provisional end seen)
+    impatience     so many of 1,000 preemptions, provisional ends and waits make the client hang up at once
+    repeats        the edge answers some ends twice
+    eager          the executor computes a step when it is submitted, not when it is collected
+    """
+
+    seed: int
+    info: ExecutorInfo
+    limits: Limits
+    policy: str
+    model: FakeModel
+    latency: Latency
+    inbound: tuple[tuple[float, Command], ...]
+    late: float
+    impatience: int
+    repeats: bool
+    eager: bool
+
+
+def draw(seed: int) -> World:
+    """The world of this seed."""
+    rng = Random(seed)
+    block_tokens = rng.choice((1, 2, 4, 4, 16))
+    windows = rng.choice(WINDOWS)
+    longest = rng.choice((16, 24, 32, 48, 64, 96))
+    rows = rng.choice((1, 3, 6, 8, 12, 16, 16, 16))
+    limits = Limits(
+        rows=rows,
+        token_budget=rng.choice((1, 3, 8, 12, 16, 24, 32, 64)),
+        depth=rng.randint(1, 4),
+        max_model_len=longest,
+        max_preemptions=rng.choice((1, 2, 8)),
+        max_waiting=rng.choice((4, 64, 64, 64)),
+        prefix_caching=rng.random() < 0.75,
+    )
+    whole = len(windows) * -(-longest // block_tokens)
+    pages = min(max(2 * len(windows), int(whole * rng.choice((0.7, 1.0, 1.5, 2.0, 3.0, rows)))), 200)
+    model = FakeModel(
+        alphabet=tuple(range(ALPHABET_FROM, ALPHABET_FROM + rng.choice((2, 4, 40)))),
+        stop_ids=(STOP_TOKEN,),
+        stop_permille=rng.choice((0, 10, 50)),
+        identities=rng.choice((1, 1, 2, 4)),
+        nan_permille=rng.choice((0, 0, 0, 50)),
+        nan_positions=longest,
+    )
+    groups = tuple(KVGroup("window" if window else "full", (layer,), window) for layer, window in enumerate(windows))
+    info = ExecutorInfo(KVShape(groups, block_tokens, pages, b"sim"), VOCAB, longest, rows, "sim", 0, 0)
+    return World(
+        seed=seed,
+        info=info,
+        limits=limits,
+        policy=rng.choice(POLICIES),
+        model=model,
+        latency=Latency(STEP_SECONDS, TOKEN_SECONDS),
+        inbound=_inbound(rng, info, limits.token_budget, model),
+        late=STEP_SECONDS * rng.choice((0.0, 1.5, 4.0, 12.0)),
+        impatience=rng.choice((0, 0, 100)),
+        repeats=rng.random() < 0.2,
+        eager=rng.random() < 0.3,
+    )
+
+
+def _inbound(rng: Random, info: ExecutorInfo, token_budget: int, model: FakeModel) -> tuple[tuple[float, Command], ...]:
+    """Requests, hang-ups, changed limits and a drain, sorted by time."""
+    requests = rng.randint(12, 40)
+    horizon = STEP_SECONDS * rng.choice((0, 20, 100, 250))
+    burst = rng.random()
+    prefixes = [_ids(rng, model, rng.randint(1, info.max_model_len - 1)) for _ in range(rng.choice((1, 2, 6)))]
+    aborts = rng.choice((0.0, 0.0, 0.1, 0.4))
+    features = _Features.draw(rng)
+    inbound: list[tuple[float, Command]] = []
+    for index in range(requests):
+        time = 0.0 if rng.random() < burst else rng.uniform(0, horizon)
+        request = _request(rng, f"r{index}", info, model, features, rng.choice(prefixes))
+        inbound.append((time, Admit(request)))
+        if rng.random() < aborts:
+            inbound.append((time + rng.expovariate(1 / (STEP_SECONDS * 15)), Abort(request.request_id)))
+    if rng.random() < 0.1:
+        inbound.append((rng.uniform(0, horizon + STEP_SECONDS * 50), Drain()))
+    if rng.random() < 0.2:
+        for _ in range(rng.randint(1, 5)):
+            change = SetKnob("token_budget", rng.randint(1, token_budget))
+            inbound.append((rng.uniform(0, horizon + STEP_SECONDS * 50), change))
+    inbound.sort(key=lambda item: item[0])
+    return tuple(inbound)
+
+
+@dataclass(frozen=True, slots=True)
+class _Features:
+    """The subset of request features that this world uses; each a probability."""
+
+    choices: float
+    stop_strings: float
+    min_tokens: float
+    stop_ids: float
+    greedy: float
+    logprobs: float
+    unservable: float
+
+    @classmethod
+    def draw(cls, rng: Random) -> "_Features":
+        return cls(*(rng.choice((0.0, chance)) for chance in (0.3, 0.4, 0.3, 0.3, 0.5, 0.2, 0.05)))
+
+
+def _request(
+    rng: Random, request_id: str, info: ExecutorInfo, model: FakeModel, features: _Features, prefix: tuple[int, ...]
+) -> Admitted:
+    longest = info.max_model_len
+    prompt = _prompt(rng, model, prefix, longest - 1, info.kv.block_tokens)
+    choices = rng.randint(2, 4) if rng.random() < features.choices else 1
+    room = min(longest - len(prompt), longest // choices)
+    max_tokens = rng.randint(1, room) if rng.random() < 0.5 else min(room, rng.randint(1, 12))
+    identity = rng.randrange(model.identities)
+    params = SamplingParams(
+        n=choices,
+        temperature=0.0 if rng.random() < features.greedy else 1.0,
+        seed=rng.randrange(1 << 16) * model.identities + identity,
+        stop=("stop",) if rng.random() < features.stop_strings else (),
+        stop_token_ids=(rng.choice(model.alphabet[1:]),) if rng.random() < features.stop_ids else (),
+        ignore_eos=rng.random() < 0.2,
+        max_tokens=max_tokens,
+        min_tokens=rng.randint(0, max_tokens) if rng.random() < features.min_tokens else 0,
+        logprobs=rng.randint(0, 2) if rng.random() < features.logprobs else None,
+    )
+    limits = ModelLimits(info.vocab, longest, frozenset({STOP_TOKEN}), info.kv)
+    priority = rng.randint(0, 2)
+    unservable = rng.random() < features.unservable
+    while True:
+        try:
+            request = admit(
+                prompt,
+                params,
+                limits,
+                request_id=request_id,
+                draw_seed=_unseeded,
+                domain=bytes([identity >> 1]),
+                priority=priority,
+            )
+            break
+        except RequestError:
+            prompt = prompt[: max(1, len(prompt) * 3 // 4)]
+            max_tokens = max(1, max_tokens // 2)
+            params = replace(params, n=1, max_tokens=max_tokens, min_tokens=0)
+    return replace(request, extra=bytes([identity & 1]), max_tokens=1 << 20 if unservable else request.max_tokens)
+
+
+def _unseeded() -> int:
+    raise AssertionError("every simulated request has a seed")
+
+
+def _prompt(rng: Random, model: FakeModel, prefix: tuple[int, ...], longest: int, block_tokens: int) -> tuple[int, ...]:
+    """A shared prefix, cut at, before or behind a block's edge half of the time, and mostly something of its own."""
+    length = rng.randint(1, len(prefix))
+    if rng.random() < 0.5:
+        length = max(1, length // block_tokens * block_tokens + rng.randint(-1, 1))
+    ids = prefix[:length]
+    if rng.random() < 0.6:
+        ids += _ids(rng, model, rng.randint(1, 8))
+    return ids[:longest]
+
+
+def _ids(rng: Random, model: FakeModel, count: int) -> tuple[int, ...]:
+    return tuple(rng.choices(model.alphabet, k=count))
