@@ -1,8 +1,15 @@
-"""With CI=true a skipped test fails the session and is named: there, everything that tests need is installed."""
+"""What every test may use, and one rule: with CI=true a skipped test fails the session and is named.
+
+There, everything that tests need is installed.
+"""
 
 import os
+from pathlib import Path
 
 import pytest
+
+from ridgeline.errors import ModelNotFoundError
+from ridgeline.facts.source import resolve_model
 
 SKIPS = pytest.StashKey[list[str]]()
 
@@ -45,3 +52,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("skipped tests fail under CI=true")
         for line in config.stash[SKIPS]:
             terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session")
+def demo_file(pytestconfig: pytest.Config) -> Path:
+    """The demo model's GGUF file, assembled once under pytest's cache directory."""
+    assert pytestconfig.cache is not None
+    try:
+        return resolve_model("demo", pytestconfig.cache.mkdir("models"))
+    except ModelNotFoundError as missing:
+        pytest.skip(str(missing))

@@ -1,0 +1,84 @@
+"""The table of stored formats that can be computed with, and dequantisation of whole tensors.
+
+Sizes come from `facts.formats`, the header reader's table. Bit-equal to the `gguf` package.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+
+from ridgeline.compute.quant import groups32, iq4, k_quants, plain
+from ridgeline.compute.quant.bits import Bytes, Floats
+from ridgeline.facts.formats import FORMATS as STORED
+
+TILE_ELEMENTS = 1 << 16
+"""Weights dequantised at a time: 256 KB of fp32 and the scratch beside it stay in a core's cache."""
+
+CHUNK_ELEMENTS = 1 << 21
+"""Weights handed to a thread at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """`dequantise(blocks, out)`: uint8 [n, block_bytes] contiguous → fp32 [n, block_elements] contiguous, written whole."""
+
+    name: str
+    block_elements: int
+    block_bytes: int
+    dequantise: Callable[[Bytes, Floats], None]
+
+
+_DEQUANTISE: dict[str, Callable[[Bytes, Floats], None]] = {
+    "F32": plain.f32,
+    "F16": plain.f16,
+    "BF16": plain.bf16,
+    "Q4_0": groups32.q4_0,
+    "Q4_1": groups32.q4_1,
+    "Q5_0": groups32.q5_0,
+    "Q5_1": groups32.q5_1,
+    "Q8_0": groups32.q8_0,
+    "Q2_K": k_quants.q2_k,
+    "Q3_K": k_quants.q3_k,
+    "Q4_K": k_quants.q4_k,
+    "Q5_K": k_quants.q5_k,
+    "Q6_K": k_quants.q6_k,
+    "IQ4_NL": iq4.iq4_nl,
+    "IQ4_XS": iq4.iq4_xs,
+}
+
+FORMATS = {
+    name: Format(name, stored.block_elements, stored.block_bytes, _DEQUANTISE[name]) for name, stored in STORED.items()
+}
+
+
+def dequantise(kind: str, rows: Bytes, out: Floats | None = None) -> Floats:
+    """rows uint8 [N, bytes of a row] contiguous → fp32 [N, elements of a row], into `out` when given (contiguous)."""
+    form = FORMATS[kind]
+    count, width = rows.shape
+    if width % form.block_bytes:
+        raise ValueError(f"{kind}: a row of {width} bytes is no whole number of {form.block_bytes}-byte blocks")
+    columns = width // form.block_bytes * form.block_elements
+    if out is None:
+        out = np.empty((count, columns), np.float32)
+    if out.shape != (count, columns) or not (out.flags.c_contiguous and rows.flags.c_contiguous):
+        raise ValueError(f"{kind}: rows must be contiguous and out a contiguous {(count, columns)}, got {out.shape}")
+    blocks, values = rows.reshape(-1, form.block_bytes), out.reshape(-1, form.block_elements)
+    step = max(1, TILE_ELEMENTS // form.block_elements)
+    # Scales of garbage files overflow: infinities and NaN are values here, found by whoever looks at results.
+    with np.errstate(all="ignore"):
+        for start in range(0, blocks.shape[0], step):
+            form.dequantise(blocks[start : start + step], values[start : start + step])
+    return out
+
+
+def dequantise_all(tensors: Iterable[tuple[str, Bytes, Floats]], pool: Executor) -> None:
+    """(kind, rows, out) of many tensors, in chunks over the threads of `pool`; returns when all are written."""
+    work = []
+    for kind, rows, out in tensors:
+        step = max(1, CHUNK_ELEMENTS // max(1, out.shape[1]))
+        for start in range(0, rows.shape[0], step):
+            work.append(pool.submit(dequantise, kind, rows[start : start + step], out[start : start + step]))
+    for chunk in work:
+        chunk.result()
