@@ -1,0 +1,111 @@
+"""Weight handles: a stored matrix as fp32, or as the file's codes that are dequantised a tile of rows at a time.
+
+Both kinds cut a matrix into the same tiles, so that whoever multiplies tile by tile gets the same bits from either.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.quant.bits import Bytes, Floats
+from ridgeline.compute.quant.formats import FORMATS, dequantise
+
+TILE_BYTES = 64 << 20
+"""The most fp32 that a tile takes."""
+
+DENSE_SHARE = 0.40
+"""Of the memory that the process may use, what fp32 weights may take."""
+
+
+class Weight(Protocol):
+    """A stored matrix [N, K], or a vector [K]."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the handle keeps."""
+        ...
+
+    def tiles(self) -> Iterator[tuple[int, Floats]]:
+        """(first row, fp32 [rows, K]) over all rows, ascending; a tile may be overwritten when the next one is taken."""
+        ...
+
+    def rows(self, ids: NDArray[np.integer]) -> Floats:
+        """fp32 [len(ids), K]: the rows `ids`, a copy."""
+        ...
+
+    def dense(self) -> Floats:
+        """The whole as fp32 of `shape`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeight:
+    """fp32 in memory."""
+
+    values: Floats
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    def tiles(self) -> Iterator[tuple[int, Floats]]:
+        for start, end in _bounds(self.shape):
+            yield start, self.values[start:end]
+
+    def rows(self, ids: NDArray[np.integer]) -> Floats:
+        return self.values[ids]
+
+    def dense(self) -> Floats:
+        return self.values
+
+
+@dataclass(frozen=True, slots=True)
+class CodedWeight:
+    """The file's codes: `codes` uint8 [N, bytes of a row]; for a vector one row."""
+
+    kind: str
+    shape: tuple[int, ...]
+    codes: Bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes
+
+    def tiles(self) -> Iterator[tuple[int, Floats]]:
+        scratch: Floats | None = None
+        for start, end in _bounds(self.shape):
+            if scratch is None:
+                scratch = np.empty((end - start, self.shape[1]), np.float32)
+            yield start, dequantise(self.kind, self.codes[start:end], scratch[: end - start])
+
+    def rows(self, ids: NDArray[np.integer]) -> Floats:
+        return dequantise(self.kind, self.codes[ids])
+
+    def dense(self) -> Floats:
+        return dequantise(self.kind, self.codes).reshape(self.shape)
+
+
+def coded(kind: str, shape: tuple[int, ...], data: Bytes) -> CodedWeight:
+    """A handle on the bytes of a tensor, `data` uint8 [bytes], as a file stores them."""
+    form = FORMATS[kind]
+    width = shape[-1] // form.block_elements * form.block_bytes
+    return CodedWeight(kind, shape, data.reshape(prod(shape[:-1]), width))
+
+
+def _bounds(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Rows of the tiles of a matrix: a function of its shape alone."""
+    rows, columns = shape
+    step = max(1, TILE_BYTES // (4 * columns))
+    for start in range(0, rows, step):
+        yield start, min(rows, start + step)
