@@ -1,6 +1,7 @@
 """What crosses the core's edge: commands in, outputs out. Plain values; the engine process turns them into frames."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ridgeline.core.events import Finish, Wait
 from ridgeline.core.params import Admitted
@@ -53,8 +54,7 @@ class Drain:
 Command = Admit | Close | Abort | Clear | SetKnob | Drain
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """New ids of one choice, from one committed step. `end` is set when the engine ended the choice in this step;
     for a request with stop strings that end is provisional and the front end must answer with `Close`."""
 

@@ -58,8 +58,9 @@ class Engine:
         return not self._in_flight and self.scheduler.idle
 
     def turn(self, commands: Sequence[Command] = ()) -> Turn:
-        """One round of the loop. Outputs are those of `commands` (an abort, say) followed by those of the committed step."""
-        outputs = list(self.scheduler.apply(commands, self.clock.now()))
+        """One round of the loop: `commands` first, then the oldest step in flight. What commands caused is told by events."""
+        self.scheduler.apply(commands, self.clock.now())
+        outputs: list[Output] = []
         self._submit()
         step = None
         if self._in_flight:

@@ -1,0 +1,72 @@
+"""The pool of equal pages. A page is free, cached (published, no holder) or held; it is handed out only with no holder.
+
+Holders are sequences, through their tables, and steps in flight, through hand-overs: when a sequence drops a page that a step in flight may still touch, the
+hold passes to that step and ends when the step commits.
+"""
+
+from collections.abc import Callable, Iterable
+
+
+class Pages:
+    """Pages 1 … `count`. Page 0 is reserved: it stands in tables for blocks that nobody reads."""
+
+    def __init__(self, count: int, evicted: Callable[[int], None]) -> None:
+        self.count = count
+        self.free = list(range(count, 0, -1))
+        self.holders = [0] * (count + 1)
+        self.cached: dict[int, None] = {}
+        self.published = bytearray(count + 1)
+        self.handed_over: dict[int, list[int]] = {}
+        self._evicted = evicted
+
+    @property
+    def available(self) -> int:
+        """Pages that can be taken now."""
+        return len(self.free) + len(self.cached)
+
+    def take(self) -> int:
+        """A page with one holder: a free one, else the cached one unused for longest. The caller has checked `available`."""
+        if self.free:
+            page = self.free.pop()
+        else:
+            page = next(iter(self.cached))
+            del self.cached[page]
+            self.published[page] = 0
+            self._evicted(page)
+        self.holders[page] = 1
+        return page
+
+    def hold(self, page: int) -> None:
+        """One more holder of a page that is cached or held."""
+        if self.holders[page] == 0:
+            del self.cached[page]
+        self.holders[page] += 1
+
+    def drop(self, page: int) -> None:
+        """One holder less. Without any, a published page stays cached as the most recently used, another is free."""
+        self.holders[page] -= 1
+        if self.holders[page]:
+            return
+        if self.published[page]:
+            self.cached[page] = None
+        else:
+            self.free.append(page)
+
+    def hand_over(self, pages: Iterable[int], step: int) -> None:
+        """The hold on `pages` passes from a sequence to a step in flight."""
+        self.handed_over.setdefault(step, []).extend(pages)
+
+    def coming(self) -> int:
+        """Pages that will have no holder once the steps in flight have committed."""
+        return sum(self.holders[page] == 1 for pages in self.handed_over.values() for page in pages)
+
+    def publish(self, page: int) -> None:
+        """The page's block is in the prefix index now."""
+        self.published[page] = 1
+
+    def withdraw(self, page: int) -> None:
+        """The page's block left the prefix index; a cached page becomes free."""
+        self.published[page] = 0
+        if page in self.cached:
+            del self.cached[page]
+            self.free.append(page)

@@ -1,0 +1,29 @@
+"""Can a request ever be served? Arithmetic that admission does before anything is queued."""
+
+from ridgeline.core.plan import KVShape
+
+
+def pages_needed(shape: KVShape, positions: int) -> int:
+    """Pages that a sequence of `positions` computed positions holds at once, when it is alone and computed a token at a time.
+
+    A full group keeps ⌈positions / B⌉ blocks. A window group keeps the blocks of the window − 1 positions before the next one, and its own.
+    """
+    size = shape.block_tokens
+    full = -(-positions // size)
+    return sum(min(full, -(-(group.window - 1) // size) + 1) if group.window else full for group in shape.groups)
+
+
+def why_not(shape: KVShape, max_model_len: int, prompt_tokens: int, max_tokens: int) -> str | None:
+    """None if such a request can be served when it is alone; else the reason, with the numbers.
+
+    The last output is never an input, so `prompt + max_tokens − 1` positions are computed at most.
+    """
+    total = prompt_tokens + max_tokens
+    if total > max_model_len:
+        return f"{prompt_tokens} prompt tokens and {max_tokens} output tokens exceed the context of {max_model_len}; shorten the prompt or lower max_tokens"
+    needed = pages_needed(shape, total - 1)
+    if needed > shape.pages:
+        return (
+            f"{total} tokens need {needed} pages of KV cache, there are {shape.pages}; lower max_tokens, or raise --kv-cache-memory-bytes"
+        )
+    return None

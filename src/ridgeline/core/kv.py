@@ -1,0 +1,132 @@
+"""The KV cache as thinking sees it: tables of pages per sequence and group, grown, shared, released and published.
+
+Every group has the same number of blocks in its table; blocks behind a window become page 0 when their page is let go.
+"""
+
+from collections.abc import Callable
+
+from ridgeline.core.blocks import Pages
+from ridgeline.core.events import Event, Evicted, Published
+from ridgeline.core.plan import KVShape
+from ridgeline.core.prefix import PrefixIndex
+from ridgeline.core.sequence import Sequence
+
+Growth = list[tuple[int, int, tuple[int, ...]]]
+"""(group, index of the first block, pages) appended to a sequence's tables."""
+
+
+class Cache:
+    """Pages, their holders and the prefix index, kept in step."""
+
+    def __init__(self, shape: KVShape, shared: bool, emit: Callable[[Event], None]) -> None:
+        self.shape = shape
+        self.index = PrefixIndex(shape, shared)
+        self.pages = Pages(shape.pages, self._evicted)
+        self._emit = emit
+
+    def _evicted(self, page: int) -> None:
+        self.index.forget(page)
+        self._emit(Evicted(page))
+
+    def longest_hit(self, sequence: Sequence) -> int:
+        """Leading blocks that are published in every group, leaving at least one known id to compute."""
+        return self.index.longest_hit(
+            sequence, sequence.capacity // self.shape.block_tokens, (len(sequence.known) - 1) // self.shape.block_tokens
+        )
+
+    def adopt(self, sequence: Sequence, blocks: int) -> Growth:
+        """The sequence, which has nothing in flight, shares the published pages of its first `blocks` blocks and stands behind them."""
+        size = self.shape.block_tokens
+        first = sequence.capacity // size
+        growth: Growth = []
+        for g, group in enumerate(self.shape.groups):
+            seen = max(first, self.index.first_seen(group.window, blocks * size))
+            pages = [0] * (seen - first) + [self.index.page(sequence, g, block) for block in range(seen, blocks)]
+            for page in pages[seen - first :]:
+                self.pages.hold(page)
+            table = sequence.tables[g]
+            self._let_go(sequence, [page for page in table[:seen] if page and group.window])
+            if group.window:
+                table[:seen] = [0] * len(table[:seen])
+            table += pages
+            growth.append((g, first, tuple(pages)))
+        sequence.computed = sequence.scheduled = sequence.capacity = blocks * size
+        sequence.published = blocks
+        return growth
+
+    def grow(self, sequence: Sequence, upto: int) -> Growth:
+        """Takes pages so that positions below `upto` are covered. The caller has made room."""
+        size = self.shape.block_tokens
+        first, blocks = sequence.capacity // size, -(-upto // size)
+        if blocks <= first:
+            return []
+        growth: Growth = []
+        for g, table in enumerate(sequence.tables):
+            pages = tuple(self.pages.take() for _ in range(first, blocks))
+            table += pages
+            growth.append((g, first, pages))
+        sequence.capacity = blocks * size
+        return growth
+
+    def behind_window(self, sequence: Sequence, upto: int) -> int:
+        """Pages that the sequence holds behind the window of its next position, among its first `upto` blocks."""
+        count = 0
+        for g, group in enumerate(self.shape.groups):
+            if group.window:
+                last = min(upto, self.index.first_seen(group.window, sequence.scheduled))
+                count += sum(page != 0 for page in sequence.tables[g][:last])
+        return count
+
+    def release_behind(self, sequence: Sequence) -> None:
+        """Lets go of committed blocks that no further position of the sequence can see."""
+        committed = sequence.computed // self.shape.block_tokens
+        for g, group in enumerate(self.shape.groups):
+            if group.window:
+                table = sequence.tables[g]
+                block = min(committed, self.index.first_seen(group.window, sequence.scheduled)) - 1
+                passed = []
+                while block >= 0 and table[block]:
+                    passed.append(table[block])
+                    table[block] = 0
+                    block -= 1
+                self._let_go(sequence, passed)
+
+    def release(self, sequence: Sequence) -> None:
+        """Lets go of everything, deepest block first, so that the start of a shared prefix is evicted last."""
+        self.index.renounce(sequence)
+        for table in sequence.tables:
+            self._let_go(sequence, [page for page in reversed(table) if page])
+            table.clear()
+        sequence.capacity = sequence.computed = sequence.scheduled = sequence.published = 0
+
+    def _let_go(self, sequence: Sequence, pages: list[int]) -> None:
+        if sequence.in_flight:
+            self.pages.hand_over(pages, sequence.last_step)
+            return
+        for page in pages:
+            self._drop(page)
+
+    def _drop(self, page: int) -> None:
+        if not self.index.shared and self.pages.holders[page] == 1 and self.pages.published[page]:
+            self.index.forget(page)
+            self.pages.withdraw(page)
+        self.pages.drop(page)
+
+    def committed(self, step: int) -> None:
+        """The step is over: what was handed over to it loses that holder."""
+        for page in self.pages.handed_over.pop(step, ()):
+            self._drop(page)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Offers the blocks that the sequence has filled with committed content."""
+        size = self.shape.block_tokens
+        filled = sequence.computed // size
+        self.index.keys(sequence, filled)
+        for block in range(sequence.published, filled):
+            for g, table in enumerate(sequence.tables):
+                page = table[block]
+                if page and self.index.publish(sequence, g, block, page):
+                    self.pages.publish(page)
+                    self._emit(Published(page, g, sequence.keys[block]))
+            self.index.settle(sequence, block)
+        sequence.published = filled

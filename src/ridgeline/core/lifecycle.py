@@ -1,0 +1,162 @@
+"""The life of sequences: queued, resident on a row, preempted, ended, closed. One transition, one function; each idempotent where a client can repeat it."""
+
+from bisect import insort
+from collections.abc import Callable
+from operator import attrgetter
+
+from ridgeline.core.events import Admitted as AdmittedEvent
+from ridgeline.core.events import Closed, EndedProvisionally, Event, Finish, Preempted, Ready, Rejected, Started, Usage, Wait, Waiting
+from ridgeline.core.fit import why_not
+from ridgeline.core.kv import Cache
+from ridgeline.core.params import Admitted, Limits
+from ridgeline.core.policy import Policy
+from ridgeline.core.sequence import Sequence, State
+
+by_rank = attrgetter("rank")
+_RETRY_SECONDS = 1.0
+
+
+class Lifecycle:
+    """Open sequences in the policy's order, and the rows they sit on.
+
+    waiting, running  sorted by rank; an ended sequence is in neither
+    open              request id → its sequences that are not closed
+    """
+
+    def __init__(self, limits: Limits, policy: Policy, cache: Cache, emit: Callable[[Event], None]) -> None:
+        self.limits = limits
+        self.policy = policy
+        self.cache = cache
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.open: dict[str, dict[int, Sequence]] = {}
+        self.rows = list(range(limits.rows - 1, -1, -1))
+        self.freed_rows: list[int] = []
+        self.draining = False
+        self._numbers = 0
+        self._emit = emit
+
+    def admit(self, request: Admitted, now: float) -> None:
+        """Queues every choice of the request, or rejects it whole."""
+        refusal = self._refusal(request)
+        if refusal is not None:
+            self._emit(Rejected(request.request_id, *refusal))
+            return
+        self._emit(AdmittedEvent(request.request_id, now, len(request.prompt), request.choices))
+        self.open[request.request_id] = {}
+        for choice in range(request.choices):
+            sequence = Sequence(request, choice, self._numbers, len(self.cache.shape.groups))
+            self._numbers += 1
+            sequence.rank = self.policy.rank(sequence)
+            self.open[request.request_id][choice] = sequence
+            insort(self.waiting, sequence, key=by_rank)
+
+    def _refusal(self, request: Admitted) -> tuple[str, float | None] | None:
+        if self.draining:
+            return "the server is shutting down; send the request elsewhere", _RETRY_SECONDS
+        if request.request_id in self.open:
+            return f"request id {request.request_id} is in use", None
+        if len(self.waiting) + request.choices > self.limits.max_waiting:
+            return f"{len(self.waiting)} sequences wait already, the limit is {self.limits.max_waiting}; try again later", _RETRY_SECONDS
+        reason = why_not(self.cache.shape, self.limits.max_model_len, len(request.prompt), request.max_tokens)
+        return (reason, None) if reason else None
+
+    def wait(self, sequence: Sequence, reason: Wait, blocker: Sequence | None) -> None:
+        """The sequence cannot go on for this reason."""
+        if reason not in sequence.waiting_for:
+            sequence.waiting_for.add(reason)
+            self._emit(Waiting(sequence.request.request_id, sequence.choice, reason, blocker.request.request_id if blocker else None))
+
+    def clear(self, sequence: Sequence, reason: Wait) -> None:
+        """The reason has gone."""
+        if reason in sequence.waiting_for:
+            sequence.waiting_for.discard(reason)
+            self._emit(Ready(sequence.request.request_id, sequence.choice, reason))
+
+    def start(self, sequence: Sequence, now: float) -> None:
+        """Takes a row. The caller has seen that one is free."""
+        for other in self.waiting:
+            if other is sequence:
+                break
+            if not other.waiting_for:
+                other.overtaken += 1
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=by_rank)
+        sequence.row = self.rows.pop()
+        sequence.state = State.RUNNING
+        sequence.overtaken = 0
+        self._emit(Started(sequence.request.request_id, sequence.choice, sequence.number, now, resumed=sequence.preemptions > 0))
+
+    def preempt(self, victim: Sequence, by: Sequence, why: str) -> None:
+        """Back to the queue with nothing computed; what steps in flight sample for it still counts."""
+        self.running.remove(victim)
+        self.cache.release(victim)
+        victim.state = State.WAITING
+        victim.preemptions += 1
+        victim.waiting_for.discard(Wait.PREFIX)
+        insort(self.waiting, victim, key=by_rank)
+        self._emit(Preempted(victim.request.request_id, victim.choice, by.request.request_id, why))
+        if victim.in_flight:
+            victim.stale = True
+            self.wait(victim, Wait.DRAIN, None)
+        else:
+            self._free_row(victim)
+
+    def landed(self, sequence: Sequence) -> None:
+        """The last step in flight of a sequence that does not run any more has committed."""
+        self._free_row(sequence)
+        sequence.stale = False
+        self.clear(sequence, Wait.DRAIN)
+
+    def _free_row(self, sequence: Sequence) -> None:
+        if sequence.row >= 0:
+            self.rows.append(sequence.row)
+            self.freed_rows.append(sequence.row)
+            sequence.row = -1
+
+    def end(self, sequence: Sequence, reason: Finish, now: float) -> None:
+        """The engine is done with the sequence. With stop strings the front end has the last word, except after an error."""
+        self._stop(sequence)
+        sequence.end = reason
+        if sequence.request.has_stop_strings and reason is not Finish.ERROR:
+            self._emit(EndedProvisionally(sequence.request.request_id, sequence.choice, reason))
+        else:
+            self._close(sequence, reason, sequence.outputs, now)
+
+    def close(self, request_id: str, choice: int, keep: int, reason: Finish, now: float) -> None:
+        """The front end's word on a choice that is still open; anything later or unknown is ignored."""
+        sequence = self.open.get(request_id, {}).get(choice)
+        if sequence is not None:
+            self._stop(sequence)
+            self._close(sequence, reason, max(0, min(keep, sequence.outputs)), now)
+
+    def abort(self, request_id: str, now: float) -> None:
+        """Closes every open choice of the request, in whatever state it is."""
+        for sequence in list(self.open.get(request_id, {}).values()):
+            self._stop(sequence)
+            self._close(sequence, Finish.ABORT, sequence.outputs, now)
+
+    def _stop(self, sequence: Sequence) -> None:
+        """Neither waits nor runs any more; pages and row go back, or to the steps in flight."""
+        if sequence.state is State.RUNNING:
+            self.running.remove(sequence)
+        elif sequence.state is State.WAITING:
+            self.waiting.remove(sequence)
+        else:
+            return
+        self.cache.release(sequence)
+        sequence.state = State.ENDED
+        sequence.reach = len(sequence.known)
+        sequence.waiting_for.clear()
+        if not sequence.in_flight:
+            self._free_row(sequence)
+
+    def _close(self, sequence: Sequence, reason: Finish, keep: int, now: float) -> None:
+        request = sequence.request
+        sequence.state = State.CLOSED
+        choices = self.open[request.request_id]
+        del choices[sequence.choice]
+        if not choices:
+            del self.open[request.request_id]
+        usage = Usage(sequence.prompt_tokens, keep, max(0, sequence.cached_tokens))
+        self._emit(Closed(request.request_id, sequence.choice, reason, usage, now, sequence.message))

@@ -1,0 +1,323 @@
+"""The scheduler: one law, no phases. A step spends a token budget to let what is scheduled catch up with what is known or promised.
+
+Owns the steps in flight and the order of decisions. Time is passed in; nothing here reads a clock, draws a number or touches an array.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from heapq import merge
+from typing import Any
+
+from ridgeline.core.commands import Abort, Admit, Clear, Close, Command, Drain, Output, SetKnob
+from ridgeline.core.draft import Draft
+from ridgeline.core.events import Computed, Event, Finish, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
+from ridgeline.core.kv import Cache
+from ridgeline.core.lifecycle import Lifecycle, by_rank
+from ridgeline.core.params import Limits
+from ridgeline.core.plan import FROM_ROW, KVShape, Plan, Result
+from ridgeline.core.policy import policy_named
+from ridgeline.core.sequence import Sequence, State
+from ridgeline.core.stop import why_ended
+
+KNOBS = {"token_budget": (1, 1 << 20), "depth": (1, 4), "max_waiting": (0, 1 << 20), "max_preemptions": (0, 1 << 20)}
+"""Limits that may change while running, with their bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step between `schedule` and `commit`: the sequences of its rows, in the plan's order."""
+
+    plan: Plan
+    sequences: list[Sequence]
+
+
+class Scheduler:
+    """Decides what every step computes. `apply`, `schedule` and `commit` are called by one loop, never at the same time."""
+
+    def __init__(self, limits: Limits, kv: KVShape, policy: str) -> None:
+        self.limits = limits
+        self.policy = policy_named(policy)
+        self.flights: deque[Flight] = deque()
+        self._events: list[Event] = []
+        self.cache = Cache(kv, limits.prefix_caching, self._emit)
+        self.life = Lifecycle(limits, self.policy, self.cache, self._emit)
+        self._step = 0
+
+    def _emit(self, event: Event) -> None:
+        self._events.append(event)
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        events = self._events.copy()
+        self._events.clear()
+        return events
+
+    @property
+    def in_flight(self) -> int:
+        """Steps scheduled and not committed."""
+        return len(self.flights)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is open and nothing in flight."""
+        return not self.life.open and not self.flights
+
+    def apply(self, commands: Items[Command], now: float) -> None:
+        """Commands in the order in which they came. Rejections and closes are told by events."""
+        for command in commands:
+            match command:
+                case Admit(request):
+                    self.life.admit(request, now)
+                case Close(request_id, choice, keep, reason):
+                    self.life.close(request_id, choice, keep, reason, now)
+                case Abort(request_id):
+                    self.life.abort(request_id, now)
+                case Clear(request_id, reason):
+                    for sequence in self.life.open.get(request_id, {}).values():
+                        self.life.clear(sequence, reason)
+                case SetKnob(knob, value):
+                    self._set(knob, value)
+                case Drain():
+                    self.life.draining = True
+
+    def _set(self, knob: str, value: int) -> None:
+        low, high = KNOBS[knob]
+        bounded: dict[str, Any] = {knob: max(low, min(high, value))}
+        self.limits = self.life.limits = replace(self.limits, **bounded)
+
+    def schedule(self, now: float) -> Plan | None:
+        """The next step, or None when nothing may run now. Never an empty plan."""
+        if len(self.flights) >= self.limits.depth:
+            return None
+        draft = Draft(self._step, self.limits.token_budget)
+        sequences, starts, counts, tokens, samples = draft.sequences, draft.starts, draft.counts, draft.tokens, draft.samples
+        step, running = draft.step, State.RUNNING
+        for sequence in self._candidates(draft):
+            position, reach = sequence.scheduled, sequence.reach
+            if reach - position == 1 and position < sequence.capacity and reach < sequence.limit and sequence.state is running:
+                if sequence.needs_commit:
+                    self._advance(sequence, draft, now)
+                else:  # one token and a sample, nothing else to decide: `Draft.add`, written out because every running sequence passes here
+                    sequences.append(sequence)
+                    starts.append(position)
+                    counts.append(1)
+                    known = sequence.known
+                    tokens.append(known[position] if position < len(known) else FROM_ROW)
+                    samples.append(1)
+                    sequence.scheduled = reach
+                    sequence.reach = reach + 1
+                    sequence.in_flight += 1
+                    sequence.last_step = step
+                    draft.budget -= 1
+            else:
+                self._advance(sequence, draft, now)
+            if draft.budget <= 0:
+                break
+        return self._launch(draft, now) if sequences else None
+
+    def _candidates(self, draft: Draft) -> Iterable[Sequence]:
+        """Running and waiting sequences in the policy's order; only running ones when no waiting one can start."""
+        life = self.life
+        draft.closed = not life.waiting or not self.policy.joins(len(life.running))
+        if not draft.closed and not life.rows:
+            draft.closed = not life.running or self.policy.same_class(life.waiting[0], life.running[-1])
+        if draft.closed:
+            return life.running
+        return merge(tuple(life.running), tuple(life.waiting), key=by_rank)
+
+    def _launch(self, draft: Draft, now: float) -> Plan:
+        plan = draft.freeze(self.life.freed_rows)
+        self.life.freed_rows.clear()
+        self.flights.append(Flight(plan, draft.sequences))
+        self._step += 1
+        pages = self.cache.pages
+        numbers = tuple([sequence.number for sequence in draft.sequences])
+        self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.life.waiting), len(pages.free), len(pages.cached)))
+        return plan
+
+    def _advance(self, sequence: Sequence, draft: Draft, now: float) -> None:
+        """Anything but one more token on pages that are there."""
+        if sequence.state is State.WAITING:
+            if not draft.closed:
+                self._start(sequence, draft, now)
+            return
+        if sequence.state is not State.RUNNING or sequence.reach >= sequence.limit or (sequence.needs_commit and sequence.in_flight):
+            return
+        if self._stands_at_shared_block(sequence):
+            blocker = self._catch_up(sequence, draft)
+            if blocker is not None:
+                self.life.wait(sequence, Wait.PREFIX, blocker)
+                return
+        self.life.clear(sequence, Wait.PREFIX)
+        count = self._room(sequence, min(draft.budget, sequence.reach - sequence.scheduled), draft)
+        if count:
+            draft.extend_tables(sequence, self.cache.grow(sequence, sequence.scheduled + count))
+            draft.add(sequence, count)
+
+    def _stands_at_shared_block(self, sequence: Sequence) -> bool:
+        """At the end of its pages with nothing in flight, and a full block of known ids ahead."""
+        size = self.cache.shape.block_tokens
+        return not sequence.in_flight and sequence.scheduled == sequence.capacity and len(sequence.known) - sequence.scheduled > size
+
+    def _catch_up(self, sequence: Sequence, draft: Draft) -> Sequence | None:
+        """A running sequence takes what others have published meanwhile; returns who is computing its next block, if that is worth waiting for."""
+        size, before = self.cache.shape.block_tokens, sequence.capacity
+        blocks = self.cache.longest_hit(sequence)
+        if blocks * size > before:
+            draft.extend_tables(sequence, self.cache.adopt(sequence, blocks))
+            if not sequence.preemptions:
+                sequence.cached_tokens += sequence.capacity - before
+            self._emit(PrefixHit(sequence.request.request_id, sequence.choice, sequence.capacity - before))
+        return self._blocker(sequence, blocks)
+
+    def _blocker(self, sequence: Sequence, block: int) -> Sequence | None:
+        """Who is computing the sequence's block, if one is, it is full and a token is left behind it."""
+        if (block + 1) * self.cache.shape.block_tokens >= len(sequence.known):
+            return None
+        return self.cache.index.blocker(sequence, block)
+
+    def _start(self, sequence: Sequence, draft: Draft, now: float) -> None:
+        """A waiting sequence becomes resident if a row and pages are there. The first that fails closes the step to those behind it."""
+        if sequence.waiting_for and (sequence.waiting_for != {Wait.PREFIX} or self._blocker(sequence, sequence.blocked_at) is not None):
+            return
+        if not self._row(sequence, draft):
+            draft.closed = True
+            return
+        hit = self.cache.longest_hit(sequence)
+        blocker = self._blocker(sequence, hit)
+        if blocker is not None:
+            sequence.blocked_at = hit
+            self.life.wait(sequence, Wait.PREFIX, blocker)
+            return
+        self.cache.adopt(sequence, hit)
+        count = self._room(sequence, min(draft.budget, sequence.reach - sequence.scheduled), draft)
+        if not count:
+            self.cache.release(sequence)
+            draft.closed = True
+            return
+        self.life.clear(sequence, Wait.PREFIX)
+        self._report_hit(sequence, hit)
+        self.life.start(sequence, now)
+        self.cache.index.announce(sequence, hit, (len(sequence.known) - 1) // self.cache.shape.block_tokens)
+        self.cache.grow(sequence, sequence.scheduled + count)
+        draft.fresh.append(sequence)
+        draft.add(sequence, count)
+
+    def _row(self, sequence: Sequence, draft: Draft) -> bool:
+        """A row is free, within the policy's bound. A higher class pushes the youngest of the lowest class out."""
+        life = self.life
+        if self.policy.max_running is not None and len(life.running) >= self.policy.max_running:
+            return False
+        if not life.rows and life.running:
+            victim = self._victim(sequence)
+            if victim is not None:
+                self._push_out(victim, sequence, "row", draft)
+        return bool(life.rows)
+
+    def _report_hit(self, sequence: Sequence, hit: int) -> None:
+        tokens, name = hit * self.cache.shape.block_tokens, sequence.request.request_id
+        if sequence.cached_tokens < 0:
+            sequence.cached_tokens = tokens
+        if tokens:
+            self._emit(PrefixHit(name, sequence.choice, tokens))
+        if hit < (len(sequence.known) - 1) // self.cache.shape.block_tokens:
+            self._emit(PrefixMiss(name, sequence.choice, hit))
+
+    def _room(self, sequence: Sequence, count: int, draft: Draft) -> int:
+        """How many of `count` tokens the sequence can have pages for, after pushing others out if it must; 0 to wait."""
+        cache, size = self.cache, self.cache.shape.block_tokens
+        if sequence.scheduled + count <= sequence.capacity:
+            return count
+        cache.release_behind(sequence)
+        groups = len(cache.shape.groups)
+        wanted = -(-(sequence.scheduled + count) // size) - sequence.capacity // size
+        while wanted * groups > cache.pages.available:
+            blocks = cache.pages.available // groups
+            fitting = sequence.capacity + blocks * size - sequence.scheduled
+            if fitting > 0:
+                return min(count, fitting)
+            coming = cache.pages.coming() + cache.behind_window(sequence, len(sequence.tables[0]))
+            if cache.pages.available + coming >= groups:
+                return 0
+            victim = self._victim(sequence)
+            if victim is None:
+                return 0
+            self._push_out(victim, sequence, "pages", draft)
+        return count
+
+    def _push_out(self, victim: Sequence, by: Sequence, why: str, draft: Draft) -> None:
+        """Who is pushed out does not come back in the same step."""
+        draft.closed = True
+        self.life.preempt(victim, by, why)
+
+    def _victim(self, requester: Sequence) -> Sequence | None:
+        """The youngest of the lowest class behind the requester; one preempted too often is spared unless the oldest asks."""
+        running = self.life.running
+        waits = requester.state is State.WAITING
+        for candidate in reversed(running):
+            if candidate.rank <= requester.rank or (waits and self.policy.same_class(candidate, requester)):
+                return None
+            if candidate.preemptions < self.limits.max_preemptions or requester is running[0]:
+                return candidate
+        return None
+
+    def commit(self, plan: Plan, result: Result, now: float) -> list[Output]:
+        """The oldest step in flight is done: ids become known, blocks are published, sequences end."""
+        flight = self.flights.popleft()
+        if flight.plan.step != plan.step or result.step != plan.step:
+            raise ValueError(f"step {flight.plan.step} is the oldest in flight, step {plan.step} was committed with result {result.step}")
+        outputs: list[Output] = []
+        size, running, poisoned = self.cache.shape.block_tokens, State.RUNNING, 0 in result.finite
+        logprobs = result.logprobs
+        for i, (sequence, count, sampled) in enumerate(zip(flight.sequences, plan.count, result.sampled, strict=True)):
+            sequence.in_flight -= 1
+            if poisoned and not result.finite[i]:
+                self._poison(sequence, outputs, now)
+            elif sequence.state is running:
+                computed = sequence.computed + count
+                sequence.computed = computed
+                reason = None
+                if sampled:
+                    known = sequence.known
+                    known += sampled
+                    if len(known) >= sequence.limit or sampled[-1] in sequence.stop_ids:
+                        reason = why_ended(sequence)
+                    request = sequence.request
+                    shown = logprobs[i] if logprobs is not None else None
+                    outputs.append(Output(request.request_id, sequence.choice, sampled, (shown,) if shown else None, reason))
+                if computed - sequence.published * size >= size:
+                    self.cache.publish(sequence)
+                if reason is not None:
+                    self.life.end(sequence, reason, now)
+            else:
+                self._late(sequence, i, result, outputs, now)
+        self.cache.committed(plan.step)
+        sampled_counts = array("i", [len(ids) for ids in result.sampled])
+        self._emit(Computed(plan.step, now, tuple([sequence.number for sequence in flight.sequences]), sampled_counts))
+        self._emit(StepTimed(plan.step, result.timings))
+        return outputs
+
+    def _late(self, sequence: Sequence, i: int, result: Result, outputs: list[Output], now: float) -> None:
+        """A row that was preempted or ended after this step was planned: ids count for the former, nothing for the latter."""
+        if sequence.state is State.WAITING and result.sampled[i]:
+            ids = result.sampled[i]
+            sequence.known += ids
+            reason = why_ended(sequence)
+            shown = result.logprobs[i] if result.logprobs is not None else None
+            outputs.append(Output(sequence.request.request_id, sequence.choice, ids, (shown,) if shown else None, reason))
+            if reason is not None:
+                self.life.end(sequence, reason, now)
+        if not sequence.in_flight:
+            self.life.landed(sequence)
+
+    def _poison(self, sequence: Sequence, outputs: list[Output], now: float) -> None:
+        """The row's hidden states are not finite: the request ends with an error, and nothing of it is published."""
+        if sequence.state in (State.RUNNING, State.WAITING):
+            sequence.message = "the model produced numbers that are not finite; the request cannot be answered"
+            outputs.append(Output(sequence.request.request_id, sequence.choice, (), None, Finish.ERROR))
+            self.life.end(sequence, Finish.ERROR, now)
+        if not sequence.in_flight and sequence.row >= 0:
+            self.life.landed(sequence)

@@ -1,0 +1,101 @@
+"""One choice of a request while it is open: the request's value, and where its computation stands."""
+
+from enum import IntEnum
+
+from ridgeline.core.events import Finish, Wait
+from ridgeline.core.params import Admitted
+
+
+class State(IntEnum):
+    """WAITING has no row; RUNNING has one; ENDED is over for the engine (its front end may still owe a close); CLOSED is over."""
+
+    WAITING = 0
+    RUNNING = 1
+    ENDED = 2
+    CLOSED = 3
+
+
+class Sequence:
+    """`computed ≤ scheduled ≤ reach`, where `reach` = known ids + ids that steps in flight will sample.
+
+    known      prompt and outputs, ids
+    capacity   positions covered by the pages in `tables`
+    limit      the most ids it may ever know
+    rank       its place in the policy's order, smaller runs first
+    keys       prefix keys of the full blocks of `known`, made on demand
+    published  leading blocks offered to the prefix cache (or found there)
+    in_flight  steps in flight that carry it; `last_step` is the newest of them
+    blocked_at the block that it waits for, while it waits for a prefix
+    stale      steps in flight were planned before a preemption: they only deliver ids
+    """
+
+    __slots__ = (
+        "blocked_at",
+        "cached_tokens",
+        "capacity",
+        "choice",
+        "computed",
+        "end",
+        "in_flight",
+        "keys",
+        "known",
+        "last_step",
+        "limit",
+        "message",
+        "needs_commit",
+        "number",
+        "overtaken",
+        "preemptions",
+        "prompt_tokens",
+        "published",
+        "rank",
+        "reach",
+        "request",
+        "row",
+        "scheduled",
+        "stale",
+        "state",
+        "stop_ids",
+        "tables",
+        "waiting_for",
+    )
+
+    def __init__(self, request: Admitted, choice: int, number: int, groups: int) -> None:
+        self.request = request
+        self.choice = choice
+        self.number = number
+        self.known = list(request.prompt)
+        self.prompt_tokens = len(request.prompt)
+        self.limit = self.prompt_tokens + request.max_tokens
+        self.stop_ids = request.stop_ids
+        self.rank: tuple[int, ...] = ()
+        self.computed = 0
+        self.scheduled = 0
+        self.reach = self.prompt_tokens
+        self.capacity = 0
+        self.tables: list[list[int]] = [[] for _ in range(groups)]
+        self.keys: list[bytes] = []
+        self.published = 0
+        self.row = -1
+        self.in_flight = 0
+        self.last_step = -1
+        self.stale = False
+        self.needs_commit = False
+        self.state = State.WAITING
+        self.waiting_for: set[Wait] = set()
+        self.blocked_at = 0
+        self.preemptions = 0
+        self.overtaken = 0
+        self.cached_tokens = -1
+        self.end: Finish | None = None
+        self.message: str | None = None
+
+    @property
+    def outputs(self) -> int:
+        """Ids sampled and committed so far."""
+        return len(self.known) - self.prompt_tokens
+
+    @property
+    def promised(self) -> int:
+        """Ids that steps in flight will sample."""
+        return self.reach - len(self.known)
