@@ -8,7 +8,7 @@ import pytest
 
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.engine.admit import BOUNDS, FLAGS, OPTIONAL, ModelLimits, admit, pages_needed, tenant_domain
+from ridgeline.engine.admit import BOUNDS, FLAGS, OPTIONAL, ModelLimits, admit, tenant_domain
 from ridgeline.errors import RequestError
 
 FULL = KVShape((KVGroup("full", (0,)),), block_tokens=16, pages=64, fingerprint=b"")
@@ -113,16 +113,9 @@ def test_what_never_fits_is_refused() -> None:
     """At the boundary and one token beyond it, for each number of pages: nothing that is admitted waits for ever."""
     for pages in (1, 2, 7):
         limits = replace(LIMITS, kv=replace(FULL, pages=pages))
-        assert door(limits=limits, prompt=(1,) * 8, max_tokens=16 * pages - 8)
-        error = refused(limits=limits, prompt=(1,) * 8, max_tokens=16 * pages - 7)
+        assert door(limits=limits, prompt=(1,) * 8, max_tokens=16 * pages - 7)
+        error = refused(limits=limits, prompt=(1,) * 8, max_tokens=16 * pages - 6)
         assert str(pages + 1) in error.message and error.code == "context_length_exceeded"
-
-
-def test_a_window_group_needs_its_window_only() -> None:
-    kv = KVShape((KVGroup("full", (0,)), KVGroup("window", (1,), window=32)), 16, 100, b"")
-    assert pages_needed(kv, 16) == 2
-    assert pages_needed(kv, 48) == 6
-    assert pages_needed(kv, 160) == 10 + 3
 
 
 def test_what_comes_out() -> None:

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from ridgeline.config.resolve import Decision
 from ridgeline.core import commands, events
 from ridgeline.core.commands import Output
 from ridgeline.core.params import Admitted
@@ -27,7 +28,7 @@ EVENTS = [
 OUTPUT = Output("r", 1, (5, 6), (TokenLogprobs(-0.5, ((5, -0.5),)), TokenLogprobs(-1.0)), events.Finish.STOP)
 MESSAGES: list[Message] = [
     commands.Admit(REQUEST), commands.Close("r", 0, 3, events.Finish.STOP), commands.Abort("r"), commands.Clear("r", events.Wait.GRAMMAR),
-    commands.SetKnob("rows", 3), commands.Drain(), messages.Progress("weights", 0.5), messages.Ready(INFO, ("max_model_len 4096: the model's",)),
+    commands.SetKnob("rows", 3), commands.Drain(), messages.Progress("weights", 0.5), messages.Ready(INFO, (Decision("max_model_len", 4096, "model", "its context"),)),
     messages.Frame(9, 1.5, (OUTPUT,), EVENTS), messages.Health(9, 1.5, True), messages.Fatal("out of memory", False),
 ]
 

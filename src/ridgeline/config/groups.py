@@ -11,6 +11,7 @@ class EngineConfig:
     max_model_len          None: the model's context, shrunk (with a message) to what the KV cache holds
     kv_cache_memory_bytes  None: the lesser of the need and 30 % of the memory that this process may use
     depth                  steps in flight
+    step_timeout_seconds   an engine that has work and completes no step for so long is killed and started anew
     """
 
     model: str
@@ -23,6 +24,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     depth: int = 1
     seed: int | None = None
+    step_timeout_seconds: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

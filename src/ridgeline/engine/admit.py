@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from ridgeline.core.fit import pages_needed
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import KVShape
 from ridgeline.errors import RequestError
@@ -84,7 +85,7 @@ def admit(
     _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab, most=STOP_IDS)
     _check_prompt(prompt, limits)
     max_tokens = _max_tokens(len(prompt), params, limits)
-    _check_fit(len(prompt) + max_tokens, limits.kv)
+    _check_fit(len(prompt), max_tokens, limits.kv)
     seed = draw_seed() if params.seed is None else params.seed
     return Admitted(
         request_id=request_id,
@@ -119,12 +120,6 @@ def check_number(name: str, value: object) -> None:
     if not bound.low <= value <= bound.high or (bound.above and value == bound.low):
         least = "above" if bound.above else "at least"
         raise _wrong(name, value, f"it must be {least} {bound.low} and at most {bound.high}")
-
-
-def pages_needed(kv: KVShape, tokens: int) -> int:
-    """Pages that a sequence of `tokens` positions holds at once when nothing else runs: a window group frees what is behind its window."""
-    blocks = -(-tokens // kv.block_tokens)
-    return sum(min(blocks, (group.window - 1) // kv.block_tokens + 2) if group.window else blocks for group in kv.groups)
 
 
 def _check_stop(stop: object) -> None:
@@ -182,11 +177,13 @@ def _max_tokens(prompt_tokens: int, params: SamplingParams, limits: ModelLimits)
     return most
 
 
-def _check_fit(tokens: int, kv: KVShape) -> None:
-    needed = pages_needed(kv, tokens)
+def _check_fit(prompt_tokens: int, max_tokens: int, kv: KVShape) -> None:
+    """The last output is never an input, so it needs no place in the cache."""
+    needed = pages_needed(kv, prompt_tokens + max_tokens - 1)
     if needed > kv.pages:
         raise RequestError(
-            f"{tokens} tokens need {needed} KV pages; there are {kv.pages}. Lower max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
+            f"{prompt_tokens} prompt tokens and max_tokens {max_tokens} need {needed} KV pages; there are {kv.pages}. "
+            "Lower max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
             param="max_tokens", code="context_length_exceeded",
         )
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ridgeline.config.resolve import Decision
 from ridgeline.core import commands, events
 from ridgeline.core.commands import Command, Output
 from ridgeline.core.events import Event
@@ -42,7 +43,7 @@ class Ready:
     """The engine takes requests. `decisions`: what was resolved for each setting that was left open, and why."""
 
     info: ExecutorInfo
-    decisions: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

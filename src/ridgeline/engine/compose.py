@@ -1,0 +1,64 @@
+"""Puts an engine together from settings: starts the computing wing by name, gives it a scheduler and a clock.
+
+The one place where the two wings meet; used by the engine process and by the in-process `LLM`. Knows no socket and no text.
+"""
+
+import importlib
+import json
+from collections.abc import Callable
+from typing import Final
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.config.resolve import Decision
+from ridgeline.core.params import Limits
+from ridgeline.core.policy import POLICIES
+from ridgeline.core.scheduler import Scheduler
+from ridgeline.engine.clock import MonotonicClock
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.executor import Executor
+from ridgeline.errors import ConfigError
+
+WORKER: Final = "ridgeline.compute.runtime.worker"
+FAKE: Final = "ridgeline.sim.executor"
+FAKE_PREFIX: Final = "fake:"
+"""A model named `fake:{…}` needs no weights: the JSON object holds the arguments of `sim.executor.fake_executor`."""
+
+Progress = Callable[[str, float], None]
+"""Called with (stage, fraction done)."""
+
+
+def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tuple[Decision, ...]]:
+    """A warmed-up engine, and what was decided for settings that were left open.
+
+    Raises ConfigError, ModelNotFoundError or ModelFormatError where the settings or the model are at fault.
+    """
+    policy = POLICIES.get(config.scheduling_policy)
+    if policy is None:
+        raise ConfigError(f"--scheduling-policy is {config.scheduling_policy!r}; it must be one of {', '.join(POLICIES)}")
+    executor, decisions = start_executor(config, progress)
+    info = executor.info
+    limits = Limits(
+        rows=min(info.rows, config.max_num_seqs),
+        token_budget=config.max_num_batched_tokens,
+        depth=config.depth,
+        max_model_len=info.max_model_len,
+        prefix_caching=config.enable_prefix_caching,
+    )
+    return Engine(Scheduler(limits, info.kv, policy), executor, MonotonicClock(), config.depth), decisions
+
+
+def start_executor(config: EngineConfig, progress: Progress) -> tuple[Executor, tuple[Decision, ...]]:
+    """What computes for `config.model`, and the decisions that it took."""
+    if config.model.startswith(FAKE_PREFIX):
+        return _start_fake(config.model.removeprefix(FAKE_PREFIX)), ()
+    worker = importlib.import_module(WORKER).build(config, progress)
+    return worker, worker.decisions
+
+
+def _start_fake(text: str) -> Executor:
+    try:
+        arguments = json.loads(text or "{}")
+        executor: Executor = importlib.import_module(FAKE).fake_executor(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the model fake:{text} cannot be made: {error}; write fake:{{\"rows\": 4}}, say") from None
+    return executor

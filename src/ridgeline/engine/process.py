@@ -1,0 +1,116 @@
+"""The engine process: loads, then runs the loop between two reads of its socket. Started by `engine.child`, by nobody else.
+
+Owns the device and everything that is computed. Synchronous, one thread for the loop; a second one only waits for the parent's death.
+What it cannot survive it reports as `Fatal` and lets happen: the parent starts another process.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from typing import BinaryIO, get_args
+
+import msgspec
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core.commands import Command
+from ridgeline.engine.compose import start_engine
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Progress, Ready, WireError, encode
+from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError
+
+COMMANDS = get_args(Command)
+READ_BYTES = 1 << 18
+
+
+class Disconnected(Exception):
+    """The front end has closed its side."""
+
+
+class Link:
+    """The engine's end of the socket pair."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = FrameBuffer()
+
+    def send(self, message: Message) -> None:
+        """Blocks until the kernel has taken the frame: a front end that does not read stops the engine rather than filling memory."""
+        try:
+            self._connection.sendall(encode(message))
+        except (BrokenPipeError, ConnectionResetError):
+            raise Disconnected from None
+
+    def receive(self, wait: bool) -> list[Command]:
+        """All commands that have arrived; with `wait`, at least one."""
+        found: list[Command] = []
+        while True:
+            try:
+                data = self._connection.recv(READ_BYTES, 0 if wait and not found else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return found
+            except ConnectionResetError:
+                raise Disconnected from None
+            if not data:
+                raise Disconnected
+            for message in self._buffer.feed(data):
+                if not isinstance(message, COMMANDS):
+                    raise WireError(f"the engine was sent a {type(message).__name__}")
+                found.append(message)
+
+
+def run(engine: Engine, link: Link) -> None:
+    """The loop, until the front end closes. Reads without waiting while there is work, waits when there is none."""
+    committed, busy = 0, False
+    while True:
+        turn = engine.turn(link.receive(wait=not busy))
+        busy = turn.progressed
+        committed += busy
+        if turn.outputs or turn.events:
+            link.send(Frame(committed, turn.time, turn.outputs, turn.events))
+        if not busy or not turn.events:
+            link.send(Health(committed, turn.time, pending=busy))
+
+
+def serve(link: Link, config: EngineConfig) -> None:
+    """Loads, answers `Ready`, runs. Raises `Disconnected` when the front end has gone, anything else when the engine is lost."""
+    engine, decisions = start_engine(config, lambda stage, fraction: link.send(Progress(stage, fraction)))
+    try:
+        link.send(Ready(engine.executor.info, decisions))
+        run(engine, link)
+    finally:
+        engine.executor.close()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`arguments`: the numbers of two inherited file descriptors, the socket and the lifeline. The lifeline's first line is the
+    configuration as JSON; its end means that the parent is dead."""
+    # Ctrl-C and a service manager's SIGTERM reach the whole group: the parent decides what becomes of requests in flight.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection, lifeline = int(arguments[0]), int(arguments[1])
+    with socket.socket(fileno=connection) as own, os.fdopen(lifeline, "rb", buffering=0) as alive:
+        config = msgspec.json.decode(alive.readline(), type=EngineConfig)
+        threading.Thread(target=_die_with_parent, args=(alive,), daemon=True).start()
+        link = Link(own)
+        try:
+            serve(link, config)
+        except Disconnected:
+            return
+        except (ConfigError, ModelFormatError, ModelNotFoundError) as error:
+            link.send(Fatal(str(error), permanent=True))
+        except Exception as error:
+            link.send(Fatal(f"{type(error).__name__}: {error}", permanent=False))
+            raise
+
+
+def _die_with_parent(lifeline: BinaryIO) -> None:
+    """Ends this process at once when the last writer of the lifeline is gone, even in the middle of a long step or while loading."""
+    lifeline.read(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,305 @@
+"""The engine process from outside: it serves, it dies, it hangs, it is orphaned; nobody waits for ever."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core.commands import Output, SetKnob
+from ridgeline.core.events import Closed, Event, Finish
+from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.engine.admit import ModelLimits, admit
+from ridgeline.engine.client import BUFFERED_OUTPUTS, EngineClient, RequestStream, State, restart_delay
+from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
+
+FAST = EngineConfig('fake:{"rows": 16, "pages": 4096}')
+SLOW = EngineConfig('fake:{"rows": 16, "pages": 4096, "step_seconds": 0.02}', step_timeout_seconds=0.8)
+
+
+def no_delay(failures: int) -> float:
+    return 0.0
+
+
+@asynccontextmanager
+async def serving(config: EngineConfig, **arguments: Any) -> AsyncIterator[EngineClient]:
+    client = EngineClient(config, delay=arguments.pop("delay", no_delay), **arguments)
+    await client.start()
+    try:
+        await asyncio.wait_for(client.ready(), 10)
+        yield client
+    finally:
+        await client.shutdown()
+
+
+async def request(client: EngineClient, name: str, **fields: Any) -> Admitted:
+    info = (await client.ready()).info
+    limits = ModelLimits(info.vocab, info.max_model_len, frozenset(), info.kv)
+    return admit((5, 6, 7), SamplingParams(**fields), limits, request_id=name, draw_seed=lambda: 7)
+
+
+async def read(stream: RequestStream) -> tuple[list[int], list[Closed]]:
+    ids: list[int] = []
+    closed = []
+    async for item in stream:
+        if isinstance(item, Output):
+            ids += item.ids
+        else:
+            closed.append(item)
+    return ids, closed
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 20))
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def until(condition: Callable[[], bool], seconds: float) -> float:
+    """Seconds until the condition held; fails when it does not in time."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, "too late"
+        await asyncio.sleep(0.005)
+    return time.monotonic() - began
+
+
+def test_requests_are_answered_and_counted() -> None:
+    events: list[Event] = []
+    stages: list[str] = []
+
+    async def main() -> None:
+        async with serving(FAST, on_events=events.extend, on_progress=lambda stage, fraction: stages.append(stage)) as client:
+            streams = [client.submit(await request(client, f"r{i}", max_tokens=10 + i, n=2)) for i in range(12)]
+            for i, (ids, closed) in enumerate(await asyncio.gather(*map(read, streams))):
+                assert len(ids) == 2 * (10 + i)
+                assert [(c.reason, c.usage.completion_tokens) for c in closed] == [(Finish.LENGTH, 10 + i)] * 2
+            assert client.open_requests == 0 and client.is_ready
+
+    run(main())
+    assert sum(isinstance(event, Closed) for event in events) == 24
+
+
+def test_two_phase_close_and_abort() -> None:
+    async def main() -> None:
+        async with serving(SLOW) as client:
+            stream = client.submit(await request(client, "a", max_tokens=1000, stop=("x",)))
+            other = client.submit(await request(client, "b", max_tokens=1000))
+            seen = 0
+            async for item in stream:
+                if isinstance(item, Closed):
+                    assert (item.reason, item.usage.completion_tokens) == (Finish.STOP, 3)
+                    break
+                seen += 1
+                if seen == 5:
+                    client.close("a", 0, 3, Finish.STOP)
+            client.abort("b")
+            _, closed = await read(other)
+            assert [c.reason for c in closed] == [Finish.ABORT]
+            client.abort("b")
+            assert client.open_requests == 0
+
+    run(main())
+
+
+def test_what_the_engine_refuses() -> None:
+    async def main() -> None:
+        async with serving(FAST) as client:
+            first = await request(client, "same", max_tokens=2000)
+            client.submit(first)
+            with pytest.raises(RequestError, match="same"):
+                await read(client.submit(first))
+            client.send(SetKnob("max_waiting", 0))
+            with pytest.raises(OverloadedError) as caught:
+                await read(client.submit(await request(client, "more")))
+            assert caught.value.retry_after_seconds == 1
+
+    run(main())
+
+
+def test_a_client_that_does_not_read_is_aborted() -> None:
+    async def main() -> None:
+        async with serving(FAST) as client:
+            idle = client.submit(await request(client, "idle", max_tokens=BUFFERED_OUTPUTS + 500))
+            ids, _ = await read(client.submit(await request(client, "busy", max_tokens=BUFFERED_OUTPUTS + 500)))
+            assert len(ids) == BUFFERED_OUTPUTS + 500
+            with pytest.raises(RequestError, match="not read in time"):
+                await read(idle)
+
+    run(main())
+
+
+def test_kill_under_load() -> None:
+    """Every open request errs within a second, readiness is gone at once, and the next engine serves."""
+
+    async def main() -> None:
+        async with serving(SLOW) as client:
+            streams = [client.submit(await request(client, f"r{i}", max_tokens=2000)) for i in range(32)]
+            late = await request(client, "late")
+            await anext(streams[0])
+            first, killed = client.pid, time.monotonic()
+            assert first is not None
+            os.kill(first, signal.SIGKILL)
+            for result in await asyncio.gather(*map(read, streams), return_exceptions=True):
+                assert isinstance(result, EngineDeadError)
+            assert time.monotonic() - killed < 1 and not client.is_ready
+            with pytest.raises(EngineDeadError, match="try again"):
+                client.submit(late)
+            await asyncio.wait_for(client.ready(), 10)
+            assert client.pid != first and client.starts == 2
+            ids, _ = await read(client.submit(await request(client, "again", max_tokens=5)))
+            assert len(ids) == 5
+
+    run(main())
+
+
+def test_a_stopped_engine_is_replaced() -> None:
+    async def main() -> None:
+        async with serving(SLOW) as client:
+            stream = client.submit(await request(client, "a", max_tokens=2000))
+            await anext(stream)
+            first = client.pid
+            assert first is not None
+            os.kill(first, signal.SIGSTOP)
+            with pytest.raises(EngineDeadError):
+                await asyncio.wait_for(read(stream), 3)
+            await asyncio.wait_for(client.ready(), 10)
+            await until(lambda: not alive(first), 1)
+
+    run(main())
+
+
+def test_an_idle_engine_may_be_silent() -> None:
+    async def main() -> None:
+        async with serving(SLOW) as client:
+            pid = client.pid
+            await read(client.submit(await request(client, "a", max_tokens=2)))
+            held = client.submit(await request(client, "b", max_tokens=2, stop=("x",)))
+            await asyncio.sleep(1.2)
+            assert client.pid == pid and client.is_ready
+            client.close("b", 0, 2, Finish.LENGTH)
+            ids, closed = await read(held)
+            assert len(ids) == 2 and closed
+
+    run(main())
+
+
+def test_delays_grow_to_half_a_minute() -> None:
+    assert [restart_delay(n) for n in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
+
+
+def test_an_engine_that_cannot_start_is_tried_again_ever_later() -> None:
+    asked: list[int] = []
+
+    async def main() -> None:
+        client = EngineClient(EngineConfig('fake:{"pages": 100000000000000}'), delay=lambda failures: asked.append(failures) or 0.0)
+        await client.start()
+        await until(lambda: len(asked) == 3, 10)
+        assert not client.is_ready and client.last_failure is not None and "MemoryError" in client.last_failure
+        await client.shutdown()
+
+    run(main())
+    assert asked[:3] == [1, 2, 3]
+
+
+def test_engines_that_do_not_last_are_a_crash_loop_too() -> None:
+    asked: list[int] = []
+
+    def delay(failures: int) -> float:
+        asked.append(failures)
+        return 0.0
+
+    async def main() -> None:
+        async with serving(FAST, delay=delay) as client:
+            for _ in range(3):
+                assert client.pid is not None
+                os.kill(client.pid, signal.SIGKILL)
+                await until(lambda: client.state is State.DEAD or client.state is State.RESTARTING, 1)
+                await asyncio.wait_for(client.ready(), 5)
+
+    run(main())
+    assert asked == [1, 2, 3]
+
+
+@pytest.mark.parametrize("config", [EngineConfig('fake:{"wheels": 4}'), EngineConfig("fake:{}", scheduling_policy="lottery")])
+def test_settings_that_cannot_work_end_the_attempt(config: EngineConfig) -> None:
+    async def main() -> None:
+        client = EngineClient(config)
+        await client.start()
+        with pytest.raises(ConfigError, match=r"wheels|lottery"):
+            await asyncio.wait_for(client.ready(), 10)
+        assert client.starts == 1 and client.state is State.DEAD
+        await client.shutdown()
+        await client.shutdown()
+
+    run(main())
+
+
+def test_shutdown_leaves_no_process_and_no_waiter() -> None:
+    async def main() -> None:
+        async with serving(SLOW) as client:
+            pid = client.pid
+            assert pid is not None
+            stream = client.submit(await request(client, "a", max_tokens=2000))
+            await anext(stream)
+            await client.shutdown()
+            assert not alive(pid)
+            with pytest.raises(EngineDeadError):
+                await read(stream)
+
+    run(main())
+
+
+PARENT = """
+import asyncio, sys
+from ridgeline.config.groups import EngineConfig
+from ridgeline.engine.client import EngineClient
+async def main():
+    client = EngineClient(EngineConfig('fake:{"step_seconds": %s}'))
+    await client.start()
+    if sys.argv[1] == "ready":
+        await client.ready()
+    while client.pid is None:
+        await asyncio.sleep(0.01)
+    print(client.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("moment", ["ready", "starting"])
+def test_the_engine_does_not_outlive_its_parent(moment: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT % 0.01, moment], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+        began = time.monotonic()
+        while alive(pid):
+            assert time.monotonic() - began < 2
+            time.sleep(0.01)
+
+
+def test_ctrl_c_is_the_parents_business() -> None:
+    async def main() -> None:
+        async with serving(FAST) as client:
+            assert client.pid is not None
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(client.pid, number)
+            ids, _ = await read(client.submit(await request(client, "a", max_tokens=3)))
+            assert len(ids) == 3 and client.starts == 1
+
+    run(main())
