@@ -1,0 +1,60 @@
+"""Ids to text while they arrive: whole characters only, and each character belongs to the token that completes it.
+
+Owns the bytes of a character that is not complete yet: a function of the ids so far, whatever the steps they came in.
+Never emits text of the prompt.
+"""
+
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+
+from ridgeline.text.tokenizer import Tokenizer
+
+_Utf8 = getincrementaldecoder("utf-8")
+_CHARACTER_BYTES = 4
+_REPLACEMENT = "\ufffd"
+
+
+class Detokenizer:
+    """Text of a sequence's outputs. The texts of all ids and of `finish`, joined, are the whole text: bytes that are not
+    UTF-8 become one U+FFFD per invalid part (Unicode 15, §3.9, maximal subparts)."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool, prompt: Sequence[int] = ()) -> None:
+        """`prompt` matters where it ends inside a character that the outputs complete (a continuation by ids)."""
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._decoder = _Utf8("replace")
+        self._decoder.decode(self._last_bytes(prompt))
+        self._inside_prompt = self.incomplete
+
+    def push(self, token: int) -> str:
+        """The text that is complete with this token and was not before it; often a word, "" inside a character."""
+        return self._shown(self._decoder.decode(self._bytes(token)))
+
+    def finish(self) -> str:
+        """What an incomplete character at the end stands for: "" or U+FFFD."""
+        return self._shown(self._decoder.decode(b"", final=True))
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the last bytes wait for the rest of their character."""
+        return bool(self._decoder.getstate()[0])
+
+    def _shown(self, text: str) -> str:
+        """The prompt's text ended in U+FFFD where it ended inside a character; if the outputs don't complete it, that stands."""
+        if self._inside_prompt and text:
+            self._inside_prompt = False
+            return text.removeprefix(_REPLACEMENT)
+        return text
+
+    def _bytes(self, token: int) -> bytes:
+        if self._skip_special and self._tokenizer.is_control(token):
+            return b""
+        return self._tokenizer.piece(token)
+
+    def _last_bytes(self, prompt: Sequence[int]) -> bytes:
+        tail = b""
+        for token in reversed(prompt):
+            tail = self._bytes(token) + tail
+            if len(tail) >= _CHARACTER_BYTES:
+                break
+        return tail

@@ -1,0 +1,149 @@
+"""What of a sequence's outputs may be shown: text, ids and log-probabilities together, by whole tokens.
+
+Owns the hold-back (incomplete characters, beginnings of stop strings) and the cut at a stop string. All of it is a function of the
+ids so far, whatever the steps they came in. Never talks to the engine: it says how many ids count, the front end closes.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from ridgeline.core.plan import TokenLogprobs
+from ridgeline.text.detokenize import Detokenizer
+from ridgeline.text.stop import Found, StopAutomaton
+from ridgeline.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A stop string was found; the first `keep` ids count, the one that completes the string included."""
+
+    stop: str
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Tokens that may be shown now, in order and never again: columns of the same length.
+
+    offset    characters of the outputs' text before these
+    texts     what each id adds to the text; shorter than its own text where a stop string cuts it off
+    logprobs  empty where none were given
+    stopped   set in the last release of a sequence that a stop string ends
+    """
+
+    offset: int
+    ids: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    stopped: Stopped | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of all these tokens."""
+        return "".join(self.texts)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """For each id, the characters of the outputs' text before it."""
+        return tuple(accumulate(map(len, self.texts[:-1]), initial=self.offset)) if self.ids else ()
+
+
+class _Token(NamedTuple):
+    id: int
+    logprobs: TokenLogprobs | None
+    text: str
+    end: int
+    """Characters of the outputs' text up to the end of this token's."""
+
+
+class OutputStream:
+    """Ids in as they are sampled, releases out. The texts of all releases, joined, are the text of the answer."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: StopAutomaton,
+        *,
+        prompt: Sequence[int] = (),
+        min_tokens: int = 0,
+        include_stop: bool = False,
+        skip_special: bool = True,
+    ) -> None:
+        """Stop strings count only where a token completes them before which at least `min_tokens` outputs exist. `include_stop`
+        leaves the string in the text, and likewise the text of a stop id."""
+        self._detokenizer = Detokenizer(tokenizer, skip_special, prompt)
+        self._stops = stops
+        self._state = stops.start
+        self._min_tokens = min_tokens
+        self._include_stop = include_stop
+        self._held: deque[_Token] = deque()
+        self._count = 0
+        self._end = 0
+        self._whole = 0
+        """Ids before the first that has bytes of an incomplete character."""
+        self._offset = 0
+        self.stopped: Stopped | None = None
+
+    def push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None, *, ends_with_stop_id: bool = False) -> Release:
+        """Takes new ids and returns what can no longer change. What comes after a stop string is ignored.
+
+        `ends_with_stop_id`: the last id ended the sequence in the engine; it counts but shows no text.
+        """
+        for index, token in enumerate(ids if self.stopped is None else ()):
+            hidden = ends_with_stop_id and index == len(ids) - 1 and not self._include_stop
+            text = "" if hidden else self._next_text(token)
+            self._held.append(_Token(token, logprobs[index] if logprobs else None, text, self._end + len(text)))
+            self._count += 1
+            if found := self._read(text):
+                return self._cut(found)
+        limit = self._end - self._stops.held(self._state)
+        first = self._count - len(self._held)
+        ready = 0
+        while ready < len(self._held) and first + ready < self._whole and self._held[ready].end <= limit:
+            ready += 1
+        return self._release(ready)
+
+    def finish(self) -> Release:
+        """The engine has ended the sequence: everything that was held, and U+FFFD for a character that will not be completed."""
+        if self.stopped is None and (text := self._detokenizer.finish()):
+            last = self._held.pop()
+            self._held.append(last._replace(text=last.text + text, end=last.end + len(text)))
+            if found := self._read(text):
+                return self._cut(found)
+        return self._release(len(self._held))
+
+    def _next_text(self, token: int) -> str:
+        was_incomplete = self._detokenizer.incomplete
+        text = self._detokenizer.push(token)
+        if not self._detokenizer.incomplete:
+            self._whole = self._count + 1
+        elif text or not was_incomplete:
+            self._whole = self._count
+        return text
+
+    def _read(self, text: str) -> Found | None:
+        """Passes the text of the newest token to the automaton; `end` of what is found counts from the outputs' start."""
+        self._state, found = self._stops.advance(self._state, text, armed=self._count > self._min_tokens)
+        start, self._end = self._end, self._end + len(text)
+        return Found(found.stop, start + found.end) if found else None
+
+    def _cut(self, found: Found) -> Release:
+        end = found.end if self._include_stop else found.end - len(found.stop)
+        self._held = deque(token._replace(text=token.text[: max(0, end - token.end + len(token.text))]) for token in self._held)
+        self.stopped = Stopped(found.stop, self._count)
+        return self._release(len(self._held))
+
+    def _release(self, count: int) -> Release:
+        tokens = [self._held.popleft() for _ in range(count)]
+        release = Release(
+            offset=self._offset,
+            ids=tuple(token.id for token in tokens),
+            texts=tuple(token.text for token in tokens),
+            logprobs=tuple(token.logprobs for token in tokens if token.logprobs is not None),
+            stopped=self.stopped,
+        )
+        self._offset += sum(map(len, release.texts))
+        return release

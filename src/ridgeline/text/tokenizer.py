@@ -1,0 +1,61 @@
+"""What every tokenizer offers, and which one a model file asks for.
+
+Owns the `Tokenizer` protocol and the choice by a GGUF header; never holds a vocabulary itself.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ridgeline.errors import ModelFormatError
+from ridgeline.facts.gguf import Header, read_header
+from ridgeline.text.spm import SpmTokenizer
+from ridgeline.text.vocabulary import Vocabulary
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back. Immutable, hence safe to share between threads and requests.
+
+    bos      the id that starts every prompt; None: the model wants none
+    eos_ids  ids that end a generation
+    """
+
+    @property
+    def bos(self) -> int | None: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str, add_bos: bool) -> list[int]:
+        """Ids of `text`; names of control tokens in it are ordinary text. `add_bos` puts `bos` first where there is one."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that an id stands for, not always whole UTF-8; a control token's are its name. 0 ≤ token < vocab_size."""
+        ...
+
+    def is_control(self, token: int) -> bool:
+        """Whether an id stands for no text (BOS, EOS, padding, unknown …)."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        """Text of a whole prompt; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves control tokens out."""
+        ...
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer inside a GGUF file. Raises `ModelFormatError` where it is malformed or of a kind that is not supported."""
+    return tokenizer_of(read_header(path))
+
+
+def tokenizer_of(header: Header) -> Tokenizer:
+    """As `load_tokenizer`, for who has read the header already."""
+    model = header.text("tokenizer.ggml.model")
+    if model != "llama":
+        raise ModelFormatError(
+            f"the tokenizer is of kind {model!r}, but only 'llama' (SentencePiece BPE) is supported: use a model that has it"
+        )
+    return SpmTokenizer(Vocabulary.from_header(header))

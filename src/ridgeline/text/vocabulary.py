@@ -1,0 +1,101 @@
+"""A SentencePiece vocabulary as a GGUF header states it: checked columns, and what each id means.
+
+Owns the validation of what the header claims; never splits text.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import isfinite
+
+from ridgeline.errors import ModelFormatError
+from ridgeline.facts.gguf import Header
+
+END_NAMES = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>"})
+"""Control tokens that end a turn in chat models although headers rarely say so (the names that llama.cpp looks for)."""
+
+MAX_CUT_CHARACTERS = 1 << 18
+"""Characters of all user-defined tokens together (Gemma 3 has 2,900): the pattern that finds them must stay cheap to build."""
+
+_BYTE_NAME = re.compile("<0x[0-9A-F]{2}>")
+
+
+class Kind(IntEnum):
+    """`tokenizer.ggml.token_type`. Undefined and unused pieces take part in merges like normal ones, as in llama.cpp."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Columns indexed by token id, all of the same length.
+
+    bos           None: prompts start without one
+    eos_ids       ids that end a generation
+    unknown       the id for what has neither a piece nor byte tokens
+    space_prefix  a space is put before the text and after each user-defined token
+    """
+
+    pieces: Sequence[str]
+    scores: Sequence[float]
+    kinds: Sequence[int]
+    bos: int | None
+    eos_ids: frozenset[int]
+    unknown: int
+    space_prefix: bool
+
+    @classmethod
+    def from_header(cls, header: Header) -> "Vocabulary":
+        """Reads `tokenizer.ggml.*`; ids that are absent are those of the original LLaMA vocabulary. Raises `ModelFormatError`."""
+        pieces = list(header.strings("tokenizer.ggml.tokens"))
+        scores = header.numbers("tokenizer.ggml.scores", "f")
+        kinds = list(map(int, header.numbers("tokenizer.ggml.token_type", "iI")))
+        size = len(pieces)
+        _check_columns(size, scores, kinds)
+        _check_pieces(pieces, kinds)
+
+        def token_id(name: str, default: int) -> int:
+            return header.integer(f"tokenizer.ggml.{name}_token_id", 0, size - 1, default=default)
+
+        eos = token_id("eos", 2)
+        named = {token for token, piece in enumerate(pieces) if piece in END_NAMES and kinds[token] == Kind.CONTROL}
+        return cls(
+            pieces=pieces,
+            scores=scores,
+            kinds=kinds,
+            bos=token_id("bos", 1) if header.flag("tokenizer.ggml.add_bos_token", default=True) else None,
+            eos_ids=frozenset({eos, token_id("eot", eos), token_id("eom", eos)} | named),
+            unknown=token_id("unknown", 0),
+            space_prefix=header.flag("tokenizer.ggml.add_space_prefix", default=True),
+        )
+
+
+def _check_columns(size: int, scores: Sequence[float], kinds: Sequence[int]) -> None:
+    if size == 0 or size != len(scores) or size != len(kinds):
+        raise ModelFormatError(
+            f"the tokenizer has {size} tokens, {len(scores)} scores and {len(kinds)} types, but needs as many of each: "
+            "download the file again"
+        )
+    if strange := set(kinds) - set(Kind):
+        raise ModelFormatError(f"the tokenizer has tokens of type {min(strange)}; types 0 … 6 are known: download the file again")
+    if not all(map(isfinite, scores)):
+        raise ModelFormatError(f"some of the tokenizer's {size} scores are not finite numbers: download the file again")
+
+
+def _check_pieces(pieces: Sequence[str], kinds: Sequence[int]) -> None:
+    marked = [(kind, piece) for kind, piece in zip(kinds, pieces, strict=True) if kind >= Kind.USER_DEFINED]
+    cut = sum(len(piece) for kind, piece in marked if kind == Kind.USER_DEFINED)
+    if cut > MAX_CUT_CHARACTERS:
+        raise ModelFormatError(f"the tokenizer's user-defined tokens have {cut} characters, at most {MAX_CUT_CHARACTERS} are supported")
+    names = [piece for kind, piece in marked if kind == Kind.BYTE]
+    if len(set(filter(_BYTE_NAME.fullmatch, names))) < len(names):
+        raise ModelFormatError(
+            f"the tokenizer's {len(names)} byte tokens are not distinct names among <0x00> … <0xFF>: download the file again"
+        )
