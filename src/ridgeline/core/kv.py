@@ -40,14 +40,14 @@ class Cache:
         first = sequence.capacity // size
         growth: Growth = []
         for g, group in enumerate(self.shape.groups):
-            seen = max(first, self.index.first_seen(group.window, blocks * size))
+            behind = self.index.first_seen(group.window, blocks * size)
+            seen = max(first, behind)
             pages = [0] * (seen - first) + [self.index.page(sequence, g, block) for block in range(seen, blocks)]
             for page in pages[seen - first :]:
                 self.pages.hold(page)
             table = sequence.tables[g]
-            self._let_go(sequence, [page for page in table[:seen] if page and group.window])
-            if group.window:
-                table[:seen] = [0] * len(table[:seen])
+            self._let_go(sequence, [page for page in table[:behind] if page])
+            table[:behind] = [0] * len(table[:behind])
             table += pages
             growth.append((g, first, tuple(pages)))
         sequence.computed = sequence.scheduled = sequence.capacity = blocks * size
