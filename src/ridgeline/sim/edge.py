@@ -4,13 +4,15 @@ Owns one oracle a choice and the laws that only a client can see (1, 8, 9, 10, 1
 A stop string is modelled as a short pattern of ids, which is what the engine sees of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 from ridgeline.core import events
 from ridgeline.core.commands import Abort, Admit, Close, Command, Output
-from ridgeline.core.events import Event, Finish
+from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted
+from ridgeline.engine.engine import Turn
 from ridgeline.errors import LawViolation
 from ridgeline.sim.oracle import Oracle
 from ridgeline.sim.workload import World
@@ -55,8 +57,7 @@ class Edge:
         self._not_finite = not_finite
         self._send = send
         self._time = 0.0
-        self._handlers: dict[type, Callable[[Event], None]] = {
-            events.Admitted: self._on_admitted,
+        self._handlers: dict[type, Callable[[Any], None]] = {
             events.Rejected: self._on_rejected,
             events.Closed: self._on_closed,
             events.Scheduled: self._on_time,
@@ -67,24 +68,38 @@ class Edge:
             events.EndedProvisionally: self._maybe_hang_up,
         }
 
-    def on_command(self, command: Command) -> None:
-        """Takes note of what is about to reach the engine."""
-        if isinstance(command, Admit):
-            self._requests[command.request.request_id] = command.request
-        elif isinstance(command, Abort):
-            self.aborted.add(command.request_id)
+    def on_turn(self, commands: Sequence[Command], turn: Turn) -> None:
+        """Checks one turn of the engine: what it was told, what it put out, and what it says has happened."""
+        ended = self._note(commands)
+        for event in turn.events:
+            if type(event) is events.Admitted:
+                self._on_admitted(event)
+        for output in turn.outputs:
+            if (output.request_id, output.choice) in ended:
+                raise LawViolation(1, f"{output.request_id}/{output.choice} was ended and emits {output.ids}")
+            self._on_output(output)
+        for event in turn.events:
+            handler = self._handlers.get(type(event))
+            if handler is not None:
+                handler(event)
 
-    def on_event(self, event: Event) -> None:
-        """Checks one event against what the client knows."""
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            handler(event)
+    def _note(self, commands: Sequence[Command]) -> set[Key]:
+        """Takes note of commands; returns the choices that they end."""
+        ended: set[Key] = set()
+        for command in commands:
+            match command:
+                case Admit(request):
+                    self._requests[request.request_id] = request
+                case Abort(request_id):
+                    self.aborted.add(request_id)
+                    ended.update(key for key in self.choices if key[0] == request_id)
+                case Close(request_id, choice):
+                    ended.add((request_id, choice))
+        return ended
 
-    def on_output(self, output: Output) -> None:
+    def _on_output(self, output: Output) -> None:
         """Compares new ids with the oracle and answers ends, late."""
         choice = self._choice(output.request_id, output.choice)
-        if not output.ids and output.end is not None and output.end is choice.closed:
-            return
         if choice.closed is not None or choice.end is not None:
             raise LawViolation(
                 1, f"{output.request_id}/{output.choice} has ended and emits {output.ids}, end {output.end}"
@@ -156,14 +171,13 @@ class Edge:
 
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _on_time(self, event: Event) -> None:
-        time: float = event.time  # type: ignore[union-attr]
+    def _on_time(self, event: events.Admitted | events.Closed | events.Scheduled | events.Computed | events.Started) -> None:
+        time = event.time
         if time < self._time:
             raise LawViolation(11, f"time goes back from {self._time} to {time}")
         self._time = time
 
-    def _on_admitted(self, event: Event) -> None:
-        assert isinstance(event, events.Admitted)
+    def _on_admitted(self, event: events.Admitted) -> None:
         self._on_time(event)
         request = self._requests[event.request_id]
         pattern = self._pattern(request)
@@ -179,18 +193,16 @@ class Edge:
         draw = hash((request.seed, 3))
         return tuple(alphabet[(draw >> shift) % len(alphabet)] for shift in ((0,) if len(alphabet) > 4 else (0, 9)))
 
-    def _on_rejected(self, event: Event) -> None:
-        assert isinstance(event, events.Rejected)
+    def _on_rejected(self, event: events.Rejected) -> None:
         if event.request_id in self.rejected:
             raise LawViolation(1, f"{event.request_id} is rejected twice")
         self.rejected.add(event.request_id)
 
-    def _maybe_hang_up(self, event: Event) -> None:
+    def _maybe_hang_up(self, event: events.Preempted | events.Waiting | events.EndedProvisionally) -> None:
         if self._world.impatience and self._rng.randrange(1000) < self._world.impatience:
-            self._send(self._rng.choice((0.0, 0.005)), Abort(event.request_id))  # type: ignore[union-attr]
+            self._send(self._rng.choice((0.0, 0.005)), Abort(event.request_id))
 
-    def _on_closed(self, event: Event) -> None:
-        assert isinstance(event, events.Closed)
+    def _on_closed(self, event: events.Closed) -> None:
         self._on_time(event)
         name = f"{event.request_id}/{event.choice}"
         choice = self._choice(event.request_id, event.choice)

@@ -109,12 +109,12 @@ class SimExecutor:
             if len(table) != first:
                 raise LawViolation(2, f"row {row} has {len(table)} blocks of group {group}; block {first} is appended")
             table.extend(pages)
-            self._hand_out(resident, group, first)
 
     def _hand_out(self, resident: Resident, group: int, first_block: int) -> None:
-        """Pages from `first_block` on become the row's own: nobody may still be about to touch them."""
-        for block in range(first_block, len(resident.tables[group])):
-            page = resident.tables[group][block]
+        """Blocks from `first_block` on that are new in the table become the row's own: nobody may still be about to touch their pages."""
+        table = resident.tables[group]
+        for block in range(max(first_block, resident.handed_out[group]), len(table)):
+            page = table[block]
             if not 0 < page <= self._info.kv.pages:
                 raise LawViolation(2, f"row {resident.row} is given page {page} of {self._info.kv.pages}")
             held = self._owner[page]
@@ -122,10 +122,10 @@ class SimExecutor:
                 other, other_group, other_block = held
                 if other_block >= self._first_block_read(other_group, other.in_flight[0]):
                     raise LawViolation(
-                        3,
-                        f"page {page} is given to row {resident.row} while a step in flight of row {other.row} may touch it",
+                        3, f"page {page} is given to row {resident.row} while a step in flight of row {other.row} may touch it"
                     )
             self._owner[page] = (resident, group, block)
+        resident.handed_out[group] = len(table)
 
     def _spans(self, plan: Plan) -> list[Span]:
         spans: list[Span] = []
@@ -136,21 +136,16 @@ class SimExecutor:
         for index, row in enumerate(plan.row):
             count = plan.count[index]
             resident = self._resident(row)
-            fresh = resident.planned is None
             first = resident.submit(plan.start[index], count)
-            if fresh:
-                for group in range(len(resident.tables)):
+            for group, table in enumerate(resident.tables):
+                if len(table) > resident.handed_out[group]:
                     self._hand_out(resident, group, first // size)
+                if len(table) * size < first + count:
+                    raise LawViolation(2, f"row {row} computes position {first + count - 1}, group {group} has {len(table)} blocks")
             spans.append((resident, first, tokens[at : at + count], plan.sample[index]))
             at += count
             if plan.sample[index]:
                 select.append(at - 1)
-            last = (first + count - 1) // size
-            for group, table in enumerate(resident.tables):
-                if len(table) <= last:
-                    raise LawViolation(
-                        2, f"row {row} computes block {last} of group {group} and has {len(table)} blocks"
-                    )
         if at != len(tokens) or plan.select.tolist() != select:
             raise LawViolation(
                 5,

@@ -17,6 +17,7 @@ class Resident:
         "chain",
         "ends",
         "finite",
+        "handed_out",
         "ids",
         "in_flight",
         "nan_at",
@@ -41,7 +42,9 @@ class Resident:
         self.chain: list[int] = []
         self.ends: list[int] = []
         self.planned: int | None = None
-        """Where the next plan continues: the end of the last one submitted."""
+        """Where the next plan continues, or jumps ahead from over shared blocks: the end of the last one submitted."""
+        self.handed_out = [0] * len(new.tables)
+        """Blocks per group that are shared with others, or have been checked to be the row's own."""
         self.in_flight: deque[int] = deque()
         """First positions of the steps in flight, oldest first."""
 
@@ -53,9 +56,11 @@ class Resident:
             if start == FROM_ROW:
                 raise LawViolation(4, f"new row {self.row} is not told where it starts")
             self.planned = start
-        elif start not in (FROM_ROW, self.planned):
-            raise LawViolation(4, f"row {self.row} stands at {self.planned} and is planned from {start}")
-        first = self.planned
+        elif start > self.planned and not self.in_flight:
+            self.planned = start  # blocks that others have published meanwhile
+        first = self.planned if start == FROM_ROW else start
+        if first < self.planned:
+            raise LawViolation(4, f"row {self.row} stands at {self.planned} and is planned from {first}")
         self.planned = first + count
         self.in_flight.append(first)
         return first
@@ -63,9 +68,9 @@ class Resident:
     def advance(self, first: int, tokens: list[int], block_tokens: int) -> None:
         """Extends the stamps by the tokens that are computed now, at positions first, first + 1, …"""
         chain = self.chain
-        if not chain and first:
-            chain.extend(extend(self.origin, self.ids[:first]))
-            self.ends.extend(chain[block_tokens - 1 :: block_tokens])
+        if len(chain) < first:
+            self._extend(self.ids[len(chain) : first])
+            self.ends.extend(chain[(len(self.ends) + 1) * block_tokens - 1 :: block_tokens])
         if len(chain) != first:
             raise LawViolation(4, f"sequence {self.sequence} has computed {len(chain)} tokens, not {first}")
         end = first + len(tokens)

@@ -12,8 +12,8 @@ from itertools import count
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Admit, Command
-from ridgeline.core.events import Computed, Event
 from ridgeline.core.plan import Plan, Result
+from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import ExecutorInfo, Ticket
@@ -105,7 +105,7 @@ class Simulation:
         self.edge = Edge(world, executor.not_finite, self._send)
         self.reach = Reach(world, self.edge)
         self.witness = Witness(executor, self.reach, trace)
-        self.scheduler = Scheduler(world.limits, world.info.kv, world.policy)
+        self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy])
         self.engine = Engine(self.scheduler, self.witness, self.clock, world.limits.depth)
         self._trace = trace
         self._order = count()
@@ -134,23 +134,14 @@ class Simulation:
         commands = self._due()
         for command in commands:
             self.reach.on_command(command)
-            self.edge.on_command(command)
         turn = self.engine.turn(commands)
         laws.check(self.scheduler)
-        committed = next((at for at, event in enumerate(turn.events) if type(event) is Computed), len(turn.events))
-        for event in turn.events[:committed]:
-            self._tell(event)
-        for output in turn.outputs:
-            self.edge.on_output(output)
-        for event in turn.events[committed:]:
-            self._tell(event)
+        self.edge.on_turn(commands, turn)
+        for event in turn.events:
+            self.reach.on_event(event)
         if self._trace is not None:
             self._trace.add(turn)
         return turn.progressed
-
-    def _tell(self, event: Event) -> None:
-        self.edge.on_event(event)
-        self.reach.on_event(event)
 
     def _due(self) -> list[Command]:
         now = self.clock.now()

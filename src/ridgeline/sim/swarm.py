@@ -92,5 +92,9 @@ def tally(seed: int, stride: int, steps: int, report: Callable[[Tally], None]) -
     report(part)
 
 
+def _print(part: Tally) -> None:
+    print(part.to_json(), flush=True)
+
+
 if __name__ == "__main__":
-    tally(*(int(each) for each in sys.argv[1:4]), report=lambda part: print(part.to_json(), flush=True))
+    tally(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), _print)

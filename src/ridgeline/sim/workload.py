@@ -21,7 +21,7 @@ STOP_TOKEN = 1
 ALPHABET_FROM = 4
 VOCAB = 64
 WINDOWS = ((0,), (0, 4), (0, 4), (3, 0), (0, 7), (0, 12), (5,), (0, 2, 9), (6, 0, 3), (0, 16))
-POLICIES = ("fcfs", "fcfs", "fcfs", "priority", "priority", "priority", "static", "one_at_a_time")
+POLICIES = ("fcfs", "fcfs", "fcfs", "priority", "priority", "priority", "static", "one")
 
 
 @dataclass(frozen=True, slots=True)
