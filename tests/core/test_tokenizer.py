@@ -119,15 +119,18 @@ def test_merges_follow_the_plain_rule() -> None:
 
 
 def test_user_defined_tokens_match_longest_first_and_control_tokens_never() -> None:
-    cuts = ["<b>", "<b><b>", "  ", "    ", "</s>x"]
+    cuts = ["<b>", "<b><b>", "  ", "    ", "</s>x", "▁▁", *("\n" * length for length in range(1, 80))]
     entries = [*SPECIALS, *BYTES, *((cut, 0.0, Kind.USER_DEFINED) for cut in cuts)]
     tokenizer = SpmTokenizer(vocabulary(entries))
     first = len(entries) - len(cuts)
+    newline = first + cuts.index("\n")
     assert tokenizer.encode("<b><b><b>", add_bos=False) == [first + 1, first]
     assert tokenizer.encode(" " * 6, add_bos=False) == [first + 3, first + 2]
     assert tokenizer.encode("</s>x", add_bos=True) == [1, first + 4]
     assert tokenizer.encode("</s>", add_bos=False) == [3 + byte for byte in b"</s>"]
-    assert tokenizer.encode("▁▁", add_bos=False) == [3 + byte for byte in "▁▁".encode()]
+    assert tokenizer.encode("\n" * 150, add_bos=False) == [newline + 78, newline + 70]
+    assert tokenizer.encode("▁▁", add_bos=False) == [first + 5]
+    assert tokenizer.encode(" ▁", add_bos=False) == [3 + byte for byte in "▁▁".encode()]
 
 
 def test_lone_surrogates_become_replacement_characters_and_pairs_join() -> None:
@@ -178,8 +181,8 @@ def test_malformed_vocabularies_are_typed_errors(changes: dict[str, object], mes
 def test_header_defaults_are_those_of_llama() -> None:
     plain = Vocabulary.from_header(header())
     assert (plain.bos, plain.eos_ids, plain.unknown, plain.space_prefix) == (1, {2}, 0, True)
-    asked = Vocabulary.from_header(header(add_bos_token=False, add_space_prefix=False, eot_token_id=4))
-    assert (asked.bos, asked.eos_ids, asked.space_prefix) == (None, {2, 4}, False)
+    asked = Vocabulary.from_header(header(add_bos_token=False, add_space_prefix=False, eot_token_id=4, eom_token_id=5))
+    assert (asked.bos, asked.eos_ids, asked.space_prefix) == (None, {2, 4, 5}, False)
 
 
 def test_a_vocabulary_the_library_refuses_is_a_typed_error() -> None:

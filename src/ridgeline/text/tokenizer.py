@@ -3,7 +3,7 @@
 Owns the `Tokenizer` protocol and the choice by a GGUF header; never holds a vocabulary itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -53,9 +53,15 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def tokenizer_of(header: Header) -> Tokenizer:
     """As `load_tokenizer`, for who has read the header already."""
-    model = header.text("tokenizer.ggml.model")
-    if model != "llama":
-        raise ModelFormatError(
-            f"the tokenizer is of kind {model!r}, but only 'llama' (SentencePiece BPE) is supported: use a model that has it"
-        )
+    kind = header.text("tokenizer.ggml.model")
+    if kind not in _KINDS:
+        raise ModelFormatError(f"the tokenizer is of kind {kind!r}; supported: {', '.join(_KINDS)}. Use a model that has one of these")
+    return _KINDS[kind](header)
+
+
+def _spm(header: Header) -> Tokenizer:
     return SpmTokenizer(Vocabulary.from_header(header))
+
+
+_KINDS: dict[str, Callable[[Header], Tokenizer]] = {"llama": _spm}
+"""`tokenizer.ggml.model` → how to build it. "llama" is GGUF's name for SentencePiece BPE, whatever the model's family."""
