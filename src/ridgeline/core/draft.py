@@ -3,7 +3,6 @@
 from array import array
 from itertools import accumulate
 
-from ridgeline.core.kv import Growth
 from ridgeline.core.plan import FROM_ROW, NewRow, Plan
 from ridgeline.core.sequence import Sequence
 
@@ -25,16 +24,17 @@ class Draft:
         self.closed = False
         """No further waiting sequence may start in this step."""
 
-    def extend_tables(self, sequence: Sequence, growth: Growth) -> None:
-        """Pages appended to the tables of a row that the executor already has."""
-        self.blocks += [(sequence.row, group, first, pages) for group, first, pages in growth]
-
-    def add(self, sequence: Sequence, count: int) -> None:
-        """The sequence computes its next `count` tokens; it samples if that brings it to its reach."""
+    def add(self, sequence: Sequence, count: int, fresh: bool = False) -> None:
+        """The sequence computes its next `count` tokens; it samples if that brings it to its reach. `fresh`: its row is new."""
         start = sequence.scheduled
         end = start + count
         samples = end == sequence.reach and end < sequence.limit
         ids = sequence.known[start:end]
+        if fresh:
+            self.fresh.append(sequence)
+        else:
+            self.blocks += [(sequence.row, group, first, pages) for group, first, pages in sequence.unsent]
+        sequence.unsent.clear()
         self.sequences.append(sequence)
         self.starts.append(start)
         self.counts.append(count)

@@ -11,9 +11,6 @@ from ridgeline.core.plan import KVShape
 from ridgeline.core.prefix import PrefixIndex
 from ridgeline.core.sequence import Sequence
 
-Growth = list[tuple[int, int, tuple[int, ...]]]
-"""(group, index of the first block, pages) appended to a sequence's tables."""
-
 
 class Cache:
     """Pages, their holders and the prefix index, kept in step."""
@@ -34,62 +31,53 @@ class Cache:
             sequence, sequence.capacity // self.shape.block_tokens, (len(sequence.known) - 1) // self.shape.block_tokens
         )
 
-    def adopt(self, sequence: Sequence, blocks: int) -> Growth:
+    def adopt(self, sequence: Sequence, blocks: int) -> None:
         """The sequence, which has nothing in flight, shares the published pages of its first `blocks` blocks and stands behind them."""
         size = self.shape.block_tokens
         first = sequence.capacity // size
-        growth: Growth = []
         for g, group in enumerate(self.shape.groups):
-            behind = self.index.first_seen(group.window, blocks * size)
-            seen = max(first, behind)
+            seen = max(first, self.index.first_seen(group.window, blocks * size))
             pages = [0] * (seen - first) + [self.index.page(sequence, g, block) for block in range(seen, blocks)]
             for page in pages[seen - first :]:
                 self.pages.hold(page)
-            table = sequence.tables[g]
-            self._let_go(sequence, [page for page in table[:behind] if page])
-            table[:behind] = [0] * len(table[:behind])
-            table += pages
-            growth.append((g, first, tuple(pages)))
+            sequence.tables[g] += pages
+            sequence.unsent.append((g, first, tuple(pages)))
+        for block in range(first, blocks):
+            self.index.settle(sequence, block)
         sequence.computed = sequence.scheduled = sequence.capacity = blocks * size
         sequence.published = blocks
-        return growth
 
-    def grow(self, sequence: Sequence, upto: int) -> Growth:
+    def grow(self, sequence: Sequence, upto: int) -> None:
         """Takes pages so that positions below `upto` are covered. The caller has made room."""
         size = self.shape.block_tokens
         first, blocks = sequence.capacity // size, -(-upto // size)
         if blocks <= first:
-            return []
-        growth: Growth = []
+            return
         for g, table in enumerate(sequence.tables):
-            pages = tuple(self.pages.take() for _ in range(first, blocks))
+            pages = tuple([self.pages.take() for _ in range(first, blocks)])
             table += pages
-            growth.append((g, first, pages))
+            sequence.unsent.append((g, first, pages))
         sequence.capacity = blocks * size
-        return growth
 
-    def behind_window(self, sequence: Sequence, upto: int) -> int:
-        """Pages that the sequence holds behind the window of its next position, among its first `upto` blocks."""
-        count = 0
-        for g, group in enumerate(self.shape.groups):
-            if group.window:
-                last = min(upto, self.index.first_seen(group.window, sequence.scheduled))
-                count += sum(page != 0 for page in sequence.tables[g][:last])
-        return count
+    def behind_window(self, sequence: Sequence) -> int:
+        """Pages that the sequence holds behind the window of its next position, committed or not."""
+        return sum(
+            sum(page != 0 for page in sequence.tables[g][: self.index.first_seen(group.window, sequence.scheduled)])
+            for g, group in enumerate(self.shape.groups)
+            if group.window
+        )
 
     def release_behind(self, sequence: Sequence) -> None:
         """Lets go of committed blocks that no further position of the sequence can see."""
         committed = sequence.computed // self.shape.block_tokens
         for g, group in enumerate(self.shape.groups):
             if group.window:
-                table = sequence.tables[g]
-                block = min(committed, self.index.first_seen(group.window, sequence.scheduled)) - 1
-                passed = []
-                while block >= 0 and table[block]:
-                    passed.append(table[block])
-                    table[block] = 0
-                    block -= 1
-                self._let_go(sequence, passed)
+                table, first = sequence.tables[g], sequence.released[g]
+                last = min(committed, self.index.first_seen(group.window, sequence.scheduled))
+                if last > first:
+                    self._let_go(sequence, [page for page in reversed(table[first:last]) if page])
+                    table[first:last] = [0] * (last - first)
+                    sequence.released[g] = last
 
     def release(self, sequence: Sequence) -> None:
         """Lets go of everything, deepest block first, so that the start of a shared prefix is evicted last."""
@@ -97,6 +85,8 @@ class Cache:
         for table in sequence.tables:
             self._let_go(sequence, [page for page in reversed(table) if page])
             table.clear()
+        sequence.unsent.clear()
+        sequence.released = [0] * len(sequence.tables)
         sequence.capacity = sequence.computed = sequence.scheduled = sequence.published = 0
 
     def _let_go(self, sequence: Sequence, pages: list[int]) -> None:

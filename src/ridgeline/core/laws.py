@@ -63,7 +63,7 @@ def check_full(scheduler: Scheduler) -> None:
     holders: Counter[int] = Counter()
     for sequence in scheduler.life.running + scheduler.life.waiting:
         for table in sequence.tables:
-            holders.update[page for page in table if page]
+            holders.update([page for page in table if page])
     for handed in pages.handed_over.values():
         holders.update(handed)
     for page in range(1, pages.count + 1):

@@ -36,6 +36,7 @@ class NewRow:
 class Plan:
     """One step. `row[i]` computes `count[i]` tokens from position `start[i]`; `tokens` holds them back to back.
 
+    start    absolute, or FROM_ROW; ahead of where a resident row stands when it takes over blocks that others have published
     select   indices into the T tokens whose logits are needed, in ascending order
     sample   1 where the row samples one token at the end of its tokens (its last index is then in `select`)
     needs_commit  1 where no further token of the row may be planned before this step has been committed
@@ -52,7 +53,7 @@ class Plan:
     new_rows: tuple[NewRow, ...] = ()
     freed_rows: tuple[int, ...] = ()
     blocks: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
-    """(row, group, index of the first block, pages) appended to tables of rows that are already resident."""
+    """(row, group, index of the first block, pages) appended to tables of rows that are already resident; page 0 as in `NewRow`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,9 +135,7 @@ class PrefixIndex:
 
     def settle(self, sequence: Sequence, block: int) -> None:
         """The block is computed: who waited for it may look again."""
-        key = sequence.keys[block]
-        if self.computing.get(key) is sequence:
-            del self.computing[key]
+        self.computing.pop(sequence.keys[block], None)
 
     def blocker(self, sequence: Sequence, block: int) -> Sequence | None:
         """The sequence whose work on this block is worth waiting for: it is in flight, or its owner runs earlier by policy."""

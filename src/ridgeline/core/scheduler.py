@@ -18,7 +18,7 @@ from ridgeline.core.kv import Cache
 from ridgeline.core.lifecycle import Lifecycle, by_rank
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import FROM_ROW, KVShape, Plan, Result
-from ridgeline.core.policy import policy_named
+from ridgeline.core.policy import Policy
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.core.stop import why_ended
 
@@ -37,13 +37,13 @@ class Flight:
 class Scheduler:
     """Decides what every step computes. `apply`, `schedule` and `commit` are called by one loop, never at the same time."""
 
-    def __init__(self, limits: Limits, kv: KVShape, policy: str) -> None:
+    def __init__(self, limits: Limits, kv: KVShape, policy: Policy) -> None:
         self.limits = limits
-        self.policy = policy_named(policy)
+        self.policy = policy
         self.flights: deque[Flight] = deque()
         self._events: list[Event] = []
         self.cache = Cache(kv, limits.prefix_caching, self._emit)
-        self.life = Lifecycle(limits, self.policy, self.cache, self._emit)
+        self.life = Lifecycle(limits, policy, self.cache, self._emit)
         self._step = 0
 
     def _emit(self, event: Event) -> None:
@@ -147,14 +147,14 @@ class Scheduler:
         if sequence.state is not State.RUNNING or sequence.reach >= sequence.limit or (sequence.needs_commit and sequence.in_flight):
             return
         if self._stands_at_shared_block(sequence):
-            blocker = self._catch_up(sequence, draft)
+            blocker = self._catch_up(sequence)
             if blocker is not None:
                 self.life.wait(sequence, Wait.PREFIX, blocker)
                 return
         self.life.clear(sequence, Wait.PREFIX)
         count = self._room(sequence, min(draft.budget, sequence.reach - sequence.scheduled), draft)
         if count:
-            draft.extend_tables(sequence, self.cache.grow(sequence, sequence.scheduled + count))
+            self.cache.grow(sequence, sequence.scheduled + count)
             draft.add(sequence, count)
 
     def _stands_at_shared_block(self, sequence: Sequence) -> bool:
@@ -162,12 +162,12 @@ class Scheduler:
         size = self.cache.shape.block_tokens
         return not sequence.in_flight and sequence.scheduled == sequence.capacity and len(sequence.known) - sequence.scheduled > size
 
-    def _catch_up(self, sequence: Sequence, draft: Draft) -> Sequence | None:
+    def _catch_up(self, sequence: Sequence) -> Sequence | None:
         """A running sequence takes what others have published meanwhile; returns who is computing its next block, if that is worth waiting for."""
         size, before = self.cache.shape.block_tokens, sequence.capacity
         blocks = self.cache.longest_hit(sequence)
         if blocks * size > before:
-            draft.extend_tables(sequence, self.cache.adopt(sequence, blocks))
+            self.cache.adopt(sequence, blocks)
             if not sequence.preemptions:
                 sequence.cached_tokens += sequence.capacity - before
             self._emit(PrefixHit(sequence.request.request_id, sequence.choice, sequence.capacity - before))
@@ -203,8 +203,7 @@ class Scheduler:
         self.life.start(sequence, now)
         self.cache.index.announce(sequence, hit, (len(sequence.known) - 1) // self.cache.shape.block_tokens)
         self.cache.grow(sequence, sequence.scheduled + count)
-        draft.fresh.append(sequence)
-        draft.add(sequence, count)
+        draft.add(sequence, count, fresh=True)
 
     def _row(self, sequence: Sequence, draft: Draft) -> bool:
         """A row is free, within the policy's bound. A higher class pushes the youngest of the lowest class out."""
@@ -239,7 +238,7 @@ class Scheduler:
             fitting = sequence.capacity + blocks * size - sequence.scheduled
             if fitting > 0:
                 return min(count, fitting)
-            coming = cache.pages.coming() + cache.behind_window(sequence, len(sequence.tables[0]))
+            coming = cache.pages.coming() + cache.behind_window(sequence)
             if cache.pages.available + coming >= groups:
                 return 0
             victim = self._victim(sequence)

@@ -20,6 +20,8 @@ class Sequence:
 
     known      prompt and outputs, ids
     capacity   positions covered by the pages in `tables`
+    released   a group each: leading blocks whose pages have been let go, behind its window
+    unsent     (group, first block, pages) appended to tables since the row was last planned
     limit      the most ids it may ever know
     rank       its place in the policy's order, smaller runs first
     keys       prefix keys of the full blocks of `known`, made on demand
@@ -50,6 +52,7 @@ class Sequence:
         "published",
         "rank",
         "reach",
+        "released",
         "request",
         "row",
         "scheduled",
@@ -57,6 +60,7 @@ class Sequence:
         "state",
         "stop_ids",
         "tables",
+        "unsent",
         "waiting_for",
     )
 
@@ -74,6 +78,8 @@ class Sequence:
         self.reach = self.prompt_tokens
         self.capacity = 0
         self.tables: list[list[int]] = [[] for _ in range(groups)]
+        self.released = [0] * groups
+        self.unsent: list[tuple[int, int, tuple[int, ...]]] = []
         self.keys: list[bytes] = []
         self.published = 0
         self.row = -1
