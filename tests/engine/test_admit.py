@@ -8,7 +8,7 @@ import pytest
 
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.engine.admit import BOUNDS, FLAGS, OPTIONAL, ModelLimits, admit, tenant_domain
+from ridgeline.engine.admit import BOUNDS, FLAGS, OPTIONAL, ModelLimits, admit, seed_source, tenant_domain
 from ridgeline.errors import RequestError
 
 FULL = KVShape((KVGroup("full", (0,)),), block_tokens=16, pages=64, fingerprint=b"")
@@ -132,3 +132,10 @@ def test_what_comes_out() -> None:
 def test_tenant_domains_need_the_secret() -> None:
     assert tenant_domain(b"s", "a") == tenant_domain(b"s", "a")
     assert len({tenant_domain(b"s", "a"), tenant_domain(b"s", "b"), tenant_domain(b"t", "a"), b""}) == 4
+
+
+def test_seeds_are_drawn_in_range_and_reproducibly() -> None:
+    first, second, free = seed_source(5), seed_source(5), seed_source(None)
+    drawn = [first() for _ in range(100)]
+    assert drawn == [second() for _ in range(100)] and len(set(drawn)) == 100
+    assert all(0 <= seed < 2**63 for seed in drawn) and free() != free()

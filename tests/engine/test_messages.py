@@ -23,12 +23,14 @@ EVENTS = [
     events.Scheduled(1, 0.5, (4, 5, 6), COLUMN, 1, 2, 3), events.Computed(1, 0.5, (4, 5, 6), COLUMN), events.Started("r", 0, 4, 0.5, False),
     events.PrefixHit("r", 0, 16), events.PrefixMiss("r", 0, 1), events.Preempted("r", 0, "s", "pages"), events.Evicted(7),
     events.Published(7, 0, b"\x00" * 32), events.EndedProvisionally("r", 0, events.Finish.STOP),
-    events.Closed("r", 0, events.Finish.LENGTH, events.Usage(3, 4, 0), 0.5), events.Rejected("r", "full", 2.0), events.StepTimed(1, Timings(run=0.1)),
+    events.Closed("r", 0, events.Finish.LENGTH, events.Usage(3, 4, 0), 0.5), events.Rejected("r", "full", 2.0),
+    events.StepTimed(1, Timings(run=0.1)),
 ]
 OUTPUT = Output("r", 1, (5, 6), (TokenLogprobs(-0.5, ((5, -0.5),)), TokenLogprobs(-1.0)), events.Finish.STOP)
 MESSAGES: list[Message] = [
     commands.Admit(REQUEST), commands.Close("r", 0, 3, events.Finish.STOP), commands.Abort("r"), commands.Clear("r", events.Wait.GRAMMAR),
-    commands.SetKnob("rows", 3), commands.Drain(), messages.Progress("weights", 0.5), messages.Ready(INFO, (Decision("max_model_len", 4096, "model", "its context"),)),
+    commands.SetKnob("rows", 3), commands.Drain(), messages.Progress("weights", 0.5),
+    messages.Ready(INFO, (Decision("max_model_len", 4096, "model", "its context"),)),
     messages.Frame(9, 1.5, (OUTPUT,), EVENTS), messages.Health(9, 1.5, True), messages.Fatal("out of memory", False),
 ]
 
@@ -54,7 +56,8 @@ def test_messages_survive_any_cut() -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [b"PK\x01\x00\x00\x00\x00\x00", HEADER.pack(b"RL", 2, 0, 0), HEADER.pack(b"RL", 1, len(MESSAGE_TYPES), 0), HEADER.pack(b"RL", 1, 0, 2**26 + 1)],
+    [b"PK\x01\x00\x00\x00\x00\x00", HEADER.pack(b"RL", 2, 0, 0), HEADER.pack(b"RL", 1, len(MESSAGE_TYPES), 0),
+     HEADER.pack(b"RL", 1, 0, 2**26 + 1)],
     ids=["magic", "version", "tag", "length"],
 )
 def test_headers_are_refused_before_the_payload_comes(header: bytes) -> None:

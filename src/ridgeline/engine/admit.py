@@ -1,10 +1,11 @@
 """The one door in: turns what a client asks for into the value that the engine accepts, or says what is wrong with it.
 
-Owns every bound on a number that comes from outside. Never tokenises, never draws a seed or an id itself, never looks at the engine's load.
+Owns every bound on a number that comes from outside. Never tokenises, never makes up a request id, never looks at the engine's load.
 """
 
 import hashlib
 import hmac
+import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -105,6 +106,12 @@ def admit(
     )
 
 
+def seed_source(seed: int | None) -> Callable[[], int]:
+    """Draws 63-bit seeds for requests without one: unpredictable, or with `seed` the same sequence every time."""
+    draw = random.SystemRandom() if seed is None else random.Random(seed)
+    return lambda: draw.getrandbits(63)
+
+
 def tenant_domain(secret: bytes, tenant: str) -> bytes:
     """Prefix-cache domain of a tenant: 32 bytes that only who has `secret` can make, the same after a restart with the same secret."""
     return hmac.new(secret, tenant.encode(), hashlib.sha256).digest()
@@ -142,7 +149,9 @@ def _check_ids(name: str, ids: object, vocab: int, most: int) -> None:
             raise RequestError(f"{name} contains {_show(each)}; this model's ids are 0 to {vocab - 1}.", param=name)
 
 
-def _check_prompt(prompt: Sequence[int], limits: ModelLimits) -> None:
+def _check_prompt(prompt: object, limits: ModelLimits) -> None:
+    if not isinstance(prompt, (tuple, list)):
+        raise _wrong("prompt", prompt, "it must be a list of integers", "invalid_type")
     if len(prompt) == 0:
         raise RequestError("prompt has 0 tokens; send at least one.", param="prompt", code="empty_prompt")
     if len(prompt) >= limits.max_model_len:

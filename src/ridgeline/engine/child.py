@@ -24,7 +24,9 @@ FAREWELL_SECONDS: Final = 5.0
 class Child:
     """One engine process. It dies when the write end of its lifeline, which only this process has, is closed."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", lifeline: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", lifeline: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._process = process
         self._lifeline = lifeline
         self._reader = reader

@@ -1,7 +1,7 @@
 """The front end's side of the engine: requests in, streams of outputs out, and what becomes of both when the engine dies.
 
-Owns the open requests and the state of the engine as clients may see it. Runs on one asyncio loop; never touches an array, never admits.
-Health is progress: an engine that has work and commits no step for `step_timeout_seconds` is killed and started anew, like one that crashed.
+Owns the open requests and the state of the engine as clients may see it. Runs on one asyncio loop; never touches an array,
+never admits. Health is progress: an engine that has work and commits no step for `step_timeout_seconds` is killed and started anew, like one that crashed.
 """
 
 import asyncio
@@ -302,4 +302,5 @@ class EngineClient:
     def _give_up(self, stream: RequestStream) -> None:
         self.abort(stream.request_id)
         del self._streams[stream.request_id]
-        stream.fail(RequestError(f"{BUFFERED_OUTPUTS} outputs were not read in time; the request was aborted", code="client_too_slow", status=408))
+        message = f"{BUFFERED_OUTPUTS} outputs were not read in time; the request was aborted"
+        stream.fail(RequestError(message, code="client_too_slow", status=408))

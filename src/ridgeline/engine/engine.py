@@ -1,7 +1,7 @@
 """The loop: apply what came in, keep `depth` steps in flight, collect the oldest, commit it.
 
-Owns the steps in flight and their order. Never blocks but in `Executor.collect`, never reads a socket, never catches what an executor raises:
-a failed step leaves device state unknown, so whoever runs the engine lets it die and starts a new one.
+Owns the steps in flight and their order. Never blocks but in `Executor.collect`, never reads a socket, never catches what an executor
+raises: a failed step leaves device state unknown, so whoever runs the engine lets it die and starts a new one.
 The engine process, the in-process `LLM` and the simulator all run this class.
 """
 

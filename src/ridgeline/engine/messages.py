@@ -1,7 +1,7 @@
 """Frames between front end and engine process: typed msgpack behind a fixed header, one frame a step.
 
-Owns the wire form and its refusals. A frame is a header (magic, version, tag, payload length) and one dataclass; nothing that arrives is trusted
-before its type is decoded, and anything unexpected is a `WireError`, after which the connection is closed.
+Owns the wire form and its refusals. A frame is a header (magic, version, tag, payload length) and one dataclass; nothing that arrives
+is trusted before its type is decoded, and anything unexpected is a `WireError`, after which the connection is closed.
 """
 
 import struct
