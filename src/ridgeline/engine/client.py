@@ -1,7 +1,7 @@
 """The front end's side of the engine: requests in, streams of outputs out, and what becomes of both when the engine dies.
 
-Owns the open requests and the state of the engine as clients may see it. Runs on one asyncio loop; never touches an array,
-never admits. Health is progress: an engine that has work and commits no step for `step_timeout_seconds` is killed and started anew, like one that crashed.
+Owns the open requests and the state of the engine as clients may see it. Runs on one asyncio loop; touches no array, admits nothing.
+Health is progress: an engine that has work and commits no step for `step_timeout_seconds` is killed and started anew, as after a crash.
 """
 
 import asyncio
