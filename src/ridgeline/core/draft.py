@@ -8,21 +8,30 @@ from ridgeline.core.sequence import Sequence
 
 
 class Draft:
-    """One step before it is frozen. `plain` while every row computes one token and samples."""
+    """One step before it is frozen.
+
+    odd        row index → (tokens, whether it samples) of the rows that do anything but compute one token and sample
+    bound      indices of the rows that need their commit before they go on
+    fresh      sequences whose row is new
+    closed     no further waiting sequence may start in this step
+    """
 
     def __init__(self, step: int, budget: int) -> None:
         self.step = step
         self.budget = budget
         self.sequences: list[Sequence] = []
         self.starts: list[int] = []
-        self.counts: list[int] = []
         self.tokens: list[int] = []
-        self.samples: list[int] = []
-        self.plain = True
+        self.odd: dict[int, tuple[int, bool]] = {}
+        self.bound: list[int] = []
         self.fresh: list[Sequence] = []
         self.blocks: list[tuple[int, int, int, tuple[int, ...]]] = []
         self.closed = False
-        """No further waiting sequence may start in this step."""
+
+    @property
+    def left(self) -> int:
+        """Tokens that the step may still compute."""
+        return self.budget - len(self.tokens)
 
     def add(self, sequence: Sequence, count: int, fresh: bool = False) -> None:
         """The sequence computes its next `count` tokens; it samples if that brings it to its reach. `fresh`: its row is new."""
@@ -35,41 +44,48 @@ class Draft:
         else:
             self.blocks += [(sequence.row, group, first, pages) for group, first, pages in sequence.unsent]
         sequence.unsent.clear()
+        if count != 1 or not samples:
+            self.odd[len(self.sequences)] = count, samples
+        if sequence.needs_commit:
+            self.bound.append(len(self.sequences))
         self.sequences.append(sequence)
         self.starts.append(start)
-        self.counts.append(count)
         self.tokens += ids
         self.tokens += [FROM_ROW] * (count - len(ids))
-        self.samples.append(int(samples))
-        self.plain = self.plain and samples and count == 1 and not sequence.needs_commit
-        self.budget -= count
         sequence.scheduled = end
         sequence.reach += samples
         sequence.in_flight += 1
         sequence.last_step = self.step
 
-    def freeze(self, freed_rows: list[int]) -> Plan:
-        """The plan; the draft is spent."""
-        rows = [sequence.row for sequence in self.sequences]
-        if self.plain:
-            select, sample, needs_commit = array("i", range(len(rows))), bytearray(b"\1" * len(rows)), bytearray(len(rows))
+    def freeze(self, freed_rows: list[int], alike: Plan | None) -> Plan:
+        """The plan; the draft is spent. `alike` is the step before if it has the same sequences on the same rows: columns that do not change are shared."""
+        rows = len(self.sequences)
+        count, sample, needs_commit = array("i", [1]) * rows, bytearray(b"\1") * rows, bytearray(rows)
+        for index, (tokens, samples) in self.odd.items():
+            count[index], sample[index] = tokens, samples
+        for index in self.bound:
+            needs_commit[index] = 1
+        if self.odd:
+            select = array("i", [end - 1 for end, samples in zip(accumulate(count), sample, strict=True) if samples])
+        elif alike is not None and len(alike.select) == rows == len(alike.tokens):
+            select = alike.select
         else:
-            ends = accumulate(self.counts)
-            select = array("i", [end - 1 for end, samples in zip(ends, self.samples, strict=True) if samples])
-            sample = bytearray(self.samples)
-            needs_commit = bytearray([sequence.needs_commit for sequence in self.sequences])
+            select = array("i", range(rows))
         return Plan(
             step=self.step,
-            row=array("i", rows),
+            row=array("i", [sequence.row for sequence in self.sequences]) if alike is None else alike.row,
             start=array("i", self.starts),
-            count=array("i", self.counts),
+            count=count,
             tokens=array("i", self.tokens),
             select=select,
             sample=sample,
             needs_commit=needs_commit,
-            new_rows=tuple(
-                NewRow(s.row, s.number, s.request.row_params(s.choice), tuple(s.known), tuple(map(tuple, s.tables))) for s in self.fresh
-            ),
+            new_rows=tuple([_new_row(sequence) for sequence in self.fresh]),
             freed_rows=tuple(freed_rows),
             blocks=tuple(self.blocks),
         )
+
+
+def _new_row(sequence: Sequence) -> NewRow:
+    params = sequence.request.row_params(sequence.choice)
+    return NewRow(sequence.row, sequence.number, params, tuple(sequence.known), tuple(map(tuple, sequence.tables)))

@@ -44,8 +44,9 @@ class Cache:
             sequence.unsent.append((g, first, tuple(pages)))
         for block in range(first, blocks):
             self.index.settle(sequence, block)
-        sequence.computed = sequence.scheduled = sequence.capacity = blocks * size
-        sequence.published = blocks
+        sequence.computed = sequence.scheduled = blocks * size
+        sequence.cover(blocks * size)
+        self._offered(sequence, blocks)
 
     def grow(self, sequence: Sequence, upto: int) -> None:
         """Takes pages so that positions below `upto` are covered. The caller has made room."""
@@ -57,7 +58,7 @@ class Cache:
             pages = tuple([self.pages.take() for _ in range(first, blocks)])
             table += pages
             sequence.unsent.append((g, first, pages))
-        sequence.capacity = blocks * size
+        sequence.cover(blocks * size)
 
     def behind_window(self, sequence: Sequence) -> int:
         """Pages that the sequence holds behind the window of its next position, committed or not."""
@@ -87,7 +88,9 @@ class Cache:
             table.clear()
         sequence.unsent.clear()
         sequence.released = [0] * len(sequence.tables)
-        sequence.capacity = sequence.computed = sequence.scheduled = sequence.published = 0
+        sequence.computed = sequence.scheduled = 0
+        sequence.cover(0)
+        self._offered(sequence, 0)
 
     def _let_go(self, sequence: Sequence, pages: list[int]) -> None:
         if sequence.in_flight:
@@ -119,4 +122,8 @@ class Cache:
                     self.pages.publish(page)
                     self._emit(Published(page, g, sequence.keys[block]))
             self.index.settle(sequence, block)
-        sequence.published = filled
+        self._offered(sequence, filled)
+
+    def _offered(self, sequence: Sequence, blocks: int) -> None:
+        sequence.published = blocks
+        sequence.full_at = (blocks + 1) * self.shape.block_tokens

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from heapq import merge
+from itertools import repeat
 from typing import Any
 
 from ridgeline.core.commands import Abort, Admit, Clear, Close, Command, Drain, Output, SetKnob
@@ -17,10 +18,11 @@ from ridgeline.core.events import Computed, Event, Finish, PrefixHit, PrefixMiss
 from ridgeline.core.kv import Cache
 from ridgeline.core.lifecycle import Lifecycle, by_rank
 from ridgeline.core.params import Limits
-from ridgeline.core.plan import FROM_ROW, KVShape, Plan, Result
+from ridgeline.core.plan import FROM_ROW, KVShape, Plan, Result, TokenLogprobs
 from ridgeline.core.policy import Policy
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.core.stop import why_ended
+from ridgeline.errors import LawViolation
 
 KNOBS = {"token_budget": (1, 1 << 20), "depth": (1, 4), "max_waiting": (0, 1 << 20), "max_preemptions": (0, 1 << 20)}
 """Limits that may change while running, with their bounds."""
@@ -28,10 +30,11 @@ KNOBS = {"token_budget": (1, 1 << 20), "depth": (1, 4), "max_waiting": (0, 1 << 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step between `schedule` and `commit`: the sequences of its rows, in the plan's order."""
+    """A step between `schedule` and `commit`: the sequences of its rows, in the plan's order, and their numbers."""
 
     plan: Plan
     sequences: list[Sequence]
+    numbers: tuple[int, ...]
 
 
 class Scheduler:
@@ -45,6 +48,7 @@ class Scheduler:
         self.cache = Cache(kv, limits.prefix_caching, self._emit)
         self.life = Lifecycle(limits, policy, self.cache, self._emit)
         self._step = 0
+        self._last: Flight | None = None
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)
@@ -93,28 +97,23 @@ class Scheduler:
         if len(self.flights) >= self.limits.depth:
             return None
         draft = Draft(self._step, self.limits.token_budget)
-        sequences, starts, counts, tokens, samples = draft.sequences, draft.starts, draft.counts, draft.tokens, draft.samples
-        step, running = draft.step, State.RUNNING
+        sequences, starts, tokens = draft.sequences, draft.starts, draft.tokens
+        step, budget = draft.step, draft.budget
         for sequence in self._candidates(draft):
             position, reach = sequence.scheduled, sequence.reach
-            if reach - position == 1 and position < sequence.capacity and reach < sequence.limit and sequence.state is running:
-                if sequence.needs_commit:
-                    self._advance(sequence, draft, now)
-                else:  # one token and a sample, nothing else to decide: `Draft.add`, written out because every running sequence passes here
-                    sequences.append(sequence)
-                    starts.append(position)
-                    counts.append(1)
-                    known = sequence.known
-                    tokens.append(known[position] if position < len(known) else FROM_ROW)
-                    samples.append(1)
-                    sequence.scheduled = reach
-                    sequence.reach = reach + 1
-                    sequence.in_flight += 1
-                    sequence.last_step = step
-                    draft.budget -= 1
+            if reach - position == 1 and reach <= sequence.steady:
+                # `Draft.add` for one token and a sample, written out because every running sequence passes here.
+                sequences.append(sequence)
+                starts.append(position)
+                known = sequence.known
+                tokens.append(known[position] if position < len(known) else FROM_ROW)
+                sequence.scheduled = reach
+                sequence.reach = reach + 1
+                sequence.in_flight += 1
+                sequence.last_step = step
             else:
                 self._advance(sequence, draft, now)
-            if draft.budget <= 0:
+            if len(tokens) >= budget:
                 break
         return self._launch(draft, now) if sequences else None
 
@@ -129,12 +128,14 @@ class Scheduler:
         return merge(tuple(life.running), tuple(life.waiting), key=by_rank)
 
     def _launch(self, draft: Draft, now: float) -> Plan:
-        plan = draft.freeze(self.life.freed_rows)
+        last, pages = self._last, self.cache.pages
+        same = last is not None and not draft.fresh and last.sequences == draft.sequences
+        plan = draft.freeze(self.life.freed_rows, last.plan if last is not None and same else None)
         self.life.freed_rows.clear()
-        self.flights.append(Flight(plan, draft.sequences))
+        numbers = last.numbers if last is not None and same else tuple([sequence.number for sequence in draft.sequences])
+        self._last = Flight(plan, draft.sequences, numbers)
+        self.flights.append(self._last)
         self._step += 1
-        pages = self.cache.pages
-        numbers = tuple([sequence.number for sequence in draft.sequences])
         self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.life.waiting), len(pages.free), len(pages.cached)))
         return plan
 
@@ -152,7 +153,7 @@ class Scheduler:
                 self.life.wait(sequence, Wait.PREFIX, blocker)
                 return
         self.life.clear(sequence, Wait.PREFIX)
-        count = self._room(sequence, min(draft.budget, sequence.reach - sequence.scheduled), draft)
+        count = self._room(sequence, min(draft.left, sequence.reach - sequence.scheduled), draft)
         if count:
             self.cache.grow(sequence, sequence.scheduled + count)
             draft.add(sequence, count)
@@ -193,7 +194,7 @@ class Scheduler:
             self.life.wait(sequence, Wait.PREFIX, blocker)
             return
         self.cache.adopt(sequence, hit)
-        count = self._room(sequence, min(draft.budget, sequence.reach - sequence.scheduled), draft)
+        count = self._room(sequence, min(draft.left, sequence.reach - sequence.scheduled), draft)
         if not count:
             self.cache.release(sequence)
             draft.closed = True
@@ -268,47 +269,51 @@ class Scheduler:
         flight = self.flights.popleft()
         if flight.plan.step != plan.step or result.step != plan.step:
             raise ValueError(f"step {flight.plan.step} is the oldest in flight, step {plan.step} was committed with result {result.step}")
+        if bytearray(map(len, result.sampled)) != plan.sample:
+            raise LawViolation(4, f"step {plan.step} sampled where its plan does not, or did not where it does")
         outputs: list[Output] = []
-        size, running, poisoned = self.cache.shape.block_tokens, State.RUNNING, 0 in result.finite
-        logprobs = result.logprobs
-        for i, (sequence, count, sampled) in enumerate(zip(flight.sequences, plan.count, result.sampled, strict=True)):
+        running, make = State.RUNNING, tuple.__new__  # what `Output(…)` calls, at half its price: one is made for every row of every step
+        shown = repeat(None) if result.logprobs is None else result.logprobs
+        for sequence, count, sampled, finite, logprobs in zip(flight.sequences, plan.count, result.sampled, result.finite, shown, strict=False):
             sequence.in_flight -= 1
-            if poisoned and not result.finite[i]:
+            if not finite:
                 self._poison(sequence, outputs, now)
             elif sequence.state is running:
-                computed = sequence.computed + count
-                sequence.computed = computed
-                reason = None
+                sequence.computed = computed = sequence.computed + count
+                if computed >= sequence.full_at:
+                    self.cache.publish(sequence)
                 if sampled:
                     known = sequence.known
                     known += sampled
                     if len(known) >= sequence.limit or sampled[-1] in sequence.stop_ids:
-                        reason = why_ended(sequence)
-                    request = sequence.request
-                    shown = logprobs[i] if logprobs is not None else None
-                    outputs.append(Output(request.request_id, sequence.choice, sampled, (shown,) if shown else None, reason))
-                if computed - sequence.published * size >= size:
-                    self.cache.publish(sequence)
-                if reason is not None:
-                    self.life.end(sequence, reason, now)
+                        self._deliver(sequence, sampled, logprobs, outputs, now)
+                    else:
+                        given = None if logprobs is None else (logprobs,)
+                        outputs.append(make(Output, (sequence.request.request_id, sequence.choice, sampled, given, None)))
             else:
-                self._late(sequence, i, result, outputs, now)
+                self._late(sequence, sampled, logprobs, outputs, now)
         self.cache.committed(plan.step)
-        sampled_counts = array("i", [len(ids) for ids in result.sampled])
-        self._emit(Computed(plan.step, now, tuple([sequence.number for sequence in flight.sequences]), sampled_counts))
+        self._emit(Computed(plan.step, now, flight.numbers, array("i", list(plan.sample))))
         self._emit(StepTimed(plan.step, result.timings))
         return outputs
 
-    def _late(self, sequence: Sequence, i: int, result: Result, outputs: list[Output], now: float) -> None:
+    def _deliver(
+        self, sequence: Sequence, sampled: tuple[int, ...], logprobs: TokenLogprobs | None, outputs: list[Output], now: float
+    ) -> None:
+        """Ids that are known already go out, with the end if they bring it."""
+        reason = why_ended(sequence)
+        given = None if logprobs is None else (logprobs,)
+        outputs.append(Output(sequence.request.request_id, sequence.choice, sampled, given, reason))
+        if reason is not None:
+            self.life.end(sequence, reason, now)
+
+    def _late(
+        self, sequence: Sequence, sampled: tuple[int, ...], logprobs: TokenLogprobs | None, outputs: list[Output], now: float
+    ) -> None:
         """A row that was preempted or ended after this step was planned: ids count for the former, nothing for the latter."""
-        if sequence.state is State.WAITING and result.sampled[i]:
-            ids = result.sampled[i]
-            sequence.known += ids
-            reason = why_ended(sequence)
-            shown = result.logprobs[i] if result.logprobs is not None else None
-            outputs.append(Output(sequence.request.request_id, sequence.choice, ids, (shown,) if shown else None, reason))
-            if reason is not None:
-                self.life.end(sequence, reason, now)
+        if sequence.state is State.WAITING and sampled:
+            sequence.known += sampled
+            self._deliver(sequence, sampled, logprobs, outputs, now)
         if not sequence.in_flight:
             self.life.landed(sequence)
 

@@ -20,12 +20,13 @@ class Sequence:
 
     known      prompt and outputs, ids
     capacity   positions covered by the pages in `tables`
+    steady     while `reach` is not beyond it, one more token and a sample need no decision at all
     released   a group each: leading blocks whose pages have been let go, behind its window
     unsent     (group, first block, pages) appended to tables since the row was last planned
     limit      the most ids it may ever know
     rank       its place in the policy's order, smaller runs first
     keys       prefix keys of the full blocks of `known`, made on demand
-    published  leading blocks offered to the prefix cache (or found there)
+    published  leading blocks offered to the prefix cache (or found there); `full_at` is where the next one ends
     in_flight  steps in flight that carry it; `last_step` is the newest of them
     blocked_at the block that it waits for, while it waits for a prefix
     stale      steps in flight were planned before a preemption: they only deliver ids
@@ -38,6 +39,7 @@ class Sequence:
         "choice",
         "computed",
         "end",
+        "full_at",
         "in_flight",
         "keys",
         "known",
@@ -58,6 +60,7 @@ class Sequence:
         "scheduled",
         "stale",
         "state",
+        "steady",
         "stop_ids",
         "tables",
         "unsent",
@@ -77,11 +80,13 @@ class Sequence:
         self.scheduled = 0
         self.reach = self.prompt_tokens
         self.capacity = 0
+        self.steady = 0
         self.tables: list[list[int]] = [[] for _ in range(groups)]
         self.released = [0] * groups
         self.unsent: list[tuple[int, int, tuple[int, ...]]] = []
         self.keys: list[bytes] = []
         self.published = 0
+        self.full_at = 0
         self.row = -1
         self.in_flight = 0
         self.last_step = -1
@@ -95,6 +100,11 @@ class Sequence:
         self.cached_tokens = -1
         self.end: Finish | None = None
         self.message: str | None = None
+
+    def cover(self, positions: int) -> None:
+        """Its pages reach so far now."""
+        self.capacity = positions
+        self.steady = 0 if self.needs_commit else min(positions, self.limit - 1)
 
     @property
     def outputs(self) -> int:

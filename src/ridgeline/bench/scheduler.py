@@ -1,0 +1,74 @@
+"""What the scheduler itself costs: schedule + commit of a steady decode, every row running, with one columnar event each way a step.
+
+Owns the measurement only: nothing is computed, each row's sampled id is made up beforehand. Run it with `python -m ridgeline.bench.scheduler`.
+"""
+
+import gc
+import time
+from statistics import median
+
+from ridgeline.core.commands import Admit
+from ridgeline.core.params import Admitted, Limits, SamplingParams
+from ridgeline.core.plan import KVGroup, KVShape, Plan, Result
+from ridgeline.core.policy import POLICIES
+from ridgeline.core.scheduler import Scheduler
+from ridgeline.engine.admit import ModelLimits, admit
+
+BARS = {32: 0.1, 256: 0.6, 1024: 3.0}
+"""Milliseconds that one step may cost (median) at so many running sequences."""
+
+BLOCK_TOKENS, WINDOW, PROMPT_TOKENS, MODEL_LEN = 16, 512, 24, 4096
+GROUPS = (KVGroup("full", (0,)), KVGroup("window", (1,), WINDOW))
+ID = 7
+
+
+def request(number: int, outputs: int, kv: KVShape) -> Admitted:
+    """A prompt that shares nothing with the others, so that nobody waits for a prefix. Lengths differ: block edges fall into different steps."""
+    limits = ModelLimits(vocab=1 << 20, max_model_len=MODEL_LEN, eos_ids=frozenset({1}), kv=kv)
+    prompt = [number] * (PROMPT_TOKENS + number % BLOCK_TOKENS)
+    params = SamplingParams(max_tokens=outputs)
+    return admit(prompt, params, limits, request_id=f"request-{number}", draw_seed=lambda: number)
+
+
+def answer(plan: Plan, sampled: tuple[int, ...] = (ID,)) -> Result:
+    """One id for every row that samples."""
+    return Result(plan.step, tuple([sampled if samples else () for samples in plan.sample]), bytearray(b"\1" * len(plan.row)))
+
+
+def steady(rows: int, steps: int, depth: int = 1) -> list[float]:
+    """Seconds of schedule + commit + taking events, for each of `steps` steps in which all of `rows` sequences decode."""
+    pages = rows * len(GROUPS) * (PROMPT_TOKENS + steps + 2 * BLOCK_TOKENS) // BLOCK_TOKENS + rows * 4
+    kv = KVShape(GROUPS, BLOCK_TOKENS, pages, b"bench")
+    limits = Limits(rows=rows, token_budget=rows * 64, depth=depth, max_model_len=MODEL_LEN, max_waiting=rows)
+    scheduler = Scheduler(limits, kv, POLICIES["fcfs"])
+    scheduler.apply([Admit(request(number, steps + 64, kv)) for number in range(rows)], 0.0)
+    in_flight: list[Plan] = []
+    seconds: list[float] = []
+    while len(seconds) < steps:
+        began = time.perf_counter()
+        while (plan := scheduler.schedule(0.0)) is not None:
+            in_flight.append(plan)
+        planned = time.perf_counter()
+        oldest = in_flight.pop(0)
+        result = answer(oldest)
+        committed = time.perf_counter()
+        scheduler.commit(oldest, result, 0.0)
+        scheduler.take_events()
+        ended = time.perf_counter()
+        if not oldest.new_rows and len(oldest.row) == rows == len(oldest.tokens):
+            seconds.append(planned - began + ended - committed)
+    return seconds
+
+
+def main() -> None:
+    """Prints median and 99th percentile beside each bar."""
+    for rows, bar in BARS.items():
+        for depth in (1, 2):
+            gc.collect()
+            milliseconds = sorted(1e3 * each for each in steady(rows, 512, depth))
+            middle, late = median(milliseconds), milliseconds[len(milliseconds) * 99 // 100]
+            print(f"{rows:5} running, depth {depth}: median {middle:.3f} ms, p99 {late:.3f} ms, bar {bar} ms, {1e3 * middle / rows:.2f} µs a sequence")
+
+
+if __name__ == "__main__":
+    main()
