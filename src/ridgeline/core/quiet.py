@@ -13,7 +13,7 @@ def quiet_steps(scheduler: Scheduler) -> int:
     running, limits = scheduler.life.running, scheduler.limits
     if not running or len(running) > limits.token_budget:
         return 0
-    if scheduler.life.waiting and scheduler.life.rows:
+    if scheduler.life.waiting and len(running) < limits.rows:  # a row is free, or comes free when its last step commits
         return 0
     if any(s.reach - s.scheduled != 1 or s.needs_commit for s in running):
         return 0
