@@ -11,6 +11,7 @@ from ridgeline.core import events
 from ridgeline.core.commands import Abort, Close, Command, Drain, SetKnob
 from ridgeline.core.events import Event, Finish, Wait
 from ridgeline.core.plan import Plan, Result
+from ridgeline.core.scheduler import Scheduler
 from ridgeline.sim.edge import Edge, Key
 from ridgeline.sim.workload import World
 
@@ -30,7 +31,7 @@ SITUATIONS = (
     "preempted with a shared prefix",
     "preempted with steps in flight",
     "preempted at its last allowed time",
-    "stalled without a second victim as pages were coming",
+    "second victim spared as pages were coming",
     "resumed",
     "abort while waiting",
     "abort while preempted",
@@ -68,10 +69,11 @@ SITUATIONS = (
 class Reach:
     """Counts of one run. Told of commands before each turn, of plans and results within it, and of its events at the end."""
 
-    def __init__(self, world: World, edge: Edge) -> None:
+    def __init__(self, world: World, edge: Edge, scheduler: Scheduler) -> None:
         self.counts: Counter[str] = Counter()
         self._world = world
         self._edge = edge
+        self._scheduler = scheduler
         self._draining = False
         self._row: dict[int, int] = {}
         """Sequence number by row."""
@@ -126,7 +128,10 @@ class Reach:
         self._flying.append(frozenset([row[each] for each in plan.row]))
         if len(self._flying) > 1:
             self.counts[f"{len(self._flying)} steps in flight"] += 1
-        self._count("budget spent to the last token", len(plan.tokens) == self._world.limits.token_budget)
+        spent = len(plan.tokens) == self._scheduler.limits.token_budget
+        if not spent and self._scheduler.cache.pages.handed_over:
+            self._count("second victim spared as pages were coming", self._spared(plan.step))
+        self._count("budget spent to the last token", spent)
         self._count("a chunk beside single tokens", 1 < len(plan.row) < len(plan.tokens) and 1 in plan.count)
 
     def on_result(self, plan: Plan, result: Result) -> None:
@@ -255,6 +260,13 @@ class Reach:
         self.counts[
             f"rejected {'while draining' if self._draining else 'as the queue is full' if full else 'as unservable'}"
         ] += 1
+
+    def _spared(self, step: int) -> bool:
+        """One has been preempted and its pages are still in flight; another that needs pages waits for them and pushes nobody out."""
+        life = self._scheduler.life
+        if not any(each.stale for each in life.waiting) or not self._scheduler.cache.pages.coming():
+            return False
+        return any(each.last_step != step and each.scheduled == each.capacity and each.scheduled < each.reach for each in life.running)
 
     def _in_flight(self, key: Key) -> bool:
         sequence = self._sequence.get(key)

@@ -8,12 +8,14 @@ import heapq
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Admit, Command
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.policy import POLICIES
+from ridgeline.core.quiet import quiet_steps
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import ExecutorInfo, Ticket
@@ -21,8 +23,14 @@ from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.edge import Edge
 from ridgeline.sim.executor import SimExecutor
+from ridgeline.sim.order import Order, Quiet
 from ridgeline.sim.reach import Reach
 from ridgeline.sim.workload import World, draw
+
+FULL_EVERY = 8
+"""Every page's holders are recounted after so many steps; the cheap laws are checked after each."""
+QUIET_EVERY = 4
+"""In one of so many seeds the scheduler is held to its `quiet_steps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +57,11 @@ class Outcome:
 
 
 class Witness:
-    """Stands between engine and executor, passes everything on, and tells reach counters and trace of it."""
+    """Stands between engine and executor, checks each plan (law 5), passes it on, and tells reach counters and trace of it."""
 
-    def __init__(self, executor: SimExecutor, reach: Reach, trace: "Trace | None") -> None:
+    def __init__(self, executor: SimExecutor, scheduler: Scheduler, reach: Reach, trace: "Trace | None") -> None:
         self._executor = executor
+        self._scheduler = scheduler
         self._reach = reach
         self._trace = trace
         self.steps = 0
@@ -65,6 +74,7 @@ class Witness:
     def submit(self, plan: Plan) -> Ticket:
         if self._trace is not None:
             self._trace.add(plan)
+        laws.check_plan(plan, self._scheduler.limits, self.info.kv)
         ticket = self._executor.submit(plan)
         self._reach.on_plan(plan)
         return ticket
@@ -103,13 +113,15 @@ class Simulation:
         self.clock = VirtualClock()
         executor = SimExecutor(world.info, world.model, self.clock, world.latency, world.eager)
         self.edge = Edge(world, executor.not_finite, self._send)
-        self.reach = Reach(world, self.edge)
-        self.witness = Witness(executor, self.reach, trace)
         self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy])
+        self.reach = Reach(world, self.edge, self.scheduler)
+        self._order = Order(world)
+        self._quiet = Quiet()
+        self.witness = Witness(executor, self.scheduler, self.reach, trace)
         self.engine = Engine(self.scheduler, self.witness, self.clock, world.limits.depth)
         self._trace = trace
-        self._order = count()
-        self._inbound = [(time, next(self._order), command) for time, command in world.inbound]
+        self._numbers = count()
+        self._inbound = [(time, next(self._numbers), command) for time, command in world.inbound]
         tokens = sum(
             (len(command.request.prompt) + world.limits.max_model_len) * command.request.choices
             for _, command in world.inbound
@@ -135,8 +147,14 @@ class Simulation:
         for command in commands:
             self.reach.on_command(command)
         turn = self.engine.turn(commands)
-        laws.check(self.scheduler)
+        if self.witness.steps % FULL_EVERY:
+            laws.check(self.scheduler)
+        else:
+            laws.check_full(self.scheduler)
         self.edge.on_turn(commands, turn)
+        self._order.on_turn(commands, turn.events)
+        if self.world.seed % QUIET_EVERY == 0:
+            self._quiet.on_turn(commands, turn.events, partial(quiet_steps, self.scheduler))
         for event in turn.events:
             self.reach.on_event(event)
         if self._trace is not None:
@@ -158,7 +176,7 @@ class Simulation:
             raise LawViolation(6, "requests are open, nothing is in flight and nothing is planned")
 
     def _send(self, delay: float, command: Command) -> None:
-        heapq.heappush(self._inbound, (self.clock.now() + delay, next(self._order), command))
+        heapq.heappush(self._inbound, (self.clock.now() + delay, next(self._numbers), command))
 
 
 def run_seed(seed: int, most_steps: int, trace: Trace | None = None) -> Outcome:

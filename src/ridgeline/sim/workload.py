@@ -21,7 +21,7 @@ STOP_TOKEN = 1
 ALPHABET_FROM = 4
 VOCAB = 64
 WINDOWS = ((0,), (0, 4), (0, 4), (3, 0), (0, 7), (0, 12), (5,), (0, 2, 9), (6, 0, 3), (0, 16))
-POLICIES = ("fcfs", "fcfs", "fcfs", "priority", "priority", "priority", "static", "one")
+POLICIES = ("fcfs",) * 11 + ("priority",) * 9 + ("static", "one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +54,38 @@ def draw(seed: int) -> World:
     block_tokens = rng.choice((1, 2, 4, 4, 16))
     windows = rng.choice(WINDOWS)
     longest = rng.choice((16, 24, 32, 48, 64, 96))
-    rows = rng.choice((1, 3, 6, 8, 12, 16, 16, 16))
+    rows = rng.choice((1, 4, 8, 12, 16, 16, 16, 16))
     limits = Limits(
         rows=rows,
-        token_budget=rng.choice((1, 3, 8, 12, 16, 24, 32, 64)),
+        token_budget=rng.choice((1, 8, 16, 24, 32, 48, 64, 64)),
         depth=rng.randint(1, 4),
         max_model_len=longest,
         max_preemptions=rng.choice((1, 2, 8)),
-        max_waiting=rng.choice((4, 64, 64, 64)),
+        max_waiting=rng.choice((6,) + (256,) * 9),
         prefix_caching=rng.random() < 0.75,
     )
     whole = len(windows) * -(-longest // block_tokens)
-    pages = min(max(2 * len(windows), int(whole * rng.choice((0.7, 1.0, 1.5, 2.0, 3.0, rows)))), 200)
+    pages = min(max(2 * len(windows), int(whole * rng.choice((0.7, 1.5, 3.0, 5.0, rows / 2, rows)))), 200)
     model = FakeModel(
         alphabet=tuple(range(ALPHABET_FROM, ALPHABET_FROM + rng.choice((2, 4, 40)))),
         stop_ids=(STOP_TOKEN,),
-        stop_permille=rng.choice((0, 10, 50)),
+        stop_permille=rng.choice((0, 10, 30)),
         identities=rng.choice((1, 1, 2, 4)),
         nan_permille=rng.choice((0, 0, 0, 50)),
         nan_positions=longest,
     )
+    policy = rng.choice(POLICIES)
+    together = 1 if policy == "one" else min(rows, limits.token_budget, max(1, 2 * pages // whole))
     groups = tuple(KVGroup("window" if window else "full", (layer,), window) for layer, window in enumerate(windows))
     info = ExecutorInfo(KVShape(groups, block_tokens, pages, b"sim"), VOCAB, longest, rows, "sim", 0, 0)
     return World(
         seed=seed,
         info=info,
         limits=limits,
-        policy=rng.choice(POLICIES),
+        policy=policy,
         model=model,
         latency=Latency(STEP_SECONDS, TOKEN_SECONDS),
-        inbound=_inbound(rng, info, limits.token_budget, model),
+        inbound=_inbound(rng, info, limits.token_budget, model, together),
         late=STEP_SECONDS * rng.choice((0.0, 1.5, 4.0, 12.0)),
         impatience=rng.choice((0, 0, 100)),
         repeats=rng.random() < 0.2,
@@ -91,10 +93,10 @@ def draw(seed: int) -> World:
     )
 
 
-def _inbound(rng: Random, info: ExecutorInfo, token_budget: int, model: FakeModel) -> tuple[tuple[float, Command], ...]:
+def _inbound(rng: Random, info: ExecutorInfo, token_budget: int, model: FakeModel, together: int) -> tuple[tuple[float, Command], ...]:
     """Requests, hang-ups, changed limits and a drain, sorted by time."""
-    requests = rng.randint(12, 40)
-    horizon = STEP_SECONDS * rng.choice((0, 20, 100, 250))
+    requests = rng.randint(3, 8) + rng.randint(10, 16) * (together - 1)
+    horizon = STEP_SECONDS * rng.choice((0, 20, 60, 150))
     burst = rng.random()
     prefixes = [_ids(rng, model, rng.randint(1, info.max_model_len - 1)) for _ in range(rng.choice((1, 2, 6)))]
     aborts = rng.choice((0.0, 0.0, 0.1, 0.4))
@@ -130,7 +132,7 @@ class _Features:
 
     @classmethod
     def draw(cls, rng: Random) -> "_Features":
-        return cls(*(rng.choice((0.0, chance)) for chance in (0.3, 0.4, 0.3, 0.3, 0.5, 0.2, 0.05)))
+        return cls(*(rng.choice((0.0, chance)) for chance in (0.3, 0.4, 0.3, 0.1, 0.5, 0.2, 0.05)))
 
 
 def _request(
