@@ -1,0 +1,111 @@
+"""What a model name stands for, and facts from headers and from this machine."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.facts.machine import machine_facts
+from ridgeline.facts.model import ModelFacts
+from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.source import PACKAGED, resolve_model
+from ridgeline.planning.memory import kv_groups, longest_sequence, page_bytes, sequence_pages
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A packaged model of three parts on the import path, called `small`."""
+    import hashlib
+
+    parts = [b"GGUF", b"-middle-", b"end"]
+    site = tmp_path / "site"
+    (site / "small_model" / "data").mkdir(parents=True)
+    (site / "small_model" / "__init__.py").write_text("")
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()
+    (site / "small_model" / "data" / "SHA256SUMS").write_text(f"{digest}  small.gguf\n")
+    for number, part in enumerate(parts, 1):
+        data = site / f"small_model_part{number}" / "data"
+        data.mkdir(parents=True)
+        (data.parent / "__init__.py").write_text("")
+        (data / f"small.gguf.part0{number - 1}").write_bytes(part)
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setitem(PACKAGED, "small", "small_model")
+    yield site
+    for name in [name for name in sys.modules if name.startswith("small_model")]:
+        del sys.modules[name]
+
+
+def test_a_package_is_assembled_once(package: Path, tmp_path: Path) -> None:
+    stages: list[tuple[str, float]] = []
+    path = resolve_model("small", tmp_path / "cache", lambda stage, fraction: stages.append((stage, fraction)))
+    assert path.read_bytes() == b"GGUF-middle-end"
+    assert stages[-1] == ("assembling", 1.0)
+    written = path.stat().st_mtime_ns
+    assert resolve_model("small", tmp_path / "cache").stat().st_mtime_ns == written
+    assert list((tmp_path / "cache").iterdir()) == [path]
+
+
+def test_a_damaged_part_is_never_used(package: Path, tmp_path: Path) -> None:
+    next((package / "small_model_part2" / "data").iterdir()).write_bytes(b"-muddle-")
+    with pytest.raises(ModelFormatError, match="reinstall"):
+        resolve_model("small", tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_missing_package_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PACKAGED, "absent", "no_such_package_at_all")
+    with pytest.raises(ModelNotFoundError, match="pip install"):
+        resolve_model("absent", tmp_path)
+
+
+def test_paths_and_directories(tmp_path: Path) -> None:
+    for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
+        (tmp_path / name).write_bytes(b"x")
+    assert resolve_model(str(tmp_path), tmp_path).name == "a-00001-of-00002.gguf"
+    (tmp_path / "b.gguf").write_bytes(b"x")
+    assert resolve_model(str(tmp_path / "b.gguf"), tmp_path).name == "b.gguf"
+    for wrong in (str(tmp_path), str(tmp_path / "c.gguf"), "no/such/model"):
+        with pytest.raises(ModelNotFoundError):
+            resolve_model(wrong, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def demo(demo_file: Path) -> ModelFacts:
+    return read_model_facts(demo_file)
+
+
+def test_the_demo(demo: ModelFacts) -> None:
+    assert (demo.layers, demo.hidden, demo.heads, demo.kv_heads, demo.head_dim) == (18, 640, 4, 1, 256)
+    assert [i for i, kind in enumerate(demo.layer_kinds) if kind == "full"] == [5, 11, 17]
+    assert demo.rope_base == {"full": 1e6, "window": 1e4}
+    assert (demo.window, demo.vocab, demo.tied) == (512, 262_144, True)
+    assert len(demo.fingerprint) == 32
+
+
+def test_pages_of_the_demo(demo: ModelFacts) -> None:
+    groups = kv_groups(demo)
+    assert [len(group.layers) for group in groups] == [3] * 6
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(18))
+    assert page_bytes(demo, groups[0], 16, 4) == 2 * 3 * 16 * 1 * 256 * 4
+    # 32,768 tokens: 2,048 blocks in the full group; a window of 512 and a chunk of 512 in the five others
+    assert sequence_pages(groups, 16, 32_768, 512) == 2_048 + 5 * (64 + 1)
+    assert sequence_pages(groups, 16, 32, 512) == 6 * 2
+    pages = sequence_pages(groups, 16, 10_000, 512)
+    assert longest_sequence(groups, 16, pages, 512, 32_768) == 10_000
+    assert longest_sequence(groups, 16, 5, 512, 32_768) == 0
+
+
+def test_machine_limits_come_from_the_cgroup(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 1000000 kB\nMemAvailable: 900000 kB\n")
+    assert machine_facts(tmp_path).memory_bytes == 1_024_000_000
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("500000\n")
+    (group / "memory.current").write_text("100000\n")
+    (group / "cpu.max").write_text("100000 100000\n")
+    facts = machine_facts(tmp_path)
+    assert (facts.memory_bytes, facts.available_bytes, facts.processors) == (500_000, 400_000, 1)
+    (group / "memory.max").write_text("max\n")
+    assert machine_facts(tmp_path).memory_bytes == 1_024_000_000

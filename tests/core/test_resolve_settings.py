@@ -1,0 +1,54 @@
+"""Settings are settled by one pure function that says why."""
+
+import pytest
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.config.resolve import KVCosts, resolve
+from ridgeline.errors import ConfigError
+
+COSTS = KVCosts(page_bytes=1_000, sequence_pages=lambda tokens: -(-tokens // 16), longest=lambda pages, limit: min(limit, pages * 16))
+
+
+def test_the_need_when_it_is_less_than_the_share() -> None:
+    settled = resolve(EngineConfig("m", max_num_seqs=2), context=160, memory_bytes=10**9, costs=COSTS)
+    assert settled.config.max_model_len == 160
+    assert settled.pages == 20
+    assert {d.name: d.origin for d in settled.decisions} == {"max_model_len": "model", "kv_cache_memory_bytes": "model"}
+
+
+def test_context_shrinks_to_what_the_share_holds_and_says_so() -> None:
+    settled = resolve(EngineConfig("m", max_num_seqs=2), context=16_000, memory_bytes=1_000_000, costs=COSTS)
+    assert settled.pages == 300
+    assert settled.config.max_model_len == 4_800
+    length = settled.decisions[0]
+    assert length.origin == "machine" and "16000" in length.reason
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (EngineConfig("m", max_model_len=20_000), "--max-model-len is 20000"),
+        (EngineConfig("m", max_model_len=0), "--max-model-len is 0"),
+        (EngineConfig("m", max_model_len=16_000, kv_cache_memory_bytes=10_000), "set --max-model-len 160 or --kv-cache-memory-bytes"),
+        (EngineConfig("m", kv_cache_memory_bytes=999), "--kv-cache-memory-bytes is 999"),
+        (EngineConfig("m", kv_cache_memory_bytes=10**12), "--kv-cache-memory-bytes"),
+        (EngineConfig("m", block_size=0), "--block-size is 0"),
+        (EngineConfig("m", max_num_seqs=0), "--max-num-seqs is 0"),
+        (EngineConfig("m", max_num_batched_tokens=0), "--max-num-batched-tokens is 0"),
+        (EngineConfig("m", depth=5), "--depth is 5"),
+    ],
+)
+def test_what_cannot_work_names_the_flag(config: EngineConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        resolve(config, context=16_000, memory_bytes=10**9, costs=COSTS)
+
+
+def test_the_fix_that_an_error_names_works() -> None:
+    settled = resolve(EngineConfig("m", max_model_len=160, kv_cache_memory_bytes=10_000), context=16_000, memory_bytes=10**9, costs=COSTS)
+    assert settled.pages == 10
+
+
+def test_no_room_for_one_token() -> None:
+    costs = KVCosts(page_bytes=1_000, sequence_pages=lambda tokens: 6, longest=lambda pages, limit: limit if pages >= 6 else 0)
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes 6000"):
+        resolve(EngineConfig("m", kv_cache_memory_bytes=5_000), context=100, memory_bytes=10**9, costs=costs)

@@ -1,0 +1,49 @@
+"""GGUF files for tests, written byte by byte so that any number in them can be wrong."""
+
+import struct
+from dataclasses import dataclass, field
+
+TYPES = {"u8": 0, "i8": 1, "u16": 2, "i16": 3, "u32": 4, "i32": 5, "f32": 6, "bool": 7, "str": 8, "arr": 9, "u64": 10, "i64": 11, "f64": 12}
+CODES = {"u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "f32": "f", "bool": "B", "u64": "Q", "i64": "q", "f64": "d"}
+
+
+def string(text: str | bytes) -> bytes:
+    raw = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def value(kind: str, content: object) -> bytes:
+    """One typed metadata value, type id in front; an array is ("arr", (kind, items))."""
+    return struct.pack("<I", TYPES[kind]) + payload(kind, content)
+
+
+def payload(kind: str, content: object) -> bytes:
+    if kind == "str":
+        return string(content)  # type: ignore[arg-type]
+    if kind == "arr":
+        inner, items = content  # type: ignore[misc]
+        return struct.pack("<IQ", TYPES[inner], len(items)) + b"".join(payload(inner, item) for item in items)
+    return struct.pack("<" + CODES[kind], content)
+
+
+@dataclass
+class File:
+    """A GGUF file in parts; `build` joins them. Defaults make a small, valid file."""
+
+    magic: bytes = b"GGUF"
+    version: int = 3
+    pairs: list[tuple[str | bytes, bytes]] = field(default_factory=lambda: [("general.architecture", value("str", "tiny"))])
+    tensors: list[tuple[str, tuple[int, ...], int, int]] = field(default_factory=lambda: [("a", (4,), 0, 0), ("b", (32, 2), 8, 32)])
+    """(name, shape innermost first, type id, offset)."""
+    data: bytes = bytes(100)
+    tensor_count: int | None = None
+    pair_count: int | None = None
+
+    def build(self) -> bytes:
+        tensors = self.tensor_count if self.tensor_count is not None else len(self.tensors)
+        pairs = self.pair_count if self.pair_count is not None else len(self.pairs)
+        head = self.magic + struct.pack("<IQQ", self.version, tensors, pairs)
+        head += b"".join(string(key) + content for key, content in self.pairs)
+        for name, shape, kind, offset in self.tensors:
+            head += string(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape) + struct.pack("<IQ", kind, offset)
+        return head + bytes(-len(head) % 32) + self.data
