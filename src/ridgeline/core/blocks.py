@@ -6,6 +6,8 @@ hold passes to that step and ends when the step commits.
 
 from collections.abc import Callable, Iterable
 
+from ridgeline.errors import LawViolation
+
 
 class Pages:
     """Pages 1 … `count`. Page 0 is reserved: it stands in tables for blocks that nobody reads."""
@@ -15,6 +17,7 @@ class Pages:
         self.free = list(range(count, 0, -1))
         self.holders = [0] * (count + 1)
         self.cached: dict[int, None] = {}
+        self.held = 0
         self.published = bytearray(count + 1)
         self.handed_over: dict[int, list[int]] = {}
         self._evicted = evicted
@@ -24,29 +27,35 @@ class Pages:
         """Pages that can be taken now."""
         return len(self.free) + len(self.cached)
 
-    def take(self) -> int:
-        """A page with one holder: a free one, else the cached one unused for longest. The caller has checked `available`."""
-        if self.free:
-            page = self.free.pop()
-        else:
+    def take(self, count: int) -> list[int]:
+        """`count` pages with one holder each: free ones, then cached ones, unused for longest first. The caller has checked `available`."""
+        while len(self.free) < count:
             page = next(iter(self.cached))
-            del self.cached[page]
-            self.published[page] = 0
+            self.withdraw(page)
             self._evicted(page)
-        self.holders[page] = 1
-        return page
+        pages = [self.free.pop() for _ in range(count)]
+        for page in pages:
+            if self.holders[page]:
+                raise LawViolation(3, f"page {page} is handed out and has {self.holders[page]} holders")
+            self.holders[page] = 1
+        self.held += count
+        return pages
 
     def hold(self, page: int) -> None:
         """One more holder of a page that is cached or held."""
         if self.holders[page] == 0:
             del self.cached[page]
+            self.held += 1
         self.holders[page] += 1
 
     def drop(self, page: int) -> None:
         """One holder less. Without any, a published page stays cached as the most recently used, another is free."""
         self.holders[page] -= 1
-        if self.holders[page]:
+        if self.holders[page] > 0:
             return
+        if self.holders[page] < 0:
+            raise LawViolation(2, f"page {page} is dropped once more than it was held")
+        self.held -= 1
         if self.published[page]:
             self.cached[page] = None
         else:

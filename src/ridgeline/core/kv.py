@@ -37,9 +37,10 @@ class Cache:
         first = sequence.capacity // size
         for g, group in enumerate(self.shape.groups):
             seen = max(first, self.index.first_seen(group.window, blocks * size))
-            pages = [0] * (seen - first) + [self.index.page(sequence, g, block) for block in range(seen, blocks)]
-            for page in pages[seen - first :]:
+            shared = [self.index.blocks[key].pages[g] for key in sequence.keys[seen:blocks]]
+            for page in shared:
                 self.pages.hold(page)
+            pages = [0] * (seen - first) + shared
             sequence.tables[g] += pages
             sequence.unsent.append((g, first, tuple(pages)))
         for block in range(first, blocks):
@@ -55,9 +56,9 @@ class Cache:
         if blocks <= first:
             return
         for g, table in enumerate(sequence.tables):
-            pages = tuple([self.pages.take() for _ in range(first, blocks)])
+            pages = self.pages.take(blocks - first)
             table += pages
-            sequence.unsent.append((g, first, pages))
+            sequence.unsent.append((g, first, tuple(pages)))
         sequence.cover(blocks * size)
 
     def behind_window(self, sequence: Sequence) -> int:
@@ -81,10 +82,11 @@ class Cache:
                     sequence.released[g] = last
 
     def release(self, sequence: Sequence) -> None:
-        """Lets go of everything, deepest block first, so that the start of a shared prefix is evicted last."""
+        """Lets go of everything, deepest block first in all groups at once, so that the start of a shared prefix is evicted last."""
         self.index.renounce(sequence)
+        deepest_first = zip(*[reversed(table) for table in sequence.tables], strict=True)
+        self._let_go(sequence, [page for pages in deepest_first for page in pages if page])
         for table in sequence.tables:
-            self._let_go(sequence, [page for page in reversed(table) if page])
             table.clear()
         sequence.unsent.clear()
         sequence.released = [0] * len(sequence.tables)
@@ -112,15 +114,12 @@ class Cache:
 
     def publish(self, sequence: Sequence) -> None:
         """Offers the blocks that the sequence has filled with committed content."""
-        size = self.shape.block_tokens
-        filled = sequence.computed // size
-        self.index.keys(sequence, filled)
+        filled = sequence.computed // self.shape.block_tokens
+        keys = self.index.keys(sequence, filled)
         for block in range(sequence.published, filled):
-            for g, table in enumerate(sequence.tables):
-                page = table[block]
-                if page and self.index.publish(sequence, g, block, page):
-                    self.pages.publish(page)
-                    self._emit(Published(page, g, sequence.keys[block]))
+            for group, page in self.index.publish(sequence, block):
+                self.pages.publish(page)
+                self._emit(Published(page, group, keys[block]))
             self.index.settle(sequence, block)
         self._offered(sequence, filled)
 

@@ -1,4 +1,9 @@
-"""The laws of docs/laws.md that a scheduler's state can show. `check` is cheap; `check_full` recounts every page."""
+"""The laws of docs/laws.md that a scheduler's state can show.
+
+`check` looks at counters and open sequences, `check_plan` at one plan; `check_full` recounts every page.
+Never repairs anything: a law that does not hold raises `LawViolation` with its number. Laws that need to know what was computed
+(7, 8, 9, 12, 13, 15) or what a client was told (1, 10, 11) are the simulator's.
+"""
 
 from collections import Counter
 
@@ -10,90 +15,113 @@ from ridgeline.errors import LawViolation
 
 
 def check(scheduler: Scheduler) -> None:
-    """Laws 1, 2 (counts), 4 and 6 over open sequences. O(open sequences)."""
-    life, cache = scheduler.life, scheduler.cache
+    """Laws 1, 2 (counters), 4, 5 (rows) and 6 after a step. O(open sequences)."""
+    life, pages = scheduler.life, scheduler.cache.pages
     for sequence in life.running:
         _check_sequence(sequence, State.RUNNING)
     for sequence in life.waiting:
         _check_sequence(sequence, State.WAITING)
         if sequence.overtaken:
             raise LawViolation(6, f"sequence {sequence.number} was overtaken {sequence.overtaken} times while it was ready")
-    if len(life.running) > scheduler.limits.rows:
-        raise LawViolation(5, f"{len(life.running)} sequences run on {scheduler.limits.rows} rows")
-    held = sum(count > 0 for count in cache.pages.holders)
-    total = len(cache.pages.free) + len(cache.pages.cached) + held
-    if total != cache.pages.count:
-        raise LawViolation(2, f"free {len(cache.pages.free)} + cached {len(cache.pages.cached)} + held {held} is not {cache.pages.count}")
+    if len(life.running) + len(life.rows) > scheduler.limits.rows:
+        raise LawViolation(5, f"{len(life.running)} sequences run and {len(life.rows)} of {scheduler.limits.rows} rows are free")
+    if len(pages.free) + len(pages.cached) + pages.held != pages.count:
+        raise LawViolation(2, f"free {len(pages.free)} + cached {len(pages.cached)} + held {pages.held} is not {pages.count}")
 
 
 def _check_sequence(sequence: Sequence, state: State) -> None:
+    name = f"sequence {sequence.number}"
     if sequence.state is not state:
-        raise LawViolation(1, f"sequence {sequence.number} is queued as {state.name} and is {sequence.state.name}")
+        raise LawViolation(1, f"{name} is queued as {state.name} and is {sequence.state.name}")
     if not 0 <= sequence.computed <= sequence.scheduled <= sequence.reach:
-        raise LawViolation(
-            4, f"sequence {sequence.number}: computed {sequence.computed}, scheduled {sequence.scheduled}, reach {sequence.reach}"
-        )
+        raise LawViolation(4, f"{name}: computed {sequence.computed}, scheduled {sequence.scheduled}, reach {sequence.reach}")
     if sequence.reach > sequence.limit or sequence.promised < 0 or sequence.scheduled > sequence.capacity:
         raise LawViolation(
-            4,
-            f"sequence {sequence.number}: reach {sequence.reach} of {sequence.limit}, scheduled {sequence.scheduled} of {sequence.capacity}",
+            4, f"{name}: reach {sequence.reach} of {sequence.limit}, scheduled {sequence.scheduled} of {sequence.capacity}"
         )
+    if (sequence.promised or sequence.computed < sequence.scheduled) and not sequence.in_flight:
+        raise LawViolation(4, f"{name} is promised {sequence.promised} ids and has no step in flight")
 
 
 def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
     """Law 5: a plan never exceeds token budget, rows or pages, and is never empty. Its columns fit each other."""
-    tokens = sum(plan.count)
+    tokens, rows, name = sum(plan.count), len(plan.row), f"step {plan.step}"
     if not 0 < tokens <= limits.token_budget:
-        raise LawViolation(5, f"step {plan.step} computes {tokens} tokens, the budget is {limits.token_budget}")
-    if len(plan.row) > limits.rows or len(set(plan.row)) != len(plan.row):
-        raise LawViolation(5, f"step {plan.step} has {len(plan.row)} rows of {limits.rows}, {len(set(plan.row))} different")
-    if tokens != len(plan.tokens) or len(plan.select) != sum(plan.sample) or min(plan.count) < 1:
-        raise LawViolation(5, f"step {plan.step}: columns do not fit each other")
-    given = [page for _, _, _, pages in plan.blocks for page in pages] + [
-        page for new in plan.new_rows for table in new.tables for page in table
-    ]
-    if given and not (0 <= min(given) and max(given) <= shape.pages):
-        raise LawViolation(5, f"step {plan.step} names pages outside 0 … {shape.pages}")
+        raise LawViolation(5, f"{name} computes {tokens} tokens, the budget is {limits.token_budget}")
+    if rows > limits.rows or len(set(plan.row)) != rows or not 0 <= min(plan.row) <= max(plan.row) < limits.rows:
+        raise LawViolation(5, f"{name} has {rows} rows of {limits.rows}, {len(set(plan.row))} different")
+    lengths = {len(plan.start), len(plan.count), len(plan.sample), len(plan.needs_commit)}
+    if tokens != len(plan.tokens) or len(plan.select) != sum(plan.sample) or min(plan.count) < 1 or lengths != {rows}:
+        raise LawViolation(5, f"{name}: columns do not fit each other")
+    given = [page for *_, pages in plan.blocks for page in pages]
+    given += [page for new in plan.new_rows for table in new.tables for page in table]
+    if given and not 0 <= min(given) <= max(given) <= shape.pages:
+        raise LawViolation(5, f"{name} names pages outside 0 … {shape.pages}")
 
 
 def check_full(scheduler: Scheduler) -> None:
-    """Laws 2 and 3 by recounting every holder of every page; law 14 when the scheduler is idle."""
+    """Beside `check`: laws 2 and 3 by recounting every holder of every page, law 14 when the scheduler is idle. O(pages + known ids)."""
     check(scheduler)
     pages = scheduler.cache.pages
-    holders: Counter[int] = Counter()
+    tables: Counter[int] = Counter()
     for sequence in scheduler.life.running + scheduler.life.waiting:
         for table in sequence.tables:
-            holders.update([page for page in table if page])
+            tables.update([page for page in table if page])
+        _check_tables(sequence, scheduler)
+    holders = tables.copy()
     for handed in pages.handed_over.values():
         holders.update(handed)
     for page in range(1, pages.count + 1):
         if holders[page] != pages.holders[page]:
             raise LawViolation(2, f"page {page} has {holders[page]} holders and counts {pages.holders[page]}")
-    free, cached = set(pages.free), set(pages.cached)
-    if len(free) != len(pages.free) or free & cached or any(pages.holders[page] for page in free | cached):
+        if tables[page] > 1 and page not in scheduler.cache.index.holding:
+            raise LawViolation(3, f"page {page} is in {tables[page]} tables and not published")
+    free = set(pages.free)
+    if len(free) != len(pages.free) or free & pages.cached.keys() or any(pages.holders[page] for page in free | pages.cached.keys()):
         raise LawViolation(3, "a page is free twice, free and cached, or free and held")
     _check_index(scheduler)
     if scheduler.idle:
         _check_idle(scheduler)
 
 
+def _check_tables(sequence: Sequence, scheduler: Scheduler) -> None:
+    """Every block that is still seen has its page; a published page holds a full, computed block with these very ids."""
+    index, size = scheduler.cache.index, scheduler.cache.shape.block_tokens
+    name = f"sequence {sequence.number}"
+    for g, (table, group) in enumerate(zip(sequence.tables, scheduler.cache.shape.groups, strict=True)):
+        if len(table) * size != sequence.capacity:
+            raise LawViolation(2, f"{name} has {len(table)} blocks of group {g} for {sequence.capacity} positions")
+        if 0 in table[index.first_seen(group.window, sequence.scheduled) :]:
+            raise LawViolation(3, f"{name} has let go of a block of group {g} that position {sequence.scheduled} sees")
+        for block, page in enumerate(table):
+            found = index.holding.get(page)
+            if found is None:
+                continue
+            if (block + 1) * size > sequence.computed:
+                raise LawViolation(3, f"{name} will write block {block} of group {g}, whose page {page} is published")
+            if found.pages[g] != page or found.ids != tuple(sequence.known[block * size : (block + 1) * size]):
+                raise LawViolation(3, f"page {page} is published with other ids than block {block} of {name} has")
+            if found.identity != index.identity(sequence):
+                raise LawViolation(9, f"{name} shares page {page} across identities")
+
+
 def _check_index(scheduler: Scheduler) -> None:
     pages, index = scheduler.cache.pages, scheduler.cache.index
-    if sum(len(table) for table in index.pages) != len(index.blocks) or sum(pages.published) != len(index.blocks):
-        raise LawViolation(3, f"{len(index.blocks)} blocks are published, {sum(pages.published)} pages marked")
-    for page, block in index.blocks.items():
-        if index.pages[block.group].get(block.key) != page or len(block.ids) != index.shape.block_tokens:
-            raise LawViolation(3, f"page {page} is published under a key that does not lead to it, or is not full")
-    for page in pages.cached:
-        if not pages.published[page]:
-            raise LawViolation(3, f"page {page} is cached and not published")
+    entries = {page: block for block in index.blocks.values() for page in block.pages if page}
+    if entries != index.holding or sum(pages.published) != len(entries):
+        raise LawViolation(3, f"{len(entries)} pages are indexed, {len(index.holding)} known to be, {sum(pages.published)} marked")
+    for key, block in index.blocks.items():
+        if block.key != key or len(block.ids) != index.shape.block_tokens or not any(block.pages):
+            raise LawViolation(3, f"a block with pages {block.pages} is published under another key, or is not full")
+    if not pages.cached.keys() <= entries.keys():
+        raise LawViolation(3, "a page is cached and not published")
 
 
 def _check_idle(scheduler: Scheduler) -> None:
     life, pages = scheduler.life, scheduler.cache.pages
-    if len(pages.free) + len(pages.cached) != pages.count or pages.handed_over:
+    if pages.available != pages.count or pages.handed_over or any(pages.holders):
         raise LawViolation(14, f"idle, and {pages.count - pages.available} pages are not back")
     if len(life.rows) != scheduler.limits.rows or life.waiting or life.running:
         raise LawViolation(14, f"idle, and {scheduler.limits.rows - len(life.rows)} rows are not back")
     if scheduler.cache.index.computing or (pages.cached and not scheduler.limits.prefix_caching):
-        raise LawViolation(14, "idle, and the prefix index still expects blocks")
+        raise LawViolation(14, "idle, and the prefix index still expects blocks or keeps those of a request")

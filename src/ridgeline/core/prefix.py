@@ -1,38 +1,31 @@
 """The prefix cache: which full blocks are computed, by key, and who is computing the others.
 
-A key is SHA-256 over parent key, token ids, KV fingerprint, tenant domain and further identity. The ids and the domain are stored and compared on a hit, so a
-collision cannot serve wrong content.
+A key is SHA-256 over the parent's key and the block's token ids; the parent of a first block is the digest of KV fingerprint, tenant domain and
+further identity. Ids and identity are stored and compared on a hit, so a collision cannot serve wrong content. Owns no page: `core.kv` does.
 """
 
-from array import array
-from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
+from struct import Struct
 
 from ridgeline.core.plan import KVShape
 from ridgeline.core.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
 class Block:
-    """What a published page holds."""
+    """A published block: `pages` has its page in every group, 0 where none holds it (any more)."""
 
-    group: int
-    key: bytes
-    ids: tuple[int, ...]
-    domain: bytes
+    __slots__ = ("identity", "ids", "key", "pages")
 
-
-def block_key(parent: bytes, ids: list[int], fingerprint: bytes, domain: bytes, extra: bytes) -> bytes:
-    """Key of the block with these ids after `parent` (empty for the first block)."""
-    digest = sha256(parent)
-    digest.update(array("i", ids).tobytes())
-    digest.update(fingerprint)
-    digest.update(len(domain).to_bytes(4, "little") + domain + extra)
-    return digest.digest()
+    def __init__(self, key: bytes, ids: tuple[int, ...], identity: bytes, groups: int) -> None:
+        self.key = key
+        self.ids = ids
+        self.identity = identity
+        self.pages = [0] * groups
 
 
 class PrefixIndex:
-    """Published pages by (group, key), and the sequence that computes each key that is not published yet.
+    """Published blocks by key and by page, and the sequence that computes each key that is not published yet.
 
     `shared` off: keys belong to one request (its choices still share), and a page leaves the index with its last holder.
     """
@@ -40,33 +33,43 @@ class PrefixIndex:
     def __init__(self, shape: KVShape, shared: bool) -> None:
         self.shape = shape
         self.shared = shared
-        self.pages: list[dict[bytes, int]] = [{} for _ in shape.groups]
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[bytes, Block] = {}
+        self.holding: dict[int, Block] = {}
+        """Published page → its block."""
         self.computing: dict[bytes, Sequence] = {}
+        self._groups = len(shape.groups)
+        self._windows = [(g, group.window) for g, group in enumerate(shape.groups) if group.window]
+        self._pack = Struct(f"<{shape.block_tokens}I").pack
 
-    def domain(self, sequence: Sequence) -> bytes:
-        """Who may share the sequence's blocks."""
-        request = sequence.request
-        return b"tenant" + request.domain if self.shared else b"request" + request.request_id.encode()
+    def identity(self, sequence: Sequence) -> bytes:
+        """Who may share the sequence's blocks, and what besides ids their content depends on."""
+        if not sequence.identity:
+            request = sequence.request
+            scope = (b"tenant", request.domain) if self.shared else (b"request", request.request_id.encode())
+            sequence.identity = b"".join(len(part).to_bytes(4, "little") + part for part in chain(scope, (request.extra,)))
+        return sequence.identity
 
     def keys(self, sequence: Sequence, blocks: int) -> list[bytes]:
-        """Keys of the sequence's first `blocks` blocks, all of whose ids are known."""
+        """Keys of at least the sequence's first `blocks` blocks, all of whose ids are known."""
         keys, size = sequence.keys, self.shape.block_tokens
         if len(keys) < blocks:
-            domain, extra = self.domain(sequence), sequence.request.extra
-            for i in range(len(keys), blocks):
-                ids = sequence.known[i * size : (i + 1) * size]
-                keys.append(block_key(keys[-1] if keys else b"", ids, self.shape.fingerprint, domain, extra))
+            parent = keys[-1] if keys else sha256(self.shape.fingerprint + self.identity(sequence)).digest()
+            known = sequence.known
+            for begin in range(len(keys) * size, blocks * size, size):
+                parent = sha256(parent + self._pack(*known[begin : begin + size])).digest()
+                keys.append(parent)
         return keys
 
-    def page(self, sequence: Sequence, group: int, block: int) -> int:
-        """The published page of the sequence's block, 0 if there is none."""
-        page = self.pages[group].get(sequence.keys[block], 0)
-        if page:
-            stored, size = self.blocks[page], self.shape.block_tokens
-            if stored.ids != tuple(sequence.known[block * size : (block + 1) * size]) or stored.domain != self.domain(sequence):
-                return 0
-        return page
+    def find(self, sequence: Sequence, block: int) -> Block | None:
+        """The published block with the content of the sequence's block, whose key is made already."""
+        found = self.blocks.get(sequence.keys[block])
+        if found is not None and not self._same(found, sequence, block):
+            return None
+        return found
+
+    def _same(self, found: Block, sequence: Sequence, block: int) -> bool:
+        size = self.shape.block_tokens
+        return found.ids == tuple(sequence.known[block * size : (block + 1) * size]) and found.identity == self.identity(sequence)
 
     def longest_hit(self, sequence: Sequence, first: int, blocks: int) -> int:
         """The most leading blocks, at most `blocks`, that every group accepts; `first` of them are there already.
@@ -74,53 +77,56 @@ class PrefixIndex:
         A full group needs every block from `first` on, a window group those that the next position can see.
         """
         self.keys(sequence, blocks)
-        hit = blocks
-        for g, group in enumerate(self.shape.groups):
-            if group.window == 0:
-                block = first
-                while block < hit and self.page(sequence, g, block):
-                    block += 1
-                hit = block
-        shrunk = True
-        while shrunk and hit > first:
-            shrunk = False
-            for g, group in enumerate(self.shape.groups):
-                if group.window:
-                    fitting = self._window_hit(sequence, g, group.window, first, hit)
-                    shrunk |= fitting < hit
-                    hit = fitting
-        return max(hit, first)
+        size, windows = self.shape.block_tokens, self._windows
+        runs = [first] * self._groups  # per group: from here on every block is there
+        hit = first
+        for block in range(first, blocks):
+            found = self.find(sequence, block)
+            if found is None or 0 in found.pages:
+                if len(windows) < self._groups and (found is None or not self._in_full_groups(found)):
+                    break
+                for g, _ in windows:
+                    if found is None or not found.pages[g]:
+                        runs[g] = block + 1
+            after = (block + 1) * size
+            if all(runs[g] == first or runs[g] <= self.first_seen(window, after) for g, window in windows):
+                hit = block + 1
+        return hit
 
-    def _window_hit(self, sequence: Sequence, group: int, window: int, first: int, hit: int) -> int:
-        """The most blocks, at most `hit`, such that all blocks seen from the next position are published."""
-        while hit > first:
-            low = max(first, self.first_seen(window, hit * self.shape.block_tokens))
-            block = hit - 1
-            while block >= low and self.page(sequence, group, block):
-                block -= 1
-            if block < low:
-                return hit
-            hit = block
-        return first
+    def _in_full_groups(self, found: Block) -> bool:
+        return all(page or group.window for page, group in zip(found.pages, self.shape.groups, strict=True))
 
     def first_seen(self, window: int, position: int) -> int:
         """The first block that a query at `position` can see through the window (0: everything)."""
         return max(0, position - window + 1) // self.shape.block_tokens if window else 0
 
-    def publish(self, sequence: Sequence, group: int, block: int, page: int) -> bool:
-        """Offers a computed, full block; False if another page already holds it."""
+    def publish(self, sequence: Sequence, block: int) -> list[tuple[int, int]]:
+        """Offers a computed, full block; the (group, page) that are taken: not where another page holds the block already."""
         key = sequence.keys[block]
-        if key in self.pages[group]:
-            return False
-        size = self.shape.block_tokens
-        self.pages[group][key] = page
-        self.blocks[page] = Block(group, key, tuple(sequence.known[block * size : (block + 1) * size]), self.domain(sequence))
-        return True
+        found = self.blocks.get(key)
+        if found is None:
+            size = self.shape.block_tokens
+            ids = tuple(sequence.known[block * size : (block + 1) * size])
+            found = self.blocks[key] = Block(key, ids, self.identity(sequence), self._groups)
+        elif not self._same(found, sequence, block):
+            return []
+        taken = []
+        for g, table in enumerate(sequence.tables):
+            page = table[block]
+            if page and not found.pages[g]:
+                found.pages[g] = page
+                self.holding[page] = found
+                taken.append((g, page))
+        if not any(found.pages):
+            del self.blocks[key]
+        return taken
 
     def forget(self, page: int) -> None:
         """The page is used for something else now."""
-        block = self.blocks.pop(page)
-        del self.pages[block.group][block.key]
+        block = self.holding.pop(page)
+        block.pages[block.pages.index(page)] = 0
+        if not any(block.pages):
+            del self.blocks[block.key]
 
     def announce(self, sequence: Sequence, first: int, blocks: int) -> None:
         """The sequence will compute its blocks `first` … `blocks` − 1, unless another is at it."""

@@ -30,7 +30,7 @@ KNOBS = {"token_budget": (1, 1 << 20), "depth": (1, 4), "max_waiting": (0, 1 << 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step between `schedule` and `commit`: the sequences of its rows, in the plan's order, and their numbers."""
+    """A step between `schedule` and `commit`: the sequences of its rows, in the plan's order, their numbers."""
 
     plan: Plan
     sequences: list[Sequence]
@@ -45,13 +45,11 @@ class Scheduler:
         self.policy = policy
         self.flights: deque[Flight] = deque()
         self._events: list[Event] = []
+        self._emit = self._events.append
         self.cache = Cache(kv, limits.prefix_caching, self._emit)
         self.life = Lifecycle(limits, policy, self.cache, self._emit)
         self._step = 0
         self._last: Flight | None = None
-
-    def _emit(self, event: Event) -> None:
-        self._events.append(event)
 
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""

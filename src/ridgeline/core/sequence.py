@@ -25,7 +25,7 @@ class Sequence:
     unsent     (group, first block, pages) appended to tables since the row was last planned
     limit      the most ids it may ever know
     rank       its place in the policy's order, smaller runs first
-    keys       prefix keys of the full blocks of `known`, made on demand
+    keys       prefix keys of the full blocks of `known`, made on demand, as is `identity`
     published  leading blocks offered to the prefix cache (or found there); `full_at` is where the next one ends
     in_flight  steps in flight that carry it; `last_step` is the newest of them
     blocked_at the block that it waits for, while it waits for a prefix
@@ -40,6 +40,7 @@ class Sequence:
         "computed",
         "end",
         "full_at",
+        "identity",
         "in_flight",
         "keys",
         "known",
@@ -85,6 +86,7 @@ class Sequence:
         self.released = [0] * groups
         self.unsent: list[tuple[int, int, tuple[int, ...]]] = []
         self.keys: list[bytes] = []
+        self.identity = b""
         self.published = 0
         self.full_at = 0
         self.row = -1
