@@ -14,6 +14,7 @@ import pytest
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.gguf import Header
 from ridgeline.facts.gguf_values import Strings
+from ridgeline.text.detokenize import Detokenizer
 from ridgeline.text.spm import SpmTokenizer
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 from ridgeline.text.vocabulary import MAX_CUT_CHARACTERS, Kind, Vocabulary
@@ -33,6 +34,16 @@ def test_demo_gives_the_recorded_ids(demo: Tokenizer) -> None:
     wrong = [line["text"] for line in lines if demo.encode(line["text"], add_bos=False) != line["ids"]]
     assert len(lines) == 3000
     assert not wrong
+
+
+@needs_gold
+def test_demo_continues_prompts_with_the_recorded_text(demo: Tokenizer) -> None:
+    lines = (GOLD / "gemma3-270m-q4_k_m.jsonl").read_text(encoding="utf-8").splitlines()
+    assert lines
+    for line in map(json.loads, lines):
+        assert demo.encode(line["prompt"], add_bos=True) == line["prompt_ids"]
+        detokenizer = Detokenizer(demo, True, line["prompt_ids"])
+        assert "".join(map(detokenizer.push, line["ids"])) + detokenizer.finish() == line["text"]
 
 
 @needs_gold
