@@ -117,9 +117,9 @@ class OpList:
     outputs: Mapping[str, str]
     taps: Mapping[str, str]
 
-    def with_ops(self, ops: tuple[Op, ...], values: Mapping[str, Handle]) -> OpList:
-        """The same results computed by other ops."""
-        return replace(self, ops=ops, values=values)
+    def with_ops(self, ops: tuple[Op, ...]) -> OpList:
+        """The same values computed by other ops."""
+        return replace(self, ops=ops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class InputHandles:
 
 
 class Recorder:
-    """Records semantic ops: unfused, unquantised, on handles. A value takes the name of its weight, or its op's with a number."""
+    """Records semantic ops: unfused, unquantised, on handles. Each value gets a name that tells where it was made."""
 
     def __init__(self) -> None:
         self.input = InputHandles()
@@ -243,11 +243,16 @@ class Recorder:
         attributes: Mapping[str, Attribute] | None = None,
         weights: tuple[Weight, ...] = (),
     ) -> Handle:
-        handle = Handle(self._fresh(weights[0].name.removesuffix(".weight") if weights else op), shape)
+        attributes = attributes or {}
+        handle = Handle(self._fresh(op, attributes, weights), shape)
         self._values[handle.name] = handle
-        self._ops.append(Op(op, tuple(h.name for h in inputs), (handle.name,), attributes or {}, weights))
+        self._ops.append(Op(op, tuple(h.name for h in inputs), (handle.name,), attributes, weights))
         return handle
 
-    def _fresh(self, stem: str) -> str:
+    def _fresh(self, op: str, attributes: Mapping[str, Attribute], weights: tuple[Weight, ...]) -> str:
+        """`blk.0.attn_q` after its weight, `attention.0` after its layer, `add.1` by counting."""
+        if "layer" in attributes:
+            return f"{op}.{attributes['layer']}"
+        stem = weights[0].name.removesuffix(".weight") if weights else op
         self._used[stem] = number = self._used.get(stem, 0) + 1
-        return stem if number == 1 else f"{stem}.{number}"
+        return stem if weights and number == 1 else f"{stem}.{number}"

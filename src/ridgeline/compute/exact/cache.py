@@ -1,0 +1,32 @@
+"""The KV cache of the numpy runner.
+
+Owns the pool's layout: fp32 [layers of a group, 2, slots, KV heads, head dimension], K then V, slot = page · block_tokens +
+offset. All groups share the pool: a page belongs to one group at a time, and layer j of any group lies at index j.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ridgeline.compute.ops.definition import Floats
+from ridgeline.core.plan import KVShape
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """One pool of pages 0 … pages, of which 0 is never handed out; touched lazily, page by page."""
+
+    pool: Floats
+
+    def layer(self, index: int) -> tuple[Floats, Floats]:
+        """K and V of the `index`-th layer of a group: views fp32 [slots, KV heads, head dimension]."""
+        return self.pool[index, 0], self.pool[index, 1]
+
+
+def allocate_kv(shape: KVShape, kv_heads: int, head_dim: int) -> KVCache:
+    """An empty cache of `shape`. The operating system gives memory when a page is first written."""
+    layers = {len(group.layers) for group in shape.groups}
+    if len(layers) != 1:
+        raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")
+    slots = (shape.pages + 1) * shape.block_tokens
+    return KVCache(np.zeros((layers.pop(), 2, slots, kv_heads, head_dim), np.float32))

@@ -1,0 +1,94 @@
+"""The paged KV cache: writing to it, and attention that reads from it.
+
+A cache layer is `keys` and `values`, fp32 [slots, KV heads, head dimension]; slot = page · block_tokens + offset.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.ops.definition import Floats, Ints, Sample, floats, op
+
+
+def _write_samples() -> list[Sample]:
+    def case(name: str, tokens: int, slots: list[int]) -> Sample:
+        cache = {"keys": floats(3, 24, 2, 8), "values": floats(4, 24, 2, 8)}
+        written = {"k": floats(1, tokens, 16), "v": floats(2, tokens, 16), "slots": np.array(slots, np.int64)}
+        return Sample(name, {**written, **cache})
+
+    return [case("ragged", 5, [9, 4, 5, 23, 22]), case("one row", 1, [4])]
+
+
+@op(samples=_write_samples, reads=("keys", "values", "slots"), writes=("keys", "values"))
+def kv_write(k: Floats, v: Floats, keys: Floats, values: Floats, slots: NDArray[np.int64]) -> None:
+    """k, v [T, KV heads · D] into the slots [T] of a cache layer."""
+    keys[slots] = k.reshape(-1, *keys.shape[1:])
+    values[slots] = v.reshape(-1, *values.shape[1:])
+
+
+def paged_sample(
+    name: str, lengths: list[tuple[int, int]], *, heads: int = 4, window: int = 0, block_tokens: int = 4, size: float = 1.0
+) -> Sample:
+    """Rows of (cached, new) tokens over shuffled pages; slots that no row owns hold garbage, page 0 holds NaN."""
+    blocks = [-(-(cached + new) // block_tokens) for cached, new in lengths]
+    pages = np.random.default_rng(5).permutation(np.arange(1, 1 + sum(blocks))).astype(np.int32)
+    tables = np.zeros((len(lengths), max(blocks)), np.int32)
+    for row, (start, count) in enumerate(zip(np.cumsum([0, *blocks]), blocks, strict=False)):
+        tables[row, :count] = pages[start : start + count]
+    cu_q = np.cumsum([0, *(new for _, new in lengths)]).astype(np.int32)
+    keys, values = (floats(seed, (1 + sum(blocks)) * block_tokens, 2, 8, size=size) for seed in (6, 7))
+    keys[:block_tokens] = values[:block_tokens] = np.nan
+    arguments: dict[str, Any] = {
+        "q": floats(8, int(cu_q[-1]), heads * 8, size=size),
+        "keys": keys,
+        "values": values,
+        "tables": tables,
+        "cu_q": cu_q,
+        "kv_len": np.array([cached + new for cached, new in lengths], np.int32),
+        "block_tokens": block_tokens,
+        "scale": 8**-0.5,
+        "window": window,
+    }
+    return Sample(name, arguments)
+
+
+def _attention_samples() -> list[Sample]:
+    return [
+        paged_sample("ragged", [(0, 9), (17, 1), (3, 5)]),
+        paged_sample("one row", [(30, 1)], heads=2),
+        paged_sample("long", [(250, 40), (0, 270), (128, 1), (127, 1)]),
+        paged_sample("window", [(0, 37), (300, 7), (127, 3)], window=5, block_tokens=16),
+        paged_sample("wide groups", [(130, 3)], heads=40, window=129),
+        paged_sample("large", [(5, 3)], size=30.0),
+        paged_sample("tiny", [(5, 3)], size=1e-9),
+    ]
+
+
+@op(
+    samples=_attention_samples,
+    reads=("keys", "values", "tables", "cu_q", "kv_len", "block_tokens"),
+    tolerance={"numpy": 1e-5},
+)
+def attention(
+    q: Floats, keys: Floats, values: Floats, tables: Ints, cu_q: Ints, kv_len: Ints, block_tokens: int, *, scale: float, window: int
+) -> Floats:
+    """q [T, H · D] → [T, H · D]: softmax(scale · q · kᵀ) · v over the cached positions of each token's row.
+
+    A token at position p sees p - window < k ≤ p, or all k ≤ p where `window` is 0; query heads share KV heads in
+    consecutive groups. Summed in double precision. Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries).
+    """
+    kv_heads, width = keys.shape[1:]
+    queries = q.reshape(len(q), kv_heads, -1, width).astype(np.float64)
+    out = np.empty_like(queries)
+    for row, length in enumerate(kv_len):
+        at = np.arange(length)
+        slots = tables[row, at // block_tokens] * block_tokens + at % block_tokens
+        for token in range(cu_q[row], cu_q[row + 1]):
+            position = length - (cu_q[row + 1] - token)
+            seen = slots[max(0, position - window + 1) if window else 0 : position + 1]
+            scores = np.einsum("hgd,khd->hgk", queries[token] * scale, keys[seen].astype(np.float64))
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            out[token] = np.einsum("hgk,khd->hgd", weights, values[seen].astype(np.float64))
+    return out.reshape(q.shape).astype(np.float32)

@@ -1,0 +1,32 @@
+"""Ops that pick rows: embedding, and the tokens whose logits are wanted."""
+
+import numpy as np
+
+from ridgeline.compute.ops.definition import Floats, Ints, Sample, floats, op
+
+
+def _embed_samples() -> list[Sample]:
+    return [
+        Sample("ragged", {"ids": np.array([5, 0, 5, 10], np.int32), "table": floats(1, 11, 32)}),
+        Sample("one row", {"ids": np.array([10], np.int32), "table": floats(2, 11, 32)}),
+    ]
+
+
+@op(samples=_embed_samples, weights=("table",), per_token=True)
+def embed(ids: Ints, table: Floats) -> Floats:
+    """ids [T], table [V, D] → [T, D]. An id outside 0 … V - 1 is an IndexError: whoever builds the step has checked it."""
+    return table[ids]
+
+
+def _select_samples() -> list[Sample]:
+    return [
+        Sample("ragged", {"x": floats(1, 7, 8), "select": np.array([0, 3, 6], np.int32)}),
+        Sample("one row", {"x": floats(2, 1, 8), "select": np.array([0], np.int32)}),
+        Sample("none", {"x": floats(3, 4, 8), "select": np.array([], np.int32)}),
+    ]
+
+
+@op(samples=_select_samples, reads=("select",))
+def select(x: Floats, select: Ints) -> Floats:
+    """x [T, D] → the S selected rows [S, D]."""
+    return x[select]

@@ -1,0 +1,43 @@
+"""Root-mean-square normalisation, alone and behind a residual addition."""
+
+import numpy as np
+
+from ridgeline.compute.ops.definition import Floats, Sample, floats, op
+
+
+def _rms_samples() -> list[Sample]:
+    return [
+        Sample("ragged", {"x": floats(1, 7, 40), "weight": floats(2, 40), "eps": 1e-6}),
+        Sample("one row", {"x": floats(3, 1, 640), "weight": floats(4, 640), "eps": 1e-6}),
+        Sample("per head", {"x": floats(5, 9, 64), "weight": floats(6, 16), "eps": 1e-6}),
+        Sample("large", {"x": floats(7, 3, 256, size=1e4), "weight": floats(8, 256), "eps": 1e-6}),
+        Sample("tiny", {"x": floats(9, 3, 256, size=1e-6), "weight": floats(10, 256), "eps": 1e-6}),
+    ]
+
+
+@op(samples=_rms_samples, weights=("weight",), per_token=True)
+def rms_norm(x: Floats, weight: Floats, *, eps: float) -> Floats:
+    """x [T, D], weight [D] → [T, D]; a weight narrower than x normalises each piece of its width (each head) by itself.
+
+    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.
+    """
+    pieces = np.ascontiguousarray(x).reshape(-1, len(weight))
+    # The sum runs over the contiguous last axis: its order is a function of the width alone.
+    mean = np.add.reduce(pieces * pieces, axis=1, keepdims=True) / np.float32(len(weight))
+    return (pieces / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
+
+
+def _add_rms_samples() -> list[Sample]:
+    return [
+        Sample("ragged", {"x": floats(1, 7, 40), "y": floats(2, 7, 40), "weight": floats(3, 40), "eps": 1e-6}),
+        Sample("one row", {"x": floats(4, 1, 640), "y": floats(5, 1, 640), "weight": floats(6, 640), "eps": 1e-6}),
+    ]
+
+
+@op(samples=_add_rms_samples, weights=("weight",), per_token=True, semantic=False)
+def add_rms_norm(x: Floats, y: Floats, weight: Floats, *, eps: float) -> tuple[Floats, Floats]:
+    """x + y, and its rms_norm: both [T, D]. Equal bit for bit to the two ops that it replaces."""
+    total = x + y
+    normed = rms_norm(total, weight, eps=eps)
+    assert isinstance(normed, np.ndarray)
+    return total, normed

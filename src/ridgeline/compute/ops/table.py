@@ -1,0 +1,44 @@
+"""Every op there is, by name, and the check of a list against them."""
+
+from ridgeline.compute.graph import INPUTS, OpList
+from ridgeline.compute.ops import attention, elementwise, gather, linear, norm, rope
+from ridgeline.compute.ops.definition import Definition
+
+OPS: dict[str, Definition] = {
+    definition.name: definition
+    for definition in (
+        gather.embed,
+        gather.select,
+        elementwise.scale,
+        elementwise.add,
+        elementwise.glu,
+        norm.rms_norm,
+        norm.add_rms_norm,
+        linear.linear,
+        rope.rope,
+        attention.kv_write,
+        attention.attention,
+    )
+}
+
+CACHE_READS = frozenset({"keys", "values", "tables", "slots", "block_tokens"})
+"""Reads that belong to a layer's KV group: an op with one of them has an attribute `layer`."""
+
+
+def check(oplist: OpList) -> None:
+    """Raises ValueError unless every op is known, fits its definition, and names only values that exist before it."""
+    made = set(INPUTS)
+    for number, op in enumerate(oplist.ops):
+        definition = OPS.get(op.name)
+        if definition is None:
+            raise ValueError(f"op {number}: {op.name!r} is not an op; known: {', '.join(sorted(OPS))}")
+        attributes = {*definition.attributes, *(("layer",) if CACHE_READS & set(definition.reads) else ())}
+        if (len(op.inputs), len(op.weights)) != (len(definition.inputs), len(definition.weights)) or set(op.attributes) != attributes:
+            raise ValueError(f"op {number}: {op} does not fit {definition.name}{definition.parameters} with {sorted(attributes)}")
+        missing = [name for name in op.inputs if name not in made]
+        if missing or made & set(op.outputs):
+            raise ValueError(f"op {number}: {op} reads {missing} before they exist, or makes a value twice")
+        made |= set(op.outputs)
+    for name, value in {**oplist.outputs, **oplist.taps}.items():
+        if value not in made:
+            raise ValueError(f"result {name!r} is {value!r}, which nothing makes")
