@@ -43,9 +43,10 @@ class LateExecutor:
         self.inner.close()
 
 
-def engine_of(depth: int, executor: SimExecutor | LateExecutor | None = None, **limits: int) -> Engine:
+def engine_of(depth: int, executor: SimExecutor | LateExecutor | None = None, token_budget: int = 2048) -> Engine:
+    """The scheduler would go to depth 4: it is the engine that holds back."""
     executor = executor or fake_executor(windows=(0, 24))
-    scheduler = Scheduler(Limits(rows=executor.info.rows, depth=depth, **limits), executor.info.kv, POLICIES["fcfs"])
+    scheduler = Scheduler(Limits(rows=executor.info.rows, depth=4, token_budget=token_budget), executor.info.kv, POLICIES["fcfs"])
     return Engine(scheduler, executor, VirtualClock(), depth)
 
 

@@ -89,7 +89,7 @@ def test_a_bad_prompt_is_refused_before_anything_runs(llm: LLM) -> None:
         llm.generate(["fine", "fine too"], [PARAMS, replace(PARAMS, max_tokens=10**6)])
     with pytest.raises(RequestError, match="2 prompts come with 1"):
         llm.generate(["a", "b"], [PARAMS])
-    for prompt in ([[]], [5.0], [None], [[1, -1]], [{"prompt": 1}]):
+    for prompt in ([[]], [5.0], [None], [[1, -1]], [[258]], [{"prompt": 1}]):
         with pytest.raises(RequestError):
             llm.generate(prompt, PARAMS)  # type: ignore[arg-type]
     assert one(llm, "still there").finished

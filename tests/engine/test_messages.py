@@ -4,6 +4,7 @@ import random
 from array import array
 from typing import get_args
 
+import msgspec
 import pytest
 
 from ridgeline.config.resolve import Decision
@@ -31,7 +32,7 @@ MESSAGES: list[Message] = [
     commands.Admit(REQUEST), commands.Close("r", 0, 3, events.Finish.STOP), commands.Abort("r"), commands.Clear("r", events.Wait.GRAMMAR),
     commands.SetKnob("rows", 3), commands.Drain(), messages.Progress("weights", 0.5),
     messages.Ready(INFO, (Decision("max_model_len", 4096, "model", "its context"),)),
-    messages.Frame(9, 1.5, (OUTPUT,), EVENTS), messages.Health(9, 1.5, True), messages.Fatal("out of memory", False),
+    messages.Frame(9, 1.5, (OUTPUT,), EVENTS), messages.Health(9, 1.5), messages.Fatal("out of memory", False),
 ]
 
 
@@ -55,14 +56,27 @@ def test_messages_survive_any_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    "header",
-    [b"PK\x01\x00\x00\x00\x00\x00", HEADER.pack(b"RL", 2, 0, 0), HEADER.pack(b"RL", 1, len(MESSAGE_TYPES), 0),
-     HEADER.pack(b"RL", 1, 0, 2**26 + 1)],
+    ("header", "told"),
+    [
+        (b"PK\x01\x00\x00\x00\x00\x00", "begins with b'PK'"),
+        (HEADER.pack(b"RL", 2, 0, 0), "version 2"),
+        (HEADER.pack(b"RL", 1, len(MESSAGE_TYPES), 0), "unknown tag"),
+        (HEADER.pack(b"RL", 1, 0, 2**26 + 1), "67108865 bytes"),
+    ],
     ids=["magic", "version", "tag", "length"],
 )
-def test_headers_are_refused_before_the_payload_comes(header: bytes) -> None:
-    with pytest.raises(WireError):
+def test_headers_are_refused_before_the_payload_comes(header: bytes, told: str) -> None:
+    with pytest.raises(WireError, match=told):
         FrameBuffer().feed(header)
+
+
+@pytest.mark.parametrize("column", [[2**31], ["1"], [1.5], [None], {"0": 1}, 7])
+def test_columns_are_checked(column: object) -> None:
+    scheduled = {"step": 1, "time": 0.5, "sequences": [1], "count": column, "waiting": 0, "free_pages": 0, "cached_pages": 0}
+    tag = EVENT_TYPES.index(events.Scheduled)
+    payload = msgspec.msgpack.encode({"step": 1, "time": 0.5, "outputs": [], "events": [[tag, scheduled]]})
+    with pytest.raises(WireError, match=r"column|Expected"):
+        messages.decode(MESSAGE_TYPES.index(messages.Frame), payload)
 
 
 def test_oversized_frames_are_not_sent() -> None:

@@ -182,6 +182,15 @@ def test_a_stopped_engine_is_replaced() -> None:
     run(main())
 
 
+def test_a_long_answer_is_no_hang() -> None:
+    async def main() -> None:
+        async with serving(SLOW) as client:
+            ids, _ = await read(client.submit(await request(client, "a", max_tokens=60)))
+            assert len(ids) == 60 and client.starts == 1
+
+    run(main())
+
+
 def test_an_idle_engine_may_be_silent() -> None:
     async def main() -> None:
         async with serving(SLOW) as client:
@@ -266,12 +275,18 @@ def test_shutdown_leaves_no_process_and_no_waiter() -> None:
 PARENT = """
 import asyncio, sys
 from ridgeline.config.groups import EngineConfig
+from ridgeline.core.params import SamplingParams
+from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.client import EngineClient
 async def main():
     client = EngineClient(EngineConfig('fake:{"step_seconds": %s}'))
     await client.start()
-    if sys.argv[1] == "ready":
+    if sys.argv[1] != "starting":
         await client.ready()
+    if sys.argv[1] == "busy":
+        limits = ModelLimits(512, 64, frozenset(), (await client.ready()).info.kv)
+        client.submit(admit((5,), SamplingParams(), limits, request_id="a", draw_seed=lambda: 7))
+        await asyncio.sleep(0.2)
     while client.pid is None:
         await asyncio.sleep(0.01)
     print(client.pid, flush=True)
@@ -280,9 +295,10 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("moment", ["ready", "starting"])
-def test_the_engine_does_not_outlive_its_parent(moment: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT % 0.01, moment], stdout=subprocess.PIPE, text=True) as parent:
+@pytest.mark.parametrize(("moment", "seconds"), [("ready", 0.01), ("starting", 0.01), ("busy", 30)])
+def test_the_engine_does_not_outlive_its_parent(moment: str, seconds: float) -> None:
+    """Idle, while it loads, and in the middle of a step of half a minute."""
+    with subprocess.Popen([sys.executable, "-c", PARENT % seconds, moment], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert alive(pid)

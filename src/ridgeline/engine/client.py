@@ -113,7 +113,9 @@ class EngineClient:
         self._cause: str | None = None
         self._permanent = False
         self._changed = asyncio.Condition()
+        self._steps = 0
         self._expecting_since: float | None = None
+        """Since when a step should be completed; None while the engine has nothing to do."""
         self._supervisor: asyncio.Task[None] | None = None
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -199,7 +201,7 @@ class EngineClient:
     async def _live_once(self, loop: asyncio.AbstractEventLoop) -> float:
         """One engine process from its start to its end; returns the seconds for which it was ready."""
         self.starts += 1
-        self._ready, self._cause, ready_at = None, None, math.inf
+        self._ready, self._cause, self._steps, ready_at = None, None, 0, math.inf
         try:
             self._child = child = await Child.spawn(self._config)
         except OSError as error:
@@ -255,10 +257,11 @@ class EngineClient:
     def _take(self, message: Message) -> None:
         match message:
             case Frame():
-                self._expecting_since = asyncio.get_running_loop().time()
+                if message.step > self._steps:
+                    self._steps, self._expecting_since = message.step, asyncio.get_running_loop().time()
                 self._deliver(message)
             case Health():
-                self._expecting_since = asyncio.get_running_loop().time() if message.pending else None
+                self._steps, self._expecting_since = message.step, None
             case Progress():
                 self._on_progress(message.stage, message.fraction)
             case Ready():

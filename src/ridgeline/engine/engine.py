@@ -60,14 +60,14 @@ class Engine:
     def turn(self, commands: Sequence[Command] = ()) -> Turn:
         """One round of the loop: `commands` first, then the oldest step in flight. What commands caused is told by events."""
         self.scheduler.apply(commands, self.clock.now())
-        outputs: list[Output] = []
         self._submit()
-        step = None
+        step: int | None = None
+        outputs: Sequence[Output] = ()
         if self._in_flight:
             ticket = self._in_flight.popleft()
             result = self.executor.collect(ticket)
             step = ticket.plan.step
-            outputs += self.scheduler.commit(ticket.plan, result, self.clock.now())
+            outputs = self.scheduler.commit(ticket.plan, result, self.clock.now())
         return Turn(step, self.clock.now(), outputs, self.scheduler.take_events())
 
     def _submit(self) -> None:

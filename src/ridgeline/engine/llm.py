@@ -84,7 +84,9 @@ class LLM:
         self.tokenizer = tokenizer_of_model(model)
         self._engine, self.decisions = start_engine(self.config, on_progress)
         info = self._engine.executor.info
-        self.limits = ModelLimits(info.vocab, info.max_model_len, self.tokenizer.eos_ids, info.kv)
+        # An id must be an input of the model and a token of the text side: padded embeddings have rows that no token names.
+        vocab = min(info.vocab, self.tokenizer.vocab_size)
+        self.limits = ModelLimits(vocab, info.max_model_len, self.tokenizer.eos_ids, info.kv)
         self._draw_seed = seed_source(self.config.seed)
         self._closed = False
 

@@ -48,7 +48,8 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All that one turn of the loop brought. `step` counts committed steps; `time` is the engine's clock, seconds."""
+    """All that one turn of the loop brought. `step` counts committed steps: while it grows, the engine is healthy.
+    `time` is the engine's clock, seconds."""
 
     step: int
     time: float
@@ -58,11 +59,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`pending` False: the engine waits for a command. Otherwise it computes, and a further frame will follow."""
+    """So far the engine has committed `step` steps, and it will commit no other before the next command."""
 
     step: int
     time: float
-    pending: bool
 
 
 @dataclass(frozen=True, slots=True)

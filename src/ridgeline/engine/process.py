@@ -70,8 +70,8 @@ def run(engine: Engine, link: Link) -> None:
         committed += busy
         if turn.outputs or turn.events:
             link.send(Frame(committed, turn.time, turn.outputs, turn.events))
-        if not busy or not turn.events:
-            link.send(Health(committed, turn.time, pending=busy))
+        if not busy:
+            link.send(Health(committed, turn.time))
 
 
 def serve(link: Link, config: EngineConfig) -> None:
