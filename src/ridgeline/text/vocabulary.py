@@ -90,7 +90,8 @@ def _check_columns(size: int, scores: Sequence[float], kinds: Sequence[int]) -> 
 
 
 def _check_pieces(pieces: Sequence[str], kinds: Sequence[int]) -> None:
-    marked = [(kind, piece) for kind, piece in zip(kinds, pieces, strict=True) if kind >= Kind.USER_DEFINED]
+    last_plain = int(Kind.CONTROL)
+    marked = [(kind, piece) for kind, piece in zip(kinds, pieces, strict=True) if kind > last_plain]
     cut = sum(len(piece) for kind, piece in marked if kind == Kind.USER_DEFINED)
     if cut > MAX_CUT_CHARACTERS:
         raise ModelFormatError(f"the tokenizer's user-defined tokens have {cut} characters, at most {MAX_CUT_CHARACTERS} are supported")
