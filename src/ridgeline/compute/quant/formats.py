@@ -48,9 +48,7 @@ _DEQUANTISE: dict[str, Callable[[Bytes, Floats], None]] = {
     "IQ4_XS": iq4.iq4_xs,
 }
 
-FORMATS = {
-    name: Format(name, stored.block_elements, stored.block_bytes, _DEQUANTISE[name]) for name, stored in STORED.items()
-}
+FORMATS = {name: Format(name, stored.block_elements, stored.block_bytes, _DEQUANTISE[name]) for name, stored in STORED.items()}
 
 
 def dequantise(kind: str, rows: Bytes, out: Floats | None = None) -> Floats:
