@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from ridgeline.compute.exact.cache import KVCache, allocate_kv
 from ridgeline.compute.graph import StepInputs
-from ridgeline.compute.runtime.cache import KVCache
 from ridgeline.compute.runtime.worker import Worker
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import FROM_ROW, KVGroup, KVShape, NewRow, Plan, Result, TokenLogprobs
@@ -26,32 +26,36 @@ def following(context: Sequence[int]) -> int:
 class ContextRunner:
     """Writes ids as keys, reads them back through the tables, and predicts `following`; NaN wherever an id is `bad`."""
 
-    def __init__(self, bad: int = -2) -> None:
+    def __init__(self, shape: KVShape, bad: int = -2) -> None:
+        self.shape = shape
         self.bad = bad
         self.seen: list[StepInputs] = []
 
-    def run(self, inputs: StepInputs, kv: KVCache) -> dict[str, np.ndarray]:
+    def run(self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = ()) -> dict[str, np.ndarray]:
+        assert taps == ("hidden",)
         self.seen.append(inputs)
-        size = kv.shape.block_tokens
-        for layer, group in enumerate(kv.shape.groups):
-            keys, _ = kv.layer(group.layers[0])
-            keys[inputs.slots[layer], 0, 0] = inputs.ids
+        size = self.shape.block_tokens
+        keys, _ = kv.layer(0)
+        for slots in inputs.slots:
+            keys[slots, 0, 0] = inputs.ids
         logits = np.zeros((len(inputs.select), VOCAB), np.float32)
         for index, token in enumerate(inputs.select):
             row, end = inputs.row_of_token[token], int(inputs.positions[0, token]) + 1
             read = []
-            for number, group in enumerate(kv.shape.groups):
+            for number, group in enumerate(self.shape.groups):
                 first = max(0, end - group.window) if group.window else 0
                 places = np.arange(first, end)
                 pages = inputs.tables[number][row, places // size]
                 assert pages.min() > 0, "page 0 is read"
-                keys, _ = kv.layer(group.layers[0])
                 read.append(keys[pages * size + places % size, 0, 0].astype(int).tolist())
             full, window = read
             assert full[-len(window) :] == window
             logits[index, following(full)] = 1
         hidden = np.where(inputs.ids == self.bad, np.float32(np.nan), np.float32(0))[:, None].repeat(3, axis=1)
         return {"logits": logits, "hidden": hidden}
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def greedy(
@@ -66,8 +70,8 @@ def make_worker(block_tokens: int = 4, pages: int = 400, rows: int = 4, bad: int
     groups = (KVGroup("full", (1,)), KVGroup("window", (0,), WINDOW))
     shape = KVShape(groups, block_tokens, pages, b"test")
     info = ExecutorInfo(shape, VOCAB, 120, rows, "context", 0, 0)
-    runner = ContextRunner(bad)
-    return Worker(info, (), runner, KVCache(shape, 1, 2), greedy), runner
+    runner = ContextRunner(shape, bad)
+    return Worker(info, (), runner, allocate_kv(shape, 1, 2), greedy), runner
 
 
 def params(prompt: Sequence[int], logprobs: int | None = None) -> RowParams:
@@ -183,8 +187,10 @@ def test_blocks_grow_and_pages_behind_the_window_are_not_read() -> None:
     worker, _ = make_worker(block_tokens=4)
     full, window = tuple(range(1, 6)), (0, 0, 0, 50, 51)
     resumed = NewRow(1, 1, params(prompt), tuple(prompt), (full, window))
-    worker._kv.layer(1)[0][4 : 4 + 18, 0, 0] = prompt[:18]  # a warm cache: pages 1 … of the full group, page 50 of the other
-    worker._kv.layer(0)[0][200 : 200 + 6, 0, 0] = prompt[12:18]
+    assert worker._kv is not None
+    keys, _ = worker._kv.layer(0)
+    keys[4 : 4 + 18, 0, 0] = prompt[:18]  # a warm cache: pages 1 … of the full group, from page 50 on of the other
+    keys[200 : 200 + 6, 0, 0] = prompt[12:18]
     first = plan(0, [(1, 18, prompt[18:], True)], [resumed])
     second = plan(1, [(1, FROM_ROW, [FROM_ROW], True)])
     second = Plan(**{**{f: getattr(second, f) for f in second.__slots__}, "blocks": ((1, 0, 5, (6,)), (1, 1, 5, (52,)))})

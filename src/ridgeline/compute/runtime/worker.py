@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.compute.exact.cache import KVCache
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.batch import step_inputs
-from ridgeline.compute.runtime.cache import KVCache
 from ridgeline.compute.runtime.rows import Rows
 from ridgeline.config.resolve import Decision
 from ridgeline.core.params import RowParams
@@ -29,9 +29,11 @@ Sample = Callable[[NDArray[np.float32], Sequence[RowParams], Sequence[int], Sequ
 class Runner(Protocol):
     """What computes a step."""
 
-    def run(self, inputs: StepInputs, kv: KVCache) -> dict[str, NDArray[np.float32]]:
-        """`logits` fp32 [S, V] of the selected positions and the tap `hidden` fp32 [T, D]; writes K and V into `kv`."""
+    def run(self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = ()) -> dict[str, NDArray[np.float32]]:
+        """`logits` fp32 [S, V] of the selected positions, and the taps asked for; writes K and V into `kv`."""
         ...
+
+    def close(self) -> None: ...
 
 
 class Worker:
@@ -79,7 +81,7 @@ class Worker:
         params = [self._rows.params(row) for row in plan.row]
         inputs = step_inputs(plan, self._rows, self._info.kv.block_tokens)
         ready = perf_counter()
-        values = self._runner.run(inputs, self._kv)
+        values = self._runner.run(inputs, self._kv, taps=("hidden",))
         finite = _finite(values["hidden"], inputs.cu_q)
         sampled, logprobs = self._choose(plan, params, inputs, values["logits"])
         timings = Timings(queue=began - submitted, copy=ready - began, run=perf_counter() - ready)
@@ -88,6 +90,8 @@ class Worker:
     def close(self) -> None:
         """Drops steps in flight, weights and KV pages."""
         self._queue.clear()
+        if self._runner is not None:
+            self._runner.close()
         self._runner = self._kv = None
 
     def _choose(
