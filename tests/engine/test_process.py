@@ -319,3 +319,21 @@ def test_ctrl_c_is_the_parents_business() -> None:
             assert len(ids) == 3 and client.starts == 1
 
     run(main())
+
+
+@pytest.mark.night
+def test_a_hundred_kills_under_32_streams() -> None:
+    async def main() -> None:
+        async with serving(EngineConfig('fake:{"rows": 32, "pages": 4096, "step_seconds": 0.004}')) as client:
+            for kill in range(100):
+                streams = [client.submit(await request(client, f"{kill}-{i}", max_tokens=4000)) for i in range(32)]
+                readers = [asyncio.create_task(read(stream)) for stream in streams]
+                await asyncio.sleep(0.01 * (kill % 7))
+                assert client.pid is not None
+                os.kill(client.pid, signal.SIGKILL)
+                killed = time.monotonic()
+                results = await asyncio.gather(*readers, return_exceptions=True)
+                assert time.monotonic() - killed < 1 and all(isinstance(result, EngineDeadError) for result in results)
+                await asyncio.wait_for(client.ready(), 10)
+
+    asyncio.run(main())
