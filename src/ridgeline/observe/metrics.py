@@ -1,0 +1,182 @@
+"""Figures of a running engine as a pure fold over its events: counters, gauges and histograms as plain numbers.
+
+Owns what each figure means. Reads no clock (events carry the engine's time) and knows no exposition format (`observe.prometheus`).
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from ridgeline.core import events
+from ridgeline.core.events import Event, Finish
+
+SECONDS = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0,
+)
+"""From 1 ms on: the queue of a healthy server is that short."""
+TOKENS = tuple(float(1 << power) for power in range(21))
+
+
+class Histogram:
+    """Counts of observations in buckets; bucket i holds values ≤ `bounds[i]` that no earlier one holds, the last everything above."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Counts one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        """Observations so far."""
+        return sum(self.counts)
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    admitted_at: float
+    prompt_tokens: int
+    open_choices: int
+    choices: dict[int, "_Started"] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Started:
+    """A choice that has had a row. `sequence` changes when it gets another one."""
+
+    request: _OpenRequest
+    sequence: int
+    last_token_at: float | None = None
+
+
+class Metrics:
+    """The fold. `apply` each event once, in order; read the attributes at any time. Times are seconds, sizes tokens or pages."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.preemptions = 0
+        self.evicted_pages = 0
+        self.steps = 0
+        self.rejected = 0
+        self.finished: dict[Finish, int] = dict.fromkeys(Finish, 0)
+        self.free_pages: int | None = None
+        """Pages without holder or content at the last step; None before the first."""
+        self.cached_pages = 0
+        self.time_to_first_token = Histogram(SECONDS)
+        self.inter_token = Histogram(SECONDS)
+        self.end_to_end = Histogram(SECONDS)
+        self.queue = Histogram(SECONDS)
+        self.step_run = Histogram(SECONDS)
+        self.step_tokens = Histogram(TOKENS)
+        self.request_prompt = Histogram(TOKENS)
+        self.request_generation = Histogram(TOKENS)
+        self._open: dict[str, _OpenRequest] = {}
+        self._rows: dict[int, _Started] = {}
+        """Choices that have a row, by sequence number."""
+        self._left: dict[int, _Started] = {}
+        """Choices that left their row since the last step: the step's own event comes after their end."""
+
+    @property
+    def running(self) -> int:
+        """Choices that have a row."""
+        return len(self._rows)
+
+    @property
+    def waiting(self) -> int:
+        """Choices without a row: not started yet, or preempted."""
+        return sum(request.open_choices for request in self._open.values()) - self.running
+
+    @property
+    def mean_request_seconds(self) -> float:
+        """Mean time from admission to end of all choices so far; 0 before the first."""
+        return self.end_to_end.sum / max(1, self.end_to_end.count)
+
+    def apply(self, event: Event) -> None:
+        """Folds one event."""
+        match event:
+            case events.Computed():
+                self._computed(event)
+            case events.Scheduled():
+                self.steps += 1
+                self.step_tokens.observe(sum(event.count))
+                self.free_pages, self.cached_pages = event.free_pages, event.cached_pages
+            case events.Evicted():
+                self.evicted_pages += 1
+            case events.StepTimed():
+                self.step_run.observe(event.timings.run)
+            case events.Admitted():
+                self._open[event.request_id] = _OpenRequest(event.time, event.prompt_tokens, event.choices)
+                self.prompt_tokens += event.prompt_tokens
+            case events.Started():
+                self._started(event)
+            case events.PrefixHit():
+                self.prefix_hits += event.tokens
+            case events.Preempted():
+                self.preemptions += 1
+                self._leave_row(event.request_id, event.choice)
+            case events.Closed():
+                self._closed(event)
+            case events.Rejected():
+                self.rejected += 1
+            case _:
+                pass
+
+    def engine_lost(self) -> None:
+        """The engine died: what was open in it never closes. Each such choice counts as an error."""
+        self.finished[Finish.ERROR] += sum(request.open_choices for request in self._open.values())
+        self._open.clear()
+        self._rows.clear()
+        self._left.clear()
+        self.free_pages, self.cached_pages = None, 0
+
+    def _started(self, event: events.Started) -> None:
+        request = self._open.get(event.request_id)
+        if request is None:
+            return
+        choice = request.choices.get(event.choice)
+        if choice is None:
+            choice = request.choices[event.choice] = _Started(request, event.sequence)
+            self.prefix_queries += request.prompt_tokens
+            self.queue.observe(event.time - request.admitted_at)
+        choice.sequence = event.sequence
+        self._rows[event.sequence] = choice
+
+    def _computed(self, event: events.Computed) -> None:
+        for sequence, sampled in zip(event.sequences, event.sampled, strict=True):
+            if not sampled:
+                continue
+            self.generation_tokens += sampled
+            choice = self._rows.get(sequence) or self._left.get(sequence)
+            if choice is None:
+                continue
+            if choice.last_token_at is None:
+                self.time_to_first_token.observe(event.time - choice.request.admitted_at)
+            else:
+                self.inter_token.observe((event.time - choice.last_token_at) / sampled)
+            choice.last_token_at = event.time
+        self._left.clear()
+
+    def _closed(self, event: events.Closed) -> None:
+        self.finished[event.reason] += 1
+        request = self._open.get(event.request_id)
+        if request is None:
+            return
+        self._leave_row(event.request_id, event.choice)
+        self.end_to_end.observe(event.time - request.admitted_at)
+        self.request_prompt.observe(event.usage.prompt_tokens)
+        self.request_generation.observe(event.usage.completion_tokens)
+        request.open_choices -= 1
+        if request.open_choices == 0:
+            del self._open[event.request_id]
+
+    def _leave_row(self, request_id: str, number: int) -> None:
+        request = self._open.get(request_id)
+        choice = request.choices.get(number) if request else None
+        if choice is not None and self._rows.pop(choice.sequence, None) is not None:
+            self._left[choice.sequence] = choice

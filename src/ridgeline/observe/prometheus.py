@@ -1,0 +1,90 @@
+"""The fold of `observe.metrics` in Prometheus' formats. The only place that knows prometheus_client.
+
+Figures that mean what vLLM's mean carry vLLM's names (`vllm:…`), so that existing dashboards, alerts and autoscalers work unchanged;
+figures that vLLM does not have are `ridgeline_…`. No figure has two names: a second one would double the exposition and the storage.
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from ridgeline.observe.metrics import Histogram, Metrics
+
+
+def exposition(metrics: Metrics, model_name: str, pages: int, accept: str) -> tuple[bytes, str]:
+    """All figures as bytes, and their content type: OpenMetrics or the text format, whichever `accept` prefers.
+
+    `pages` is the size of the KV cache.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Fold(metrics, model_name, pages))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+class _Fold(Collector):
+    def __init__(self, metrics: Metrics, model_name: str, pages: int) -> None:
+        self._metrics = metrics
+        self._model_name = model_name
+        self._pages = pages
+
+    def describe(self) -> list[Metric]:
+        """Nothing: names are not checked against other collectors, there are none."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, in a fixed order."""
+        m = self._metrics
+        free = self._pages if m.free_pages is None else m.free_pages
+        used = 0.0 if not self._pages else 1 - (free + m.cached_pages) / self._pages
+        yield self._gauge("vllm:num_requests_running", "Choices that have a row.", m.running)
+        yield self._gauge("vllm:num_requests_waiting", "Choices without a row: not started, or preempted.", m.waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages held at the last step (1 is all).", used)
+        yield self._gauge("ridgeline_kv_pages_free", "KV pages that hold nothing, at the last step.", free)
+        yield self._gauge("ridgeline_kv_pages_cached", "KV pages with a published block and no holder, at the last step.", m.cached_pages)
+        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", m.prefix_queries)
+        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens taken from the prefix cache.", m.prefix_hits)
+        yield self._counter("vllm:num_preemptions", "Preemptions.", m.preemptions)
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.", m.prompt_tokens)
+        yield self._counter("vllm:generation_tokens", "Tokens sampled.", m.generation_tokens)
+        yield self._finished()
+        yield self._counter("ridgeline_steps", "Steps scheduled.", m.steps)
+        yield self._counter("ridgeline_evicted_pages", "Cached KV pages given to somebody else.", m.evicted_pages)
+        yield self._counter("ridgeline_rejected_requests", "Requests that the engine refused.", m.rejected)
+        yield self._histogram("vllm:time_to_first_token_seconds", "From admission to the first token.", m.time_to_first_token)
+        yield self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a choice.", m.inter_token)
+        yield self._histogram("vllm:e2e_request_latency_seconds", "From admission to the end of a choice.", m.end_to_end)
+        yield self._histogram("vllm:request_queue_time_seconds", "From admission to the first row.", m.queue)
+        yield self._histogram("ridgeline_step_run_seconds", "What the executor says that a step took.", m.step_run)
+        yield self._histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", m.step_tokens)
+        yield self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a choice, at its end.", m.request_prompt)
+        yield self._histogram("vllm:request_generation_tokens", "Tokens that a choice generated, at its end.", m.request_generation)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _finished(self) -> Metric:
+        family = CounterMetricFamily("vllm:request_success", "Choices that ended, by reason.", labels=["model_name", "finished_reason"])
+        for reason, count in self._metrics.finished.items():
+            family.add_metric([self._model_name, reason.value], count)
+        return family
+
+    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=["model_name"])
+        bounds = [*map(_bound, histogram.bounds), "+Inf"]
+        family.add_metric([self._model_name], list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum)
+        return family
+
+
+def _bound(value: float) -> str:
+    return f"{value:.16g}" if value != int(value) else f"{int(value)}.0"

@@ -1,0 +1,83 @@
+"""The ASGI application: who may come in, which endpoint answers, and that every failure has one shape.
+
+Owns the order of the layers: request id, guard, router. Endpoints live one family a file; the service they share is passed in.
+"""
+
+import re
+import secrets
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.server import completions, health, models, page
+from ridgeline.server.auth import Guard
+from ridgeline.server.errors import ApiError, as_api_error
+from ridgeline.server.service import Service
+from ridgeline.server.transport import Disconnected
+
+REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+"""What a client may call its request; anything else is replaced, never echoed."""
+
+
+def build_app(service: Service) -> ASGIApp:
+    """The whole application over `service`, which may still be loading."""
+    router = Router(
+        [*page.routes(), *health.routes(service), *models.routes(service), *completions.routes(service)], redirect_slashes=False
+    )
+    return RequestId(Failures(Guard(router, service.config.host, service.config.api_key)))
+
+
+class Failures:
+    """Turns whatever is raised below into an answer of the catalogue, as long as none has begun."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # The router raises instead of answering in plain text where it finds an "app".
+        began = False
+
+        async def send_noting(message: Message) -> None:
+            nonlocal began
+            began = began or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting)
+        except Disconnected:
+            return
+        except HTTPException as error:
+            await _routing_error(error, scope).response()(scope, receive, send)
+        except Exception as error:
+            answer = as_api_error(error)
+            if not began:
+                await answer.response()(scope, receive, send)
+
+
+def _routing_error(error: HTTPException, scope: Scope) -> ApiError:
+    if error.status_code == 405:
+        return ApiError("method_not_allowed", f"{scope['method']} is not allowed here", headers=error.headers)
+    return ApiError("not_found", "there is nothing at this path")
+
+
+class RequestId:
+    """Gives every answer an `X-Request-Id`: the client's, where it sent a harmless one, or a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = sent if REQUEST_ID.fullmatch(sent) else secrets.token_hex(16).encode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

@@ -1,0 +1,108 @@
+"""The outermost layer: who may speak to this server at all. Default deny; pure ASGI, so that nothing below can forget it.
+
+Owns the public routes, the API key, the allow-list of hosts (DNS rebinding), the check of origins and the size of headers. The decision
+rests on the path that the router will match, never on a rebuilt URL. Never looks at a body.
+"""
+
+import hashlib
+import hmac
+from ipaddress import ip_address
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ridgeline.errors import ConfigError
+from ridgeline.server.errors import ApiError
+
+PUBLIC: Final = frozenset({("GET", "/"), ("GET", "/livez"), ("GET", "/readyz"), ("GET", "/health"), ("GET", "/version")})
+"""What stays open when a key is set: literal pairs, nothing is matched by prefix."""
+HEADER_BYTES: Final = 16 * 1024
+CLOSE: Final = {"Connection": "close"}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether binding to `host` keeps the server on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(host: str, api_key: str | None) -> None:
+    """Raises ConfigError for an address that others can reach without a key, and for a key that no header can carry."""
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key and api_key):
+        raise ConfigError("--api-key must be printable ASCII without spaces at its ends, at least 1 character")
+    if api_key is None and not is_loopback(host):
+        raise ConfigError(f"--host {host} can be reached from other machines; add --api-key KEY, or serve on 127.0.0.1")
+
+
+class Guard:
+    """Answers 401, 403 and 431 itself and passes everything else on."""
+
+    def __init__(self, app: ASGIApp, host: str, api_key: str | None) -> None:
+        self._app = app
+        self._key_digest = None if api_key is None else _digest(api_key.encode())
+        self._hosts = {"localhost", "127.0.0.1", "[::1]", host, f"[{host}]"} if is_loopback(host) else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            refusal = self._refusal(scope)
+            await (self._app if refusal is None else refusal.response())(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        size = sum(len(name) + len(value) + 4 for name, value in headers)
+        if size > HEADER_BYTES:
+            return ApiError("headers_too_large", f"the headers have {size} bytes; at most {HEADER_BYTES} are taken", headers=CLOSE)
+        return self._wrong_host(headers) or self._wrong_origin(headers) or self._wrong_key(scope, headers)
+
+    def _wrong_host(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+        if self._hosts is None:
+            return None
+        hosts = _values(headers, b"host")
+        if len(hosts) == 1 and _host_name(hosts[0]) in self._hosts:
+            return None
+        return ApiError(
+            "host_not_allowed",
+            "this server listens on the loopback address and answers to localhost and 127.0.0.1 only; "
+            "serve with --host and --api-key to be reached by another name",
+            headers=CLOSE,
+        )
+
+    def _wrong_origin(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+        origins, hosts = _values(headers, b"origin"), _values(headers, b"host")
+        if not origins or (len(origins) == len(hosts) == 1 and origins[0].partition("://")[2] == hosts[0]):
+            return None
+        return ApiError("origin_not_allowed", "pages of another origin may not use this server", headers=CLOSE)
+
+    def _wrong_key(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+        if self._key_digest is None or (scope["method"], scope["path"]) in PUBLIC:
+            return None
+        sent = _values(headers, b"authorization")
+        scheme, _, key = sent[0].partition(" ") if len(sent) == 1 else ("", "", "")
+        matches = hmac.compare_digest(_digest(key.strip().encode("latin-1")), self._key_digest)
+        if matches and scheme.lower() == "bearer":
+            return None
+        return ApiError(
+            "invalid_api_key",
+            "an API key is needed: send the header 'Authorization: Bearer KEY'" if not sent else "the API key is wrong",
+            headers={"WWW-Authenticate": "Bearer", **CLOSE},
+        )
+
+
+def _values(headers: list[tuple[bytes, bytes]], name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in headers if key == name]
+
+
+def _host_name(host: str) -> str:
+    """The name without its port, lower case: `[::1]:8000` → `[::1]`."""
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).lower()
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,101 @@
+"""The closed catalogue of what the server answers when it refuses or fails, and the one place that writes such answers.
+
+Every 4xx and 5xx has the body `{"error": {"message", "type", "param", "code"}}`. Texts are written here or by `engine.admit`;
+the text of an unexpected exception goes to the log with an id, and the client gets the id.
+"""
+
+import logging
+import secrets
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+from starlette.responses import Response
+
+from ridgeline.errors import EngineDeadError, OverloadedError, RequestError, RidgelineError
+
+log = logging.getLogger("ridgeline.server")
+
+INVALID, DENIED, MISSING, BUSY, FAILED = (
+    "invalid_request_error", "authentication_error", "not_found_error", "overloaded_error", "server_error"
+)
+CATALOGUE: Final[Mapping[str, tuple[int, str]]] = MappingProxyType({
+    "invalid_json": (400, INVALID),
+    "json_too_deep": (400, INVALID),
+    "invalid_type": (400, INVALID),
+    "invalid_value": (400, INVALID),
+    "missing_field": (400, INVALID),
+    "unsupported_parameter": (400, INVALID),
+    "no_chat_template": (400, INVALID),
+    "empty_prompt": (400, INVALID),
+    "context_length_exceeded": (400, INVALID),
+    "request_rejected": (400, INVALID),
+    "invalid_http": (400, INVALID),
+    "invalid_api_key": (401, DENIED),
+    "host_not_allowed": (403, "permission_error"),
+    "origin_not_allowed": (403, "permission_error"),
+    "not_found": (404, MISSING),
+    "model_not_found": (404, MISSING),
+    "method_not_allowed": (405, INVALID),
+    "client_too_slow": (408, INVALID),
+    "body_too_large": (413, INVALID),
+    "headers_too_large": (431, INVALID),
+    "overloaded": (429, BUSY),
+    "internal_error": (500, FAILED),
+    "engine_failed": (500, FAILED),
+    "engine_unavailable": (503, FAILED),
+})
+"""Code → HTTP status and OpenAI error type."""
+
+RETRY_AFTER_SECONDS: Final = 2
+"""What a client is told while the engine starts or restarts."""
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class ApiError(RidgelineError):
+    """An answer of the catalogue. `headers` go with it (Retry-After, Allow, Connection …)."""
+
+    def __init__(self, code: str, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.type = CATALOGUE[code]
+        self.code = code
+        self.message = message
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> bytes:
+        """The JSON that the client gets, as an answer's body or as an event of a stream."""
+        return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code)))
+
+    def response(self) -> Response:
+        """The answer as ASGI."""
+        return Response(self.body, self.status, self.headers, "application/json")
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client is told of any exception. What nobody foresaw is logged with its traceback under a random id."""
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            code = error.code if error.code in CATALOGUE else "invalid_value"
+            return ApiError(code, error.message, param=error.param)
+        case OverloadedError():
+            return ApiError("overloaded", str(error), headers={"Retry-After": str(error.retry_after_seconds)})
+        case EngineDeadError():
+            return ApiError("engine_unavailable", str(error), headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+    incident = secrets.token_hex(6)
+    log.error("incident %s", incident, exc_info=error)
+    return ApiError("internal_error", f"the server failed; its log says why under incident {incident}")

@@ -1,0 +1,40 @@
+"""What operators and load balancers ask: is the process alive, does it take requests, which version, which figures."""
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ridgeline import __version__
+from ridgeline.observe.prometheus import exposition
+from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
+from ridgeline.server.service import Service
+from ridgeline.server.transport import json_response
+
+
+def routes(service: Service) -> list[BaseRoute]:
+    """The routes of this family."""
+
+    async def livez(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(request: Request) -> Response:
+        """200 exactly when a request would be taken; also under vLLM's name `/health`."""
+        if service.is_ready:
+            return PlainTextResponse("ok\n")
+        raise ApiError("engine_unavailable", f"not ready: {service.why_not_ready()}", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+
+    async def version(request: Request) -> Response:
+        return json_response({"version": __version__})
+
+    async def metrics(request: Request) -> Response:
+        model, accept = service.model, request.headers.get("accept", "")
+        body, content_type = exposition(service.current_metrics(), model.name, model.limits.kv.pages, accept)
+        return Response(body, headers={"Content-Type": content_type})
+
+    return [
+        Route("/livez", livez, methods=["GET"]),
+        Route("/readyz", readyz, methods=["GET"]),
+        Route("/health", readyz, methods=["GET"]),
+        Route("/version", version, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+    ]

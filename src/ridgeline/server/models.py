@@ -1,0 +1,65 @@
+"""`/v1/models`, `/tokenize`, `/detokenize`: what the model is and how it reads text. Shapes are OpenAI's and vLLM's."""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from ridgeline.errors import RequestError
+from ridgeline.server import wire
+from ridgeline.server.completions import LONG_TEXT, check_model
+from ridgeline.server.errors import ApiError
+from ridgeline.server.render import token_text
+from ridgeline.server.service import Model, Service
+from ridgeline.server.transport import json_response, read_body
+
+
+def routes(service: Service) -> list[BaseRoute]:
+    """The routes of this family."""
+
+    async def models(request: Request) -> Response:
+        return json_response(wire.ModelList("list", [_card(service.model)]))
+
+    async def model(request: Request) -> Response:
+        check_model(request.path_params["name"], service.model)
+        return json_response(_card(service.model))
+
+    async def tokenize(request: Request) -> Response:
+        asked = wire.parse(wire.TokenizeRequest, await read_body(request))
+        loaded = service.model
+        check_model(asked.model, loaded)
+        if asked.prompt is None:
+            raise ApiError("missing_field", "prompt is missing; send a string (there is no chat template for messages)", param="prompt")
+        return json_response(await _tokens(asked, asked.prompt, loaded))
+
+    async def detokenize(request: Request) -> Response:
+        asked = wire.parse(wire.DetokenizeRequest, await read_body(request))
+        loaded = service.model
+        check_model(asked.model, loaded)
+        if asked.tokens is None:
+            raise ApiError("missing_field", "tokens is missing; send a list of token ids", param="tokens")
+        if any(not 0 <= token < loaded.limits.vocab for token in asked.tokens):
+            raise RequestError(f"tokens contains an id outside 0 to {loaded.limits.vocab - 1}.", param="tokens")
+        return json_response(wire.DetokenizeResponse(loaded.tokenizer.decode(asked.tokens, skip_special=False)))
+
+    return [
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{name:path}", model, methods=["GET"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+    ]
+
+
+def _card(model: Model) -> wire.ModelCard:
+    return wire.ModelCard(model.name, "model", model.created, "ridgeline", model.name, None, model.limits.max_model_len)
+
+
+async def _tokens(asked: wire.TokenizeRequest, prompt: str, model: Model) -> wire.TokenizeResponse:
+    add_bos = asked.add_special_tokens is not False
+    if len(prompt) > LONG_TEXT:
+        ids = await asyncio.to_thread(model.tokenizer.encode, prompt, add_bos)
+    else:
+        ids = model.tokenizer.encode(prompt, add_bos)
+    strings = [token_text(model.tokenizer, token) for token in ids] if asked.return_token_strs else None
+    return wire.TokenizeResponse(len(ids), model.limits.max_model_len, ids, strings)

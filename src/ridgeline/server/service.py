@@ -1,0 +1,174 @@
+"""What all endpoints share: the engine, the loaded model, the metrics; how they come up and how they go down.
+
+Owns the order of starting (model file, then engine and tokenizer side by side) and the bound on requests that may wait. Knows no HTTP.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Final
+
+from ridgeline.config.env import cache_directory
+from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.core.events import Event
+from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.engine.admit import ModelLimits, admit, seed_source, tenant_domain
+from ridgeline.engine.client import EngineClient
+from ridgeline.engine.messages import Ready
+from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError
+from ridgeline.facts.source import resolve_model
+from ridgeline.observe.metrics import Metrics
+from ridgeline.text.bytes import ByteTokenizer
+from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+
+FAKE_PREFIX: Final = "fake:"
+FIRST_LOOK_SECONDS: Final = 0.2
+LONGEST_RETRY_SECONDS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The loaded model as endpoints see it. `created` in seconds since 1970."""
+
+    name: str
+    tokenizer: Tokenizer
+    limits: ModelLimits
+    engine: Ready
+    created: int
+
+
+class Service:
+    """One model behind one engine. `on_progress` is called while it loads."""
+
+    def __init__(
+        self, engine_config: EngineConfig, config: ServerConfig, on_progress: Callable[[str, float], None] = lambda stage, fraction: None
+    ) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.stage = "starting"
+        self._engine_config = engine_config
+        self._on_progress = on_progress
+        self._engine: EngineClient | None = None
+        self._engine_starts = 0
+        self._model: Model | None = None
+        self._secret = secrets.token_bytes(32)
+        self._draw_seed = seed_source(engine_config.seed)
+
+    # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> Model:
+        """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
+        name = self._engine_config.model
+        path = None if name.startswith(FAKE_PREFIX) else await asyncio.to_thread(resolve_model, name, cache_directory(), self._progress)
+        config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
+        self._engine = engine = EngineClient(config, self._take_events, self._progress)
+        await engine.start()
+        tokenizer = ByteTokenizer() if path is None else await asyncio.to_thread(load_tokenizer, path)
+        ready = await _ready(engine)
+        self._model = self._loaded(_served_name(name, self.config), tokenizer, ready)
+        self.stage = "ready"
+        return self._model
+
+    async def stop(self) -> None:
+        """Ends the engine and all open requests."""
+        if self._engine is not None:
+            await self._engine.shutdown()
+
+    def _loaded(self, name: str, tokenizer: Tokenizer, ready: Ready) -> Model:
+        # An id must be an input of the model and a token of the text side: padded embeddings have rows that no token names.
+        vocab = min(ready.info.vocab, tokenizer.vocab_size)
+        limits = ModelLimits(vocab, ready.info.max_model_len, tokenizer.eos_ids, ready.info.kv)
+        return Model(name, tokenizer, limits, ready, int(time.time()))
+
+    def _progress(self, stage: str, fraction: float) -> None:
+        self.stage = f"{stage} {fraction:.0%}"
+        self._on_progress(stage, fraction)
+
+    def _take_events(self, events: Sequence[Event]) -> None:
+        self._notice_restart()
+        for event in events:
+            self.metrics.apply(event)
+
+    def _notice_restart(self) -> None:
+        """Requests that were open in an engine that died never close: the fold has to be told."""
+        if self._engine is not None and (self._engine.starts != self._engine_starts or not self._engine.is_ready):
+            self._engine_starts = self._engine.starts
+            self.metrics.engine_lost()
+
+    # ── what endpoints ask for ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be taken now."""
+        return self._model is not None and self._engine is not None and self._engine.is_ready
+
+    @property
+    def model(self) -> Model:
+        """The loaded model, even while its engine restarts. Raises EngineDeadError before it is loaded."""
+        if self._model is None:
+            raise EngineDeadError(f"the model is still loading ({self.stage}); try again in a few seconds")
+        return self._model
+
+    @property
+    def engine(self) -> EngineClient:
+        """The engine's client. Raises EngineDeadError while no engine takes requests."""
+        if self._engine is None or not self.is_ready:
+            raise EngineDeadError(f"the engine is not ready ({self.why_not_ready()}); try again in a few seconds")
+        return self._engine
+
+    def why_not_ready(self) -> str:
+        """In words, for those who wait; never the text of an exception."""
+        return self.stage if self._model is None or self._engine is None else f"the engine is {self._engine.state}"
+
+    def current_metrics(self) -> Metrics:
+        """The fold, without requests of an engine that has died."""
+        self._notice_restart()
+        return self.metrics
+
+    def admit(self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, priority: int, salt: str) -> list[Admitted]:
+        """All prompts of one HTTP request, or none. Raises RequestError; OverloadedError where too many requests wait already."""
+        model, engine = self.model, self.engine
+        admitted = [
+            admit(
+                prompt, params, model.limits,
+                request_id=secrets.token_hex(16),
+                draw_seed=self._draw_seed,
+                domain=tenant_domain(self._secret, salt),
+                priority=priority,
+            )
+            for prompt in prompts
+        ]
+        waiting = engine.open_requests - model.engine.info.rows
+        if waiting + len(admitted) > self.config.max_waiting:
+            raise OverloadedError(
+                f"{max(0, waiting)} requests wait already and this one brings {len(admitted)}; at most {self.config.max_waiting} may wait",
+                self._retry_after(waiting, model.engine.info.rows),
+            )
+        return admitted
+
+    def _retry_after(self, waiting: int, rows: int) -> int:
+        """Seconds until those who wait now have been served, by the mean time of a request so far."""
+        return max(1, min(LONGEST_RETRY_SECONDS, ceil(self.metrics.mean_request_seconds * waiting / rows)))
+
+
+async def _ready(engine: EngineClient) -> Ready:
+    """Waits for the first engine. One that ends before it was ever ready is not worth a second start: the next would end likewise."""
+    waiting = asyncio.ensure_future(engine.ready())
+    try:
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=FIRST_LOOK_SECONDS)
+            if engine.starts > 1:
+                raise ConfigError(f"the engine ended while it started: {engine.last_failure}")
+        return waiting.result()
+    finally:
+        waiting.cancel()
+
+
+def _served_name(model: str, config: ServerConfig) -> str:
+    if config.served_model_name is not None:
+        return config.served_model_name
+    return "fake" if model.startswith(FAKE_PREFIX) else Path(model).stem if model.endswith(".gguf") else model

@@ -1,0 +1,117 @@
+"""Bytes in and out of one HTTP exchange: the bounded body, JSON answers, the one writer of server-sent events, disconnects.
+
+Owns the grammar of an event stream. Never looks into a body, never talks to the engine. Disconnects are watched here, since middleware
+that wraps requests hides them.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ridgeline.server.errors import ApiError, as_api_error
+
+BODY_BYTES: Final = 1 << 20
+BODY_SECONDS: Final = 30.0
+"""How long a client may take to send its body."""
+SEND_SECONDS: Final = 30.0
+"""How long a client may leave the socket full before its request is given up."""
+DONE: Final = b"data: [DONE]\n\n"
+
+Answer = TypeVar("Answer")
+
+
+class Disconnected(Exception):
+    """The client has gone: there is nobody to answer."""
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises ApiError beyond 1 MiB or 30 s, Disconnected when the client goes."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > BODY_BYTES:
+        raise _too_large()
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise Disconnected
+                body += message.get("body", b"")
+                if len(body) > BODY_BYTES:
+                    raise _too_large()
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise ApiError("client_too_slow", f"the body did not arrive within {BODY_SECONDS:g} s", headers={"Connection": "close"}) from None
+
+
+def _too_large() -> ApiError:
+    return ApiError("body_too_large", f"the body has more than {BODY_BYTES} bytes", headers={"Connection": "close"})
+
+
+def json_response(value: Any) -> Response:
+    """200 with `value` as JSON."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Answer]) -> Answer:
+    """The result of `work`; cancels it and raises Disconnected when the client goes first."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Disconnected
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events: one `data:` line an event, then `[DONE]`. An error becomes an event of its own before `[DONE]`.
+
+    `events` gives the payloads, JSON without newlines; it is closed when the client goes or does not read.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            await unless_disconnected(receive, self._write(send))
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for event in self._events:
+                await _send(send, b"data: " + event + b"\n\n")
+        except Exception as error:
+            if isinstance(error, Disconnected):
+                raise
+            await _send(send, b"data: " + as_api_error(error).body + b"\n\n")
+        await _send(send, DONE, last=True)
+
+
+async def _send(send: Send, data: bytes, last: bool = False) -> None:
+    try:
+        async with asyncio.timeout(SEND_SECONDS):
+            await send({"type": "http.response.body", "body": data, "more_body": not last})
+    except TimeoutError:
+        raise Disconnected from None
