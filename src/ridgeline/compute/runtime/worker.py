@@ -1,121 +1,90 @@
-"""The executor of the computing wing: takes plans, keeps rows and KV pages, runs a runner, samples.
+"""Where compute starts: from settings to an executor that is loaded, sized, tested and warm. Thinking calls `build` by name.
 
-Owns the order of steps and the device state of resident sequences; the runner owns arithmetic and layouts. A submitted plan waits until
-it is collected, so that what it leaves to its rows (the last sampled id, where a row stands) is known at its turn.
+Owns the order of start-up. Decides nothing: sizes come from `config.resolve` and `planning.memory`.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from time import perf_counter
-from typing import Protocol
+import hashlib
+from array import array
+from collections.abc import Callable
+from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ridgeline.compute.exact.cache import KVCache
-from ridgeline.compute.graph import StepInputs
+from ridgeline.compute.decoding.sampler import sample
+from ridgeline.compute.exact.cache import KVCache, allocate_kv
+from ridgeline.compute.load.weights import load_weights
+from ridgeline.compute.models.registry import record
+from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.runtime.batch import step_inputs
+from ridgeline.compute.runtime.executor import Runner, StepExecutor
 from ridgeline.compute.runtime.rows import Rows
-from ridgeline.config.resolve import Decision
+from ridgeline.config.env import cache_directory
+from ridgeline.config.groups import EngineConfig
+from ridgeline.config.resolve import KVCosts, Resolved, resolve
 from ridgeline.core.params import RowParams
-from ridgeline.core.plan import Plan, Result, Timings, TokenLogprobs
-from ridgeline.engine.executor import ExecutorInfo, Ticket
+from ridgeline.core.plan import KVGroup, KVShape, NewRow, Plan
+from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.facts.machine import machine_facts
+from ridgeline.facts.model import ModelFacts
+from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.source import resolve_model
+from ridgeline.planning.memory import kv_groups, longest_sequence, page_bytes, sequence_pages
 
-Sampled = tuple[list[int], list[TokenLogprobs | None]]
-Sample = Callable[[NDArray[np.float32], Sequence[RowParams], Sequence[int], Sequence[int]], Sampled]
-"""(logits fp32 [S, V], parameters, index of each output in its sequence, outputs so far) → ids and log-probabilities."""
+KV_ELEMENT_BYTES = 4
+"""The numpy runner keeps K and V as fp32."""
 
-
-class Runner(Protocol):
-    """What computes a step."""
-
-    def run(self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = ()) -> dict[str, NDArray[np.float32]]:
-        """`logits` fp32 [S, V] of the selected positions, and the taps asked for; writes K and V into `kv`."""
-        ...
-
-    def close(self) -> None: ...
+Progress = Callable[[str, float], None]
+"""Called with (stage, fraction done)."""
 
 
-class Worker:
-    """Implements `engine.executor.Executor` over a runner."""
+def build(config: EngineConfig, progress: Progress) -> StepExecutor:
+    """Loads `config.model` and returns an executor that is ready for its first plan.
 
-    def __init__(
-        self,
-        info: ExecutorInfo,
-        decisions: tuple[Decision, ...],
-        runner: Runner,
-        kv: KVCache,
-        sample: Sample,
-    ) -> None:
-        self.decisions = decisions
-        self._info = info
-        self._runner: Runner | None = runner
-        self._kv: KVCache | None = kv
-        self._sample = sample
-        blocks = -(-info.max_model_len // info.kv.block_tokens)
-        self._rows = Rows(info.rows, len(info.kv.groups), blocks)
-        self._queue: deque[tuple[Ticket, float]] = deque()
-
-    @property
-    def info(self) -> ExecutorInfo:
-        return self._info
-
-    def submit(self, plan: Plan) -> Ticket:
-        """Queues the plan; nothing is computed before it is collected."""
-        if not plan.row:
-            raise RuntimeError(f"step {plan.step} is empty")
-        ticket = Ticket(plan)
-        self._queue.append((ticket, perf_counter()))
-        return ticket
-
-    def collect(self, ticket: Ticket) -> Result:
-        """Computes the oldest plan."""
-        if not self._queue or self._queue[0][0] is not ticket:
-            raise RuntimeError(f"step {ticket.plan.step} is not the oldest in flight")
-        if self._runner is None or self._kv is None:
-            raise RuntimeError("the executor is closed")
-        _, submitted = self._queue.popleft()
-        plan = ticket.plan
-        began = perf_counter()
-        self._rows.apply(plan)
-        params = [self._rows.params(row) for row in plan.row]
-        inputs = step_inputs(plan, self._rows, self._info.kv.block_tokens)
-        ready = perf_counter()
-        values = self._runner.run(inputs, self._kv, taps=("hidden",))
-        finite = _finite(values["hidden"], inputs.cu_q)
-        sampled, logprobs = self._choose(plan, params, inputs, values["logits"])
-        timings = Timings(queue=began - submitted, copy=ready - began, run=perf_counter() - ready)
-        return Result(plan.step, sampled, finite, logprobs, timings)
-
-    def close(self) -> None:
-        """Drops steps in flight, weights and KV pages."""
-        self._queue.clear()
-        if self._runner is not None:
-            self._runner.close()
-        self._runner = self._kv = None
-
-    def _choose(
-        self, plan: Plan, params: list[RowParams], inputs: StepInputs, logits: NDArray[np.float32]
-    ) -> tuple[tuple[tuple[int, ...], ...], tuple[TokenLogprobs | None, ...] | None]:
-        """Samples for the rows that the plan names; `sampled` and `logprobs` are row for row as in the plan."""
-        chosen = [index for index, samples in enumerate(plan.sample) if samples]
-        if not chosen:
-            return ((),) * len(plan.row), None
-        rows = [plan.row[index] for index in chosen]
-        asked = [params[index] for index in chosen]
-        positions = inputs.kv_len[chosen].tolist()
-        outputs = [position - row.prompt_tokens for position, row in zip(positions, asked, strict=True)]
-        of_logits = np.searchsorted(inputs.select, inputs.cu_q[1:][chosen] - 1)
-        ids, found = self._sample(logits[of_logits], asked, positions, outputs)
-        self._rows.sampled(rows, ids)
-        sampled: list[tuple[int, ...]] = [()] * len(plan.row)
-        logprobs: list[TokenLogprobs | None] = [None] * len(plan.row)
-        for index, token, logprob in zip(chosen, ids, found, strict=True):
-            sampled[index], logprobs[index] = (token,), logprob
-        return tuple(sampled), tuple(logprobs) if any(found) else None
+    Raises ModelNotFoundError, ModelFormatError or ConfigError where the model or the settings are at fault.
+    """
+    facts = read_model_facts(resolve_model(config.model, cache_directory(), progress))
+    machine = machine_facts()
+    groups = kv_groups(facts)
+    resolved = _resolve(config, facts, groups, machine.memory_bytes)
+    shape = KVShape(groups, config.block_size, resolved.pages, _fingerprint(facts, config.block_size))
+    weights = load_weights(facts, machine.memory_bytes, machine.processors, progress)
+    progress("warming up", 0.0)
+    runner = NumpyRunner(record(facts)["step"], weights, shape, threads=machine.processors)
+    exactness = runner.exactness()
+    kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
+    _warm_up(runner, kv, shape)
+    progress("warming up", 1.0)
+    assert resolved.config.max_model_len is not None and resolved.config.kv_cache_memory_bytes is not None
+    info = ExecutorInfo(
+        kv=shape,
+        vocab=facts.vocab,
+        max_model_len=resolved.config.max_model_len,
+        rows=config.max_num_seqs,
+        runner="numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})",
+        weights_bytes=sum(weight.nbytes for weight in weights.values()),
+        kv_bytes=resolved.config.kv_cache_memory_bytes,
+    )
+    return StepExecutor(info, resolved.decisions, runner, kv, sample)
 
 
-def _finite(hidden: NDArray[np.float32], cu_q: NDArray[np.int32]) -> bytearray:
-    """1 for each row all of whose tokens' final hidden states [T, D] are finite."""
-    tokens = np.isfinite(hidden).all(axis=1)
-    return bytearray(np.logical_and.reduceat(tokens, cu_q[:-1]).astype(np.uint8).tobytes())
+def _resolve(config: EngineConfig, facts: ModelFacts, groups: tuple[KVGroup, ...], memory_bytes: int) -> Resolved:
+    size, chunk = config.block_size, config.max_num_batched_tokens
+    costs = KVCosts(
+        page_bytes=page_bytes(facts, groups[0], size, KV_ELEMENT_BYTES),
+        sequence_pages=partial(sequence_pages, groups, size, chunk=chunk),
+        longest=lambda pages, limit: longest_sequence(groups, size, pages, chunk, limit),
+    )
+    return resolve(config, context=facts.context, memory_bytes=memory_bytes, costs=costs)
+
+
+def _fingerprint(facts: ModelFacts, block_tokens: int) -> bytes:
+    """Identity of weights and KV layout: pages are interchangeable only where it is equal."""
+    return hashlib.sha256(facts.fingerprint + f"numpy fp32 {block_tokens}".encode()).digest()
+
+
+def _warm_up(runner: Runner, kv: KVCache, shape: KVShape) -> None:
+    """One token through the whole list, in the reserved page 0: threads start and BLAS takes its buffers before anyone waits."""
+    rows = Rows(1, len(shape.groups), 1)
+    nothing = array("i", [0])
+    new = NewRow(0, 0, RowParams(0, 0, 0.0, 0, 1.0, None, 1), (0,), ((0,),) * len(shape.groups))
+    plan = Plan(0, nothing, nothing, array("i", [1]), nothing, nothing, bytearray(1), bytearray(1), (new,))
+    rows.apply(plan)
+    runner.run(step_inputs(plan, rows, shape.block_tokens), kv)

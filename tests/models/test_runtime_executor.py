@@ -8,7 +8,7 @@ import pytest
 
 from ridgeline.compute.exact.cache import KVCache, allocate_kv
 from ridgeline.compute.graph import StepInputs
-from ridgeline.compute.runtime.worker import Worker
+from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import FROM_ROW, KVGroup, KVShape, NewRow, Plan, Result, TokenLogprobs
 from ridgeline.engine.executor import ExecutorInfo, Ticket
@@ -66,12 +66,12 @@ def greedy(
     return logits.argmax(axis=1).tolist(), found
 
 
-def make_worker(block_tokens: int = 4, pages: int = 400, rows: int = 4, bad: int = -2) -> tuple[Worker, ContextRunner]:
+def make_executor(block_tokens: int = 4, pages: int = 400, rows: int = 4, bad: int = -2) -> tuple[StepExecutor, ContextRunner]:
     groups = (KVGroup("full", (1,)), KVGroup("window", (0,), WINDOW))
     shape = KVShape(groups, block_tokens, pages, b"test")
     info = ExecutorInfo(shape, VOCAB, 120, rows, "context", 0, 0)
     runner = ContextRunner(shape, bad)
-    return Worker(info, (), runner, allocate_kv(shape, 1, 2), greedy), runner
+    return StepExecutor(info, (), runner, allocate_kv(shape, 1, 2), greedy), runner
 
 
 def params(prompt: Sequence[int], logprobs: int | None = None) -> RowParams:
@@ -102,15 +102,15 @@ def plan(
     )
 
 
-def drive(worker: Worker, plans: Sequence[Plan], depth: int) -> list[Result]:
+def drive(executor: StepExecutor, plans: Sequence[Plan], depth: int) -> list[Result]:
     """Submits ahead by `depth` steps, collects in order."""
     waiting: list[Ticket] = []
     results = []
     for each in plans:
-        waiting.append(worker.submit(each))
+        waiting.append(executor.submit(each))
         if len(waiting) == depth:
-            results.append(worker.collect(waiting.pop(0)))
-    return results + [worker.collect(ticket) for ticket in waiting]
+            results.append(executor.collect(waiting.pop(0)))
+    return results + [executor.collect(ticket) for ticket in waiting]
 
 
 def continued(prompt: Sequence[int], outputs: int) -> list[int]:
@@ -126,13 +126,13 @@ def continued(prompt: Sequence[int], outputs: int) -> list[int]:
 def test_a_row_alone(depth: int, chunk: int, block_tokens: int) -> None:
     """A prompt in chunks, then one token a step planned before the one before it is known."""
     prompt = [5, 1, 88, 4, 4, 60, 7, 9, 2, 33, 20]
-    worker, _ = make_worker(block_tokens)
+    executor, _ = make_executor(block_tokens)
     chunks = [prompt[i : i + chunk] for i in range(0, len(prompt), chunk)]
     first = new_row(0, prompt, 1, -(-40 // block_tokens))
     plans = [plan(0, [(0, 0, chunks[0], len(chunks) == 1)], [first])]
     plans += [plan(i, [(0, FROM_ROW, c, i + 1 == len(chunks))]) for i, c in enumerate(chunks) if i]
     plans += [plan(len(chunks) + i, [(0, FROM_ROW, [FROM_ROW], True)]) for i in range(9)]
-    results = drive(worker, plans, depth)
+    results = drive(executor, plans, depth)
     assert [r.step for r in results] == list(range(len(plans)))
     sampled = [token for result in results for token in result.sampled[0]]
     assert prompt + sampled == continued(prompt, 10)
@@ -142,7 +142,7 @@ def test_a_row_alone(depth: int, chunk: int, block_tokens: int) -> None:
 def test_rows_do_not_see_each_other(depth: int) -> None:
     """Four rows join one after the other; a chunk, a decode and a row that does not sample share a step."""
     prompts = [[row * 7 + i * 3 + 1 for i in range(4 + 3 * row)] for row in range(4)]
-    worker, _ = make_worker()
+    executor, _ = make_executor()
     plans = []
     for step in range(12):
         spans: list[tuple[int, int, Sequence[int], bool]] = []
@@ -157,7 +157,7 @@ def test_rows_do_not_see_each_other(depth: int) -> None:
                 spans.append((row, FROM_ROW, [FROM_ROW], True))
         plans.append(plan(step, spans, new))
     found: dict[int, list[int]] = {row: list(prompt) for row, prompt in enumerate(prompts)}
-    for each, result in zip(plans, drive(worker, plans, depth), strict=True):
+    for each, result in zip(plans, drive(executor, plans, depth), strict=True):
         assert list(result.finite) == [1] * len(each.row)
         for row, tokens, samples in zip(each.row, result.sampled, each.sample, strict=True):
             assert len(tokens) == samples
@@ -169,14 +169,14 @@ def test_resumption_continues_the_value() -> None:
     """A preempted sequence comes back in another row and other pages with all its ids; then a cached prefix is not computed again."""
     prompt = [3, 14, 15, 92, 65, 35]
     whole = continued(prompt, 8)
-    worker, runner = make_worker()
+    executor, runner = make_executor()
     steps = [plan(0, [(0, 0, prompt, True)], [new_row(0, prompt, 1, 8)])]
     steps += [plan(i, [(0, FROM_ROW, [FROM_ROW], True)]) for i in (1, 2)]
     again = new_row(2, whole[:9], 60, 8, prompt=6)
     steps += [plan(3, [(2, 0, whole[:9], True)], [again], freed=[0])]
     shared = NewRow(0, 7, params(prompt), tuple(whole[:10]), again.tables)
     steps += [plan(4, [(0, 8, whole[8:10], True), (2, FROM_ROW, [FROM_ROW], True)], [shared])]
-    results = drive(worker, steps, 2)
+    results = drive(executor, steps, 2)
     assert [r.sampled for r in results[:4]] == [((whole[i],),) for i in (6, 7, 8, 9)]
     assert results[4].sampled == ((whole[10],), (whole[10],))
     assert runner.seen[4].kv_len.tolist() == [10, 10]
@@ -184,60 +184,60 @@ def test_resumption_continues_the_value() -> None:
 
 def test_blocks_grow_and_pages_behind_the_window_are_not_read() -> None:
     prompt = list(range(1, 21))
-    worker, _ = make_worker(block_tokens=4)
+    executor, _ = make_executor(block_tokens=4)
     full, window = tuple(range(1, 6)), (0, 0, 0, 50, 51)
     resumed = NewRow(1, 1, params(prompt), tuple(prompt), (full, window))
-    assert worker._kv is not None
-    keys, _ = worker._kv.layer(0)
+    assert executor._kv is not None
+    keys, _ = executor._kv.layer(0)
     keys[4 : 4 + 18, 0, 0] = prompt[:18]  # a warm cache: pages 1 … of the full group, from page 50 on of the other
     keys[200 : 200 + 6, 0, 0] = prompt[12:18]
     first = plan(0, [(1, 18, prompt[18:], True)], [resumed])
     second = plan(1, [(1, FROM_ROW, [FROM_ROW], True)])
     second = Plan(**{**{f: getattr(second, f) for f in second.__slots__}, "blocks": ((1, 0, 5, (6,)), (1, 1, 5, (52,)))})
-    results = drive(worker, [first, second], 2)
+    results = drive(executor, [first, second], 2)
     assert [r.sampled[0][0] for r in results] == continued(prompt, 2)[20:]
 
 
 def test_finite_looks_at_every_token() -> None:
     """A NaN in a chunk that does not sample is reported, for its row alone."""
-    worker, _ = make_worker(bad=66)
+    executor, _ = make_executor(bad=66)
     rows = [new_row(0, [1, 66, 3, 4], 1, 4), new_row(1, [1, 2, 3], 30, 4), new_row(3, [66], 60, 4)]
     step = plan(0, [(0, 0, [1, 66, 3], False), (1, 0, [1, 2, 3], True), (3, 0, [66], True)], rows)
-    (result,) = drive(worker, [step], 1)
+    (result,) = drive(executor, [step], 1)
     assert list(result.finite) == [0, 1, 0]
     assert result.sampled[0] == ()
 
 
 def test_logprobs_are_row_for_row() -> None:
-    worker, _ = make_worker()
+    executor, _ = make_executor()
     asks = NewRow(1, 1, params([4, 5], logprobs=2), (4, 5), ((30,), (31,)))
     step = plan(0, [(0, 0, [1, 2], True), (1, 0, [4, 5], True)], [new_row(0, [1, 2], 1, 4), asks])
-    (result,) = drive(worker, [step], 1)
+    (result,) = drive(executor, [step], 1)
     assert result.logprobs == (None, TokenLogprobs(-0.5))
-    (result,) = drive(worker, [plan(1, [(0, FROM_ROW, [FROM_ROW], True)])], 1)
+    (result,) = drive(executor, [plan(1, [(0, FROM_ROW, [FROM_ROW], True)])], 1)
     assert result.logprobs is None
     assert result.timings.run > 0
 
 
 def test_order_is_kept() -> None:
-    worker, _ = make_worker()
-    first = worker.submit(plan(0, [(0, 0, [1], True)], [new_row(0, [1], 1, 4)]))
-    second = worker.submit(plan(1, [(0, FROM_ROW, [FROM_ROW], True)]))
+    executor, _ = make_executor()
+    first = executor.submit(plan(0, [(0, 0, [1], True)], [new_row(0, [1], 1, 4)]))
+    second = executor.submit(plan(1, [(0, FROM_ROW, [FROM_ROW], True)]))
     with pytest.raises(RuntimeError, match="step 1 is not the oldest"):
-        worker.collect(second)
-    worker.collect(first)
+        executor.collect(second)
+    executor.collect(first)
     with pytest.raises(RuntimeError, match="step 2 is empty"):
-        worker.submit(plan(2, []))
-    worker.close()
-    worker.close()
+        executor.submit(plan(2, []))
+    executor.close()
+    executor.close()
     with pytest.raises(RuntimeError, match="not the oldest"):
-        worker.collect(second)
+        executor.collect(second)
 
 
 def test_misplaced_rows_are_refused() -> None:
-    worker, _ = make_worker()
+    executor, _ = make_executor()
     with pytest.raises(RuntimeError, match="row 2 is planned and not resident"):
-        drive(worker, [plan(0, [(2, 0, [1], True)])], 1)
-    worker, _ = make_worker()
+        drive(executor, [plan(0, [(2, 0, [1], True)])], 1)
+    executor, _ = make_executor()
     with pytest.raises(RuntimeError, match="given to two sequences"):
-        drive(worker, [plan(0, [(0, 0, [1], True)], [new_row(0, [1], 1, 4), new_row(0, [1], 9, 4)])], 1)
+        drive(executor, [plan(0, [(0, 0, [1], True)], [new_row(0, [1], 1, 4), new_row(0, [1], 9, 4)])], 1)

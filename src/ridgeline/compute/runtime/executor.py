@@ -1,0 +1,121 @@
+"""The executor of the computing wing: takes plans, keeps rows and KV pages, runs a runner, samples.
+
+Owns the order of steps and the device state of resident sequences; the runner owns arithmetic and layouts. A submitted plan waits until
+it is collected, so that what it leaves to its rows (the last sampled id, where a row stands) is known at its turn.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.exact.cache import KVCache
+from ridgeline.compute.graph import StepInputs
+from ridgeline.compute.runtime.batch import step_inputs
+from ridgeline.compute.runtime.rows import Rows
+from ridgeline.config.resolve import Decision
+from ridgeline.core.params import RowParams
+from ridgeline.core.plan import Plan, Result, Timings, TokenLogprobs
+from ridgeline.engine.executor import ExecutorInfo, Ticket
+
+Sampled = tuple[list[int], list[TokenLogprobs | None]]
+Sample = Callable[[NDArray[np.float32], Sequence[RowParams], Sequence[int], Sequence[int]], Sampled]
+"""(logits fp32 [S, V], parameters, index of each output in its sequence, outputs so far) → ids and log-probabilities."""
+
+
+class Runner(Protocol):
+    """What computes a step."""
+
+    def run(self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = ()) -> dict[str, NDArray[np.float32]]:
+        """`logits` fp32 [S, V] of the selected positions, and the taps asked for; writes K and V into `kv`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class StepExecutor:
+    """Implements `engine.executor.Executor` over a runner."""
+
+    def __init__(
+        self,
+        info: ExecutorInfo,
+        decisions: tuple[Decision, ...],
+        runner: Runner,
+        kv: KVCache,
+        sample: Sample,
+    ) -> None:
+        self.decisions = decisions
+        self._info = info
+        self._runner: Runner | None = runner
+        self._kv: KVCache | None = kv
+        self._sample = sample
+        blocks = -(-info.max_model_len // info.kv.block_tokens)
+        self._rows = Rows(info.rows, len(info.kv.groups), blocks)
+        self._queue: deque[tuple[Ticket, float]] = deque()
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    def submit(self, plan: Plan) -> Ticket:
+        """Queues the plan; nothing is computed before it is collected."""
+        if not plan.row:
+            raise RuntimeError(f"step {plan.step} is empty")
+        ticket = Ticket(plan)
+        self._queue.append((ticket, perf_counter()))
+        return ticket
+
+    def collect(self, ticket: Ticket) -> Result:
+        """Computes the oldest plan."""
+        if not self._queue or self._queue[0][0] is not ticket:
+            raise RuntimeError(f"step {ticket.plan.step} is not the oldest in flight")
+        if self._runner is None or self._kv is None:
+            raise RuntimeError("the executor is closed")
+        _, submitted = self._queue.popleft()
+        plan = ticket.plan
+        began = perf_counter()
+        self._rows.apply(plan)
+        params = [self._rows.params(row) for row in plan.row]
+        inputs = step_inputs(plan, self._rows, self._info.kv.block_tokens)
+        ready = perf_counter()
+        values = self._runner.run(inputs, self._kv, taps=("hidden",))
+        finite = _finite(values["hidden"], inputs.cu_q)
+        sampled, logprobs = self._choose(plan, params, inputs, values["logits"])
+        timings = Timings(queue=began - submitted, copy=ready - began, run=perf_counter() - ready)
+        return Result(plan.step, sampled, finite, logprobs, timings)
+
+    def close(self) -> None:
+        """Drops steps in flight, weights and KV pages."""
+        self._queue.clear()
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = self._kv = None
+
+    def _choose(
+        self, plan: Plan, params: list[RowParams], inputs: StepInputs, logits: NDArray[np.float32]
+    ) -> tuple[tuple[tuple[int, ...], ...], tuple[TokenLogprobs | None, ...] | None]:
+        """Samples for the rows that the plan names; `sampled` and `logprobs` are row for row as in the plan."""
+        chosen = [index for index, samples in enumerate(plan.sample) if samples]
+        if not chosen:
+            return ((),) * len(plan.row), None
+        rows = [plan.row[index] for index in chosen]
+        asked = [params[index] for index in chosen]
+        positions = inputs.kv_len[chosen].tolist()
+        outputs = [position - row.prompt_tokens for position, row in zip(positions, asked, strict=True)]
+        of_logits = np.searchsorted(inputs.select, inputs.cu_q[1:][chosen] - 1)
+        ids, found = self._sample(logits[of_logits], asked, positions, outputs)
+        self._rows.sampled(rows, ids)
+        sampled: list[tuple[int, ...]] = [()] * len(plan.row)
+        logprobs: list[TokenLogprobs | None] = [None] * len(plan.row)
+        for index, token, logprob in zip(chosen, ids, found, strict=True):
+            sampled[index], logprobs[index] = (token,), logprob
+        return tuple(sampled), tuple(logprobs) if any(found) else None
+
+
+def _finite(hidden: NDArray[np.float32], cu_q: NDArray[np.int32]) -> bytearray:
+    """1 for each row all of whose tokens' final hidden states [T, D] are finite."""
+    tokens = np.isfinite(hidden).all(axis=1)
+    return bytearray(np.logical_and.reduceat(tokens, cu_q[:-1]).astype(np.uint8).tobytes())
