@@ -86,6 +86,64 @@ class RequestStream:
         self._arrived.set()
 
 
+class OpenRequests:
+    """The streams of all requests that are open, by request id."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, RequestStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._streams
+
+    def add(self, request: Admitted) -> RequestStream:
+        stream = self._streams[request.request_id] = RequestStream(request)
+        return stream
+
+    def deliver(self, frame: Frame) -> list[str]:
+        """Outputs first: a step's last ids come before the `Closed` that ends their choice. Returns who is to be aborted: it does not read."""
+        unread = []
+        for output in frame.outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put(output)
+                if stream.overflowing:
+                    message = f"{BUFFERED_OUTPUTS} outputs were not read in time; the request was aborted"
+                    self._fail(output.request_id, RequestError(message, code="client_too_slow", status=408))
+                    unread.append(output.request_id)
+        for event in frame.events:
+            if isinstance(event, Closed):
+                self._end_choice(event)
+            elif isinstance(event, Rejected):
+                self._refuse(event)
+        return unread
+
+    def fail_all(self, message: str) -> None:
+        """The engine is gone."""
+        for request_id in list(self._streams):
+            self._fail(request_id, EngineDeadError(message))
+
+    def _end_choice(self, closed: Closed) -> None:
+        stream = self._streams.get(closed.request_id)
+        if stream is not None:
+            stream.put(closed)
+            if stream.ended:
+                del self._streams[closed.request_id]
+
+    def _refuse(self, rejected: Rejected) -> None:
+        if rejected.retry_after_seconds is None:
+            self._fail(rejected.request_id, RequestError(rejected.message, code="request_rejected"))
+        else:
+            self._fail(rejected.request_id, OverloadedError(rejected.message, max(1, math.ceil(rejected.retry_after_seconds))))
+
+    def _fail(self, request_id: str, error: Exception) -> None:
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.fail(error)
+
+
 class EngineClient:
     """One engine process at a time, restarted when it dies.
 
@@ -107,7 +165,7 @@ class EngineClient:
         self._on_events = on_events
         self._on_progress = on_progress
         self._delay = delay
-        self._streams: dict[str, RequestStream] = {}
+        self._open = OpenRequests()
         self._child: Child | None = None
         self._ready: Ready | None = None
         self._cause: str | None = None
@@ -154,13 +212,13 @@ class EngineClient:
 
     @property
     def open_requests(self) -> int:
-        return len(self._streams)
+        return len(self._open)
 
     def submit(self, request: Admitted) -> RequestStream:
         """Sends the request. Raises EngineDeadError while no engine is ready."""
         if self.state is not State.READY:
             raise EngineDeadError(f"the engine is {self.state}; try again in a few seconds")
-        stream = self._streams[request.request_id] = RequestStream(request)
+        stream = self._open.add(request)
         self.send(Admit(request))
         return stream
 
@@ -170,7 +228,7 @@ class EngineClient:
 
     def abort(self, request_id: str) -> None:
         """Ends every choice that is still open; the stream then delivers their `Closed`."""
-        if request_id in self._streams:
+        if request_id in self._open:
             self.send(Abort(request_id))
 
     def send(self, command: Command) -> None:
@@ -224,7 +282,7 @@ class EngineClient:
             raise
         finally:
             watch.cancel()
-            self._fail_all()
+            self._lost()
             status = await child.end(FAREWELL_SECONDS)
             self.last_failure = self._cause or f"the engine process ended with status {status}"
         return max(0.0, loop.time() - ready_at)
@@ -240,12 +298,10 @@ class EngineClient:
                 child.kill()
                 return
 
-    def _fail_all(self) -> None:
+    def _lost(self) -> None:
         self.state = State.DEAD
         self._child, self._ready, self._expecting_since = None, None, None
-        for stream in self._streams.values():
-            stream.fail(EngineDeadError("the engine ended while this request was open; send it again"))
-        self._streams.clear()
+        self._open.fail_all("the engine ended while this request was open; send it again")
 
     async def _enter(self, state: State) -> None:
         self.state = state
@@ -259,7 +315,9 @@ class EngineClient:
             case Frame():
                 if message.step > self._steps:
                     self._steps, self._expecting_since = message.step, asyncio.get_running_loop().time()
-                self._deliver(message)
+                for request_id in self._open.deliver(message):
+                    self.send(Abort(request_id))
+                self._on_events(message.events)
             case Health():
                 self._steps, self._expecting_since = message.step, None
             case Progress():
@@ -270,40 +328,3 @@ class EngineClient:
                 self._cause, self._permanent = message.message, message.permanent
             case _:
                 raise WireError(f"the engine sent a {type(message).__name__}")
-
-    def _deliver(self, frame: Frame) -> None:
-        """Outputs first: a step's last ids come before the `Closed` that ends their choice."""
-        for output in frame.outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is not None:
-                stream.put(output)
-                if stream.overflowing:
-                    self._give_up(stream)
-        for event in frame.events:
-            if isinstance(event, Closed):
-                self._end_choice(event)
-            elif isinstance(event, Rejected):
-                self._refuse(event)
-        self._on_events(frame.events)
-
-    def _end_choice(self, closed: Closed) -> None:
-        stream = self._streams.get(closed.request_id)
-        if stream is not None:
-            stream.put(closed)
-            if stream.ended:
-                del self._streams[closed.request_id]
-
-    def _refuse(self, rejected: Rejected) -> None:
-        stream = self._streams.pop(rejected.request_id, None)
-        if stream is None:
-            return
-        if rejected.retry_after_seconds is None:
-            stream.fail(RequestError(rejected.message, code="request_rejected"))
-        else:
-            stream.fail(OverloadedError(rejected.message, max(1, math.ceil(rejected.retry_after_seconds))))
-
-    def _give_up(self, stream: RequestStream) -> None:
-        self.abort(stream.request_id)
-        del self._streams[stream.request_id]
-        message = f"{BUFFERED_OUTPUTS} outputs were not read in time; the request was aborted"
-        stream.fail(RequestError(message, code="client_too_slow", status=408))
