@@ -46,13 +46,14 @@ def _dequantise(mapped: Mapping[str, CodedWeight], threads: int, progress: Progr
     """All of `mapped` as fp32, largest first so that threads end together."""
     order = sorted(mapped, key=lambda name: -mapped[name].nbytes)
     total, done = sum(weight.nbytes for weight in mapped.values()), 0
-    ready: dict[str, DenseWeight] = {}
+    ready = {name: DenseWeight(np.empty(mapped[name].shape, np.float32)) for name in order}
+
+    def advance(stored: int) -> None:
+        nonlocal done
+        done += stored
+        progress("dequantising weights", done / total)
+
     with ThreadPoolExecutor(threads) as pool:
-        for name in order:
-            weight = mapped[name]
-            values = np.empty(weight.shape, np.float32)
-            dequantise_all([(weight.kind, weight.codes, values.reshape(weight.codes.shape[0], -1))], pool)
-            ready[name] = DenseWeight(values)
-            done += weight.nbytes
-            progress("dequantising weights", done / total)
+        work = [(mapped[name].kind, mapped[name].codes, ready[name].values) for name in order]
+        dequantise_all([(kind, codes, values.reshape(codes.shape[0], -1)) for kind, codes, values in work], pool, advance)
     return ready

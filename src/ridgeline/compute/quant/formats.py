@@ -71,12 +71,19 @@ def dequantise(kind: str, rows: Bytes, out: Floats | None = None) -> Floats:
     return out
 
 
-def dequantise_all(tensors: Iterable[tuple[str, Bytes, Floats]], pool: Executor) -> None:
-    """(kind, rows, out) of many tensors, in chunks over the threads of `pool`; returns when all are written."""
+def dequantise_all(
+    tensors: Iterable[tuple[str, Bytes, Floats]], pool: Executor, done: Callable[[int], None] = lambda stored: None
+) -> None:
+    """(kind, rows, out) of many tensors, in chunks over the threads of `pool`; returns when all are written.
+
+    `done` is told the stored bytes of each chunk, in order, when it is written.
+    """
     work = []
     for kind, rows, out in tensors:
         step = max(1, CHUNK_ELEMENTS // max(1, out.shape[1]))
         for start in range(0, rows.shape[0], step):
-            work.append(pool.submit(dequantise, kind, rows[start : start + step], out[start : start + step]))
-    for chunk in work:
+            part = rows[start : start + step]
+            work.append((part.nbytes, pool.submit(dequantise, kind, part, out[start : start + step])))
+    for stored, chunk in work:
         chunk.result()
+        done(stored)
