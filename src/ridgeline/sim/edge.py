@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from ridgeline.core import events
-from ridgeline.core.commands import Abort, Admit, Close, Command, Output
+from ridgeline.core.commands import Abort, Admit, Close, Command, Drain, Output
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted
 from ridgeline.engine.engine import Turn
@@ -57,6 +57,9 @@ class Edge:
         self._not_finite = not_finite
         self._send = send
         self._time = 0.0
+        self._draining = False
+        self._drained = False
+        """Draining since an earlier turn: nothing may be accepted any more."""
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Rejected: self._on_rejected,
             events.Closed: self._on_closed,
@@ -70,6 +73,7 @@ class Edge:
 
     def on_turn(self, commands: Sequence[Command], turn: Turn) -> None:
         """Checks one turn of the engine: what it was told, what it put out, and what it says has happened."""
+        self._drained = self._draining
         ended = self._note(commands)
         for event in turn.events:
             if type(event) is events.Admitted:
@@ -82,6 +86,9 @@ class Edge:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(event)
+        for key in ended:
+            if self.choices[key].closed is None:
+                raise LawViolation(1, f"{key[0]}/{key[1]} was ended by its client and is still open")
 
     def _note(self, commands: Sequence[Command]) -> set[Key]:
         """Takes note of commands; returns the choices that they end."""
@@ -95,6 +102,8 @@ class Edge:
                     ended.update(key for key in self.choices if key[0] == request_id)
                 case Close(request_id, choice):
                     ended.add((request_id, choice))
+                case Drain():
+                    self._draining = True
         return ended
 
     def _on_output(self, output: Output) -> None:
@@ -179,6 +188,8 @@ class Edge:
 
     def _on_admitted(self, event: events.Admitted) -> None:
         self._on_time(event)
+        if self._drained:
+            raise LawViolation(1, f"{event.request_id} is accepted although the engine drains")
         request = self._requests[event.request_id]
         pattern = self._pattern(request)
         for index in range(request.choices):

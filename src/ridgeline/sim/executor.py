@@ -92,8 +92,8 @@ class SimExecutor:
 
     def _change_rows(self, plan: Plan) -> None:
         for row in plan.freed_rows:
-            if self._rows[row] is None:
-                raise LawViolation(2, f"row {row} is freed and was not resident")
+            if self._resident(row).in_flight:
+                raise LawViolation(3, f"row {row} is freed while a step in flight writes to it")
             self._rows[row] = None
         for new in plan.new_rows:
             if self._rows[new.row] is not None:

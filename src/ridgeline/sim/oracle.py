@@ -4,9 +4,24 @@ Owns the sequential oracle; never sees a plan, a page or another request.
 """
 
 from ridgeline.core.events import Finish
-from ridgeline.core.params import Admitted
+from ridgeline.core.params import Admitted, RowParams
 from ridgeline.errors import LawViolation
 from ridgeline.sim.model import FakeModel, extend, next_stamp
+
+
+def sampling(request: Admitted, choice: int) -> RowParams:
+    """What the sampler must be told of this choice; made here anew, so that the engine's own way of making it is tested."""
+    return RowParams(
+        seed=request.seed,
+        choice=choice,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        logprobs=request.logprobs,
+        prompt_tokens=len(request.prompt),
+        min_tokens=request.min_tokens,
+        banned_until=tuple(request.stop_ids),
+    )
 
 
 class Oracle:
@@ -20,7 +35,7 @@ class Oracle:
         self.ended: Finish | None = None
         """Set when the ids so far demand an end."""
         self._model = model
-        self._params = request.row_params(choice)
+        self._params = sampling(request, choice)
         self._stamp = extend(model.origin(self._params), request.prompt)[-1]
 
     @property

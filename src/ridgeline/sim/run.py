@@ -17,6 +17,7 @@ from ridgeline.core.plan import Plan, Result
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.quiet import quiet_steps
 from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.sequence import Sequence
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
@@ -114,6 +115,7 @@ class Simulation:
         executor = SimExecutor(world.info, world.model, self.clock, world.latency, world.eager)
         self.edge = Edge(world, executor.not_finite, self._send)
         self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy])
+        self._watch_victims()
         self.reach = Reach(world, self.edge, self.scheduler)
         self._order = Order(world)
         self._quiet = Quiet()
@@ -160,6 +162,18 @@ class Simulation:
         if self._trace is not None:
             self._trace.add(turn)
         return turn.progressed
+
+    def _watch_victims(self) -> None:
+        """Nobody falls for pages that come without it once the steps in flight have committed."""
+        life, cache = self.scheduler.life, self.scheduler.cache
+        preempt = life.preempt
+
+        def watched(victim: Sequence, by: Sequence, why: str) -> None:
+            if why == "pages" and cache.pages.available + cache.pages.coming() >= len(cache.shape.groups):
+                raise LawViolation(6, f"sequence {victim.number} is preempted for pages, {cache.pages.coming()} are coming without it")
+            preempt(victim, by, why)
+
+        life.preempt = watched  # type: ignore[method-assign]
 
     def _due(self) -> list[Command]:
         now = self.clock.now()

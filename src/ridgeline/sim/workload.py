@@ -157,7 +157,7 @@ def _request(
     )
     limits = ModelLimits(info.vocab, longest, frozenset({STOP_TOKEN}), info.kv)
     priority = rng.randint(0, 2)
-    unservable = rng.random() < features.unservable
+    greedy_client = rng.choice((1 << 20, longest)) if rng.random() < features.unservable else 0
     while True:
         try:
             request = admit(
@@ -174,7 +174,8 @@ def _request(
             prompt = prompt[: max(1, len(prompt) * 3 // 4)]
             max_tokens = max(1, max_tokens // 2)
             params = replace(params, n=1, max_tokens=max_tokens, min_tokens=0)
-    return replace(request, extra=bytes([identity & 1]), max_tokens=1 << 20 if unservable else request.max_tokens)
+    wanted = min(greedy_client, longest - len(prompt)) if greedy_client == longest else greedy_client
+    return replace(request, extra=bytes([identity & 1]), max_tokens=wanted or request.max_tokens)
 
 
 def _unseeded() -> int:
