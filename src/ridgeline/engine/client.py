@@ -103,7 +103,8 @@ class OpenRequests:
         return stream
 
     def deliver(self, frame: Frame) -> list[str]:
-        """Outputs first: a step's last ids come before the `Closed` that ends their choice. Returns who is to be aborted: it does not read."""
+        """Outputs first: a step's last ids come before the `Closed` that ends their choice.
+        Returns who does not read and is to be aborted."""
         unread = []
         for output in frame.outputs:
             stream = self._streams.get(output.request_id)

