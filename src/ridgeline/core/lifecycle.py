@@ -1,6 +1,7 @@
 """The life of sequences: queued, resident on a row, preempted, ended, closed. One transition, one function; each idempotent where a client can repeat it."""
 
 from bisect import insort
+from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
 
@@ -13,14 +14,17 @@ from ridgeline.core.policy import Policy
 from ridgeline.core.sequence import Sequence, State
 
 by_rank = attrgetter("rank")
-_RETRY_SECONDS = 1.0
+RETRY_SECONDS = (1.0, 60.0)
+"""What a refused client is told: when the next place in the queue should be free, within these bounds."""
 
 
 class Lifecycle:
     """Open sequences in the policy's order, and the rows they sit on.
 
     waiting, running  sorted by rank; an ended sequence is in neither
+    pinned            running sequences that were preempted as often as is allowed
     open              request id → its sequences that are not closed
+    unstarted         request ids of which no choice has run yet: the queue that `max_waiting` bounds
     """
 
     def __init__(self, limits: Limits, policy: Policy, cache: Cache, emit: Callable[[Event], None]) -> None:
@@ -29,11 +33,14 @@ class Lifecycle:
         self.cache = cache
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.pinned: list[Sequence] = []
         self.open: dict[str, dict[int, Sequence]] = {}
+        self.unstarted: set[str] = set()
         self.rows = list(range(limits.rows - 1, -1, -1))
         self.freed_rows: list[int] = []
         self.draining = False
         self._numbers = 0
+        self._starts: deque[float] = deque(maxlen=32)
         self._emit = emit
 
     def admit(self, request: Admitted, now: float) -> None:
@@ -44,6 +51,7 @@ class Lifecycle:
             return
         self._emit(AdmittedEvent(request.request_id, now, len(request.prompt), request.choices))
         self.open[request.request_id] = {}
+        self.unstarted.add(request.request_id)
         for choice in range(request.choices):
             sequence = Sequence(request, choice, self._numbers, len(self.cache.shape.groups))
             self._numbers += 1
@@ -53,13 +61,23 @@ class Lifecycle:
 
     def _refusal(self, request: Admitted) -> tuple[str, float | None] | None:
         if self.draining:
-            return "the server is shutting down; send the request elsewhere", _RETRY_SECONDS
+            return "the server is shutting down; send the request elsewhere", RETRY_SECONDS[0]
         if request.request_id in self.open:
             return f"request id {request.request_id} is in use", None
-        if len(self.waiting) + request.choices > self.limits.max_waiting:
-            return f"{len(self.waiting)} sequences wait already, the limit is {self.limits.max_waiting}; try again later", _RETRY_SECONDS
+        if len(self.unstarted) >= self.limits.max_waiting:
+            message = f"{len(self.unstarted)} requests wait already, the limit is {self.limits.max_waiting}; try again later"
+            return message, self._retry_after()
         reason = why_not(self.cache.shape, self.limits.max_model_len, len(request.prompt), request.max_tokens)
         return (reason, None) if reason else None
+
+    def _retry_after(self) -> float:
+        """Seconds until a place in the queue is free, as fast as requests have been starting."""
+        starts, (least, most) = self._starts, RETRY_SECONDS
+        return min(most, max(least, (starts[-1] - starts[0]) / (len(starts) - 1))) if len(starts) > 1 else least
+
+    def is_pinned(self, sequence: Sequence) -> bool:
+        """It was preempted as often as is allowed: once it runs again, it runs to its end."""
+        return sequence.preemptions >= self.limits.max_preemptions
 
     def wait(self, sequence: Sequence, reason: Wait, blocker: Sequence | None) -> None:
         """The sequence cannot go on for this reason."""
@@ -82,6 +100,11 @@ class Lifecycle:
                 other.overtaken += 1
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=by_rank)
+        if self.is_pinned(sequence):
+            self.pinned.append(sequence)
+        if sequence.request.request_id in self.unstarted:
+            self.unstarted.remove(sequence.request.request_id)
+            self._starts.append(now)
         sequence.row = self.rows.pop()
         sequence.state = State.RUNNING
         sequence.overtaken = 0
@@ -140,6 +163,8 @@ class Lifecycle:
         """Neither waits nor runs any more; pages and row go back, or to the steps in flight."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
+            if sequence in self.pinned:
+                self.pinned.remove(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         else:
@@ -158,5 +183,6 @@ class Lifecycle:
         del choices[sequence.choice]
         if not choices:
             del self.open[request.request_id]
+            self.unstarted.discard(request.request_id)
         usage = Usage(sequence.prompt_tokens, keep, max(0, sequence.cached_tokens))
         self._emit(Closed(request.request_id, sequence.choice, reason, usage, now, sequence.message))

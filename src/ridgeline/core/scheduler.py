@@ -5,27 +5,31 @@ Owns the steps in flight and the order of decisions. Time is passed in; nothing 
 
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from heapq import merge
-from itertools import repeat
+from itertools import chain
 from typing import Any
 
 from ridgeline.core.commands import Abort, Admit, Clear, Close, Command, Drain, Output, SetKnob
+from ridgeline.core.commit import commit
 from ridgeline.core.draft import Draft
-from ridgeline.core.events import Computed, Event, Finish, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
+from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
 from ridgeline.core.kv import Cache
 from ridgeline.core.lifecycle import Lifecycle, by_rank
 from ridgeline.core.params import Limits
-from ridgeline.core.plan import FROM_ROW, KVShape, Plan, Result, TokenLogprobs
+from ridgeline.core.plan import FROM_ROW, KVShape, Plan, Result
 from ridgeline.core.policy import Policy
+from ridgeline.core.room import Room
 from ridgeline.core.sequence import Sequence, State
-from ridgeline.core.stop import why_ended
-from ridgeline.errors import LawViolation
+from ridgeline.errors import ConfigError
 
 KNOBS = {"token_budget": (1, 1 << 20), "depth": (1, 4), "max_waiting": (0, 1 << 20), "max_preemptions": (0, 1 << 20)}
 """Limits that may change while running, with their bounds."""
+
+OWN_REASONS = (Wait.PREFIX, Wait.DRAIN)
+"""Set and cleared here; nobody else may clear them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,10 @@ class Scheduler:
         self._emit = self._events.append
         self.cache = Cache(kv, limits.prefix_caching, self._emit)
         self.life = Lifecycle(limits, policy, self.cache, self._emit)
+        self.room = Room(policy, self.cache, self.life)
         self._step = 0
         self._last: Flight | None = None
+        self._refused: tuple[Sequence | None, int] = None, 0
 
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""
@@ -77,7 +83,7 @@ class Scheduler:
                     self.life.close(request_id, choice, keep, reason, now)
                 case Abort(request_id):
                     self.life.abort(request_id, now)
-                case Clear(request_id, reason):
+                case Clear(request_id, reason) if reason not in OWN_REASONS:
                     for sequence in self.life.open.get(request_id, {}).values():
                         self.life.clear(sequence, reason)
                 case SetKnob(knob, value):
@@ -86,6 +92,8 @@ class Scheduler:
                     self.life.draining = True
 
     def _set(self, knob: str, value: int) -> None:
+        if knob not in KNOBS:
+            raise ConfigError(f"there is no knob {knob!r}; these may be changed while running: {', '.join(KNOBS)}")
         low, high = KNOBS[knob]
         bounded: dict[str, Any] = {knob: max(low, min(high, value))}
         self.limits = self.life.limits = replace(self.limits, **bounded)
@@ -123,7 +131,16 @@ class Scheduler:
             draft.closed = not life.running or self.policy.same_class(life.waiting[0], life.running[-1])
         if draft.closed:
             return life.running
-        return merge(tuple(life.running), tuple(life.waiting), key=by_rank)
+        if not life.running or life.running[-1].rank < life.waiting[0].rank:
+            return chain(life.running, self._queue(draft))
+        return merge(tuple(life.running), self._queue(draft), key=by_rank)
+
+    def _queue(self, draft: Draft) -> Iterator[Sequence]:
+        """Waiting sequences in the policy's order, as long as any may start."""
+        for sequence in tuple(self.life.waiting):
+            if draft.closed:
+                return
+            yield sequence
 
     def _launch(self, draft: Draft, now: float) -> Plan:
         last, pages = self._last, self.cache.pages
@@ -151,7 +168,7 @@ class Scheduler:
                 self.life.wait(sequence, Wait.PREFIX, blocker)
                 return
         self.life.clear(sequence, Wait.PREFIX)
-        count = self._room(sequence, min(draft.left, sequence.reach - sequence.scheduled), draft)
+        count = self.room.for_tokens(sequence, min(draft.left, sequence.reach - sequence.scheduled), draft)
         if count:
             self.cache.grow(sequence, sequence.scheduled + count)
             draft.add(sequence, count)
@@ -159,7 +176,9 @@ class Scheduler:
     def _stands_at_shared_block(self, sequence: Sequence) -> bool:
         """At the end of its pages with nothing in flight, and a full block of known ids ahead."""
         size = self.cache.shape.block_tokens
-        return not sequence.in_flight and sequence.scheduled == sequence.capacity and len(sequence.known) - sequence.scheduled > size
+        if sequence.in_flight or sequence.scheduled != sequence.capacity or self.life.pinned:
+            return False  # while some are pinned, others take no pages but through `room`
+        return len(sequence.known) - sequence.scheduled > size
 
     def _catch_up(self, sequence: Sequence) -> Sequence | None:
         """A running sequence takes what others have published meanwhile; returns who is computing its next block, if that is worth waiting for."""
@@ -182,7 +201,7 @@ class Scheduler:
         """A waiting sequence becomes resident if a row and pages are there. The first that fails closes the step to those behind it."""
         if sequence.waiting_for and (sequence.waiting_for != {Wait.PREFIX} or self._blocker(sequence, sequence.blocked_at) is not None):
             return
-        if not self._row(sequence, draft):
+        if self._still_refused(sequence) or not self.room.for_row(sequence, draft):
             draft.closed = True
             return
         hit = self.cache.longest_hit(sequence)
@@ -192,11 +211,12 @@ class Scheduler:
             self.life.wait(sequence, Wait.PREFIX, blocker)
             return
         self.cache.adopt(sequence, hit)
-        count = self._room(sequence, min(draft.left, sequence.reach - sequence.scheduled), draft)
-        if not count:
+        if not self.room.for_start(sequence, draft):
             self.cache.release(sequence)
+            self._refused = sequence, self.cache.pages.available
             draft.closed = True
             return
+        count = self.room.for_tokens(sequence, min(draft.left, sequence.reach - sequence.scheduled), draft)
         self.life.clear(sequence, Wait.PREFIX)
         self._report_hit(sequence, hit)
         self.life.start(sequence, now)
@@ -204,16 +224,10 @@ class Scheduler:
         self.cache.grow(sequence, sequence.scheduled + count)
         draft.add(sequence, count, fresh=True)
 
-    def _row(self, sequence: Sequence, draft: Draft) -> bool:
-        """A row is free, within the policy's bound. A higher class pushes the youngest of the lowest class out."""
-        life = self.life
-        if self.policy.max_running is not None and len(life.running) >= self.policy.max_running:
-            return False
-        if not life.rows and life.running:
-            victim = self._victim(sequence)
-            if victim is not None:
-                self._push_out(victim, sequence, "row", draft)
-        return bool(life.rows)
+    def _still_refused(self, sequence: Sequence) -> bool:
+        """It was refused before and no page has come since: not worth looking up its prefix again."""
+        refused, available = self._refused
+        return refused is sequence and self.cache.pages.available <= available and self.room.victim(sequence) is None
 
     def _report_hit(self, sequence: Sequence, hit: int) -> None:
         tokens, name = hit * self.cache.shape.block_tokens, sequence.request.request_id
@@ -224,102 +238,13 @@ class Scheduler:
         if hit < (len(sequence.known) - 1) // self.cache.shape.block_tokens:
             self._emit(PrefixMiss(name, sequence.choice, hit))
 
-    def _room(self, sequence: Sequence, count: int, draft: Draft) -> int:
-        """How many of `count` tokens the sequence can have pages for, after pushing others out if it must; 0 to wait."""
-        cache, size = self.cache, self.cache.shape.block_tokens
-        if sequence.scheduled + count <= sequence.capacity:
-            return count
-        cache.release_behind(sequence)
-        groups = len(cache.shape.groups)
-        wanted = -(-(sequence.scheduled + count) // size) - sequence.capacity // size
-        while wanted * groups > cache.pages.available:
-            blocks = cache.pages.available // groups
-            fitting = sequence.capacity + blocks * size - sequence.scheduled
-            if fitting > 0:
-                return min(count, fitting)
-            coming = cache.pages.coming() + cache.behind_window(sequence)
-            if cache.pages.available + coming >= groups:
-                return 0
-            victim = self._victim(sequence)
-            if victim is None:
-                return 0
-            self._push_out(victim, sequence, "pages", draft)
-        return count
-
-    def _push_out(self, victim: Sequence, by: Sequence, why: str, draft: Draft) -> None:
-        """Who is pushed out does not come back in the same step."""
-        draft.closed = True
-        self.life.preempt(victim, by, why)
-
-    def _victim(self, requester: Sequence) -> Sequence | None:
-        """The youngest of the lowest class behind the requester; one preempted too often is spared unless the oldest asks."""
-        running = self.life.running
-        waits = requester.state is State.WAITING
-        for candidate in reversed(running):
-            if candidate.rank <= requester.rank or (waits and self.policy.same_class(candidate, requester)):
-                return None
-            if candidate.preemptions < self.limits.max_preemptions or requester is running[0]:
-                return candidate
-        return None
-
     def commit(self, plan: Plan, result: Result, now: float) -> list[Output]:
-        """The oldest step in flight is done: ids become known, blocks are published, sequences end."""
-        flight = self.flights.popleft()
+        """The oldest step in flight is done. Returns the new ids, and the ends that they brought."""
+        flight = self.flights[0]
         if flight.plan.step != plan.step or result.step != plan.step:
             raise ValueError(f"step {flight.plan.step} is the oldest in flight, step {plan.step} was committed with result {result.step}")
-        if bytearray(map(len, result.sampled)) != plan.sample:
-            raise LawViolation(4, f"step {plan.step} sampled where its plan does not, or did not where it does")
-        outputs: list[Output] = []
-        running, make = State.RUNNING, tuple.__new__  # what `Output(…)` calls, at half its price: one is made for every row of every step
-        shown = repeat(None) if result.logprobs is None else result.logprobs
-        for sequence, count, sampled, finite, logprobs in zip(flight.sequences, plan.count, result.sampled, result.finite, shown, strict=False):
-            sequence.in_flight -= 1
-            if not finite:
-                self._poison(sequence, outputs, now)
-            elif sequence.state is running:
-                sequence.computed = computed = sequence.computed + count
-                if computed >= sequence.full_at:
-                    self.cache.publish(sequence)
-                if sampled:
-                    known = sequence.known
-                    known += sampled
-                    if len(known) >= sequence.limit or sampled[-1] in sequence.stop_ids:
-                        self._deliver(sequence, sampled, logprobs, outputs, now)
-                    else:
-                        given = None if logprobs is None else (logprobs,)
-                        outputs.append(make(Output, (sequence.request.request_id, sequence.choice, sampled, given, None)))
-            else:
-                self._late(sequence, sampled, logprobs, outputs, now)
-        self.cache.committed(plan.step)
+        self.flights.popleft()
+        outputs = commit(flight.sequences, flight.plan, result, self.cache, self.life, now)
         self._emit(Computed(plan.step, now, flight.numbers, array("i", list(plan.sample))))
         self._emit(StepTimed(plan.step, result.timings))
         return outputs
-
-    def _deliver(
-        self, sequence: Sequence, sampled: tuple[int, ...], logprobs: TokenLogprobs | None, outputs: list[Output], now: float
-    ) -> None:
-        """Ids that are known already go out, with the end if they bring it."""
-        reason = why_ended(sequence)
-        given = None if logprobs is None else (logprobs,)
-        outputs.append(Output(sequence.request.request_id, sequence.choice, sampled, given, reason))
-        if reason is not None:
-            self.life.end(sequence, reason, now)
-
-    def _late(
-        self, sequence: Sequence, sampled: tuple[int, ...], logprobs: TokenLogprobs | None, outputs: list[Output], now: float
-    ) -> None:
-        """A row that was preempted or ended after this step was planned: ids count for the former, nothing for the latter."""
-        if sequence.state is State.WAITING and sampled:
-            sequence.known += sampled
-            self._deliver(sequence, sampled, logprobs, outputs, now)
-        if not sequence.in_flight:
-            self.life.landed(sequence)
-
-    def _poison(self, sequence: Sequence, outputs: list[Output], now: float) -> None:
-        """The row's hidden states are not finite: the request ends with an error, and nothing of it is published."""
-        if sequence.state in (State.RUNNING, State.WAITING):
-            sequence.message = "the model produced numbers that are not finite; the request cannot be answered"
-            outputs.append(Output(sequence.request.request_id, sequence.choice, (), None, Finish.ERROR))
-            self.life.end(sequence, Finish.ERROR, now)
-        if not sequence.in_flight and sequence.row >= 0:
-            self.life.landed(sequence)

@@ -169,7 +169,7 @@ class Simulation:
         preempt = life.preempt
 
         def watched(victim: Sequence, by: Sequence, why: str) -> None:
-            if why == "pages" and cache.pages.available + cache.pages.coming() >= len(cache.shape.groups):
+            if why == "pages" and self.scheduler.room.spare(by) + cache.pages.coming() >= len(cache.shape.groups):
                 raise LawViolation(6, f"sequence {victim.number} is preempted for pages, {cache.pages.coming()} are coming without it")
             preempt(victim, by, why)
 

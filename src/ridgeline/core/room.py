@@ -1,0 +1,97 @@
+"""Making room: rows and pages for one sequence, by waiting for what is coming, by a smaller chunk, or by pushing another out.
+
+The first in the policy's order is never pushed out, and neither is a pinned sequence: one that was pushed out `max_preemptions` times starts again
+only when pages up to its very end are there, and what it has not taken of them yet is its claim, which nobody else may use. So whoever
+comes first can always go on, and whoever is pinned too. Never takes a page itself.
+"""
+
+from ridgeline.core.draft import Draft
+from ridgeline.core.fit import pages_needed
+from ridgeline.core.kv import Cache
+from ridgeline.core.lifecycle import Lifecycle
+from ridgeline.core.policy import Policy
+from ridgeline.core.sequence import Sequence, State
+
+
+class Room:
+    """Decides who waits and who gives way."""
+
+    def __init__(self, policy: Policy, cache: Cache, life: Lifecycle) -> None:
+        self.policy = policy
+        self.cache = cache
+        self.life = life
+        self._full_groups = sum(not group.window for group in cache.shape.groups)
+
+    def for_row(self, sequence: Sequence, draft: Draft) -> bool:
+        """A row is free, within the policy's bound. A higher class pushes the youngest of the lowest class out."""
+        life = self.life
+        if self.policy.max_running is not None and len(life.running) >= self.policy.max_running:
+            return False
+        if not life.rows:
+            victim = self.victim(sequence)
+            if victim is not None:
+                self._push_out(victim, sequence, "row", draft)
+        return bool(life.rows)
+
+    def for_start(self, sequence: Sequence, draft: Draft) -> bool:
+        """A waiting sequence has the pages to start with. If others give way as it grows, a block is enough; else all that it knows must find
+        place, for with less it would soon be pushed out again. A pinned one needs what it takes to its very end.
+        """
+        shape, holders, pinned = self.cache.shape, self.cache.pages.holders, self.life.is_pinned(sequence)
+        if not pinned and self.victim(sequence) is not None:
+            return self._at_least(len(shape.groups), sequence, draft)
+        held = 0
+        for group, table in zip(shape.groups, sequence.tables, strict=True):
+            alone = pinned and group.window  # letting go of a shared page of a window gives no page back
+            held += sum(page != 0 and (not alone or holders[page] == 1) for page in table)
+        needed = pages_needed(shape, sequence.limit - 1 if pinned else len(sequence.known)) - held
+        return self.spare(sequence) >= max(0, needed)
+
+    def for_tokens(self, sequence: Sequence, count: int, draft: Draft) -> int:
+        """How many of `count` tokens the sequence can have pages for, after pushing others out if it must; 0 to wait."""
+        if sequence.scheduled + count <= sequence.capacity:
+            return count
+        self.cache.release_behind(sequence)
+        groups = len(self.cache.shape.groups)
+        if sequence.scheduled == sequence.capacity and not self._at_least(groups, sequence, draft):
+            return 0
+        blocks = max(0, self.spare(sequence)) // groups
+        return min(count, sequence.capacity + blocks * self.cache.shape.block_tokens - sequence.scheduled)
+
+    def _at_least(self, pages: int, sequence: Sequence, draft: Draft) -> bool:
+        """So many pages can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
+        while self.spare(sequence) < pages:
+            coming = self.cache.pages.coming() + self.cache.behind_window(sequence)
+            if self.spare(sequence) + coming >= pages:
+                return False
+            victim = self.victim(sequence)
+            if victim is None:
+                return False
+            self._push_out(victim, sequence, "pages", draft)
+        return True
+
+    def spare(self, sequence: Sequence) -> int:
+        """Pages that the sequence may take: all without a holder, but for the claims of others."""
+        claims = sum(self._claim(other) for other in self.life.pinned if other is not sequence)
+        return self.cache.pages.available - claims
+
+    def _claim(self, pinned: Sequence) -> int:
+        """What a pinned sequence may still need. Its windows count in full, for it may have to leave pages in them to others."""
+        blocks = pinned.capacity // self.cache.shape.block_tokens
+        return pages_needed(self.cache.shape, pinned.limit - 1) - blocks * self._full_groups
+
+    def victim(self, requester: Sequence) -> Sequence | None:
+        """The youngest of the lowest class behind the requester; only a lower class for one that waits, never the first of all, never a pinned one."""
+        running = self.life.running
+        waits = requester.state is State.WAITING
+        for candidate in reversed(running[1:]):
+            if candidate.rank <= requester.rank or (waits and self.policy.same_class(candidate, requester)):
+                return None
+            if candidate not in self.life.pinned:
+                return candidate
+        return None
+
+    def _push_out(self, victim: Sequence, by: Sequence, why: str, draft: Draft) -> None:
+        """Who is pushed out does not come back in the same step."""
+        draft.closed = True
+        self.life.preempt(victim, by, why)
