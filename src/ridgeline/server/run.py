@@ -1,0 +1,103 @@
+"""Runs the application on a socket until a signal: binds first, loads while `/livez` answers already, drains at the end.
+
+Owns the order of going up and down. Never exits the process: errors are raised.
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import uvicorn
+
+from ridgeline.errors import ConfigError
+from ridgeline.server.app import build_app
+from ridgeline.server.auth import check_exposure
+from ridgeline.server.protocol import Protocol
+from ridgeline.server.service import Model, Service
+
+DRAIN_SECONDS: Final = 5.0
+"""How long open requests may run on after the first signal; the second ends them at once."""
+BACKLOG: Final = 2048
+
+
+def run(service: Service, on_ready: Callable[[Model, str], None]) -> None:
+    """Serves until SIGINT or SIGTERM. `on_ready` gets the model and the URL. Raises a RidgelineError where it cannot start."""
+    check_exposure(service.config.host, service.config.api_key)
+    with _bound(service.config.host, service.config.port) as listener:
+        config = uvicorn.Config(
+            build_app(service), http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            proxy_headers=False, timeout_graceful_shutdown=round(DRAIN_SECONDS) + 2,
+        )
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(service, _Server(config), listener, on_ready))
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handlers, which would end the process with the signal after a clean stop."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(service: Service, server: uvicorn.Server, listener: socket.socket, on_ready: Callable[[Model, str], None]) -> None:
+    stopping = _stop_on_signals(service, server)
+    serving = asyncio.create_task(server.serve([listener]))
+    loading = asyncio.create_task(service.start())
+    try:
+        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done() and not server.should_exit:
+            on_ready(loading.result(), _url(listener))
+        await serving
+    finally:
+        server.should_exit = True
+        for task in (loading, *stopping):
+            task.cancel()
+        await service.stop()
+        await asyncio.gather(serving, loading, *stopping, return_exceptions=True)
+
+
+def _stop_on_signals(service: Service, server: uvicorn.Server) -> set["asyncio.Task[None]"]:
+    """The first signal lets open requests end, for `DRAIN_SECONDS` at most; the second does not wait."""
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def stop_after(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await service.stop()
+
+    def stop() -> None:
+        tasks.add(loop.create_task(stop_after(0.0 if server.should_exit else DRAIN_SECONDS)))
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    return tasks
+
+
+@contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        listener = socket.create_server(found[0][4][:2], family=found[0][0], backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another with --host or --port") from None
+    with listener:
+        yield listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed (it is not on Windows), else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
