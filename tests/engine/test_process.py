@@ -17,6 +17,7 @@ from ridgeline.core.commands import Output, SetKnob
 from ridgeline.core.events import Closed, Event, Finish
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
+from ridgeline.engine.child import Child
 from ridgeline.engine.client import BUFFERED_OUTPUTS, EngineClient, RequestStream, State, restart_delay
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
 
@@ -182,6 +183,44 @@ def test_a_stopped_engine_is_replaced() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_long_step_is_a_hang_unless_it_computes(computes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Child, "cpu_seconds", lambda child: time.monotonic() if computes else 5.0)
+
+    async def main() -> None:
+        async with serving(EngineConfig('fake:{"step_seconds": 1.2}', step_timeout_seconds=0.4)) as client:
+            stream = client.submit(await request(client, "a", max_tokens=1))
+            if computes:
+                assert len((await read(stream))[0]) == 1
+            else:
+                with pytest.raises(EngineDeadError):
+                    await read(stream)
+
+    run(main())
+
+
+def test_patience_with_a_step_that_computes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Child, "cpu_seconds", lambda child: time.monotonic())
+
+    async def main() -> None:
+        async with serving(EngineConfig('fake:{"step_seconds": 10}', step_timeout_seconds=0.02)) as client:
+            with pytest.raises(EngineDeadError):
+                await asyncio.wait_for(read(client.submit(await request(client, "a", max_tokens=1))), 5)
+
+    run(main())
+
+
+def test_processor_time_is_read() -> None:
+    async def main() -> None:
+        child = await Child.spawn(FAST)
+        async for _ in child.messages():
+            break
+        assert 0 < child.cpu_seconds() < 10
+        await child.end(1.0)
+
+    run(main())
+
+
 def test_a_long_answer_is_no_hang() -> None:
     async def main() -> None:
         async with serving(SLOW) as client:
@@ -277,6 +316,7 @@ import asyncio, sys
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
+from ridgeline.engine.child import Child
 from ridgeline.engine.client import EngineClient
 async def main():
     client = EngineClient(EngineConfig('fake:{"step_seconds": %s}'))

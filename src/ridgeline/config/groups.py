@@ -11,7 +11,8 @@ class EngineConfig:
     max_model_len          None: the model's context, shrunk (with a message) to what the KV cache holds
     kv_cache_memory_bytes  None: the lesser of the need and 30 % of the memory that this process may use
     depth                  steps in flight
-    step_timeout_seconds   an engine that has work and completes no step for so long is killed and started anew
+    step_timeout_seconds   an engine that has work, completes no step and uses no processor for so long is killed and started anew;
+                           one that computes for twenty times as long, too
     """
 
     model: str

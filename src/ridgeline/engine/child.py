@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -80,6 +81,14 @@ class Child:
             if not data:
                 return
             yield buffer.feed(data)
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the process has used; 0 where the system does not say."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         """Ends the process now, whatever it is doing, stopped or not."""

@@ -1,7 +1,7 @@
 """The front end's side of the engine: requests in, streams of outputs out, and what becomes of both when the engine dies.
 
 Owns the open requests and the state of the engine as clients may see it. Runs on one asyncio loop; touches no array, admits nothing.
-Health is progress: an engine that has work and commits no step for `step_timeout_seconds` is killed and started anew, as after a crash.
+Health is progress: an engine that has work, commits no step and does not compute for `step_timeout_seconds` is killed and started anew.
 """
 
 import asyncio
@@ -23,6 +23,13 @@ BUFFERED_OUTPUTS: Final = 2048
 """Outputs that wait for a client to read them; one that lets more pile up is aborted."""
 STABLE_SECONDS: Final = 10.0
 """An engine that was ready for so long did not fail to start: the next one follows at once."""
+
+WATCHES: Final = 8
+"""How often in `step_timeout_seconds` an engine's progress is looked at."""
+COMPUTING_SHARE: Final = 0.1
+"""A process that uses so much of one core computes; a stopped or deadlocked one does not."""
+PATIENCE: Final = 20
+"""A step that computes may take so many times `step_timeout_seconds`."""
 
 
 class State(StrEnum):
@@ -289,13 +296,22 @@ class EngineClient:
         return max(0.0, loop.time() - ready_at)
 
     async def _watch(self, child: Child) -> None:
-        """Kills an engine that makes no progress although it should. Its socket then closes, and that is noticed as any other end."""
-        limit = self._config.step_timeout_seconds
-        loop = asyncio.get_running_loop()
+        """Kills an engine that makes no progress although it should. Its socket then closes, and that is noticed as any other end.
+
+        A step that computes is not hung, however long it takes within reason: a large one on few cores may need minutes.
+        """
+        limit, loop = self._config.step_timeout_seconds, asyncio.get_running_loop()
+        used, computing_at = 0.0, -math.inf
         while True:
-            await asyncio.sleep(limit / 8)
-            if self._expecting_since is not None and loop.time() - self._expecting_since > limit:
-                self._cause = f"no step was completed in {limit:g} s although requests were open"
+            await asyncio.sleep(limit / WATCHES)
+            before, used = used, child.cpu_seconds()
+            if used - before > COMPUTING_SHARE * limit / WATCHES:
+                computing_at = loop.time()
+            since = self._expecting_since
+            if since is None:
+                continue
+            if loop.time() - max(since, computing_at) > limit or loop.time() - since > PATIENCE * limit:
+                self._cause = f"no step was completed in {loop.time() - since:.1f} s although requests were open"
                 child.kill()
                 return
 
