@@ -75,13 +75,14 @@ class Order:
     def _on_preempted(self, event: events.Preempted) -> None:
         key = (event.request_id, event.choice)
         rank = self._rank[key]
-        oldest = self._running[0][1][0] == event.by
         younger = [other for _, other in self._running if self._rank[other] > rank and self._preemptions[other] < self._most]
-        if younger and not oldest:
+        if younger:
             raise LawViolation(6, f"{key} is preempted, {younger[-1]} is behind it")
+        if self._running[0][1] == key:
+            raise LawViolation(6, f"{key} is preempted, the first of all that run")
         if min(each for each_key, each in self._rank.items() if each_key[0] == event.by) > rank:
             raise LawViolation(6, f"{key} is preempted by {event.by}, which is behind it")
-        if self._preemptions[key] >= self._most and not oldest:
+        if self._preemptions[key] >= self._most:
             raise LawViolation(6, f"{key} is preempted more than {self._most} times")
         self._preemptions[key] += 1
         self._reasons[key].clear()

@@ -165,12 +165,12 @@ class Simulation:
 
     def _watch_victims(self) -> None:
         """Nobody falls for pages that come without it once the steps in flight have committed."""
-        life, cache = self.scheduler.life, self.scheduler.cache
-        preempt = life.preempt
+        life, pages, room = self.scheduler.life, self.scheduler.cache.pages, self.scheduler.room
+        preempt, needed = life.preempt, len(self.world.info.kv.groups)
 
         def watched(victim: Sequence, by: Sequence, why: str) -> None:
-            if why == "pages" and self.scheduler.room.spare(by) + cache.pages.coming() >= len(cache.shape.groups):
-                raise LawViolation(6, f"sequence {victim.number} is preempted for pages, {cache.pages.coming()} are coming without it")
+            if why == "pages" and room.spare(by) + pages.coming() >= needed:
+                raise LawViolation(6, f"sequence {victim.number} is preempted for pages, {pages.coming()} are coming without it")
             preempt(victim, by, why)
 
         life.preempt = watched  # type: ignore[method-assign]

@@ -65,7 +65,7 @@ def draw(seed: int) -> World:
         prefix_caching=rng.random() < 0.75,
     )
     whole = len(windows) * -(-longest // block_tokens)
-    pages = min(max(2 * len(windows), int(whole * rng.choice((0.7, 1.5, 3.0, 5.0, rows / 2, rows)))), 200)
+    pages = min(max(2 * len(windows), int(whole * rng.choice((0.4, 1.5, 3.0, 5.0, rows / 2, rows)))), 200)
     model = FakeModel(
         alphabet=tuple(range(ALPHABET_FROM, ALPHABET_FROM + rng.choice((2, 4, 40)))),
         stop_ids=(STOP_TOKEN,),
@@ -157,7 +157,7 @@ def _request(
     )
     limits = ModelLimits(info.vocab, longest, frozenset({STOP_TOKEN}), info.kv)
     priority = rng.randint(0, 2)
-    greedy_client = rng.choice((1 << 20, longest)) if rng.random() < features.unservable else 0
+    greedy_client = rng.choice((1 << 20, longest, longest)) if rng.random() < features.unservable else 0
     while True:
         try:
             request = admit(
