@@ -1,0 +1,208 @@
+"""The whole stack over the numpy runner on a tiny random model: nothing about how a request is computed changes a bit of its answer.
+
+Ids and log-probabilities are compared exactly, whatever the chunk, block size, batch, depth, preemption, cache, threads or kind of weights.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from ridgeline.compute.exact.cache import KVCache, allocate_kv
+from ridgeline.compute.runtime import worker
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core.commands import Admit
+from ridgeline.core.events import Preempted, PrefixHit
+from ridgeline.core.params import Admitted
+from ridgeline.core.plan import TokenLogprobs
+from ridgeline.engine.compose import start_engine
+from ridgeline.facts.machine import MachineFacts, machine_facts
+
+VOCAB, HIDDEN, HEADS, HEAD_DIM, FFN, LAYERS, WINDOW = 160, 64, 4, 16, 96, 6, 4
+
+Answer = tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six layers, the last one full, the others with a window of 4; matrices as Q8_0, F16 and F32."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    writer = gguf.GGUFWriter(path, "gemma3")
+    writer.add_context_length(512)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FFN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(HEAD_DIM)
+    writer.add_value_length(HEAD_DIM)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+    writer.add_sliding_window(WINDOW)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"t{i}" for i in range(VOCAB)])
+    queries, keys = HEADS * HEAD_DIM, 2 * HEAD_DIM
+    shapes = {"token_embd": (VOCAB, HIDDEN), "output_norm": (HIDDEN,)}
+    for i in range(LAYERS):
+        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+            shapes[f"blk.{i}.{name}"] = (HIDDEN,)
+        shapes |= {f"blk.{i}.attn_q": (queries, HIDDEN), f"blk.{i}.attn_k": (keys, HIDDEN), f"blk.{i}.attn_v": (keys, HIDDEN)}
+        shapes |= {f"blk.{i}.attn_q_norm": (HEAD_DIM,), f"blk.{i}.attn_k_norm": (HEAD_DIM,)}
+        shapes |= {f"blk.{i}.attn_output": (HIDDEN, queries), f"blk.{i}.ffn_gate": (FFN, HIDDEN)}
+        shapes |= {f"blk.{i}.ffn_up": (FFN, HIDDEN), f"blk.{i}.ffn_down": (HIDDEN, FFN)}
+    rng = np.random.default_rng(11)
+    for number, (name, shape) in enumerate(shapes.items()):
+        values = rng.standard_normal(shape).astype(np.float32) * (0.2 if len(shape) == 2 else 0.3) + (len(shape) == 1)
+        kind = gguf.GGMLQuantizationType.F32
+        if len(shape) == 2:
+            kind = (kind, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0)[number % 3]
+        writer.add_tensor(f"{name}.weight", gguf.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def request(number: int, **fields: object) -> Admitted:
+    """Prompts of 1 … 45 ids, some sharing 32; sampled with a temperature, so that every bit of the logits counts."""
+    rng = np.random.default_rng(number)
+    shared = np.random.default_rng(99).integers(1, VOCAB, 32)
+    own = rng.integers(1, VOCAB, int(rng.integers(1, 14)))
+    prompt = np.concatenate([shared, own]) if number % 2 else own
+    made = Admitted(f"r{number}", tuple(prompt.tolist()), max_tokens=12, seed=number, temperature=0.9, logprobs=3)
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+REQUESTS = [request(number) for number in range(8)]
+
+
+class Run:
+    """Answers by (request, choice), and how often something happened."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, int], Answer] = {}
+        self.preempted = self.hit_tokens = self.peak_rows = 0
+
+
+def serve(model: Path, waves: list[list[Admitted]], **settings: object) -> Run:
+    """Gives the engine one wave of requests after the other, each when it has finished the one before."""
+    config = EngineConfig(str(model), **settings)  # type: ignore[arg-type]
+    engine, _ = start_engine(config, lambda stage, fraction: None)
+    run = Run()
+    for wave in waves:
+        turn = engine.turn([Admit(each) for each in wave])
+        while True:
+            for output in turn.outputs:
+                ids, logprobs = run.answers.get((output.request_id, output.choice), ((), ()))
+                run.answers[output.request_id, output.choice] = (ids + output.ids, logprobs + (output.logprobs or ()))
+            for event in turn.events:
+                run.preempted += isinstance(event, Preempted)
+                run.hit_tokens += event.tokens if isinstance(event, PrefixHit) else 0
+            if not turn.progressed:
+                break
+            turn = engine.turn()
+    engine.executor.close()
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: Path) -> dict[tuple[str, int], Answer]:
+    """Every request by itself, whole prompts, without a cache."""
+    run = serve(tiny, [[each] for each in REQUESTS], enable_prefix_caching=False)
+    assert set(run.answers) == {(each.request_id, 0) for each in REQUESTS}
+    for ids, logprobs in run.answers.values():
+        assert len(ids) == len(logprobs) == 12
+        assert all(len(each.top) == 3 and np.isfinite(each.logprob) for each in logprobs)
+    assert len({ids for ids, _ in run.answers.values()}) == len(REQUESTS)
+    return run.answers
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("chunk", [1, 3, 7, 2048])
+def test_chunks_and_blocks(tiny: Path, alone: dict[tuple[str, int], Answer], block_size: int, chunk: int) -> None:
+    run = serve(tiny, [[each] for each in REQUESTS[:4]], block_size=block_size, max_num_batched_tokens=chunk, enable_prefix_caching=False)
+    assert run.answers == {key: alone[key] for key in run.answers}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("chunk", [9, 2048])
+def test_company_and_depth(tiny: Path, alone: dict[tuple[str, int], Answer], depth: int, chunk: int) -> None:
+    run = serve(tiny, [REQUESTS], depth=depth, max_num_batched_tokens=chunk, enable_prefix_caching=False)
+    assert run.answers == alone
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_forced_preemption(tiny: Path, depth: int) -> None:
+    """Short prompts are admitted together and outgrow the pool."""
+    long = [replace(each, max_tokens=40) for each in REQUESTS[::2]]
+    page = 2 * 1 * 4 * 2 * HEAD_DIM * 4
+    undisturbed = serve(tiny, [[each] for each in long])
+    run = serve(tiny, [long], depth=depth, block_size=4, kv_cache_memory_bytes=46 * page, max_model_len=60, max_num_batched_tokens=12)
+    assert undisturbed.preempted == 0
+    assert run.preempted > 0
+    assert run.answers == undisturbed.answers
+
+
+def test_warm_cache(tiny: Path, alone: dict[tuple[str, int], Answer]) -> None:
+    again = [replace(each, request_id=each.request_id + "-again") for each in REQUESTS]
+    run = serve(tiny, [REQUESTS, again], block_size=4)
+    assert run.hit_tokens >= 4 * 32
+    for (name, choice), answer in run.answers.items():
+        assert answer == alone[name.removesuffix("-again"), choice]
+
+
+def test_choices_share_a_prompt(tiny: Path, alone: dict[tuple[str, int], Answer]) -> None:
+    both = replace(REQUESTS[3], choices=2)
+    run = serve(tiny, [[both]], block_size=4)
+    assert run.answers["r3", 0] == alone["r3", 0]
+    assert run.answers["r3", 1] != alone["r3", 0]
+
+
+def test_weights_as_codes(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fp32 weights do not fit, the file's codes give the same bits, tile by tile."""
+    monkeypatch.setattr("ridgeline.compute.load.weights.DENSE_SHARE", 0.0)
+    run = serve(tiny, [REQUESTS])
+    assert run.answers == alone
+
+
+def test_threads(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machine_facts()
+    for processors in (1, 3):
+        facts = MachineFacts(machine.memory_bytes, machine.available_bytes, processors)
+        monkeypatch.setattr(worker, "machine_facts", lambda facts=facts: facts)
+        assert serve(tiny, [REQUESTS[:4]]).answers == {key: alone[key] for key in list(alone)[:4]}
+
+
+def test_what_pages_held_before_does_not_matter(
+    tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages come back with whatever their last holder wrote, NaN included."""
+
+    def poisoned(allocate: Callable[..., KVCache]) -> Callable[..., KVCache]:
+        def made(*arguments: object) -> KVCache:
+            kv = allocate(*arguments)
+            kv.pool[...] = np.nan
+            return kv
+
+        return made
+
+    monkeypatch.setattr(worker, "allocate_kv", poisoned(allocate_kv))
+    assert serve(tiny, [REQUESTS], block_size=4, kv_cache_memory_bytes=1 << 20).answers == alone
+
+
+def test_info_and_start_up_messages(tiny: Path) -> None:
+    seen: list[str] = []
+    executor = worker.build(EngineConfig(str(tiny), max_num_seqs=3), lambda stage, fraction: seen.append(stage))
+    info = executor.info
+    assert (info.vocab, info.rows, info.max_model_len, info.runner) == (VOCAB, 3, 512, "numpy")
+    assert [group.window for group in info.kv.groups] == [0, 4, 4, 4, 4, 4]
+    page_bytes = 2 * 16 * 2 * HEAD_DIM * 4
+    assert info.kv_bytes // page_bytes == info.kv.pages
+    assert {decision.name for decision in executor.decisions} == {"max_model_len", "kv_cache_memory_bytes"}
+    assert list(dict.fromkeys(seen)) == ["dequantising weights", "warming up"]
+    other = worker.build(EngineConfig(str(tiny), block_size=4), lambda stage, fraction: None)
+    assert other.info.kv.fingerprint != info.kv.fingerprint
