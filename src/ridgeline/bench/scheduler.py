@@ -1,6 +1,7 @@
-"""What the scheduler itself costs: schedule + commit of a steady decode, every row running, with one columnar event each way a step.
+"""What the scheduler itself costs: schedule + commit of a steady decode, every row running, with its columnar events.
 
-Owns the measurement only: nothing is computed, each row's sampled id is made up beforehand. Run it with `python -m ridgeline.bench.scheduler`.
+Owns the measurement only: nothing is computed, each row's sampled id is made up. CPU time of this thread, so that a busy machine does not
+count. Run it with `python -m ridgeline.bench.scheduler`.
 """
 
 import gc
@@ -23,7 +24,7 @@ ID = 7
 
 
 def request(number: int, outputs: int, kv: KVShape) -> Admitted:
-    """A prompt that shares nothing with the others, so that nobody waits for a prefix. Lengths differ: block edges fall into different steps."""
+    """A prompt that shares nothing with the others: nobody waits for a prefix. Lengths differ: block edges fall into different steps."""
     limits = ModelLimits(vocab=1 << 20, max_model_len=MODEL_LEN, eos_ids=frozenset({1}), kv=kv)
     prompt = [number] * (PROMPT_TOKENS + number % BLOCK_TOKENS)
     params = SamplingParams(max_tokens=outputs)
@@ -36,7 +37,7 @@ def answer(plan: Plan, sampled: tuple[int, ...] = (ID,)) -> Result:
 
 
 def steady(rows: int, steps: int, depth: int = 1) -> list[float]:
-    """Seconds of schedule + commit + taking events, for each of `steps` steps in which all of `rows` sequences decode."""
+    """CPU seconds of schedule + commit + taking events, for each of `steps` steps in which all of `rows` sequences decode."""
     pages = rows * len(GROUPS) * (PROMPT_TOKENS + steps + 2 * BLOCK_TOKENS) // BLOCK_TOKENS + rows * 4
     kv = KVShape(GROUPS, BLOCK_TOKENS, pages, b"bench")
     limits = Limits(rows=rows, token_budget=rows * 64, depth=depth, max_model_len=MODEL_LEN, max_waiting=rows)
@@ -45,16 +46,16 @@ def steady(rows: int, steps: int, depth: int = 1) -> list[float]:
     in_flight: list[Plan] = []
     seconds: list[float] = []
     while len(seconds) < steps:
-        began = time.perf_counter()
+        began = time.thread_time()
         while (plan := scheduler.schedule(0.0)) is not None:
             in_flight.append(plan)
-        planned = time.perf_counter()
+        planned = time.thread_time()
         oldest = in_flight.pop(0)
         result = answer(oldest)
-        committed = time.perf_counter()
+        committed = time.thread_time()
         scheduler.commit(oldest, result, 0.0)
         scheduler.take_events()
-        ended = time.perf_counter()
+        ended = time.thread_time()
         if not oldest.new_rows and len(oldest.row) == rows == len(oldest.tokens):
             seconds.append(planned - began + ended - committed)
     return seconds
@@ -67,7 +68,8 @@ def main() -> None:
             gc.collect()
             milliseconds = sorted(1e3 * each for each in steady(rows, 512, depth))
             middle, late = median(milliseconds), milliseconds[len(milliseconds) * 99 // 100]
-            print(f"{rows:5} running, depth {depth}: median {middle:.3f} ms, p99 {late:.3f} ms, bar {bar} ms, {1e3 * middle / rows:.2f} µs a sequence")
+            each = 1e3 * middle / rows
+            print(f"{rows:5} running, depth {depth}: median {middle:.3f} ms, p99 {late:.3f} ms, bar {bar} ms; {each:.2f} µs a sequence")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The pool of equal pages. A page is free, cached (published, no holder) or held; it is handed out only with no holder.
 
-Holders are sequences, through their tables, and steps in flight, through hand-overs: when a sequence drops a page that a step in flight may still touch, the
-hold passes to that step and ends when the step commits.
+Holders are sequences, through their tables, and steps in flight, through hand-overs: when a sequence drops a page that a step in flight may
+still touch, the hold passes to that step and ends when the step commits.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,7 +10,11 @@ from ridgeline.errors import LawViolation
 
 
 class Pages:
-    """Pages 1 … `count`. Page 0 is reserved: it stands in tables for blocks that nobody reads."""
+    """Pages 1 … `count`. Page 0 is reserved: it stands in tables for blocks that nobody reads.
+
+    published    1 where the page's block is in the prefix index; whoever changes the index sets it
+    handed_over  step in flight → pages that it holds
+    """
 
     def __init__(self, count: int, evicted: Callable[[int], None]) -> None:
         self.count = count
@@ -28,16 +32,18 @@ class Pages:
         return len(self.free) + len(self.cached)
 
     def take(self, count: int) -> list[int]:
-        """`count` pages with one holder each: free ones, then cached ones, unused for longest first. The caller has checked `available`."""
+        """`count` ≥ 1 pages with one holder each: free ones, then those cached and unused for longest. The caller has checked `available`."""
         while len(self.free) < count:
             page = next(iter(self.cached))
             self.withdraw(page)
             self._evicted(page)
-        pages = [self.free.pop() for _ in range(count)]
+        free, holders = self.free, self.holders
+        pages = free[: -count - 1 : -1]
+        del free[-count:]
         for page in pages:
-            if self.holders[page]:
-                raise LawViolation(3, f"page {page} is handed out and has {self.holders[page]} holders")
-            self.holders[page] = 1
+            if holders[page]:
+                raise LawViolation(3, f"page {page} is handed out and has {holders[page]} holders")
+            holders[page] = 1
         self.held += count
         return pages
 
@@ -68,10 +74,6 @@ class Pages:
     def coming(self) -> int:
         """Pages that will have no holder once the steps in flight have committed."""
         return sum(self.holders[page] == 1 for pages in self.handed_over.values() for page in pages)
-
-    def publish(self, page: int) -> None:
-        """The page's block is in the prefix index now."""
-        self.published[page] = 1
 
     def withdraw(self, page: int) -> None:
         """The page's block left the prefix index; a cached page becomes free."""

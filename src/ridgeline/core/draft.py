@@ -58,7 +58,7 @@ class Draft:
         sequence.last_step = self.step
 
     def freeze(self, freed_rows: list[int], alike: Plan | None) -> Plan:
-        """The plan; the draft is spent. `alike` is the step before if it has the same sequences on the same rows: columns that do not change are shared."""
+        """The plan; the draft is spent. `alike`: the step before, if it has the same rows; columns that do not change are shared."""
         rows = len(self.sequences)
         count, sample, needs_commit = array("i", [1]) * rows, bytearray(b"\1") * rows, bytearray(rows)
         for index, (tokens, samples) in self.odd.items():

@@ -20,7 +20,10 @@ def why_not(shape: KVShape, max_model_len: int, prompt_tokens: int, max_tokens: 
     """
     total = prompt_tokens + max_tokens
     if total > max_model_len:
-        return f"{prompt_tokens} prompt tokens and {max_tokens} output tokens exceed the context of {max_model_len}; shorten the prompt or lower max_tokens"
+        return (
+            f"{prompt_tokens} prompt tokens and {max_tokens} output tokens exceed the context of {max_model_len}; "
+            "shorten the prompt or lower max_tokens"
+        )
     needed = pages_needed(shape, total - 1)
     if needed > shape.pages:
         return (

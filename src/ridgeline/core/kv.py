@@ -55,31 +55,31 @@ class Cache:
         first, blocks = sequence.capacity // size, -(-upto // size)
         if blocks <= first:
             return
+        more = blocks - first
+        taken = tuple(self.pages.take(more * len(sequence.tables)))
         for g, table in enumerate(sequence.tables):
-            pages = self.pages.take(blocks - first)
+            pages = taken[g * more : (g + 1) * more]
             table += pages
-            sequence.unsent.append((g, first, tuple(pages)))
+            sequence.unsent.append((g, first, pages))
         sequence.cover(blocks * size)
 
     def behind_window(self, sequence: Sequence) -> int:
         """Pages that the sequence holds behind the window of its next position, committed or not."""
         return sum(
-            sum(page != 0 for page in sequence.tables[g][: self.index.first_seen(group.window, sequence.scheduled)])
-            for g, group in enumerate(self.shape.groups)
-            if group.window
+            sum(page != 0 for page in sequence.tables[g][: self.index.first_seen(window, sequence.scheduled)])
+            for g, window in self.index.windows
         )
 
     def release_behind(self, sequence: Sequence) -> None:
         """Lets go of committed blocks that no further position of the sequence can see."""
-        committed = sequence.computed // self.shape.block_tokens
-        for g, group in enumerate(self.shape.groups):
-            if group.window:
-                table, first = sequence.tables[g], sequence.released[g]
-                last = min(committed, self.index.first_seen(group.window, sequence.scheduled))
-                if last > first:
-                    self._let_go(sequence, [page for page in reversed(table[first:last]) if page])
-                    table[first:last] = [0] * (last - first)
-                    sequence.released[g] = last
+        for g, window in self.index.windows:
+            first = sequence.released[g]
+            last = min(sequence.computed // self.shape.block_tokens, self.index.first_seen(window, sequence.scheduled))
+            if last > first:
+                table = sequence.tables[g]
+                self._let_go(sequence, [page for page in reversed(table[first:last]) if page])
+                table[first:last] = [0] * (last - first)
+                sequence.released[g] = last
 
     def release(self, sequence: Sequence) -> None:
         """Lets go of everything, deepest block first in all groups at once, so that the start of a shared prefix is evicted last."""
@@ -115,10 +115,13 @@ class Cache:
     def publish(self, sequence: Sequence) -> None:
         """Offers the blocks that the sequence has filled with committed content."""
         filled = sequence.computed // self.shape.block_tokens
+        if not self.index.shares(sequence):
+            self._offered(sequence, filled)
+            return
         keys = self.index.keys(sequence, filled)
         for block in range(sequence.published, filled):
             for group, page in self.index.publish(sequence, block):
-                self.pages.publish(page)
+                self.pages.published[page] = 1
                 self._emit(Published(page, group, keys[block]))
             self.index.settle(sequence, block)
         self._offered(sequence, filled)

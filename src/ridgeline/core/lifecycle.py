@@ -1,4 +1,7 @@
-"""The life of sequences: queued, resident on a row, preempted, ended, closed. One transition, one function; each idempotent where a client can repeat it."""
+"""The life of sequences: queued, resident on a row, preempted, ended, closed.
+
+One transition, one function; each idempotent where a client can repeat it. Never decides who runs: `core.scheduler` does.
+"""
 
 from bisect import insort
 from collections import deque

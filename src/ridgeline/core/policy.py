@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ridgeline.core.sequence import Sequence
-from ridgeline.errors import ConfigError
 
 Rank = tuple[int, ...]
 
@@ -31,7 +30,8 @@ def when_empty(running: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`rank` orders sequences, smaller first; `joins` tells from the number running at the start of a step whether others may start in it."""
+    """`rank` orders sequences, smaller first, and never changes; `joins` tells whether waiting ones may start in a step, from the number
+    that runs before it; `max_running` bounds that number below the rows."""
 
     name: str
     rank: Callable[[Sequence], Rank]
@@ -52,10 +52,3 @@ POLICIES = {
         Policy("one", fcfs, joins=when_empty, max_running=1),
     )
 }
-
-
-def policy_named(name: str) -> Policy:
-    """The policy of that name. Raises ConfigError that lists the known ones."""
-    if name not in POLICIES:
-        raise ConfigError(f"there is no scheduling policy {name!r}; choose one of: {', '.join(POLICIES)}")
-    return POLICIES[name]

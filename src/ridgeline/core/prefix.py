@@ -1,7 +1,7 @@
 """The prefix cache: which full blocks are computed, by key, and who is computing the others.
 
-A key is SHA-256 over the parent's key and the block's token ids; the parent of a first block is the digest of KV fingerprint, tenant domain and
-further identity. Ids and identity are stored and compared on a hit, so a collision cannot serve wrong content. Owns no page: `core.kv` does.
+A key is SHA-256 over the parent's key and the block's token ids; the parent of a first block is the digest of KV fingerprint, tenant domain
+and further identity. Ids and identity are stored and compared on a hit, so a collision cannot serve wrong content. Owns no page.
 """
 
 from hashlib import sha256
@@ -38,8 +38,12 @@ class PrefixIndex:
         """Published page → its block."""
         self.computing: dict[bytes, Sequence] = {}
         self._groups = len(shape.groups)
-        self._windows = [(g, group.window) for g, group in enumerate(shape.groups) if group.window]
+        self.windows = [(g, group.window) for g, group in enumerate(shape.groups) if group.window]
         self._pack = Struct(f"<{shape.block_tokens}I").pack
+
+    def shares(self, sequence: Sequence) -> bool:
+        """Whether anybody else could ever use the sequence's blocks."""
+        return self.shared or sequence.request.choices > 1
 
     def identity(self, sequence: Sequence) -> bytes:
         """Who may share the sequence's blocks, and what besides ids their content depends on."""
@@ -76,8 +80,10 @@ class PrefixIndex:
 
         A full group needs every block from `first` on, a window group those that the next position can see.
         """
+        if not self.shares(sequence):
+            return first
         self.keys(sequence, blocks)
-        size, windows = self.shape.block_tokens, self._windows
+        size, windows = self.shape.block_tokens, self.windows
         runs = [first] * self._groups  # per group: from here on every block is there
         hit = first
         for block in range(first, blocks):
@@ -117,7 +123,7 @@ class PrefixIndex:
                 found.pages[g] = page
                 self.holding[page] = found
                 taken.append((g, page))
-        if not any(found.pages):
+        if not taken and not any(found.pages):
             del self.blocks[key]
         return taken
 
@@ -130,8 +136,9 @@ class PrefixIndex:
 
     def announce(self, sequence: Sequence, first: int, blocks: int) -> None:
         """The sequence will compute its blocks `first` … `blocks` − 1, unless another is at it."""
-        for key in self.keys(sequence, blocks)[first:blocks]:
-            self.computing.setdefault(key, sequence)
+        if self.shares(sequence):
+            for key in self.keys(sequence, blocks)[first:blocks]:
+                self.computing.setdefault(key, sequence)
 
     def renounce(self, sequence: Sequence) -> None:
         """The sequence will not go on (preempted, ended): nobody waits for it any more."""
@@ -145,7 +152,7 @@ class PrefixIndex:
 
     def blocker(self, sequence: Sequence, block: int) -> Sequence | None:
         """The sequence whose work on this block is worth waiting for: it is in flight, or its owner runs earlier by policy."""
-        owner = self.computing.get(sequence.keys[block])
+        owner = self.computing.get(sequence.keys[block]) if self.shares(sequence) else None
         if owner is None or owner is sequence:
             return None
         in_flight = owner.scheduled >= (block + 1) * self.shape.block_tokens

@@ -5,15 +5,18 @@ from ridgeline.core.sequence import Sequence
 
 
 def quiet_steps(scheduler: Scheduler) -> int:
-    """Steps that can pass, at least, in which every running sequence computes one token and nothing else happens: none starts, none ends by
-    length, no page is evicted, none is preempted. A stop id sampled meanwhile ends the quiet; who simulates knows its own lengths.
+    """Further calls of `schedule` that plan one token for every running sequence and decide nothing, provided that no command comes.
 
-    0 while anything is queued that could start, while a sequence catches up, or while more run than a step's budget holds.
+    None starts, none ends by length, no page is evicted, none is preempted. Stop ids, NaN and the front end's closes cannot be foreseen: one
+    of them ends the quiet, and who simulates knows when its own sequences stop. 0 while anything queued could start, while a sequence
+    catches up or is pinned, while more run than a step's budget holds. Pages that windows will give back are not counted on.
     """
-    running, limits = scheduler.life.running, scheduler.limits
-    if not running or len(running) > limits.token_budget:
+    running, waiting, limits = scheduler.life.running, scheduler.life.waiting, scheduler.limits
+    if not running or len(running) > limits.token_budget or scheduler.life.pinned:
         return 0
-    if scheduler.life.waiting and len(running) < limits.rows:  # a row is free, or comes free when its last step commits
+    if waiting and len(running) < limits.rows:  # a row is free, or comes free when its last step commits
+        return 0
+    if waiting and scheduler.room.victim(waiting[0]) is not None:
         return 0
     if any(s.reach - s.scheduled != 1 or s.needs_commit for s in running):
         return 0

@@ -1,8 +1,8 @@
 """Making room: rows and pages for one sequence, by waiting for what is coming, by a smaller chunk, or by pushing another out.
 
-The first in the policy's order is never pushed out, and neither is a pinned sequence: one that was pushed out `max_preemptions` times starts again
-only when pages up to its very end are there, and what it has not taken of them yet is its claim, which nobody else may use. So whoever
-comes first can always go on, and whoever is pinned too. Never takes a page itself.
+The first in the policy's order is never pushed out, and neither is a pinned sequence: one that was pushed out `max_preemptions` times
+starts again only when pages up to its very end are there, and what it has not taken of them yet is its claim, which nobody else may use. So
+whoever comes first can always go on, and whoever is pinned too. Never takes a page itself.
 """
 
 from ridgeline.core.draft import Draft
@@ -34,8 +34,8 @@ class Room:
         return bool(life.rows)
 
     def for_start(self, sequence: Sequence, draft: Draft) -> bool:
-        """A waiting sequence has the pages to start with. If others give way as it grows, a block is enough; else all that it knows must find
-        place, for with less it would soon be pushed out again. A pinned one needs what it takes to its very end.
+        """A waiting sequence has the pages to start with. If others give way as it grows, a block is enough; else all that it knows must
+        find place, for with less it would soon be pushed out again. A pinned one needs what it takes to its very end.
         """
         shape, holders, pinned = self.cache.shape, self.cache.pages.holders, self.life.is_pinned(sequence)
         if not pinned and self.victim(sequence) is not None:
@@ -52,11 +52,13 @@ class Room:
         if sequence.scheduled + count <= sequence.capacity:
             return count
         self.cache.release_behind(sequence)
-        groups = len(self.cache.shape.groups)
-        if sequence.scheduled == sequence.capacity and not self._at_least(groups, sequence, draft):
-            return 0
-        blocks = max(0, self.spare(sequence)) // groups
-        return min(count, sequence.capacity + blocks * self.cache.shape.block_tokens - sequence.scheduled)
+        size, groups = self.cache.shape.block_tokens, len(self.cache.shape.groups)
+        spare = self.spare(sequence)
+        if spare < groups and sequence.scheduled == sequence.capacity:
+            if not self._at_least(groups, sequence, draft):
+                return 0
+            spare = self.spare(sequence)
+        return min(count, sequence.capacity + max(0, spare) // groups * size - sequence.scheduled)
 
     def _at_least(self, pages: int, sequence: Sequence, draft: Draft) -> bool:
         """So many pages can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
@@ -72,8 +74,10 @@ class Room:
 
     def spare(self, sequence: Sequence) -> int:
         """Pages that the sequence may take: all without a holder, but for the claims of others."""
-        claims = sum(self._claim(other) for other in self.life.pinned if other is not sequence)
-        return self.cache.pages.available - claims
+        available = self.cache.pages.available
+        if self.life.pinned:
+            available -= sum(self._claim(other) for other in self.life.pinned if other is not sequence)
+        return available
 
     def _claim(self, pinned: Sequence) -> int:
         """What a pinned sequence may still need. Its windows count in full, for it may have to leave pages in them to others."""
@@ -81,7 +85,7 @@ class Room:
         return pages_needed(self.cache.shape, pinned.limit - 1) - blocks * self._full_groups
 
     def victim(self, requester: Sequence) -> Sequence | None:
-        """The youngest of the lowest class behind the requester; only a lower class for one that waits, never the first of all, never a pinned one."""
+        """The youngest of the lowest class behind the requester; for one that waits, of a lower class. Never the first of all nor a pinned one."""
         running = self.life.running
         waits = requester.state is State.WAITING
         for candidate in reversed(running[1:]):

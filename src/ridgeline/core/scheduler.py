@@ -34,7 +34,7 @@ OWN_REASONS = (Wait.PREFIX, Wait.DRAIN)
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step between `schedule` and `commit`: the sequences of its rows, in the plan's order, their numbers."""
+    """A step between `schedule` and `commit`: the sequences of its rows, in the plan's order, and their numbers."""
 
     plan: Plan
     sequences: list[Sequence]
@@ -53,6 +53,7 @@ class Scheduler:
         self.cache = Cache(kv, limits.prefix_caching, self._emit)
         self.life = Lifecycle(limits, policy, self.cache, self._emit)
         self.room = Room(policy, self.cache, self.life)
+        self._block_tokens = kv.block_tokens
         self._step = 0
         self._last: Flight | None = None
         self._refused: tuple[Sequence | None, int] = None, 0
@@ -162,27 +163,25 @@ class Scheduler:
             return
         if sequence.state is not State.RUNNING or sequence.reach >= sequence.limit or (sequence.needs_commit and sequence.in_flight):
             return
-        if self._stands_at_shared_block(sequence):
+        if len(sequence.known) - sequence.scheduled > self._block_tokens and self._stands_at_blocks_edge(sequence):
             blocker = self._catch_up(sequence)
             if blocker is not None:
                 self.life.wait(sequence, Wait.PREFIX, blocker)
                 return
-        self.life.clear(sequence, Wait.PREFIX)
+        if sequence.waiting_for:
+            self.life.clear(sequence, Wait.PREFIX)
         count = self.room.for_tokens(sequence, min(draft.left, sequence.reach - sequence.scheduled), draft)
         if count:
             self.cache.grow(sequence, sequence.scheduled + count)
             draft.add(sequence, count)
 
-    def _stands_at_shared_block(self, sequence: Sequence) -> bool:
-        """At the end of its pages with nothing in flight, and a full block of known ids ahead."""
-        size = self.cache.shape.block_tokens
-        if sequence.in_flight or sequence.scheduled != sequence.capacity or self.life.pinned:
-            return False  # while some are pinned, others take no pages but through `room`
-        return len(sequence.known) - sequence.scheduled > size
+    def _stands_at_blocks_edge(self, sequence: Sequence) -> bool:
+        """Nothing in flight and its pages full: a prefix can go on here. While some are pinned, pages are taken through `room` only."""
+        return not sequence.in_flight and sequence.scheduled == sequence.capacity and not self.life.pinned
 
     def _catch_up(self, sequence: Sequence) -> Sequence | None:
-        """A running sequence takes what others have published meanwhile; returns who is computing its next block, if that is worth waiting for."""
-        size, before = self.cache.shape.block_tokens, sequence.capacity
+        """A running sequence takes what others have published; returns who is computing its next block, if that is worth waiting for."""
+        size, before = self._block_tokens, sequence.capacity
         blocks = self.cache.longest_hit(sequence)
         if blocks * size > before:
             self.cache.adopt(sequence, blocks)
@@ -193,7 +192,7 @@ class Scheduler:
 
     def _blocker(self, sequence: Sequence, block: int) -> Sequence | None:
         """Who is computing the sequence's block, if one is, it is full and a token is left behind it."""
-        if (block + 1) * self.cache.shape.block_tokens >= len(sequence.known):
+        if (block + 1) * self._block_tokens >= len(sequence.known):
             return None
         return self.cache.index.blocker(sequence, block)
 
@@ -220,7 +219,7 @@ class Scheduler:
         self.life.clear(sequence, Wait.PREFIX)
         self._report_hit(sequence, hit)
         self.life.start(sequence, now)
-        self.cache.index.announce(sequence, hit, (len(sequence.known) - 1) // self.cache.shape.block_tokens)
+        self.cache.index.announce(sequence, hit, (len(sequence.known) - 1) // self._block_tokens)
         self.cache.grow(sequence, sequence.scheduled + count)
         draft.add(sequence, count, fresh=True)
 
@@ -230,12 +229,12 @@ class Scheduler:
         return refused is sequence and self.cache.pages.available <= available and self.room.victim(sequence) is None
 
     def _report_hit(self, sequence: Sequence, hit: int) -> None:
-        tokens, name = hit * self.cache.shape.block_tokens, sequence.request.request_id
+        tokens, name = hit * self._block_tokens, sequence.request.request_id
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = tokens
         if tokens:
             self._emit(PrefixHit(name, sequence.choice, tokens))
-        if hit < (len(sequence.known) - 1) // self.cache.shape.block_tokens:
+        if self.cache.index.shares(sequence) and hit < (len(sequence.known) - 1) // self._block_tokens:
             self._emit(PrefixMiss(name, sequence.choice, hit))
 
     def commit(self, plan: Plan, result: Result, now: float) -> list[Output]:
