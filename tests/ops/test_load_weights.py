@@ -13,7 +13,7 @@ from ridgeline.facts.model import ModelFacts
 
 def facts_of(path: Path) -> ModelFacts:
     header = read_header(path)
-    numbers = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "window"), 1)
+    numbers = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tokens", "context", "window"), 1)
     return ModelFacts(
         architecture="any",
         name="any",

@@ -10,7 +10,7 @@ from ridgeline.core.plan import KVShape, Plan, Result
 class ExecutorInfo:
     """What thinking must know of the computing side before the first plan.
 
-    vocab          width of the logits: every id anywhere is below it
+    vocab          ids that may be sampled or sent: every id anywhere is below it; padded rows of the logits are beyond
     max_model_len  positions that fit the model and the KV cache, whichever is less
     rows           sequences that can be resident at once
     """

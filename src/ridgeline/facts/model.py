@@ -23,6 +23,7 @@ class ModelFacts:
     """Numbers that define the network. `layer_kinds[i]` is "full" or "window"; `rope_base` is keyed by kind.
 
     vocab      rows of the embedding = width of the logits
+    tokens     ids that the tokenizer names; rows beyond them are padding and are never sampled
     context    positions the model was trained for
     tied       the output head is the embedding
     fingerprint  SHA-256 identifying header and weights; part of every prefix key
@@ -37,6 +38,7 @@ class ModelFacts:
     head_dim: int
     ffn: int
     vocab: int
+    tokens: int
     context: int
     eps: float
     layer_kinds: tuple[str, ...]

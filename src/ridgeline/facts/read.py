@@ -46,6 +46,7 @@ def model_facts(header: Header) -> ModelFacts:
         head_dim=head_dim,
         ffn=header.integer(f"{name}.feed_forward_length", 1, MAX_WIDTH),
         vocab=_vocab(header, hidden),
+        tokens=len(header.strings("tokenizer.ggml.tokens")),
         context=header.integer(f"{name}.context_length", 1, MAX_CONTEXT),
         eps=header.number(f"{name}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
         layer_kinds=_layer_kinds(layers, architecture),

@@ -83,7 +83,7 @@ class StepExecutor:
         ready = perf_counter()
         values = self._runner.run(inputs, self._kv, taps=("hidden",))
         finite = _finite(values["hidden"], inputs.cu_q)
-        sampled, logprobs = self._choose(plan, params, inputs, values["logits"])
+        sampled, logprobs = self._choose(plan, params, inputs, values["logits"][:, : self._info.vocab])
         timings = Timings(queue=began - submitted, copy=ready - began, run=perf_counter() - ready)
         return Result(plan.step, sampled, finite, logprobs, timings)
 

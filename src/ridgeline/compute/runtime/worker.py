@@ -55,7 +55,7 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     assert resolved.config.max_model_len is not None and resolved.config.kv_cache_memory_bytes is not None
     info = ExecutorInfo(
         kv=shape,
-        vocab=facts.vocab,
+        vocab=facts.tokens,
         max_model_len=resolved.config.max_model_len,
         rows=config.max_num_seqs,
         runner="numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})",
