@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
+from tiny import Tiny, write_tiny
 
 from ridgeline.compute.exact.cache import KVCache, allocate_kv
 from ridgeline.compute.runtime import worker
@@ -21,59 +21,24 @@ from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.compose import start_engine
 from ridgeline.facts.machine import MachineFacts, machine_facts
 
-VOCAB, HIDDEN, HEADS, HEAD_DIM, FFN, LAYERS, WINDOW = 160, 64, 4, 16, 96, 6, 4
+SIZE = Tiny()
 
 Answer = tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six layers, the last one full, the others with a window of 4; matrices as Q8_0, F16 and F32."""
-    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
-    writer = gguf.GGUFWriter(path, "gemma3")
-    writer.add_context_length(512)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FFN)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(2)
-    writer.add_key_length(HEAD_DIM)
-    writer.add_value_length(HEAD_DIM)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(1e6)
-    writer.add_sliding_window(WINDOW)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([f"t{i}" for i in range(VOCAB)])
-    queries, keys = HEADS * HEAD_DIM, 2 * HEAD_DIM
-    shapes = {"token_embd": (VOCAB, HIDDEN), "output_norm": (HIDDEN,)}
-    for i in range(LAYERS):
-        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
-            shapes[f"blk.{i}.{name}"] = (HIDDEN,)
-        shapes |= {f"blk.{i}.attn_q": (queries, HIDDEN), f"blk.{i}.attn_k": (keys, HIDDEN), f"blk.{i}.attn_v": (keys, HIDDEN)}
-        shapes |= {f"blk.{i}.attn_q_norm": (HEAD_DIM,), f"blk.{i}.attn_k_norm": (HEAD_DIM,)}
-        shapes |= {f"blk.{i}.attn_output": (HIDDEN, queries), f"blk.{i}.ffn_gate": (FFN, HIDDEN)}
-        shapes |= {f"blk.{i}.ffn_up": (FFN, HIDDEN), f"blk.{i}.ffn_down": (HIDDEN, FFN)}
-    rng = np.random.default_rng(11)
-    for number, (name, shape) in enumerate(shapes.items()):
-        values = rng.standard_normal(shape).astype(np.float32) * (0.2 if len(shape) == 2 else 0.3) + (len(shape) == 1)
-        kind = gguf.GGMLQuantizationType.F32
-        if len(shape) == 2:
-            kind = (kind, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0)[number % 3]
-        writer.add_tensor(f"{name}.weight", gguf.quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    """Matrices as Q8_0, so that fp32 and codes differ in memory."""
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", SIZE, kind="Q8_0")
 
 
 def request(number: int, **fields: object) -> Admitted:
     """Prompts of 1 … 45 ids, some sharing 32; sampled with a temperature, so that every bit of the logits counts."""
     rng = np.random.default_rng(number)
-    shared = np.random.default_rng(99).integers(1, VOCAB, 32)
-    own = rng.integers(1, VOCAB, int(rng.integers(1, 14)))
+    shared = np.random.default_rng(99).integers(4, SIZE.vocab, 32)
+    own = rng.integers(4, SIZE.vocab, int(rng.integers(1, 14)))
     prompt = np.concatenate([shared, own]) if number % 2 else own
-    made = Admitted(f"r{number}", tuple(prompt.tolist()), max_tokens=12, seed=number, temperature=0.9, logprobs=3)
+    made = Admitted(f"r{number}", tuple(prompt.tolist()), max_tokens=12, seed=number, temperature=4.0, logprobs=3)
     return replace(made, **fields)  # type: ignore[arg-type]
 
 
@@ -139,9 +104,9 @@ def test_company_and_depth(tiny: Path, alone: dict[tuple[str, int], Answer], dep
 def test_forced_preemption(tiny: Path, depth: int) -> None:
     """Short prompts are admitted together and outgrow the pool."""
     long = [replace(each, max_tokens=40) for each in REQUESTS[::2]]
-    page = 2 * 1 * 4 * 2 * HEAD_DIM * 4
+    page = 2 * 4 * SIZE.kv_heads * SIZE.head_dim * 4
     undisturbed = serve(tiny, [[each] for each in long])
-    run = serve(tiny, [long], depth=depth, block_size=4, kv_cache_memory_bytes=46 * page, max_model_len=60, max_num_batched_tokens=12)
+    run = serve(tiny, [long], depth=depth, block_size=4, kv_cache_memory_bytes=54 * page, max_model_len=60, max_num_batched_tokens=12)
     assert undisturbed.preempted == 0
     assert run.preempted > 0
     assert run.answers == undisturbed.answers
@@ -198,9 +163,9 @@ def test_info_and_start_up_messages(tiny: Path) -> None:
     seen: list[str] = []
     executor = worker.build(EngineConfig(str(tiny), max_num_seqs=3), lambda stage, fraction: seen.append(stage))
     info = executor.info
-    assert (info.vocab, info.rows, info.max_model_len, info.runner) == (VOCAB, 3, 512, "numpy")
-    assert [group.window for group in info.kv.groups] == [0, 4, 4, 4, 4, 4]
-    page_bytes = 2 * 16 * 2 * HEAD_DIM * 4
+    assert (info.vocab, info.rows, info.max_model_len, info.runner) == (SIZE.vocab, 3, SIZE.context, "numpy")
+    assert [group.window for group in info.kv.groups] == [0, *[SIZE.window] * 6]
+    page_bytes = 2 * 16 * SIZE.kv_heads * SIZE.head_dim * 4
     assert info.kv_bytes // page_bytes == info.kv.pages
     assert {decision.name for decision in executor.decisions} == {"max_model_len", "kv_cache_memory_bytes"}
     assert list(dict.fromkeys(seen)) == ["dequantising weights", "warming up"]
