@@ -1,0 +1,139 @@
+"""Lowering keeps values and names; `diff` names the first op that differs."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ridgeline.compute import numpy_runner
+from ridgeline.compute.diff import diff
+from ridgeline.compute.exact.cache import allocate_kv
+from ridgeline.compute.graph import OpList
+from ridgeline.compute.lower import fuse_add_rms_norm, last_uses, lower
+from ridgeline.compute.models.registry import record
+from ridgeline.compute.numpy_runner import NumpyRunner
+from ridgeline.errors import ModelFormatError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from tiny import Driver, open_tiny
+
+IDS = np.random.default_rng(1).integers(0, 300, 21).tolist()
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    return Driver(*open_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
+
+
+def runner_of(driver: Driver, oplist: OpList) -> NumpyRunner:
+    return NumpyRunner(oplist, driver.weights, driver.shape)
+
+
+def both(driver: Driver, a: NumpyRunner, b: NumpyRunner, **options: float):
+    driver.computed.clear()
+    inputs = driver.inputs([(0, IDS[:15]), (1, IDS[15:])])
+    caches = [allocate_kv(driver.shape, driver.facts.kv_heads, driver.facts.head_dim) for _ in "ab"]
+    return diff(a, b, inputs, *caches, **options)
+
+
+def test_the_numpy_runner_runs_the_semantic_list(driver: Driver) -> None:
+    oplist = record(driver.facts)["step"]
+    assert lower(oplist, "numpy") == oplist
+
+
+def test_fusion_keeps_every_bit(driver: Driver) -> None:
+    semantic = record(driver.facts)["step"]
+    kept = semantic.ops
+    fused = fuse_add_rms_norm(semantic)
+    count = sum(op.name == "add_rms_norm" for op in fused.ops)
+    assert count == 2 * driver.facts.layers
+    assert len(fused.ops) == len(semantic.ops) - count
+    assert not {"add", "add_rms_norm"} <= {op.name for op in fused.ops}
+    assert (fused.outputs, fused.taps, fused.values) == (semantic.outputs, semantic.taps, semantic.values)
+    assert semantic.ops == kept and fuse_add_rms_norm(fused) == fused
+    assert both(driver, runner_of(driver, fused), runner_of(driver, semantic)) is None
+
+
+def test_fusion_leaves_a_norm_of_heads_alone(driver: Driver) -> None:
+    semantic = record(driver.facts)["step"]
+    add = next(number for number, op in enumerate(semantic.ops) if op.name == "add")
+    narrow = next(op.weights for op in semantic.ops if op.outputs == ("blk.0.attn_q_norm",))
+    ops = list(semantic.ops)
+    ops[add + 1] = dataclasses.replace(ops[add + 1], weights=narrow)
+    assert fuse_add_rms_norm(semantic.with_ops(tuple(ops))).ops[add].name == "add"
+
+
+def test_values_are_dropped_after_their_last_use(driver: Driver) -> None:
+    oplist = record(driver.facts)["step"]
+    dropped = last_uses(oplist)
+    made = [name for op in oplist.ops for name in op.outputs]
+    results = {*oplist.outputs.values(), *oplist.taps.values()}
+    assert sorted(name for names in dropped for name in names) == sorted({*made, "ids", "positions"} - results)
+    for number, names in enumerate(dropped):
+        assert not {name for op in oplist.ops[number + 1 :] for name in op.inputs} & set(names)
+
+
+def replaced(oplist: OpList, number: int, **attributes: float) -> OpList:
+    op = oplist.ops[number]
+    wrong = dataclasses.replace(op, attributes={**op.attributes, **attributes})
+    return oplist.with_ops((*oplist.ops[:number], wrong, *oplist.ops[number + 1 :]))
+
+
+@pytest.mark.parametrize(("kind", "change"), [("rope", {"base": 20_000.0}), ("attention", {"window": 3}), ("rms_norm", {"eps": 1e-2})])
+def test_diff_names_the_first_wrong_op(driver: Driver, kind: str, change: dict[str, float]) -> None:
+    right = record(driver.facts)["step"]
+    numbers = [number for number, op in enumerate(right.ops) if op.name == kind]
+    for number in (numbers[0], numbers[len(numbers) // 2]):
+        found = both(driver, runner_of(driver, replaced(right, number, **change)), runner_of(driver, right))
+        assert found is not None and found.number == number and found.op.name == kind and found.error > 0
+
+
+def test_diff_sees_a_wrong_cache(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = runner_of(driver, record(driver.facts)["step"])
+
+    def swapped(k, v, keys, values, slots):
+        keys[slots], values[slots] = v.reshape(-1, *keys.shape[1:]), k.reshape(-1, *keys.shape[1:])
+
+    original = numpy_runner.providers
+    monkeypatch.setattr(numpy_runner, "providers", lambda team: {**original(team), "kv_write": swapped})
+    wrong = runner_of(driver, right.oplist)
+    found = both(driver, wrong, right)
+    assert found is not None and found.op.name == "kv_write" and found.value == "keys.0" and str(found.op) == "kv_write → layer 0"
+
+
+def test_diff_against_a_lowered_list(driver: Driver) -> None:
+    """The names that both lists have are enough to find the op."""
+    right = record(driver.facts)["step"]
+    number = next(n for n, op in enumerate(right.ops) if op.name == "glu")
+    wrong = replaced(right, next(n for n, op in enumerate(right.ops) if op.name == "rope"), base=123.0)
+    found = both(driver, runner_of(driver, wrong), runner_of(driver, fuse_add_rms_norm(right)))
+    assert found is not None and found.op.name == "rope" and found.number < number
+
+
+def test_diff_has_a_tolerance(driver: Driver) -> None:
+    right = record(driver.facts)["step"]
+    norm = next(n for n, op in enumerate(right.ops) if op.name == "rms_norm")
+    wrong = runner_of(driver, replaced(right, norm, eps=2e-6))
+    assert both(driver, wrong, runner_of(driver, right)) is not None
+    assert both(driver, wrong, runner_of(driver, right), tolerance=1e-2) is None
+
+
+def test_running_to_an_op(driver: Driver) -> None:
+    runner = runner_of(driver, record(driver.facts)["step"])
+    driver.computed.clear()
+    inputs = driver.inputs([(0, IDS)])
+    whole = runner.values(inputs, driver.kv)
+    for last in (0, 5, 30):
+        part = runner.values(inputs, driver.kv, until=last)
+        assert list(part) == list(whole)[: len(part)]
+        assert set(runner.oplist.ops[last].outputs) <= set(part)
+        assert all(np.array_equal(part[name], whole[name]) for name in part)
+    assert list(runner.values(inputs, driver.kv, until=0)) == ["token_embd"]
+
+
+def test_an_unknown_architecture_is_refused_by_name(driver: Driver) -> None:
+    for name in ("qwen9", "registry", "../escape", "os.path"):
+        with pytest.raises(ModelFormatError, match="no implementation"):
+            record(dataclasses.replace(driver.facts, architecture=name))

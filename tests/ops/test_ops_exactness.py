@@ -1,0 +1,99 @@
+"""The self-test of the arithmetic passes here, fails where it should, and threads change nothing."""
+
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ridgeline.compute.exact import product, self_test, threads
+from ridgeline.compute.exact.self_test import check_exactness
+from ridgeline.compute.exact.threads import Team, one_blas_thread
+from ridgeline.compute.ops.definition import floats
+from ridgeline.compute.quant.weight import DenseWeight
+
+SHAPES = [(2048, 640), (640, 2048), (256, 640), (1300, 64), (7, 33)]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_this_machine_is_exact(count: int) -> None:
+    found = check_exactness(SHAPES, Team(count))
+    assert found.exact, found.failures
+
+
+def test_it_finds_products_that_depend_on_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_position(weight, tokens, out=None):
+        return np.matmul(weight, tokens.swapaxes(-1, -2)) * np.linspace(1, 2, tokens.shape[-2], dtype=np.float32)
+
+    monkeypatch.setattr(self_test, "multiply", by_position)
+    found = check_exactness([(300, 64)], Team())
+    assert not found.exact and "a product with 300 x 64 weights" in found.failures
+
+
+def test_it_finds_products_that_depend_on_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mixing(weight, tokens, out=None):
+        return np.matmul(weight, tokens.swapaxes(-1, -2)) + 0 * tokens.sum()
+
+    monkeypatch.setattr(self_test, "multiply", mixing)
+    assert not check_exactness([(300, 64)], Team()).exact
+
+
+def test_it_says_when_threads_cannot_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_openblas", tuple)
+    assert check_exactness([], Team()).failures == ("the number of BLAS threads cannot be held to one",)
+
+
+def test_the_number_of_blas_threads_is_restored() -> None:
+    ((get, hold), *_) = threads._openblas()
+    before = get()
+    try:
+        hold(2)
+        with one_blas_thread() as held:
+            assert held and get() == 1
+        assert get() == 2
+    finally:
+        hold(before)
+
+
+PROGRAM = """
+import hashlib, sys
+from ridgeline.compute.exact import product
+from ridgeline.compute.exact.threads import Team, one_blas_thread
+from ridgeline.compute.ops.definition import floats
+from ridgeline.compute.quant.weight import DenseWeight
+with one_blas_thread():
+    out = product.linear(Team(int(sys.argv[1])), floats(1, 40, 640), DenseWeight(floats(2, 3000, 640)))
+print(hashlib.sha256(out.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_no_number_of_threads_changes_a_bit(count: str) -> None:
+    """Neither ours nor those that the environment gives to BLAS."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, count],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"OPENBLAS_NUM_THREADS": count, "PYTHONPATH": ":".join(sys.path)},
+    )
+    with one_blas_thread():
+        here = product.linear(Team(), floats(1, 40, 640), DenseWeight(floats(2, 3000, 640)))
+    assert done.stdout.strip() == hashlib.sha256(here.tobytes()).hexdigest()
+
+
+def test_work_is_shared_and_errors_come_back() -> None:
+    team, seen = Team(3), []
+    team.each(seen.append, range(10))
+    assert sorted(seen) == list(range(10))
+
+    def fail(item: int) -> None:
+        if item == 4:
+            raise ValueError("four")
+
+    with pytest.raises(ValueError, match="four"):
+        team.each(fail, range(10))
+    team.close()
+    team.close()
