@@ -1,4 +1,4 @@
-"""The fold of `observe.metrics` in Prometheus' formats. The only place that knows prometheus_client.
+"""The fold of `observe.metrics` in Prometheus' text format. The only place that knows prometheus_client.
 
 Figures that mean what vLLM's mean carry vLLM's names (`vllm:…`), so that existing dashboards, alerts and autoscalers work unchanged;
 figures that vLLM does not have are `ridgeline_…`. No figure has two names: a second one would double the exposition and the storage.
@@ -6,23 +6,24 @@ figures that vLLM does not have are `ridgeline_…`. No figure has two names: a 
 
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import Final
 
 from prometheus_client.core import CollectorRegistry, CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from ridgeline.observe.metrics import Histogram, Metrics
 
 
-def exposition(metrics: Metrics, model_name: str, pages: int, accept: str) -> tuple[bytes, str]:
-    """All figures as bytes, and their content type: OpenMetrics or the text format, whichever `accept` prefers.
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""The text format, which every scraper reads. In OpenMetrics the library may turn the colon of `vllm:` into an underscore."""
 
-    `pages` is the size of the KV cache.
-    """
+
+def exposition(metrics: Metrics, model_name: str, pages: int) -> bytes:
+    """All figures in the text format. `pages` is the size of the KV cache."""
     registry = CollectorRegistry()
     registry.register(_Fold(metrics, model_name, pages))
-    encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    return generate_latest(registry)
 
 
 class _Fold(Collector):

@@ -5,7 +5,7 @@ Owns the meaning of the body's fields. Bounds are `engine.admit`'s; what the eng
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import fields
 from typing import Any, Final
@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.core.params import SamplingParams
 from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
-from ridgeline.server.generate import Ended, generate
+from ridgeline.server.generate import Ended, Generation
 from ridgeline.server.render import Header, Tally, end_choice, text_choice, whole_choice
 from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import EventStream, json_response, read_body, unless_disconnected
@@ -45,11 +45,16 @@ def routes(service: Service) -> list[BaseRoute]:
         params = sampling_params(asked)
         prompts = await tokenise(asked, model.tokenizer)
         admitted = service.admit(prompts, params, priority=asked.priority or 0, salt=asked.cache_salt or "")
-        answer = _Answer(service, admitted, params, Header(f"cmpl-{admitted[0].request_id}", int(time.time()), model.name))
-        if not asked.stream:
+        header = Header(f"cmpl-{admitted[0].request_id}", int(time.time()), model.name)
+        generation = Generation(service.engine, model.tokenizer, admitted, params)
+        answer = _Answer(generation, model.tokenizer, params, header)
+        if asked.stream:
+            with_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
+            return EventStream(answer.events(with_usage), generation.abort)
+        try:
             return json_response(await unless_disconnected(request.receive, answer.whole()))
-        with_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-        return EventStream(answer.events(with_usage))
+        finally:
+            generation.abort()
 
     async def chat(request: Request) -> Response:
         raise ApiError(
@@ -64,9 +69,9 @@ def routes(service: Service) -> list[BaseRoute]:
 class _Answer:
     """The answer to one HTTP request: several prompts, several choices each."""
 
-    def __init__(self, service: Service, requests: Sequence[Admitted], params: SamplingParams, header: Header) -> None:
-        self._tokenizer = service.model.tokenizer
-        self._pieces = generate(service.engine, self._tokenizer, requests, params)
+    def __init__(self, generation: Generation, tokenizer: Tokenizer, params: SamplingParams, header: Header) -> None:
+        self._generation = generation
+        self._tokenizer = tokenizer
         self._with_logprobs = params.logprobs is not None
         self._tally = Tally(params.n)
         self._header = header
@@ -75,8 +80,8 @@ class _Answer:
         """All choices at once, in order."""
         releases: dict[int, list[Release]] = {}
         choices: dict[int, wire.Choice] = {}
-        async with aclosing(self._pieces):
-            async for piece in self._pieces:
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for piece in pieces:
                 if isinstance(piece, Ended):
                     self._tally.add(piece)
                     choices[piece.index] = whole_choice(piece, releases.pop(piece.index, ()), self._tokenizer, self._with_logprobs)
@@ -86,8 +91,8 @@ class _Answer:
 
     async def events(self, with_usage: bool) -> AsyncGenerator[bytes, None]:
         """One event a release, one at each choice's end, and with `with_usage` one without choices at the end of all."""
-        async with aclosing(self._pieces):
-            async for piece in self._pieces:
+        async with aclosing(self._generation.pieces()) as pieces:
+            async for piece in pieces:
                 if isinstance(piece, Ended):
                     self._tally.add(piece)
                     choice = end_choice(piece)

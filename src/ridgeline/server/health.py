@@ -5,7 +5,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline import __version__
-from ridgeline.observe.prometheus import exposition
+from ridgeline.observe.prometheus import CONTENT_TYPE, exposition
 from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
 from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response
@@ -27,9 +27,9 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response({"version": __version__})
 
     async def metrics(request: Request) -> Response:
-        model, accept = service.model, request.headers.get("accept", "")
-        body, content_type = exposition(service.current_metrics(), model.name, model.limits.kv.pages, accept)
-        return Response(body, headers={"Content-Type": content_type})
+        model = service.model
+        body = exposition(service.current_metrics(), model.name, model.limits.kv.pages)
+        return Response(body, headers={"Content-Type": CONTENT_TYPE})
 
     return [
         Route("/livez", livez, methods=["GET"]),

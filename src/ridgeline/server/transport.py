@@ -5,7 +5,7 @@ that wraps requests hides them.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
@@ -83,19 +83,24 @@ async def _disconnect(receive: Receive) -> None:
 class EventStream(Response):
     """Server-sent events: one `data:` line an event, then `[DONE]`. An error becomes an event of its own before `[DONE]`.
 
-    `events` gives the payloads, JSON without newlines; it is closed when the client goes or does not read.
+    `events` gives the payloads, JSON without newlines; `close` is called at the end, also when the
+    client goes or does not read.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events):
-            await unless_disconnected(receive, self._write(send))
+        try:
+            async with aclosing(self._events):
+                await unless_disconnected(receive, self._write(send))
+        finally:
+            self._close()
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -1,0 +1,180 @@
+"""Real processes for end-to-end tests: a server on a free port, and a browser that is driven over its debugging port."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'ridgeline'; from ridgeline.cli.main import main; main()"]
+
+
+class ServerProcess:
+    """`ridgeline serve` as a child. Attributes: `url`, `process`, `ready_seconds`, and the log file `log`."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+        self.log = Path(tempfile.mkstemp(suffix=".log")[1])
+        began = time.monotonic()
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen([*COMMAND, "serve", "--port", "0", *arguments], stdout=log, stderr=log, env=environment)
+        self.url = self._wait(began)
+        self.ready_seconds = time.monotonic() - began
+
+    def _wait(self, began: float) -> str:
+        while time.monotonic() - began < 60:
+            lines = [line for line in self.output().splitlines() if " at http://" in line]
+            if lines:
+                return lines[0].split(" at ")[1].split()[0]
+            assert self.process.poll() is None, self.output()
+            time.sleep(0.02)
+        raise AssertionError(f"not ready in time: {self.output()}")
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body."""
+        try:
+            with urlopen(self.url + path, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except URLError as error:
+            return 0, str(error)
+
+    def metric(self, name: str) -> float:
+        """The sum over the samples of this name."""
+        lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+        assert lines, name
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def engine_pid(self) -> int:
+        """The only child of the server."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1, children
+        return int(children[0])
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout=20)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.log.unlink()
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(SOURCE)}
+
+
+@pytest.fixture(scope="session")
+def serving(environment: dict[str, str]) -> Callable[..., Any]:
+    """A context manager: `with serving("fake:{}", "--api-key", "k") as server`."""
+
+    @contextmanager
+    def start(*arguments: str, **more: str) -> Iterator[ServerProcess]:
+        server = ServerProcess(list(arguments), {**environment, **more})
+        try:
+            yield server
+        finally:
+            if server.process.poll() is None:
+                server.stop()
+
+    return start
+
+
+class Browser:
+    """One page of headless Chromium over the DevTools protocol."""
+
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self._number = 0
+        self.problems: list[str] = []
+
+    def call(self, method: str, **params: Any) -> Any:
+        """One command and its result; meanwhile notes what the page complains about."""
+        self._number += 1
+        self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
+        while True:
+            message = json.loads(self._socket.recv(timeout=20))
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                return message["result"]
+            if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.problems.append(json.dumps(message["params"]))
+
+    def open(self, url: str) -> None:
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+        self.call("Page.navigate", url=url)
+        self.wait("document.readyState === 'complete'")
+
+    def value(self, expression: str) -> Any:
+        """What JavaScript says."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def wait(self, expression: str, seconds: float = 15.0) -> None:
+        """Until JavaScript says yes."""
+        end = time.monotonic() + seconds
+        while not self.value(expression):
+            assert time.monotonic() < end, (expression, self.value("document.body.innerText"))
+            time.sleep(0.05)
+
+    def screenshot(self, path: Path) -> None:
+        import base64
+
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    """Skips by name where Chromium is not installed."""
+    binary = shutil.which("chromium") or shutil.which("chromium-browser")
+    if binary is None:
+        pytest.skip("chromium is not installed (apt-get install chromium)")
+    from websockets.sync.client import connect
+
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-port=0 --window-size=1100,900"
+    )
+    with (tmp_path / "chromium.log").open("w") as log:
+        command = [binary, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", "about:blank"]
+        process = subprocess.Popen(command, stderr=log, stdout=log)
+        try:
+            port = _debugging_port(tmp_path / "profile" / "DevToolsActivePort")
+            with urlopen(f"http://127.0.0.1:{port}/json/list", timeout=10) as answer:
+                page = next(each for each in json.load(answer) if each["type"] == "page")
+            with connect(page["webSocketDebuggerUrl"], max_size=1 << 26) as socket:
+                yield Browser(socket)
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+
+
+def _debugging_port(file: Path) -> int:
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if file.exists() and (lines := file.read_text().splitlines()):
+            return int(lines[0])
+        time.sleep(0.05)
+    raise AssertionError("chromium did not open its debugging port")

@@ -1,0 +1,79 @@
+"""The application in this process, over a fake engine in a real child process. One for the whole session."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.server.app import build_app
+from ridgeline.server.service import Service
+
+SOURCE = str(Path(__file__).resolve().parents[2] / "src")
+
+
+class Site:
+    """Synchronous requests to an application whose loop runs in a thread."""
+
+    def __init__(self, engine: EngineConfig, config: ServerConfig) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.service = Service(engine, config)
+        self.app = build_app(self.service)
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=30)
+
+    def wait(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def request(self, method: str, path: str, **more: Any) -> httpx.Response:
+        return self.wait(self.client.request(method, path, **more))
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return self.request("GET", path, **more)
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.request("POST", "/v1/completions", json=body)
+
+    def close(self) -> None:
+        self.wait(self.client.aclose())
+        self.wait(self.service.stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+@pytest.fixture(scope="session")
+def _child_finds_the_source() -> None:
+    """The engine is a child process and has to import the same tree."""
+    os.environ["PYTHONPATH"] = SOURCE
+
+
+@pytest.fixture(scope="session")
+def site(_child_finds_the_source: None) -> Iterator[Site]:
+    site = Site(EngineConfig('fake:{"windows": [0, 32], "vocab": 258}'), ServerConfig())
+    site.wait(site.service.start())
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def new_site(_child_finds_the_source: None) -> Iterator[Any]:
+    """Makes further sites, and closes them."""
+    sites: list[Site] = []
+
+    def make(engine: EngineConfig, config: ServerConfig | None = None, start: bool = True) -> Site:
+        sites.append(Site(engine, config or ServerConfig()))
+        if start:
+            sites[-1].wait(sites[-1].service.start())
+        return sites[-1]
+
+    yield make
+    for each in sites:
+        each.close()

@@ -1,0 +1,195 @@
+"""What a completion says: usage, choices, stops, log-probabilities, seeds; and that a stream says the same as a whole answer."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ridgeline.config.groups import EngineConfig, ServerConfig
+
+
+def events(answer: Any) -> list[dict[str, Any]]:
+    """The events of a stream, after checking its grammar byte by byte."""
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.text.endswith("\n\n")
+    lines = answer.text[:-2].split("\n\n")
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
+    assert lines[-1] == "data: [DONE]" and lines.count("data: [DONE]") == 1
+    return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+def joined(found: list[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], dict[str, Any] | None]:
+    """Choices and usage put together from events, as a client would; checks what must hold of every stream."""
+    choices: dict[int, dict[str, Any]] = {}
+    usage = None
+    for event in found:
+        assert usage is None, "nothing comes after usage"
+        if not event["choices"]:
+            usage = event["usage"]
+            continue
+        assert "usage" not in event
+        (new,) = event["choices"]
+        empty = {"index": new["index"], "text": "", "finish_reason": None, "stop_reason": None, "logprobs": None}
+        choice = choices.setdefault(new["index"], empty)
+        assert choice["finish_reason"] is None, "nothing of a choice comes after its end"
+        choice["text"] += new["text"]
+        choice["finish_reason"], choice["stop_reason"] = new["finish_reason"], new["stop_reason"]
+        if new["logprobs"]:
+            choice["logprobs"] = choice["logprobs"] or {name: [] for name in new["logprobs"]}
+            for name, values in new["logprobs"].items():
+                choice["logprobs"][name] += values
+    return choices, usage
+
+
+CASES: list[dict[str, Any]] = [
+    {"prompt": "hello", "max_tokens": 40},
+    {"prompt": "hello", "max_tokens": 40, "temperature": 0},
+    {"prompt": ["a", "b", "c"], "max_tokens": 9, "n": 3, "logprobs": 2},
+    {"prompt": [[1, 2], [3]], "max_tokens": 5, "n": 8},
+    {"prompt": [1, 2, 3], "max_tokens": 30, "logprobs": 0},
+    {"prompt": "stop here", "max_tokens": 200, "stop": ["e", "0"], "logprobs": 3},
+    {"prompt": "stop here", "max_tokens": 200, "stop": "k", "include_stop_str_in_output": True, "n": 4},
+    {"prompt": "stop here", "max_tokens": 200, "stop": ["zzzz"], "min_tokens": 150},
+    {"prompt": "ids", "max_tokens": 200, "stop_token_ids": [65, 66, 67], "logprobs": 1},
+    {"prompt": "ids", "max_tokens": 20, "stop": ["a", "b", "c", "d"], "stop_token_ids": list(range(65, 91)), "min_tokens": 10},
+    {"prompt": "é🦊", "max_tokens": 3, "ignore_eos": True},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+def test_a_stream_says_the_same_as_a_whole_answer(site: Any, case: dict[str, Any]) -> None:
+    whole = site.complete(**case, seed=11).json()
+    found = events(site.complete(**case, seed=11, stream=True, stream_options={"include_usage": True}))
+    choices, usage = joined(found)
+    assert usage is not None
+    assert {**usage, "prompt_tokens_details": None} == {**whole["usage"], "prompt_tokens_details": None}
+    assert [choices[index] for index in sorted(choices)] == whole["choices"]
+    assert len({event["id"] for event in found}) == 1
+    assert events(site.complete(**case, seed=11, stream=True))[-1]["choices"], "no usage unless asked for"
+
+
+def test_choices_are_requests_with_seed_and_index(site: Any) -> None:
+    prompts = ["first", "second"]
+    together = site.complete(prompt=prompts, n=3, max_tokens=12, seed=5).json()["choices"]
+    assert [choice["index"] for choice in together] == list(range(6))
+    for number, prompt in enumerate(prompts):
+        alone = site.complete(prompt=prompt, n=3, max_tokens=12, seed=5).json()["choices"]
+        assert [choice["text"] for choice in alone] == [choice["text"] for choice in together[3 * number : 3 * number + 3]]
+    assert len({choice["text"] for choice in together}) == 6
+
+
+def test_a_seed_repeats_and_no_seed_does_not(site: Any) -> None:
+    texts = [site.complete(prompt="a", max_tokens=20, seed=3).json()["choices"][0]["text"] for _ in range(2)]
+    assert texts[0] == texts[1]
+    texts = [site.complete(prompt="a", max_tokens=20).json()["choices"][0]["text"] for _ in range(2)]
+    assert texts[0] != texts[1]
+
+
+def test_usage_counts_the_prompt_once_and_every_output(site: Any) -> None:
+    usage = site.complete(prompt=[[1, 2, 3], [4]], n=4, max_tokens=6).json()["usage"]
+    assert usage == {"prompt_tokens": 4, "completion_tokens": 48, "total_tokens": 52, "prompt_tokens_details": {"cached_tokens": 0}}
+
+
+def test_usage_at_a_stop_string_counts_the_ids_that_count(site: Any) -> None:
+    text = site.complete(prompt="x", max_tokens=50, seed=1).json()["choices"][0]["text"]
+    stop = text[20:22]
+    answer = site.complete(prompt="x", max_tokens=50, seed=1, stop=stop).json()
+    assert answer["choices"][0]["text"] == text[: text.index(stop)]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["stop_reason"] == stop
+    assert answer["usage"]["completion_tokens"] == text.index(stop) + 2
+
+
+def test_stop_token_ids(site: Any) -> None:
+    text = site.complete(prompt="x", max_tokens=50, seed=1).json()["choices"][0]["text"]
+    answer = site.complete(prompt="x", max_tokens=50, seed=1, stop_token_ids=[ord(text[9])]).json()
+    choice = answer["choices"][0]
+    at = text.index(text[9])
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text[:at], "stop", ord(text[9]))
+    assert answer["usage"]["completion_tokens"] == at + 1
+
+
+def test_logprobs_are_openais_columns(site: Any) -> None:
+    choice = site.complete(prompt="x", max_tokens=12, seed=2, logprobs=3).json()["choices"][0]
+    found = choice["logprobs"]
+    assert "".join(found["tokens"]) == choice["text"]
+    assert found["text_offset"] == list(range(12))
+    assert all(value <= 0 for value in found["token_logprobs"])
+    for token, value, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
+        assert top[token] == value and len(top) == 3
+    assert site.complete(prompt="x", max_tokens=2).json()["choices"][0]["logprobs"] is None
+
+
+def test_cached_tokens_and_salts(site: Any) -> None:
+    prompt = [7] * 100
+
+    def cached(**more: Any) -> int:
+        return site.complete(prompt=prompt, max_tokens=1, **more).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached() == 0
+    assert cached() == 96
+    assert cached(cache_salt="other tenant") == 0
+    assert cached(cache_salt="other tenant") == 96
+
+
+def test_models(site: Any) -> None:
+    listed = site.get("/v1/models").json()
+    assert listed["object"] == "list" and [card["id"] for card in listed["data"]] == ["fake"]
+    assert site.get("/v1/models/fake").json() == listed["data"][0]
+
+
+def test_names_and_health_while_loading(new_site: Any) -> None:
+    site = new_site(EngineConfig('fake:{"rows": 1}'), ServerConfig(served_model_name="my/model"), start=False)
+    assert site.get("/livez").status_code == 200
+    assert site.get("/").status_code == 200
+    for path in ("/readyz", "/health", "/v1/models", "/metrics"):
+        answer = site.get(path)
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert site.complete(prompt="a").status_code == 503
+    site.wait(site.service.start())
+    assert site.get("/readyz").status_code == site.get("/health").status_code == 200
+    assert site.get("/v1/models/my/model").json()["id"] == "my/model"
+    assert site.complete(prompt="a", model="my/model").status_code == 200
+    assert site.complete(prompt="a", model="fake").status_code == 404
+
+
+def test_too_many_requests_are_told_when_to_come_back(new_site: Any) -> None:
+    site = new_site(EngineConfig('fake:{"rows": 2, "step_seconds": 0.02}'), ServerConfig(max_waiting=2))
+
+    async def burst() -> list[Any]:
+        import asyncio
+
+        return await asyncio.gather(*(site.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 10}) for _ in range(8)))
+
+    answers = site.wait(burst())
+    statuses = sorted(answer.status_code for answer in answers)
+    assert statuses == [200] * 4 + [429] * 4
+    for answer in answers:
+        if answer.status_code == 429:
+            assert answer.json()["error"]["code"] == "overloaded"
+            assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert site.complete(prompt=["a"] * 5, max_tokens=1).status_code == 429
+    assert site.complete(prompt=["a"] * 4, max_tokens=1).status_code == 200
+
+
+def test_an_unforeseen_error_keeps_its_text(site: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def break_down(*_: Any, **__: Any) -> None:
+        raise RuntimeError("secret at 0x7f00 in /home/me")
+
+    monkeypatch.setattr(site.service, "admit", break_down)
+    answer = site.complete(prompt="a")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (500, "internal_error")
+    assert "secret" not in answer.text
+    incident = error["message"].split()[-1]
+    assert incident in caplog.text and "secret" in caplog.text
+
+
+def test_the_seed_of_the_server_seeds_what_has_no_seed(new_site: Any) -> None:
+    texts = []
+    for _ in range(2):
+        site = new_site(EngineConfig("fake:{}", seed=4))
+        texts.append([site.complete(prompt="a").json()["choices"][0]["text"] for _ in range(3)])
+    assert texts[0] == texts[1] and len(set(texts[0])) == 3

@@ -1,0 +1,146 @@
+"""Who may come in: every route × method × spelling × credential, hosts and origins. Default deny."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.errors import ConfigError
+from ridgeline.server.auth import PUBLIC, check_exposure
+
+KEY = "open sesame"
+ROUTES = {
+    "/", "/livez", "/readyz", "/health", "/version", "/metrics", "/v1/models", "/v1/models/{name:path}", "/v1/completions",
+    "/v1/chat/completions", "/tokenize", "/detokenize",
+}  # fmt: skip
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
+SPELLINGS = [
+    "{}", "{}/", "/{}", "/.{}", "/x/..{}", "{}?key=open+sesame", "{}%2f", "{};a=b", "{}%00", "{}/../livez", "/livez{}", "/livez/..{}",
+]  # fmt: skip
+CREDENTIALS: list[list[tuple[str, str]]] = [
+    [], [("Authorization", "Bearer wrong")], [("Authorization", KEY)], [("Authorization", f"Basic {KEY}")], [("Authorization", "Bearer")],
+    [("Authorization", f"Bearer {KEY}x")], [("Authorization", "Bearer \xe9")], [("X-Api-Key", KEY)], [("Cookie", f"key={KEY}")],
+    [("Authorization", "Bearer wrong"), ("Authorization", f"Bearer {KEY}")],
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def locked(site: Any) -> Iterator[Any]:
+    locked = type(site)(EngineConfig("fake:{}"), ServerConfig(api_key=KEY))
+    locked.wait(locked.service.start())
+    yield locked
+    locked.close()
+
+
+def router(site: Any) -> Any:
+    app = site.app
+    while not hasattr(app, "routes"):
+        app = app._app
+    return app
+
+
+def call(site: Any, method: str, path: str, headers: list[tuple[str, str]]) -> tuple[int, dict[str, str], bytes]:
+    """Straight to ASGI: no client that would tidy the path."""
+    sent: list[Any] = []
+    raw, _, query = path.partition("?")
+    scope = {
+        "type": "http", "method": method, "path": unquote(raw), "raw_path": raw.encode(), "query_string": query.encode(), "root_path": "",
+        "http_version": "1.1", "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000), "state": {},
+        "headers": [(b"host", b"127.0.0.1:8000"), *((name.lower().encode(), value.encode("latin-1")) for name, value in headers)],
+    }  # fmt: skip
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False} if not sent else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    site.wait(site.app(scope, receive, send))
+    answered = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], answered, b"".join(message.get("body", b"") for message in sent[1:])
+
+
+def test_every_route_is_in_the_table(site: Any) -> None:
+    assert {route.path for route in router(site).routes} == ROUTES
+
+
+def test_public_routes_exist(site: Any) -> None:
+    assert {path for _, path in PUBLIC} <= ROUTES and {method for method, _ in PUBLIC} == {"GET"}
+
+
+def test_nothing_but_the_public_routes_without_the_key(locked: Any) -> None:
+    for route in sorted(ROUTES):
+        path = route.replace("{name:path}", "fake")
+        for method in METHODS:
+            for spelling in SPELLINGS:
+                spelt = spelling.format(path)
+                for headers in CREDENTIALS:
+                    status, answered, body = call(locked, method, spelt, headers)
+                    if (method, spelt.partition("?")[0]) in PUBLIC:
+                        assert status == 200
+                    else:
+                        assert status == 401, (method, spelt, headers, status)
+                        assert answered["www-authenticate"] == "Bearer"
+                        assert b'"code":"invalid_api_key"' in body and KEY.encode() not in body
+
+
+def test_with_the_key_everything_is_as_without_one(locked: Any, site: Any) -> None:
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        assert call(locked, "GET", "/v1/models", [("Authorization", f"{scheme} {KEY}")])[0] == 200
+    for route in sorted(ROUTES):
+        path = route.replace("{name:path}", "fake")
+        for method in METHODS:
+            for spelling in SPELLINGS:
+                spelt = spelling.format(path)
+                assert call(locked, method, spelt, [("Authorization", f"Bearer {KEY}")])[0] == call(site, method, spelt, [])[0]
+
+
+def test_hosts(site: Any) -> None:
+    for host in ("localhost", "localhost:8000", "127.0.0.1:9", "[::1]:8000", "LOCALHOST"):
+        assert site.get("/livez", headers={"Host": host}).status_code == 200, host
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000", "evil.example:127.0.0.1", "", "169.254.169.254"):
+        for path in ("/livez", "/v1/models", "/"):
+            answer = site.get(path, headers={"Host": host})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed"), host
+
+
+def test_origins(site: Any) -> None:
+    def status(origin: str, host: str = "localhost:8000") -> int:
+        return site.request("POST", "/tokenize", json={"prompt": "a"}, headers={"Host": host, "Origin": origin}).status_code
+
+    assert status("http://localhost:8000") == 200
+    for origin in ("http://evil.example", "null", "http://localhost:8001", "https://127.0.0.1:8000", "http://localhost:8000.evil", ""):
+        assert status(origin) == 403, origin
+
+
+def test_other_hosts_are_served_behind_a_key(new_site: Any) -> None:
+    site = new_site(EngineConfig("fake:{}"), ServerConfig(host="0.0.0.0", api_key=KEY), start=False)
+    assert site.get("/livez", headers={"Host": "my.machine:8000"}).status_code == 200
+    assert site.get("/v1/models", headers={"Host": "my.machine:8000"}).status_code == 401
+    headers = {"Host": "my.machine", "Origin": "https://my.machine", "Authorization": f"Bearer {KEY}"}
+    assert site.get("/v1/models", headers=headers).status_code == 503
+
+
+def test_headers_are_bounded(site: Any) -> None:
+    assert site.get("/livez", headers={"X-Long": "a" * 15_000}).status_code == 200
+    assert site.get("/livez", headers={"X-Long": "a" * 16_384}).status_code == 431
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "my.machine", ""])
+def test_a_reachable_address_needs_a_key(host: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key"):
+        check_exposure(host, None)
+    check_exposure(host, KEY)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_none(host: str) -> None:
+    check_exposure(host, None)
+
+
+@pytest.mark.parametrize("key", ["", " ", " a", "a\n", "schlüssel"])
+def test_keys_that_no_header_carries(key: str) -> None:
+    with pytest.raises(ConfigError):
+        check_exposure("127.0.0.1", key)
