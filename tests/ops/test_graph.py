@@ -152,7 +152,7 @@ def test_the_recorder_refuses_what_does_not_fit() -> None:
         lambda: g.rms_norm(q, w[0, "attn_norm"], 1e-6),
         lambda: g.rms_norm(x, Weight("odd", (7,)), 1e-6, per_head=True),
     ):
-        with pytest.raises(ValueError, match="wide|differ"):
+        with pytest.raises(ValueError, match=r"wide|differ"):
             wrong()
     with pytest.raises(KeyError):
         _ = w["no such"]

@@ -65,6 +65,14 @@ def test_fusion_leaves_a_norm_of_heads_alone(driver: Driver) -> None:
     assert fuse_add_rms_norm(semantic.with_ops(tuple(ops))).ops[add].name == "add"
 
 
+def test_fusion_leaves_a_norm_of_another_value_alone(driver: Driver) -> None:
+    semantic = record(driver.facts)["step"]
+    add = next(number for number, op in enumerate(semantic.ops) if op.name == "add")
+    ops = list(semantic.ops)
+    ops[add + 1] = dataclasses.replace(ops[add + 1], inputs=("scale.1",))
+    assert fuse_add_rms_norm(semantic.with_ops(tuple(ops))).ops[add].name == "add"
+
+
 def test_values_are_dropped_after_their_last_use(driver: Driver) -> None:
     oplist = record(driver.facts)["step"]
     dropped = last_uses(oplist)
