@@ -42,7 +42,8 @@ def _show(console: Console, total: Tally) -> None:
     console.print(
         f"{total.seeds:,} seeds, {total.rows / max(total.steps, 1):.1f} sequences a step, "
         f"{total.grouped / max(total.seeds, 1):.0%} of seeds with several KV groups, "
-        f"{total.preempting / max(total.seeds, 1):.0%} with preemption"
+        f"{total.preempting / max(total.seeds, 1):.0%} with preemption",
+        soft_wrap=True,
     )
     for broken in total.violations[:20]:
         console.print(f"seed {broken.seed} step {broken.step}: {broken.message}", soft_wrap=True, markup=False)

@@ -191,31 +191,33 @@ class SimExecutor:
         )
 
     def _write(self, resident: Resident, first: int) -> None:
-        chain, size = resident.chain, self._block_tokens
+        chain, size, all_marks = resident.chain, self._block_tokens, self._marks
         end = len(chain)
+        blocks = range(first // size, (end - 1) // size + 1)
         for group, table in enumerate(resident.tables):
-            marks = self._marks[group]
-            for block in range(first // size, (end - 1) // size + 1):
+            marks = all_marks[group]
+            for block in blocks:
                 page = table[block]
-                begin = max(first, block * size)
-                if begin % size:
-                    if marks[page] != chain[begin - 1]:
+                begin = block * size
+                if first > begin:
+                    if marks[page] != chain[first - 1]:
                         raise self._wrong_page(resident, group, block)
                 else:
-                    for others in self._marks:
+                    for others in all_marks:
                         others[page] = 0
-                marks[page] = chain[min(end, (block + 1) * size) - 1]
+                begin += size
+                marks[page] = chain[(end if end < begin else begin) - 1]
 
     def _read(self, resident: Resident, first: int) -> None:
-        end = len(resident.chain)
-        full = end // self._block_tokens
-        for group, table in enumerate(resident.tables):
-            marks = self._marks[group]
-            low = self._first_block_read(group, first)
-            if [marks[page] for page in table[low:full]] != resident.ends[low:full]:
-                wrong = next(block for block in range(low, full) if marks[table[block]] != resident.ends[block])
+        size, ends, tables = self._block_tokens, resident.ends, resident.tables
+        full, rest = divmod(len(resident.chain), size)
+        for group, marks in enumerate(self._marks):
+            table, window = tables[group], self._windows[group]
+            low = (first - window + 1) // size if 0 < window <= first else 0
+            if [marks[page] for page in table[low:full]] != ends[low:full]:
+                wrong = next(block for block in range(low, full) if marks[table[block]] != ends[block])
                 raise self._wrong_page(resident, group, wrong)
-            if end % self._block_tokens and marks[table[full]] != resident.chain[-1]:
+            if rest and marks[table[full]] != resident.chain[-1]:
                 raise self._wrong_page(resident, group, full)
 
     def _sample(self, resident: Resident) -> int:

@@ -7,7 +7,7 @@ from collections import deque
 
 from ridgeline.core.plan import FROM_ROW, NewRow
 from ridgeline.errors import LawViolation
-from ridgeline.sim.model import NOT_FINITE, FakeModel, extend
+from ridgeline.sim.model import NOT_FINITE, FakeModel, extend, next_stamp
 
 
 class Resident:
@@ -52,15 +52,14 @@ class Resident:
         """Takes note of a step submitted; returns its first position."""
         if count < 1:
             raise LawViolation(4, f"row {self.row} is planned for {count} tokens")
-        if self.planned is None:
-            if start == FROM_ROW:
+        if start == FROM_ROW:
+            if self.planned is None:
                 raise LawViolation(4, f"new row {self.row} is not told where it starts")
-            self.planned = start
-        elif start > self.planned and not self.in_flight:
-            self.planned = start  # blocks that others have published meanwhile
-        first = self.planned if start == FROM_ROW else start
-        if first < self.planned:
-            raise LawViolation(4, f"row {self.row} stands at {self.planned} and is planned from {first}")
+            first = self.planned
+        else:
+            first = start
+            if self.planned is not None and first != self.planned and (first < self.planned or self.in_flight):
+                raise LawViolation(4, f"row {self.row} stands at {self.planned} and is planned from {first}")
         self.planned = first + count
         self.in_flight.append(first)
         return first
@@ -68,9 +67,8 @@ class Resident:
     def advance(self, first: int, tokens: list[int], block_tokens: int) -> None:
         """Extends the stamps by the tokens that are computed now, at positions first, first + 1, …"""
         chain = self.chain
-        if len(chain) < first:
+        if len(chain) < first:  # what lies between is shared: others computed it, clean
             self._extend(self.ids[len(chain) : first])
-            self.ends.extend(chain[(len(self.ends) + 1) * block_tokens - 1 :: block_tokens])
         if len(chain) != first:
             raise LawViolation(4, f"sequence {self.sequence} has computed {len(chain)} tokens, not {first}")
         end = first + len(tokens)
@@ -78,17 +76,19 @@ class Resident:
         if tokens[-1] == FROM_ROW and end == len(self.ids):
             tokens[-1] = known[-1]
         if known != tokens:
-            raise LawViolation(
-                8, f"sequence {self.sequence} computes ids {tokens} at {first}, its ids there are {known}"
-            )
+            raise LawViolation(8, f"sequence {self.sequence} computes ids {tokens} at {first}, its ids there are {known}")
         if first <= self.nan_at < end:
             self.finite = False
             self._extend(known[: self.nan_at - first])
             chain.append(hash((NOT_FINITE, chain[-1] if chain else self.origin)))
             known = known[self.nan_at - first + 1 :]
-        self._extend(known)
-        full = len(self.ends)
-        self.ends.extend(chain[(full + 1) * block_tokens - 1 :: block_tokens])
+        if len(known) == 1:
+            chain.append(next_stamp(chain[-1] if chain else self.origin, known[0]))
+        else:
+            self._extend(known)
+        last = (len(self.ends) + 1) * block_tokens - 1
+        if last < end:
+            self.ends.extend(chain[last::block_tokens])
 
     def _extend(self, ids: list[int]) -> None:
         self.chain.extend(extend(self.chain[-1] if self.chain else self.origin, ids))

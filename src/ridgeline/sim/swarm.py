@@ -7,7 +7,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import count
 
 from ridgeline.sim.reach import SITUATIONS
@@ -57,15 +57,16 @@ class Tally:
 
     def to_json(self) -> str:
         """One line."""
-        return json.dumps(asdict(self))
+        sums = {each.name: getattr(self, each.name) for each in fields(self)}
+        return json.dumps(sums | {"violations": [asdict(violation) for violation in self.violations]})
 
     @classmethod
     def from_json(cls, line: str) -> "Tally":
         """The tally that `to_json` wrote."""
-        fields = json.loads(line)
-        fields["reached"] = Counter(fields["reached"])
-        fields["violations"] = [Violation(**each) for each in fields["violations"]]
-        return cls(**fields)
+        sums = json.loads(line)
+        sums["reached"] = Counter(sums["reached"])
+        sums["violations"] = [Violation(**each) for each in sums["violations"]]
+        return cls(**sums)
 
 
 def explore(seed: int, stride: int, steps: int) -> Iterator[Outcome]:

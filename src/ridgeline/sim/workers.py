@@ -34,11 +34,11 @@ def run_swarm(seed: int, steps: int, workers: int, progress: Callable[[int], Non
             thread.start()
         for thread in threads:
             thread.join()
+        failed = [status for child in children if (status := child.wait())]
     finally:
         for child in children:
             child.kill()
             child.wait()
-    failed = [child.returncode for child in children if child.returncode not in (0, -9)]
     if failed:
         raise RuntimeError(f"a worker of the simulator ended with status {failed[0]}")
     return total

@@ -71,7 +71,7 @@ def draw(seed: int) -> World:
         stop_ids=(STOP_TOKEN,),
         stop_permille=rng.choice((0, 10, 30)),
         identities=rng.choice((1, 1, 2, 4)),
-        nan_permille=rng.choice((0, 0, 0, 50)),
+        nan_permille=rng.choice((0, 0, 50, 150)),
         nan_positions=longest,
     )
     policy = rng.choice(POLICIES)
@@ -96,8 +96,8 @@ def draw(seed: int) -> World:
 def _inbound(rng: Random, info: ExecutorInfo, token_budget: int, model: FakeModel, together: int) -> tuple[tuple[float, Command], ...]:
     """Requests, hang-ups, changed limits and a drain, sorted by time."""
     requests = rng.randint(3, 8) + rng.randint(14, 22) * (together - 1)
-    horizon = STEP_SECONDS * requests * rng.choice((0.0, 0.5, 1.0, 1.5))
-    burst = rng.choice((0.1, 0.3, 1.0))
+    horizon = STEP_SECONDS * requests * rng.choice((0.0, 1.0, 1.5, 2.0))
+    burst = rng.choice((0.1, 0.2, 0.5))
     prefixes = [_ids(rng, model, rng.randint(1, info.max_model_len - 1)) for _ in range(rng.choice((1, 2, 6)))]
     aborts = rng.choice((0.0, 0.0, 0.1, 0.4))
     features = _Features.draw(rng)

@@ -14,7 +14,7 @@ BUGS = (
     (
         "a block is let go one position before its window has passed",
         "T8: vLLM#8268",
-        [("release_behind", "(group.window, sequence.scheduled)", "(group.window, sequence.scheduled + 1)")],
+        [("release_behind", "first_seen(window, sequence.scheduled)", "first_seen(window, sequence.scheduled + 1)")],
     ),
     (
         "a second holder is not counted",
@@ -29,7 +29,7 @@ BUGS = (
     (
         "a page is handed out twice",
         "T3: vllm-ascend#13501",
-        [("take", "[self.free.pop() for _ in range(count)]", "self.free[-count:]")],
+        [("take", "del free[-count:]", "pass")],
     ),
     (
         "a page is free although one still holds it",

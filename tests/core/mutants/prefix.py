@@ -40,9 +40,9 @@ BUGS = (
         [("renounce", "if self.computing.get(key) is sequence:", "if False:")],
     ),
     (
-        "a published page forgets its other groups",
-        "T4: vllm-ascend#16662",
-        [("forget", "block.pages.index(page)", "0")],
+        "an evicted page stays in the prefix index",
+        "T3: vLLM#48085",
+        [("forget", "block.pages[block.pages.index(page)] = 0", "pass")],
     ),
     (
         "blocks of a row that is not finite are published",

@@ -1,0 +1,40 @@
+"""The swarm itself: no violation in 100,000 steps, every rare situation met, worlds as busy as the laws need them."""
+
+import pytest
+
+from ridgeline.sim.reach import SITUATIONS
+from ridgeline.sim.swarm import Tally
+from ridgeline.sim.workers import run_swarm
+
+
+@pytest.fixture(scope="module")
+def tally() -> Tally:
+    return run_swarm(seed=0, steps=100_000, workers=2, progress=lambda steps: None)
+
+
+def test_no_law_is_broken(tally: Tally) -> None:
+    assert tally.steps == 100_000
+    assert not tally.violations
+
+
+def test_every_rare_situation_is_met(tally: Tally) -> None:
+    assert len(SITUATIONS) >= 25
+    assert not tally.missing()
+
+
+def test_worlds_are_busy(tally: Tally) -> None:
+    assert tally.rows >= 4 * tally.steps
+    assert 2 * tally.grouped > tally.seeds
+    assert 20 * tally.preempting >= tally.seeds
+
+
+def test_a_tally_survives_its_line(tally: Tally) -> None:
+    assert Tally.from_json(tally.to_json()) == tally
+
+
+@pytest.mark.night
+@pytest.mark.timeout(600)
+def test_a_million_steps() -> None:
+    total = run_swarm(seed=1_000_000, steps=1_000_000, workers=2, progress=lambda steps: None)
+    assert (total.steps, total.violations, total.missing()) == (1_000_000, [], [])
+    assert total.seeds >= 2_000
