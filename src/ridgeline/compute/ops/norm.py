@@ -24,7 +24,8 @@ def rms_norm(x: Floats, weight: Floats, *, eps: float) -> Floats:
     pieces = np.ascontiguousarray(x).reshape(-1, len(weight))
     # The sum runs over the contiguous last axis: its order is a function of the width alone.
     mean = np.add.reduce(pieces * pieces, axis=1, keepdims=True) / np.float32(len(weight))
-    return (pieces / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
+    normed: Floats = pieces / np.sqrt(mean + np.float32(eps)) * weight
+    return normed.reshape(x.shape)
 
 
 def _add_rms_samples() -> list[Sample]:
