@@ -32,7 +32,7 @@ class Pages:
         return len(self.free) + len(self.cached)
 
     def take(self, count: int) -> list[int]:
-        """`count` ≥ 1 pages with one holder each: free ones, then those cached and unused for longest. The caller has checked `available`."""
+        """`count` ≥ 1 pages with one holder each: free ones, then those cached and unused for longest. The caller checks `available`."""
         while len(self.free) < count:
             page = next(iter(self.cached))
             self.withdraw(page)

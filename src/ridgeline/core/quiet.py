@@ -7,8 +7,8 @@ from ridgeline.core.sequence import Sequence
 def quiet_steps(scheduler: Scheduler) -> int:
     """Further calls of `schedule` that plan one token for every running sequence and decide nothing, provided that no command comes.
 
-    None starts, none ends by length, no page is evicted, none is preempted. Stop ids, NaN and the front end's closes cannot be foreseen: one
-    of them ends the quiet, and who simulates knows when its own sequences stop. 0 while anything queued could start, while a sequence
+    None starts, none ends by length, no page is evicted, none is preempted. Stop ids, NaN and the front end's closes cannot be foreseen:
+    one of them ends the quiet, and who simulates knows when its own sequences stop. 0 while anything queued could start, while a sequence
     catches up or is pinned, while more run than a step's budget holds. Pages that windows will give back are not counted on.
     """
     running, waiting, limits = scheduler.life.running, scheduler.life.waiting, scheduler.limits

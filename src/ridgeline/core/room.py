@@ -85,7 +85,7 @@ class Room:
         return pages_needed(self.cache.shape, pinned.limit - 1) - blocks * self._full_groups
 
     def victim(self, requester: Sequence) -> Sequence | None:
-        """The youngest of the lowest class behind the requester; for one that waits, of a lower class. Never the first of all nor a pinned one."""
+        """The youngest of the lowest class behind the requester; of a lower class if that waits. Never the first nor a pinned one."""
         running = self.life.running
         waits = requester.state is State.WAITING
         for candidate in reversed(running[1:]):

@@ -1,0 +1,144 @@
+"""A scheduler, an executor that knows what every KV slot must hold, and a loop between them that checks all laws after every turn."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from ridgeline.core import laws
+from ridgeline.core.commands import Admit, Command, Output
+from ridgeline.core.events import Closed, Event, Rejected
+from ridgeline.core.params import Admitted, Limits
+from ridgeline.core.plan import Plan
+from ridgeline.core.policy import POLICIES
+from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.sequence import Sequence
+from ridgeline.engine.executor import Ticket
+from ridgeline.sim.executor import fake_executor
+from ridgeline.sim.model import FakeModel, extend
+
+E = TypeVar("E")
+Ids = tuple[int, ...]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-golden", action="store_true", help="write the golden plan traces anew instead of comparing")
+
+
+class Loop:
+    """The engine's loop by hand: `turn` applies commands, plans up to `depth` steps and commits the oldest."""
+
+    def __init__(
+        self,
+        *,
+        rows: int = 8,
+        pages: int = 256,
+        block_tokens: int = 4,
+        windows: tuple[int, ...] = (0,),
+        policy: str = "fcfs",
+        model: FakeModel | None = None,
+        max_model_len: int = 2048,
+        **limits: Any,
+    ) -> None:
+        self.model = model or FakeModel()
+        self.executor = fake_executor(rows, pages, block_tokens, windows, max_model_len=max_model_len, model=self.model)
+        self.scheduler = Scheduler(
+            Limits(rows=rows, max_model_len=max_model_len, **limits), self.executor.info.kv, POLICIES[policy]
+        )
+        self.tickets: list[Ticket] = []
+        self.plans: list[Plan] = []
+        self.events: list[Event] = []
+        self.outputs: list[Output] = []
+        self.requests: dict[str, Admitted] = {}
+        self.now = 0.0
+
+    def request(self, name: str, prompt: Ids | int = 6, max_tokens: int = 8, **fields: Any) -> Admit:
+        """A prompt of so many ids of its own, or these ids."""
+        if isinstance(prompt, int):
+            prompt = tuple(100 + (len(self.requests) * 31 + i * 7) % 97 for i in range(prompt))
+        fields = {"seed": len(self.requests) + 1} | fields
+        self.requests[name] = Admitted(request_id=name, prompt=prompt, max_tokens=max_tokens, **fields)
+        return Admit(self.requests[name])
+
+    def apply(self, *commands: Command) -> None:
+        self.scheduler.apply(commands, self.now)
+        self._look()
+
+    def plan(self) -> Plan | None:
+        """One more step in flight, if the scheduler has one."""
+        plan = self.scheduler.schedule(self.now)
+        if plan is not None:
+            laws.check_plan(plan, self.scheduler.limits, self.executor.info.kv)
+            self.plans.append(plan)
+            self.tickets.append(self.executor.submit(plan))
+        self._look()
+        return plan
+
+    def commit(self) -> list[Output]:
+        """Collects and commits the oldest step in flight."""
+        ticket = self.tickets.pop(0)
+        outputs = self.scheduler.commit(ticket.plan, self.executor.collect(ticket), self.now)
+        self.outputs += outputs
+        self._look()
+        return outputs
+
+    def turn(self, *commands: Command) -> bool:
+        """One round of the loop; False when nothing was in flight."""
+        self.now += 1
+        self.apply(*commands)
+        while self.plan() is not None:
+            pass
+        if self.tickets:
+            self.commit()
+            return True
+        return False
+
+    def finish(self, *commands: Command) -> "Loop":
+        """Runs until nothing is in flight and nothing can be planned."""
+        self.turn(*commands)
+        for _ in range(10_000):
+            if not self.turn():
+                return self
+        raise AssertionError("does not end")
+
+    def ids(self, name: str, choice: int = 0) -> Ids:
+        return sum((o.ids for o in self.outputs if (o.request_id, o.choice) == (name, choice)), ())
+
+    def expected(self, name: str, choice: int = 0, count: int | None = None) -> Ids:
+        """What the choice answers alone, one token after the other; stops are not looked at."""
+        request = self.requests[name]
+        params, ids = request.row_params(choice), list(request.prompt)
+        for _ in range(request.max_tokens if count is None else count):
+            ids.append(self.model.sample(extend(self.model.origin(params), ids)[-1], params, len(ids)))
+        return tuple(ids[len(request.prompt) :])
+
+    def told(self, kind: type[E], name: str | None = None) -> list[E]:
+        """Events of this kind, of this request."""
+        return [e for e in self.events if isinstance(e, kind) and (name is None or e.request_id == name)]  # type: ignore[attr-defined]
+
+    def sequence(self, name: str, choice: int = 0) -> Sequence:
+        return self.scheduler.life.open[name][choice]
+
+    def check_ended(self) -> None:
+        """Idle: each choice was closed once, answered what it answers alone, and everything is back."""
+        assert self.scheduler.idle and not self.tickets
+        laws.check_full(self.scheduler)
+        rejected = {e.request_id for e in self.told(Rejected)}
+        for name, request in self.requests.items():
+            if name in rejected:
+                continue
+            closed = sorted(e.choice for e in self.told(Closed, name))
+            assert closed == list(range(request.choices)), name
+            for choice in range(request.choices):
+                ids = self.ids(name, choice)
+                assert ids == self.expected(name, choice, len(ids)), (name, choice)
+
+    def _look(self) -> None:
+        laws.check_full(self.scheduler)
+        self.events += self.scheduler.take_events()
+
+
+@pytest.fixture
+def loop() -> Callable[..., Loop]:
+    """`loop(rows=…, pages=…, block_tokens=…, windows=…, policy=…, depth=…, …)` makes one."""
+    return Loop
