@@ -23,8 +23,12 @@ def rms_norm(x: Floats, weight: Floats, *, eps: float) -> Floats:
     """
     pieces = np.ascontiguousarray(x).reshape(-1, len(weight))
     # The sum runs over the contiguous last axis: its order is a function of the width alone.
-    mean = np.add.reduce(pieces * pieces, axis=1, keepdims=True) / np.float32(len(weight))
-    normed: Floats = pieces / np.sqrt(mean + np.float32(eps)) * weight
+    mean: Floats = np.add.reduce(pieces * pieces, axis=1, keepdims=True)
+    mean /= np.float32(len(weight))
+    mean += np.float32(eps)
+    np.sqrt(mean, out=mean)
+    normed = pieces / mean
+    normed *= weight
     return normed.reshape(x.shape)
 
 
