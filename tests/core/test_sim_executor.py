@@ -35,9 +35,7 @@ def plan(step: int, rows: list[tuple[int, int, list[int], int]], **delta: object
     )
 
 
-def new(
-    row: int, tables: tuple[tuple[int, ...], ...], ids: tuple[int, ...] = PROMPT, params: RowParams = PARAMS
-) -> NewRow:
+def new(row: int, tables: tuple[tuple[int, ...], ...], ids: tuple[int, ...] = PROMPT, params: RowParams = PARAMS) -> NewRow:
     return NewRow(row, row, params, ids, tables)
 
 
@@ -80,9 +78,7 @@ def test_seeds_and_choices_differ_and_greedy_does_not() -> None:
 def test_several_steps_are_in_flight() -> None:
     executor = tiny((0,))
     first = plan(0, [(0, 0, list(PROMPT), 1)], new_rows=(new(0, ((1, 2, 3, 4),)),))
-    tickets = [executor.submit(first)] + [
-        executor.submit(plan(step, [(0, FROM_ROW, [FROM_ROW], 1)])) for step in (1, 2)
-    ]
+    tickets = [executor.submit(first)] + [executor.submit(plan(step, [(0, FROM_ROW, [FROM_ROW], 1)])) for step in (1, 2)]
     assert executor.peak_in_flight == 3
     assert [executor.collect(ticket).sampled[0][0] for ticket in tickets] == expected(3)
     with pytest.raises(RuntimeError, match="not the oldest"):
@@ -90,16 +86,10 @@ def test_several_steps_are_in_flight() -> None:
 
 
 WRONG = {
-    "a page that was never written": plan(
-        1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((7, 8, 9), (0, 5, 10))),)
-    ),
+    "a page that was never written": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((7, 8, 9), (0, 5, 10))),)),
     "a page of the other group": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((1, 5, 9), (0, 5, 10))),)),
-    "the right pages in the wrong order": plan(
-        1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((2, 1, 9), (0, 5, 10))),)
-    ),
-    "a block behind the window freed too early": plan(
-        1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((1, 2, 9), (0, 0, 10))),)
-    ),
+    "the right pages in the wrong order": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((2, 1, 9), (0, 5, 10))),)),
+    "a block behind the window freed too early": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((1, 2, 9), (0, 0, 10))),)),
     "another prompt": plan(1, [(1, 4, [5, 9], 1)], new_rows=(new(1, ((1, 2, 9), (0, 5, 10)), (3, 1, 4, 2, 5, 9)),)),
     "a write into a shared page": plan(
         1, [(1, 2, [7, 7], 1), (0, FROM_ROW, [5, 9], 1)], new_rows=(new(1, ((1, 2), (4, 5)), (3, 1, 7, 7)),)

@@ -13,12 +13,8 @@ from ridgeline.sim.workers import run_swarm
 
 
 def laws(
-    steps: Annotated[
-        int, typer.Option(min=1, max=1_000_000_000, help="Engine steps to simulate, over all seeds.")
-    ] = 100_000,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**62, help="First seed; a violation names the seed that repeats it.")
-    ] = 0,
+    steps: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Engine steps to simulate, over all seeds.")] = 100_000,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="First seed; a violation names the seed that repeats it.")] = 0,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 2,
 ) -> None:
     """Simulate the engine over many random small worlds and check every law after every step."""
@@ -47,6 +43,4 @@ def _show(console: Console, total: Tally) -> None:
     )
     for broken in total.violations[:20]:
         console.print(f"seed {broken.seed} step {broken.step}: {broken.message}", soft_wrap=True, markup=False)
-        console.print(
-            f"  repeat it: ridgeline laws --seed {broken.seed} --steps {broken.step + 1} --workers 1", soft_wrap=True
-        )
+        console.print(f"  repeat it: ridgeline laws --seed {broken.seed} --steps {broken.step + 1} --workers 1", soft_wrap=True)

@@ -4,7 +4,7 @@ Owns one oracle a choice and the laws that only a client can see (1, 8, 9, 10, 1
 A stop string is modelled as a short pattern of ids, which is what the engine sees of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -14,7 +14,7 @@ from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted
 from ridgeline.engine.engine import Turn
 from ridgeline.errors import LawViolation
-from ridgeline.sim.oracle import Oracle
+from ridgeline.sim.oracle import Oracle, Source
 from ridgeline.sim.workload import World
 
 Key = tuple[str, int]
@@ -35,18 +35,23 @@ class Choice:
     def finds_stop(self) -> bool:
         """Whether the outputs end with the stop pattern now."""
         ids = self.oracle.ids
-        return (
-            bool(self.pattern)
-            and len(ids) > self.oracle.request.min_tokens
-            and tuple(ids[-len(self.pattern) :]) == self.pattern
-        )
+        return bool(self.pattern) and len(ids) > self.oracle.request.min_tokens and tuple(ids[-len(self.pattern) :]) == self.pattern
 
 
 class Edge:
-    """Follows every request from its admission to the end of its last choice; `send(delay, command)` reaches the engine later."""
+    """Follows every request from its admission to the end of its last choice.
+
+    source      the right answer of a choice
+    not_finite  positions that the executor has reported as NaN, by (seed, choice)
+    send        `send(delay, command)` reaches the engine so many seconds later
+    """
 
     def __init__(
-        self, world: World, not_finite: dict[tuple[int, int], int], send: Callable[[float, Command], None]
+        self,
+        world: World,
+        source: Callable[[Admitted, int], Source],
+        not_finite: Mapping[tuple[int, int], int],
+        send: Callable[[float, Command], None],
     ) -> None:
         self.choices: dict[Key, Choice] = {}
         self.aborted: set[str] = set()
@@ -54,6 +59,7 @@ class Edge:
         self._world = world
         self._rng = Random(world.seed + 1)
         self._requests: dict[str, Admitted] = {}
+        self._source = source
         self._not_finite = not_finite
         self._send = send
         self._time = 0.0
@@ -110,24 +116,15 @@ class Edge:
         """Compares new ids with the oracle and answers ends, late."""
         choice = self._choice(output.request_id, output.choice)
         if choice.closed is not None or choice.end is not None:
-            raise LawViolation(
-                1, f"{output.request_id}/{output.choice} has ended and emits {output.ids}, end {output.end}"
-            )
+            raise LawViolation(1, f"{output.request_id}/{output.choice} has ended and emits {output.ids}, end {output.end}")
         oracle = choice.oracle
-        stamps = [oracle.follow(token) for token in output.ids]
-        self._check_logprobs(oracle, output, stamps)
+        oracle.follow(output.ids, output.logprobs)
         choice.end = output.end
         if output.end in (Finish.STOP, Finish.LENGTH) and output.end is not oracle.ended:
-            raise LawViolation(
-                1, f"{output.request_id}/{output.choice} ends with {output.end}, its ids demand {oracle.ended}"
-            )
+            raise LawViolation(1, f"{output.request_id}/{output.choice} ends with {output.end}, its ids demand {oracle.ended}")
         if output.end is None and oracle.ended is not None:
             raise LawViolation(1, f"{output.request_id}/{output.choice} goes on although its ids demand {oracle.ended}")
-        if (
-            oracle.request.has_stop_strings
-            and choice.asked is None
-            and output.end in (None, Finish.STOP, Finish.LENGTH, Finish.ERROR)
-        ):
+        if oracle.request.has_stop_strings and choice.asked is None and output.end in (None, Finish.STOP, Finish.LENGTH, Finish.ERROR):
             self._answer(output, choice)
 
     def finish(self) -> None:
@@ -162,22 +159,6 @@ class Edge:
         if self._world.repeats:
             self._send(self._world.late * 2, close)
 
-    def _check_logprobs(self, oracle: Oracle, output: Output, stamps: list[int]) -> None:
-        best = oracle.request.logprobs
-        if best is None:
-            if output.logprobs is not None:
-                raise LawViolation(
-                    8, f"{output.request_id}/{output.choice} has log-probabilities that nobody asked for"
-                )
-        elif output.ids:
-            expected = tuple(
-                self._world.model.logprobs(stamp, token, best) for stamp, token in zip(stamps, output.ids, strict=True)
-            )
-            if output.logprobs != expected:
-                raise LawViolation(
-                    8, f"{output.request_id}/{output.choice} has log-probabilities {output.logprobs}, alone {expected}"
-                )
-
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _on_time(self, event: events.Admitted | events.Closed | events.Scheduled | events.Computed | events.Started) -> None:
@@ -195,7 +176,7 @@ class Edge:
         for index in range(request.choices):
             if (event.request_id, index) in self.choices:
                 raise LawViolation(1, f"{event.request_id} is accepted twice")
-            self.choices[event.request_id, index] = Choice(Oracle(request, index, self._world.model), pattern)
+            self.choices[event.request_id, index] = Choice(Oracle(request, index, self._source(request, index)), pattern)
 
     def _pattern(self, request: Admitted) -> tuple[int, ...]:
         if not request.has_stop_strings:
@@ -235,22 +216,14 @@ class Edge:
         else:
             expected = choice.asked if request.has_stop_strings else (len(choice.oracle.ids), choice.oracle.ended)
             if expected != (event.usage.completion_tokens, event.reason):
-                raise LawViolation(
-                    1, f"{name} ends with {event.usage.completion_tokens} ids, {event.reason}; expected {expected}"
-                )
+                raise LawViolation(1, f"{name} ends with {event.usage.completion_tokens} ids, {event.reason}; expected {expected}")
             if nan_at is not None and nan_at <= len(request.prompt) + event.usage.completion_tokens - 2:
                 raise LawViolation(15, f"{name} answers from position {nan_at}, which computed to NaN")
 
     def _check_usage(self, name: str, choice: Choice, usage: events.Usage) -> None:
         request = choice.oracle.request
-        counted = (
-            choice.asked[0]
-            if choice.asked and choice.closed in (Finish.STOP, Finish.LENGTH)
-            else len(choice.oracle.ids)
-        )
+        counted = choice.asked[0] if choice.asked and choice.closed in (Finish.STOP, Finish.LENGTH) else len(choice.oracle.ids)
         if (usage.prompt_tokens, usage.completion_tokens) != (len(request.prompt), counted):
-            raise LawViolation(
-                10, f"{name} is charged {usage}, its prompt has {len(request.prompt)} ids and its answer {counted}"
-            )
+            raise LawViolation(10, f"{name} is charged {usage}, its prompt has {len(request.prompt)} ids and its answer {counted}")
         if not 0 <= usage.cached_tokens < len(request.prompt):
             raise LawViolation(10, f"{name}: {usage.cached_tokens} of {len(request.prompt)} prompt tokens were cached")

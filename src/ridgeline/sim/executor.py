@@ -99,9 +99,7 @@ class SimExecutor:
             if self._rows[new.row] is not None:
                 raise LawViolation(2, f"row {new.row} is given to two sequences")
             if len(new.tables) != len(self._windows):
-                raise LawViolation(
-                    5, f"row {new.row} comes with {len(new.tables)} tables for {len(self._windows)} groups"
-                )
+                raise LawViolation(5, f"row {new.row} comes with {len(new.tables)} tables for {len(self._windows)} groups")
             self._rows[new.row] = Resident(new, self._model)
         for row, group, first, pages in plan.blocks:
             resident = self._resident(row)
@@ -179,9 +177,7 @@ class SimExecutor:
                 self.not_finite[resident.params.seed, resident.params.choice] = resident.nan_at
             sampled.append((self._sample(resident),) if samples else ())
             best = resident.params.logprobs
-            logprobs.append(
-                self._model.logprobs(resident.chain[-1], sampled[-1][0], best) if samples and best is not None else None
-            )
+            logprobs.append(self._model.logprobs(resident.chain[-1], sampled[-1][0], best) if samples and best is not None else None)
         return Result(
             step=plan.step,
             sampled=tuple(sampled),
@@ -223,9 +219,7 @@ class SimExecutor:
     def _sample(self, resident: Resident) -> int:
         position = len(resident.chain)
         if position != len(resident.ids):
-            raise LawViolation(
-                8, f"sequence {resident.sequence} samples at {position}, its ids reach {len(resident.ids)}"
-            )
+            raise LawViolation(8, f"sequence {resident.sequence} samples at {position}, its ids reach {len(resident.ids)}")
         token = self._model.sample(resident.chain[-1], resident.params, position)
         resident.ids.append(token)
         return token
@@ -234,7 +228,9 @@ class SimExecutor:
         page = resident.tables[group][block]
         owner = self._owner[page]
         content = "nothing" if owner is None else f"block {owner[2]} of sequence {owner[0].sequence}, group {owner[1]}"
-        law = 9 if owner is not None and owner[0].origin != resident.origin else 3
+        law = 3
+        if owner is not None and owner[0] is not resident:
+            law = 9 if owner[0].origin != resident.origin else 3 if owner[0].finite else 15
         return LawViolation(
             law,
             f"sequence {resident.sequence} reads page {page} as block {block} of group {group}; it holds {content} or is stale",

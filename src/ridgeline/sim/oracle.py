@@ -1,10 +1,15 @@
-"""What a choice must answer, computed one token after the other from its request alone: the reference of laws 7, 8 and 9.
+"""What a choice must answer: the reference of laws 7, 8 and 9.
 
-Owns the sequential oracle; never sees a plan, a page or another request.
+Owns the comparison of emitted ids with the answer that a choice has when it is alone. The fake model's is computed one token after the other
+from the request; a real one's is recited from a run in which the request was alone. Never sees a plan, a page or another request.
 """
+
+from collections.abc import Sequence
+from typing import Protocol
 
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, RowParams
+from ridgeline.core.plan import TokenLogprobs
 from ridgeline.errors import LawViolation
 from ridgeline.sim.model import FakeModel, extend, next_stamp
 
@@ -24,42 +29,81 @@ def sampling(request: Admitted, choice: int) -> RowParams:
     )
 
 
-class Oracle:
-    """Follows one choice: each id that the engine emits is compared with the one that the context demands."""
+class Source(Protocol):
+    """Where the right answer comes from."""
 
-    __slots__ = ("_model", "_params", "_stamp", "ended", "ids", "request")
+    def token(self, index: int) -> int:
+        """The id of output `index`; asked for in order."""
+        ...
+
+    def logprobs(self, index: int) -> TokenLogprobs | None:
+        """The log-probabilities of output `index`, the one asked for last."""
+        ...
+
+
+class Computed:
+    """The fake model's answer, token by token."""
 
     def __init__(self, request: Admitted, choice: int, model: FakeModel) -> None:
+        self._model = model
+        self._params = sampling(request, choice)
+        self._stamp = extend(model.origin(self._params), request.prompt)[-1]
+        self._before = self._token = 0
+
+    def token(self, index: int) -> int:
+        self._before = self._stamp
+        self._token = self._model.sample(self._stamp, self._params, self._params.prompt_tokens + index)
+        self._stamp = next_stamp(self._stamp, self._token)
+        return self._token
+
+    def logprobs(self, index: int) -> TokenLogprobs | None:
+        best = self._params.logprobs
+        return None if best is None else self._model.logprobs(self._before, self._token, best)
+
+
+class Recited:
+    """An answer that is known: ids, and log-probabilities where they were asked for."""
+
+    def __init__(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
+        self._ids = ids
+        self._logprobs = logprobs
+
+    def token(self, index: int) -> int:
+        return self._ids[index]
+
+    def logprobs(self, index: int) -> TokenLogprobs | None:
+        return None if self._logprobs is None else self._logprobs[index]
+
+
+class Oracle:
+    """Follows one choice: each id that the engine emits is compared with the one that is right there."""
+
+    __slots__ = ("_name", "_source", "ended", "ids", "request")
+
+    def __init__(self, request: Admitted, choice: int, source: Source) -> None:
         self.request = request
         self.ids: list[int] = []
         self.ended: Finish | None = None
         """Set when the ids so far demand an end."""
-        self._model = model
-        self._params = sampling(request, choice)
-        self._stamp = extend(model.origin(self._params), request.prompt)[-1]
+        self._name = f"{request.request_id}/{choice}"
+        self._source = source
 
-    @property
-    def length(self) -> int:
-        """Prompt and outputs so far, in tokens."""
-        return len(self.request.prompt) + len(self.ids)
-
-    def follow(self, token: int) -> int:
-        """Takes the next emitted id; raises on any that the sequential answer does not have there. Returns the stamp it came from."""
+    def follow(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
+        """Takes the next emitted ids; raises on any that the right answer does not have there."""
         request = self.request
-        if self.ended is not None:
-            raise LawViolation(1, f"{self._name} emits id {token} after its end ({self.ended})")
-        expected = self._model.sample(self._stamp, self._params, self.length)
-        if token != expected:
-            raise LawViolation(8, f"{self._name} emits {token} as output {len(self.ids)}, alone it would be {expected}")
-        before = self._stamp
-        self._stamp = next_stamp(before, token)
-        self.ids.append(token)
-        if token in request.stop_ids and len(self.ids) > request.min_tokens:
-            self.ended = Finish.STOP
-        elif len(self.ids) == request.max_tokens:
-            self.ended = Finish.LENGTH
-        return before
-
-    @property
-    def _name(self) -> str:
-        return f"{self.request.request_id}/{self._params.choice}"
+        if ids and (logprobs is None) != (request.logprobs is None):
+            raise LawViolation(8, f"{self._name} asked for log-probabilities: {request.logprobs}, and got {logprobs}")
+        for at, token in enumerate(ids):
+            index = len(self.ids)
+            if self.ended is not None:
+                raise LawViolation(1, f"{self._name} emits id {token} after its end ({self.ended})")
+            expected = self._source.token(index)
+            if token != expected:
+                raise LawViolation(8, f"{self._name} emits {token} as output {index}, alone it would be {expected}")
+            if logprobs is not None and logprobs[at] != self._source.logprobs(index):
+                raise LawViolation(8, f"{self._name}, output {index}: {logprobs[at]}, alone it would be {self._source.logprobs(index)}")
+            self.ids.append(token)
+            if token in request.stop_ids and len(self.ids) > request.min_tokens:
+                self.ended = Finish.STOP
+            elif len(self.ids) == request.max_tokens:
+                self.ended = Finish.LENGTH

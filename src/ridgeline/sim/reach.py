@@ -119,10 +119,7 @@ class Reach:
         """A plan has been submitted."""
         for new in plan.new_rows:
             self._row[new.row] = new.sequence
-            behind = any(
-                group.window and table[:1] == (0,)
-                for group, table in zip(self._world.info.kv.groups, new.tables, strict=True)
-            )
+            behind = any(group.window and table[:1] == (0,) for group, table in zip(self._world.info.kv.groups, new.tables, strict=True))
             self._count("window group joins behind its window", behind)
         row = self._row
         self._flying.append(frozenset([row[each] for each in plan.row]))
@@ -188,9 +185,7 @@ class Reach:
 
     def _on_scheduled(self, event: events.Scheduled) -> None:
         self._count("no page free", event.free_pages == 0 and event.cached_pages == 0)
-        self._count(
-            "rows all taken while requests wait", event.waiting > 0 and len(event.sequences) == self._world.limits.rows
-        )
+        self._count("rows all taken while requests wait", event.waiting > 0 and len(event.sequences) == self._world.limits.rows)
 
     def _on_hit(self, event: events.PrefixHit) -> None:
         key = (event.request_id, event.choice)
@@ -257,9 +252,7 @@ class Reach:
     def _on_rejected(self, event: events.Rejected) -> None:
         waiting = sum(choice.closed is None for choice in self._edge.choices.values()) - len(self._running)
         full = waiting >= self._world.limits.max_waiting
-        self.counts[
-            f"rejected {'while draining' if self._draining else 'as the queue is full' if full else 'as unservable'}"
-        ] += 1
+        self.counts[f"rejected {'while draining' if self._draining else 'as the queue is full' if full else 'as unservable'}"] += 1
 
     def _spared(self, step: int) -> bool:
         """One has been preempted and its pages are still in flight; another that needs pages waits for them and pushes nobody out."""

@@ -7,23 +7,26 @@ import hashlib
 import heapq
 import traceback
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Admit, Command
+from ridgeline.core.params import Admitted
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.quiet import quiet_steps
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.executor import ExecutorInfo, Ticket
+from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.edge import Edge
 from ridgeline.sim.executor import SimExecutor
+from ridgeline.sim.oracle import Computed, Source
 from ridgeline.sim.order import Order, Quiet
 from ridgeline.sim.reach import Reach
 from ridgeline.sim.workload import World, draw
@@ -60,7 +63,7 @@ class Outcome:
 class Witness:
     """Stands between engine and executor, checks each plan (law 5), passes it on, and tells reach counters and trace of it."""
 
-    def __init__(self, executor: SimExecutor, scheduler: Scheduler, reach: Reach, trace: "Trace | None") -> None:
+    def __init__(self, executor: Executor, scheduler: Scheduler, reach: Reach, trace: "Trace | None") -> None:
         self._executor = executor
         self._scheduler = scheduler
         self._reach = reach
@@ -107,13 +110,23 @@ class Trace:
 
 
 class Simulation:
-    """One world from its first command to its last event. After every turn the cheap laws hold, at idle all of them."""
+    """One world from its first command to its last event. After every turn the cheap laws hold, at idle all of them.
 
-    def __init__(self, world: World, trace: Trace | None = None) -> None:
+    Any executor will do whose steps move `clock`, and any source of right answers; `not_finite` tells where it reported NaN.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        clock: VirtualClock,
+        executor: Executor,
+        source: Callable[[Admitted, int], Source],
+        not_finite: Mapping[tuple[int, int], int],
+        trace: Trace | None = None,
+    ) -> None:
         self.world = world
-        self.clock = VirtualClock()
-        executor = SimExecutor(world.info, world.model, self.clock, world.latency, world.eager)
-        self.edge = Edge(world, executor.not_finite, self._send)
+        self.clock = clock
+        self.edge = Edge(world, source, not_finite, self._send)
         self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy])
         self._watch_victims()
         self.reach = Reach(world, self.edge, self.scheduler)
@@ -193,10 +206,21 @@ class Simulation:
         heapq.heappush(self._inbound, (self.clock.now() + delay, next(self._numbers), command))
 
 
+def simulate(world: World, trace: Trace | None = None) -> Simulation:
+    """The simulation of a world on the fake model and the KV oracle."""
+    clock = VirtualClock()
+    executor = SimExecutor(world.info, world.model, clock, world.latency, world.eager)
+
+    def source(request: Admitted, choice: int) -> Source:
+        return Computed(request, choice, world.model)
+
+    return Simulation(world, clock, executor, source, executor.not_finite, trace)
+
+
 def run_seed(seed: int, most_steps: int, trace: Trace | None = None) -> Outcome:
     """Runs the world of `seed` to its end, to its first violation, or for `most_steps`."""
     world = draw(seed)
-    simulation = Simulation(world, trace)
+    simulation = simulate(world, trace)
     violation = None
     try:
         simulation.run(most_steps)

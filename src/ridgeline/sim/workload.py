@@ -135,9 +135,7 @@ class _Features:
         return cls(*(rng.choice((0.0, chance)) for chance in (0.3, 0.4, 0.3, 0.1, 0.5, 0.2, 0.05)))
 
 
-def _request(
-    rng: Random, request_id: str, info: ExecutorInfo, model: FakeModel, features: _Features, prefix: tuple[int, ...]
-) -> Admitted:
+def _request(rng: Random, request_id: str, info: ExecutorInfo, model: FakeModel, features: _Features, prefix: tuple[int, ...]) -> Admitted:
     longest = info.max_model_len
     prompt = _prompt(rng, model, prefix, longest - 1, info.kv.block_tokens)
     choices = rng.randint(2, 4) if rng.random() < features.choices else 1
