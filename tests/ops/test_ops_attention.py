@@ -90,3 +90,22 @@ def test_edge_of_the_window(window: int) -> None:
         )[0]
         assert np.isnan(after).all() == seen
         assert np.array_equal(before, after) != seen
+
+
+@pytest.mark.parametrize("window", [0, 130, 300])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_that_need_different_tiles(window: int, threads: int) -> None:
+    """Rows of one token walk together although their KV tiles begin and end apart."""
+    lengths = [420, 300, 257, 129, 128, 1, 385, 384, 256, 5]
+    paged = Paged(4)
+    paged.write(0, K, V, 0)
+
+    def run(rows: list[int], team: Team) -> np.ndarray:
+        tables, kv_len = paged.tables[[0] * len(rows)], np.array([lengths[row] for row in rows], np.int32)
+        q, cu_q = Q[[lengths[row] - 1 for row in rows]], np.arange(len(rows) + 1, dtype=np.int32)
+        return attention(team, q, paged.keys, paged.values, tables, cu_q, kv_len, 4, scale=0.25, window=window)
+
+    together = run(list(range(len(lengths))), Team(threads))
+    assert np.array_equal(together, np.concatenate([run([row], Team()) for row in range(len(lengths))]))
+    whole = Paged(16).chunk(0, LENGTH, window, stranger=0)
+    assert np.array_equal(together, whole[[length - 1 for length in lengths]])

@@ -71,7 +71,7 @@ def _walks(queries: Floats, cu_q: Ints, kv_len: Ints, threads: int) -> list[_Wal
     group = queries.shape[2]
     counts = np.diff(cu_q)
     single = np.flatnonzero((counts > 0) & (counts * group <= TOKENS))
-    # Longest first: the rows that still have KV tiles to visit are then always the first ones of a walk.
+    # Longest first: rows that still have KV tiles to visit then lie side by side, or nearly so.
     single = single[np.argsort(-kv_len[single], kind="stable")]
     size = max(1, min(BLOCK_TILES, -(-len(single) // threads)))
     walks = [_together(queries, cu_q, kv_len, single[at : at + size]) for at in range(0, len(single), size)]
@@ -145,6 +145,7 @@ def _attend(walk: _Walk, keys: Floats, values: Floats, slots: _Slots, window: in
     base = np.full(count, first.min()) if shared else first
     for step in range(int((last - base).max()) + 1):
         tile = base + step
+        # What lies between the first and the last that need this tile visits it too: hidden keys change nothing.
         reached = np.flatnonzero((tile >= first) & (tile <= last))
         live = slice(int(reached[0]), int(reached[-1]) + 1)
         rows = slice(1) if shared else live

@@ -4,22 +4,10 @@ from ridgeline.compute.graph import INPUTS, OpList
 from ridgeline.compute.ops import attention, elementwise, gather, linear, norm, rope
 from ridgeline.compute.ops.definition import Definition
 
-OPS: dict[str, Definition] = {
-    definition.name: definition
-    for definition in (
-        gather.embed,
-        gather.select,
-        elementwise.scale,
-        elementwise.add,
-        elementwise.glu,
-        norm.rms_norm,
-        norm.add_rms_norm,
-        linear.linear,
-        rope.rope,
-        attention.kv_write,
-        attention.attention,
-    )
-}
+FAMILIES = (gather, elementwise, norm, linear, rope, attention)
+
+OPS: dict[str, Definition] = {found.name: found for family in FAMILIES for found in vars(family).values() if isinstance(found, Definition)}
+"""Name → definition: every one that a family's file makes."""
 
 CACHE_READS = frozenset({"keys", "values", "tables", "slots", "block_tokens"})
 """Reads that belong to a layer's KV group: an op with one of them has an attribute `layer`."""
