@@ -2,6 +2,9 @@
 
 import struct
 from dataclasses import dataclass, field
+from math import prod
+
+from ridgeline.facts.architectures import ARCHITECTURES
 
 TYPES = {"u8": 0, "i8": 1, "u16": 2, "i16": 3, "u32": 4, "i32": 5, "f32": 6, "bool": 7, "str": 8, "arr": 9, "u64": 10, "i64": 11, "f64": 12}
 CODES = {"u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "f32": "f", "bool": "B", "u64": "Q", "i64": "q", "f64": "d"}
@@ -47,3 +50,26 @@ class File:
         for name, shape, kind, offset in self.tensors:
             head += string(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape) + struct.pack("<IQ", kind, offset)
         return head + bytes(-len(head) % 32) + self.data
+
+
+def model_file(changes: dict[str, bytes | None] | None = None, tensors: dict[str, tuple[int, ...] | None] | None = None) -> File:
+    """A whole two-layer model in F32 zeros. `changes` sets metadata (None: leaves it out), `tensors` sets shapes, outermost first."""
+    sizes = {"hidden": 32, "queries": 32, "keys": 16, "head": 16, "ffn": 64, "": 0}
+    numbers = {
+        "block_count": 2, "context_length": 128, "embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 2,
+        "attention.head_count_kv": 1, "attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 8,
+    }  # fmt: skip
+    pairs: dict[str, bytes | None] = {"general.architecture": value("str", "gemma3")}
+    pairs |= {f"gemma3.{key}": value("u32", number) for key, number in numbers.items()}
+    pairs["gemma3.attention.layer_norm_rms_epsilon"] = value("f32", 1e-6)
+    pairs["tokenizer.ggml.tokens"] = value("arr", ("str", ["a", "b", "c"]))
+    layer = ARCHITECTURES["gemma3"].tensors
+    shapes: dict[str, tuple[int, ...] | None] = {"token_embd.weight": (4, 32), "output_norm.weight": (32,)}
+    shapes |= {f"blk.{i}.{name}.weight": tuple(sizes[n] for n in names if n) for i in range(2) for name, *names in layer}
+    entries, offset = [], 0
+    for name, shape in (shapes | (tensors or {})).items():
+        if shape is not None:
+            entries.append((name, tuple(reversed(shape)), 0, offset))
+            offset += -(-4 * prod(shape) // 32) * 32
+    kept = [(key, content) for key, content in (pairs | (changes or {})).items() if content is not None]
+    return File(pairs=kept, tensors=entries, data=bytes(offset))

@@ -53,12 +53,24 @@ HOSTILE: dict[str, File | bytes] = {
     "version 1": File(version=1),
     "big-endian": File(version=3 << 24),
     "more tensors than bytes": File(tensor_count=1 << 63),
+    "100,001 tensors": File(tensor_count=100_001),
+    "65,537 pairs": File(pair_count=65_537),
     "more pairs than bytes": File(pair_count=1 << 62),
     "one pair too many": File(pair_count=2),
     "string longer than the file": File(pairs=[("k", struct.pack("<IQ", 8, 1 << 40))]),
     "string of 2 MiB": File(pairs=[("k", value("str", "x" * (2 << 20)))]),
     "array longer than the file": File(pairs=[("k", struct.pack("<IIQ", 9, 4, 1 << 20))]),
     "array of 2**61 wraps to 0 bytes": File(pairs=[("k", struct.pack("<IIQ", 9, 10, 1 << 61))]),
+    "array of 4M + 1 items": File(pairs=[("k", struct.pack("<IIQ", 9, 0, (4 << 20) + 1) + bytes((4 << 20) + 1))]),
+    "70,000 booleans": File(pairs=[("k", struct.pack("<IIQ", 9, 7, 70_000) + bytes(70_000))]),
+    "70,000 empty arrays": File(pairs=[("k", struct.pack("<IIQ", 9, 9, 70_000) + struct.pack("<IQ", 0, 0) * 70_000)]),
+    "70,000 empty arrays in two": File(pairs=[(k, struct.pack("<IIQ", 9, 9, 35_000) + struct.pack("<IQ", 0, 0) * 35_000) for k in "kl"]),
+    "string in an array of 2 MiB": File(pairs=[("k", value("arr", ("str", ["x", "x" * (2 << 20)])))]),
+    "string in an array with a length of 2**64 - 1": File(pairs=[("k", struct.pack("<IIQQ", 9, 8, 1, (1 << 64) - 1))]),
+    "text not UTF-8": File(pairs=[("k", value("str", b"\xff\xfe"))]),
+    "alignment 8192": File(pairs=[("general.alignment", value("u32", 8_192))]),
+    "offset that padding would wrap to zero": File(tensors=[("a", (4,), 0, 0), ("b", (4,), 0, (1 << 64) - 16)]),
+    "zero-size tensors that share an offset": File(tensors=[("a", (0,), 0, 0), ("b", (0,), 0, 0), ("c", (4,), 0, 0)]),
     "array of strings that ends early": File(pairs=[("k", struct.pack("<IIQ", 9, 8, 1 << 20) + string("a"))]),
     "array element type 99": File(pairs=[("k", struct.pack("<IIQ", 9, 99, 1))]),
     "nested too deep": File(pairs=[("k", struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 40)]),
@@ -93,6 +105,19 @@ def test_hostile_files_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelFormatError) as refused:
         read(tmp_path, HOSTILE[name])
     assert len(str(refused.value)) > 20
+
+
+def test_a_header_of_more_than_64_mib_is_refused(tmp_path: Path) -> None:
+    """Three arrays of 32 MiB in a file whose middle takes no disk space."""
+    path = tmp_path / "long.gguf"
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 3))
+        for key in "abc":
+            file.write(string(key) + struct.pack("<IIQ", 9, 10, 4 << 20))
+            file.seek(8 * (4 << 20), 1)
+        file.truncate()
+    with pytest.raises(ModelFormatError, match="header limit"):
+        read_header(path)
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
@@ -182,6 +207,26 @@ def test_split_files(tmp_path: Path) -> None:
         read_header(tmp_path / "m-00001-of-00003.gguf")
 
 
+@pytest.mark.parametrize(
+    ("name", "split", "words"),
+    [
+        ("m-00002-of-00002.gguf", (0, 2, 2), "does not belong to this split"),
+        ("m-00002-of-00002.gguf", (1, 3, 2), "does not belong to this split"),
+        ("m-00001-of-00002.gguf", (1, 2, 2), "the first .0. was expected"),
+        ("m-00001-of-00002.gguf", (0, 2, 3), "should hold 3 tensors and holds 2"),
+        ("m-00001-of-00002.gguf", (0, 3, 2), "split into 3 files"),
+        ("m-00001-of-00002.gguf", (0, 60_000, 2), "split.count is 60000"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(tmp_path: Path, name: str, split: tuple[int, int, int], words: str) -> None:
+    write_with_package(tmp_path / "m-00001-of-00002.gguf", ["F32"], (0, 2, 2))
+    write_with_package(tmp_path / "m-00002-of-00002.gguf", ["F16"], (1, 2, 2))
+    assert list(read_header(tmp_path / "m-00001-of-00002.gguf").tensors) == ["F32", "F16"]
+    write_with_package(tmp_path / name, ["F16" if name.startswith("m-00002") else "F32"], split)
+    with pytest.raises(ModelFormatError, match=words):
+        read_header(tmp_path / "m-00001-of-00002.gguf")
+
+
 def test_typed_access(tmp_path: Path) -> None:
     header = read(tmp_path, File(pairs=[("n", value("u32", 7)), ("x", value("f32", float("nan"))), ("b", value("bool", 1))]))
     assert header.integer("n", 1, 10) == 7
@@ -202,3 +247,5 @@ def test_typed_access(tmp_path: Path) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError):
         read_header(tmp_path / "nothing.gguf")
+    with pytest.raises(ModelNotFoundError):
+        read_header(tmp_path)

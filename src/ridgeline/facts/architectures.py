@@ -7,14 +7,16 @@ from dataclasses import dataclass
 class Architecture:
     """Supplements to a header.
 
-    pattern            every `pattern`-th layer attends to everything, the others to a window; 1: all are full
+    pattern            every `pattern`-th layer attends to everything, the others to a window; 1: all are full (a file may say otherwise)
     window_rope_base   RoPE base of window layers where the file does not say; None: the same as the full layers'
     tensors            per layer: (name, rows, columns), each the name of a dimension; columns "" for a vector
+    neutral            keys that change the network in ways that are not computed, and the only value that leaves it as it is
     """
 
     pattern: int
     window_rope_base: float | None
     tensors: tuple[tuple[str, str, str], ...]
+    neutral: tuple[tuple[str, float | str], ...]
 
 
 ARCHITECTURES = {
@@ -35,6 +37,12 @@ ARCHITECTURES = {
             ("ffn_up", "ffn", "hidden"),
             ("ffn_down", "hidden", "ffn"),
             ("post_ffw_norm", "hidden", ""),
+        ),
+        neutral=(
+            ("rope.scaling.type", "none"),
+            ("rope.scaling.factor", 1.0),
+            ("attn_logit_softcapping", 0.0),
+            ("final_logit_softcapping", 0.0),
         ),
     ),
 }

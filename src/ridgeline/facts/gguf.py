@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.formats import BY_ID, UNSUPPORTED
-from ridgeline.facts.gguf_values import MAX_HEADER_BYTES, Cursor, Strings, Value
+from ridgeline.facts.gguf_values import Cursor, Strings, Value, quoted
 from ridgeline.facts.model import TensorFacts
 
 MAX_PAIRS = 65_536
@@ -138,8 +138,8 @@ def _read_file(path: Path) -> Header:
                     raise ModelFormatError(f"{path.name}: {error}") from None
                 finally:
                     data.release()
-    except (FileNotFoundError, IsADirectoryError):
-        raise ModelNotFoundError(f"there is no file {path}; check the path") from None
+    except OSError as error:
+        raise ModelNotFoundError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
 
 
 def _parse(path: Path, data: memoryview) -> Header:
@@ -149,7 +149,7 @@ def _parse(path: Path, data: memoryview) -> Header:
     for _ in range(pair_count):
         key = cursor.string(limit=65_535)
         if key in metadata:
-            raise ModelFormatError(f"metadata key {key!r} stands twice")
+            raise ModelFormatError(f"metadata key {quoted(key)} stands twice; the file is damaged")
         metadata[key] = cursor.value(cursor.u32())
     header = Header(metadata, {}, (path,))
     alignment = header.integer("general.alignment", 1, MAX_ALIGNMENT, default=32)
@@ -203,7 +203,7 @@ def _place(
                 f"tensor {name!r} has rows of {shape[0]}, no multiple of {stored.name}'s block of {stored.block_elements}"
             )
         if name in tensors:
-            raise ModelFormatError(f"tensor {name!r} stands twice")
+            raise ModelFormatError(f"tensor {name!r} stands twice; the file is damaged")
         length = prod(shape) // stored.block_elements * stored.block_bytes
         if offset != expected:
             raise ModelFormatError(f"tensor {name!r} is at offset {offset}, {expected} was expected: tensors overlap or leave a gap")
@@ -214,6 +214,3 @@ def _place(
         tensors[name] = TensorFacts(name, stored.name, tuple(reversed(shape)), path, start + offset, length)
         expected = -(-(offset + length) // alignment) * alignment
     return tensors
-
-
-__all__ = ["MAX_HEADER_BYTES", "Header", "read_header"]

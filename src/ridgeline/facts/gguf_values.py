@@ -2,9 +2,8 @@
 
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ridgeline.errors import ModelFormatError
 
@@ -12,6 +11,8 @@ MAX_HEADER_BYTES = 64 << 20
 MAX_STRING_BYTES = 1 << 20
 MAX_ARRAY_ITEMS = 4 << 20
 MAX_NESTING = 4
+MAX_LIST_ITEMS = 65_536
+"""Booleans and inner arrays of a whole header: each becomes a Python object, which takes far more memory than its bytes in the file."""
 
 _SCALARS: dict[int, tuple[str, str]] = {
     0: ("uint8", "B"), 1: ("int8", "b"), 2: ("uint16", "H"), 3: ("int16", "h"), 4: ("uint32", "I"), 5: ("int32", "i"),
@@ -21,17 +22,14 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Strings(Sequence[str]):
-    """An array of strings that stays in the file until it is read: a vocabulary costs nothing to who does not need it."""
+class Strings:
+    """An array of strings, decoded only while it is iterated: a vocabulary costs little to who needs no more than its length."""
 
     data: bytes
     items: int
 
     def __len__(self) -> int:
         return self.items
-
-    def __getitem__(self, index: int | slice) -> Any:
-        return list(self)[index]
 
     def __iter__(self) -> Iterator[str]:
         position, data, length_at = 0, self.data, struct.Struct("<Q").unpack_from
@@ -47,6 +45,12 @@ class Strings(Sequence[str]):
 Value = int | float | bool | str | Strings | list["Value"] | array  # type: ignore[type-arg]
 
 
+def quoted(value: object) -> str:
+    """A value from a file as a message shows it: escaped, and never longer than 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
 class Cursor:
     """Reads little-endian values from `data` and never past `MAX_HEADER_BYTES` or its end."""
 
@@ -54,6 +58,7 @@ class Cursor:
         self.data = data
         self.end = min(len(data), MAX_HEADER_BYTES)
         self.position = 0
+        self.list_items = 0
 
     def take(self, length: int) -> int:
         """Moves over `length` bytes and returns where they start."""
@@ -110,17 +115,22 @@ class Cursor:
             values.frombytes(self.data[start : self.position])
             return values
         if kind == _BOOL:
+            self._count_items(count)
             return list(self._bools(count))
         if kind == _STRING:
             return self._strings(count)
         if kind == _ARRAY:
-            return self._nested(count, depth)
+            self._count_items(count)
+            return [self._array(depth + 1) for _ in range(count)]
         raise ModelFormatError(f"array element type {kind} at offset {self.position} does not exist (known: 0 … 12); the file is damaged")
 
-    def _nested(self, count: int, depth: int) -> Value:
-        if count > 65_536:
-            raise ModelFormatError(f"an array of {count} arrays at offset {self.position} exceeds the limit of 65536")
-        return [self._array(depth + 1) for _ in range(count)]
+    def _count_items(self, count: int) -> None:
+        self.list_items += count
+        if self.list_items > MAX_LIST_ITEMS:
+            raise ModelFormatError(
+                f"the header holds {self.list_items} booleans and arrays inside arrays (offset {self.position}), "
+                f"more than the limit of {MAX_LIST_ITEMS}; the file is damaged"
+            )
 
     def _bools(self, count: int) -> list[bool]:
         start = self.take(count)

@@ -1,18 +1,22 @@
 """From a header to `ModelFacts`: every dimension bounded, every tensor's shape checked against the architecture."""
 
 import hashlib
+from array import array
+from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.architectures import ARCHITECTURES, Architecture
 from ridgeline.facts.gguf import Header, read_header
-from ridgeline.facts.model import ModelFacts
+from ridgeline.facts.gguf_values import MAX_HEADER_BYTES, quoted
+from ridgeline.facts.model import ModelFacts, TensorFacts
 
 MAX_LAYERS = 1_024
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 4 << 20
 MAX_CONTEXT = 1 << 27
 _SAMPLE_BYTES = 4_096
+_TOKENS = "tokenizer.ggml.tokens"
 
 
 def read_model_facts(path: Path) -> ModelFacts:
@@ -25,17 +29,16 @@ def model_facts(header: Header) -> ModelFacts:
     name = header.text("general.architecture")
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
-        raise ModelFormatError(f"architecture {name!r} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}")
+        raise ModelFormatError(f"architecture {quoted(name)} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}")
+    _check_neutral(header, name, architecture)
     layers = header.integer(f"{name}.block_count", 1, MAX_LAYERS)
     hidden = header.integer(f"{name}.embedding_length", 1, MAX_WIDTH)
     heads = header.integer(f"{name}.attention.head_count", 1, MAX_WIDTH)
     kv_heads = header.integer(f"{name}.attention.head_count_kv", 1, heads, default=heads)
     if heads % kv_heads:
         raise ModelFormatError(f"{heads} query heads are no multiple of {kv_heads} KV heads")
-    head_dim = header.integer(f"{name}.attention.key_length", 2, MAX_WIDTH, default=max(2, hidden // heads))
-    if header.integer(f"{name}.attention.value_length", 1, MAX_WIDTH, default=head_dim) != head_dim or head_dim % 2:
-        raise ModelFormatError(f"keys of {head_dim} and values of another length are not supported")
     base = header.number(f"{name}.rope.freq_base", 1.0, 1e12, default=10_000.0)
+    kinds = _layer_kinds(header, f"{name}.attention.sliding_window_pattern", layers, architecture.pattern)
     facts = ModelFacts(
         architecture=name,
         name=header.text("general.name", default=name),
@@ -43,28 +46,53 @@ def model_facts(header: Header) -> ModelFacts:
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=_head_dim(header, name, hidden // heads),
         ffn=header.integer(f"{name}.feed_forward_length", 1, MAX_WIDTH),
         vocab=_vocab(header, hidden),
-        tokens=len(header.strings("tokenizer.ggml.tokens")),
+        tokens=len(header.strings(_TOKENS)),
         context=header.integer(f"{name}.context_length", 1, MAX_CONTEXT),
         eps=header.number(f"{name}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
-        layer_kinds=_layer_kinds(layers, architecture),
-        window=header.integer(f"{name}.attention.sliding_window", 1, MAX_CONTEXT) if architecture.pattern > 1 else 0,
+        layer_kinds=kinds,
+        window=header.integer(f"{name}.attention.sliding_window", 1, MAX_CONTEXT) if "window" in kinds else 0,
         rope_base={
             "full": base,
-            "window": header.number(f"{name}.rope.local.freq_base", 1.0, 1e12, default=architecture.window_rope_base or base),
+            "window": header.number(f"{name}.rope.freq_base_swa", 1.0, 1e12, default=architecture.window_rope_base or base),
         },
         tied="output.weight" not in header.tensors,
         tensors=header.tensors,
-        fingerprint=fingerprint(header),
+        fingerprint=b"",
     )
     _check_tensors(facts, architecture)
-    return facts
+    return replace(facts, fingerprint=fingerprint(header))
 
 
-def _layer_kinds(layers: int, architecture: Architecture) -> tuple[str, ...]:
-    return tuple("full" if (i + 1) % architecture.pattern == 0 else "window" for i in range(layers))
+def _check_neutral(header: Header, name: str, architecture: Architecture) -> None:
+    for key, neutral in architecture.neutral:
+        found = header.metadata.get(f"{name}.{key}", neutral)
+        if found != neutral:
+            raise ModelFormatError(f"{name}.{key} is {quoted(found)}, which is not computed; {neutral!r} is, or a file without it")
+
+
+def _head_dim(header: Header, name: str, default: int) -> int:
+    """Length of a head's keys, of its values and of the part that RoPE turns: one number, even."""
+    length = header.integer(f"{name}.attention.key_length", 1, MAX_WIDTH, default=default)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if header.integer(f"{name}.{key}", 1, MAX_WIDTH, default=length) != length:
+            raise ModelFormatError(f"{name}.{key} is {header.metadata[f'{name}.{key}']}, but keys have length {length}; they must be equal")
+    if length < 2 or length % 2:
+        raise ModelFormatError(f"heads have length {length}, an even number ≥ 2 was expected; the file is damaged")
+    return length
+
+
+def _layer_kinds(header: Header, key: str, layers: int, period: int) -> tuple[str, ...]:
+    """The file may give the period, or a flag for each layer (1: a window); else the architecture's period holds."""
+    flags = header.metadata.get(key, period)
+    if isinstance(flags, (list, array)):
+        if len(flags) != layers or any(flag not in (0, 1) for flag in flags):
+            raise ModelFormatError(f"{key} has {len(flags)} entries, {layers} were expected, each 0 or 1")
+        return tuple("window" if flag else "full" for flag in flags)
+    period = header.integer(key, 1, MAX_LAYERS, default=period)
+    return tuple("window" if (i + 1) % period else "full" for i in range(layers))
 
 
 def _vocab(header: Header, hidden: int) -> int:
@@ -73,9 +101,9 @@ def _vocab(header: Header, hidden: int) -> int:
         raise ModelFormatError("tensor 'token_embd.weight' is missing; this is not a complete model file")
     if len(embedding.shape) != 2 or embedding.shape[1] != hidden or embedding.shape[0] > MAX_VOCAB:
         raise ModelFormatError(f"tensor 'token_embd.weight' has shape {embedding.shape}, (vocabulary, {hidden}) was expected")
-    tokens = len(header.strings("tokenizer.ggml.tokens"))
-    if tokens > embedding.shape[0]:
-        raise ModelFormatError(f"the tokenizer has {tokens} tokens, the embedding only {embedding.shape[0]} rows")
+    tokens = len(header.strings(_TOKENS))
+    if not 1 <= tokens <= embedding.shape[0]:
+        raise ModelFormatError(f"the tokenizer has {tokens} tokens, 1 … {embedding.shape[0]} (the rows of the embedding) were expected")
     return embedding.shape[0]
 
 
@@ -99,20 +127,33 @@ def _check_tensors(facts: ModelFacts, architecture: Architecture) -> None:
             raise ModelFormatError(f"tensor {name!r} of shape {shape} is missing; this is not a complete {facts.architecture} model")
         if tensor.shape != shape:
             raise ModelFormatError(f"tensor {name!r} has shape {tensor.shape}, the header says {shape}")
+    strange = sorted(facts.tensors.keys() - expected.keys() - {"token_embd.weight", "output.weight"})
+    if strange:
+        raise ModelFormatError(
+            f"{len(strange)} tensors, {strange[0]!r} among them, belong to no {facts.architecture} model that is supported; "
+            "without them its answers would be wrong"
+        )
 
 
 def fingerprint(header: Header) -> bytes:
-    """SHA-256 over the tensor table and the first and last 4 KiB of every tensor: the same for every copy of the same weights."""
+    """SHA-256 over the size and the header of every file, and the first and last 4 KiB of every tensor.
+
+    Equal for copies of the same files; another number in the metadata, or other weights, give another fingerprint.
+    """
     digest = hashlib.sha256()
-    open_files = {path: path.open("rb") for path in header.files}
-    try:
-        for tensor in header.tensors.values():
-            digest.update(f"{tensor.name}\0{tensor.kind}\0{tensor.shape}\0{tensor.bytes}\n".encode())
-            file = open_files[tensor.file]
-            for offset in (tensor.offset, tensor.offset + max(0, tensor.bytes - _SAMPLE_BYTES)):
+    held: dict[Path, list[TensorFacts]] = {path: [] for path in header.files}
+    for tensor in header.tensors.values():
+        held[tensor.file].append(tensor)
+    for path, tensors in held.items():
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            header_bytes = min((tensor.offset for tensor in tensors), default=min(size, MAX_HEADER_BYTES))
+            digest.update(f"{size} {header_bytes}\n".encode())
+            spans = [(0, header_bytes)]
+            for tensor in tensors:
+                length = min(_SAMPLE_BYTES, tensor.bytes)
+                spans += [(tensor.offset, length), (tensor.offset + tensor.bytes - length, length)]
+            for offset, length in spans:
                 file.seek(offset)
-                digest.update(file.read(min(_SAMPLE_BYTES, tensor.bytes)))
-    finally:
-        for file in open_files.values():
-            file.close()
+                digest.update(file.read(length))
     return digest.digest()

