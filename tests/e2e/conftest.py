@@ -54,9 +54,9 @@ class ServerProcess:
         except URLError as error:
             return 0, str(error)
 
-    def metric(self, name: str) -> float:
-        """The sum over the samples of this name."""
-        lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum over the samples of this name that have this label (`reason="stop"`)."""
+        lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith(f"{name}{{") and label in line]
         assert lines, name
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 

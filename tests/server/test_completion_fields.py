@@ -123,6 +123,11 @@ def test_numbers_that_no_type_holds(site: Any, field: str, number: str) -> None:
         check_refusal(answer, 400)
 
 
+def test_bytes_that_are_not_utf_8_in_a_field_that_is_not_built(site: Any) -> None:
+    answer = site.request("POST", "/v1/completions", content=b'{"prompt": "a", "suffix": "\xff"}')
+    check_refusal(answer, 400)
+
+
 def test_the_last_of_two_equal_keys_counts(site: Any) -> None:
     answer = site.request("POST", "/v1/completions", content=b'{"prompt": "a", "max_tokens": 99999, "max_tokens": 3}')
     assert answer.json()["usage"]["completion_tokens"] == 3
@@ -167,7 +172,8 @@ def test_chat_says_why_not(site: Any) -> None:
 
 @pytest.mark.parametrize(("path", "body"), [
     ("/tokenize", {}), ("/tokenize", {"prompt": 1}), ("/tokenize", {"prompt": "a", "add_special_tokens": "no"}),
-    ("/tokenize", {"messages": []}), ("/tokenize", {"prompt": "a", "model": "other"}), ("/detokenize", {}), ("/detokenize", {"tokens": "a"}),
+    ("/tokenize", {"messages": []}), ("/tokenize", {"prompt": "a", "model": "other"}),
+    ("/detokenize", {}), ("/detokenize", {"tokens": "a"}),
     ("/detokenize", {"tokens": [258]}), ("/detokenize", {"tokens": [-1]}), ("/detokenize", {"tokens": [True]}),
     ("/detokenize", {"tokens": [1], "model": "other"}),
 ])  # fmt: skip

@@ -58,13 +58,17 @@ def command_line(asked: str | None) -> typer.Typer:
     return app
 
 
-def ridgeline(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and end.", is_eager=True)] = False,
-) -> None:
-    """An LLM inference engine and server that explains itself."""
-    if version:
+def print_version(asked: bool) -> None:
+    """Ends the process with the version where it was asked for."""
+    if asked:
         print(__version__)
         raise typer.Exit
+
+
+def ridgeline(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=print_version)] = False,
+) -> None:
+    """An LLM inference engine and server that explains itself."""
 
 
 def _not_loaded() -> None:

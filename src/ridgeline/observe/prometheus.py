@@ -14,7 +14,6 @@ from prometheus_client.registry import Collector
 
 from ridgeline.observe.metrics import Histogram, Metrics
 
-
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The text format, which every scraper reads. In OpenMetrics the library may turn the colon of `vllm:` into an underscore."""
 

@@ -183,8 +183,8 @@ def parse(shape: type[Body], body: bytes) -> Body:
 
 
 def refuse_unbuilt(body: bytes) -> None:
-    """Raises ApiError naming the first known field that is not built yet and asks for something. `body` has been parsed."""
-    sent = msgspec.json.decode(body, type=_Unbuilt)
+    """Raises ApiError naming the first known field that is not built yet and asks for something."""
+    sent = parse(_Unbuilt, body)
     for name, neutral in UNBUILT.items():
         value = getattr(sent, name)
         if value is not None and value not in neutral:

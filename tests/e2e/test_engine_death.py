@@ -1,0 +1,74 @@
+"""The engine process is killed under load: everyone hears of it at once, and the server serves again."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+FAKE = 'fake:{"step_seconds": 0.01}'
+
+
+async def stream(client: httpx.AsyncClient, number: int) -> float:
+    """Reads until the stream ends; returns when. The last events are an error and `[DONE]`."""
+    asked = {"prompt": "p", "max_tokens": 4000, "stream": True}
+    async with client.stream("POST", "/v1/completions", json=asked) as answer:
+        assert answer.status_code == 200
+        events = [line[6:] async for line in answer.aiter_lines() if line]
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["error"]["code"] == "engine_unavailable"
+    return time.monotonic()
+
+
+async def whole(client: httpx.AsyncClient, number: int) -> float:
+    answer = await client.post("/v1/completions", json={"prompt": "p", "max_tokens": 4000})
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
+    assert int(answer.headers["retry-after"]) >= 1
+    return time.monotonic()
+
+
+async def kill_under_load(server: Any) -> None:
+    engine = server.engine_pid()
+    async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+        clients = [asyncio.create_task((stream if number % 2 else whole)(client, number)) for number in range(32)]
+        while server.metric("vllm:num_requests_running") < 16:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
+        killed = time.monotonic()
+        os.kill(engine, signal.SIGKILL)
+        while (await client.get("/readyz")).status_code == 200:
+            assert time.monotonic() - killed < 0.5, "/readyz is still 200"
+            await asyncio.sleep(0.005)
+        heard = await asyncio.gather(*clients)
+        assert max(heard) - killed < 1.0, f"the last client heard after {max(heard) - killed:.2f} s"
+        assert (await client.get("/livez")).status_code == 200
+        while (answer := await client.get("/readyz")).status_code != 200:
+            assert answer.json()["error"]["code"] == "engine_unavailable"
+            assert time.monotonic() - killed < 10, "the engine does not come back"
+            await asyncio.sleep(0.05)
+        answer = await client.post("/v1/completions", json={"prompt": "p", "max_tokens": 5})
+        assert answer.status_code == 200 and len(answer.json()["choices"][0]["text"]) == 5
+    assert server.engine_pid() != engine
+    assert server.metric("vllm:num_requests_running") == 0 == server.metric("vllm:num_requests_waiting")
+
+
+def test_every_client_hears_and_the_server_serves_again(serving: Callable[..., Any]) -> None:
+    with serving(FAKE) as server:
+        for _ in range(2):
+            asyncio.run(kill_under_load(server))
+        assert "Traceback" not in server.output(), server.output()
+
+
+def test_no_engine_survives_its_server(serving: Callable[..., Any]) -> None:
+    with serving(FAKE) as server:
+        engine = server.engine_pid()
+        server.process.kill()
+        server.process.wait()
+        end = time.monotonic() + 2
+        while os.path.exists(f"/proc/{engine}"):
+            assert time.monotonic() < end, "the engine outlives its server"
+            time.sleep(0.02)

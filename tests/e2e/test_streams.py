@@ -1,0 +1,127 @@
+"""Thirty-two clients that read, stop reading, hang up and come back: no error that was not asked for, and nothing left behind."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+FAKE = 'fake:{"rows": 12, "pages": 150, "windows": [0, 48], "max_model_len": 512, "step_seconds": 0.001, "token_seconds": 0.00001}'
+CLIENTS = 32
+
+
+def pages(server: Any) -> float:
+    """Pages that nobody holds, in the first step of a small request that runs alone: the engine says so once a step."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        client.completions.create(model="fake", prompt=[1], max_tokens=1)
+    return server.metric("ridgeline_kv_pages_free") + server.metric("ridgeline_kv_pages_cached")
+
+
+def wait_until_idle(server: Any, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while server.metric("vllm:num_requests_running") or server.metric("vllm:num_requests_waiting"):
+        assert time.monotonic() < end, "requests are left behind"
+        time.sleep(0.05)
+
+
+async def one_request(client: openai.AsyncOpenAI, rng: random.Random) -> str:
+    """A random request, ended in a random way; returns how."""
+    shared = [7] * rng.choice([0, 15, 16, 17, 64, 100])
+    asked: dict[str, Any] = {
+        "model": "fake",
+        "prompt": shared + [rng.randrange(256) for _ in range(rng.randint(1, 60))],
+        "max_tokens": rng.choice([1, 2, 17, 60, 200]),
+        "n": rng.choice([1, 1, 1, 2]),
+        "seed": rng.randrange(5),
+    }
+    if rng.random() < 0.4:
+        asked["stop"] = rng.sample(["ab", "Q", "z9", "!", "~~"], 2)
+    end = rng.choice(["read", "read", "whole", "leave", "cancel", "compare"])
+    if end in ("whole", "cancel"):
+        try:
+            async with asyncio.timeout(None if end == "whole" else rng.random() / 20):
+                await client.completions.create(**asked)
+        except TimeoutError:
+            return "cancelled"
+        return "whole"
+    stream = await client.completions.create(**asked, stream=True)
+    texts, ends, patience = Counter[int](), 0, rng.randint(0, 20)
+    collected: dict[int, str] = {}
+    async with stream:
+        async for chunk in stream:
+            for choice in chunk.choices:
+                collected[choice.index] = collected.get(choice.index, "") + choice.text
+                ends += choice.finish_reason is not None
+                texts[choice.index] += 1
+            if end == "leave" and sum(texts.values()) > patience:
+                return "left"
+    assert ends == asked["n"]
+    if end == "compare":
+        whole = await client.completions.create(**asked)
+        assert [choice.text for choice in whole.choices] == [collected[index] for index in sorted(collected)]
+        return "compared"
+    return "read"
+
+
+async def storm(server: Any, seconds: float) -> Counter[str]:
+    """All clients for so long; returns how often each end was met."""
+    ends: Counter[str] = Counter()
+    stop_at = time.monotonic() + seconds
+
+    async def one_client(number: int) -> None:
+        rng = random.Random(number)
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+            while time.monotonic() < stop_at:
+                ends[await one_request(client, rng)] += 1
+
+    await asyncio.gather(*(one_client(number) for number in range(CLIENTS)))
+    return ends
+
+
+def run_storm(serving: Callable[..., Any], seconds: float) -> None:
+    with serving(FAKE) as server:
+        before, engine = pages(server), server.engine_pid()
+        ends = asyncio.run(storm(server, seconds))
+        assert set(ends) == {"read", "whole", "left", "cancelled", "compared"}, ends
+        assert sum(ends.values()) > 10 * seconds, ends
+        wait_until_idle(server)
+        assert pages(server) == before, "KV pages are left behind"
+        assert server.metric("vllm:num_preemptions_total") > 0, "the storm was too mild"
+        assert server.metric("vllm:prefix_cache_hits_total") > 0
+        assert server.engine_pid() == engine
+        assert "Traceback" not in server.output() and "incident" not in server.output(), server.output()
+
+
+def test_streams_aborts_and_disconnects(serving: Callable[..., Any]) -> None:
+    run_storm(serving, 15.0)
+
+
+@pytest.mark.night
+@pytest.mark.timeout(600)
+def test_streams_aborts_and_disconnects_for_five_minutes(serving: Callable[..., Any]) -> None:
+    run_storm(serving, 300.0)
+
+
+def test_a_disconnect_ends_the_request_at_once(serving: Callable[..., Any]) -> None:
+    with serving('fake:{"step_seconds": 0.005}') as server:
+
+        async def leave(stream: bool) -> None:
+            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+                asked: dict[str, Any] = {"model": "fake", "prompt": "p", "max_tokens": 4000}
+                if stream:
+                    async with await client.completions.create(**asked, stream=True) as events:
+                        async for _ in events:
+                            break
+                else:
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.3):
+                            await client.completions.create(**asked)
+
+        for stream in (True, False):
+            asyncio.run(leave(stream))
+            wait_until_idle(server, 1.0)
+        assert server.metric("vllm:request_success_total", 'finished_reason="abort"') == 2
