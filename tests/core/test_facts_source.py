@@ -1,5 +1,7 @@
 """What a model name stands for, and facts from headers and from this machine."""
 
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -53,6 +55,43 @@ def test_a_damaged_part_is_never_used(package: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.parametrize("sums", ["", "zz  small.gguf\n", "0" * 64 + "  ../../small.gguf\n"])
+def test_a_damaged_digest_file_is_never_used(package: Path, tmp_path: Path, sums: str) -> None:
+    (package / "small_model" / "data" / "SHA256SUMS").write_text(sums)
+    with pytest.raises(ModelFormatError, match="SHA256SUMS is missing or damaged; reinstall"):
+        resolve_model("small", tmp_path / "cache")
+
+
+def test_a_file_that_was_cut_is_assembled_again(package: Path, tmp_path: Path) -> None:
+    path = resolve_model("small", tmp_path / "cache")
+    path.write_bytes(b"GGUF")
+    assert resolve_model("small", tmp_path / "cache").read_bytes() == b"GGUF-middle-end"
+
+
+def test_what_a_killed_process_left_is_removed(package: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / ".assembling-living").write_bytes(b"x")
+    (cache / ".assembling-dead").write_bytes(b"x")
+    os.utime(cache / ".assembling-dead", (0, 0))
+    path = resolve_model("small", cache)
+    assert set(cache.iterdir()) == {path, cache / ".assembling-living"}
+
+
+def test_a_cache_that_cannot_be_written_names_the_fix(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelNotFoundError, match="XDG_CACHE_HOME"):
+        resolve_model("small", tmp_path / "file" / "cache")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ModelNotFoundError, match=r"15 bytes cannot be assembled .* .No space left on device."):
+        resolve_model("small", tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_a_missing_package_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGED, "absent", "no_such_package_at_all")
     with pytest.raises(ModelNotFoundError, match="pip install"):
@@ -96,16 +135,47 @@ def test_pages_of_the_demo(demo: ModelFacts) -> None:
     assert longest_sequence(groups, 16, 5, 512, 32_768) == 0
 
 
-def test_machine_limits_come_from_the_cgroup(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 1000000 kB\nMemAvailable: 900000 kB\n")
-    assert machine_facts(tmp_path).memory_bytes == 1_024_000_000
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("500000\n")
-    (group / "memory.current").write_text("100000\n")
-    (group / "cpu.max").write_text("100000 100000\n")
-    facts = machine_facts(tmp_path)
-    assert (facts.memory_bytes, facts.available_bytes, facts.processors) == (500_000, 400_000, 1)
-    (group / "memory.max").write_text("max\n")
-    assert machine_facts(tmp_path).memory_bytes == 1_024_000_000
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 900000 kB"}
+
+
+def test_a_machine_without_limits(tmp_path: Path) -> None:
+    facts = machine_facts(write(tmp_path, MEMINFO | {"sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/cpu.max": "max 100000"}))
+    assert (facts.memory_bytes, facts.available_bytes) == (1_024_000_000, 921_600_000)
+    assert facts.processors == len(os.sched_getaffinity(0))
+    assert machine_facts(tmp_path / "nothing").memory_bytes > 0
+
+
+def test_limits_of_cgroup_version_2_at_any_level(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/system.slice/ridgeline.service"
+    files = {
+        "proc/self/cgroup": "0::/system.slice/ridgeline.service",
+        f"{group}/memory.max": "max",
+        f"{group}/cpu.max": "150000 100000",
+        "sys/fs/cgroup/system.slice/memory.max": "500000",
+        "sys/fs/cgroup/system.slice/memory.current": "100000",
+        "sys/fs/cgroup/system.slice/memory.stat": "anon 60000\ninactive_file 40000",
+        "sys/fs/cgroup/system.slice/cpu.max": "max 100000",
+    }
+    facts = machine_facts(write(tmp_path, MEMINFO | files))
+    assert (facts.memory_bytes, facts.available_bytes) == (500_000, 440_000)
+    assert facts.processors == min(2, len(os.sched_getaffinity(0)))
+
+
+def test_limits_of_cgroup_version_1(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "4:memory:/docker/abc\n1:cpu,cpuacct:/\n0::/",
+        "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": "9223372036854771712",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "700000",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "300000",
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000",
+        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+    }
+    facts = machine_facts(write(tmp_path, MEMINFO | files))
+    assert (facts.memory_bytes, facts.available_bytes, facts.processors) == (700_000, 400_000, 1)

@@ -48,6 +48,11 @@ def test_the_fix_that_an_error_names_works() -> None:
     assert settled.pages == 10
 
 
+def test_no_fix_is_named_that_cannot_work() -> None:
+    with pytest.raises(ConfigError, match=r"set --max-model-len 4800 .this process may use 1000000 bytes"):
+        resolve(EngineConfig("m", max_model_len=160_000), context=160_000, memory_bytes=1_000_000, costs=COSTS)
+
+
 def test_no_room_for_one_token() -> None:
     costs = KVCosts(page_bytes=1_000, sequence_pages=lambda tokens: 6, longest=lambda pages, limit: limit if pages >= 6 else 0)
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes 6000"):

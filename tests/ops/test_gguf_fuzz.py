@@ -11,6 +11,7 @@ from ridgeline.errors import RidgelineError
 from ridgeline.facts.architectures import ARCHITECTURES
 from ridgeline.facts.gguf import read_header
 from ridgeline.facts.read import model_facts
+from ridgeline.text.tokenizer import tokenizer_of
 
 MOST_SECONDS, MOST_BYTES = 0.1, 256 << 20
 
@@ -31,9 +32,13 @@ def seed_file(path: Path, vocabulary: int = 300) -> bytes:
     writer.add_value_length(16)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_sliding_window(8)
-    writer.add_token_list([f"t{i}" for i in range(vocabulary)])
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"<0x{i:02X}>" if i < 256 else f"t{i}" for i in range(vocabulary)])
     writer.add_token_scores([float(-i) for i in range(vocabulary)])
-    writer.add_token_types([1] * vocabulary)
+    writer.add_token_types([6 if i < 256 else 1 for i in range(vocabulary)])
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(257)
+    writer.add_unk_token_id(258)
     sizes = {"hidden": 32, "queries": 32, "keys": 16, "head": 16, "ffn": 64, "": 0}
     layer = [(f"blk.0.{name}", (sizes[rows], sizes[columns])) for name, rows, columns in ARCHITECTURES["gemma3"].tensors]
     for name, shape in [("token_embd", (vocabulary, 32)), ("output_norm", (32, 0)), *layer]:
@@ -64,7 +69,7 @@ def mutate(rng: random.Random, whole: bytes, header_bytes: int) -> bytes:
 
 
 def worst_case(tmp_path: Path, count: int) -> tuple[float, int]:
-    """Slowest read in seconds and the number of refusals among `count` mutated files."""
+    """Slowest read in seconds of processor time, and the number of refusals, among `count` mutated files: header, facts, tokenizer."""
     whole = seed_file(tmp_path / "seed.gguf")
     facts = model_facts(read_header(tmp_path / "seed.gguf"))
     header_bytes = min(tensor.offset for tensor in facts.tensors.values())
@@ -74,7 +79,9 @@ def worst_case(tmp_path: Path, count: int) -> tuple[float, int]:
         path.write_bytes(mutate(rng, whole, header_bytes))
         began = time.process_time()
         try:
-            model_facts(read_header(path))
+            header = read_header(path)
+            model_facts(header)
+            tokenizer_of(header)
         except RidgelineError:
             refused += 1
         slowest = max(slowest, time.process_time() - began)

@@ -19,7 +19,7 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One effective setting: its value, where it comes from (flag, default, model, machine) and why."""
+    """One effective setting: its value, where it comes from (flag, model, machine) and why."""
 
     name: str
     value: int
@@ -71,9 +71,10 @@ def resolve(config: EngineConfig, *, context: int, memory_bytes: int, costs: KVC
     if fits < wanted.value:
         if config.max_model_len is not None:
             need = costs.sequence_pages(wanted.value) * costs.page_bytes
+            more = f" or --kv-cache-memory-bytes {need}" if need <= memory_bytes else f" (this process may use {memory_bytes} bytes in all)"
             raise ConfigError(
                 f"--max-model-len {wanted.value} needs {need} bytes of KV cache for one sequence, {cache.value} are there; "
-                f"set --max-model-len {fits} or --kv-cache-memory-bytes {need}"
+                f"set --max-model-len {fits}{more}"
             )
         length = Decision("max_model_len", fits, "machine", f"shrunk from {wanted.value}: the longest sequence that {pages} pages hold")
     settled = replace(config, max_model_len=length.value, kv_cache_memory_bytes=pages * costs.page_bytes)
