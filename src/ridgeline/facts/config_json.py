@@ -1,0 +1,272 @@
+"""From a config.json to a `ModelShape`: typed and bounded, unknown keys ignored, duplicate keys refused, code never followed.
+
+Owns the reading and the counting of parameters. `auto_map` and `trust_remote_code` are keys like any other unknown one.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.facts.families import FAMILIES, Family
+from ridgeline.facts.shape import Attention, Experts, ModelShape, attention_kind
+
+MAX_BYTES = 1 << 20
+MAX_LAYERS = 1_024
+MAX_WIDTH = 1 << 20
+MAX_VOCAB = 4 << 20
+MAX_CONTEXT = 1 << 27
+MAX_EXPERTS = 4_096
+_KINDS = {"full_attention": "full", "sliding_attention": "window"}
+_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+class Fields:
+    """The keys of one config, with the defaults and the names of its family. Every number is bounded where it is read."""
+
+    def __init__(self, values: Mapping[str, Any], family: Family) -> None:
+        self.values = {**family.defaults, **values}
+        self.family = family
+
+    def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        """The integer at `key`; `default` where it is absent or null, an error where there is none."""
+        name = self.family.keys.get(key, key)
+        value = self.values.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise ModelFormatError(f"config.json lacks {name}; give the whole file of the model")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ModelFormatError(f"config.json: {name} is {value!r:.40}, an integer was expected")
+        if not low <= value <= high:
+            raise ModelFormatError(f"config.json: {name} is {value!s:.40}, outside {low} … {high}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """The boolean at `key`; absent or null is false."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise ModelFormatError(f"config.json: {key} is {value!r:.40}, true or false was expected")
+        return bool(value)
+
+    def absent(self, key: str) -> bool:
+        """Whether `key` has no value."""
+        return self.values.get(self.family.keys.get(key, key)) is None
+
+
+def read_config(path: Path, name: str | None = None) -> ModelShape:
+    """The shape that the config.json at `path` describes. Raises ModelFormatError, ModelNotFoundError."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise ModelFormatError(f"{path} has {size} bytes, a config.json at most {MAX_BYTES}; is it another file?")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFormatError(f"{path} is not UTF-8 (byte {error.start}); is it another file?") from None
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise ModelNotFoundError(f"there is no file {path}; check the path") from None
+    return parse_config(text, name or path.resolve().parent.name)
+
+
+def parse_config(text: str, name: str) -> ModelShape:
+    """The shape that the text of a config.json describes. Raises ModelFormatError."""
+    values = _load(text)
+    nested = values.get("text_config")
+    if isinstance(nested, dict):
+        values = {**{key: values[key] for key in ("torch_dtype", "dtype", "quantization_config") if key in values}, **nested}
+    kind = values.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise ModelFormatError(f"config.json: model_type {kind!r:.60} is not known; known: {', '.join(sorted(FAMILIES))}")
+    return _shape(Fields(values, family), str(kind), name)
+
+
+def _load(text: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise ModelFormatError(f"config.json is no JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+    except (RecursionError, ValueError):
+        raise ModelFormatError("config.json nests too deeply or holds a number without bounds; is it another file?") from None
+    if not isinstance(values, dict):
+        raise ModelFormatError(f"config.json holds a {type(values).__name__}, an object was expected")
+    return values
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ModelFormatError(f"config.json: the key {key[:60]!r} stands twice; which one is meant cannot be known")
+        values[key] = value
+    return values
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ModelFormatError(f"config.json holds {word}, which is no number of JSON")
+
+
+def _shape(fields: Fields, architecture: str, name: str) -> ModelShape:
+    layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
+    hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
+    heads = fields.integer("num_attention_heads", 1, MAX_WIDTH)
+    vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
+    context = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
+    tied = fields.flag("tie_word_embeddings")
+    positions = context if fields.family.positions else 0
+    attention = _latent_attention(fields, hidden, heads) if "kv_lora_rank" in fields.values else _attention(fields, hidden, heads)
+    ffn, experts, routed = _feed_forward(fields, hidden, layers)
+    per_layer_norms = fields.family.norms * hidden * (2 if fields.family.norm_bias else 1) + attention["norms"]
+    kinds, window = _layer_kinds(fields, layers)
+    return ModelShape(
+        name=name,
+        architecture=architecture,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=attention["kv_heads"],
+        head_dim=attention["head_dim"],
+        ffn=fields.integer("intermediate_size", 1, MAX_WIDTH, default=4 * hidden),
+        vocab=vocab,
+        context=context,
+        attention=_kind(fields, heads, attention["kv_heads"]),
+        layer_kinds=kinds,
+        window=window,
+        kv_elements=attention["kv_elements"],
+        query_width=attention["query_width"],
+        value_width=attention["value_width"],
+        parameters={
+            "embedding": (vocab + positions) * hidden,
+            "head": 0 if tied else vocab * hidden,
+            "attention": layers * attention["parameters"],
+            "ffn": ffn,
+            "experts": routed,
+            "norms": layers * per_layer_norms + hidden * (2 if fields.family.norm_bias else 1),
+        },
+        dtype=_dtype(fields.values),
+        experts=experts,
+    )
+
+
+def _kind(fields: Fields, heads: int, kv_heads: int) -> Attention:
+    return "MLA" if "kv_lora_rank" in fields.values else attention_kind(heads, kv_heads)
+
+
+def _attention(fields: Fields, hidden: int, heads: int) -> dict[str, int]:
+    """Numbers of ordinary attention: parameters of one layer without and with norms apart, widths, cached elements."""
+    kv_heads = fields.integer("num_key_value_heads", 1, MAX_WIDTH, default=heads)
+    if heads % kv_heads:
+        raise ModelFormatError(f"config.json: {heads} query heads are no multiple of {kv_heads} KV heads")
+    head_dim = fields.integer("head_dim", 1, MAX_WIDTH, default=max(1, hidden // heads))
+    queries, keys = heads * head_dim, kv_heads * head_dim
+    biases = fields.family.biases | ({"qkv", "output"} if fields.flag("attention_bias") else frozenset())
+    parameters = hidden * (queries + 2 * keys) + queries * hidden
+    parameters += (queries + 2 * keys if "qkv" in biases else 0) + (hidden if "output" in biases else 0)
+    return {
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "kv_elements": 2 * keys,
+        "query_width": queries,
+        "value_width": queries,
+        "parameters": parameters,
+        "norms": 2 * head_dim if fields.family.qk_norm else 0,
+    }
+
+
+def _latent_attention(fields: Fields, hidden: int, heads: int) -> dict[str, int]:
+    """Multi-head latent attention: one latent and one rotary key a token are cached, whatever the number of heads.
+
+    DeepSeek-V2, section 2.1. In decode queries are multiplied into the latent space, so scores run over latent + rotary dimensions.
+    """
+    latent = fields.integer("kv_lora_rank", 1, MAX_WIDTH)
+    rotary = fields.integer("qk_rope_head_dim", 1, MAX_WIDTH)
+    plain = fields.integer("qk_nope_head_dim", 1, MAX_WIDTH)
+    value = fields.integer("v_head_dim", 1, MAX_WIDTH)
+    low_rank = 0 if fields.absent("q_lora_rank") else fields.integer("q_lora_rank", 1, MAX_WIDTH)
+    queries = heads * (plain + rotary)
+    query = hidden * low_rank + low_rank * queries if low_rank else hidden * queries
+    return {
+        "kv_heads": 1,
+        "head_dim": plain + rotary,
+        "kv_elements": latent + rotary,
+        "query_width": heads * (latent + rotary),
+        "value_width": heads * latent,
+        "parameters": query + hidden * (latent + rotary) + latent * heads * (plain + value) + heads * value * hidden,
+        "norms": latent + low_rank,
+    }
+
+
+def _feed_forward(fields: Fields, hidden: int, layers: int) -> tuple[int, Experts | None, int]:
+    """(parameters of dense layers, shared experts and routers; the mixture; parameters of all routed experts)."""
+    width = fields.integer("intermediate_size", 1, MAX_WIDTH, default=4 * hidden)
+    matrices = 3 if fields.family.gated else 2
+    biased = "ffn" in fields.family.biases or fields.flag("mlp_bias")
+    dense = matrices * hidden * width + ((matrices - 1) * width + hidden if biased else 0)
+    count = next((key for key in ("num_local_experts", "num_experts", "n_routed_experts") if not fields.absent(key)), None)
+    if count is None:
+        return layers * dense, None, 0
+    routed = fields.integer(count, 1, MAX_EXPERTS)
+    active = fields.integer("num_experts_per_tok", 1, routed)
+    shared = fields.integer("n_shared_experts", 0, MAX_EXPERTS, default=0)
+    expert = 3 * hidden * fields.integer("moe_intermediate_size", 1, MAX_WIDTH, default=width)
+    sparse = _sparse_layers(fields, layers)
+    rest = (layers - sparse) * dense + sparse * (hidden * routed + shared * expert)
+    return rest, Experts(routed, active, sparse), sparse * routed * expert
+
+
+def _sparse_layers(fields: Fields, layers: int) -> int:
+    """Layers whose feed-forward is a mixture."""
+    first = fields.integer("first_k_dense_replace", 0, layers, default=0)
+    every = fields.integer("moe_layer_freq", 1, layers, default=1)
+    step = fields.integer("decoder_sparse_step", 1, layers, default=1)
+    dense = fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ModelFormatError(f"config.json: mlp_only_layers is {dense!r:.40}, a list was expected")
+    return sum(i >= first and i % every == 0 and (i + 1) % step == 0 and i not in dense for i in range(layers))
+
+
+def _layer_kinds(fields: Fields, layers: int) -> tuple[tuple[str, ...], int]:
+    """(kind of each layer, tokens of the window or 0)."""
+    kinds = _listed_kinds(fields, layers) or _ruled_kinds(fields, layers)
+    if "window" not in kinds:
+        return kinds, 0
+    return kinds, fields.integer("sliding_window", 1, MAX_CONTEXT)
+
+
+def _listed_kinds(fields: Fields, layers: int) -> tuple[str, ...] | None:
+    listed = fields.values.get("layer_types")
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or len(listed) != layers:
+        raise ModelFormatError(f"config.json: layer_types must list the {layers} layers")
+    unknown = sorted({str(kind)[:40] for kind in listed if kind not in _KINDS})
+    if unknown:
+        raise ModelFormatError(f"config.json: layers of kind {', '.join(unknown)} are not known; known: {', '.join(_KINDS)}")
+    return tuple(_KINDS[kind] for kind in listed)
+
+
+def _ruled_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
+    if fields.absent("sliding_window"):
+        return ("full",) * layers
+    if fields.flag("use_sliding_window"):
+        first = fields.integer("max_window_layers", 0, MAX_LAYERS)
+        return tuple("window" if i >= first else "full" for i in range(layers))
+    pattern = fields.family.pattern
+    if pattern > 1:
+        pattern = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, default=pattern)
+        return tuple("full" if (i + 1) % pattern == 0 else "window" for i in range(layers))
+    return (("window",) if pattern == 1 else ("full",)) * layers
+
+
+def _dtype(values: Mapping[str, Any]) -> str:
+    """The format of the checkpoint: what `quantization_config` says, else the data type, else bf16."""
+    quantised = values.get("quantization_config")
+    if isinstance(quantised, dict):
+        method = quantised.get("quant_method")
+        if method in ("awq", "gptq") and quantised.get("bits", 4) == 4:
+            return str(method)
+        if method == "fp8":
+            return "fp8"
+    stated = values.get("dtype", values.get("torch_dtype"))
+    return _DTYPES.get(stated, "bf16") if isinstance(stated, str) else "bf16"

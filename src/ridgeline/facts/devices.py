@@ -1,0 +1,114 @@
+"""Known devices as data: memory, bandwidth, FLOP/s by data type, link, price. Data sheets' peaks, dense (without sparsity).
+
+Owns numbers only; what a device reaches of them is a measurement. 1 GB = 10⁹ bytes: drivers report up to 7 % more, plans stay below.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+GB, TB, TERA = 10**9, 10**12, 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Dollars an hour for one device, as seen at a date; an input, never a promise."""
+
+    dollars_per_hour: float
+    seen: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device.
+
+    memory_bytes           capacity
+    bytes_per_second       memory bandwidth
+    flops_per_second       peak by data type: "f32", "f16" (and bf16), "fp8", "int8"; what is absent runs as f16
+    link_bytes_per_second  to its neighbours, both directions together
+    hop_seconds            latency of one message between neighbours
+    overhead_bytes         what driver, context and framework take before any weight
+    price                  None: nobody rents it by the hour, or we have seen no price
+    """
+
+    name: str
+    memory_bytes: int
+    bytes_per_second: float
+    flops_per_second: Mapping[str, float]
+    link_bytes_per_second: float
+    hop_seconds: float = 2e-6
+    overhead_bytes: int = 2 * GB
+    price: Price | None = None
+
+    def flops(self, kind: str) -> float:
+        """FLOP/s for a data type; a type without units of its own is computed as f16, and that as f32."""
+        known = self.flops_per_second
+        return known.get(kind) or known.get("f16") or known["f32"]
+
+
+MARCH_2026 = "2026-03, a marketplace's lower list prices"
+LIST_2025 = "2025, a specialised cloud's on-demand list"
+
+
+def _gpu(
+    name: str,
+    gigabytes: int,
+    gigabytes_per_second: float,
+    tera: tuple[float, float, float, float],
+    link: float,
+    price: float | None,
+    seen: str,
+) -> Device:
+    """`tera` is f32, f16, fp8, int8 in 10¹² a second; 0 where the device has no such units. Links below 200 GB/s are PCIe."""
+    flops = {kind: value * TERA for kind, value in zip(("f32", "f16", "fp8", "int8"), tera, strict=True) if value}
+    return Device(
+        name=name,
+        memory_bytes=gigabytes * GB,
+        bytes_per_second=gigabytes_per_second * GB,
+        flops_per_second=flops,
+        link_bytes_per_second=link * GB,
+        hop_seconds=2e-6 if link >= 200 else 8e-6,
+        price=Price(price, seen) if price is not None else None,
+    )
+
+
+def _host(name: str, gigabytes: int, gigabytes_per_second: float, tera: tuple[float, float, float], link: float) -> Device:
+    """A processor or a system on a chip that computes in its main memory; `tera` is f32, f16, int8."""
+    flops = {kind: value * TERA for kind, value in zip(("f32", "f16", "int8"), tera, strict=True) if value}
+    return Device(name, gigabytes * GB, gigabytes_per_second * GB, flops, link * GB, hop_seconds=20e-6, overhead_bytes=GB // 2)
+
+
+_ALL = (
+    # NVIDIA data sheets: A100 (2021), H100 (2023), H200 (2024), HGX B200 (2025: 180 GB a device), L4, L40S, A10. Tables print sparse
+    # peaks for Hopper and later; these are half of them. NVLink: 600, 900, 1,800 GB/s both directions; PCIe 4 × 16: 64, PCIe 5 × 16: 128.
+    _gpu("a100-40gb", 40, 1_555, (19.5, 312, 0, 624), 600, 1.29, LIST_2025),
+    _gpu("a100-80gb", 80, 2_039, (19.5, 312, 0, 624), 600, 1.39, MARCH_2026),
+    _gpu("h100-sxm", 80, 3_350, (67, 989, 1_979, 1_979), 900, 2.69, MARCH_2026),
+    _gpu("h100-pcie", 80, 2_000, (51, 756, 1_513, 1_513), 128, 1.99, MARCH_2026),
+    _gpu("h200", 141, 4_800, (67, 989, 1_979, 1_979), 900, 3.59, MARCH_2026),
+    _gpu("b200", 180, 8_000, (75, 2_250, 4_500, 4_500), 1_800, 5.98, MARCH_2026),
+    _gpu("l4", 24, 300, (30.3, 121, 242, 242), 64, 0.44, MARCH_2026),
+    _gpu("l40s", 48, 864, (91.6, 362, 733, 733), 64, 0.79, MARCH_2026),
+    _gpu("a10", 24, 600, (31.2, 125, 0, 250), 64, 0.75, LIST_2025),
+    # NVIDIA GA102, AD102 and GB202 white papers: tensor cores with f32 accumulation, which is half of the f16 accumulation rate.
+    _gpu("rtx-3090", 24, 936, (35.6, 71, 0, 284), 64, 0.22, MARCH_2026),
+    _gpu("rtx-4090", 24, 1_008, (82.6, 165, 330, 660), 64, 0.34, MARCH_2026),
+    _gpu("rtx-5090", 32, 1_792, (104.8, 209, 419, 838), 128, 0.69, MARCH_2026),
+    # AMD data sheet: eight devices fully connected, 896 GB/s each.
+    _gpu("mi300x", 192, 5_300, (163, 1_307, 2_615, 2_615), 896, 2.49, LIST_2025),
+    # Apple: bandwidth from its specifications, FLOP/s published for M2 and estimated from cores and clock for M3 and M4; f16 runs at the
+    # rate of f32. The memory named is the largest that can be bought. The link is Thunderbolt.
+    _host("m2-ultra", 192, 800, (27.2, 27.2, 0), 10),
+    _host("m3-ultra", 512, 819, (28.2, 28.2, 0), 20),
+    _host("m4", 32, 120, (4.6, 4.6, 0), 10),
+    _host("m4-pro", 64, 273, (9.2, 9.2, 0), 20),
+    _host("m4-max", 128, 546, (18.4, 18.4, 0), 20),
+    # Server processors, one socket: channels × DDR5 rate × 8 bytes; cores × base clock × operations a cycle (AVX-512; AMX on Xeon).
+    # The memory is one module of 64 GB a channel. The link is 100 Gbit/s Ethernet, both directions.
+    _host("epyc-9654", 768, 460.8, (7.4, 14.7, 29.5), 25),
+    _host("epyc-9755", 768, 576, (22.1, 44.2, 88.5), 25),
+    _host("xeon-8480", 512, 307.2, (7.2, 229, 459), 25),
+)
+DEVICES: dict[str, Device] = {device.name: device for device in _ALL}
+"""Keyed by name."""
+
+ALIASES = {"a100": "a100-80gb", "h100": "h100-sxm", "a100-40": "a100-40gb", "a100-80": "a100-80gb", "4090": "rtx-4090", "3090": "rtx-3090"}

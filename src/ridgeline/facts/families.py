@@ -1,0 +1,85 @@
+"""What a config.json leaves out, as data: one row a `model_type` of the transformers library, with the defaults of its config class."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family counts its parameters, and the values of keys that its files may omit.
+
+    defaults    key → value where the file has no such key
+    keys        our key → the file's key, where they differ
+    gated       the FFN has three matrices (gate, up, down), else two
+    biases      of "qkv", "output", "ffn": which linear layers have a bias whatever the file says
+    qk_norm     query and key heads have a norm of their own
+    norms       norms a layer; `norm_bias` doubles each
+    pattern     every `pattern`-th layer is full, the others have a window; 1: all have the window; 0: the file's other keys say
+    positions   positions are a learned table
+    """
+
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    gated: bool = True
+    biases: frozenset[str] = frozenset()
+    qk_norm: bool = False
+    norms: int = 2
+    norm_bias: bool = False
+    pattern: int = 0
+    positions: bool = False
+
+
+_UNTIED = {"tie_word_embeddings": False}
+_TIED = {"tie_word_embeddings": True}
+_GPT2_KEYS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+}
+_GEMMA3 = Family(
+    defaults={
+        **_TIED,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+    },
+    qk_norm=True,
+    norms=4,
+    pattern=6,
+)
+_DEEPSEEK = Family(defaults={**_UNTIED, "moe_layer_freq": 1, "first_k_dense_replace": 0})
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(defaults=_UNTIED),
+    "mistral": Family(defaults={**_UNTIED, "sliding_window": 4096}, pattern=1),
+    "mixtral": Family(defaults={**_UNTIED, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}, pattern=1),
+    "qwen2": Family(defaults={**_UNTIED, "use_sliding_window": False, "max_window_layers": 28}, biases=frozenset({"qkv"})),
+    "qwen3": Family(defaults={**_UNTIED, "head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}, qk_norm=True),
+    "qwen3_moe": Family(
+        defaults={**_UNTIED, "head_dim": 128, "use_sliding_window": False, "max_window_layers": 28, "decoder_sparse_step": 1},
+        qk_norm=True,
+    ),
+    "gemma": Family(defaults={**_TIED, "head_dim": 256}),
+    "gemma2": Family(defaults={**_TIED, "head_dim": 256, "sliding_window": 4096}, norms=4, pattern=2),
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
+    "phi3": Family(defaults={**_UNTIED, "sliding_window": None}, pattern=1),
+    "gpt2": Family(
+        defaults={**_TIED, "n_inner": None, "n_positions": 1024},
+        keys=_GPT2_KEYS,
+        gated=False,
+        biases=frozenset({"qkv", "output", "ffn"}),
+        norm_bias=True,
+        positions=True,
+    ),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+}
+
+GGUF_PATTERNS = {"gemma2": 2, "phi3": 1}
+"""Architectures of GGUF files whose window layers the file does not list and `facts.architectures` does not know: as `Family.pattern`."""

@@ -1,0 +1,240 @@
+"""Shapes from config.json and GGUF headers: parameters to the last one, KV heads, windows, mixtures; hostile files get typed errors."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.facts.config_json import MAX_BYTES, parse_config, read_config
+from ridgeline.facts.describe import describe_model, known_names
+from ridgeline.facts.devices import ALIASES, DEVICES
+from ridgeline.facts.gguf_shape import read_gguf_shape
+from ridgeline.facts.shape import CLASSES, ModelShape
+
+NOWHERE = Path("/nonexistent")
+SMALL = {
+    "num_hidden_layers": 3,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+}
+MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+LATENT = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+
+
+def shape(**values: object) -> ModelShape:
+    return parse_config(json.dumps({**SMALL, **values}), "small")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3-70b", 70_553_706_496),
+        ("llama-3.1-405b", 405_853_388_800),
+        ("mistral-7b", 7_241_732_096),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("gemma-2-9b", 9_241_705_984),
+        ("gemma-3-270m", 268_098_176),
+        ("phi-3-mini", 3_821_079_552),
+        ("gpt2", 124_439_808),
+        ("deepseek-v3", 671_026_404_352),
+    ],
+)
+def test_parameters_of_known_models(name: str, parameters: int) -> None:
+    """What transformers counts in the models themselves."""
+    assert describe_model(name, NOWHERE).total_parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("values", "parameters"),
+    [
+        ({"model_type": "llama"}, 105_408),
+        ({"model_type": "qwen2"}, 105_792),
+        ({"model_type": "qwen3"}, 364_224),
+        ({"model_type": "gemma"}, 651_968),
+        ({"model_type": "gemma2", "num_hidden_layers": 4}, 867_648),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}, 3_305_792),
+        ({"model_type": "mixtral", "num_local_experts": 4}, 272_064),
+        ({"model_type": "qwen3_moe", "num_hidden_layers": 4, "head_dim": 32, **MIXTURE}, 241_472),
+        ({"model_type": "deepseek_v3", "num_hidden_layers": 4, "n_shared_experts": 1, "q_lora_rank": 24, **LATENT}, 328_416),
+        ({"model_type": "deepseek_v2", "num_hidden_layers": 4, "n_shared_experts": 2, "q_lora_rank": None, **LATENT}, 365_184),
+    ],
+)
+def test_parameters_of_small_models(values: dict[str, object], parameters: int) -> None:
+    """Counted once by building each with transformers 5 on its meta device."""
+    assert shape(**values).total_parameters == parameters
+
+
+def test_active_parameters_of_a_mixture() -> None:
+    assert describe_model("mixtral-8x7b", NOWHERE).active_parameters == pytest.approx(12.9e9, rel=0.002)
+    assert describe_model("qwen3-30b-a3b", NOWHERE).active_parameters == pytest.approx(3.35e9, rel=0.002)
+    dense = describe_model("llama-3-8b", NOWHERE)
+    assert dense.active_parameters == dense.total_parameters
+
+
+def test_kv_heads_and_never_query_heads() -> None:
+    large = describe_model("llama-3-70b", NOWHERE)
+    assert (large.heads, large.kv_heads, large.attention, large.kv_elements) == (64, 8, "GQA", 2 * 8 * 128)
+    assert describe_model("llama-2-7b", NOWHERE).attention == "MHA"
+    assert describe_model("gemma-3-270m", NOWHERE).attention == "MQA"
+    latent = describe_model("deepseek-v3", NOWHERE)
+    assert (latent.attention, latent.kv_elements) == ("MLA", 512 + 64)
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds", "window"),
+    [
+        ({"model_type": "llama"}, "fff", 0),
+        ({"model_type": "mistral", "sliding_window": 16}, "www", 16),
+        ({"model_type": "mistral", "sliding_window": None}, "fff", 0),
+        ({"model_type": "qwen2", "sliding_window": 16}, "fff", 0),
+        ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}, "fww", 16),
+        ({"model_type": "gemma2", "sliding_window": 16}, "wfw", 16),
+        ({"model_type": "gemma3_text", "sliding_window": 16, "num_hidden_layers": 7}, "wwwwwfw", 16),
+        ({"model_type": "gemma3_text", "sliding_window": 16, "sliding_window_pattern": 2}, "wfw", 16),
+        ({"model_type": "llama", "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "fwf", 8),
+    ],
+)
+def test_windows(values: dict[str, object], kinds: str, window: int) -> None:
+    found = shape(**values)
+    assert "".join(kind[0] for kind in found.layer_kinds) == kinds
+    assert found.window == window
+
+
+def test_text_part_of_a_model_with_eyes() -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    found = parse_config(json.dumps({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text, "vision_config": {}}), "eyes")
+    assert found.total_parameters == describe_model("gemma-3-4b", NOWHERE).total_parameters
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ({"torch_dtype": "float16"}, "f16"),
+        ({"dtype": "float32"}, "f32"),
+        ({}, "bf16"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+    ],
+)
+def test_stored_format(values: dict[str, object], dtype: str) -> None:
+    assert shape(model_type="llama", **values).dtype == dtype
+
+
+def test_code_in_a_config_is_never_followed(tmp_path: Path) -> None:
+    (tmp_path / "modeling_evil.py").write_text("raise SystemExit('executed')")
+    (tmp_path / "config.json").write_text(
+        json.dumps({**SMALL, "model_type": "llama", "trust_remote_code": True, "auto_map": {"AutoConfig": "modeling_evil.Evil"}})
+    )
+    assert describe_model(str(tmp_path), NOWHERE).layers == 3
+
+
+GOOD = json.dumps({**SMALL, "model_type": "llama"})
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (GOOD.replace('"vocab_size": 100', '"vocab_size": 100, "vocab_size": 200'), "stands twice"),
+        ("[]", "an object was expected"),
+        ("{", "no JSON"),
+        ("[" * 100_000, "nests too deeply"),
+        (GOOD.replace("100", "NaN"), "NaN"),
+        (GOOD.replace("100", "1" + "0" * 5_000), "without bounds"),
+        (GOOD.replace("100", "1" + "0" * 400), "outside"),
+        (GOOD.replace("100", '"100"'), "an integer was expected"),
+        (GOOD.replace("100", "true"), "an integer was expected"),
+        (GOOD.replace("100", "0"), "outside 1"),
+        (GOOD.replace('"vocab_size": 100, ', ""), "lacks vocab_size"),
+        (GOOD.replace('"llama"', '"bert"'), "known: deepseek"),
+        (GOOD.replace('"llama"', '["llama"]'), "is not known"),
+        (GOOD.replace('"num_key_value_heads": 2', '"num_key_value_heads": 3'), "no multiple of 3"),
+        (GOOD[:-1] + ', "layer_types": ["linear_attention", "full_attention", "full_attention"]}', "linear_attention"),
+        (GOOD[:-1] + ', "layer_types": ["full_attention"]}', "must list the 3"),
+        (GOOD[:-1] + ', "tie_word_embeddings": 1}', "true or false"),
+        (GOOD[:-1] + ', "num_experts": 4, "num_experts_per_tok": 5}', "outside 1 … 4"),
+        (GOOD[:-1] + ', "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": 7}', "a list was expected"),
+    ],
+)
+def test_bad_files_are_refused_with_their_cause(text: str, cause: str) -> None:
+    with pytest.raises(ModelFormatError, match=cause):
+        parse_config(text, "bad")
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with pytest.raises(ModelNotFoundError, match="check the path"):
+        read_config(path)
+    path.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ModelFormatError, match="UTF-8"):
+        read_config(path)
+    path.write_text(" " * (MAX_BYTES + 1))
+    with pytest.raises(ModelFormatError, match="at most"):
+        read_config(path)
+
+
+def test_unknown_name_lists_what_would_work() -> None:
+    with pytest.raises(ModelNotFoundError, match=r"demo.*llama-3-8b"):
+        describe_model("no-such-model", NOWHERE)
+
+
+@pytest.mark.parametrize("name", known_names())
+def test_every_known_model_has_a_sensible_shape(name: str) -> None:
+    found = describe_model(name.upper(), NOWHERE)
+    assert set(found.parameters) == set(CLASSES)
+    assert len(found.layer_kinds) == found.layers
+    assert found.class_bytes("bf16") == {key: 2 * count for key, count in found.parameters.items()}
+
+
+def test_gguf_and_config_agree(demo_file: Path) -> None:
+    """The same model from its file's header and from a config.json."""
+    stored, configured = read_gguf_shape(demo_file), describe_model("gemma-3-270m", NOWHERE)
+    for field in (
+        "layers",
+        "hidden",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "ffn",
+        "vocab",
+        "layer_kinds",
+        "window",
+        "kv_elements",
+        "parameters",
+    ):
+        assert getattr(stored, field) == getattr(configured, field), field
+    assert sum(stored.class_bytes(None).values()) < 0.5 * sum(configured.class_bytes(None).values())
+
+
+def test_devices_are_plausible() -> None:
+    assert set(ALIASES.values()) <= set(DEVICES)
+    for name, device in DEVICES.items():
+        assert device.name == name
+        assert 16e9 <= device.memory_bytes <= 1e12 and 1e11 <= device.bytes_per_second <= 1e13
+        assert device.flops("f32") <= device.flops("f16") <= device.flops("fp8") and device.flops("f16") <= device.flops("int8")
+        assert device.price is None or (0.1 < device.price.dollars_per_hour < 20 and device.price.seen[:2] == "20")
+    assert DEVICES["a100-80gb"].flops("fp8") == DEVICES["a100-80gb"].flops("f16")
+
+
+@pytest.mark.parametrize(("newer", "older", "bandwidth", "compute"), [("h100-sxm", "a100-80gb", 1.67, 3.17)])  # part 3, specifications
+def test_ratios_of_generations(newer: str, older: str, bandwidth: float, compute: float) -> None:
+    assert DEVICES[newer].bytes_per_second / DEVICES[older].bytes_per_second == pytest.approx(bandwidth, rel=0.02)
+    assert DEVICES[newer].flops("f16") / DEVICES[older].flops("f16") == pytest.approx(compute, abs=0.005)
+    assert DEVICES[newer].link_bytes_per_second / DEVICES[older].link_bytes_per_second == 1.5
