@@ -1,6 +1,7 @@
-"""Golden traces: what the scheduler plans in small scenarios, as text to read. `pytest tests/core/test_golden_plans.py --write-golden` writes them anew.
+"""Golden traces: what the scheduler plans in small scenarios, as text to read.
 
 A changed line is a changed decision: read it, and keep it only if it is meant.
+`pytest tests/core/test_golden_plans.py --write-golden` writes all anew.
 """
 
 from collections.abc import Callable
@@ -114,14 +115,16 @@ def told(event: events.Event) -> str:
 
 def planned(plan: Plan) -> list[str]:
     lines = [f"step {plan.step}" + (f"  frees rows {list(plan.freed_rows)}" if plan.freed_rows else "")]
-    lines += [f"  row {new.row} is sequence {new.sequence}, {len(new.ids)} ids, tables {list(map(list, new.tables))}" for new in plan.new_rows]
+    for new in plan.new_rows:
+        lines.append(f"  row {new.row} is sequence {new.sequence}, {len(new.ids)} ids, tables {list(map(list, new.tables))}")
     lines += [f"  row {row} group {group} block {first}: pages {list(pages)}" for row, group, first, pages in plan.blocks if pages]
     at = 0
     for i, row in enumerate(plan.row):
         ids = plan.tokens[at : at + plan.count[i]]
         at += plan.count[i]
         last = " (its last sampled id)" if ids[-1] == FROM_ROW else ""
-        lines.append(f"  row {row} computes {plan.start[i]} … {plan.start[i] + plan.count[i] - 1}{last}" + (", samples" if plan.sample[i] else ""))
+        samples = ", samples" if plan.sample[i] else ""
+        lines.append(f"  row {row} computes {plan.start[i]} … {plan.start[i] + plan.count[i] - 1}{last}{samples}")
     return lines
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from ridgeline.core.commands import Abort, Clear, Close, Drain
 from ridgeline.core.events import Admitted, Closed, EndedProvisionally, Finish, Preempted, Rejected, Usage, Wait
+from ridgeline.core.sequence import Sequence
+from ridgeline.core.stop import why_ended
 from ridgeline.errors import LawViolation
 from ridgeline.sim.model import FakeModel
 
@@ -19,6 +21,17 @@ def test_a_stop_id_ends_and_counts_but_not_before_min_tokens(loop) -> None:
         assert ids[-1] == 1 and len(ids) > i and 1 not in ids[:-1]
         assert closed.reason is Finish.STOP
         assert closed.usage == Usage(5, len(ids), 0)
+
+
+def test_a_stop_id_sampled_too_early_does_not_end(loop) -> None:
+    """The sampler is told not to; should it do so all the same, the engine counts for itself."""
+    request = loop().request("a", 3, max_tokens=5, min_tokens=2, stop_ids=frozenset({1})).request
+    sequence = Sequence(request, 0, 0, 1)
+    reasons = []
+    for token in (1, 1, 1, 9, 9):
+        sequence.known.append(token)
+        reasons.append(why_ended(sequence))
+    assert reasons == [None, None, Finish.STOP, None, Finish.LENGTH]
 
 
 def test_what_steps_in_flight_sample_after_an_end_is_dropped(loop) -> None:

@@ -143,3 +143,23 @@ def test_quiet_steps_are_quiet(loop) -> None:
         run.turn()
     assert seen > 15
     assert all(closed.reason is Finish.LENGTH for closed in run.told(Closed))
+
+
+def test_quiet_ends_where_pages_do_not_suffice(loop) -> None:
+    """Two sequences of 6 known ids on pages of 4: one page is left, the first block edge is theirs at 8 and 12."""
+    run = loop(pages=5, rows=2)
+    run.turn(*[run.request(f"r{i}", 5, max_tokens=11, seed=i) for i in range(2)])
+    assert len(run.scheduler.cache.pages.free) == 1
+    assert quiet_steps(run.scheduler) == 3
+    run.finish()
+    run.check_ended()
+
+
+def test_nothing_is_quiet_while_something_could_start(loop) -> None:
+    run = loop(rows=2, policy="priority")
+    run.turn(*[run.request(f"r{i}", 5, max_tokens=11, priority=3) for i in range(2)])
+    assert quiet_steps(run.scheduler) == 9
+    run.apply(run.request("equal", 5, priority=3))
+    assert quiet_steps(run.scheduler) == 9
+    run.apply(run.request("urgent", 5, priority=1))
+    assert quiet_steps(run.scheduler) == 0

@@ -37,7 +37,7 @@ class Draft:
         """The sequence computes its next `count` tokens; it samples if that brings it to its reach. `fresh`: its row is new."""
         start = sequence.scheduled
         end = start + count
-        samples = end == sequence.reach and end < sequence.limit
+        samples = end == sequence.reach
         ids = sequence.known[start:end]
         if fresh:
             self.fresh.append(sequence)

@@ -143,7 +143,6 @@ class Lifecycle:
     def end(self, sequence: Sequence, reason: Finish, now: float) -> None:
         """The engine is done with the sequence. With stop strings the front end has the last word, except after an error."""
         self._stop(sequence)
-        sequence.end = reason
         if sequence.request.has_stop_strings and reason is not Finish.ERROR:
             self._emit(EndedProvisionally(sequence.request.request_id, sequence.choice, reason))
         else:

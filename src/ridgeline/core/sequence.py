@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from ridgeline.core.events import Finish, Wait
+from ridgeline.core.events import Wait
 from ridgeline.core.params import Admitted
 
 
@@ -38,7 +38,6 @@ class Sequence:
         "capacity",
         "choice",
         "computed",
-        "end",
         "full_at",
         "identity",
         "in_flight",
@@ -100,7 +99,6 @@ class Sequence:
         self.preemptions = 0
         self.overtaken = 0
         self.cached_tokens = -1
-        self.end: Finish | None = None
         self.message: str | None = None
 
     def cover(self, positions: int) -> None:

@@ -57,8 +57,8 @@ BUGS = (
         [
             (
                 "add",
-                "samples = end == sequence.reach and end < sequence.limit",
-                "samples = end == sequence.reach and end < sequence.limit and count < 9",
+                "samples = end == sequence.reach",
+                "samples = end == sequence.reach and count < 9",
             )
         ],
     ),
