@@ -36,7 +36,7 @@ def record() -> OpList:
     q, k, v = (g.linear(a, w[0, f"attn_{part}"]) for part in "qkv")
     q, k = (g.rope(part, g.input.positions, base=100.0, head_dim=HEAD) for part in (q, k))
     g.kv_write(k, v, layer=0)
-    x = g.add(x, g.linear(g.attention(q, layer=0, scale=0.5, window=WINDOW), w[0, "attn_output"]))
+    x = g.add(x, g.linear(g.attention(q, layer=0, head_dim=HEAD, scale=0.5, window=WINDOW), w[0, "attn_output"]))
     g.tap("hidden", x)
     return g.finish("step", logits=g.linear(g.select(x), w["token_embd"]))
 

@@ -37,7 +37,9 @@ class Paged:
         q = np.concatenate([floats(7, stranger, HEADS * WIDTH), Q[start:end]])
         cu_q, kv_len = np.array([0, stranger, len(q)], np.int32), np.array([200, end], np.int32)
         tables = self.tables[::-1].copy()
-        out = attention(self.team, q, self.keys, self.values, tables, cu_q, kv_len, self.block_tokens, scale=WIDTH**-0.5, window=window)
+        out = attention(
+            self.team, q, self.keys, self.values, tables, cu_q, kv_len, self.block_tokens, head_dim=WIDTH, scale=WIDTH**-0.5, window=window
+        )
         return out[stranger:]
 
 
@@ -64,7 +66,7 @@ def test_equals_the_reference(window: int) -> None:
     paged = Paged(16)
     ours = paged.chunk(0, LENGTH, window, stranger=0)
     cu_q, kv_len = np.array([0, LENGTH], np.int32), np.array([LENGTH], np.int32)
-    theirs = definition(Q, paged.keys, paged.values, paged.tables[:1], cu_q, kv_len, 16, scale=WIDTH**-0.5, window=window)
+    theirs = definition(Q, paged.keys, paged.values, paged.tables[:1], cu_q, kv_len, 16, head_dim=WIDTH, scale=WIDTH**-0.5, window=window)
     assert np.abs(ours - theirs).max() < 1e-5 * np.abs(theirs).max()
 
 
@@ -85,6 +87,7 @@ def test_edge_of_the_window(window: int) -> None:
             np.array([0, 1], np.int32),
             np.array([300], np.int32),
             4,
+            head_dim=WIDTH,
             scale=WIDTH**-0.5,
             window=window,
         )[0]
@@ -103,7 +106,7 @@ def test_rows_that_need_different_tiles(window: int, threads: int) -> None:
     def run(rows: list[int], team: Team) -> np.ndarray:
         tables, kv_len = paged.tables[[0] * len(rows)], np.array([lengths[row] for row in rows], np.int32)
         q, cu_q = Q[[lengths[row] - 1 for row in rows]], np.arange(len(rows) + 1, dtype=np.int32)
-        return attention(team, q, paged.keys, paged.values, tables, cu_q, kv_len, 4, scale=0.25, window=window)
+        return attention(team, q, paged.keys, paged.values, tables, cu_q, kv_len, 4, head_dim=WIDTH, scale=0.25, window=window)
 
     together = run(list(range(len(lengths))), Team(threads))
     assert np.array_equal(together, np.concatenate([run([row], Team()) for row in range(len(lengths))]))

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from ridgeline.compute.exact import product, self_test, threads
-from ridgeline.compute.exact.self_test import check_exactness
+from ridgeline.compute.exact.self_test import HeadShape, check_exactness
 from ridgeline.compute.exact.threads import Team, one_blas_thread
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.quant.weight import DenseWeight
 
+HEADS = [HeadShape(4, 1, 256), HeadShape(4, 2, 16), HeadShape(20, 1, 64)]
 SHAPES = [(2048, 640), (640, 2048), (256, 640), (1300, 64), (7, 33)]
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_this_machine_is_exact(count: int) -> None:
-    found = check_exactness(SHAPES, Team(count))
+    found = check_exactness(SHAPES, HEADS, Team(count))
     assert found.exact, found.failures
 
 
@@ -27,7 +28,7 @@ def test_it_finds_products_that_depend_on_position(monkeypatch: pytest.MonkeyPat
         return np.matmul(weight, tokens.swapaxes(-1, -2)) * np.linspace(1, 2, tokens.shape[-2], dtype=np.float32)
 
     monkeypatch.setattr(self_test, "multiply", by_position)
-    found = check_exactness([(300, 64)], Team())
+    found = check_exactness([(300, 64)], [], Team())
     assert not found.exact and "a product with 300 x 64 weights" in found.failures
 
 
@@ -36,12 +37,22 @@ def test_it_finds_products_that_depend_on_neighbours(monkeypatch: pytest.MonkeyP
         return np.matmul(weight, tokens.swapaxes(-1, -2)) + 0 * tokens.sum()
 
     monkeypatch.setattr(self_test, "multiply", mixing)
-    assert not check_exactness([(300, 64)], Team()).exact
+    assert not check_exactness([(300, 64)], [], Team()).exact
+
+
+def test_it_finds_attention_that_depends_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = self_test.attention
+
+    def by_chunk(team, q, *arrays, **attributes):
+        return original(team, q, *arrays, **attributes) * np.float32(1 + len(q) * 1e-6)
+
+    monkeypatch.setattr(self_test, "attention", by_chunk)
+    assert check_exactness([], HEADS[:1], Team()).failures == (f"attention with {HEADS[0]}",)
 
 
 def test_it_says_when_threads_cannot_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_openblas", tuple)
-    assert check_exactness([], Team()).failures == ("the number of BLAS threads cannot be held to one",)
+    assert check_exactness([], [], Team()).failures == ("the number of BLAS threads cannot be held to one",)
 
 
 def test_the_number_of_blas_threads_is_restored() -> None:

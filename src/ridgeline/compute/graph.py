@@ -210,12 +210,12 @@ class Recorder:
         """Stores k and v [T, KV heads · head_dim] in the cache of `layer`, before anything reads them."""
         self._ops.append(Op("kv_write", (k.name, v.name), (), {"layer": layer}))
 
-    def attention(self, q: Handle, *, layer: int, scale: float, window: int = 0) -> Handle:
+    def attention(self, q: Handle, *, layer: int, head_dim: int, scale: float, window: int = 0) -> Handle:
         """q [T, H · head_dim] over the cached K and V of its row: [T, H · head_dim].
 
         A query at position p sees keys at p - window < k ≤ p, or all k ≤ p where `window` is 0.
         """
-        return self._record("attention", (q,), q.shape, {"layer": layer, "scale": scale, "window": window})
+        return self._record("attention", (q,), q.shape, {"layer": layer, "head_dim": head_dim, "scale": scale, "window": window})
 
     def glu(self, gate: Handle, up: Handle, activation: str) -> Handle:
         """activation(gate) · up, both [T, F]."""

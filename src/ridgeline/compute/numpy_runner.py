@@ -14,7 +14,7 @@ import numpy as np
 from ridgeline.compute.diff import stored_names
 from ridgeline.compute.exact import attention, product
 from ridgeline.compute.exact.cache import KVCache
-from ridgeline.compute.exact.self_test import Exactness, check_exactness
+from ridgeline.compute.exact.self_test import Exactness, HeadShape, check_exactness
 from ridgeline.compute.exact.threads import Team, one_blas_thread
 from ridgeline.compute.graph import Op, OpList, StepInputs
 from ridgeline.compute.lower import last_uses, lower
@@ -103,8 +103,17 @@ class NumpyRunner:
 
     def exactness(self) -> Exactness:
         """Tests on this machine, with this list's shapes, that the arithmetic keeps its promise."""
-        shapes = {w.shape for op in self.oplist.ops if op.name == "linear" for w in op.weights}
-        return check_exactness(sorted(shapes), self._team)
+        matrices = {w.shape for op in self.oplist.ops if op.name == "linear" for w in op.weights}
+        written = {op.attributes["layer"]: op.inputs[0] for op in self.oplist.ops if op.name == "kv_write"}
+        heads = {
+            HeadShape(self._width(op.inputs[0]) // dim, self._width(written[op.attributes["layer"]]) // dim, dim)
+            for op in self.oplist.ops
+            if op.name == "attention" and (dim := int(op.attributes["head_dim"]))
+        }
+        return check_exactness(matrices, heads, self._team)
+
+    def _width(self, value: str) -> int:
+        return self.oplist.values[value].width
 
     def close(self) -> None:
         """Ends the runner's threads. Safe to call twice."""

@@ -49,12 +49,12 @@ def attention(
     kv_len: Ints,
     block_tokens: int,
     *,
+    head_dim: int,
     scale: float,
     window: int,
 ) -> Floats:
     """q [T, H · D] → [T, H · D]; see `ops/attention.py` for the meaning of every argument."""
-    kv_heads, width = keys.shape[1:]
-    scaled = (q * np.float32(scale)).reshape(len(q), kv_heads, -1, width)
+    scaled = (q * np.float32(scale)).reshape(len(q), keys.shape[1], -1, head_dim)
     out = np.empty_like(scaled)
 
     def walk(tiles: _Walk) -> None:

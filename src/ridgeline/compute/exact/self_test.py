@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ridgeline.compute.exact.attention import KV_TILE
+from ridgeline.compute.exact.attention import KV_TILE, attention
 from ridgeline.compute.exact.product import PIECE_ROWS, TOKENS, multiply
 from ridgeline.compute.exact.threads import Team, one_blas_thread
 from ridgeline.compute.ops.definition import Floats, floats
@@ -29,21 +29,29 @@ class Exactness:
         return not self.failures
 
 
-def check_exactness(shapes: Iterable[tuple[int, ...]], team: Team) -> Exactness:
-    """Tries products with weights of `shapes` (outputs, inputs), attention's two products, and elementwise functions."""
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """One attention: query heads, KV heads, head dimension."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def check_exactness(matrices: Iterable[tuple[int, ...]], attentions: Iterable[HeadShape], team: Team) -> Exactness:
+    """Tries products with weights of the shapes `matrices` (outputs, inputs), attentions, and numpy's functions and sums."""
     with one_blas_thread() as held, np.errstate(all="ignore"):
         failures = [] if held else ["the number of BLAS threads cannot be held to one"]
-        failures += [f"a product with {n} x {k} weights" for n, k in _pieces(shapes) if not _product_is_exact(n, k, team)]
+        failures += [f"a product with {n} x {k} weights" for n, k in _pieces(matrices) if not _product_is_exact(n, k, team)]
+        failures += [f"attention with {shape}" for shape in attentions if not _attention_is_exact(shape, team)]
         failures += [f"numpy's {f.__name__}" for f in (np.exp, np.tanh, np.sqrt) if not _function_is_exact(f)]
         failures += [] if _sums_are_exact() else ["numpy's sums"]
     return Exactness(tuple(failures))
 
 
-def _pieces(shapes: Iterable[tuple[int, ...]]) -> list[tuple[int, int]]:
-    """Every (rows, columns) that one BLAS call of `product.linear` can have, and attention's."""
-    pieces = {(KV_TILE, 256), (256, KV_TILE)}
-    for rows, columns in shapes:
-        pieces |= {(piece, columns) for piece in (min(rows, PIECE_ROWS), rows % PIECE_ROWS) if piece}
+def _pieces(matrices: Iterable[tuple[int, ...]]) -> list[tuple[int, int]]:
+    """Every (rows, columns) that one BLAS call of `product.linear` can have."""
+    pieces = {(piece, columns) for rows, columns in matrices for piece in (min(rows, PIECE_ROWS), rows % PIECE_ROWS) if piece}
     return sorted(pieces)
 
 
@@ -63,6 +71,28 @@ def _product_is_exact(rows: int, columns: int, team: Team) -> bool:
 
     team.each(at, range(TOKENS))
     return all(equal)
+
+
+def _attention_is_exact(shape: HeadShape, team: Team) -> bool:
+    """Forty tokens at once, some alone, and some in chunks, across the edges of KV tiles."""
+    length, cached = KV_TILE + 62, KV_TILE + 22
+    q = floats(7, length - cached, shape.heads * shape.head_dim)
+    keys, values = (floats(seed, length, shape.kv_heads, shape.head_dim) for seed in (8, 9))
+    table = np.zeros((1, 1), np.int32)
+
+    def of(first: int, last: int, window: int) -> Floats:
+        cu_q, kv_len = np.array([0, last - first], np.int32), np.array([cached + last], np.int32)
+        scale = shape.head_dim**-0.5
+        return attention(
+            team, q[first:last], keys, values, table, cu_q, kv_len, length, head_dim=shape.head_dim, scale=scale, window=window
+        )
+
+    for window in (0, 40):
+        whole = of(0, len(q), window)
+        for first, last in ((0, 1), (5, 6), (0, 7), (7, 24), (39, 40)):
+            if not np.array_equal(of(first, last, window), whole[first:last]):
+                return False
+    return True
 
 
 def _function_is_exact(function: Callable[[Floats], Floats]) -> bool:

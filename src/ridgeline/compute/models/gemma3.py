@@ -18,7 +18,8 @@ def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:
         q = g.rope(q, g.input.positions, base=facts.rope_base[kind], head_dim=facts.head_dim)
         k = g.rope(k, g.input.positions, base=facts.rope_base[kind], head_dim=facts.head_dim)
         g.kv_write(k, v, layer=i)
-        o = g.attention(q, layer=i, scale=facts.head_dim**-0.5, window=facts.window if kind == "window" else 0)
+        window = facts.window if kind == "window" else 0
+        o = g.attention(q, layer=i, head_dim=facts.head_dim, scale=facts.head_dim**-0.5, window=window)
         x = g.add(x, g.rms_norm(g.linear(o, w[i, "attn_output"]), w[i, "post_attention_norm"], facts.eps))
         f = g.rms_norm(x, w[i, "ffn_norm"], facts.eps)
         h = g.glu(g.linear(f, w[i, "ffn_gate"]), g.linear(f, w[i, "ffn_up"]), "gelu_tanh")

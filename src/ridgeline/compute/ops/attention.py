@@ -47,6 +47,7 @@ def paged_sample(
         "cu_q": cu_q,
         "kv_len": np.array([cached + new for cached, new in lengths], np.int32),
         "block_tokens": block_tokens,
+        "head_dim": 8,
         "scale": 8**-0.5,
         "window": window,
     }
@@ -71,15 +72,24 @@ def _attention_samples() -> list[Sample]:
     tolerance={"numpy": 1e-5},
 )
 def attention(
-    q: Floats, keys: Floats, values: Floats, tables: Ints, cu_q: Ints, kv_len: Ints, block_tokens: int, *, scale: float, window: int
+    q: Floats,
+    keys: Floats,
+    values: Floats,
+    tables: Ints,
+    cu_q: Ints,
+    kv_len: Ints,
+    block_tokens: int,
+    *,
+    head_dim: int,
+    scale: float,
+    window: int,
 ) -> Floats:
     """q [T, H · D] → [T, H · D]: softmax(scale · q · kᵀ) · v over the cached positions of each token's row.
 
     A token at position p sees p - window < k ≤ p, or all k ≤ p where `window` is 0; query heads share KV heads in
     consecutive groups. Summed in double precision. Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries).
     """
-    kv_heads, width = keys.shape[1:]
-    queries = q.reshape(len(q), kv_heads, -1, width).astype(np.float64)
+    queries = q.reshape(len(q), keys.shape[1], -1, head_dim).astype(np.float64)
     out = np.empty_like(queries)
     for row, length in enumerate(kv_len):
         at = np.arange(length)
