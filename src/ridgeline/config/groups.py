@@ -9,6 +9,7 @@ class EngineConfig:
 
     model                  `demo`, or the path of a GGUF file (the first of a split file)
     max_model_len          None: the model's context, shrunk (with a message) to what the KV cache holds
+    max_num_batched_tokens  tokens in one step: what a long prompt may delay everyone else's next token by
     kv_cache_memory_bytes  None: the lesser of the need and 30 % of the memory that this process may use
     depth                  steps in flight
     step_timeout_seconds   an engine that has work, completes no step and uses no processor for so long is killed and started anew;
@@ -18,7 +19,7 @@ class EngineConfig:
     model: str
     max_model_len: int | None = None
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int = 512
     kv_cache_memory_bytes: int | None = None
     block_size: int = 16
     enable_prefix_caching: bool = True
