@@ -146,6 +146,23 @@ def run_fuzz(serving: Callable[..., Any], seed: int, json_requests: int, raw_req
         assert "Traceback" not in server.output() and "incident" not in server.output(), server.output()
 
 
+def flood(connection: socket.socket, unit: bytes) -> None:
+    for _ in range(1_000):
+        connection.sendall(unit * 1_000)
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("endless", [b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ", b"GET /", b"GET / HTTP/1.1\r\n"])
+def test_a_head_without_end_is_refused(serving: Callable[..., Any], endless: bytes) -> None:
+    """Headers that never end must not fill memory."""
+    with serving("fake:{}") as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(endless)
+            with pytest.raises((BrokenPipeError, ConnectionResetError)):
+                flood(connection, b"X: y\r\n" if endless.endswith(b"\n") else b"a")
+
+
 def test_two_thousand_bad_requests(serving: Callable[..., Any]) -> None:
     run_fuzz(serving, 1, JSON_REQUESTS, RAW_REQUESTS)
 

@@ -14,6 +14,7 @@ class Protocol(HttpToolsProtocol):
     """One connection."""
 
     _head_bytes = 0
+    _in_head = True
 
     def data_received(self, data: bytes) -> None:
         """Counts what has arrived since a head began; uvicorn's parser itself would take headers without end."""
@@ -33,8 +34,6 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._head_bytes = 0
         super().on_message_complete()
-
-    _in_head = True
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP. `msg` is the parser's and stays out of the answer."""

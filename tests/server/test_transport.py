@@ -1,0 +1,125 @@
+"""One HTTP exchange against clients that are slow, gone, or gone before anything began."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from ridgeline.server import transport
+from ridgeline.server.errors import ApiError
+from ridgeline.server.transport import Disconnected, EventStream, read_body, unless_disconnected
+
+SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
+
+
+async def gone() -> Any:
+    return {"type": "http.disconnect"}
+
+
+class Events:
+    """Ten events; remembers whether they were closed and whether the stream called `close`."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.closed = 0
+        self.error = error
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        for number in range(10):
+            yield b"%d" % number
+            if self.error and number == 3:
+                raise self.error
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def written(events: Events) -> bytes:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(EventStream(events.events(), events.close)(SCOPE, never, send))
+    assert [message["more_body"] for message in sent[1:]] == [True] * (len(sent) - 2) + [False]
+    assert events.closed == 1
+    return b"".join(message["body"] for message in sent[1:])
+
+
+def test_the_grammar_of_a_stream() -> None:
+    assert written(Events()) == b"".join(b"data: %d\n\n" % number for number in range(10)) + b"data: [DONE]\n\n"
+
+
+def test_an_error_is_an_event_and_the_last() -> None:
+    lines = written(Events(ApiError("engine_failed", "so it is"))).decode().split("\n\n")
+    assert lines[3] == "data: 3" and '"message":"so it is"' in lines[4] and lines[5:] == ["data: [DONE]", ""]
+
+
+def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "SEND_SECONDS", 0.05)
+    events = Events()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await never()
+
+    with pytest.raises(Disconnected):
+        asyncio.run(EventStream(events.events(), events.close)(SCOPE, never, send))
+    assert events.closed == 1
+
+
+def test_a_client_that_has_gone_before_the_stream_began() -> None:
+    events = Events()
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(0)
+
+    with pytest.raises(Disconnected):
+        asyncio.run(EventStream(events.events(), events.close)(SCOPE, gone, send))
+    assert events.closed == 1
+
+
+def test_work_ends_when_the_client_goes() -> None:
+    ended = []
+
+    async def work() -> None:
+        try:
+            await never()
+        finally:
+            ended.append(True)
+
+    async def run() -> None:
+        left = asyncio.Event()
+
+        async def receive() -> Any:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        asyncio.get_running_loop().call_later(0.05, left.set)
+        with pytest.raises(Disconnected):
+            await unless_disconnected(receive, work())
+
+    asyncio.run(run())
+    assert ended == [True]
+
+
+def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "BODY_SECONDS", 0.05)
+    with pytest.raises(ApiError) as slow:
+        asyncio.run(read_body(Request(SCOPE, never)))
+    assert slow.value.status == 408
+    with pytest.raises(Disconnected):
+        asyncio.run(read_body(Request(SCOPE, gone)))
+
+
+@pytest.mark.parametrize("declared", ["1048577", "9" * 400])
+def test_a_declared_length_is_refused_before_anything_is_read(declared: str) -> None:
+    scope = {**SCOPE, "headers": [(b"content-length", declared.encode())]}
+    with pytest.raises(ApiError) as large:
+        asyncio.run(read_body(Request(scope, never)))
+    assert large.value.status == 413
