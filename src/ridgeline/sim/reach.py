@@ -95,8 +95,8 @@ class Reach:
             events.PrefixHit: self._on_hit,
             events.PrefixMiss: self._on_miss,
             events.Waiting: self._on_waiting,
-            events.Ready: self._on_ready,
-            events.Evicted: self._on_evicted,
+            events.Ready: lambda event: self._count("wait for a prefix cleared", event.reason is Wait.PREFIX),
+            events.Evicted: lambda event: self._count("cached page evicted", True),
             events.Preempted: self._on_preempted,
             events.EndedProvisionally: self._on_provisional,
             events.Closed: self._on_closed,
@@ -210,12 +210,6 @@ class Reach:
         self._count("waits for a prefix being computed", event.reason is Wait.PREFIX)
         if event.blocker is not None:
             self._blocking.add(event.blocker)
-
-    def _on_ready(self, event: events.Ready) -> None:
-        self._count("wait for a prefix cleared", event.reason is Wait.PREFIX)
-
-    def _on_evicted(self, event: events.Evicted) -> None:
-        self.counts["cached page evicted"] += 1
 
     def _on_preempted(self, event: events.Preempted) -> None:
         key = (event.request_id, event.choice)
