@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -71,9 +72,9 @@ def test_mistakes_are_named_and_never_a_traceback(run: Callable[..., Any], argum
     assert "Usage:" in done.stderr or done.stderr.strip().splitlines()[-1].startswith("ridgeline: ")
 
 
-def test_a_port_in_use(serving: Callable[..., Any], run: Callable[..., Any]) -> None:
-    with serving("fake:{}") as server:
-        done = run("serve", "fake:{}", "--port", server.url.rpartition(":")[2])
+def test_a_port_in_use(run: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("serve", "fake:{}", "--port", str(taken.getsockname()[1]))
         assert done.returncode == 2 and "in use" in done.stderr and "--port" in done.stderr
 
 

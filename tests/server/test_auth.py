@@ -41,7 +41,7 @@ def router(site: Any) -> Any:
     return app
 
 
-def call(site: Any, method: str, path: str, headers: list[tuple[str, str]]) -> tuple[int, dict[str, str], bytes]:
+async def call(site: Any, method: str, path: str, headers: list[tuple[str, str]]) -> tuple[int, dict[str, str], bytes]:
     """Straight to ASGI: no client that would tidy the path."""
     sent: list[Any] = []
     raw, _, query = path.partition("?")
@@ -57,7 +57,7 @@ def call(site: Any, method: str, path: str, headers: list[tuple[str, str]]) -> t
     async def send(message: Any) -> None:
         sent.append(message)
 
-    site.wait(site.app(scope, receive, send))
+    await site.app(scope, receive, send)
     answered = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], answered, b"".join(message.get("body", b"") for message in sent[1:])
 
@@ -70,31 +70,37 @@ def test_public_routes_exist(site: Any) -> None:
     assert {path for _, path in PUBLIC} <= ROUTES and {method for method, _ in PUBLIC} == {"GET"}
 
 
-def test_nothing_but_the_public_routes_without_the_key(locked: Any) -> None:
+def every_spelling() -> Iterator[tuple[str, str]]:
     for route in sorted(ROUTES):
-        path = route.replace("{name:path}", "fake")
         for method in METHODS:
             for spelling in SPELLINGS:
-                spelt = spelling.format(path)
-                for headers in CREDENTIALS:
-                    status, answered, body = call(locked, method, spelt, headers)
-                    if (method, spelt.partition("?")[0]) in PUBLIC:
-                        assert status == 200
-                    else:
-                        assert status == 401, (method, spelt, headers, status)
-                        assert answered["www-authenticate"] == "Bearer"
-                        assert b'"code":"invalid_api_key"' in body and KEY.encode() not in body
+                yield method, spelling.format(route.replace("{name:path}", "fake"))
+
+
+def test_nothing_but_the_public_routes_without_the_key(locked: Any) -> None:
+    async def knock() -> None:
+        for method, path in every_spelling():
+            for headers in CREDENTIALS:
+                status, answered, body = await call(locked, method, path, headers)
+                if (method, path.partition("?")[0]) in PUBLIC:
+                    assert status == 200
+                else:
+                    assert status == 401, (method, path, headers, status)
+                    assert answered["www-authenticate"] == "Bearer"
+                    assert b'"code":"invalid_api_key"' in body and KEY.encode() not in body
+
+    locked.wait(knock())
 
 
 def test_with_the_key_everything_is_as_without_one(locked: Any, site: Any) -> None:
-    for scheme in ("Bearer", "bearer", "BEARER"):
-        assert call(locked, "GET", "/v1/models", [("Authorization", f"{scheme} {KEY}")])[0] == 200
-    for route in sorted(ROUTES):
-        path = route.replace("{name:path}", "fake")
-        for method in METHODS:
-            for spelling in SPELLINGS:
-                spelt = spelling.format(path)
-                assert call(locked, method, spelt, [("Authorization", f"Bearer {KEY}")])[0] == call(site, method, spelt, [])[0]
+    async def knock() -> None:
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            assert (await call(locked, "GET", "/v1/models", [("Authorization", f"{scheme} {KEY}")]))[0] == 200
+        for method, path in every_spelling():
+            with_key = await call(locked, method, path, [("Authorization", f"Bearer {KEY}")])
+            assert with_key[0] == (await call(site, method, path, []))[0], (method, path)
+
+    locked.wait(knock())
 
 
 def test_hosts(site: Any) -> None:

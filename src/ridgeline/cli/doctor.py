@@ -80,13 +80,14 @@ def _blas() -> Finding:
 
 
 def _arithmetic() -> Finding:
-    """The self-test that a start runs too, on weights of one size."""
+    """The self-test that a start runs too, on one size of weights and of attention."""
     try:
         self_test: Any = importlib.import_module("ridgeline.compute.exact.self_test")
         threads: Any = importlib.import_module("ridgeline.compute.exact.threads")
     except ImportError as error:
         return Finding("arithmetic", f"cannot be tested: {error}", "pip install --force-reinstall ridgeline")
-    failures = self_test.check_exactness([(640, 640)], threads.Team()).failures
+    shapes, heads = [(640, 640)], [self_test.HeadShape(heads=4, kv_heads=1, head_dim=256)]
+    failures = self_test.check_exactness(shapes, heads, threads.Team()).failures
     if failures:
         return Finding("arithmetic", f"answers may depend on the batch: {'; '.join(failures)}", "install numpy from PyPI's wheels")
     return Finding("arithmetic", "exact: a token's result does not depend on its batch")

@@ -44,20 +44,23 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(service: Service, server: uvicorn.Server, listener: socket.socket, on_ready: Callable[[Model, str], None]) -> None:
+    async def work() -> None:
+        on_ready(await service.start(), _url(listener))
+        await service.lost()
+
     stopping = _stop_on_signals(service, server)
-    serving = asyncio.create_task(server.serve([listener]))
-    loading = asyncio.create_task(service.start())
+    serving, working = asyncio.create_task(server.serve([listener])), asyncio.create_task(work())
     try:
-        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
-        if loading.done() and not server.should_exit:
-            on_ready(loading.result(), _url(listener))
+        await asyncio.wait({serving, working}, return_when=asyncio.FIRST_COMPLETED)
+        if not server.should_exit:  # Nobody asked for an end, so it is a failure that must be told.
+            working.result()
         await serving
     finally:
         server.should_exit = True
-        for task in (loading, *stopping):
+        for task in (working, *stopping):
             task.cancel()
         await service.stop()
-        await asyncio.gather(serving, loading, *stopping, return_exceptions=True)
+        await asyncio.gather(serving, working, *stopping, return_exceptions=True)
 
 
 def _stop_on_signals(service: Service, server: uvicorn.Server) -> set["asyncio.Task[None]"]:

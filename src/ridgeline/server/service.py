@@ -26,7 +26,7 @@ from ridgeline.text.bytes import ByteTokenizer
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 
 FAKE_PREFIX: Final = "fake:"
-FIRST_LOOK_SECONDS: Final = 0.2
+LOOK_SECONDS: Final = 0.2
 LONGEST_RETRY_SECONDS: Final = 60
 
 
@@ -72,6 +72,13 @@ class Service:
         self._model = self._loaded(_served_name(name, self.config), tokenizer, ready)
         self.stage = "ready"
         return self._model
+
+    async def lost(self) -> None:
+        """Waits until no engine will ever run again; raises why. Call it after `start`."""
+        while True:
+            if self._engine is not None:
+                await self._engine.ready()
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def stop(self) -> None:
         """Ends the engine and all open requests."""
@@ -160,7 +167,7 @@ async def _ready(engine: EngineClient) -> Ready:
     waiting = asyncio.ensure_future(engine.ready())
     try:
         while not waiting.done():
-            await asyncio.wait({waiting}, timeout=FIRST_LOOK_SECONDS)
+            await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
             if engine.starts > 1:
                 raise ConfigError(f"the engine ended while it started: {engine.last_failure}")
         return waiting.result()
