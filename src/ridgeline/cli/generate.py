@@ -25,7 +25,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, on a line of its own.")] = False,
 ) -> None:
     """Continue prompts with a model, in this process."""
-    from ridgeline.cli.serve import progress_shown
+    from ridgeline.cli.serve import Loading
     from ridgeline.core.params import SamplingParams
     from ridgeline.engine.llm import LLM
 
@@ -42,8 +42,9 @@ def generate(
         logprobs=logprobs,
     )
     settings = {"max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes}
-    with progress_shown() as progress, LLM(model, on_progress=progress, **settings) as llm:
-        answers = llm.generate(prompts, params, progress=False)
+    with Loading() as loading, LLM(model, on_progress=loading.show, **settings) as llm:
+        loading.close()
+        answers = llm.generate(prompts, params)
     for answer in answers:
         _print(answer, as_json)
 

@@ -3,15 +3,13 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Annotated, Final
+from contextlib import AbstractContextManager
+from typing import Annotated, Any, Final
 
 import typer
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
 
-Progress = Callable[[str, float], None]
 DEFAULTS: Final = EngineConfig(model="")
 SERVER_DEFAULTS: Final = ServerConfig()
 
@@ -55,42 +53,46 @@ def _run(engine: EngineConfig, config: ServerConfig) -> None:
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     began = time.monotonic()
-    with progress_shown() as progress:
+    with Loading() as loading:
 
         def ready(model: Model, url: str) -> None:
+            loading.close()
             for decision in model.engine.decisions:
-                progress(f"{decision.name} {decision.value:,} ({decision.origin}: {decision.reason})", 1.0)
-            progress(f"Ridgeline serves {model.name} at {url} (ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it)", 1.0)
+                say(f"{decision.name} {decision.value:,} ({decision.origin}: {decision.reason})")
+            say(f"Ridgeline serves {model.name} at {url} (ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it)")
 
-        run(Service(engine, config, progress), ready)
-
-
-@contextmanager
-def progress_shown() -> Iterator[Progress]:
-    """A spinner line on a terminal; elsewhere one line a stage. A stage that is complete stays."""
-    if not sys.stderr.isatty():
-        yield _plain_lines()
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    with console.status("starting") as status:
-
-        def show(stage: str, fraction: float) -> None:
-            if fraction >= 1.0:
-                console.print(stage, markup=False, soft_wrap=True)
-            status.update(f"{stage} {fraction:.0%}" if fraction < 1.0 else "")
-
-        yield show
+        run(Service(engine, config, loading.show), ready)
 
 
-def _plain_lines() -> Progress:
-    shown = ""
+def say(line: str) -> None:
+    """One line for the person who started the process."""
+    print(line, file=sys.stderr, flush=True)
 
-    def show(stage: str, fraction: float) -> None:
-        nonlocal shown
-        if stage != shown:
-            shown = stage
-            print(stage, file=sys.stderr, flush=True)
 
-    return show
+class Loading(AbstractContextManager["Loading"]):
+    """What is being done while a model loads: a line that changes on a terminal, elsewhere one line a stage."""
+
+    def __init__(self) -> None:
+        self._status: Any = None
+        self._stage = ""
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(stderr=True, highlight=False).status("starting")
+            self._status.start()
+
+    def show(self, stage: str, fraction: float) -> None:
+        """Called with the stage and the part of it that is done."""
+        if self._status is not None:
+            self._status.update(f"{stage} {fraction:.0%}")
+        elif stage != self._stage:
+            say(stage)
+        self._stage = stage
+
+    def close(self) -> None:
+        """Takes the line away. Safe to call twice."""
+        if self._status is not None:
+            self._status.stop()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
