@@ -151,7 +151,7 @@ def test_all_reduce() -> None:
     assert parallel.all_reduce_seconds(1e9, 1, 900e9, 1e-6) == 0
     assert parallel.all_reduce_seconds(1e9, 2, 900e9, 0) == pytest.approx(1 / 450)
     one = parallel.tensor_parallel_seconds(1, 8192, 80, 2, 4, 900e9, 2e-6)
-    assert one == pytest.approx(160 * (16384 * 1.5 / 450e9 + 6 * 2e-6))
+    assert one == pytest.approx(160 * (16384 * 1.5 / 450e9 + 4 * 2e-6))
 
 
 def test_pipeline_and_experts_pay_for_what_leaves_the_device() -> None:

@@ -96,6 +96,7 @@ def test_kv_heads_and_never_query_heads() -> None:
     assert describe_model("gemma-3-270m", NOWHERE).attention == "MQA"
     latent = describe_model("deepseek-v3", NOWHERE)
     assert (latent.attention, latent.kv_elements) == ("MLA", 512 + 64)
+    assert latent.decode_width == 128 * (576 + 512) > latent.prefill_width == 128 * (192 + 128)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from ridgeline.errors import RidgelineError
 VERBS: Final = {
     "serve": "Serve a model: a page and an OpenAI-compatible API.",
     "generate": "Continue prompts with a model, in this process.",
+    "plan": "Say what a model needs and yields on given devices, before anything is downloaded.",
     "doctor": "Say what this machine offers, what is lost, and how to get it back.",
     "laws": "Simulate the engine over many random small worlds and check every law.",
 }

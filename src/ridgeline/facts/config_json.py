@@ -134,8 +134,8 @@ def _shape(fields: Fields, architecture: str, name: str) -> ModelShape:
         layer_kinds=kinds,
         window=window,
         kv_elements=attention["kv_elements"],
-        query_width=attention["query_width"],
-        value_width=attention["value_width"],
+        decode_width=attention["decode_width"],
+        prefill_width=attention["prefill_width"],
         parameters={
             "embedding": (vocab + positions) * hidden,
             "head": 0 if tied else vocab * hidden,
@@ -167,8 +167,8 @@ def _attention(fields: Fields, hidden: int, heads: int) -> dict[str, int]:
         "kv_heads": kv_heads,
         "head_dim": head_dim,
         "kv_elements": 2 * keys,
-        "query_width": queries,
-        "value_width": queries,
+        "decode_width": 2 * queries,
+        "prefill_width": 2 * queries,
         "parameters": parameters,
         "norms": 2 * head_dim if fields.family.qk_norm else 0,
     }
@@ -190,8 +190,8 @@ def _latent_attention(fields: Fields, hidden: int, heads: int) -> dict[str, int]
         "kv_heads": 1,
         "head_dim": plain + rotary,
         "kv_elements": latent + rotary,
-        "query_width": heads * (latent + rotary),
-        "value_width": heads * latent,
+        "decode_width": heads * (2 * latent + rotary),
+        "prefill_width": heads * (plain + rotary + value),
         "parameters": query + hidden * (latent + rotary) + latent * heads * (plain + value) + heads * value * hidden,
         "norms": latent + low_rank,
     }

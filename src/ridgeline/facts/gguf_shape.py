@@ -27,6 +27,8 @@ def gguf_shape(header: Header) -> ModelShape:
     kv_heads = header.integer(f"{arch}.attention.head_count_kv", 1, heads, default=heads)
     head_dim = header.integer(f"{arch}.attention.key_length", 1, MAX_WIDTH, default=max(1, hidden // heads))
     value_dim = header.integer(f"{arch}.attention.value_length", 1, MAX_WIDTH, default=head_dim)
+    head_dim = header.integer(f"{arch}.attention.key_length_mla", 1, MAX_WIDTH, default=head_dim)
+    value_dim = header.integer(f"{arch}.attention.value_length_mla", 1, MAX_WIDTH, default=value_dim)
     latent = header.integer(f"{arch}.attention.kv_lora_rank", 0, MAX_WIDTH, default=0)
     rotary = header.integer(f"{arch}.rope.dimension_count", 0, MAX_WIDTH, default=head_dim)
     kinds, window = _layer_kinds(header, arch, layers)
@@ -45,8 +47,8 @@ def gguf_shape(header: Header) -> ModelShape:
         layer_kinds=kinds,
         window=window,
         kv_elements=latent + rotary if latent else kv_heads * (head_dim + value_dim),
-        query_width=heads * (latent + rotary if latent else head_dim),
-        value_width=heads * (latent or value_dim),
+        decode_width=heads * (2 * latent + rotary if latent else head_dim + value_dim),
+        prefill_width=heads * (head_dim + value_dim),
         parameters=_by_class(header, _elements),
         dtype=_dominant_format(header),
         experts=_experts(header, arch),

@@ -59,7 +59,8 @@ class ModelShape:
 
     layer_kinds   "full" or "window" per layer; `window` is the window's tokens, 0 without one
     kv_elements   elements cached for a token and layer: 2 · KV heads · head dimension, or MLA's latent and its rotary part
-    query_width   heads · the width that a score multiplies over; value_width the same for values
+    decode_width  heads · (dimensions of a score + dimensions of a value) where one token looks at the cache
+    prefill_width the same for many tokens at once; MLA then expands its latent into smaller heads
     parameters    counts by class (`CLASSES`); a tied head counts 0 and is read as the embedding
     dtype         the format in which the checkpoint stores weights, a key of `WEIGHT_FORMATS`
     stored_bytes  bytes by class where a file said so, else empty
@@ -79,8 +80,8 @@ class ModelShape:
     layer_kinds: tuple[str, ...]
     window: int
     kv_elements: int
-    query_width: int
-    value_width: int
+    decode_width: int
+    prefill_width: int
     parameters: Mapping[str, int]
     dtype: str = "bf16"
     experts: Experts | None = None

@@ -1,5 +1,6 @@
 """Memory arithmetic of the paged KV cache: pure functions of facts and limits. Bytes, tokens and pages, never arrays."""
 
+from collections.abc import Sequence
 from functools import reduce
 from math import gcd
 
@@ -12,12 +13,17 @@ def kv_groups(facts: ModelFacts) -> tuple[KVGroup, ...]:
 
     Fifteen window layers and three full ones become five groups and one, of three layers each.
     """
+    return groups_of(facts.layer_kinds, facts.window)
+
+
+def groups_of(layer_kinds: Sequence[str], window: int) -> tuple[KVGroup, ...]:
+    """`kv_groups` for layers of these kinds, of which "window" ones look back `window` tokens."""
     kinds: dict[str, list[int]] = {}
-    for layer, kind in enumerate(facts.layer_kinds):
+    for layer, kind in enumerate(layer_kinds):
         kinds.setdefault(kind, []).append(layer)
     size = reduce(gcd, (len(layers) for layers in kinds.values()))
     return tuple(
-        KVGroup(kind=kind, layers=tuple(layers[i : i + size]), window=facts.window if kind == "window" else 0)
+        KVGroup(kind=kind, layers=tuple(layers[i : i + size]), window=window if kind == "window" else 0)
         for kind, layers in sorted(kinds.items())
         for i in range(0, len(layers), size)
     )
@@ -28,7 +34,12 @@ def page_bytes(facts: ModelFacts, group: KVGroup, block_tokens: int, element_byt
 
     2 · layers · tokens · KV heads · head dimension · bytes an element
     """
-    return 2 * len(group.layers) * block_tokens * facts.kv_heads * facts.head_dim * element_bytes
+    return block_bytes(len(group.layers), block_tokens, 2 * facts.kv_heads * facts.head_dim, 8 * element_bytes)
+
+
+def block_bytes(layers: int, block_tokens: int, elements: int, element_bits: int) -> int:
+    """Bytes of one page for `elements` cached numbers a token and layer: layers · tokens · elements · bits, in whole bytes."""
+    return -(-layers * block_tokens * elements * element_bits // 8)
 
 
 def sequence_pages(groups: tuple[KVGroup, ...], block_tokens: int, tokens: int, chunk: int) -> int:

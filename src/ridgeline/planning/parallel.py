@@ -25,10 +25,10 @@ def all_reduce_bytes(message: float, devices: int) -> float:
 
 
 def all_reduce_seconds(message: float, devices: int, link_bytes_per_second: float, hop_seconds: float) -> float:
-    """Time of one all-reduce: the bytes over one direction of the link, and 2 · (n − 1) hops. 0 on one device."""
+    """Time of one all-reduce: a ring's bytes over one direction of the link, and a tree's 2 · ⌈log₂ n⌉ hops. 0 on one device."""
     if devices == 1:
         return 0.0
-    return all_reduce_bytes(message, devices) / (link_bytes_per_second / 2) + 2 * (devices - 1) * hop_seconds
+    return all_reduce_bytes(message, devices) / (link_bytes_per_second / 2) + 2 * (devices - 1).bit_length() * hop_seconds
 
 
 def tensor_parallel_seconds(

@@ -1,0 +1,171 @@
+"""From words to a deployment: every number bounded, every mistake answered with its cause, the number and a fix."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from ridgeline.errors import ConfigError
+from ridgeline.facts.devices import ALIASES, DEVICES, GB, TERA, Device, Price
+from ridgeline.facts.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
+from ridgeline.planning.deployment import Deployment, Layout, Workload, automatic_layout
+from ridgeline.planning.objectives import Objective
+
+MAX_DEVICES = 1_024
+MAX_USERS = 1_000_000
+MAX_TOKENS = 1 << 27
+DEFAULT_CONTEXT = 4_096
+_TIMES = {"ttft", "itl"}
+_LOAD = {"in": (1, MAX_TOKENS), "out": (1, MAX_TOKENS), "prefix": (0, 0.99), "burst": (1, 1_000)}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a user asked, as typed; None is "decide". Times are seconds, `memory_gb` and `bandwidth_gb` are 10⁹ bytes (a second)."""
+
+    device: str
+    count: int = 1
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    context: int | None = None
+    users: int | None = None
+    workload: str | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    utilisation: float = 0.90
+    chunk: int = 2048
+    memory_gb: float | None = None
+    bandwidth_gb: float | None = None
+    tflops: float | None = None
+    price: float | None = None
+
+
+def deployment_of(shape: ModelShape, asked: Question) -> Deployment:
+    """The deployment that a question means. Raises ConfigError with the number and the fix."""
+    _bounded("--count", asked.count, 1, MAX_DEVICES)
+    _bounded("--users", asked.users or 1, 1, MAX_USERS)
+    _bounded("--memory-utilization", asked.utilisation, 0.1, 1.0)
+    _bounded("--max-num-batched-tokens", asked.chunk, 1, 1 << 20)
+    load = parse_workload(asked.workload)
+    context = _context(shape, asked.context, load)
+    return Deployment(
+        shape=shape,
+        device=device_of(asked),
+        layout=_layout(shape, asked),
+        dtype=_choice("--dtype", asked.dtype, WEIGHT_FORMATS) if asked.dtype not in (None, "auto") else None,
+        kv_dtype=_choice("--kv-dtype", asked.kv_dtype, KV_BITS) if asked.kv_dtype else ("f32" if shape.dtype == "f32" else "f16"),
+        context=context,
+        users=asked.users or 1,
+        workload=_load_within(context, load),
+        utilisation=asked.utilisation,
+        chunk=asked.chunk,
+    )
+
+
+def device_of(asked: Question) -> Device:
+    """The device by name, with the numbers that the question puts in place of the table's."""
+    name = asked.device.lower()
+    device = DEVICES.get(ALIASES.get(name, name))
+    if device is None:
+        raise ConfigError(
+            f"--device {asked.device!r:.60} is not known; known: {', '.join(DEVICES)}; or change one by --bandwidth and the like"
+        )
+    if asked.memory_gb is not None:
+        device = replace(device, memory_bytes=int(_bounded("--memory", asked.memory_gb, 0.1, 1e5) * GB))
+    if asked.bandwidth_gb is not None:
+        device = replace(device, bytes_per_second=_bounded("--bandwidth", asked.bandwidth_gb, 0.1, 1e6) * GB)
+    if asked.tflops is not None:
+        device = replace(device, flops_per_second={"f32": _bounded("--tflops", asked.tflops, 1e-3, 1e6) * TERA})
+    if asked.price is not None:
+        device = replace(device, price=Price(_bounded("--price-per-hour", asked.price, 1e-6, 1e6), "given"))
+    return device
+
+
+def api_price_of(value: float | None) -> float | None:
+    """Dollars a million tokens, bounded."""
+    return None if value is None else _bounded("--api-price", value, 1e-6, 1e6)
+
+
+def parse_objective(text: str | None) -> Objective:
+    """`ttft=500ms,itl=50ms`; a time without a unit is refused, since both are usual."""
+    times = {}
+    for key, value in _pairs("--slo", text, _TIMES).items():
+        scale = 1e-3 if value.endswith("ms") else 1.0
+        digits = value.removesuffix("ms") if value.endswith("ms") else value.removesuffix("s")
+        if digits == value:
+            raise ConfigError(f"--slo {key}={value} has no unit; write {key}={value}ms or {key}={value}s")
+        times[key] = _bounded(f"--slo {key}", _number(f"--slo {key}", digits) * scale, 1e-6, 86_400.0)
+    return Objective(times.get("ttft"), times.get("itl"))
+
+
+def parse_workload(text: str | None) -> Mapping[str, float]:
+    """`in=2000,out=500,prefix=0.5,burst=3`: tokens in and out, share of the prompt that is cached, peak over mean arrivals."""
+    found = {}
+    for key, value in _pairs("--workload", text, set(_LOAD)).items():
+        low, high = _LOAD[key]
+        found[key] = _bounded(f"--workload {key}", _number(f"--workload {key}", value), low, high)
+    return found
+
+
+def _context(shape: ModelShape, asked: int | None, load: Mapping[str, float]) -> int:
+    wanted = asked if asked is not None else int(load["in"] + load["out"]) if {"in", "out"} <= load.keys() else None
+    if wanted is None:
+        return min(DEFAULT_CONTEXT, shape.context)
+    if not 2 <= wanted <= shape.context:
+        raise ConfigError(f"a context of {wanted} tokens is outside 2 … {shape.context}, what {shape.name} was trained for; set --context")
+    return wanted
+
+
+def _load_within(context: int, load: Mapping[str, float]) -> Workload:
+    """The workload; where nothing is said an eighth of the context is output and the rest prompt."""
+    output = int(load.get("out", max(1, context // 8 if "in" not in load else context - load["in"])))
+    prompt = int(load.get("in", context - output))
+    if prompt < 1 or output < 1 or prompt + output > context:
+        raise ConfigError(f"{prompt} tokens in and {output} out do not fit a context of {context}; set --context {max(2, prompt + output)}")
+    return Workload(prompt, output, load.get("prefix", 0.0), load.get("burst", 1.0))
+
+
+def _layout(shape: ModelShape, asked: Question) -> Layout:
+    if asked.tensor is None and asked.pipeline is None:
+        return automatic_layout(shape, asked.count)
+    tensor = int(_bounded("--tensor-parallel-size", asked.tensor or 1, 1, MAX_DEVICES))
+    pipeline = int(_bounded("--pipeline-parallel-size", asked.pipeline or 1, 1, shape.layers))
+    if shape.heads % tensor:
+        widths = [str(width) for width in range(1, 65) if shape.heads % width == 0]
+        raise ConfigError(f"--tensor-parallel-size {tensor} does not divide {shape.heads} heads; take one of {', '.join(widths)}")
+    if asked.count % (tensor * pipeline):
+        raise ConfigError(
+            f"--count {asked.count} is no multiple of {tensor} × {pipeline} ranks; set --count {tensor * pipeline} or a multiple of it"
+        )
+    return Layout(tensor, pipeline, replicas=asked.count // (tensor * pipeline))
+
+
+def _pairs(flag: str, text: str | None, known: set[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or key not in known or key in found:
+            raise ConfigError(f"{flag} {part.strip()!r:.60} is not understood; write each of {', '.join(sorted(known))} once, as key=value")
+        found[key] = value
+    return found
+
+
+def _number(flag: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{flag}={text!r:.40} is no number") from None
+
+
+def _bounded(flag: str, value: float, low: float, high: float) -> float:
+    if not isfinite(value) or not low <= value <= high:
+        raise ConfigError(f"{flag} is {value:g}, outside {low:g} … {high:g}")
+    return value
+
+
+def _choice(flag: str, value: str | None, known: Mapping[str, object]) -> str:
+    name = (value or "").lower()
+    if name not in known:
+        raise ConfigError(f"{flag} {value!r:.40} is not known; known: {', '.join(known)}")
+    return name

@@ -1,0 +1,201 @@
+"""What each lever would bring, one at a time: sequences, tokens a second, gap and money, against the deployment as asked.
+
+Every lever is one function from a deployment to another, or to a rate of its own; a lever that cannot apply is left out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+
+from ridgeline.facts.shape import KV_BITS
+from ridgeline.planning.cost import million_token_cost
+from ridgeline.planning.deployment import Deployment
+from ridgeline.planning.disaggregation import interference_seconds, kv_transfer_seconds, phase_layout
+from ridgeline.planning.objectives import Objective
+from ridgeline.planning.reuse import reused_prefill_speedup
+from ridgeline.planning.speculation import accepted_tokens, speculation_passes, speculation_speedup
+from ridgeline.planning.speed import best_batch, decode_work, mean_context, mixed_itl, prefill_seconds, prefill_work, with_layout
+from ridgeline.planning.step import TYPICAL, Rows, link_seconds, pass_seconds, step_work, with_prefill
+
+ASSUMED_REUSE = 0.5
+"""Share of a prompt that a prefix cache is taken to hold: the usual ratio of chats. Notes on inference, part 5, section 13."""
+
+PROPOSED, ACCEPTANCE = 4, 0.7
+"""Tokens that a proposer guesses (Notes on inference, part 5, section 14: 4 or 5) and the share taken to be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a deployment yields: most sequences, the batch run, output tokens/s, gap in seconds, dollars a million tokens, devices."""
+
+    max_sequences: int
+    batch: int
+    tokens_per_second: float
+    itl: float
+    cost: float | None
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """A lever, its effect and a sentence about it."""
+
+    name: str
+    effect: Effect
+    note: str
+
+
+Change = Callable[[Deployment], tuple[Deployment, str] | None]
+
+
+def effect_of(deployment: Deployment, objective: Objective) -> Effect:
+    """The yield at the batch that objective, knee and memory allow."""
+    batch, _ = best_batch(deployment, objective)
+    return _effect(deployment, batch, mixed_itl(deployment, batch, TYPICAL) if batch else 0.0)
+
+
+def _effect(deployment: Deployment, batch: int, itl: float) -> Effect:
+    devices, price, most = deployment.layout.devices, deployment.device.price, deployment.memory.max_sequences
+    if batch == 0:
+        return Effect(most, 0, 0.0, 0.0, None, devices)
+    cost = million_token_cost(price.dollars_per_hour * devices, batch / itl) if price else None
+    return Effect(most, batch, batch / itl, itl, cost, devices)
+
+
+def levers(deployment: Deployment, objective: Objective) -> list[Lever]:
+    """All levers that apply, each alone, the one that brings most tokens/s a device first."""
+    found = [unbatched(deployment)]
+    for name, change in CHANGES.items():
+        changed = change(deployment)
+        if changed is not None:
+            found.append(Lever(name, effect_of(changed[0], objective), changed[1]))
+    found.append(speculation(deployment, objective))
+    return sorted(found, key=lambda lever: -lever.effect.tokens_per_second / lever.effect.devices)
+
+
+def unbatched(deployment: Deployment) -> Lever:
+    """What one sequence at a time would yield: the price of not batching."""
+    effect = _effect(deployment, 1, mixed_itl(deployment, 1, TYPICAL))
+    return Lever("no batching", effect, "one sequence at a time reads all weights for each token")
+
+
+def speculation(deployment: Deployment, objective: Objective) -> Lever:
+    """A proposer without cost of its own (n-grams): one verification of `PROPOSED` + 1 tokens a sequence in place of a decode step."""
+    batch = max(1, best_batch(deployment, objective)[0])
+    tokens = accepted_tokens(ACCEPTANCE, PROPOSED)
+    alone, full = _verification(deployment, 1), _verification(deployment, batch)
+    note = (
+        f"{PROPOSED} guesses of which {ACCEPTANCE:.0%} hold: decode × {speculation_speedup(tokens, alone[0]):.2f} for one sequence, "
+        f"× {speculation_speedup(tokens, full[0]):.2f} for {batch}, prompts apart"
+    )
+    return Lever("speculation", _effect(deployment, batch, full[1] / tokens), note)
+
+
+def _verification(deployment: Deployment, batch: int) -> tuple[float, float]:
+    """(decode steps that one verification costs, its seconds in the steady state) at `batch` sequences."""
+    running = ceil(batch / deployment.layout.replicas / deployment.layout.pipeline)
+    work = step_work(deployment, [Rows(mean_context(deployment), PROPOSED + 1, running)])
+    plain = pass_seconds(deployment, decode_work(deployment, running), TYPICAL)
+    share = running * accepted_tokens(ACCEPTANCE, PROPOSED) / deployment.workload.output
+    steady = pass_seconds(deployment, with_prefill(work, prefill_work(deployment), share), TYPICAL)
+    return speculation_passes(PROPOSED, 0.0, pass_seconds(deployment, work, TYPICAL), plain), steady
+
+
+def eight_bit_weights(deployment: Deployment) -> tuple[Deployment, str] | None:
+    """fp8 where the device has it, else int8."""
+    dtype = "fp8" if "fp8" in deployment.device.flops_per_second else "int8"
+    return _weights(deployment, dtype, "half of the bytes of 16-bit weights, and faster products where the device has them")
+
+
+def four_bit_weights(deployment: Deployment) -> tuple[Deployment, str] | None:
+    """Weight-only four bits, as AWQ and GPTQ store them."""
+    return _weights(deployment, "awq", "a quarter of the bytes; products stay 16 bits wide; check quality")
+
+
+def _weights(deployment: Deployment, dtype: str, note: str) -> tuple[Deployment, str] | None:
+    if sum(deployment.shape.class_bytes(dtype).values()) >= sum(deployment.shape.class_bytes(deployment.dtype).values()):
+        return None
+    return replace(deployment, dtype=dtype), f"{dtype}: {note}"
+
+
+def eight_bit_kv(deployment: Deployment) -> tuple[Deployment, str] | None:
+    """K and V in eight bits."""
+    if KV_BITS[deployment.kv_dtype] <= 8:
+        return None
+    dtype = "fp8" if "fp8" in deployment.device.flops_per_second else "int8"
+    return replace(deployment, kv_dtype=dtype), f"{dtype}: half of the bytes a token, so up to twice the sequences; check quality"
+
+
+def twice_the_tensor_ranks(deployment: Deployment) -> tuple[Deployment, str] | None:
+    """Every matrix over twice the devices."""
+    wider = with_layout(deployment, tensor=2 * deployment.layout.tensor)
+    if deployment.shape.heads % wider.layout.tensor:
+        return None
+    spent = link_seconds(wider, 1) * 1e3
+    return wider, f"{wider.layout.devices} devices; two all-reduces a layer take {spent:.2f} ms of every step at batch 1"
+
+
+def twice_the_stages(deployment: Deployment) -> tuple[Deployment, str] | None:
+    """Layers over twice the stages."""
+    longer = with_layout(deployment, pipeline=2 * deployment.layout.pipeline)
+    if longer.layout.pipeline > deployment.shape.layers:
+        return None
+    return longer, f"{longer.layout.devices} devices; little communication, no lower latency for one sequence"
+
+
+def twice_the_expert_ranks(deployment: Deployment) -> tuple[Deployment, str] | None:
+    """Routed experts over twice the devices."""
+    wider = with_layout(deployment, expert=2 * deployment.layout.expert)
+    if deployment.shape.experts is None or deployment.shape.experts.routed % wider.layout.expert:
+        return None
+    return wider, f"{wider.layout.devices} devices; experts are cut, attention is copied, tokens travel to their experts"
+
+
+def twice_the_replicas(deployment: Deployment) -> tuple[Deployment, str] | None:
+    """Another copy behind a load balancer."""
+    more = with_layout(deployment, replicas=2 * deployment.layout.replicas)
+    return more, f"{more.layout.devices} devices; twice the users at the same latency"
+
+
+def prefix_reuse(deployment: Deployment) -> tuple[Deployment, str] | None:
+    """The first half of every prompt is the same and is in the cache."""
+    load = deployment.workload
+    if load.reused >= ASSUMED_REUSE or load.prompt < 2 * deployment.block_tokens:
+        return None
+    changed = replace(deployment, workload=replace(load, reused=ASSUMED_REUSE), shared=int(load.prompt * ASSUMED_REUSE))
+    before, after = prefill_seconds(deployment, TYPICAL), prefill_seconds(changed, TYPICAL)
+    ideal = reused_prefill_speedup(ASSUMED_REUSE)
+    return changed, f"{ASSUMED_REUSE:.0%} of each prompt shared: prefill {before * 1e3:.0f} → {after * 1e3:.0f} ms (× {ideal:.0f} at best)"
+
+
+CHANGES: dict[str, Change] = {
+    "8-bit weights": eight_bit_weights,
+    "4-bit weights": four_bit_weights,
+    "8-bit KV": eight_bit_kv,
+    "prefix reuse": prefix_reuse,
+    "tensor parallel × 2": twice_the_tensor_ranks,
+    "pipeline × 2": twice_the_stages,
+    "expert parallel × 2": twice_the_expert_ranks,
+    "replicas × 2": twice_the_replicas,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSplit:
+    """Prefill and decode apart or together: seconds of interference and of transfer, and the layout that they ask for."""
+
+    interference: float
+    transfer: float
+    layout: str
+
+
+def phase_split(deployment: Deployment, batch: int) -> PhaseSplit:
+    """A prompt's chunk in the step of `batch` decoding sequences, against moving the prompt's KV over the device's link."""
+    load, running = deployment.workload, max(1, ceil(batch / deployment.layout.replicas / deployment.layout.pipeline))
+    chunk = min(deployment.chunk, load.prompt)
+    decode = Rows(mean_context(deployment), 1, running)
+    alone = pass_seconds(deployment, step_work(deployment, [decode]), TYPICAL)
+    mixed = pass_seconds(deployment, step_work(deployment, [decode, Rows(load.prompt - chunk, chunk)]), TYPICAL)
+    stalled = interference_seconds(mixed, alone) * load.prompt / chunk
+    moved = kv_transfer_seconds(float(deployment.memory.kv_token) * load.prompt, deployment.device.link_bytes_per_second)
+    return PhaseSplit(stalled, moved, phase_layout(stalled, moved))

@@ -1,0 +1,209 @@
+"""The whole answer of a plan as one value; `as_dict` of it is what `ridgeline plan --json` prints. Bytes, seconds, dollars."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ridgeline.planning.advice import Flag, Scaling, flags, scaling
+from ridgeline.planning.cost import break_even_tokens_per_day, hosting
+from ridgeline.planning.deployment import Deployment, automatic_layout
+from ridgeline.planning.levers import Lever, PhaseSplit, levers, phase_split
+from ridgeline.planning.objectives import Objective
+from ridgeline.planning.speed import (
+    BatchPoint,
+    Limit,
+    batch_point,
+    best_batch,
+    binding,
+    decode_floor,
+    decode_work,
+    knee,
+    prefill_floor,
+    prefill_seconds,
+    prefill_work,
+    ridge,
+)
+
+MOST_DEVICES = 1_024
+CURVE = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
+"""Contexts of the curve of context against users, as far as the model reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """How many sequences fit when each may have so many tokens."""
+
+    context: int
+    max_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelfHosting:
+    """Own devices against an API at a price a million tokens; `tokens_per_day` is what the batch run yields."""
+
+    api_price_per_million: float
+    break_even_tokens_per_day: float
+    tokens_per_day: float
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All numbers of a plan. Bytes are of one replica over all its devices; sequences, tokens/s and dollars are of all replicas.
+
+    activation_bytes  with tiled attention; untiled_activation_bytes where scores of one layer are stored
+    overhead_bytes    driver, context and framework; reserve_bytes what --memory-utilization leaves untouched
+    ..._floor_seconds at the data sheet's peaks: nothing is faster; the batch table and what follows from it are estimates
+    recommended_batch sequences at once, 0 where nothing fits or no batch meets the objective; limited_by says what set it
+    objective_met     whether the estimates say that all users are served within the objective; None without one
+    """
+
+    model: str
+    architecture: str
+    attention: str
+    parameters: int
+    active_parameters: int
+    device: str
+    devices: int
+    layout: dict[str, int]
+    dtype: str
+    kv_dtype: str
+    context: int
+    users: int
+    fits: bool
+    memory_bytes: int
+    weights_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_sequence: int
+    activation_bytes: int
+    untiled_activation_bytes: int
+    overhead_bytes: int
+    reserve_bytes: int
+    kv_budget_bytes: int
+    shortfall_bytes: int
+    max_sequences: int
+    max_context_tokens: int
+    context_curve: list[CurvePoint]
+    prefill_intensity: float
+    decode_intensity: float
+    ridge_intensity: float
+    bound_by: str
+    decode_floor_seconds: float
+    prefill_floor_seconds: float
+    prefill_seconds: float
+    knee_batch: int
+    recommended_batch: int
+    limited_by: Limit
+    objective_met: bool | None
+    batch_table: list[BatchPoint]
+    tokens_per_second: float
+    cost_per_million_tokens: float | None
+    price_per_hour: float | None
+    price_seen: str | None
+    min_devices: int | None
+    phase_split: PhaseSplit
+    levers: list[Lever]
+    flags: list[Flag]
+    scaling: list[Scaling]
+    self_hosting: SelfHosting | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+def make_report(deployment: Deployment, objective: Objective, users_given: bool, api_price: float | None) -> Report:
+    """Everything that can be said of a deployment. `users_given`: the batch to run is the users', not the knee's."""
+    shape, memory, layout = deployment.shape, deployment.memory, deployment.layout
+    batch, limit = best_batch(deployment, objective)
+    if users_given and objective == Objective():
+        batch, limit = min(deployment.users, memory.max_sequences), "users" if deployment.users <= memory.max_sequences else "memory"
+    table = [batch_point(deployment, each) for each in _table_batches(deployment, batch)]
+    run = next((point for point in table if point.batch == batch), None)
+    price = deployment.device.price
+    prefill = prefill_work(deployment)
+    return Report(
+        model=shape.name,
+        architecture=shape.architecture,
+        attention=shape.attention,
+        parameters=shape.total_parameters,
+        active_parameters=round(shape.active_parameters),
+        device=deployment.device.name,
+        devices=layout.devices,
+        layout=asdict(layout),
+        dtype=deployment.dtype or shape.dtype,
+        kv_dtype=deployment.kv_dtype,
+        context=deployment.context,
+        users=deployment.users,
+        fits=memory.fits,
+        memory_bytes=memory.total,
+        weights_bytes=memory.weights,
+        kv_bytes_per_token=memory.kv_token,
+        kv_bytes_per_sequence=memory.kv_sequence,
+        activation_bytes=memory.activations,
+        untiled_activation_bytes=memory.untiled_activations,
+        overhead_bytes=memory.overhead,
+        reserve_bytes=memory.reserve,
+        kv_budget_bytes=max(0, memory.kv_budget),
+        shortfall_bytes=memory.shortfall,
+        max_sequences=memory.max_sequences,
+        max_context_tokens=memory.max_context,
+        context_curve=_curve(deployment),
+        prefill_intensity=prefill.intensity,
+        decode_intensity=decode_work(deployment, max(1, batch)).intensity,
+        ridge_intensity=ridge(deployment),
+        bound_by=binding(deployment, batch),
+        decode_floor_seconds=decode_floor(deployment),
+        prefill_floor_seconds=prefill_floor(deployment),
+        prefill_seconds=prefill_seconds(deployment),
+        knee_batch=knee(deployment, memory.max_sequences),
+        recommended_batch=batch,
+        limited_by=limit,
+        objective_met=None if objective == Objective() else batch >= deployment.users,
+        batch_table=table,
+        tokens_per_second=run.tokens_per_second if run else 0.0,
+        cost_per_million_tokens=run.cost if run else None,
+        price_per_hour=price.dollars_per_hour * layout.devices if price else None,
+        price_seen=price.seen if price else None,
+        min_devices=least_devices(deployment),
+        phase_split=phase_split(deployment, max(1, batch)),
+        levers=levers(deployment, _as_good_as(run, objective)) if run else [],
+        flags=flags(deployment, objective, batch, limit) if batch else [],
+        scaling=scaling(deployment),
+        self_hosting=_self_hosting(deployment, run, api_price),
+    )
+
+
+def least_devices(deployment: Deployment) -> int | None:
+    """The fewest devices of this kind that hold the model and every user's KV, laid out automatically; None if even 1,024 do not."""
+    for count in range(1, MOST_DEVICES + 1):
+        if replace(deployment, layout=automatic_layout(deployment.shape, count)).memory.fits:
+            return count
+    return None
+
+
+def _as_good_as(run: BatchPoint | None, objective: Objective) -> Objective:
+    """Levers are compared at the objective; without one at the gap that users see today, so that none wins by being slower."""
+    return Objective(itl=run.mixed_itl * (1 + 1e-9)) if run and objective == Objective() else objective
+
+
+def _curve(deployment: Deployment) -> list[CurvePoint]:
+    """Context against sequences, as far as one sequence fits."""
+    contexts = [each for each in CURVE if each < deployment.shape.context] + [deployment.shape.context]
+    return [CurvePoint(each, replace(deployment, context=each, shared=0).memory.max_sequences) for each in contexts]
+
+
+def _table_batches(deployment: Deployment, batch: int) -> list[int]:
+    """Powers of two up to what memory holds, that number, the knee and the batch to run."""
+    most = deployment.memory.max_sequences
+    powers = [2**exponent for exponent in range(13) if 2**exponent <= most]
+    return sorted({*powers, min(most, 4096), knee(deployment, most), batch} - {0})
+
+
+def _self_hosting(deployment: Deployment, run: BatchPoint | None, api_price: float | None) -> SelfHosting | None:
+    price = deployment.device.price
+    if api_price is None or price is None or run is None:
+        return None
+    hourly, daily = price.dollars_per_hour * deployment.layout.devices, run.tokens_per_second * 86_400
+    even = break_even_tokens_per_day(hourly, api_price)
+    advice = "never cheaper: the devices cannot serve the break-even volume" if even > daily else hosting(even)
+    return SelfHosting(api_price, even, daily, advice)

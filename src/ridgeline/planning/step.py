@@ -1,0 +1,148 @@
+"""What one step costs: operations and bytes as a function of its rows and the model's shape, and the time that devices need for them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+
+from ridgeline.facts.shape import KV_BITS, ModelShape
+from ridgeline.planning.deployment import ACTIVATION_BYTES, Deployment, kv_share, weight_classes
+from ridgeline.planning.parallel import expert_parallel_seconds, experts_touched, pipeline_seconds, tensor_parallel_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`sequences` alike rows of a step: each computes `count` tokens from position `start` on."""
+
+    start: int
+    count: int
+    sequences: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Operations and bytes of a step, uncut. `tokens` pass through the layers, `sampled` positions through the head."""
+
+    tokens: float = 0.0
+    sampled: float = 0.0
+    linear_flops: float = 0.0
+    attention_flops: float = 0.0
+    weight_bytes: float = 0.0
+    expert_bytes: float = 0.0
+    kv_bytes: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        """All operations."""
+        return self.linear_flops + self.attention_flops
+
+    @property
+    def moved_bytes(self) -> float:
+        """All bytes read."""
+        return self.weight_bytes + self.expert_bytes + self.kv_bytes
+
+    @property
+    def intensity(self) -> float:
+        """FLOP a byte."""
+        return self.flops / self.moved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of a device's peaks that are reached."""
+
+    compute: float
+    bandwidth: float
+
+
+IDEAL = Efficiency(1.0, 1.0)
+"""For floors: nothing can be faster."""
+
+TYPICAL = Efficiency(compute=0.6, bandwidth=0.8)
+"""For estimates. Published 8B figures of tuned engines reach 0.5 … 0.6 of the dense peak in prefill, 0.7 … 0.8 of bandwidth in decode."""
+
+
+def looked_at(start: int, count: int, window: int) -> float:
+    """Pairs of a token and a position that it sees, for `count` tokens from `start` on; `window` 0 sees all before.
+
+    Each token sees itself and what precedes it, at most `window` positions in all.
+    """
+    if not window:
+        return count * start + count * (count + 1) / 2
+    rising = max(0, min(count, window - start - 1))
+    return rising * start + rising * (rising + 1) / 2 + (count - rising) * window
+
+
+def step_work(deployment: Deployment, rows: Iterable[Rows]) -> Work:
+    """Operations and bytes of a step with these rows. Weights are read once, K and V once a row."""
+    shape, tokens, sampled, attention, cached = deployment.shape, 0.0, 0.0, 0.0, 0.0
+    kinds = {"full": (shape.layer_kinds.count("full"), 0), "window": (shape.layer_kinds.count("window"), shape.window)}
+    for row in rows:
+        tokens += row.count * row.sequences
+        sampled += row.sequences
+        for layers, window in kinds.values():
+            width = shape.decode_width if row.count == 1 else shape.prefill_width
+            attention += layers * row.sequences * looked_at(row.start, row.count, window) * width
+            end = row.start + row.count
+            cached += layers * row.sequences * (min(end, window + row.count - 1) if window else end)
+    classes = weight_classes(deployment)
+    touched = 0.0
+    if shape.experts:
+        touched = experts_touched(shape.experts.routed, shape.experts.active, tokens) / shape.experts.routed
+    head = "head" if shape.parameters["head"] else "embedding"
+    return Work(
+        tokens=tokens,
+        sampled=sampled,
+        linear_flops=2.0 * (layer_parameters(shape) * tokens + shape.vocab * shape.hidden * sampled),
+        attention_flops=2.0 * attention,
+        weight_bytes=classes["attention"] + classes["ffn"] + classes["norms"] + classes[head],
+        expert_bytes=classes["experts"] * touched,
+        kv_bytes=cached * shape.kv_elements * KV_BITS[deployment.kv_dtype] / 8,
+    )
+
+
+def layer_parameters(shape: ModelShape) -> float:
+    """Parameters of the layers that every token is multiplied with."""
+    active = shape.experts.active / shape.experts.routed if shape.experts else 0.0
+    return shape.parameters["attention"] + shape.parameters["ffn"] + shape.parameters["experts"] * active
+
+
+def with_prefill(decode: Work, prompt: Work, share: float) -> Work:
+    """A decode step that also computes `share` of a prompt: the weights are read anyway."""
+    return Work(
+        tokens=decode.tokens + share * prompt.tokens,
+        sampled=decode.sampled + share * prompt.sampled,
+        linear_flops=decode.linear_flops + share * prompt.linear_flops,
+        attention_flops=decode.attention_flops + share * prompt.attention_flops,
+        weight_bytes=decode.weight_bytes,
+        expert_bytes=max(decode.expert_bytes, min(1.0, share) * prompt.expert_bytes),
+        kv_bytes=decode.kv_bytes + share * prompt.kv_bytes,
+    )
+
+
+def device_seconds(deployment: Deployment, work: Work, efficiency: Efficiency) -> tuple[float, float]:
+    """(compute, memory) seconds of a pass of `work` through one replica, its stages one after the other, without communication."""
+    device, layout = deployment.device, deployment.layout
+    ranks = layout.tensor * layout.expert
+    kind = deployment.compute_dtype
+    compute = work.linear_flops / device.flops(kind) + work.attention_flops / device.flops("f32" if kind == "f32" else "f16")
+    # Stages follow each other, so a pass sees the bandwidth of one stage's ranks over the bytes of all stages.
+    cache = work.kv_bytes * kv_share(deployment) * layout.pipeline / layout.expert
+    weights = work.weight_bytes / layout.tensor + work.expert_bytes / ranks
+    return compute / ranks / efficiency.compute, (weights + cache) / device.bytes_per_second / efficiency.bandwidth
+
+
+def link_seconds(deployment: Deployment, tokens: float) -> float:
+    """Communication of a pass of `tokens` tokens: all-reduces of tensor ranks, all-to-alls of expert ranks, hops between stages."""
+    shape, layout, link, hop = deployment.shape, deployment.layout, deployment.device.link_bytes_per_second, deployment.device.hop_seconds
+    count = ceil(tokens)
+    spent = tensor_parallel_seconds(ceil(count / layout.expert), shape.hidden, shape.layers, ACTIVATION_BYTES, layout.tensor, link, hop)
+    spent += pipeline_seconds(count, shape.hidden, ACTIVATION_BYTES, layout.pipeline, link, hop)
+    if shape.experts:
+        mixture = shape.experts
+        spent += expert_parallel_seconds(count, shape.hidden, mixture.layers, mixture.active, ACTIVATION_BYTES, layout.expert, link, hop)
+    return spent
+
+
+def pass_seconds(deployment: Deployment, work: Work, efficiency: Efficiency) -> float:
+    """Estimated time of one pass of `work` through one replica: the longer of compute and memory, and the communication."""
+    return max(device_seconds(deployment, work, efficiency)) + link_seconds(deployment, work.tokens)
