@@ -68,7 +68,7 @@ class NumpyRunner:
         self._shape = shape
         self._team = Team(threads)
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}
-        vectors = {w.name: weights[w.name].dense() for op in oplist.ops if op.name not in MATRICES for w in op.weights}
+        vectors = {w.name: weights[w.name].dense() for op in self.oplist.ops if op.name not in MATRICES for w in op.weights}
         kernels = providers(self._team)
         self._steps = [
             self._bind(op, OPS[op.name], kernels, {**weights, **vectors}, dead)
