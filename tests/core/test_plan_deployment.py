@@ -20,7 +20,7 @@ from ridgeline.planning.levers import levers, phase_split
 from ridgeline.planning.memory import kv_groups, page_bytes, sequence_pages
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import least_devices, make_report
-from ridgeline.planning.step import IDEAL, TYPICAL, Rows, link_seconds, looked_at, step_work
+from ridgeline.planning.step import IDEAL, TYPICAL, Rows, device_seconds, link_seconds, looked_at, pass_seconds, step_work
 
 GIB = 2**30
 
@@ -324,3 +324,60 @@ def test_bad_objectives(text: str, cause: str) -> None:
 def test_unknown_device_lists_all() -> None:
     with pytest.raises(ConfigError, match=r"a100-40gb.*xeon-8480"):
         deployed("llama-3-8b", "tpu")
+
+
+def test_cache_read_by_a_step_is_every_position_once() -> None:
+    asked = deployed("llama-3-8b")
+    assert speed.decode_work(asked, 3, 1000).kv_bytes == 3 * 1000 * asked.memory.kv_token
+    assert step_work(asked, [Rows(100, 28)]).kv_bytes == 128 * asked.memory.kv_token
+
+
+def test_what_each_layout_reads() -> None:
+    """Tensor ranks share weights and KV; beyond the KV heads the cache is copied; expert ranks copy attention and split sequences."""
+    dense, mixture = deployed("llama-3-70b", "h100"), deployed("mixtral-8x7b", "h100")
+    work = replace(speed.decode_work(dense, 8), linear_flops=0.0, attention_flops=0.0)
+    bandwidth = dense.device.bytes_per_second
+    assert device_seconds(replace(dense, layout=Layout(tensor=8)), work, IDEAL)[1] == pytest.approx(work.moved_bytes / 8 / bandwidth)
+    sixteen = device_seconds(replace(dense, layout=Layout(tensor=16)), work, IDEAL)[1]
+    assert sixteen == pytest.approx((work.weight_bytes / 16 + work.kv_bytes / 8) / bandwidth)
+    stages = device_seconds(replace(dense, layout=Layout(pipeline=4)), work, IDEAL)[1]
+    assert stages == pytest.approx(work.moved_bytes / bandwidth)
+    routed = speed.decode_work(mixture, 8)
+    split = device_seconds(replace(mixture, layout=Layout(expert=4)), routed, IDEAL)[1]
+    assert split == pytest.approx((routed.weight_bytes + routed.expert_bytes / 4 + routed.kv_bytes / 4) / bandwidth)
+
+
+def test_utilisation_is_operations_over_the_peak() -> None:
+    asked = deployed("llama-3-8b", "h100")
+    point = speed.batch_point(asked, 64)
+    assert point.utilisation == pytest.approx(speed.decode_work(asked, 64).flops / point.itl / asked.device.flops("f16"))
+
+
+def test_reused_tokens_are_not_computed_again() -> None:
+    assert speed.prefill_work(deployed("llama-3-8b", workload="in=1000,out=100,prefix=0.75")).tokens == 250
+    cold, warm = deployed("llama-3-8b", workload="in=3000,out=100"), deployed("llama-3-8b", workload="in=3000,out=100,prefix=0.5")
+    assert speed.prefill_seconds(warm) == pytest.approx(speed.prefill_seconds(cold) / 2, rel=0.1)
+
+
+def test_speculation_brings_its_tokens_while_memory_binds_and_nothing_when_compute_does() -> None:
+    tokens = (1 - 0.7**5) / 0.3
+    asked = deployed("llama-3-8b", "h100", workload="in=16,out=2000")
+    now = 1 / speed.mixed_itl(asked, 1, TYPICAL)
+    alone = next(lever.effect for lever in levers(asked, Objective(itl=1.0001 / now)) if lever.name == "speculation")
+    assert alone.tokens_per_second / alone.batch == pytest.approx(now * tokens, rel=0.02)
+    slow = replace(asked, device=replace(asked.device, flops_per_second={"f32": 2e12}))
+    batch = speed.best_batch(slow, Objective(itl=1.0))[0]
+    bound = next(lever for lever in levers(slow, Objective(itl=1.0)) if lever.name == "speculation")
+    assert bound.effect.tokens_per_second < batch / speed.mixed_itl(slow, batch, TYPICAL)
+    assert "for one sequence, × 0." in bound.note
+
+
+def test_step_size_is_the_largest_within_the_gap() -> None:
+    asked = deployed("llama-3-8b", "h100")
+
+    def seconds(chunk: int) -> float:
+        rows = [Rows(speed.mean_context(asked), 1, 8), Rows(asked.workload.prompt // 2, chunk - 8)]
+        return pass_seconds(asked, step_work(asked, rows), TYPICAL)
+
+    chosen = {flag.name: int(flag.value) for flag in flags(asked, Objective(itl=0.05), 8, "objective")}["--max-num-batched-tokens"]
+    assert seconds(chosen) <= 0.05 < seconds(2 * chosen)
