@@ -163,6 +163,14 @@ def test_a_head_without_end_is_refused(serving: Callable[..., Any], endless: byt
                 flood(connection, b"X: y\r\n" if endless.endswith(b"\n") else b"a")
 
 
+def test_a_client_that_sends_too_much_gets_the_answer(serving: Callable[..., Any]) -> None:
+    with serving("fake:{}") as server, httpx.Client(base_url=server.url, timeout=10) as client:
+        for size in ((1 << 20) + 1, 5 << 20, 15 << 20):
+            answer = client.post("/v1/completions", content=b"x" * size)
+            assert (answer.status_code, answer.headers["connection"]) == (413, "close")
+            check_error(413, answer.content)
+
+
 def test_two_thousand_bad_requests(serving: Callable[..., Any]) -> None:
     run_fuzz(serving, 1, JSON_REQUESTS, RAW_REQUESTS)
 

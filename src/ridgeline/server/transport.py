@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from ridgeline.server.errors import ApiError, as_api_error
 
 BODY_BYTES: Final = 1 << 20
+DROPPED_BYTES: Final = 16 << 20
 BODY_SECONDS: Final = 30.0
 """How long a client may take to send its body."""
 SEND_SECONDS: Final = 30.0
@@ -31,24 +32,29 @@ class Disconnected(Exception):
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError beyond 1 MiB or 30 s, Disconnected when the client goes."""
+    """The whole body. Raises ApiError beyond 1 MiB or 30 s, Disconnected when the client goes.
+
+    What is too large is read on for a while and dropped: closing on a client that still sends would hide the answer from it.
+    """
     declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared[:20]) > BODY_BYTES:
+    if declared.isdecimal() and int(declared[:20]) > DROPPED_BYTES:
         raise _too_large()
-    body = bytearray()
+    body, received, more = bytearray(), 0, True
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while True:
+            while more and received <= DROPPED_BYTES:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise Disconnected
-                body += message.get("body", b"")
-                if len(body) > BODY_BYTES:
-                    raise _too_large()
-                if not message.get("more_body", False):
-                    return bytes(body)
+                part, more = message.get("body", b""), message.get("more_body", False)
+                received += len(part)
+                if received <= BODY_BYTES:
+                    body += part
     except TimeoutError:
         raise ApiError("client_too_slow", f"the body did not arrive within {BODY_SECONDS:g} s", headers={"Connection": "close"}) from None
+    if received > BODY_BYTES:
+        raise _too_large()
+    return bytes(body)
 
 
 def _too_large() -> ApiError:
