@@ -1,16 +1,21 @@
 """Shapes from config.json and GGUF headers: parameters to the last one, KV heads, windows, mixtures; hostile files get typed errors."""
 
 import json
+from math import prod
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.config_json import MAX_BYTES, parse_config, read_config
-from ridgeline.facts.describe import describe_model, known_names
+from ridgeline.facts.describe import KNOWN, describe_model, known_names
 from ridgeline.facts.devices import ALIASES, DEVICES
-from ridgeline.facts.gguf_shape import read_gguf_shape
-from ridgeline.facts.shape import CLASSES, ModelShape
+from ridgeline.facts.gguf import Header
+from ridgeline.facts.gguf_shape import gguf_shape, read_gguf_shape
+from ridgeline.facts.gguf_values import Value
+from ridgeline.facts.model import TensorFacts
+from ridgeline.facts.shape import CLASSES, Experts, ModelShape
 
 NOWHERE = Path("/nonexistent")
 SMALL = {
@@ -239,3 +244,79 @@ def test_ratios_of_generations(newer: str, older: str, bandwidth: float, compute
     assert DEVICES[newer].bytes_per_second / DEVICES[older].bytes_per_second == pytest.approx(bandwidth, rel=0.02)
     assert DEVICES[newer].flops("f16") / DEVICES[older].flops("f16") == pytest.approx(compute, abs=0.005)
     assert DEVICES[newer].link_bytes_per_second / DEVICES[older].link_bytes_per_second == 1.5
+
+
+def test_mutated_configs_give_shapes_or_typed_errors() -> None:
+    """Two thousand damaged files: values of other types, absurd numbers, missing keys, cut and flipped bytes."""
+    draw = Random(11)
+    texts = [path.read_text() for path in sorted(KNOWN.glob("*.json"))]
+    junk: list[object] = [None, True, -1, 0, 1, 7, 2**40, 10**30, 1.5, "x", "full_attention", [], [1], ["x"], {}, {"bits": 4}]
+    for _ in range(2000):
+        values = json.loads(draw.choice(texts))
+        keys = [*values, "layer_types", "sliding_window", "n_shared_experts", "mlp_only_layers", "quantization_config", "text_config"]
+        for key in draw.sample(keys, draw.randint(1, 3)):
+            values[key] = draw.choice(junk)
+        if draw.random() < 0.3:
+            values.pop(draw.choice(list(values)))
+        text = json.dumps(values)
+        if draw.random() < 0.3:
+            at = draw.randrange(len(text))
+            text = text[:at] + draw.choice(["", "{", '"', "9" * 40, "\x00"]) + text[at + draw.randint(0, 3) :]
+        try:
+            found = parse_config(text, "mutant")
+        except ModelFormatError:
+            continue
+        assert found.total_parameters >= found.active_parameters > 0
+
+
+def header(arch: str, tensors: dict[str, tuple[int, ...]], **values: int) -> Header:
+    """The header of a file with these keys under `arch` and these tensors as Q8_0."""
+    metadata: dict[str, Value] = {
+        "general.architecture": arch,
+        **{f"{arch}.{key.replace('__', '.')}": value for key, value in values.items()},
+    }
+    table = {name: TensorFacts(name, "Q8_0", shape, NOWHERE, 0, prod(shape) // 32 * 34) for name, shape in tensors.items()}
+    return Header(metadata, table, (NOWHERE,))
+
+
+BASIC = {"block_count": 2, "embedding_length": 64, "attention__head_count": 4, "context_length": 128}
+TENSORS = {"token_embd.weight": (100, 64), "blk.0.attn_q.weight": (64, 64), "blk.0.ffn_up.weight": (96, 64), "blk.0.ffn_norm.weight": (64,)}
+
+
+def test_header_of_any_architecture() -> None:
+    found = gguf_shape(header("stablelm", {**TENSORS, "output.weight": (100, 64)}, **BASIC, attention__head_count_kv=2))
+    assert (found.attention, found.kv_elements, found.layer_kinds, found.dtype) == ("GQA", 2 * 2 * 16, ("full", "full"), "q8_0")
+    assert found.parameters == {"embedding": 6400, "head": 6400, "attention": 4096, "ffn": 6144, "experts": 0, "norms": 64}
+    assert found.stored_bytes["ffn"] == 6144 // 32 * 34
+
+
+@pytest.mark.parametrize(
+    ("arch", "window", "kinds"),
+    [("gemma2", 16, "wf"), ("phi3", 16, "ww"), ("gemma3", 16, "ww"), ("llama", 0, "ff"), ("stablelm", 16, "ff")],
+)
+def test_windows_of_headers(arch: str, window: int, kinds: str) -> None:
+    found = gguf_shape(header(arch, TENSORS, **BASIC, attention__sliding_window=window))
+    assert "".join(kind[0] for kind in found.layer_kinds) == kinds
+
+
+def test_latent_attention_and_experts_of_headers() -> None:
+    keys = {"attention__kv_lora_rank": 32, "rope__dimension_count": 8, "attention__key_length": 40, "attention__value_length": 32}
+    keys |= {"attention__key_length_mla": 24, "attention__value_length_mla": 16, "expert_count": 8, "expert_used_count": 2}
+    found = gguf_shape(header("deepseek2", {**TENSORS, "blk.1.ffn_down_exps.weight": (8, 64, 32)}, **BASIC, **keys))
+    assert (found.attention, found.kv_elements, found.decode_width, found.prefill_width) == ("MLA", 40, 4 * (40 + 32), 4 * (24 + 16))
+    assert found.experts == Experts(8, 2, 1) and found.parameters["experts"] == 8 * 64 * 32
+    assert found.active_parameters == found.total_parameters - 0.75 * 8 * 64 * 32
+
+
+@pytest.mark.parametrize(
+    ("tensors", "values", "cause"),
+    [
+        ({}, {}, "token_embd"),
+        ({"token_embd.weight": (100, 64)}, {}, "no layers"),
+        (TENSORS, {"block_count": 0}, "outside 1"),
+        (TENSORS, {"expert_count": 4, "expert_used_count": 5}, "outside 1 … 4"),
+    ],
+)
+def test_headers_without_a_whole_model_are_refused(tensors: dict[str, tuple[int, ...]], values: dict[str, int], cause: str) -> None:
+    with pytest.raises(ModelFormatError, match=cause):
+        gguf_shape(header("llama", tensors, **{**BASIC, **values}))
