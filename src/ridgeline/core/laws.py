@@ -30,17 +30,17 @@ def check(scheduler: Scheduler) -> None:
 
 
 def _check_sequence(sequence: Sequence, state: State) -> None:
-    name = f"sequence {sequence.number}"
+    computed, scheduled, reach, promised = sequence.computed, sequence.scheduled, sequence.reach, sequence.promised
     if sequence.state is not state:
-        raise LawViolation(1, f"{name} is queued as {state.name} and is {sequence.state.name}")
-    if not 0 <= sequence.computed <= sequence.scheduled <= sequence.reach:
-        raise LawViolation(4, f"{name}: computed {sequence.computed}, scheduled {sequence.scheduled}, reach {sequence.reach}")
-    if sequence.reach > sequence.limit or sequence.promised < 0 or sequence.scheduled > sequence.capacity:
+        raise LawViolation(1, f"sequence {sequence.number} is queued as {state.name} and is {sequence.state.name}")
+    if not 0 <= computed <= scheduled <= reach:
+        raise LawViolation(4, f"sequence {sequence.number}: computed {computed}, scheduled {scheduled}, reach {reach}")
+    if reach > sequence.limit or promised < 0 or scheduled > sequence.capacity:
         raise LawViolation(
-            4, f"{name}: reach {sequence.reach} of {sequence.limit}, scheduled {sequence.scheduled} of {sequence.capacity}"
+            4, f"sequence {sequence.number}: reach {reach} of {sequence.limit}, scheduled {scheduled} of {sequence.capacity}"
         )
-    if (sequence.promised or sequence.computed < sequence.scheduled) and not sequence.in_flight:
-        raise LawViolation(4, f"{name} is promised {sequence.promised} ids and has no step in flight")
+    if (promised or computed < scheduled) and not sequence.in_flight:
+        raise LawViolation(4, f"sequence {sequence.number} is promised {promised} ids and has no step in flight")
 
 
 def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:

@@ -31,7 +31,7 @@ from ridgeline.sim.order import Order, Quiet
 from ridgeline.sim.reach import Reach
 from ridgeline.sim.workload import World, draw
 
-FULL_EVERY = 16
+FULL_EVERY = 24
 """Every page's holders are recounted after so many steps; the cheap laws are checked after each."""
 QUIET_EVERY = 4
 """In one of so many seeds the scheduler is held to its `quiet_steps`."""

@@ -54,10 +54,10 @@ def draw(seed: int) -> World:
     block_tokens = rng.choice((1, 2, 4, 4, 16))
     windows = rng.choice(WINDOWS)
     longest = rng.choice((16, 24, 32, 48, 64, 96))
-    rows = rng.choice((1, 4, 8, 12, *(16,) * 6))
+    rows = rng.choice((1, 4, 8, 12, *(16,) * 8))
     limits = Limits(
         rows=rows,
-        token_budget=rng.choice((1, 8, 16, 24, 32, 48, 64, 64)),
+        token_budget=rng.choice((1, 8, 16, 24, 32, 48, *(64,) * 4)),
         depth=rng.randint(1, 4),
         max_model_len=longest,
         max_preemptions=rng.choice((1, 2, 8)),
@@ -95,7 +95,7 @@ def draw(seed: int) -> World:
 
 def _inbound(rng: Random, info: ExecutorInfo, token_budget: int, model: FakeModel, together: int) -> tuple[tuple[float, Command], ...]:
     """Requests, hang-ups, changed limits and a drain, sorted by time."""
-    requests = rng.randint(3, 8) + rng.randint(14, 22) * (together - 1)
+    requests = rng.randint(3, 8) + rng.randint(16, 26) * (together - 1)
     horizon = STEP_SECONDS * requests * rng.choice((0.5, 1.5, 2.0, 2.5))
     burst = rng.choice((0.1, 0.2, 0.5))
     prefixes = [_ids(rng, model, rng.randint(1, info.max_model_len - 1)) for _ in range(rng.choice((1, 2, 6)))]
