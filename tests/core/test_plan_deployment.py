@@ -20,7 +20,7 @@ from ridgeline.planning.levers import levers, phase_split
 from ridgeline.planning.memory import kv_groups, page_bytes, sequence_pages
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import least_devices, make_report
-from ridgeline.planning.step import IDEAL, TYPICAL, Rows, device_seconds, link_seconds, looked_at, pass_seconds, step_work
+from ridgeline.planning.step import IDEAL, Rows, link_seconds, looked_at, pass_seconds, resource_seconds, step_work
 
 GIB = 2**30
 
@@ -81,7 +81,7 @@ MEASURED = {
 @pytest.mark.parametrize("device", MEASURED)
 def test_shape_of_the_batch_curve(device: str) -> None:
     asked = deployed("llama-3-8b", device, workload="in=2047,out=1")
-    ideal = {batch: batch / speed.decode_itl(asked, batch, IDEAL) for batch in MEASURED[device]}
+    ideal = {batch: batch / speed.decode_floor(asked, batch) for batch in MEASURED[device]}
     ratios = [rate / ideal[batch] for batch, rate in MEASURED[device].items()]
     assert all(1.0 < ratio < 1.65 for ratio in ratios)
     assert max(ratios[:3]) < 1.1
@@ -181,9 +181,9 @@ def test_monotone_in_everything_that_helps() -> None:
         assert replace(asked, utilisation=0.95).memory.max_sequences >= most
         assert replace(asked, context=asked.context + 64).memory.max_sequences <= most
         batch = draw.choice([1, 3, 17, 64])
-        floor, estimate = speed.decode_itl(asked, batch, IDEAL), speed.decode_itl(asked, batch, TYPICAL)
-        assert speed.decode_floor(replace(asked, context=2)) <= floor <= estimate <= speed.mixed_itl(asked, batch, TYPICAL)
-        assert speed.decode_itl(asked, batch + 1, TYPICAL) >= estimate
+        floor, estimate = speed.decode_floor(asked, batch), speed.decode_itl(asked, batch)
+        assert speed.decode_floor(replace(asked, context=2)) <= floor <= estimate <= speed.mixed_itl(asked, batch)
+        assert speed.decode_itl(asked, batch + 1) >= estimate
         assert speed.prefill_floor(asked) < speed.prefill_seconds(asked)
         assert replace(asked, layout=replace(asked.layout, replicas=2)).memory.max_sequences == 2 * most
         if asked.memory.max_context > asked.memory.kv_token:
@@ -200,8 +200,8 @@ def test_fits_is_the_same_question_as_sequences() -> None:
 def test_objective_bounds_the_batch() -> None:
     asked = deployed("llama-3-8b", "h100")
     batch, limit = speed.best_batch(asked, Objective(itl=0.02))
-    assert limit == "objective" and speed.mixed_itl(asked, batch, TYPICAL) <= 0.02
-    assert speed.mixed_itl(asked, batch + batch // 8 + 1, TYPICAL) > 0.02
+    assert limit == "objective" and speed.mixed_itl(asked, batch) <= 0.02
+    assert speed.mixed_itl(asked, batch + batch // 8 + 1) > 0.02
     assert speed.best_batch(asked, Objective(ttft=0.001)) == (0, "objective")
     assert speed.best_batch(deployed("llama-3-70b", "h100", 2, utilisation=0.95), Objective())[1] == "memory"
 
@@ -209,7 +209,7 @@ def test_objective_bounds_the_batch() -> None:
 def test_knee_is_where_throughput_over_latency_peaks() -> None:
     asked = deployed("llama-3-8b", "h100")
     knee = speed.knee(asked, 512)
-    power = {batch: batch / speed.mixed_itl(asked, batch, TYPICAL) ** 2 for batch in range(1, 513)}
+    power = {batch: batch / speed.mixed_itl(asked, batch) ** 2 for batch in range(1, 513)}
     assert power[knee] >= 0.99 * max(power.values())
 
 
@@ -337,13 +337,13 @@ def test_what_each_layout_reads() -> None:
     dense, mixture = deployed("llama-3-70b", "h100"), deployed("mixtral-8x7b", "h100")
     work = replace(speed.decode_work(dense, 8), linear_flops=0.0, attention_flops=0.0)
     bandwidth = dense.device.bytes_per_second
-    assert device_seconds(replace(dense, layout=Layout(tensor=8)), work, IDEAL)[1] == pytest.approx(work.moved_bytes / 8 / bandwidth)
-    sixteen = device_seconds(replace(dense, layout=Layout(tensor=16)), work, IDEAL)[1]
+    assert resource_seconds(replace(dense, layout=Layout(tensor=8)), work, IDEAL)[1] == pytest.approx(work.moved_bytes / 8 / bandwidth)
+    sixteen = resource_seconds(replace(dense, layout=Layout(tensor=16)), work, IDEAL)[1]
     assert sixteen == pytest.approx((work.weight_bytes / 16 + work.kv_bytes / 8) / bandwidth)
-    stages = device_seconds(replace(dense, layout=Layout(pipeline=4)), work, IDEAL)[1]
+    stages = resource_seconds(replace(dense, layout=Layout(pipeline=4)), work, IDEAL)[1]
     assert stages == pytest.approx(work.moved_bytes / bandwidth)
     routed = speed.decode_work(mixture, 8)
-    split = device_seconds(replace(mixture, layout=Layout(expert=4)), routed, IDEAL)[1]
+    split = resource_seconds(replace(mixture, layout=Layout(expert=4)), routed, IDEAL)[1]
     assert split == pytest.approx((routed.weight_bytes + routed.expert_bytes / 4 + routed.kv_bytes / 4) / bandwidth)
 
 
@@ -362,13 +362,13 @@ def test_reused_tokens_are_not_computed_again() -> None:
 def test_speculation_brings_its_tokens_while_memory_binds_and_nothing_when_compute_does() -> None:
     tokens = (1 - 0.7**5) / 0.3
     asked = deployed("llama-3-8b", "h100", workload="in=16,out=2000")
-    now = 1 / speed.mixed_itl(asked, 1, TYPICAL)
+    now = 1 / speed.mixed_itl(asked, 1)
     alone = next(lever.effect for lever in levers(asked, Objective(itl=1.0001 / now)) if lever.name == "speculation")
     assert alone.tokens_per_second / alone.batch == pytest.approx(now * tokens, rel=0.02)
     slow = replace(asked, device=replace(asked.device, flops_per_second={"f32": 2e12}))
     batch = speed.best_batch(slow, Objective(itl=1.0))[0]
     bound = next(lever for lever in levers(slow, Objective(itl=1.0)) if lever.name == "speculation")
-    assert bound.effect.tokens_per_second < batch / speed.mixed_itl(slow, batch, TYPICAL)
+    assert bound.effect.tokens_per_second < batch / speed.mixed_itl(slow, batch)
     assert "for one sequence, × 0." in bound.note
 
 
@@ -377,7 +377,25 @@ def test_step_size_is_the_largest_within_the_gap() -> None:
 
     def seconds(chunk: int) -> float:
         rows = [Rows(speed.mean_context(asked), 1, 8), Rows(asked.workload.prompt // 2, chunk - 8)]
-        return pass_seconds(asked, step_work(asked, rows), TYPICAL)
+        return pass_seconds(asked, step_work(asked, rows))
 
     chosen = {flag.name: int(flag.value) for flag in flags(asked, Objective(itl=0.05), 8, "objective")}["--max-num-batched-tokens"]
     assert seconds(chosen) <= 0.05 < seconds(2 * chosen)
+
+
+PUBLISHED = {
+    "h200": {(128, 128): 27_911, (128, 2048): 26_221, (500, 2000): 20_770, (1000, 1000): 17_744, (1000, 2000): 16_828,
+             (2048, 128): 3_538, (2048, 2048): 12_194, (5000, 500): 3_902, (20_000, 2000): 1_804},
+    "h100": {(128, 128): 28_312, (128, 2048): 22_714, (500, 2000): 17_660, (1000, 1000): 15_220, (1000, 2000): 13_899,
+             (2048, 128): 3_450, (2048, 2048): 9_305},
+}  # fmt: skip
+"""Output tokens/s by (prompt, output): TensorRT-LLM 1.0, performance overview, Llama 3.1 8B in fp8 on one device, at most load."""
+
+
+@pytest.mark.parametrize(("device", "lengths"), [(device, lengths) for device, rows in PUBLISHED.items() for lengths in rows])
+def test_estimates_against_published_throughput(device: str, lengths: tuple[int, int]) -> None:
+    prompt, output = lengths
+    load = f"in={prompt},out={output}"
+    asked = deployed("llama-3.1-8b", device, dtype="fp8", kv_dtype="fp8", workload=load, chunk=8192)
+    batch = min(1024, asked.memory.max_sequences)
+    assert speed.batch_point(asked, batch).tokens_per_second == pytest.approx(PUBLISHED[device][lengths], rel=0.10)

@@ -6,7 +6,7 @@ from math import ceil
 from ridgeline.planning.deployment import Deployment, kv_share
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.speed import Limit, mean_context, mixed_itl
-from ridgeline.planning.step import TYPICAL, Rows, pass_seconds, step_work
+from ridgeline.planning.step import Rows, pass_seconds, step_work
 
 LONG_PROMPT, MANY_USERS, BURST = 4_000, 32, 3.0
 """Tokens, sequences and peak over mean arrivals from which traffic counts as long, as many, as bursty."""
@@ -77,7 +77,7 @@ def flags(deployment: Deployment, objective: Objective, batch: int, limit: Limit
 
 
 def _batch_reason(deployment: Deployment, objective: Objective, batch: int, limit: Limit) -> str:
-    gap = f"{mixed_itl(deployment, batch, TYPICAL) * 1e3:.1f} ms between tokens" if batch else "no batch is possible"
+    gap = f"{mixed_itl(deployment, batch) * 1e3:.1f} ms between tokens" if batch else "no batch is possible"
     reasons = {
         "objective": f"the most that meets the objective: {gap}",
         "memory": f"all that memory holds: {gap}",
@@ -95,7 +95,7 @@ def _chunk_flag(deployment: Deployment, objective: Objective, batch: int) -> Fla
     start = deployment.workload.prompt // 2
     for chunk in CHUNKS:
         rows = [Rows(mean_context(deployment), 1, batch), Rows(start, max(1, chunk - batch))]
-        spent = pass_seconds(deployment, step_work(deployment, rows), TYPICAL)
+        spent = pass_seconds(deployment, step_work(deployment, rows))
         if spent <= objective.itl:
             return Flag(name, str(chunk), f"a full step takes {spent * 1e3:.0f} ms, within the {objective.itl * 1e3:.0f} ms between tokens")
     return Flag(name, str(CHUNKS[-1]), f"even the smallest step exceeds {objective.itl * 1e3:.0f} ms while a prompt is computed")

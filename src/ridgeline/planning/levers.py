@@ -15,7 +15,7 @@ from ridgeline.planning.objectives import Objective
 from ridgeline.planning.reuse import reused_prefill_speedup
 from ridgeline.planning.speculation import accepted_tokens, speculation_passes, speculation_speedup
 from ridgeline.planning.speed import best_batch, decode_work, mean_context, mixed_itl, prefill_seconds, prefill_work, with_layout
-from ridgeline.planning.step import TYPICAL, Rows, link_seconds, pass_seconds, step_work, with_prefill
+from ridgeline.planning.step import Rows, link_seconds, pass_seconds, step_work, with_prefill
 
 ASSUMED_REUSE = 0.5
 """Share of a prompt that a prefix cache is taken to hold: the usual ratio of chats. Notes on inference, part 5, section 13."""
@@ -51,7 +51,7 @@ Change = Callable[[Deployment], tuple[Deployment, str] | None]
 def effect_of(deployment: Deployment, objective: Objective) -> Effect:
     """The yield at the batch that objective, knee and memory allow."""
     batch, _ = best_batch(deployment, objective)
-    return _effect(deployment, batch, mixed_itl(deployment, batch, TYPICAL) if batch else 0.0)
+    return _effect(deployment, batch, mixed_itl(deployment, batch) if batch else 0.0)
 
 
 def _effect(deployment: Deployment, batch: int, itl: float) -> Effect:
@@ -75,7 +75,7 @@ def levers(deployment: Deployment, objective: Objective) -> list[Lever]:
 
 def unbatched(deployment: Deployment) -> Lever:
     """What one sequence at a time would yield: the price of not batching."""
-    effect = _effect(deployment, 1, mixed_itl(deployment, 1, TYPICAL))
+    effect = _effect(deployment, 1, mixed_itl(deployment, 1))
     return Lever("no batching", effect, "one sequence at a time reads all weights for each token")
 
 
@@ -94,11 +94,11 @@ def speculation(deployment: Deployment, objective: Objective) -> Lever:
 def _verification(deployment: Deployment, batch: int) -> tuple[float, float]:
     """(decode steps that one verification costs, its seconds in the steady state) at `batch` sequences."""
     running = ceil(batch / deployment.layout.replicas / deployment.layout.pipeline)
-    work = step_work(deployment, [Rows(mean_context(deployment), PROPOSED + 1, running)])
-    plain = pass_seconds(deployment, decode_work(deployment, running), TYPICAL)
+    work = step_work(deployment, [Rows(mean_context(deployment), PROPOSED + 1, running, sampled=PROPOSED + 1)])
+    plain = pass_seconds(deployment, decode_work(deployment, running))
     share = running * accepted_tokens(ACCEPTANCE, PROPOSED) / deployment.workload.output
-    steady = pass_seconds(deployment, with_prefill(work, prefill_work(deployment), share), TYPICAL)
-    return speculation_passes(PROPOSED, 0.0, pass_seconds(deployment, work, TYPICAL), plain), steady
+    steady = pass_seconds(deployment, with_prefill(work, prefill_work(deployment), share))
+    return speculation_passes(PROPOSED, 0.0, pass_seconds(deployment, work), plain), steady
 
 
 def eight_bit_weights(deployment: Deployment) -> tuple[Deployment, str] | None:
@@ -163,7 +163,7 @@ def prefix_reuse(deployment: Deployment) -> tuple[Deployment, str] | None:
     if load.reused >= ASSUMED_REUSE or load.prompt < 2 * deployment.block_tokens:
         return None
     changed = replace(deployment, workload=replace(load, reused=ASSUMED_REUSE), shared=int(load.prompt * ASSUMED_REUSE))
-    before, after = prefill_seconds(deployment, TYPICAL), prefill_seconds(changed, TYPICAL)
+    before, after = prefill_seconds(deployment), prefill_seconds(changed)
     ideal = reused_prefill_speedup(ASSUMED_REUSE)
     return changed, f"{ASSUMED_REUSE:.0%} of each prompt shared: prefill {before * 1e3:.0f} → {after * 1e3:.0f} ms (× {ideal:.0f} at best)"
 
@@ -194,8 +194,8 @@ def phase_split(deployment: Deployment, batch: int) -> PhaseSplit:
     load, running = deployment.workload, max(1, ceil(batch / deployment.layout.replicas / deployment.layout.pipeline))
     chunk = min(deployment.chunk, load.prompt)
     decode = Rows(mean_context(deployment), 1, running)
-    alone = pass_seconds(deployment, step_work(deployment, [decode]), TYPICAL)
-    mixed = pass_seconds(deployment, step_work(deployment, [decode, Rows(load.prompt - chunk, chunk)]), TYPICAL)
+    alone = pass_seconds(deployment, step_work(deployment, [decode]))
+    mixed = pass_seconds(deployment, step_work(deployment, [decode, Rows(load.prompt - chunk, chunk)]))
     stalled = interference_seconds(mixed, alone) * load.prompt / chunk
     moved = kv_transfer_seconds(float(deployment.memory.kv_token) * load.prompt, deployment.device.link_bytes_per_second)
     return PhaseSplit(stalled, moved, phase_layout(stalled, moved))

@@ -9,18 +9,7 @@ from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import pipeline_bubble
 from ridgeline.planning.roofline import Bound, ridge_intensity
-from ridgeline.planning.step import (
-    IDEAL,
-    TYPICAL,
-    Efficiency,
-    Rows,
-    Work,
-    device_seconds,
-    link_seconds,
-    pass_seconds,
-    step_work,
-    with_prefill,
-)
+from ridgeline.planning.step import IDEAL, TYPICAL, Rows, Work, pass_seconds, resource_seconds, step_work, with_prefill
 
 LARGEST_BATCH = 4_096
 """Batches beyond this are not looked at."""
@@ -72,37 +61,35 @@ def mixed_work(deployment: Deployment, sequences: float) -> Work:
     return with_prefill(decode_work(deployment, sequences), prefill_work(deployment), sequences / load.output)
 
 
-def decode_floor(deployment: Deployment) -> float:
-    """Least seconds between tokens of a lone sequence of `context` tokens: weights and KV read at full bandwidth, no communication."""
-    return max(device_seconds(deployment, decode_work(deployment, 1, deployment.context), IDEAL))
+def decode_floor(deployment: Deployment, sequences: int = 1) -> float:
+    """Least seconds between tokens of `sequences` sequences of `context` tokens each on one replica, without communication."""
+    return max(resource_seconds(deployment, decode_work(deployment, sequences, deployment.context), IDEAL))
 
 
 def prefill_floor(deployment: Deployment) -> float:
-    """Least seconds to compute one prompt: all its operations at the peaks of all devices, in one piece, no communication."""
-    return max(device_seconds(deployment, prefill_work(deployment), IDEAL)) / deployment.layout.pipeline
+    """Least seconds to compute one prompt: all its operations at the peaks of all devices, in one piece, without communication."""
+    return max(resource_seconds(deployment, prefill_work(deployment), IDEAL)) / deployment.layout.pipeline
 
 
-def prefill_seconds(deployment: Deployment, efficiency: Efficiency = TYPICAL) -> float:
+def prefill_seconds(deployment: Deployment) -> float:
     """Estimated seconds to compute one prompt on an idle replica, in chunks; stages of a pipeline work on different chunks.
 
     Every chunk reads the weights again, so short chunks turn a compute-bound prompt into one that waits for memory.
     """
-    work, layout = prefill_work(deployment), deployment.layout
+    work, stages = prefill_work(deployment), deployment.layout.pipeline
     chunks = max(1, ceil(work.tokens / deployment.chunk))
-    compute, memory = device_seconds(deployment, work, efficiency)
-    read = work.weight_bytes / layout.tensor / deployment.device.bytes_per_second / efficiency.bandwidth
-    spent = max(compute, memory + (chunks - 1) * read) / layout.pipeline
-    return spent / (1.0 - pipeline_bubble(layout.pipeline, chunks)) + link_seconds(deployment, work.tokens)
+    read = replace(work, weight_bytes=work.weight_bytes * chunks, expert_bytes=work.expert_bytes * chunks)
+    return pass_seconds(deployment, read) / stages / (1.0 - pipeline_bubble(stages, chunks))
 
 
-def decode_itl(deployment: Deployment, batch: int, efficiency: Efficiency) -> float:
-    """Seconds between tokens at `batch` sequences over all replicas; each stage works on its own part of the batch."""
-    return pass_seconds(deployment, decode_work(deployment, _in_flight(deployment, batch)), efficiency)
+def decode_itl(deployment: Deployment, batch: int) -> float:
+    """Estimated seconds between tokens at `batch` sequences over all replicas; each stage works on its own part of the batch."""
+    return pass_seconds(deployment, decode_work(deployment, _in_flight(deployment, batch)))
 
 
-def mixed_itl(deployment: Deployment, batch: int, efficiency: Efficiency) -> float:
-    """Seconds between tokens at `batch` sequences in the steady state, the workload's prompts in the same steps."""
-    return pass_seconds(deployment, mixed_work(deployment, _in_flight(deployment, batch)), efficiency)
+def mixed_itl(deployment: Deployment, batch: int) -> float:
+    """Estimated seconds between tokens at `batch` sequences in the steady state, the workload's prompts in the same steps."""
+    return pass_seconds(deployment, mixed_work(deployment, _in_flight(deployment, batch)))
 
 
 def _in_flight(deployment: Deployment, batch: int) -> int:
@@ -110,11 +97,11 @@ def _in_flight(deployment: Deployment, batch: int) -> int:
     return ceil(batch / deployment.layout.replicas / deployment.layout.pipeline)
 
 
-def batch_point(deployment: Deployment, batch: int, efficiency: Efficiency = TYPICAL) -> BatchPoint:
+def batch_point(deployment: Deployment, batch: int) -> BatchPoint:
     """The row of the batch table for `batch` sequences."""
     work = decode_work(deployment, _in_flight(deployment, batch))
-    compute, memory = device_seconds(deployment, work, efficiency)
-    itl, mixed = decode_itl(deployment, batch, efficiency), mixed_itl(deployment, batch, efficiency)
+    compute, memory = resource_seconds(deployment, work, TYPICAL)
+    itl, mixed = decode_itl(deployment, batch), mixed_itl(deployment, batch)
     price = deployment.device.price
     return BatchPoint(
         batch=batch,
@@ -122,7 +109,7 @@ def batch_point(deployment: Deployment, batch: int, efficiency: Efficiency = TYP
         mixed_itl=mixed,
         tokens_per_second=batch / mixed,
         decode_tokens_per_second=batch / itl,
-        utilisation=compute * efficiency.compute / itl,
+        utilisation=compute * TYPICAL.compute / itl,
         kv_bytes=decode_work(deployment, batch).kv_bytes,
         bound_by="compute" if compute > memory else "bandwidth",
         cost=million_token_cost(price.dollars_per_hour * deployment.layout.devices, batch / mixed) if price else None,
@@ -144,13 +131,13 @@ def knee(deployment: Deployment, most: int) -> int:
 
     Below it another user costs the others little; beyond it latency grows faster than throughput (Kleinrock's power, 1979).
     """
-    return max(batches(most), key=lambda batch: batch / mixed_itl(deployment, batch, TYPICAL) ** 2, default=0)
+    return max(batches(most), key=lambda batch: batch / mixed_itl(deployment, batch) ** 2, default=0)
 
 
 def meets(deployment: Deployment, batch: int, objective: Objective) -> bool:
     """Whether the estimates at `batch` meet the objective: the first token waits for the step under way, then for its own prompt."""
-    itl = mixed_itl(deployment, batch, TYPICAL)
-    return objective.met(itl + prefill_seconds(deployment, TYPICAL), itl)
+    itl = mixed_itl(deployment, batch)
+    return objective.met(itl + prefill_seconds(deployment), itl)
 
 
 def best_batch(deployment: Deployment, objective: Objective) -> tuple[int, Limit]:

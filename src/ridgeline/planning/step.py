@@ -11,11 +11,12 @@ from ridgeline.planning.parallel import expert_parallel_seconds, experts_touched
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`sequences` alike rows of a step: each computes `count` tokens from position `start` on."""
+    """`sequences` alike rows of a step: each computes `count` tokens from position `start` on and samples at `sampled` of them."""
 
     start: int
     count: int
     sequences: float = 1.0
+    sampled: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,11 @@ class Efficiency:
 IDEAL = Efficiency(1.0, 1.0)
 """For floors: nothing can be faster."""
 
-TYPICAL = Efficiency(compute=0.6, bandwidth=0.8)
-"""For estimates. Published 8B figures of tuned engines reach 0.5 … 0.6 of the dense peak in prefill, 0.7 … 0.8 of bandwidth in decode."""
+TYPICAL = Efficiency(compute=0.5, bandwidth=0.75)
+"""For estimates. Fits sixteen published figures of a tuned engine (8B, fp8, H100 and H200, six lengths) within 10 %: docs/physics.md."""
+
+EXPANDED_FROM = 64
+"""Tokens of a row from which expanding MLA's latent into heads pays."""
 
 
 def looked_at(start: int, count: int, window: int) -> float:
@@ -78,9 +82,9 @@ def step_work(deployment: Deployment, rows: Iterable[Rows]) -> Work:
     kinds = {"full": (shape.layer_kinds.count("full"), 0), "window": (shape.layer_kinds.count("window"), shape.window)}
     for row in rows:
         tokens += row.count * row.sequences
-        sampled += row.sequences
+        sampled += row.sampled * row.sequences
         for layers, window in kinds.values():
-            width = shape.decode_width if row.count == 1 else shape.prefill_width
+            width = shape.decode_width if row.count < EXPANDED_FROM else shape.prefill_width
             attention += layers * row.sequences * looked_at(row.start, row.count, window) * width
             end = row.start + row.count
             cached += layers * row.sequences * (min(end, window + row.count - 1) if window else end)
@@ -119,16 +123,23 @@ def with_prefill(decode: Work, prompt: Work, share: float) -> Work:
     )
 
 
-def device_seconds(deployment: Deployment, work: Work, efficiency: Efficiency) -> tuple[float, float]:
-    """(compute, memory) seconds of a pass of `work` through one replica, its stages one after the other, without communication."""
-    device, layout = deployment.device, deployment.layout
+def part_seconds(deployment: Deployment, work: Work, efficiency: Efficiency) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(compute, memory) seconds of the matrix products and of attention, for a pass through all stages of one replica."""
+    device, layout, kind = deployment.device, deployment.layout, deployment.compute_dtype
     ranks = layout.tensor * layout.expert
-    kind = deployment.compute_dtype
-    compute = work.linear_flops / device.flops(kind) + work.attention_flops / device.flops("f32" if kind == "f32" else "f16")
+    bandwidth = device.bytes_per_second * efficiency.bandwidth
     # Stages follow each other, so a pass sees the bandwidth of one stage's ranks over the bytes of all stages.
     cache = work.kv_bytes * kv_share(deployment) * layout.pipeline / layout.expert
     weights = work.weight_bytes / layout.tensor + work.expert_bytes / ranks
-    return compute / ranks / efficiency.compute, (weights + cache) / device.bytes_per_second / efficiency.bandwidth
+    products = work.linear_flops / ranks / device.flops(kind) / efficiency.compute
+    scores = work.attention_flops / ranks / device.flops("f32" if kind == "f32" else "f16") / efficiency.compute
+    return (products, weights / bandwidth), (scores, cache / bandwidth)
+
+
+def resource_seconds(deployment: Deployment, work: Work, efficiency: Efficiency) -> tuple[float, float]:
+    """(compute, memory) seconds of a pass in all; the longer is a floor of its time where `efficiency` is ideal."""
+    products, attention = part_seconds(deployment, work, efficiency)
+    return products[0] + attention[0], products[1] + attention[1]
 
 
 def link_seconds(deployment: Deployment, tokens: float) -> float:
@@ -143,6 +154,10 @@ def link_seconds(deployment: Deployment, tokens: float) -> float:
     return spent
 
 
-def pass_seconds(deployment: Deployment, work: Work, efficiency: Efficiency) -> float:
-    """Estimated time of one pass of `work` through one replica: the longer of compute and memory, and the communication."""
-    return max(device_seconds(deployment, work, efficiency)) + link_seconds(deployment, work.tokens)
+def pass_seconds(deployment: Deployment, work: Work) -> float:
+    """Estimated time of one pass of `work` through one replica: matrix products, then attention, each by its slower half, and links.
+
+    The two alternate layer by layer, so that the compute of one does not hide behind the memory of the other.
+    """
+    products, attention = part_seconds(deployment, work, TYPICAL)
+    return max(products) + max(attention) + link_seconds(deployment, work.tokens)
