@@ -15,6 +15,7 @@ from ridgeline.facts.gguf import Header
 from ridgeline.facts.gguf_shape import gguf_shape, read_gguf_shape
 from ridgeline.facts.gguf_values import Value
 from ridgeline.facts.model import TensorFacts
+from ridgeline.facts.safetensors import read_file
 from ridgeline.facts.shape import CLASSES, Experts, ModelShape
 
 NOWHERE = Path("/nonexistent")
@@ -320,3 +321,77 @@ def test_latent_attention_and_experts_of_headers() -> None:
 def test_headers_without_a_whole_model_are_refused(tensors: dict[str, tuple[int, ...]], values: dict[str, int], cause: str) -> None:
     with pytest.raises(ModelFormatError, match=cause):
         gguf_shape(header("llama", tensors, **{**BASIC, **values}))
+
+
+def safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]], data_bytes: int | None = None, **changes: object) -> None:
+    """Writes a file with these tensors of zeros; `changes` replaces whole entries."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (kind, dimensions) in tensors.items():
+        size = prod(dimensions) * {"BF16": 2, "F32": 4, "I8": 1}[kind]
+        entries[name] = {"dtype": kind, "shape": dimensions, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps({**entries, **changes}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end if data_bytes is None else data_bytes))
+
+
+def test_bytes_of_a_checkpoint_in_two_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama", "tie_word_embeddings": True}))
+    layer = {"self_attn.q_proj.weight": ("I8", [64, 64]), "mlp.up_proj.weight": ("BF16", [96, 64]), "input_layernorm.weight": ("F32", [64])}
+    first = {
+        "model.embed_tokens.weight": ("BF16", [100, 64]),
+        "lm_head.weight": ("BF16", [100, 64]),
+        "vision_tower.x.weight": ("F32", [64]),
+    }
+    safetensors(tmp_path / "model-00001-of-00002.safetensors", first)
+    safetensors(tmp_path / "model-00002-of-00002.safetensors", {f"model.layers.0.{name}": value for name, value in layer.items()})
+    found = describe_model(str(tmp_path), NOWHERE)
+    assert found.stored_bytes == {"embedding": 12_800, "head": 0, "attention": 4096, "ffn": 12_288, "experts": 0, "norms": 256}
+    assert sum(found.class_bytes(None).values()) == 29_440 != sum(found.class_bytes("bf16").values())
+    safetensors(tmp_path / "again.safetensors", {"lm_head.weight": ("BF16", [1])})
+    with pytest.raises(ModelFormatError, match="stands in again"):
+        describe_model(str(tmp_path), NOWHERE)
+
+
+def test_experts_of_a_checkpoint(tmp_path: Path) -> None:
+    values = {**SMALL, "model_type": "qwen3_moe", "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    names = ["mlp.experts.0.up_proj.weight", "mlp.gate.weight", "mlp.shared_experts.up_proj.weight", "self_attn.q_norm.weight"]
+    safetensors(tmp_path / "model.safetensors", {f"model.layers.0.{name}": ("BF16", [2**i]) for i, name in enumerate(names)})
+    stored = describe_model(str(tmp_path), NOWHERE).stored_bytes
+    assert (stored["experts"], stored["ffn"], stored["norms"]) == (2, 4 + 8, 16)
+
+
+WHOLE = {"a": ("BF16", [4]), "b": ("F32", [2])}
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"a": {"dtype": "F4", "shape": [4], "data_offsets": [0, 8]}}, "F4"),
+        ({"a": {"dtype": "BF16", "shape": [5], "data_offsets": [0, 8]}}, "takes 10 bytes"),
+        ({"a": {"dtype": "BF16", "shape": [-4], "data_offsets": [0, 8]}}, "impossible"),
+        ({"a": {"dtype": "BF16", "shape": [2**62], "data_offsets": [0, 8]}}, "impossible"),
+        ({"a": {"dtype": "BF16", "shape": [True], "data_offsets": [0, 2]}}, "impossible"),
+        ({"b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}, "overlap or gap"),
+        ({"b": {"dtype": "F32", "shape": [2], "data_offsets": [12, 20]}}, "overlap or gap"),
+        ({"a": 7}, "not supported"),
+        ({"data_bytes": 20}, "the tensors end"),
+        ({"data_bytes": 10}, "the tensors end"),
+    ],
+)
+def test_damaged_safetensors(changes: dict[str, object], cause: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors(path, WHOLE, **changes)  # type: ignore[arg-type]
+    with pytest.raises(ModelFormatError, match=cause):
+        read_file(path)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"\xff" * 8, b"\x02" + bytes(7) + b"[]", b"\x02" + bytes(7) + b"{]", b"\x10" + bytes(7) + b'{"a":1,"a":1}   ']
+)
+def test_no_safetensors(raw: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(raw)
+    with pytest.raises(ModelFormatError):
+        read_file(path)
