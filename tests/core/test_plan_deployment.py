@@ -161,10 +161,17 @@ def test_kv_heads_are_copied_and_latents_too() -> None:
 
 @pytest.mark.parametrize(
     ("model", "count", "tensor", "pipeline"),
-    [("llama-3-8b", 1, 1, 1), ("llama-3-8b", 8, 8, 1), ("llama-3.1-405b", 16, 8, 2), ("llama-3-70b", 11, 1, 11), ("gemma-3-270m", 8, 4, 2)],
+    [
+        ("llama-3-8b", 1, 1, 1),
+        ("llama-3-8b", 8, 8, 1),
+        ("llama-3.1-405b", 16, 8, 2),
+        ("llama-3-70b", 11, 1, 11),
+        ("gemma-3-270m", 8, 4, 2),
+        ("llama-3-8b", 1024, 8, 32),
+    ],
 )
 def test_automatic_layout(model: str, count: int, tensor: int, pipeline: int) -> None:
-    assert automatic_layout(describe_model(model, Path()), count) == Layout(tensor, pipeline)
+    assert automatic_layout(describe_model(model, Path()), count) == Layout(tensor, pipeline, replicas=count // tensor // pipeline)
 
 
 def test_links_cost_what_leaves_the_device() -> None:

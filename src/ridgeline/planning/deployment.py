@@ -180,9 +180,11 @@ def memory_of(deployment: Deployment) -> Memory:
 
 
 def automatic_layout(shape: ModelShape, count: int) -> Layout:
-    """Tensor parallel within a node of eight, for the lowest latency; pipeline stages beyond it.
+    """Tensor parallel within a node of eight, for the lowest latency; pipeline stages beyond it; replicas once every layer is a stage.
 
     Notes on inference, part 4, section 8. The tensor width is the greatest divisor of `count` up to 8 that divides the query heads.
     """
     tensor = max(width for width in range(1, min(count, 8) + 1) if count % width == 0 and shape.heads % width == 0)
-    return Layout(tensor=tensor, pipeline=count // tensor)
+    rest = count // tensor
+    pipeline = max(stages for stages in range(1, min(rest, shape.layers) + 1) if rest % stages == 0)
+    return Layout(tensor=tensor, pipeline=pipeline, replicas=rest // pipeline)
