@@ -2,9 +2,11 @@
 
 import pytest
 
+from ridgeline.core.commands import Admit
 from ridgeline.sim.reach import SITUATIONS
 from ridgeline.sim.swarm import Tally
 from ridgeline.sim.workers import run_swarm
+from ridgeline.sim.workload import MOST_REQUESTS, draw
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,13 @@ def test_worlds_are_busy(tally: Tally) -> None:
 
 def test_a_tally_survives_its_line(tally: Tally) -> None:
     assert Tally.from_json(tally.to_json()) == tally
+
+
+def test_seeds_tell_requests_apart() -> None:
+    """The executor reports NaN by (seed, choice): two requests with one seed would answer for each other."""
+    for seed in range(100):
+        requests = [command.request for _, command in draw(seed).inbound if isinstance(command, Admit)]
+        assert len({request.seed for request in requests}) == len(requests) <= MOST_REQUESTS
 
 
 @pytest.mark.night

@@ -20,6 +20,7 @@ TOKEN_SECONDS = 0.0001
 STOP_TOKEN = 1
 ALPHABET_FROM = 4
 VOCAB = 64
+MOST_REQUESTS = 1024
 WINDOWS = ((0,), (0, 4), (0, 4), (3, 0), (0, 7), (0, 12), (5,), (0, 2, 9), (6, 0, 3), (0, 16))
 POLICIES = ("fcfs",) * 11 + ("priority",) * 9 + ("static", "one")
 
@@ -104,7 +105,7 @@ def _inbound(rng: Random, info: ExecutorInfo, token_budget: int, model: FakeMode
     inbound: list[tuple[float, Command]] = []
     for index in range(requests):
         time = 0.0 if rng.random() < burst else rng.uniform(0, horizon)
-        request = _request(rng, f"r{index}", info, model, features, rng.choice(prefixes))
+        request = _request(rng, index, info, model, features, rng.choice(prefixes))
         inbound.append((time, Admit(request)))
         if rng.random() < aborts:
             inbound.append((time + rng.expovariate(1 / (STEP_SECONDS * 15)), Abort(request.request_id)))
@@ -135,7 +136,8 @@ class _Features:
         return cls(*(rng.choice((0.0, chance)) for chance in (0.3, 0.4, 0.3, 0.1, 0.5, 0.2, 0.05)))
 
 
-def _request(rng: Random, request_id: str, info: ExecutorInfo, model: FakeModel, features: _Features, prefix: tuple[int, ...]) -> Admitted:
+def _request(rng: Random, index: int, info: ExecutorInfo, model: FakeModel, features: _Features, prefix: tuple[int, ...]) -> Admitted:
+    """Request number `index`. Its seed is its own in this world, for the executor knows a row's owner by (seed, choice), and names its identity."""
     longest = info.max_model_len
     prompt = _prompt(rng, model, prefix, longest - 1, info.kv.block_tokens)
     choices = rng.randint(2, 4) if rng.random() < features.choices else 1
@@ -145,7 +147,7 @@ def _request(rng: Random, request_id: str, info: ExecutorInfo, model: FakeModel,
     params = SamplingParams(
         n=choices,
         temperature=0.0 if rng.random() < features.greedy else 1.0,
-        seed=rng.randrange(1 << 16) * model.identities + identity,
+        seed=(rng.randrange(1 << 16) * MOST_REQUESTS + index) * model.identities + identity,
         stop=("stop",) if rng.random() < features.stop_strings else (),
         stop_token_ids=(rng.choice(model.alphabet[1:]),) if rng.random() < features.stop_ids else (),
         ignore_eos=rng.random() < 0.2,
@@ -162,7 +164,7 @@ def _request(rng: Random, request_id: str, info: ExecutorInfo, model: FakeModel,
                 prompt,
                 params,
                 limits,
-                request_id=request_id,
+                request_id=f"r{index}",
                 draw_seed=_unseeded,
                 domain=bytes([identity >> 1]),
                 priority=priority,
