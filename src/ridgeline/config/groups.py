@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+FAKE_PREFIX = "fake:"
+"""A model named `fake:{…}` needs no weights: the JSON object holds the arguments of `sim.executor.fake_executor`."""
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from ridgeline.config.groups import EngineConfig
+from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.core.params import Limits
 from ridgeline.core.policy import POLICIES
@@ -20,9 +20,6 @@ from ridgeline.errors import ConfigError
 
 WORKER: Final = "ridgeline.compute.runtime.worker"
 FAKE: Final = "ridgeline.sim.executor"
-FAKE_PREFIX: Final = "fake:"
-"""A model named `fake:{…}` needs no weights: the JSON object holds the arguments of `sim.executor.fake_executor`."""
-
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
 

@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import Any
 
 from ridgeline.config.env import cache_directory
-from ridgeline.config.groups import EngineConfig
+from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.core.commands import Abort, Admit, Command, Output
 from ridgeline.core.events import Closed, Rejected
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit, seed_source
-from ridgeline.engine.compose import FAKE_PREFIX, Progress, start_engine
+from ridgeline.engine.compose import Progress, start_engine
 from ridgeline.engine.engine import Turn
 from ridgeline.errors import EngineDeadError, RequestError
 from ridgeline.facts.source import resolve_model
@@ -246,8 +246,9 @@ def _bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
     if not show:
         yield lambda done: None
         return
+    from rich.console import Console
     from rich.progress import Progress as Bar
 
-    with Bar() as bar:
+    with Bar(console=Console(stderr=True)) as bar:
         task = bar.add_task("requests", total=total)
         yield lambda done: bar.advance(task, done)

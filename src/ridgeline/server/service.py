@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ridgeline.config.env import cache_directory
-from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
 from ridgeline.core.events import Event
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit, seed_source, tenant_domain
@@ -25,7 +25,6 @@ from ridgeline.observe.metrics import Metrics
 from ridgeline.text.bytes import ByteTokenizer
 from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
 
-FAKE_PREFIX: Final = "fake:"
 LOOK_SECONDS: Final = 0.2
 LONGEST_RETRY_SECONDS: Final = 60
 
