@@ -137,7 +137,7 @@ class _Features:
 
 
 def _request(rng: Random, index: int, info: ExecutorInfo, model: FakeModel, features: _Features, prefix: tuple[int, ...]) -> Admitted:
-    """Request number `index`. Its seed is its own in this world, for the executor knows a row's owner by (seed, choice), and names its identity."""
+    """Request number `index`. Its seed is its own in this world: by (seed, choice) the executor knows whose row it computes."""
     longest = info.max_model_len
     prompt = _prompt(rng, model, prefix, longest - 1, info.kv.block_tokens)
     choices = rng.randint(2, 4) if rng.random() < features.choices else 1
