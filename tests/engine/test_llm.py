@@ -126,7 +126,9 @@ def test_settings_are_checked() -> None:
 
 def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.generate(["a", "b"], PARAMS, progress=True)
-    assert "100%" in capsys.readouterr().out
+    written = capsys.readouterr()
+    assert "100%" in written.err
+    assert written.out == ""
 
 
 def test_needs_no_server_package() -> None:
