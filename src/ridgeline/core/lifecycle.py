@@ -123,7 +123,6 @@ class Lifecycle:
         insort(self.waiting, victim, key=by_rank)
         self._emit(Preempted(victim.request.request_id, victim.choice, by.request.request_id, why))
         if victim.in_flight:
-            victim.stale = True
             self.wait(victim, Wait.DRAIN, None)
         else:
             self._free_row(victim)
@@ -131,7 +130,6 @@ class Lifecycle:
     def landed(self, sequence: Sequence) -> None:
         """The last step in flight of a sequence that does not run any more has committed."""
         self._free_row(sequence)
-        sequence.stale = False
         self.clear(sequence, Wait.DRAIN)
 
     def _free_row(self, sequence: Sequence) -> None:

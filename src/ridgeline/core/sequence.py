@@ -29,7 +29,6 @@ class Sequence:
     published  leading blocks offered to the prefix cache (or found there); `full_at` is where the next one ends
     in_flight  steps in flight that carry it; `last_step` is the newest of them
     blocked_at the block that it waits for, while it waits for a prefix
-    stale      steps in flight were planned before a preemption: they only deliver ids
     """
 
     __slots__ = (
@@ -58,7 +57,6 @@ class Sequence:
         "request",
         "row",
         "scheduled",
-        "stale",
         "state",
         "steady",
         "stop_ids",
@@ -91,7 +89,6 @@ class Sequence:
         self.row = -1
         self.in_flight = 0
         self.last_step = -1
-        self.stale = False
         self.needs_commit = False
         self.state = State.WAITING
         self.waiting_for: set[Wait] = set()

@@ -251,7 +251,7 @@ class Reach:
     def _spared(self, step: int) -> bool:
         """One has been preempted and its pages are still in flight; another that needs pages waits for them and pushes nobody out."""
         life = self._scheduler.life
-        if not any(each.stale for each in life.waiting) or not self._scheduler.cache.pages.coming():
+        if not any(each.in_flight for each in life.waiting) or not self._scheduler.cache.pages.coming():
             return False
         return any(each.last_step != step and each.scheduled == each.capacity and each.scheduled < each.reach for each in life.running)
 
