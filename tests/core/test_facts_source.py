@@ -117,7 +117,7 @@ def demo(demo_file: Path) -> ModelFacts:
 def test_the_demo(demo: ModelFacts) -> None:
     assert (demo.layers, demo.hidden, demo.heads, demo.kv_heads, demo.head_dim) == (18, 640, 4, 1, 256)
     assert [i for i, kind in enumerate(demo.layer_kinds) if kind == "full"] == [5, 11, 17]
-    assert demo.rope_base == {"full": 1e6, "window": 1e4}
+    assert {kind: rope.base for kind, rope in demo.rope.items()} == {"full": 1e6, "window": 1e4}
     assert (demo.window, demo.vocab, demo.tied) == (512, 262_144, True)
     assert len(demo.fingerprint) == 32
 

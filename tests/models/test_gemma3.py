@@ -10,6 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny import Driver, Tiny, log_softmax, open_tiny, plain_logits, tiny_weights
 
+from ridgeline.facts.model import Rope
+
 PROMPTS = [np.random.default_rng(seed).integers(0, 300, length).tolist() for seed, length in [(1, 40), (2, 1), (3, 5), (4, 23)]]
 
 TRANSFORMERS_NAMES = {
@@ -106,8 +108,8 @@ def test_the_plain_model_equals_transformers(model, expected) -> None:
     [
         {"window": 3},
         {"window": 5},
-        {"rope_base": {"full": 1e6, "window": 1e6}},
-        {"rope_base": {"full": 1e4, "window": 1e4}},
+        {"rope": {"full": Rope(1e6, 16), "window": Rope(1e6, 16)}},
+        {"rope": {"full": Rope(1e4, 16), "window": Rope(1e4, 16)}},
         {"eps": 1e-3},
         {"layer_kinds": ("window",) * 6 + ("full",)},
     ],

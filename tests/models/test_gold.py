@@ -135,7 +135,7 @@ def test_agrees(scores: list[Score], right: Driver, demo: Demo, record_property)
 
 def test_the_global_rope_base_in_local_layers_fails(demo: Demo) -> None:
     """On the short prompts alone: twenty-two of 266 clear first choices differ."""
-    wrong = dataclasses.replace(demo.facts, rope_base={"full": 1e6, "window": 1e6})
+    wrong = dataclasses.replace(demo.facts, rope={"full": demo.facts.rope["full"], "window": demo.facts.rope["full"]})
     assert complaints(demo.score(demo.driver(wrong), list(range(LONG))))
 
 

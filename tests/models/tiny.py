@@ -145,8 +145,8 @@ def plain_logits(facts: ModelFacts, weights: Mapping[str, Weight], ids: Sequence
         layer = {name.split(".")[2]: values for name, values in w.items() if name.startswith(f"blk.{i}.")}
         a = norm(x, layer["attn_norm"])
         q, k, v = ((a @ layer[f"attn_{part}"].T).reshape(len(ids), -1, facts.head_dim) for part in "qkv")
-        q = rotate(norm(q, layer["attn_q_norm"]), facts.rope_base[kind])
-        k = rotate(norm(k, layer["attn_k_norm"]), facts.rope_base[kind])
+        q = rotate(norm(q, layer["attn_q_norm"]), facts.rope[kind].base)
+        k = rotate(norm(k, layer["attn_k_norm"]), facts.rope[kind].base)
         k, v = (np.repeat(part, facts.heads // facts.kv_heads, axis=1) for part in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) * facts.head_dim**-0.5
         seen = (apart >= 0) & ((apart < facts.window) | (kind == "full"))

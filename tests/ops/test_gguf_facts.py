@@ -25,14 +25,14 @@ def facts(tmp_path: Path, changes: Changes | None = None, tensors: Shapes | None
 def test_what_the_file_leaves_out(tmp_path: Path) -> None:
     found = facts(tmp_path)
     assert found.layer_kinds == ("window", "window")
-    assert found.rope_base["window"] == 10_000.0
+    assert found.rope["window"].base == 10_000.0
     assert (found.tied, found.vocab, found.tokens, found.window) == (True, 4, 3, 8)
     assert not facts(tmp_path, tensors={"output.weight": (4, 32)}).tied
 
 
 def test_what_the_file_says_otherwise(tmp_path: Path) -> None:
     found = facts(tmp_path, {"gemma3.rope.freq_base_swa": value("f32", 500.0), "gemma3.rope.freq_base": value("f32", 2_000.0)})
-    assert found.rope_base == {"full": 2_000.0, "window": 500.0}
+    assert {kind: rope.base for kind, rope in found.rope.items()} == {"full": 2_000.0, "window": 500.0}
     pattern = "gemma3.attention.sliding_window_pattern"
     assert facts(tmp_path, {pattern: value("u32", 2)}).layer_kinds == ("window", "full")
     assert facts(tmp_path, {pattern: value("arr", ("bool", [0, 1]))}).layer_kinds == ("full", "window")

@@ -14,6 +14,7 @@ from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.table import OPS, check
 from ridgeline.compute.quant.weight import DenseWeight
 from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.facts.model import Rope
 
 HIDDEN, HEAD, VOCAB, WINDOW = 24, 8, 19, 6
 SHAPES = {
@@ -34,7 +35,7 @@ def record() -> OpList:
     x = g.scale(g.embed(g.input.ids, w["token_embd"]), 2.0)
     a = g.rms_norm(x, w[0, "attn_norm"], 1e-6)
     q, k, v = (g.linear(a, w[0, f"attn_{part}"]) for part in "qkv")
-    q, k = (g.rope(part, g.input.positions, base=100.0, head_dim=HEAD) for part in (q, k))
+    q, k = (g.rope(part, g.input.positions, Rope(100.0, HEAD), head_dim=HEAD) for part in (q, k))
     g.kv_write(k, v, layer=0)
     x = g.add(x, g.linear(g.attention(q, layer=0, head_dim=HEAD, scale=0.5, window=WINDOW), w[0, "attn_output"]))
     g.tap("hidden", x)

@@ -19,9 +19,10 @@ def facts_of(path: Path) -> ModelFacts:
         name="any",
         eps=0.0,
         layer_kinds=("full",),
-        rope_base={},
+        rope={},
         tied=True,
         fingerprint=b"",
+        attn_scale=1.0,
         tensors=header.tensors,
         **numbers,
     )

@@ -15,6 +15,7 @@ from ridgeline.compute.lower import fuse_add_rms_norm, last_uses, lower
 from ridgeline.compute.models.registry import record
 from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.errors import ModelFormatError
+from ridgeline.facts.model import Rope
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from tiny import Driver, open_tiny
@@ -83,13 +84,15 @@ def test_values_are_dropped_after_their_last_use(driver: Driver) -> None:
         assert not {name for op in oplist.ops[number + 1 :] for name in op.inputs} & set(names)
 
 
-def replaced(oplist: OpList, number: int, **attributes: float) -> OpList:
+def replaced(oplist: OpList, number: int, **attributes: float | Rope) -> OpList:
     op = oplist.ops[number]
     wrong = dataclasses.replace(op, attributes={**op.attributes, **attributes})
     return oplist.with_ops((*oplist.ops[:number], wrong, *oplist.ops[number + 1 :]))
 
 
-@pytest.mark.parametrize(("kind", "change"), [("rope", {"base": 20_000.0}), ("attention", {"window": 3}), ("rms_norm", {"eps": 1e-2})])
+@pytest.mark.parametrize(
+    ("kind", "change"), [("rope", {"rope": Rope(20_000.0, 16)}), ("attention", {"window": 3}), ("rms_norm", {"eps": 1e-2})]
+)
 def test_diff_names_the_first_wrong_op(driver: Driver, kind: str, change: dict[str, float]) -> None:
     right = record(driver.facts)["step"]
     numbers = [number for number, op in enumerate(right.ops) if op.name == kind]
@@ -115,7 +118,7 @@ def test_diff_against_a_lowered_list(driver: Driver) -> None:
     """The names that both lists have are enough to find the op."""
     right = record(driver.facts)["step"]
     number = next(n for n, op in enumerate(right.ops) if op.name == "glu")
-    wrong = replaced(right, next(n for n, op in enumerate(right.ops) if op.name == "rope"), base=123.0)
+    wrong = replaced(right, next(n for n, op in enumerate(right.ops) if op.name == "rope"), rope=Rope(123.0, 16))
     found = both(driver, runner_of(driver, wrong), runner_of(driver, fuse_add_rms_norm(right)))
     assert found is not None and found.op.name == "rope" and found.number < number
 

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
+from ridgeline.facts.model import Rope
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Attribute = int | float | str | bool
+Attribute = int | float | str | bool | Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +204,9 @@ class Recorder:
             raise ValueError(f"rms_norm: {x.name} is {x.width} wide, {weight.name} has {weight.shape[0]}")
         return self._record("rms_norm", (x,), x.shape, {"eps": eps}, (weight,))
 
-    def rope(self, x: Handle, positions: Handle, *, base: float, head_dim: int) -> Handle:
-        """x [T, H · head_dim] rotated by `positions` [1, T]; pairs are the two halves of a head."""
-        return self._record("rope", (x, positions), x.shape, {"base": base, "head_dim": head_dim})
+    def rope(self, x: Handle, positions: Handle, rope: Rope, *, head_dim: int) -> Handle:
+        """x [T, H · head_dim] rotated by `positions` [1, T]; pairs are the two halves of a head's first `rope.dim` dimensions."""
+        return self._record("rope", (x, positions), x.shape, {"rope": rope, "head_dim": head_dim})
 
     def kv_write(self, k: Handle, v: Handle, *, layer: int) -> None:
         """Stores k and v [T, KV heads · head_dim] in the cache of `layer`, before anything reads them."""

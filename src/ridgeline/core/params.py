@@ -10,17 +10,33 @@ from dataclasses import dataclass, field
 class SamplingParams:
     """How tokens are chosen and when a sequence ends. Names are vLLM's where the meaning coincides.
 
-    temperature  0 means greedy                      top_k   0 or -1 means off
-    top_p        nucleus mass in (0, 1]              seed    None: one is drawn at admission
+    n            answers                             best_of  None: n; else so many are computed, the n likeliest kept
+    temperature  0 means greedy                      top_k    0 or -1 means off
+    top_p        nucleus mass in (0, 1]              min_p    least probability, as a share of the likeliest token's
+    presence_penalty, frequency_penalty  subtracted once, or per occurrence, for tokens of the output (OpenAI)
+    repetition_penalty  divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al. 2019)
+    logit_bias   (id, bias) pairs                    allowed_token_ids  None: all; else no others
+    bad_words    texts whose last token may not be sampled after the others
+    seed         None: one is drawn at admission
     stop         strings, found by the front end     stop_token_ids  ids, found by the engine
-    max_tokens   None: up to the context's end       min_tokens  no stop before so many tokens
+    max_tokens   None: up to the context's end; 0: only the prompt is computed
+    min_tokens   no stop before so many tokens
     logprobs     None: off; k: the sampled token's log-probability and the k best (after temperature 1, before filters)
+    prompt_logprobs  None: off; k: the same for every prompt token but the first
     """
 
     n: int = 1
+    best_of: int | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -29,6 +45,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
 
 

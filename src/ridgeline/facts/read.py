@@ -9,7 +9,7 @@ from ridgeline.errors import ModelFormatError
 from ridgeline.facts.architectures import ARCHITECTURES, Architecture
 from ridgeline.facts.gguf import Header, read_header
 from ridgeline.facts.gguf_values import MAX_HEADER_BYTES, quoted
-from ridgeline.facts.model import ModelFacts, TensorFacts
+from ridgeline.facts.model import ModelFacts, Rope, TensorFacts
 
 MAX_LAYERS = 1_024
 MAX_WIDTH = 1 << 20
@@ -38,6 +38,7 @@ def model_facts(header: Header) -> ModelFacts:
     if heads % kv_heads:
         raise ModelFormatError(f"{heads} query heads are no multiple of {kv_heads} KV heads")
     base = header.number(f"{name}.rope.freq_base", 1.0, 1e12, default=10_000.0)
+    head_dim = _head_dim(header, name, hidden // heads)
     kinds = _layer_kinds(header, f"{name}.attention.sliding_window_pattern", layers, architecture.pattern)
     facts = ModelFacts(
         architecture=name,
@@ -46,7 +47,7 @@ def model_facts(header: Header) -> ModelFacts:
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=_head_dim(header, name, hidden // heads),
+        head_dim=head_dim,
         ffn=header.integer(f"{name}.feed_forward_length", 1, MAX_WIDTH),
         vocab=_vocab(header, hidden),
         tokens=len(header.strings(_TOKENS)),
@@ -54,13 +55,14 @@ def model_facts(header: Header) -> ModelFacts:
         eps=header.number(f"{name}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
         layer_kinds=kinds,
         window=header.integer(f"{name}.attention.sliding_window", 1, MAX_CONTEXT) if "window" in kinds else 0,
-        rope_base={
-            "full": base,
-            "window": header.number(f"{name}.rope.freq_base_swa", 1.0, 1e12, default=architecture.window_rope_base or base),
+        rope={
+            "full": Rope(base, head_dim),
+            "window": Rope(header.number(f"{name}.rope.freq_base_swa", 1.0, 1e12, default=architecture.window_rope_base or base), head_dim),
         },
         tied="output.weight" not in header.tensors,
         tensors=header.tensors,
         fingerprint=b"",
+        attn_scale=head_dim**-0.5,
     )
     _check_tensors(facts, architecture)
     return replace(facts, fingerprint=fingerprint(header))

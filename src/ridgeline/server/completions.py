@@ -111,7 +111,7 @@ def check_model(asked: str | None, model: Model) -> None:
 
 def sampling_params(asked: wire.CompletionRequest) -> SamplingParams:
     """The body's fields by their names; what is absent or null has the default of `SamplingParams`, which is vLLM's."""
-    given: dict[str, Any] = {field.name: getattr(asked, field.name) for field in fields(SamplingParams)}
+    given: dict[str, Any] = {field.name: getattr(asked, field.name, None) for field in fields(SamplingParams)}
     stop = asked.stop
     given["stop"] = None if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     given["stop_token_ids"] = None if asked.stop_token_ids is None else tuple(asked.stop_token_ids)

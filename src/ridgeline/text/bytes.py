@@ -12,10 +12,14 @@ class ByteTokenizer:
     eos_ids = frozenset({_EOS})
     vocab_size = 258
 
-    def encode(self, text: str, add_bos: bool) -> list[int]:
-        """The UTF-8 bytes of `text`; a surrogate without its partner becomes U+FFFD."""
+    def encode(self, text: str, add_bos: bool, special: bool = False) -> list[int]:
+        """The UTF-8 bytes of `text`, whatever `special` says; a surrogate without its partner becomes U+FFFD."""
         valid = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         return [*([_BOS] if add_bos else []), *valid.encode()]
+
+    def id_of(self, piece: str) -> int | None:
+        """See `Tokenizer.id_of`."""
+        return {"<bos>": _BOS, "<eos>": _EOS}.get(piece)
 
     def piece(self, token: int) -> bytes:
         """See `Tokenizer.piece`."""

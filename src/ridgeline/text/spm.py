@@ -38,7 +38,7 @@ class SpmTokenizer:
                 f"the tokenizer's {self.vocab_size} pieces cannot be used ({error}): use another conversion of the model"
             ) from error
 
-    def encode(self, text: str, add_bos: bool) -> list[int]:
+    def encode(self, text: str, add_bos: bool, special: bool = False) -> list[int]:
         """Ids of `text`. User-defined tokens are cut out first, the longest at the leftmost place; merges never cross them.
         A surrogate without its partner is no character and becomes U+FFFD."""
         ids = [self.bos] if add_bos and self.bos is not None else []
@@ -51,6 +51,10 @@ class SpmTokenizer:
             elif fragment:
                 ids.extend(self._bpe.encode(prefix + fragment))
         return ids
+
+    def id_of(self, piece: str) -> int | None:
+        """See `Tokenizer.id_of`."""
+        return self._pieces.index(piece) if piece in self._pieces else None
 
     def piece(self, token: int) -> bytes:
         """See `Tokenizer.piece`."""

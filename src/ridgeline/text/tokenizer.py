@@ -5,19 +5,22 @@ Owns the `Tokenizer` protocol and the choice by a GGUF header; never holds a voc
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.gguf import Header, read_header
 from ridgeline.text.spm import SpmTokenizer
 from ridgeline.text.vocabulary import Vocabulary
 
+MASK: Final = "\ufdd0"
+"""A code point that Unicode sets aside for internal use: in message contents it keeps names of control tokens from becoming their ids."""
+
 
 class Tokenizer(Protocol):
     """Text to ids and back. Immutable, hence safe to share between threads and requests.
 
     bos      the id that starts every prompt; None: the model wants none
-    eos_ids  ids that end a generation
+    eos_ids  ids that end a generation, from every source that names one
     """
 
     @property
@@ -29,8 +32,16 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def encode(self, text: str, add_bos: bool) -> list[int]:
-        """Ids of `text`; names of control tokens in it are ordinary text. `add_bos` puts `bos` first where there is one."""
+    def encode(self, text: str, add_bos: bool, special: bool = False) -> list[int]:
+        """Ids of `text`. `add_bos` puts `bos` first where there is one and, with `special`, the text does not begin with its name.
+
+        special  names of control tokens become their ids, but where `MASK` stands inside the name; else they are ordinary text.
+                 `MASK` itself stands for nothing: it is removed from the text before ordinary text is encoded.
+        """
+        ...
+
+    def id_of(self, piece: str) -> int | None:
+        """The id of the token with exactly this name (`<|im_end|>`), control tokens included; None where there is none."""
         ...
 
     def piece(self, token: int) -> bytes:
