@@ -1,4 +1,8 @@
-"""How far ahead nothing will be decided: what a simulator may skip."""
+"""How far ahead nothing will be decided, and the jump there: what a simulator may skip.
+
+Owns no state. A jump leaves exactly what so many calls of `schedule` and `commit` would, free list and prefix index included, but for the
+events that tell of each step.
+"""
 
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence
@@ -35,3 +39,32 @@ def _pages(scheduler: Scheduler, running: list[Sequence], steps: int) -> int:
     """Pages that `steps` further tokens of every running sequence take; what windows give back is not counted."""
     size, groups = scheduler.cache.shape.block_tokens, len(scheduler.cache.shape.groups)
     return groups * sum(max(0, -(-(s.scheduled + steps - s.capacity) // size)) for s in running)
+
+
+def advance(scheduler: Scheduler, steps: int, token: int) -> None:
+    """Every running sequence computes one token and samples `token`, `steps` times; at most `quiet_steps`, and nothing may be in flight.
+
+    Pages are taken, let go and published in the order in which single steps would: (step, schedule before commit, policy order).
+    """
+    cache, running, size = scheduler.cache, scheduler.life.running, scheduler.cache.shape.block_tokens
+    starts = [sequence.scheduled for sequence in running]
+    edges: list[tuple[int, bool, int]] = []
+    for index, sequence in enumerate(running):
+        sequence.known += [token] * steps
+        edges += [(ahead, False, index) for ahead in range(sequence.capacity - starts[index], steps, size)]
+        edges += [(ahead, True, index) for ahead in range(sequence.full_at - starts[index] - 1, steps, size)]
+    for ahead, commits, index in sorted(edges):
+        sequence = running[index]
+        sequence.scheduled = starts[index] + ahead
+        sequence.computed = sequence.scheduled + commits
+        if commits:
+            cache.publish(sequence)
+        else:
+            cache.release_behind(sequence)
+            cache.grow(sequence, sequence.scheduled + 1)
+            sequence.unsent.clear()
+    scheduler.step += steps
+    for start, sequence in zip(starts, running, strict=True):
+        sequence.computed = sequence.scheduled = start + steps
+        sequence.reach += steps
+        sequence.last_step = scheduler.step - 1

@@ -54,7 +54,8 @@ class Scheduler:
         self.life = Lifecycle(limits, policy, self.cache, self._emit)
         self.room = Room(policy, self.cache, self.life)
         self._block_tokens = kv.block_tokens
-        self._step = 0
+        self.step = 0
+        """Number of the next step."""
         self._last: Flight | None = None
         self._refused: tuple[Sequence | None, int] = None, 0
 
@@ -103,7 +104,7 @@ class Scheduler:
         """The next step, or None when nothing may run now. Never an empty plan."""
         if len(self.flights) >= self.limits.depth:
             return None
-        draft = Draft(self._step, self.limits.token_budget)
+        draft = Draft(self.step, self.limits.token_budget)
         sequences, starts, tokens = draft.sequences, draft.starts, draft.tokens
         step, budget = draft.step, draft.budget
         for sequence in self._candidates(draft):
@@ -151,7 +152,7 @@ class Scheduler:
         numbers = last.numbers if last is not None and same else tuple([sequence.number for sequence in draft.sequences])
         self._last = Flight(plan, draft.sequences, numbers)
         self.flights.append(self._last)
-        self._step += 1
+        self.step += 1
         self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.life.waiting), len(pages.free), len(pages.cached)))
         return plan
 

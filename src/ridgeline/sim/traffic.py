@@ -1,0 +1,134 @@
+"""When requests arrive and what they ask for: arrival processes, lengths, shared prefixes. All chance comes from one seed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import cos, pi
+from random import Random
+from typing import Final
+
+from ridgeline.errors import ConfigError
+from ridgeline.sim.lengths import Draw
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request. `prefix` names what it shares with others, `shared` how many leading prompt tokens those are.
+
+    time  seconds since the start; for a closed loop, seconds after its user's last answer
+    user  of a closed loop; −1 where requests come whatever the answers
+    """
+
+    time: float
+    prompt: int
+    output: int
+    prefix: int = 0
+    shared: int = 0
+    user: int = -1
+
+
+Gaps = Callable[[Random], Iterator[float]]
+"""Moments of arrival, ascending, without end."""
+
+
+def poisson(rate: float) -> Gaps:
+    """Independent arrivals, `rate` a second."""
+
+    def moments(rng: Random) -> Iterator[float]:
+        now = 0.0
+        while True:
+            now += rng.expovariate(rate)
+            yield now
+
+    return moments
+
+
+def bursty(rate: float, burst: float = 4.0, cycle: float = 60.0) -> Gaps:
+    """Poisson arrivals whose rate is `burst` times the mean in a part 1 / (2 · burst) of every `cycle` seconds; the rest carries the other half."""
+    busy = cycle / (2 * burst)
+
+    def at(now: float) -> float:
+        return rate * burst if now % cycle < busy else rate * 0.5 / (1 - 1 / (2 * burst))
+
+    return _thinned(rate * burst, at)
+
+
+def diurnal(rate: float, peak: float = 2.0, period: float = 86_400.0) -> Gaps:
+    """A day: the rate follows a cosine between (2 − peak) and peak times the mean; 1 ≤ peak ≤ 2. It starts at its lowest."""
+
+    def at(now: float) -> float:
+        return rate * (1.0 - (peak - 1.0) * cos(2 * pi * now / period))
+
+    return _thinned(rate * peak, at)
+
+
+def _thinned(highest: float, at: Callable[[float], float]) -> Gaps:
+    """A Poisson process of varying rate (Lewis and Shedler 1979)."""
+
+    def moments(rng: Random) -> Iterator[float]:
+        now = 0.0
+        while True:
+            now += rng.expovariate(highest)
+            if rng.random() * highest < at(now):
+                yield now
+
+    return moments
+
+
+PROCESSES: Final[dict[str, Callable[[float], Gaps]]] = {"poisson": poisson, "bursty": bursty, "diurnal": diurnal}
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """An open stream: requests come whether or not earlier ones are answered.
+
+    prefixes  so many different shared beginnings of `shared` tokens each, equally likely; 0: nothing is shared
+    """
+
+    moments: Gaps
+    prompt: Draw
+    output: Draw
+    prefixes: int = 0
+    shared: int = 0
+
+    def arrivals(self, seed: int, count: int) -> Iterator[Arrival]:
+        """The first `count` requests, in order of time."""
+        rng = Random(seed)
+        moments = self.moments(Random(rng.getrandbits(64)))
+        for number in range(count):
+            yield _ask(next(moments), self, rng, -1, number)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """`users` who each wait for their answer and then think for an exponential time of mean `think` seconds."""
+
+    users: int
+    think: float
+    prompt: Draw
+    output: Draw
+    prefixes: int = 0
+    shared: int = 0
+
+    def requests(self, seed: int, user: int) -> Iterator[Arrival]:
+        """What one user asks, one after the other; `time` is the pause before it."""
+        rng = Random(f"{seed}:{user}")
+        number = 0
+        while True:
+            pause = rng.expovariate(1.0 / self.think) if self.think else 0.0
+            yield _ask(pause, self, rng, user, number)
+            number += 1
+
+
+def _ask(time: float, load: "Traffic | ClosedLoop", rng: Random, user: int, number: int) -> Arrival:
+    prompt = load.prompt(rng)
+    prefix = rng.randrange(load.prefixes) + 1 if load.prefixes else 0
+    return Arrival(time, prompt, load.output(rng), prefix, min(load.shared, prompt) if prefix else 0, user)
+
+
+def parse_process(text: str, rate: float) -> Gaps:
+    """`poisson`, `bursty` or `diurnal` at a mean rate. Raises ConfigError."""
+    if text not in PROCESSES:
+        raise ConfigError(f"--arrivals {text!r:.40} is not known; known: {', '.join(PROCESSES)}, closed")
+    if not 1e-6 <= rate <= 1e6:
+        raise ConfigError(f"--rate is {rate:g}, outside 1e-6 … 1e6 requests a second")
+    return PROCESSES[text](rate)
