@@ -3,16 +3,15 @@
 Owns the reading and the counting of parameters. `auto_map` and `trust_remote_code` are keys like any other unknown one.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.errors import ModelFormatError
 from ridgeline.facts.families import FAMILIES, Family
+from ridgeline.facts.json_file import parse_object, read_text
 from ridgeline.facts.shape import Attention, Experts, ModelShape, attention_kind
 
-MAX_BYTES = 1 << 20
 MAX_LAYERS = 1_024
 MAX_WIDTH = 1 << 20
 MAX_VOCAB = 4 << 20
@@ -57,21 +56,12 @@ class Fields:
 
 def read_config(path: Path, name: str | None = None) -> ModelShape:
     """The shape that the config.json at `path` describes. Raises ModelFormatError, ModelNotFoundError."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ModelFormatError(f"{path} has {size} bytes, a config.json at most {MAX_BYTES}; is it another file?")
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelFormatError(f"{path} is not UTF-8 (byte {error.start}); is it another file?") from None
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise ModelNotFoundError(f"there is no file {path}; check the path") from None
-    return parse_config(text, name or path.resolve().parent.name)
+    return parse_config(read_text(path), name or path.resolve().parent.name)
 
 
 def parse_config(text: str, name: str) -> ModelShape:
     """The shape that the text of a config.json describes. Raises ModelFormatError."""
-    values = _load(text)
+    values = parse_object(text, "config.json")
     nested = values.get("text_config")
     if isinstance(nested, dict):
         values = {**{key: values[key] for key in ("torch_dtype", "dtype", "quantization_config") if key in values}, **nested}
@@ -80,31 +70,6 @@ def parse_config(text: str, name: str) -> ModelShape:
     if family is None:
         raise ModelFormatError(f"config.json: model_type {kind!r:.60} is not known; known: {', '.join(sorted(FAMILIES))}")
     return _shape(Fields(values, family), str(kind), name)
-
-
-def _load(text: str) -> dict[str, Any]:
-    try:
-        values = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        raise ModelFormatError(f"config.json is no JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
-    except (RecursionError, ValueError):
-        raise ModelFormatError("config.json nests too deeply or holds a number without bounds; is it another file?") from None
-    if not isinstance(values, dict):
-        raise ModelFormatError(f"config.json holds a {type(values).__name__}, an object was expected")
-    return values
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in values:
-            raise ModelFormatError(f"config.json: the key {key[:60]!r} stands twice; which one is meant cannot be known")
-        values[key] = value
-    return values
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise ModelFormatError(f"config.json holds {word}, which is no number of JSON")
 
 
 def _shape(fields: Fields, architecture: str, name: str) -> ModelShape:
