@@ -7,8 +7,6 @@ from typing import Any, NoReturn
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 
 MAX_BYTES = 1 << 20
-MAX_DIGITS = 400
-"""Digits of a number: more than any fp64 needs, few enough that reading it takes no time."""
 
 
 def read_object(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
@@ -47,17 +45,12 @@ def parse_object(text: str, name: str) -> dict[str, Any]:
     def no_constant(word: str) -> NoReturn:
         raise ModelFormatError(f"{name} holds {word}, which is no number of JSON")
 
-    def integer(digits: str) -> int:
-        if len(digits) > MAX_DIGITS:
-            raise ModelFormatError(f"{name} holds a number of {len(digits)} digits, at most {MAX_DIGITS} were expected")
-        return int(digits)
-
     try:
-        values = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant, parse_int=integer)
+        values = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
     except json.JSONDecodeError as error:
         raise ModelFormatError(f"{name} is no JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
-    except RecursionError:
-        raise ModelFormatError(f"{name} nests too deeply; is it another file?") from None
+    except (RecursionError, ValueError):
+        raise ModelFormatError(f"{name} nests too deeply or holds a number without bounds; is it another file?") from None
     if not isinstance(values, dict):
         raise ModelFormatError(f"{name} holds a {type(values).__name__}, an object was expected")
     return values
