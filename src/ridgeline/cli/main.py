@@ -16,6 +16,8 @@ VERBS: Final = {
     "serve": "Serve a model: a page and an OpenAI-compatible API.",
     "generate": "Continue prompts with a model, in this process.",
     "plan": "Say what a model needs and yields on given devices, before anything is downloaded.",
+    "sim": "Simulate serving with the real scheduler, before or without any server.",
+    "whatif": "Try other settings on recorded traffic, with the real scheduler, beside today's.",
     "doctor": "Say what this machine offers, what is lost, and how to get it back.",
     "laws": "Simulate the engine over many random small worlds and check every law.",
 }

@@ -32,7 +32,7 @@ Choose = Callable[[Sequence[Load], Asked, float], Load]
 """(replicas that are up, never empty; the request; a random number in [0, 1)) → where it goes."""
 
 CROWDED: Final = 1.25
-"""A prefix' home is passed over while it has more than this times the mean number of open requests (Mirrokni et al. 2016, bounded loads)."""
+"""A prefix' home is passed over while it has this times the mean number of open requests (Mirrokni et al. 2016, bounded loads)."""
 
 
 def round_robin(loads: Sequence[Load], asked: Asked, chance: float) -> Load:

@@ -145,6 +145,20 @@ def rank_activations(deployment: Deployment, tiled: bool = True) -> float:
     return (layer + scores + logits) / deployment.layout.tensor
 
 
+def rank_kv_budget(deployment: Deployment) -> float:
+    """Bytes that one device has left for KV; negative where the weights do not fit."""
+    taken = rank_weights(deployment) + rank_activations(deployment) + deployment.device.overhead_bytes
+    return deployment.device.memory_bytes * deployment.utilisation - taken
+
+
+def kv_pages(deployment: Deployment) -> int:
+    """Pages of one copy of the model (of one expert rank where experts are cut); 0 where nothing fits."""
+    shape = deployment.shape
+    layers = len(groups_of(shape.layer_kinds, shape.window)[0].layers)
+    page = block_bytes(layers, deployment.block_tokens, shape.kv_elements, KV_BITS[deployment.kv_dtype])
+    return int(max(0.0, rank_kv_budget(deployment)) / (page * kv_share(deployment)))
+
+
 def memory_of(deployment: Deployment) -> Memory:
     """Memory of a deployment: device memory · utilisation − weights − activations − overhead is the KV cache's."""
     shape, device, layout = deployment.shape, deployment.device, deployment.layout
@@ -152,8 +166,8 @@ def memory_of(deployment: Deployment) -> Memory:
     page = block_bytes(len(groups[0].layers), size, shape.kv_elements, KV_BITS[deployment.kv_dtype])
     usable = device.memory_bytes * deployment.utilisation
     activations = rank_activations(deployment)
-    budget = usable - rank_weights(deployment) - activations - device.overhead_bytes
-    pages = int(max(0.0, budget) / (page * kv_share(deployment)))
+    budget = rank_kv_budget(deployment)
+    pages = kv_pages(deployment)
     sequences = layout.expert * layout.replicas
 
     def pages_of(tokens: int) -> int:

@@ -51,5 +51,5 @@ def parse_length(flag: str, text: str) -> Draw:
     except ValueError:
         value = 0.0
     if not 1 <= value <= MOST or (colon and shape not in SHAPES):
-        raise ConfigError(f"{flag} {text!r:.40} is not understood; write a mean of 1 … {MOST} tokens, or SHAPE:MEAN with {', '.join(SHAPES)}")
+        raise ConfigError(f"{flag} {text!r:.40} is not understood; write a mean of 1 … {MOST} tokens, or {':MEAN, '.join(SHAPES)}:MEAN")
     return SHAPES[shape or "constant"](value)

@@ -43,7 +43,7 @@ def poisson(rate: float) -> Gaps:
 
 
 def bursty(rate: float, burst: float = 4.0, cycle: float = 60.0) -> Gaps:
-    """Poisson arrivals whose rate is `burst` times the mean in a part 1 / (2 · burst) of every `cycle` seconds; the rest carries the other half."""
+    """Poisson arrivals: in a part 1 / (2 · burst) of every `cycle` seconds `burst` times the mean rate, in the rest the other half."""
     busy = cycle / (2 * burst)
 
     def at(now: float) -> float:
@@ -81,12 +81,14 @@ PROCESSES: Final[dict[str, Callable[[float], Gaps]]] = {"poisson": poisson, "bur
 class Traffic:
     """An open stream: requests come whether or not earlier ones are answered.
 
+    most      tokens of prompt and output together: what is drawn longer is cut
     prefixes  so many different shared beginnings of `shared` tokens each, equally likely; 0: nothing is shared
     """
 
     moments: Gaps
     prompt: Draw
     output: Draw
+    most: int = 1 << 27
     prefixes: int = 0
     shared: int = 0
 
@@ -106,6 +108,7 @@ class ClosedLoop:
     think: float
     prompt: Draw
     output: Draw
+    most: int = 1 << 27
     prefixes: int = 0
     shared: int = 0
 
@@ -120,9 +123,9 @@ class ClosedLoop:
 
 
 def _ask(time: float, load: "Traffic | ClosedLoop", rng: Random, user: int, number: int) -> Arrival:
-    prompt = load.prompt(rng)
+    prompt = min(load.prompt(rng), load.most - 1)
     prefix = rng.randrange(load.prefixes) + 1 if load.prefixes else 0
-    return Arrival(time, prompt, load.output(rng), prefix, min(load.shared, prompt) if prefix else 0, user)
+    return Arrival(time, prompt, min(load.output(rng), load.most - prompt), prefix, min(load.shared, prompt) if prefix else 0, user)
 
 
 def parse_process(text: str, rate: float) -> Gaps:

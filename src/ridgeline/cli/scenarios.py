@@ -1,0 +1,172 @@
+"""Named settings to a scenario of the simulator: one table for `sim`, for `whatif` and for what `--set` may change.
+
+Owns the names, their bounds and their defaults. Model facts come from a header or a config.json; nothing is downloaded.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ridgeline.config.env import cache_directory
+from ridgeline.errors import ConfigError
+from ridgeline.facts.describe import describe_model
+from ridgeline.planning.arguments import Question, deployment_of, parse_objective
+from ridgeline.sim.durations import Constant, Durations, Observed, fitted
+from ridgeline.sim.fleet import Failures, Scaling
+from ridgeline.sim.lengths import parse_length
+from ridgeline.sim.scenario import Knobs, Scenario
+from ridgeline.sim.traces import read_steps, read_trace
+from ridgeline.sim.traffic import ClosedLoop, Traffic, parse_process
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One name: how its text is read, its default, and what it means."""
+
+    read: Callable[[str, str], Any]
+    default: Any
+    meaning: str
+
+
+def _whole(low: int, high: int) -> Callable[[str, str], int]:
+    def read(name: str, text: str) -> int:
+        if not text.strip().lstrip("-").isdecimal() or len(text) > 20 or not low <= int(text) <= high:
+            raise ConfigError(f"{name}={text[:40]} is not understood; a whole number of {low} … {high} was expected")
+        return int(text)
+
+    return read
+
+
+def _number(low: float, high: float) -> Callable[[str, str], float]:
+    def read(name: str, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise ConfigError(f"{name}={text[:40]} is not understood; a number of {low:g} … {high:g} was expected")
+        return value
+
+    return read
+
+
+def _text(name: str, text: str) -> str:
+    return text
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ConfigError(f"{name}={text[:40]} is not understood; write true or false")
+    return text == "true"
+
+
+_MANY: Final = 1 << 24
+SETTINGS: Final[Mapping[str, Setting]] = {
+    "device": Setting(_text, "h100-sxm", "device of the planner's table"),
+    "dtype": Setting(_text, None, "weight format"),
+    "kv_dtype": Setting(_text, None, "format of the KV cache"),
+    "context": Setting(_whole(2, 1 << 27), None, "tokens of a sequence at most"),
+    "tensor_parallel_size": Setting(_whole(1, 1024), 1, "devices that each matrix is cut over"),
+    "pipeline_parallel_size": Setting(_whole(1, 1024), 1, "stages of layers"),
+    "memory_utilization": Setting(_number(0.1, 1.0), 0.9, "share of a device's memory that may be used"),
+    "max_num_seqs": Setting(_whole(1, 4096), 256, "sequences at once"),
+    "max_num_batched_tokens": Setting(_whole(1, 1 << 20), 2048, "tokens of a step"),
+    "scheduling_policy": Setting(_text, "fcfs", "order of requests"),
+    "enable_prefix_caching": Setting(_flag, True, "reuse of shared prefixes"),
+    "max_waiting": Setting(_whole(0, 1 << 20), 1 << 20, "requests that may wait"),
+    "depth": Setting(_whole(1, 4), 1, "steps in flight"),
+    "kv_pages": Setting(_whole(1, _MANY), None, "pages of the KV cache instead of what fits"),
+    "replicas": Setting(_whole(1, 1024), 1, "servers"),
+    "routing": Setting(_text, "least-requests", "how requests are spread"),
+    "autoscale": Setting(_text, None, "least:most replicas, by queue depth"),
+    "cold_start": Setting(_number(0, 86_400), 120.0, "seconds until a new replica serves"),
+    "mtbf": Setting(_number(1, 1e9), None, "mean seconds between failures of a replica"),
+    "arrivals": Setting(_text, "poisson", "poisson, bursty, diurnal, or closed"),
+    "rate": Setting(_number(1e-6, 1e6), 1.0, "requests a second"),
+    "users": Setting(_whole(1, 100_000), 16, "users of a closed loop"),
+    "think": Setting(_number(0, 1e6), 0.0, "mean seconds that a user thinks"),
+    "prompt": Setting(_text, "lognormal:500", "prompt tokens"),
+    "output": Setting(_text, "lognormal:150", "output tokens"),
+    "prefixes": Setting(_whole(0, 1 << 20), 0, "different shared beginnings"),
+    "shared": Setting(_whole(0, _MANY), 0, "tokens of a shared beginning"),
+    "requests": Setting(_whole(1, 100_000_000), 2000, "requests to simulate"),
+    "speed": Setting(_number(1e-3, 1e3), 1.0, "a trace played so many times as fast"),
+    "step_time": Setting(_text, "roofline", "roofline, constant:STEP,TOKEN,CACHED in seconds, or the path of a step log"),
+    "slo": Setting(_text, None, "objective, for instance ttft=500ms,itl=50ms"),
+}
+
+
+def parse_changes(changes: list[str]) -> dict[str, str]:
+    """`name=value` each, every name known and once. Raises ConfigError."""
+    found: dict[str, str] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals or name not in SETTINGS or name in found:
+            raise ConfigError(f"--set {change[:60]!r} is not understood; write name=value, each name once, of: {', '.join(SETTINGS)}")
+        found[name] = value
+    return found
+
+
+def scenario_of(model: str, settings: Mapping[str, str], trace: Path | None) -> Scenario:
+    """The scenario that the settings mean for `model`, a trace in place of made-up traffic where given. Raises ConfigError."""
+    value = {
+        name: setting.read(name, settings[name]) if name in settings else setting.default for name, setting in SETTINGS.items()
+    }
+    deployment = deployment_of(
+        describe_model(model, cache_directory()),
+        Question(
+            device=value["device"],
+            count=value["tensor_parallel_size"] * value["pipeline_parallel_size"],
+            dtype=value["dtype"],
+            kv_dtype=value["kv_dtype"],
+            context=value["context"],
+            tensor=value["tensor_parallel_size"],
+            pipeline=value["pipeline_parallel_size"],
+            utilisation=value["memory_utilization"],
+            chunk=value["max_num_batched_tokens"],
+        ),
+    )
+    load = tuple(read_trace(trace, value["speed"])) if trace is not None else _load(value, deployment.context)
+    knobs = Knobs(**{name: value[name] for name in Knobs.__dataclass_fields__})
+    return Scenario(
+        deployment=deployment,
+        knobs=knobs,
+        load=load,
+        requests=len(load) if isinstance(load, tuple) and "requests" not in settings else value["requests"],
+        replicas=value["replicas"],
+        routing=value["routing"],
+        scaling=_scaling(value["autoscale"], value["cold_start"]),
+        failures=None if value["mtbf"] is None else Failures(value["mtbf"]),
+        durations=_durations(value["step_time"]),
+        objective=parse_objective(value["slo"]),
+    )
+
+
+def _load(value: Mapping[str, Any], most: int) -> Traffic | ClosedLoop:
+    prompt, output = parse_length("prompt", value["prompt"]), parse_length("output", value["output"])
+    if value["arrivals"] == "closed":
+        return ClosedLoop(value["users"], value["think"], prompt, output, most, value["prefixes"], value["shared"])
+    return Traffic(parse_process(value["arrivals"], value["rate"]), prompt, output, most, value["prefixes"], value["shared"])
+
+
+def _scaling(text: str | None, cold_start: float) -> Scaling | None:
+    if text is None:
+        return None
+    least, _, most = text.partition(":")
+    low, high = _whole(1, 1024)("autoscale", least), _whole(1, 1024)("autoscale", most or least)
+    if low > high:
+        raise ConfigError(f"autoscale={text} has its least above its most; write {high}:{low}")
+    return Scaling(low, high, cold_start=cold_start)
+
+
+def _durations(text: str) -> Durations | None:
+    """None is the roofline, which knows the deployment."""
+    if text == "roofline":
+        return None
+    if text.startswith("constant:"):
+        parts = text.removeprefix("constant:").split(",")
+        if len(parts) > 3:
+            raise ConfigError(f"step_time={text[:60]} has {len(parts)} numbers; write constant:STEP,TOKEN,CACHED in seconds")
+        return Constant(*[_number(0, 3600)("step_time", part) for part in parts])
+    return fitted([Observed(*each) for each in read_steps(Path(text))])

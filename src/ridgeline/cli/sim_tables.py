@@ -1,0 +1,149 @@
+"""Runs of the simulator for people: progress while they run, then one column a scenario, beside each other. Owns rounding and units."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ridgeline.sim.experiment import Interval, intervals, knee_of, least_replicas
+from ridgeline.sim.levers import Tried, binding, ranked
+from ridgeline.sim.measures import Figures
+from ridgeline.sim.scenario import Scenario
+
+SECONDS, RATE, SHARE, PLAIN, MONEY = "s", "/s", "%", "", "$"
+ROWS: dict[str, tuple[str, str]] = {
+    "requests": ("requests answered", PLAIN), "rejected": ("requests refused", PLAIN), "seconds": ("simulated time", SECONDS),
+    "output_tokens_per_second": ("output tokens", RATE), "requests_per_second": ("requests", RATE),
+    "goodput_tokens": ("goodput, useful tokens", RATE), "goodput_requests": ("goodput, requests within the objective", RATE),
+    "met": ("requests within the objective", SHARE),
+    "ttft.p50": ("TTFT p50", SECONDS), "ttft.p90": ("TTFT p90", SECONDS), "ttft.p99": ("TTFT p99", SECONDS),
+    "itl.p50": ("ITL p50", SECONDS), "itl.p99": ("ITL p99", SECONDS), "tpot.p50": ("TPOT p50", SECONDS), "tpot.p99": ("TPOT p99", SECONDS),
+    "e2e.p50": ("E2E p50", SECONDS), "e2e.p99": ("E2E p99", SECONDS),
+    "queue.mean": ("queue, mean", SECONDS), "queue.p99": ("queue p99", SECONDS),
+    "running": ("running, mean", PLAIN), "waiting": ("waiting, mean", PLAIN), "kv_use": ("KV cache held, mean", SHARE),
+    "cached_share": ("prompt tokens from the prefix cache", SHARE), "preemptions": ("preemptions", PLAIN),
+    "utilisation": ("time computing", SHARE), "replica_seconds": ("replica seconds", SECONDS), "cost": ("a million output tokens", MONEY),
+}  # fmt: skip
+"""Figure → what it is called, and its unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One scenario, a report for each seed."""
+
+    name: str
+    scenario: Scenario
+    reports: list[Figures]
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """Every figure over the seeds."""
+        return intervals(self.reports)
+
+
+class Runs(AbstractContextManager["Runs"]):
+    """Scenarios that have been run, and what was found out about them. A bar on stderr while one runs."""
+
+    def __init__(self, seeds: int, quiet: bool) -> None:
+        self.seeds = range(1, seeds + 1)
+        self.done: list[Run] = []
+        self.notes: list[str] = []
+        self.found: dict[str, Any] = {}
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet)
+        self._bar.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def run(self, name: str, scenario: Scenario) -> Run:
+        """Simulates the scenario with every seed."""
+        reports = []
+        for seed in self.seeds:
+            task = self._bar.add_task(f"{name}, run {seed} of {len(self.seeds)}", total=scenario.requests)
+
+            def advance(answered: int, task: Any = task) -> None:
+                self._bar.update(task, completed=answered)
+
+            reports.append(scenario.run(seed, advance))
+            self._bar.remove_task(task)
+        self.done.append(Run(name, scenario, reports))
+        return self.done[-1]
+
+    def try_levers(self, changed: Callable[[dict[str, str]], Scenario], levers: dict[str, dict[str, str]]) -> None:
+        """Runs every lever on the first run's requests, puts the best first and says what binds."""
+        today = self.done[0]
+        tried = []
+        for name, settings in levers.items():
+            run = self.run(name, changed(settings))
+            tried.append(Tried(name, run.reports[0], _devices(run.scenario) / _devices(today.scenario)))
+        best = ranked(today.reports[0], tried, today.scenario.objective.ttft is not None or today.scenario.objective.itl is not None)
+        order = {lever.name: number for number, lever in enumerate(best)}
+        self.done.sort(key=lambda run: order.get(run.name, -1))
+        self.found |= {"binding": binding(today.scenario, today.reports[0]), "levers": [lever.name for lever in best]}
+        self.notes.append(f"Today's settings run into: {self.found['binding']}. The lever that helps most for each device: {best[0].name}.")
+
+    def find_replicas(self, scenario: Scenario) -> None:
+        """The fewest replicas with which 99 of 100 requests meet the objective."""
+        found = self.found["least_replicas"] = least_replicas(scenario, self.seeds)
+        text = f"{found} replicas are the fewest" if found else "no number of replicas up to 1,024 is enough"
+        self.notes.append(f"{text} with which 99 % of requests meet the objective.")
+
+    def find_knee(self, scenario: Scenario, at: Callable[[float], Scenario]) -> None:
+        """The rate of the knee, between an eighth of what the fleet can answer and all of it."""
+        flood = at(1e5).run(self.seeds[0])
+        rates = [flood.requests_per_second * part / 8 for part in range(1, 9)]
+        rate, curve = knee_of(at, rates, self.seeds[0])
+        self.found["knee_rate"] = rate
+        self.found["knee_curve"] = [{"rate": each, "tokens_per_second": f.output_tokens_per_second, "e2e": f.e2e.mean} for each, f in curve]
+        self.notes.append(f"The knee is at {rate:.3g} requests/s; flooded, the fleet answers {flood.requests_per_second:.3g}.")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as numbers."""
+        return {
+            "runs": [
+                {"name": run.name, **{name: {"mean": each.mean, "half": each.half} for name, each in run.intervals.items()}}
+                for run in self.done
+            ],
+            **self.found,
+        }
+
+
+def _devices(scenario: Scenario) -> int:
+    return scenario.replicas * scenario.deployment.layout.ranks
+
+
+def show(runs: Runs) -> None:
+    """Prints the runs side by side, then the notes."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=60 + 24 * len(runs.done))
+    table = Table(title="simulated with the real scheduler", title_justify="left")
+    table.add_column("")
+    for run in runs.done:
+        table.add_column(run.name, justify="right")
+    found = [run.intervals for run in runs.done]
+    for name, (label, unit) in ROWS.items():
+        if any(name in each for each in found):
+            table.add_row(label, *[_cell(each[name], unit) if name in each else "–" for each in found])
+    console.print(table)
+    for note in runs.notes:
+        console.print(note)
+
+
+def _cell(value: Interval, unit: str) -> str:
+    """A figure with its interval."""
+    text = _amount(value.mean, unit)
+    return text if not value.half else f"{text} ± {_amount(value.half, unit)}"
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit == SECONDS:
+        return f"{value * 1e3:,.1f} ms" if value < 1 else f"{value:,.2f} s"
+    if unit == SHARE:
+        return f"{value:.1%}"
+    return f"${value:,.3f}" if unit == MONEY else f"{value:,.1f}{unit}"

@@ -1,0 +1,121 @@
+"""How long a step takes: from constants, from the roofline, or fitted to a log of steps. Pure functions of a plan, never of a clock.
+
+A step in which every row computes one token is asked for by its positions alone, so that a jump over such steps meets the same durations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import fsum, isfinite
+from typing import Final, Protocol
+
+from ridgeline.core.plan import Plan
+from ridgeline.errors import ConfigError
+from ridgeline.planning.deployment import Deployment
+from ridgeline.planning.step import Rows, pass_seconds, step_work
+
+
+class Durations(Protocol):
+    """Seconds of a step."""
+
+    def seconds(self, plan: Plan) -> float:
+        """Of any step."""
+        ...
+
+    def decode(self, positions: Sequence[int], ahead: int) -> float:
+        """Of a step in which each row computes the one token at its position + `ahead` and samples. Equal to `seconds` of its plan."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """`step` seconds, `token` for every token computed, `cached` for every position that rows look back at."""
+
+    step: float
+    token: float = 0.0
+    cached: float = 0.0
+
+    def seconds(self, plan: Plan) -> float:
+        return self.step + self.token * len(plan.tokens) + self.cached * (sum(plan.start) + len(plan.tokens))
+
+    def decode(self, positions: Sequence[int], ahead: int) -> float:
+        rows = len(positions)
+        return self.step + self.token * rows + self.cached * (sum(positions) + ahead * rows + rows)
+
+
+class Roofline:
+    """The planner's estimate for a deployment (`planning.step`): operations and bytes of the very rows, over the device's peaks.
+
+    host  seconds that every step takes besides: scheduling, launches, sampling
+    """
+
+    def __init__(self, deployment: Deployment, host: float = 0.0) -> None:
+        self._deployment = deployment
+        self._host = host
+        self._windows = "window" in deployment.shape.layer_kinds
+
+    def seconds(self, plan: Plan) -> float:
+        if len(plan.tokens) == len(plan.row) == len(plan.select):
+            return self.decode(plan.start, 0)
+        rows = [Rows(start, count, 1.0, samples) for start, count, samples in zip(plan.start, plan.count, plan.sample, strict=True)]
+        return self._host + pass_seconds(self._deployment, step_work(self._deployment, rows))
+
+    def decode(self, positions: Sequence[int], ahead: int) -> float:
+        """Full layers' work is linear in the position, so alike rows at the mean stand for all; windows need each row."""
+        if self._windows:
+            rows = [Rows(position + ahead, 1) for position in positions]
+        else:
+            rows = [Rows((sum(positions) + ahead * len(positions)) / len(positions), 1, len(positions))]  # type: ignore[arg-type]
+        return self._host + pass_seconds(self._deployment, step_work(self._deployment, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One step of a log: tokens computed, positions looked back at, seconds."""
+
+    tokens: int
+    cached: int
+    seconds: float
+
+
+LEAST_STEPS: Final = 8
+
+
+def fitted(steps: Sequence[Observed]) -> Constant:
+    """Least squares of seconds on (1, tokens, cached) with coefficients ≥ 0. Raises ConfigError where the log says too little.
+
+    The active-set method of Lawson and Hanson 1974 on three unknowns: solve, drop what is negative, solve again.
+    """
+    usable = [step for step in steps if isfinite(step.seconds) and step.seconds > 0]
+    if len(usable) < LEAST_STEPS:
+        raise ConfigError(f"the step log has {len(usable)} usable steps; {LEAST_STEPS} or more are needed to fit a step's time")
+    columns = [[1.0] * len(usable), [float(step.tokens) for step in usable], [float(step.cached) for step in usable]]
+    kept = [0, *(index for index in (1, 2) if len(set(columns[index])) > 1)]
+    while True:
+        found = _solve([columns[index] for index in kept], [step.seconds for step in usable])
+        negative = [index for index, value in zip(kept, found, strict=True) if value < 0]
+        if not negative:
+            by_index = dict(zip(kept, found, strict=True))
+            return Constant(*(by_index.get(index, 0.0) for index in range(3)))
+        kept.remove(min(negative, key=lambda index: found[kept.index(index)]))
+        if not kept:
+            raise ConfigError("the step log fits no positive time a step; record it anew on an idle machine")
+
+
+def _solve(columns: list[list[float]], values: list[float]) -> list[float]:
+    """Normal equations by Gaussian elimination with pivots; columns are scaled to length 1 first."""
+    scales = [fsum(x * x for x in column) ** 0.5 for column in columns]
+    size = len(columns)
+    rows = [[fsum(a * b for a, b in zip(left, right, strict=True)) / s / t for right, t in zip(columns, scales, strict=True)]
+            + [fsum(a * b for a, b in zip(left, values, strict=True)) / s] for left, s in zip(columns, scales, strict=True)]  # fmt: skip
+    for i in range(size):
+        pivot = max(range(i, size), key=lambda r: abs(rows[r][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        if abs(rows[i][i]) < 1e-12:
+            rows[i] = [0.0] * i + [1.0] + [0.0] * (size - i)
+        for r in range(i + 1, size):
+            factor = rows[r][i] / rows[i][i]
+            rows[r] = [a - factor * b for a, b in zip(rows[r], rows[i], strict=True)]
+    found = [0.0] * size
+    for i in reversed(range(size)):
+        found[i] = (rows[i][size] - fsum(rows[i][j] * found[j] for j in range(i + 1, size))) / rows[i][i]
+    return [value / scale for value, scale in zip(found, scales, strict=True)]

@@ -1,0 +1,192 @@
+"""What a simulation measures: one record a request, a histogram of gaps between tokens, and what follows from them.
+
+Owns the definitions of the figures; see docs/physics.md for goodput, TPOT and ITL.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, exp, log
+from typing import Final
+
+from ridgeline.planning.objectives import Objective, Served, request_goodput, token_goodput
+
+BUCKETS_PER_E: Final = 100
+"""Gaps are told apart to one part in a hundred."""
+
+
+class Gaps:
+    """Seconds between tokens of one sequence, counted in logarithmic buckets; a percentile is right to 1 %."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._last: tuple[float, int] = (0.0, 0)
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """`count` gaps of equal length. A gap of 0 (two tokens of one step) counts as a nanosecond."""
+        if seconds != self._last[0]:
+            self._last = seconds, round(BUCKETS_PER_E * log(max(seconds, 1e-9)))
+        bucket = self._last[1]
+        self._counts[bucket] = self._counts.get(bucket, 0) + count
+
+    def merge(self, other: "Gaps") -> None:
+        """Counts of another."""
+        for bucket, count in other._counts.items():
+            self._counts[bucket] = self._counts.get(bucket, 0) + count
+
+    def percentile(self, share: float) -> float:
+        """The gap that a `share` of all gaps does not exceed; 0 where there are none."""
+        wanted, seen = ceil(share * sum(self._counts.values())), 0
+        for bucket in sorted(self._counts):
+            seen += self._counts[bucket]
+            if seen >= wanted:
+                return exp(bucket / BUCKETS_PER_E)
+        return 0.0
+
+
+@dataclass(slots=True)
+class Requests:
+    """Columns, one entry a request that was answered; seconds since the start, and tokens.
+
+    arrived, started (its first step began), first (its first token), ended
+    """
+
+    arrived: "array[float]" = field(default_factory=lambda: array("d"))
+    started: "array[float]" = field(default_factory=lambda: array("d"))
+    first: "array[float]" = field(default_factory=lambda: array("d"))
+    ended: "array[float]" = field(default_factory=lambda: array("d"))
+    prompt: "array[int]" = field(default_factory=lambda: array("i"))
+    output: "array[int]" = field(default_factory=lambda: array("i"))
+    cached: "array[int]" = field(default_factory=lambda: array("i"))
+
+    def add(self, times: tuple[float, float, float, float], tokens: tuple[int, int, int]) -> None:
+        """One request: (arrived, started, first, ended) and (prompt, output, cached)."""
+        for column, value in zip((self.arrived, self.started, self.first, self.ended), times, strict=True):
+            column.append(value)
+        for count, tokens_of in zip((self.prompt, self.output, self.cached), tokens, strict=True):
+            count.append(tokens_of)
+
+    def __len__(self) -> int:
+        return len(self.ended)
+
+    def ttft(self) -> list[float]:
+        """Seconds to the first token of each."""
+        return [first - arrived for first, arrived in zip(self.first, self.arrived, strict=True)]
+
+    def tpot(self) -> list[float]:
+        """Mean seconds a token after the first of each; 0 for answers of one token."""
+        return [(e - f) / (n - 1) if n > 1 else 0.0 for e, f, n in zip(self.ended, self.first, self.output, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Percentiles of one quantity."""
+
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A simulation's report. Seconds, tokens, requests; per second of the time from the first arrival to the last end.
+
+    goodput_requests   requests a second that met the objective         goodput_tokens  output tokens a second of clients who stayed
+    met                share of all requests, refused ones included, that met the objective
+    kv_use, running, waiting  means over time       utilisation  share of the time in which replicas computed
+    cost               dollars a million output tokens, None without a price
+    """
+
+    requests: int
+    rejected: int
+    aborted: int
+    seconds: float
+    output_tokens_per_second: float
+    requests_per_second: float
+    goodput_requests: float
+    goodput_tokens: float
+    met: float
+    ttft: Spread
+    tpot: Spread
+    itl: Spread
+    e2e: Spread
+    queue: Spread
+    cached_share: float
+    preemptions: int
+    kv_use: float
+    running: float
+    waiting: float
+    utilisation: float
+    replica_seconds: float
+    cost: float | None
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Percentiles by the nearest rank; all 0 for nothing."""
+    if not values:
+        return Spread(0.0, 0.0, 0.0, 0.0)
+    ranked = sorted(values)
+    p50, p90, p99 = (ranked[ceil(share * len(ranked)) - 1] for share in (0.5, 0.9, 0.99))
+    return Spread(p50, p90, p99, sum(ranked) / len(ranked))
+
+
+@dataclass(slots=True)
+class Tally:
+    """Everything that a fleet counts while it runs."""
+
+    requests: Requests = field(default_factory=Requests)
+    gaps: Gaps = field(default_factory=Gaps)
+    gap_seconds: float = 0.0
+    gap_count: int = 0
+    rejected: int = 0
+    aborted: int = 0
+    preemptions: int = 0
+    kv_seconds: float = 0.0
+    row_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    replica_seconds: float = 0.0
+
+    def gap(self, seconds: float, count: int) -> None:
+        """`count` tokens came `seconds` after the one before."""
+        self.gaps.add(seconds, count)
+        self.gap_seconds += seconds * count
+        self.gap_count += count
+
+    def figures(self, objective: Objective, dollars_per_hour: float | None = None) -> Figures:
+        """The report; `dollars_per_hour` for one replica."""
+        done, ttft, tpot = self.requests, self.requests.ttft(), self.requests.tpot()
+        seconds = max(1e-9, max(done.ended, default=0.0) - min(done.arrived, default=0.0))
+        output = sum(done.output)
+        served = [Served(tokens, *times) for tokens, times in zip(done.output, zip(ttft, tpot, strict=True), strict=True)]
+        met = request_goodput(served, seconds, objective)
+        spent = None if dollars_per_hour is None else dollars_per_hour * self.replica_seconds / 3600
+        up = max(1e-9, self.replica_seconds)
+        return Figures(
+            requests=len(done),
+            rejected=self.rejected,
+            aborted=self.aborted,
+            seconds=seconds,
+            output_tokens_per_second=output / seconds,
+            requests_per_second=len(done) / seconds,
+            goodput_requests=met,
+            goodput_tokens=token_goodput(served, seconds),
+            met=met * seconds / max(1, len(done) + self.rejected + self.aborted),
+            ttft=spread(ttft),
+            tpot=spread(tpot),
+            itl=Spread(
+                self.gaps.percentile(0.5), self.gaps.percentile(0.9), self.gaps.percentile(0.99), self.gap_seconds / max(1, self.gap_count)
+            ),
+            e2e=spread([end - begin for end, begin in zip(done.ended, done.arrived, strict=True)]),
+            queue=spread([start - begin for start, begin in zip(done.started, done.arrived, strict=True)]),
+            cached_share=sum(done.cached) / max(1, sum(done.prompt)),
+            preemptions=self.preemptions,
+            kv_use=self.kv_seconds / up,
+            running=self.row_seconds / up,
+            waiting=self.waiting_seconds / up,
+            utilisation=self.busy_seconds / up,
+            replica_seconds=self.replica_seconds,
+            cost=None if spent is None or not output else spent / output * 1e6,
+        )
+

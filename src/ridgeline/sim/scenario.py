@@ -1,0 +1,89 @@
+"""From a planner's deployment to a fleet that can be run: the scheduler's limits, the KV pages that fit, how long a step takes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ridgeline.core.params import Limits
+from ridgeline.core.plan import KVShape
+from ridgeline.core.policy import POLICIES
+from ridgeline.errors import ConfigError
+from ridgeline.planning.deployment import Deployment, kv_pages
+from ridgeline.planning.memory import groups_of, sequence_pages
+from ridgeline.planning.objectives import Objective
+from ridgeline.sim.durations import Durations, Roofline
+from ridgeline.sim.fleet import Failures, Fleet, FleetSetting, Scaling
+from ridgeline.sim.measures import Figures
+from ridgeline.sim.replica import Setting
+from ridgeline.sim.traffic import Arrival, ClosedLoop, Traffic
+
+HOST_SECONDS = 0.001
+"""What a step costs beside the device's work where nothing was measured: the scheduler and the launches of a Python engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What an operator sets. `kv_pages` None: what fits the deployment's memory."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    scheduling_policy: str = "fcfs"
+    enable_prefix_caching: bool = True
+    max_waiting: int = 1 << 20
+    depth: int = 1
+    kv_pages: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One question to the simulator. `load` is a stream, a closed loop, or recorded arrivals."""
+
+    deployment: Deployment
+    knobs: Knobs
+    load: Traffic | ClosedLoop | tuple[Arrival, ...]
+    requests: int
+    replicas: int = 1
+    routing: str = "least-requests"
+    scaling: Scaling | None = None
+    failures: Failures | None = None
+    durations: Durations | None = None
+    objective: Objective = field(default_factory=Objective)
+
+    def run(self, seed: int, progress: Callable[[int], None] = lambda answered: None) -> Figures:
+        """Simulates it once."""
+        fleet = Fleet(FleetSetting(self.setting(), self.replicas, self.routing, self.scaling, self.failures), seed)
+        if isinstance(self.load, ClosedLoop):
+            tally = fleet.run_closed(self.load, seed, self.requests, progress)
+        else:
+            tally = fleet.run(self._arrivals(seed), progress)
+        price = self.deployment.device.price
+        return tally.figures(self.objective, price.dollars_per_hour * self.deployment.layout.ranks if price else None)
+
+    def setting(self) -> Setting:
+        """One replica. Raises ConfigError where a sequence of the deployment's context does not fit, with the flag that fixes it."""
+        deployment, knobs = self.deployment, self.knobs
+        if knobs.scheduling_policy not in POLICIES:
+            raise ConfigError(f"--scheduling-policy is {knobs.scheduling_policy!r:.40}; it must be one of {', '.join(POLICIES)}")
+        groups = groups_of(deployment.shape.layer_kinds, deployment.shape.window)
+        pages = kv_pages(deployment) if knobs.kv_pages is None else knobs.kv_pages
+        need = sequence_pages(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
+        if pages < need:
+            raise ConfigError(
+                f"{pages} KV pages are left beside the weights and one sequence of {deployment.context} tokens needs {need}; "
+                "lower --context, take a smaller --dtype, or more devices (--tensor-parallel-size)"
+            )
+        limits = Limits(
+            rows=knobs.max_num_seqs,
+            token_budget=knobs.max_num_batched_tokens,
+            depth=knobs.depth,
+            max_model_len=deployment.context,
+            max_waiting=knobs.max_waiting,
+            prefix_caching=knobs.enable_prefix_caching,
+        )
+        shape = KVShape(groups, deployment.block_tokens, pages, b"simulated")
+        return Setting(limits, shape, self.durations or Roofline(deployment, HOST_SECONDS), knobs.scheduling_policy)
+
+    def _arrivals(self, seed: int) -> Iterator[Arrival]:
+        if isinstance(self.load, Traffic):
+            return self.load.arrivals(seed, self.requests)
+        assert isinstance(self.load, tuple)
+        return iter(self.load[: self.requests])

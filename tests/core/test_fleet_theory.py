@@ -1,0 +1,67 @@
+"""One server, one request at a time, is a textbook queue: waits follow Lindley's recursion exactly and the closed forms on average."""
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from ridgeline.core.params import Limits
+from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.sim.durations import Constant
+from ridgeline.sim.fleet import Fleet, FleetSetting
+from ridgeline.sim.lengths import Draw, constant, exponential
+from ridgeline.sim.replica import Setting
+from ridgeline.sim.traffic import Arrival, Traffic, poisson
+
+STEP = 0.001
+SERVER = Setting(
+    Limits(rows=1, token_budget=64, max_model_len=1 << 20, max_waiting=1 << 20, prefix_caching=False),
+    KVShape((KVGroup("full", (0,)),), 4096, 64, b"queue"),
+    Constant(STEP),
+)
+
+
+def waits(arrivals: Iterator[Arrival]) -> list[float]:
+    requests = Fleet(FleetSetting(SERVER), 0).run(arrivals).requests
+    return [start - came for start, came in zip(requests.started, requests.arrived, strict=True)]
+
+
+def mean_wait(draw: Draw, load: float, count: int, seed: int, tokens: int) -> float:
+    """Mean wait in units of the mean service time."""
+    rate = load / (tokens * STEP)
+    found = waits(Traffic(poisson(rate), constant(1), draw).arrivals(seed, count))
+    return sum(found) / len(found) / (tokens * STEP)
+
+
+def test_every_wait_is_lindleys() -> None:
+    """Wait of the next = max(0, wait + service − gap). A request that comes while nothing runs starts at once."""
+    rng = Random(5)
+    asked, now = [], 0.0
+    for _ in range(2000):
+        now += rng.expovariate(1 / 0.06)
+        asked.append(Arrival(now, 1, rng.randint(1, 90)))
+    expected, wait = [], 0.0
+    for before, after in zip([None, *asked], asked, strict=False):
+        wait = 0.0 if before is None else max(0.0, wait + before.output * STEP - (after.time - before.time))
+        expected.append(wait)
+    assert waits(iter(asked)) == pytest.approx(expected, abs=1e-6)
+    assert max(expected) > 0.1
+
+
+@pytest.mark.parametrize(("name", "draw", "variation"), [("M/M/1", exponential(100), 1.0), ("M/D/1", constant(100), 0.0)])
+def test_mean_waits_are_near_the_closed_form(name: str, draw: Draw, variation: float) -> None:
+    """Pollaczek and Khinchine: ρ (1 + cv²) / (2 (1 − ρ)) services."""
+    load = 0.5
+    found = mean_wait(draw, load, 12_000, 3, 100)
+    assert found == pytest.approx(load * (1 + variation) / (2 * (1 - load)), rel=0.08), name
+
+
+@pytest.mark.night
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("name", "draw", "variation"), [("M/M/1", exponential(200), 1.0), ("M/D/1", constant(200), 0.0)])
+def test_mean_waits_are_within_two_percent(name: str, draw: Draw, variation: float) -> None:
+    load = 0.6
+    runs = [mean_wait(draw, load, 60_000, seed, 200) for seed in range(5)]
+    expected = load * (1 + variation) / (2 * (1 - load))
+    print(f"{name}: {sum(runs) / 5:.4f} against {expected:.4f}")
+    assert sum(runs) / 5 == pytest.approx(expected, rel=0.02), name
