@@ -18,6 +18,7 @@ VERBS: Final = {
     "plan": "Say what a model needs and yields on given devices, before anything is downloaded.",
     "sim": "Simulate serving with the real scheduler, before or without any server.",
     "whatif": "Try other settings on recorded traffic, with the real scheduler, beside today's.",
+    "replay": "Decide a recording again and compare; make a trace and a step log of it.",
     "doctor": "Say what this machine offers, what is lost, and how to get it back.",
     "laws": "Simulate the engine over many random small worlds and check every law.",
 }

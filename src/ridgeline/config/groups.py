@@ -14,6 +14,7 @@ class EngineConfig:
     max_num_batched_tokens  tokens in one step: what a long prompt may delay everyone else's next token by
     kv_cache_memory_bytes  None: the lesser of the need and 30 % of the memory that this process may use
     depth                  steps in flight
+    record                 path of a file that takes every command, plan and result, token ids included; see `engine.record`
     step_timeout_seconds   an engine that has work, completes no step and uses no processor for so long is killed and started anew;
                            one that computes for twenty times as long, too
     """
@@ -28,6 +29,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     depth: int = 1
     seed: int | None = None
+    record: str | None = None
     step_timeout_seconds: float = 30.0
 
 

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import BinaryIO, get_args
 
 import msgspec
@@ -19,6 +20,7 @@ from ridgeline.core.commands import Command
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Progress, Ready, WireError, encode
+from ridgeline.engine.record import Recorder, Setup
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 
 COMMANDS = get_args(Command)
@@ -61,11 +63,16 @@ class Link:
                 found.append(message)
 
 
-def run(engine: Engine, link: Link) -> None:
+def run(engine: Engine, link: Link, recorder: Recorder | None) -> None:
     """The loop, until the front end closes. Reads without waiting while there is work, waits when there is none."""
     committed, busy = 0, False
     while True:
-        turn = engine.turn(link.receive(wait=not busy))
+        commands = link.receive(wait=not busy)
+        if recorder is not None:
+            recorder.begin(commands)
+        turn = engine.turn(commands)
+        if recorder is not None:
+            recorder.end(turn)
         busy = turn.progressed
         committed += busy
         if turn.outputs or turn.events:
@@ -78,10 +85,24 @@ def serve(link: Link, config: EngineConfig) -> None:
     """Loads, answers `Ready`, runs. Raises `Disconnected` when the front end has gone, anything else when the engine is lost."""
     engine, decisions = start_engine(config, lambda stage, fraction: link.send(Progress(stage, fraction)))
     try:
+        recorder = _recorder(engine, config)
         link.send(Ready(engine.executor.info, decisions))
-        run(engine, link)
+        run(engine, link, recorder)
     finally:
         engine.executor.close()
+
+
+def _recorder(engine: Engine, config: EngineConfig) -> Recorder | None:
+    """Puts a recorder before the executor where one is asked for. Raises ConfigError where its file cannot be written."""
+    if config.record is None:
+        return None
+    scheduler, info = engine.scheduler, engine.executor.info
+    try:
+        recorder = Recorder(engine.executor, Path(config.record), Setup(scheduler.limits, info.kv, config.scheduling_policy, info.rows))
+    except OSError as error:
+        raise ConfigError(f"--record {config.record}: {error.strerror}; give the path of a file that can be written") from None
+    engine.executor = recorder
+    return recorder
 
 
 def main(arguments: Sequence[str]) -> None:

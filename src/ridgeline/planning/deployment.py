@@ -80,6 +80,11 @@ class Deployment:
         """Data type of the matrix products."""
         return WEIGHT_FORMATS[self.dtype or self.shape.dtype].compute
 
+    @property
+    def kv_bits(self) -> int:
+        """Bits of a cached element."""
+        return KV_BITS[self.kv_dtype]
+
     @cached_property
     def memory(self) -> "Memory":
         """The memory that this takes."""

@@ -5,7 +5,6 @@ Owns the list of levers. Whether one helps is never guessed: each is simulated o
 
 from dataclasses import dataclass
 
-from ridgeline.facts.shape import KV_BITS
 from ridgeline.sim.measures import Figures
 from ridgeline.sim.scenario import Scenario
 
@@ -33,7 +32,7 @@ def candidates(now: Scenario) -> dict[str, dict[str, str]]:
     found["twice the sequences at once"] = {"max_num_seqs": str(min(4096, 2 * knobs.max_num_seqs))}
     found["twice the tokens a step"] = {"max_num_batched_tokens": str(2 * knobs.max_num_batched_tokens)}
     found["half the tokens a step"] = {"max_num_batched_tokens": str(max(1, knobs.max_num_batched_tokens // 2))}
-    if KV_BITS[deployment.kv_dtype] > 8:
+    if deployment.kv_bits > 8:
         doubled = {"kv_dtype": "int8"} if knobs.kv_pages is None else {"kv_dtype": "int8", "kv_pages": str(2 * knobs.kv_pages)}
         found["KV cache in 8 bits"] = doubled
     if now.durations is None:  # constants and fits know nothing of weight formats or devices

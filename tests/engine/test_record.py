@@ -1,0 +1,92 @@
+"""What an engine process decided is what the simulator decides, given the same commands and results."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core.commands import Output
+from ridgeline.core.params import SamplingParams
+from ridgeline.engine.admit import ModelLimits, admit
+from ridgeline.engine.client import EngineClient
+from ridgeline.engine.record import read_recording
+from ridgeline.errors import ConfigError
+from ridgeline.sim.replay import arrivals, replay, steps
+
+FAKE = EngineConfig('fake:{"rows": 4, "pages": 40, "step_seconds": 0.001}', max_num_batched_tokens=24)
+
+
+async def _drive(config: EngineConfig, prompts: list[tuple[int, ...]], outputs: int) -> None:
+    """Requests that come at odd moments, one of which is given up."""
+    client = EngineClient(config)
+    await client.start()
+    try:
+        info = (await client.ready()).info
+        limits = ModelLimits(info.vocab, info.max_model_len, frozenset(), info.kv)
+
+        async def ask(number: int, prompt: tuple[int, ...]) -> None:
+            await asyncio.sleep(0.003 * (number % 5))
+            params = SamplingParams(max_tokens=outputs, temperature=0.8, n=1 + number % 2)
+            request = admit(prompt, params, limits, request_id=f"r{number}", draw_seed=lambda: number)
+            seen = 0
+            async for item in client.submit(request):
+                seen += isinstance(item, Output)
+                if number == 3 and seen == 4:
+                    client.abort(request.request_id)
+
+        await asyncio.gather(*(ask(number, prompt) for number, prompt in enumerate(prompts)))
+    finally:
+        await client.shutdown()
+
+
+def record(config: EngineConfig, prompts: list[tuple[int, ...]], outputs: int) -> None:
+    asyncio.run(asyncio.wait_for(_drive(config, prompts, outputs), 100))
+
+
+def test_a_recording_is_decided_again(tmp_path: Path) -> None:
+    path = tmp_path / "fake.recording"
+    prompts = [(5, 6, 7) * (1 + number % 7) for number in range(24)]
+    record(replace(FAKE, record=str(path)), prompts, 12)
+    compared, difference = replay(path)
+    assert difference is None and compared > 30
+    asked = arrivals(path)
+    assert len(asked) == 24 and sorted(each.prompt for each in asked) == sorted(map(len, prompts))
+    assert sum(each.tokens for each in steps(path)) >= sum(map(len, prompts[:1]))
+
+
+def test_another_scheduler_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "fake.recording"
+    record(replace(FAKE, record=str(path)), [(5, 6, 7) * 9] * 6, 12)
+    setup, turns = read_recording(path)
+    smaller = replace(setup, limits=replace(setup.limits, token_budget=20))
+    monkeypatch.setattr("ridgeline.sim.replay.read_recording", lambda path: (smaller, turns))
+    _, difference = replay(path)
+    assert difference is not None
+
+
+def test_the_demo_is_decided_again(tmp_path: Path, demo_file: Path) -> None:
+    """Real weights, a real process, prompts of several lengths with a shared beginning."""
+    path = tmp_path / "demo.recording"
+    prompts = [(2, *range(1000, 1000 + 8 * (1 + number)), 500 + number) for number in range(6)]
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "kv_cache_memory_bytes": 64 << 20, "max_model_len": 256}
+    record(EngineConfig(str(demo_file), **limits, record=str(path)), prompts, 6)
+    compared, difference = replay(path)
+    assert difference is None and compared >= 10
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(b"something else")
+    with pytest.raises(ConfigError, match="no recording"):
+        replay(path)
+
+
+def test_a_recording_that_is_cut_off_ends_early(tmp_path: Path) -> None:
+    path = tmp_path / "fake.recording"
+    record(replace(FAKE, record=str(path)), [(5, 6, 7)] * 3, 5)
+    whole, _ = replay(path)
+    path.write_bytes(path.read_bytes()[:-7])
+    part, difference = replay(path)
+    assert difference is None and 0 < part <= whole
