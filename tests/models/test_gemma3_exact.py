@@ -54,6 +54,14 @@ def test_selection(model, expected) -> None:
         assert np.array_equal(Driver(*model).step((0, IDS), select=wanted), expected[wanted])
 
 
+def test_logits_of_hidden_states(model, expected) -> None:
+    """The end of the list by itself, on rows that come from steps, in any number and order."""
+    driver = Driver(*model)
+    hidden = driver.runner.run(driver.inputs([(0, IDS)], select=[]), driver.kv, taps=("hidden",))["hidden"]
+    for rows in (list(range(150)), [149], list(range(100, 3, -7)), [5] * 17, []):
+        assert np.array_equal(driver.runner.logits(hidden[rows]), expected[rows])
+
+
 def test_reused_pages(model, expected) -> None:
     """What another sequence left in a page, not even a number, leaves no trace."""
     driver = Driver(*model, block_tokens=16)

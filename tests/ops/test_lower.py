@@ -11,7 +11,7 @@ from ridgeline.compute import numpy_runner
 from ridgeline.compute.diff import diff
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.graph import OpList
-from ridgeline.compute.lower import fuse_add_rms_norm, last_uses, lower
+from ridgeline.compute.lower import fuse_add_rms_norm, head_of, last_uses, lower
 from ridgeline.compute.models.registry import record
 from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.errors import ModelFormatError
@@ -82,6 +82,18 @@ def test_values_are_dropped_after_their_last_use(driver: Driver) -> None:
     assert sorted(name for names in dropped for name in names) == sorted({*made, "ids", "positions"} - results)
     for number, names in enumerate(dropped):
         assert not {name for op in oplist.ops[number + 1 :] for name in op.inputs} & set(names)
+
+
+def test_the_head_begins_behind_the_selection(driver: Driver) -> None:
+    oplist = record(driver.facts)["step"]
+    assert [op.name for op in oplist.ops[head_of(oplist) :]] == ["linear"]
+    with pytest.raises(ValueError, match="its tap 'hidden'"):
+        head_of(dataclasses.replace(oplist, taps={"hidden": "scale.1"}))
+    with pytest.raises(ValueError, match="its tap 'hidden'"):
+        head_of(oplist.with_ops(oplist.ops[:-2]))
+    late = dataclasses.replace(oplist.ops[-1], inputs=(oplist.taps["hidden"],))
+    with pytest.raises(ValueError, match="before the selection"):
+        head_of(oplist.with_ops((*oplist.ops[:-1], late)))
 
 
 def replaced(oplist: OpList, number: int, **attributes: float | Rope) -> OpList:

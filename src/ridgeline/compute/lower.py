@@ -38,6 +38,22 @@ PASSES: dict[str, tuple[Pass, ...]] = {"numpy": ()}
 """Runner → its passes. The numpy runner defines what ops mean, so it runs the semantic list."""
 
 
+def head_of(oplist: OpList) -> int:
+    """Number of the first op behind `select`: from there on a list turns final hidden states, its tap "hidden", into logits.
+
+    Raises ValueError where what is selected is not that tap, or where a later op reads anything else that was made before.
+    """
+    selects = [number for number, op in enumerate(oplist.ops) if op.name == "select"]
+    if len(selects) != 1 or oplist.ops[selects[0]].inputs != (oplist.taps.get("hidden"),):
+        raise ValueError(f"the list {oplist.name!r} must select once, from its tap 'hidden'")
+    first = selects[0] + 1
+    made = {name for op in oplist.ops[selects[0] :] for name in op.outputs}
+    strange = [str(op) for op in oplist.ops[first:] if not made.issuperset(op.inputs)]
+    if strange:
+        raise ValueError(f"{strange[0]} reads what was made before the selection")
+    return first
+
+
 def last_uses(oplist: OpList) -> tuple[tuple[str, ...], ...]:
     """For each op the values that nothing needs after it; results of the list are never among them."""
     kept = {*oplist.outputs.values(), *oplist.taps.values()}

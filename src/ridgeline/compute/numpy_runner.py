@@ -4,7 +4,7 @@ Defines what a step means and is the fall-back everywhere. Owns the threads that
 the cache, and knows nothing of requests.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from ridgeline.compute.exact.cache import KVCache
 from ridgeline.compute.exact.self_test import Exactness, HeadShape, check_exactness
 from ridgeline.compute.exact.threads import Team, one_blas_thread
 from ridgeline.compute.graph import Op, OpList, StepInputs
-from ridgeline.compute.lower import last_uses, lower
+from ridgeline.compute.lower import head_of, last_uses, lower
 from ridgeline.compute.ops.definition import Definition, Floats
 from ridgeline.compute.ops.table import CACHE_READS, OPS, check
 from ridgeline.compute.quant.weight import Weight
@@ -55,6 +55,15 @@ class _Step:
             values.update(zip(self.op.outputs, made or (), strict=True))
 
 
+def _run(steps: Sequence[_Step], values: Values) -> None:
+    """Runs ops over named values, which it makes and, after their last use, drops."""
+    with one_blas_thread(), np.errstate(all="ignore"):
+        for step in steps:
+            step.run(values)
+            for name in step.dead:
+                del values[name]
+
+
 class NumpyRunner:
     """Runs one op list over given weights. `shape` says which layers share a KV group, and the tokens in a block.
 
@@ -66,6 +75,7 @@ class NumpyRunner:
         check(oplist)
         self.oplist = lower(oplist, "numpy")
         self._shape = shape
+        self._head = head_of(self.oplist)
         self._team = Team(threads)
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}
         vectors = {w.name: weights[w.name].dense() for op in self.oplist.ops if op.name not in MATRICES for w in op.weights}
@@ -81,13 +91,19 @@ class NumpyRunner:
         `logits` is fp32 [S, V]; a tap over tokens is fp32 [T, …].
         """
         values = self._start(inputs, kv)
-        with one_blas_thread(), np.errstate(all="ignore"):
-            for step in self._steps:
-                step.run(values)
-                for name in step.dead:
-                    del values[name]
+        _run(self._steps, values)
         results = {name: values[value] for name, value in self.oplist.outputs.items()}
         return results | {name: values[self.oplist.taps[name]] for name in taps}
+
+    def logits(self, hidden: Floats) -> Floats:
+        """Final hidden states fp32 [N, D], rows of the tap "hidden" of any steps, to logits fp32 [N, V].
+
+        Bit for bit what those steps give the same positions when they are selected.
+        """
+        values: Values = {self._steps[self._head - 1].op.outputs[0]: hidden}
+        _run(self._steps[self._head :], values)
+        logits: Floats = values[self.oplist.outputs["logits"]]
+        return logits
 
     def values(self, inputs: StepInputs, kv: KVCache, until: int | None = None) -> dict[str, Floats]:
         """Runs ops 0 … `until` and returns every named value that they made; see `compute/diff.py`."""
