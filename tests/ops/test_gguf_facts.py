@@ -42,7 +42,7 @@ def test_what_the_file_says_otherwise(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Changes, Shapes]] = {
-    "architecture 'llama' is not supported; supported: gemma3": ({"general.architecture": value("str", "llama")}, {}),
+    "architecture 'falcon' is not supported; supported: gemma2, gemma3, gpt2": ({"general.architecture": value("str", "falcon")}, {}),
     "lacks general.architecture": ({"general.architecture": None}, {}),
     "lacks gemma3.block_count": ({"gemma3.block_count": None}, {}),
     "gemma3.block_count is 0": ({"gemma3.block_count": value("u32", 0)}, {}),
@@ -62,13 +62,16 @@ REFUSED: dict[str, tuple[Changes, Shapes]] = {
     ),
     "gemma3.attention.head_count_kv is 3": ({"gemma3.attention.head_count_kv": value("u32", 3)}, {}),
     "gemma3.attention.value_length is 8": ({"gemma3.attention.value_length": value("u32", 8)}, {}),
-    "gemma3.rope.dimension_count is 8": ({"gemma3.rope.dimension_count": value("u32", 8)}, {}),
+    "gemma3.rope.dimension_count is 18": ({"gemma3.rope.dimension_count": value("u32", 18)}, {}),
+    "gemma3.rope.dimension_count is 7": ({"gemma3.rope.dimension_count": value("u32", 7)}, {}),
     "heads have length 15": ({f"gemma3.attention.{kind}_length": value("u32", 15) for kind in ("key", "value")}, {}),
     "gemma3.rope.freq_base is nan": ({"gemma3.rope.freq_base": value("f32", float("nan"))}, {}),
     "layer_norm_rms_epsilon is inf": ({"gemma3.attention.layer_norm_rms_epsilon": value("f32", float("inf"))}, {}),
-    "gemma3.rope.scaling.type is 'linear'": ({"gemma3.rope.scaling.type": value("str", "linear")}, {}),
-    "gemma3.rope.scaling.factor is 8.0": ({"gemma3.rope.scaling.factor": value("f32", 8.0)}, {}),
-    "gemma3.final_logit_softcapping is 30.0": ({"gemma3.final_logit_softcapping": value("f32", 30.0)}, {}),
+    "gemma3.rope.scaling.type is 'dynamic'": ({"gemma3.rope.scaling.type": value("str", "dynamic")}, {}),
+    "gemma3.rope.scaling.factor is -1.0": ({"gemma3.rope.scaling.factor": value("f32", -1.0)}, {}),
+    "gemma3.expert_count is 8": ({"gemma3.expert_count": value("u32", 8)}, {}),
+    "gemma3.logit_scale is 2.0": ({"gemma3.logit_scale": value("f32", 2.0)}, {}),
+    "gemma3.final_logit_softcapping is -1.0": ({"gemma3.final_logit_softcapping": value("f32", -1.0)}, {}),
     "sliding_window_pattern has 3 entries": ({"gemma3.attention.sliding_window_pattern": value("arr", ("bool", [1, 1, 0]))}, {}),
     "sliding_window_pattern has 2 entries, 2 were expected, each": (
         {"gemma3.attention.sliding_window_pattern": value("arr", ("i32", [1, 2]))},

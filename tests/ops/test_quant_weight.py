@@ -5,14 +5,14 @@ import pytest
 
 from ridgeline.compute.quant import weight
 from ridgeline.compute.quant.formats import FORMATS
-from ridgeline.compute.quant.weight import CodedWeight, DenseWeight, coded
+from ridgeline.compute.quant.weight import CodedWeight, DenseWeight
 
 
 def make(kind: str, rows: int, columns: int) -> CodedWeight:
     form = FORMATS[kind]
     size = rows * columns // form.block_elements * form.block_bytes
     data = np.random.default_rng(1).integers(0, 60, size, np.uint8)  # small exponents: finite scales
-    return coded(kind, (rows, columns), data)
+    return CodedWeight(kind, (rows, columns), data.reshape(rows, -1))
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q5_0", "Q4_K", "IQ4_XS"])
@@ -37,4 +37,4 @@ def test_tiles_are_bounded_and_codes_are_small() -> None:
 
 def test_vector() -> None:
     values = np.arange(48, dtype=np.float32)
-    assert np.array_equal(coded("F32", (48,), values.view(np.uint8)).dense(), values)
+    assert np.array_equal(CodedWeight("F32", (48,), values.view(np.uint8)[None]).dense(), values)

@@ -42,6 +42,15 @@ class Fields:
             raise ModelFormatError(f"config.json: {name} is {value!s:.40}, outside {low} … {high}")
         return value
 
+    def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
+        """The number at `key`, as `integer`."""
+        name = self.family.keys.get(key, key)
+        return bounded_number(self.values.get(name), name, low, high, default)
+
+    def own_number(self, key: str, low: float, high: float, default: float) -> float:
+        """The number at a key that only some families have; `default` for the others, whatever the file says, and for null."""
+        return self.number(key, low, high, default) if key in self.family.defaults else default
+
     def flag(self, key: str) -> bool:
         """The boolean at `key`; absent or null is false."""
         value = self.values.get(key)
@@ -54,6 +63,19 @@ class Fields:
         return self.values.get(self.family.keys.get(key, key)) is None
 
 
+def bounded_number(value: object, name: str, low: float, high: float, default: float | None = None) -> float:
+    """`value` as a number within [low, high]; `default` where it is None, an error where there is none."""
+    if value is None:
+        value = default
+    if value is None:
+        raise ModelFormatError(f"config.json lacks {name}; give the whole file of the model")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ModelFormatError(f"config.json: {name} is {value!r:.40}, a number was expected")
+    if not low <= value <= high:
+        raise ModelFormatError(f"config.json: {name} is {value!s:.40}, outside {low} … {high}")
+    return float(value)
+
+
 def read_config(path: Path, name: str | None = None) -> ModelShape:
     """The shape that the config.json at `path` describes. Raises ModelFormatError, ModelNotFoundError."""
     return parse_config(read_text(path), name or path.resolve().parent.name)
@@ -61,15 +83,22 @@ def read_config(path: Path, name: str | None = None) -> ModelShape:
 
 def parse_config(text: str, name: str) -> ModelShape:
     """The shape that the text of a config.json describes. Raises ModelFormatError."""
+    fields, kind = config_fields(text)
+    return _shape(fields, kind, name)
+
+
+def config_fields(text: str) -> tuple[Fields, str]:
+    """(keys of the text model, its `model_type`). Raises ModelFormatError where the model_type is not known."""
     values = parse_object(text, "config.json")
     nested = values.get("text_config")
     if isinstance(nested, dict):
-        values = {**{key: values[key] for key in ("torch_dtype", "dtype", "quantization_config") if key in values}, **nested}
+        outer = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+        values = {**{key: values[key] for key in outer if key in values}, **nested}
     kind = values.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         raise ModelFormatError(f"config.json: model_type {kind!r:.60} is not known; known: {', '.join(sorted(FAMILIES))}")
-    return _shape(Fields(values, family), str(kind), name)
+    return Fields(values, family), str(kind)
 
 
 def _shape(fields: Fields, architecture: str, name: str) -> ModelShape:
@@ -83,7 +112,7 @@ def _shape(fields: Fields, architecture: str, name: str) -> ModelShape:
     attention = _latent_attention(fields, hidden, heads) if "kv_lora_rank" in fields.values else _attention(fields, hidden, heads)
     ffn, experts, routed = _feed_forward(fields, hidden, layers)
     per_layer_norms = fields.family.norms * hidden * (2 if fields.family.norm_bias else 1) + attention["norms"]
-    kinds, window = _layer_kinds(fields, layers)
+    kinds, window = layer_kinds(fields, layers)
     return ModelShape(
         name=name,
         architecture=architecture,
@@ -191,7 +220,7 @@ def _sparse_layers(fields: Fields, layers: int) -> int:
     return sum(i >= first and i % every == 0 and (i + 1) % step == 0 and i not in dense for i in range(layers))
 
 
-def _layer_kinds(fields: Fields, layers: int) -> tuple[tuple[str, ...], int]:
+def layer_kinds(fields: Fields, layers: int) -> tuple[tuple[str, ...], int]:
     """(kind of each layer, tokens of the window or 0)."""
     kinds = _listed_kinds(fields, layers) or _ruled_kinds(fields, layers)
     if "window" not in kinds:

@@ -29,14 +29,17 @@ class Family:
     positions: bool = False
 
 
-_UNTIED = {"tie_word_embeddings": False}
-_TIED = {"tie_word_embeddings": True}
+_UNTIED = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6}
+_TIED = {"tie_word_embeddings": True, "rms_norm_eps": 1e-6}
+_GEMMA_KEYS = {"hidden_act": "hidden_activation"}
 _GPT2_KEYS = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
     "intermediate_size": "n_inner",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "hidden_act": "activation_function",
 }
 _GEMMA3 = Family(
     defaults={
@@ -47,7 +50,13 @@ _GEMMA3 = Family(
         "vocab_size": 262_208,
         "max_position_embeddings": 131_072,
         "sliding_window": 4096,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
     },
+    keys=_GEMMA_KEYS,
     qk_norm=True,
     norms=4,
     pattern=6,
@@ -56,7 +65,7 @@ _DEEPSEEK = Family(defaults={**_UNTIED, "moe_layer_freq": 1, "first_k_dense_repl
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(defaults=_UNTIED),
-    "mistral": Family(defaults={**_UNTIED, "sliding_window": 4096}, pattern=1),
+    "mistral": Family(defaults={**_UNTIED, "num_key_value_heads": 8, "sliding_window": 4096}, pattern=1),
     "mixtral": Family(defaults={**_UNTIED, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}, pattern=1),
     "qwen2": Family(defaults={**_UNTIED, "use_sliding_window": False, "max_window_layers": 28}, biases=frozenset({"qkv"})),
     "qwen3": Family(defaults={**_UNTIED, "head_dim": 128, "use_sliding_window": False, "max_window_layers": 28}, qk_norm=True),
@@ -65,12 +74,27 @@ FAMILIES: dict[str, Family] = {
         qk_norm=True,
     ),
     "gemma": Family(defaults={**_TIED, "head_dim": 256}),
-    "gemma2": Family(defaults={**_TIED, "head_dim": 256, "sliding_window": 4096}, norms=4, pattern=2),
+    "gemma2": Family(
+        defaults={
+            **_TIED,
+            "head_dim": 256,
+            "sliding_window": 4096,
+            "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        keys=_GEMMA_KEYS,
+        norms=4,
+        pattern=2,
+    ),
     "gemma3": _GEMMA3,
     "gemma3_text": _GEMMA3,
-    "phi3": Family(defaults={**_UNTIED, "sliding_window": None}, pattern=1),
+    "phi3": Family(
+        defaults={**_UNTIED, "rms_norm_eps": 1e-5, "sliding_window": None, "original_max_position_embeddings": 4096},
+        pattern=1,
+    ),
     "gpt2": Family(
-        defaults={**_TIED, "n_inner": None, "n_positions": 1024},
+        defaults={"tie_word_embeddings": True, "n_inner": None, "n_positions": 1024, "layer_norm_epsilon": 1e-5},
         keys=_GPT2_KEYS,
         gated=False,
         biases=frozenset({"qkv", "output", "ffn"}),
@@ -80,6 +104,3 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
 }
-
-GGUF_PATTERNS = {"gemma2": 2, "phi3": 1}
-"""Architectures of GGUF files whose window layers the file does not list and `facts.architectures` does not know: as `Family.pattern`."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.architectures import ARCHITECTURES
 from ridgeline.facts.config_json import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
-from ridgeline.facts.families import GGUF_PATTERNS
 from ridgeline.facts.gguf import Header, read_header
 from ridgeline.facts.model import TensorFacts
 from ridgeline.facts.shape import CLASSES, Experts, ModelShape, attention_kind
@@ -68,11 +67,10 @@ def _vocab(header: Header) -> int:
 def _layer_kinds(header: Header, arch: str, layers: int) -> tuple[tuple[str, ...], int]:
     """Layers of an architecture without a known pattern count as full: their cache is then over-, never underestimated."""
     known = ARCHITECTURES.get(arch)
-    pattern = known.pattern if known else GGUF_PATTERNS.get(arch, 0)
     window = header.integer(f"{arch}.attention.sliding_window", 0, MAX_CONTEXT, default=0)
-    if not window or (known and pattern == 1) or not pattern:
+    if known is None or not window or not (known.windowed or known.pattern > 1):
         return ("full",) * layers, 0
-    return tuple("full" if pattern > 1 and (i + 1) % pattern == 0 else "window" for i in range(layers)), window
+    return tuple("window" if known.windowed or (i + 1) % known.pattern else "full" for i in range(layers)), window
 
 
 def _experts(header: Header, arch: str) -> Experts | None:

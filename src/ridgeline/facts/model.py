@@ -7,7 +7,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """One tensor of a file: `shape` outermost dimension first (rows, columns), `kind` the stored type's name (Q8_0, F32 …)."""
+    """One tensor of a file: `shape` outermost dimension first (rows, columns), `kind` the stored type's name (Q8_0, F32 …).
+
+    name  what the file calls it; in `ModelFacts.tensors` the canonical name
+    """
 
     name: str
     kind: str
@@ -16,13 +19,15 @@ class TensorFacts:
     offset: int
     """Bytes from the start of `file`."""
     bytes: int
+    """What its elements take, without those of others that stand between them."""
     view: str = ""
     """How `compute.load` makes the canonical tensor of `shape` from what is stored; "" is as stored:
 
-    transposed   stored (columns, rows), a Conv1D's way
+    transposed   stored (columns, rows), a Conv1D's way; the stored rows are `stride` bytes apart
     interleaved  the rows of each head stand in the order of pairwise RoPE (0, h/2, 1, h/2 + 1 …), as GGUF Llama files have Q and K
     plus_one     stored less one: a norm whose formula is (1 + w)
     """
+    stride: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,32 @@
-"""From a header to `ModelFacts`: every dimension bounded, every tensor's shape checked against the architecture."""
+"""From a model's files to `ModelFacts`: here GGUF files, every dimension bounded, every tensor's shape checked against the architecture.
 
-import hashlib
+Checkpoints in directories are read by `facts.checkpoint`.
+"""
+
 from array import array
 from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.architectures import ARCHITECTURES, Architecture
+from ridgeline.facts.architectures import ARCHITECTURES, GGUF_NEUTRAL, Architecture, gguf_layout
+from ridgeline.facts.checkpoint import read_checkpoint
+from ridgeline.facts.config_json import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
+from ridgeline.facts.fingerprint import fingerprint
 from ridgeline.facts.gguf import Header, read_header
-from ridgeline.facts.gguf_values import MAX_HEADER_BYTES, quoted
-from ridgeline.facts.model import ModelFacts, Rope, TensorFacts
+from ridgeline.facts.gguf_rope import Rotations, read_ropes
+from ridgeline.facts.gguf_values import quoted
+from ridgeline.facts.model import ModelFacts
+from ridgeline.facts.names import canonical_tensors, expected_shapes
 
-MAX_LAYERS = 1_024
-MAX_WIDTH = 1 << 20
-MAX_VOCAB = 4 << 20
-MAX_CONTEXT = 1 << 27
-_SAMPLE_BYTES = 4_096
 _TOKENS = "tokenizer.ggml.tokens"
 
 
 def read_model_facts(path: Path) -> ModelFacts:
-    """Facts of the GGUF model at `path` (the first file of a split). Raises ModelFormatError, ModelNotFoundError."""
-    return model_facts(read_header(path))
+    """Facts of the model at `path`: a GGUF file (the first of a split), or a directory with a config.json and safetensors files.
+
+    Raises ModelFormatError, ModelNotFoundError.
+    """
+    return read_checkpoint(path) if path.is_dir() else model_facts(read_header(path))
 
 
 def model_facts(header: Header) -> ModelFacts:
@@ -30,16 +35,19 @@ def model_facts(header: Header) -> ModelFacts:
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
         raise ModelFormatError(f"architecture {quoted(name)} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}")
-    _check_neutral(header, name, architecture)
+    _check_neutral(header, name)
     layers = header.integer(f"{name}.block_count", 1, MAX_LAYERS)
     hidden = header.integer(f"{name}.embedding_length", 1, MAX_WIDTH)
     heads = header.integer(f"{name}.attention.head_count", 1, MAX_WIDTH)
     kv_heads = header.integer(f"{name}.attention.head_count_kv", 1, heads, default=heads)
     if heads % kv_heads:
         raise ModelFormatError(f"{heads} query heads are no multiple of {kv_heads} KV heads")
-    base = header.number(f"{name}.rope.freq_base", 1.0, 1e12, default=10_000.0)
     head_dim = _head_dim(header, name, hidden // heads)
-    kinds = _layer_kinds(header, f"{name}.attention.sliding_window_pattern", layers, architecture.pattern)
+    context = header.integer(f"{name}.context_length", 1, MAX_CONTEXT)
+    kinds, window = _layer_kinds(header, name, layers, architecture)
+    ropes = read_ropes(header, name, architecture, head_dim, context) if architecture.rope else Rotations({}, None, context)
+    scores, logits = architecture.softcaps
+    scaled = hidden // heads if layers in architecture.hidden_scaled else head_dim
     facts = ModelFacts(
         architecture=name,
         name=header.text("general.name", default=name),
@@ -51,43 +59,54 @@ def model_facts(header: Header) -> ModelFacts:
         ffn=header.integer(f"{name}.feed_forward_length", 1, MAX_WIDTH),
         vocab=_vocab(header, hidden),
         tokens=len(header.strings(_TOKENS)),
-        context=header.integer(f"{name}.context_length", 1, MAX_CONTEXT),
-        eps=header.number(f"{name}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
+        context=ropes.context,
+        eps=header.number(f"{name}.{architecture.eps}", 0.0, 1.0),
         layer_kinds=kinds,
-        window=header.integer(f"{name}.attention.sliding_window", 1, MAX_CONTEXT) if "window" in kinds else 0,
-        rope={
-            "full": Rope(base, head_dim),
-            "window": Rope(header.number(f"{name}.rope.freq_base_swa", 1.0, 1e12, default=architecture.window_rope_base or base), head_dim),
-        },
+        window=window,
+        rope=ropes.by_kind,
         tied="output.weight" not in header.tensors,
-        tensors=header.tensors,
-        fingerprint=b"",
-        attn_scale=head_dim**-0.5,
+        tensors={},
+        fingerprint=fingerprint(header.files, header.tensors.values()),
+        attn_scale=scaled**-0.5,
+        attn_softcap=header.number(f"{name}.attn_logit_softcapping", 0.0, 1e6, default=scores),
+        final_softcap=header.number(f"{name}.final_logit_softcapping", 0.0, 1e6, default=logits),
+        long_rope=ropes.long,
     )
-    _check_tensors(facts, architecture)
-    return replace(facts, fingerprint=fingerprint(header))
+    must, may = expected_shapes(architecture, facts, context, flags=None)
+    return replace(facts, tensors=canonical_tensors(header.tensors, gguf_layout(architecture), must, may, name))
 
 
-def _check_neutral(header: Header, name: str, architecture: Architecture) -> None:
-    for key, neutral in architecture.neutral:
+def _check_neutral(header: Header, name: str) -> None:
+    for key, neutral in GGUF_NEUTRAL:
         found = header.metadata.get(f"{name}.{key}", neutral)
         if found != neutral:
             raise ModelFormatError(f"{name}.{key} is {quoted(found)}, which is not computed; {neutral!r} is, or a file without it")
 
 
 def _head_dim(header: Header, name: str, default: int) -> int:
-    """Length of a head's keys, of its values and of the part that RoPE turns: one number, even."""
+    """Length of a head's keys and of its values: one number, even."""
     length = header.integer(f"{name}.attention.key_length", 1, MAX_WIDTH, default=default)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if header.integer(f"{name}.{key}", 1, MAX_WIDTH, default=length) != length:
-            raise ModelFormatError(f"{name}.{key} is {header.metadata[f'{name}.{key}']}, but keys have length {length}; they must be equal")
+    key = f"{name}.attention.value_length"
+    if header.integer(key, 1, MAX_WIDTH, default=length) != length:
+        raise ModelFormatError(f"{key} is {header.metadata[key]}, but keys have length {length}; they must be equal")
     if length < 2 or length % 2:
         raise ModelFormatError(f"heads have length {length}, an even number ≥ 2 was expected; the file is damaged")
     return length
 
 
-def _layer_kinds(header: Header, key: str, layers: int, period: int) -> tuple[str, ...]:
-    """The file may give the period, or a flag for each layer (1: a window); else the architecture's period holds."""
+def _layer_kinds(header: Header, name: str, layers: int, architecture: Architecture) -> tuple[tuple[str, ...], int]:
+    """(kind of each layer, tokens of the window or 0). The file may give the period, or a flag for each layer (1: a window)."""
+    key = f"{name}.attention.sliding_window"
+    if architecture.windowed:
+        window = header.integer(key, 0, MAX_CONTEXT, default=0)
+        return (("window",) if window else ("full",)) * layers, window
+    kinds = _pattern(header, f"{key}_pattern", layers, architecture.pattern)
+    if "window" not in kinds:
+        return kinds, 0
+    return kinds, header.integer(key, 1, MAX_CONTEXT, default=architecture.window or None)
+
+
+def _pattern(header: Header, key: str, layers: int, period: int) -> tuple[str, ...]:
     flags = header.metadata.get(key, period)
     if isinstance(flags, (list, array)):
         if len(flags) != layers or any(flag not in (0, 1) for flag in flags):
@@ -107,55 +126,3 @@ def _vocab(header: Header, hidden: int) -> int:
     if not 1 <= tokens <= embedding.shape[0]:
         raise ModelFormatError(f"the tokenizer has {tokens} tokens, 1 … {embedding.shape[0]} (the rows of the embedding) were expected")
     return embedding.shape[0]
-
-
-def _check_tensors(facts: ModelFacts, architecture: Architecture) -> None:
-    sizes = {
-        "hidden": facts.hidden,
-        "ffn": facts.ffn,
-        "head": facts.head_dim,
-        "queries": facts.heads * facts.head_dim,
-        "keys": facts.kv_heads * facts.head_dim,
-        "vocab": facts.vocab,
-    }
-    expected = {f"blk.{i}.{name}.weight": (rows, columns) for i in range(facts.layers) for name, rows, columns in architecture.tensors}
-    expected["output_norm.weight"] = ("hidden", "")
-    if not facts.tied:
-        expected["output.weight"] = ("vocab", "hidden")
-    for name, (rows, columns) in expected.items():
-        shape = (sizes[rows], sizes[columns]) if columns else (sizes[rows],)
-        tensor = facts.tensors.get(name)
-        if tensor is None:
-            raise ModelFormatError(f"tensor {name!r} of shape {shape} is missing; this is not a complete {facts.architecture} model")
-        if tensor.shape != shape:
-            raise ModelFormatError(f"tensor {name!r} has shape {tensor.shape}, the header says {shape}")
-    strange = sorted(facts.tensors.keys() - expected.keys() - {"token_embd.weight", "output.weight"})
-    if strange:
-        raise ModelFormatError(
-            f"{len(strange)} tensors, {strange[0]!r} among them, belong to no {facts.architecture} model that is supported; "
-            "without them its answers would be wrong"
-        )
-
-
-def fingerprint(header: Header) -> bytes:
-    """SHA-256 over the size and the header of every file, and the first and last 4 KiB of every tensor.
-
-    Equal for copies of the same files; another number in the metadata, or other weights, give another fingerprint.
-    """
-    digest = hashlib.sha256()
-    held: dict[Path, list[TensorFacts]] = {path: [] for path in header.files}
-    for tensor in header.tensors.values():
-        held[tensor.file].append(tensor)
-    for path, tensors in held.items():
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            header_bytes = min((tensor.offset for tensor in tensors), default=min(size, MAX_HEADER_BYTES))
-            digest.update(f"{size} {header_bytes}\n".encode())
-            spans = [(0, header_bytes)]
-            for tensor in tensors:
-                length = min(_SAMPLE_BYTES, tensor.bytes)
-                spans += [(tensor.offset, length), (tensor.offset + tensor.bytes - length, length)]
-            for offset, length in spans:
-                file.seek(offset)
-                digest.update(file.read(length))
-    return digest.digest()

@@ -1,6 +1,7 @@
-"""Weights of a GGUF model: tensors stay in the mapped file, or become fp32 in memory while that fits.
+"""Weights of a model: tensors stay in the mapped files, or become fp32 in memory while that fits.
 
-Owns the maps of the files (read-only; the header reader has checked every offset) and the choice between fp32 and codes.
+Owns the maps of the files (read-only; the header readers have checked every offset), the views through which tensors are seen, and the
+choice between fp32 and codes. Whatever a view reorders is gathered once, as codes or as fp32, never as both.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,21 +10,19 @@ from math import prod
 
 import numpy as np
 
-from ridgeline.compute.quant.formats import dequantise_all
-from ridgeline.compute.quant.weight import DENSE_SHARE, CodedWeight, DenseWeight, Weight, coded
-from ridgeline.facts.model import ModelFacts
+from ridgeline.compute.load.views import halves_order, settled, stored_rows
+from ridgeline.compute.quant.bits import Bytes
+from ridgeline.compute.quant.formats import Rows, dequantise, dequantise_all
+from ridgeline.compute.quant.weight import DENSE_SHARE, CodedWeight, DenseWeight, Weight
+from ridgeline.facts.model import ModelFacts, TensorFacts
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
 
 
-def map_weights(facts: ModelFacts) -> dict[str, CodedWeight]:
-    """Handles on the bytes of every tensor, by its name in the file. Nothing is read yet."""
-    maps = {path: np.memmap(path, np.uint8, mode="r") for path in sorted({tensor.file for tensor in facts.tensors.values()})}
-    return {
-        tensor.name: coded(tensor.kind, tensor.shape, np.asarray(maps[tensor.file][tensor.offset : tensor.offset + tensor.bytes]))
-        for tensor in facts.tensors.values()
-    }
+def map_weights(facts: ModelFacts) -> dict[str, Weight]:
+    """Every tensor as the file's codes by its canonical name, vectors as fp32. What has no view is not read yet."""
+    return {name: _coded(facts.tensors[name], rows, facts.head_dim) for name, rows in _mapped(facts).items()}
 
 
 def dense_bytes(facts: ModelFacts) -> int:
@@ -32,21 +31,43 @@ def dense_bytes(facts: ModelFacts) -> int:
 
 
 def load_weights(facts: ModelFacts, memory_bytes: int, threads: int, progress: Progress) -> dict[str, Weight]:
-    """fp32 weights where they take at most `DENSE_SHARE` of `memory_bytes`, else the file's codes; by name in the file.
+    """fp32 weights where they take at most `DENSE_SHARE` of `memory_bytes`, else the file's codes; by canonical name.
 
     Vectors are always fp32. `threads` dequantise at the same time.
     """
-    mapped = map_weights(facts)
+    mapped = _mapped(facts)
     dense = dense_bytes(facts) <= DENSE_SHARE * memory_bytes
-    chosen = {name: weight for name, weight in mapped.items() if dense or len(weight.shape) == 1}
-    return {**mapped, **_dequantise(chosen, threads, progress)}
+    matrices = {name: rows for name, rows in mapped.items() if dense and len(facts.tensors[name].shape) > 1}
+    rest = {name: _coded(facts.tensors[name], rows, facts.head_dim) for name, rows in mapped.items() if name not in matrices}
+    return {**rest, **_dequantise(matrices, facts.tensors, threads, progress)}
 
 
-def _dequantise(mapped: Mapping[str, CodedWeight], threads: int, progress: Progress) -> dict[str, DenseWeight]:
+def _mapped(facts: ModelFacts) -> dict[str, Rows]:
+    maps = {path: np.memmap(path, np.uint8, mode="r") for path in sorted({tensor.file for tensor in facts.tensors.values()})}
+    return {name: stored_rows(tensor, maps[tensor.file], facts.head_dim) for name, tensor in facts.tensors.items()}
+
+
+def _coded(tensor: TensorFacts, rows: Rows, head_dim: int) -> Weight:
+    """A vector as fp32; a matrix as its codes, in memory if a view had to reorder them, else in the file."""
+    if len(tensor.shape) == 1:
+        return DenseWeight(_vector(tensor, rows, head_dim))
+    count = tensor.shape[0]
+    codes: Bytes = rows if isinstance(rows, np.ndarray) else settled(rows, count, tensor.bytes // count)
+    return CodedWeight(tensor.kind, tensor.shape, codes)
+
+
+def _vector(tensor: TensorFacts, rows: Rows, head_dim: int) -> np.ndarray:
+    values = dequantise(tensor.kind, rows[:1])[0]
+    if tensor.view == "interleaved":
+        return values[halves_order(len(values), head_dim)]
+    return values + np.float32(1) if tensor.view == "plus_one" else values
+
+
+def _dequantise(mapped: Mapping[str, Rows], tensors: Mapping[str, TensorFacts], threads: int, progress: Progress) -> dict[str, DenseWeight]:
     """All of `mapped` as fp32, largest first so that threads end together."""
-    order = sorted(mapped, key=lambda name: -mapped[name].nbytes)
-    total, done = sum(weight.nbytes for weight in mapped.values()), 0
-    ready = {name: DenseWeight(np.empty(mapped[name].shape, np.float32)) for name in order}
+    order = sorted(mapped, key=lambda name: -tensors[name].bytes)
+    total, done = sum(tensors[name].bytes for name in mapped), 0
+    ready = {name: DenseWeight(np.empty(tensors[name].shape, np.float32)) for name in order}
 
     def advance(stored: int) -> None:
         nonlocal done
@@ -54,6 +75,5 @@ def _dequantise(mapped: Mapping[str, CodedWeight], threads: int, progress: Progr
         progress("dequantising weights", done / total)
 
     with ThreadPoolExecutor(threads) as pool:
-        work = [(mapped[name].kind, mapped[name].codes, ready[name].values) for name in order]
-        dequantise_all([(kind, codes, values.reshape(codes.shape[0], -1)) for kind, codes, values in work], pool, advance)
+        dequantise_all([(tensors[name].kind, mapped[name], ready[name].values) for name in order], pool, advance)
     return ready

@@ -6,6 +6,7 @@ Sizes come from `facts.formats`, the header reader's table. Bit-equal to the `gg
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -71,19 +72,27 @@ def dequantise(kind: str, rows: Bytes, out: Floats | None = None) -> Floats:
     return out
 
 
-def dequantise_all(
-    tensors: Iterable[tuple[str, Bytes, Floats]], pool: Executor, done: Callable[[int], None] = lambda stored: None
-) -> None:
+class Rows(Protocol):
+    """Rows of codes that may have to be gathered: `rows[start:end]` is uint8 [rows, bytes of a row], contiguous."""
+
+    def __getitem__(self, part: slice) -> Bytes: ...
+
+
+def dequantise_all(tensors: Iterable[tuple[str, Rows, Floats]], pool: Executor, done: Callable[[int], None] = lambda stored: None) -> None:
     """(kind, rows, out) of many tensors, in chunks over the threads of `pool`; returns when all are written.
 
     `done` is told the stored bytes of each chunk, in order, when it is written.
     """
-    work = []
+    chunks = []
     for kind, rows, out in tensors:
         step = max(1, CHUNK_ELEMENTS // max(1, out.shape[1]))
-        for start in range(0, rows.shape[0], step):
-            part = rows[start : start + step]
-            work.append((part.nbytes, pool.submit(dequantise, kind, part, out[start : start + step])))
-    for stored, chunk in work:
-        chunk.result()
-        done(stored)
+        chunks += [pool.submit(_chunk, kind, rows, out, slice(start, start + step)) for start in range(0, out.shape[0], step)]
+    for chunk in chunks:
+        done(chunk.result())
+
+
+def _chunk(kind: str, rows: Rows, out: Floats, part: slice) -> int:
+    """Stored bytes of the part that is written. Gathered here, so that only the chunks in work are in memory."""
+    codes = rows[part]
+    dequantise(kind, codes, out[part])
+    return codes.nbytes

@@ -5,14 +5,13 @@ Both kinds cut a matrix into the same tiles, so that whoever multiplies tile by 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.quant.bits import Bytes, Floats
-from ridgeline.compute.quant.formats import FORMATS, dequantise
+from ridgeline.compute.quant.formats import dequantise
 
 TILE_BYTES = 64 << 20
 """The most fp32 that a tile takes."""
@@ -94,13 +93,6 @@ class CodedWeight:
 
     def dense(self) -> Floats:
         return dequantise(self.kind, self.codes).reshape(self.shape)
-
-
-def coded(kind: str, shape: tuple[int, ...], data: Bytes) -> CodedWeight:
-    """A handle on the bytes of a tensor, `data` uint8 [bytes], as a file stores them."""
-    form = FORMATS[kind]
-    width = shape[-1] // form.block_elements * form.block_bytes
-    return CodedWeight(kind, shape, data.reshape(prod(shape[:-1]), width))
 
 
 def _bounds(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
