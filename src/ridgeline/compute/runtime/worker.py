@@ -18,13 +18,14 @@ from ridgeline.compute.runtime.executor import Runner, StepExecutor
 from ridgeline.compute.runtime.rows import Rows
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import EngineConfig
-from ridgeline.config.resolve import KVCosts, Resolved, resolve
+from ridgeline.config.resolve import Decision, KVCosts, Resolved, resolve
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import KVGroup, KVShape, NewRow, Plan
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.facts.machine import machine_facts
 from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.rope import rope_for
 from ridgeline.facts.source import resolve_model
 from ridgeline.planning.memory import kv_groups, longest_sequence, page_bytes, sequence_pages
 
@@ -44,6 +45,11 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     machine = machine_facts()
     groups = kv_groups(facts)
     resolved = _resolve(config, facts, groups, machine.memory_bytes)
+    assert resolved.config.max_model_len is not None and resolved.config.kv_cache_memory_bytes is not None
+    facts, said = rope_for(facts, resolved.config.max_model_len)
+    decisions = resolved.decisions
+    if said is not None:
+        decisions += (Decision("rope_positions", resolved.config.max_model_len, "model", said),)
     shape = KVShape(groups, config.block_size, resolved.pages, _fingerprint(facts, config.block_size))
     weights = load_weights(facts, machine.memory_bytes, machine.processors, progress)
     progress("warming up", 0.0)
@@ -52,7 +58,6 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
     _warm_up(runner, kv, shape)
     progress("warming up", 1.0)
-    assert resolved.config.max_model_len is not None and resolved.config.kv_cache_memory_bytes is not None
     info = ExecutorInfo(
         kv=shape,
         vocab=facts.tokens,
@@ -62,7 +67,7 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
         weights_bytes=sum(weight.nbytes for weight in weights.values()),
         kv_bytes=resolved.config.kv_cache_memory_bytes,
     )
-    return StepExecutor(info, resolved.decisions, runner, kv, sample)
+    return StepExecutor(info, decisions, runner, kv, sample)
 
 
 def _resolve(config: EngineConfig, facts: ModelFacts, groups: tuple[KVGroup, ...], memory_bytes: int) -> Resolved:
