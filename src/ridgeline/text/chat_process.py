@@ -1,0 +1,164 @@
+"""The parent's end of the processes that render a model's chat templates: starts them, bounds their time, replaces those that exceed it.
+
+Owns the processes and one spare, so that whoever comes after a template that ran away finds the next one ready. Knows frames, not messages.
+"""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from threading import Lock
+from time import monotonic
+from typing import Any, Final
+
+from ridgeline.errors import EngineDeadError, ModelFormatError, OverloadedError, RequestError
+from ridgeline.text.chat_frames import FrameError, frame, receive, send
+from ridgeline.text.tokenizer import MASK
+
+RENDER_SECONDS: Final = 0.4
+"""Wall time of one render. A conversation of 1,000 messages takes some 10 ms."""
+START_SECONDS: Final = 5.0
+"""Wall time to start a process and compile its templates; 0.2 s is usual."""
+QUEUE_SECONDS: Final = 2.0
+"""How long a conversation waits for those before it."""
+MAX_REASON: Final = 200
+
+
+class TemplateProcess:
+    """One process with compiled templates. Not for two threads at a time."""
+
+    def __init__(self, templates: Mapping[str, str]) -> None:
+        self._stream, theirs = socket.socketpair()
+        self._described: dict[str, Any] | None = None
+        self._started = monotonic()
+        try:
+            self._process = subprocess.Popen(
+                # -P: the working directory is no place to import from.
+                [sys.executable, "-P", "-m", "ridgeline.text.chat_worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,  # Ctrl-C in the terminal is the parent's alone.
+            )  # fmt: skip
+        except BaseException:
+            self._stream.close()
+            raise
+        finally:
+            theirs.close()
+        with suppress(OSError):  # `ready` says what became of it
+            send(self._stream, frame({"templates": dict(templates), "mask": MASK}), self._started + START_SECONDS)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ready(self) -> dict[str, Any]:
+        """Waits until the templates are compiled; what the process says of them. Raises `ModelFormatError` where they cannot be."""
+        if self._described is None:
+            try:
+                self._described = receive(self._stream, self._started + START_SECONDS)
+            except TimeoutError:
+                raise ModelFormatError(f"the chat template is not compiled after {START_SECONDS:g} s") from None
+            except (OSError, FrameError):
+                self._described = None
+            if self._described is None:
+                raise ModelFormatError("the process that compiles the chat template ended")
+        if "failed" in self._described:
+            raise ModelFormatError(f"the chat template does not compile: {shortened(self._described['failed'])}")
+        return self._described
+
+    def ask(self, request: bytes) -> dict[str, Any] | None:
+        """The answer to a frame; None where the process ended. Raises `TimeoutError` after `RENDER_SECONDS`."""
+        deadline = monotonic() + RENDER_SECONDS
+        try:
+            send(self._stream, request, deadline)
+            return receive(self._stream, deadline)
+        except (BrokenPipeError, ConnectionResetError, FrameError):
+            return None
+
+    def end(self) -> None:
+        """Kills and buries the process."""
+        self._stream.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class Renderer:
+    """Renders with one process at a time, from any thread."""
+
+    def __init__(self, templates: Mapping[str, str]) -> None:
+        """Waits until the templates are compiled. Raises `ModelFormatError` where they cannot be."""
+        self._templates = templates
+        self._lock = Lock()
+        self._closed = False
+        self._current = TemplateProcess(templates)
+        try:
+            self.variables: frozenset[str] = frozenset(self._current.ready()["variables"])
+            self._spare = TemplateProcess(templates)
+        except BaseException:
+            self._current.end()
+            raise
+
+    @property
+    def pids(self) -> tuple[int, int]:
+        """The process in use and the spare."""
+        return self._current.pid, self._spare.pid
+
+    def render(self, template: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> str:
+        """The text. Raises `RequestError` where the template refuses, fails or exceeds its budget, `OverloadedError` where many wait."""
+        try:
+            request = frame({"template": template, "variables": dict(variables), "now": now})
+        except FrameError as error:
+            raise _refused(f"the conversation {error}: send a smaller one", "invalid_value") from None
+        if not self._lock.acquire(timeout=QUEUE_SECONDS):
+            raise OverloadedError(f"other conversations have kept the chat template busy for {QUEUE_SECONDS:g} s: try again", 1)
+        try:
+            answer = self._ask(request)
+        finally:
+            self._lock.release()
+        if "text" in answer:
+            return str(answer["text"])
+        if "refused" in answer:
+            raise _refused(shortened(answer["refused"]), "template_refused")
+        if "exceeded" in answer:
+            raise _refused(f"the chat template {answer['exceeded']} for these messages: send fewer or shorter ones", "template_budget")
+        raise _refused(f"the chat template cannot render these messages: {shortened(answer['failed'])}", "template_failed")
+
+    def close(self) -> None:
+        """Ends both processes. Safe to call twice."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._current.end()
+                self._spare.end()
+
+    def _ask(self, request: bytes) -> dict[str, Any]:
+        if self._closed:
+            raise EngineDeadError("the chat template's process has been closed: the model is no longer served")
+        try:
+            self._current.ready()
+        except ModelFormatError as error:
+            self._replace()
+            raise OverloadedError(f"{error}: try again", 1) from None
+        try:
+            answer = self._current.ask(request)
+            excess = "ends its process"
+        except TimeoutError:
+            answer, excess = None, f"needs more than {RENDER_SECONDS:g} s"
+        if answer is None:
+            self._replace()
+        return answer or {"exceeded": excess}
+
+    def _replace(self) -> None:
+        self._current.end()
+        self._current, self._spare = self._spare, TemplateProcess(self._templates)
+
+
+def shortened(text: object) -> str:
+    """What a template said, for a message: printable, at most 200 characters."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in str(text))
+    return shown if len(shown) <= MAX_REASON else f"{shown[: MAX_REASON - 1]}…"
+
+
+def _refused(message: str, code: str) -> RequestError:
+    return RequestError(message, param="messages", code=code)

@@ -1,0 +1,157 @@
+"""A chat template compiled and rendered as what it is: a stranger's program. Runs in the template's own process only.
+
+Owns the environment that transformers gives to templates (Jinja, trimmed blocks, loop controls, `raise_exception`, `strftime_now`,
+`tojson` that escapes no HTML) and the bounds that work inside an interpreter. Time and memory are bounded around it, by the process.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import jinja2.debug  # noqa: F401  (jinja2 imports it at the first error; once sealed, nothing can be imported)
+from jinja2 import TemplateError, meta, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+MAX_TEXT: Final = 1 << 20
+"""Characters of a rendered prompt, and of any string or list that a template makes by multiplication."""
+MAX_EXPONENT: Final = 64
+
+
+class Refusal(TemplateError):
+    """The template itself refused the conversation, by `raise_exception`."""
+
+
+class TooMuch(Exception):
+    """The template exceeded one of its bounds; the text says which."""
+
+
+class Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which a product or a power cannot grow without bounds either."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """`left * right` or `left ** right`, where the result stays small."""
+        if operator == "**":
+            if not (isinstance(left, (int, float)) and isinstance(right, (int, float)) and abs(right) <= MAX_EXPONENT):
+                raise TooMuch(f"raises to a power above {MAX_EXPONENT}")
+        else:
+            for sequence, times in ((left, right), (right, left)):
+                if isinstance(sequence, Sequence) and isinstance(times, int) and len(sequence) * times > MAX_TEXT:
+                    raise TooMuch(f"makes a sequence of more than {MAX_TEXT} items")
+        return super().call_binop(context, operator, left, right)
+
+
+class Generation(Extension):
+    """`{% generation %} … {% endgeneration %}` marks the assistant's text for training; here the body alone counts."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """See `jinja2.ext.Extension.parse`. A call block, as in transformers, so that names set inside stay inside."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    @staticmethod
+    def _body(caller: Macro) -> str:
+        return caller()
+
+
+class PlainNamespace(Namespace):
+    """`namespace(…)` without names that begin with an underscore."""
+
+    def __init__(*args: Any, **values: Any) -> None:
+        self, *rest = args
+        given = dict(*rest, **values)
+        for name in given:
+            _check_name(name)
+        Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        Namespace.__setitem__(self, name, value)
+
+
+class Sandbox:
+    """The compiled templates of one model. Raises what Jinja raises where one of them does not compile."""
+
+    def __init__(self, templates: Mapping[str, str], mask: str) -> None:
+        """`mask` is the character that `tojson` never escapes: the tokenizer has to find it."""
+        self._now = datetime.min
+        self._environment = _environment(lambda form: self._now.strftime(form), mask)
+        self._templates = {name: self._environment.from_string(text) for name, text in templates.items()}
+        known = set(self._environment.globals)
+        read = set().union(*(meta.find_undeclared_variables(self._environment.parse(text)) for text in templates.values()))
+        self.variables: tuple[str, ...] = tuple(sorted(read - known))
+        """Names that the templates read and that nothing but the render call sets."""
+
+    def render(self, template: str, variables: Mapping[str, Any], now: Sequence[int]) -> str:
+        """The prompt. `now` is the local time that the template may ask for: year, month, day, hour, minute, second.
+
+        Raises `Refusal`, `TooMuch`, and whatever else a template can do wrong.
+        """
+        self._now = datetime(*now)  # type: ignore[arg-type]
+        compiled = self._templates[template]
+        pieces, length = [], 0
+        # Not `render`: it rewrites tracebacks by compiling code, which is sealed off.
+        for piece in compiled.root_render_func(compiled.new_context(dict(variables))):
+            pieces.append(piece)
+            length += len(piece)
+            if length > MAX_TEXT:
+                raise TooMuch(f"writes more than {MAX_TEXT} characters")
+        return "".join(pieces)
+
+
+def seal() -> None:
+    """From now on whatever Python audits (opening a file, importing, compiling, starting a process, a socket …) fails in this process."""
+
+    def refuse(event: str, args: tuple[object, ...]) -> None:
+        raise SecurityError(f"a chat template may not do this ({event})")
+
+    sys.addaudithook(refuse)
+
+
+def _environment(strftime_now: Callable[[str], str], mask: str) -> Environment:
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    environment.filters["tojson"] = _to_json(mask)
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=strftime_now, dict=_Dict(), namespace=PlainNamespace)
+    del environment.globals["lipsum"]  # random text has no place in a prompt
+    return environment
+
+
+class _Dict:
+    """`dict(…)` and `dict.fromkeys(…)` without the class behind them."""
+
+    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*args, **values)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace holds no name that begins with an underscore ({name!r})")
+
+
+def _raise_exception(message: object) -> None:
+    raise Refusal(str(message))
+
+
+def _to_json(mask: str) -> Callable[..., str]:
+    not_ascii = re.compile(f"[^\x00-\x7f{mask}]")
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+        text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+        return not_ascii.sub(lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text
+
+    return to_json
