@@ -15,9 +15,10 @@ from ridgeline.engine.engine import Turn
 from ridgeline.errors import LawViolation
 from ridgeline.sim import replica
 from ridgeline.sim.durations import Constant
-from ridgeline.sim.fleet import Fleet, FleetSetting
+from ridgeline.sim.fleet import FleetSetting
 from ridgeline.sim.lengths import exponential, uniform
 from ridgeline.sim.replica import Setting
+from ridgeline.sim.service import Service
 from ridgeline.sim.traffic import Traffic, poisson
 
 FULL, WINDOW = KVGroup("full", (0,)), KVGroup("window", (1,), 24)
@@ -78,9 +79,9 @@ def decisions(setting: Setting, traffic: Traffic, seed: int) -> tuple[list[str],
             elif not isinstance(event, (Computed, StepTimed)):
                 said.append(repr(event))
 
-    fleet = Fleet(FleetSetting(setting), seed, watch)
-    kept = fleet._up[0]
-    tally = fleet.run(traffic.arrivals(seed, 25))
+    service = Service(FleetSetting(setting), seed, watch=watch)
+    (kept,) = service.pools[0].replicas
+    tally = service.run(traffic.arrivals(seed, 25))
     columns = [(name, list(getattr(tally.requests, name))) for name in ("arrived", "started", "first", "ended", "cached")]
     return said, steps, [*columns, ("state", state(kept.scheduler)), ("gaps", tally.gaps._counts)], turns
 

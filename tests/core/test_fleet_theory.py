@@ -8,9 +8,10 @@ import pytest
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.sim.durations import Constant
-from ridgeline.sim.fleet import Fleet, FleetSetting
+from ridgeline.sim.fleet import FleetSetting
 from ridgeline.sim.lengths import Draw, constant, exponential
 from ridgeline.sim.replica import Setting
+from ridgeline.sim.service import Service
 from ridgeline.sim.traffic import Arrival, Traffic, poisson
 
 STEP = 0.001
@@ -22,7 +23,7 @@ SERVER = Setting(
 
 
 def waits(arrivals: Iterator[Arrival]) -> list[float]:
-    requests = Fleet(FleetSetting(SERVER), 0).run(arrivals).requests
+    requests = Service(FleetSetting(SERVER), 0).run(arrivals).requests
     return [start - came for start, came in zip(requests.started, requests.arrived, strict=True)]
 
 

@@ -114,7 +114,7 @@ class Runs(AbstractContextManager["Runs"]):
 
 
 def _devices(scenario: Scenario) -> int:
-    return scenario.replicas * scenario.deployment.layout.ranks
+    return (scenario.replicas + scenario.decode_replicas) * scenario.deployment.layout.ranks
 
 
 def show(runs: Runs) -> None:

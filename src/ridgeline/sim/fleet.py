@@ -1,11 +1,10 @@
-"""Many servers behind a router in one virtual time: arrivals, routing, scaling on queue depth with a cold start, failures.
+"""Many servers behind a router in one virtual time: routing, scaling on queue depth with a cold start, failures.
 
-Owns the order of events. A replica is turned when its turn comes; what the router knows of it is what it has sent and what has come back.
+Owns the replicas. A replica is turned when its turn comes; what the router knows of it is what it has sent and what has come back.
 """
 
-import heapq
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Final
@@ -14,9 +13,10 @@ from ridgeline.core.params import Admitted
 from ridgeline.core.routing import ROUTING, Asked, Load
 from ridgeline.engine.engine import Turn
 from ridgeline.errors import ConfigError
+from ridgeline.sim.agenda import Agenda
 from ridgeline.sim.measures import Tally
 from ridgeline.sim.replica import Done, Replica, Setting
-from ridgeline.sim.traffic import Arrival, ClosedLoop
+from ridgeline.sim.traffic import Arrival
 
 IDS: Final = 1 << 30
 """Token ids of prompts lie below this; those of shared prefixes in the lower half."""
@@ -57,82 +57,52 @@ class FleetSetting:
 
 
 class Fleet:
-    """Runs one stream of requests to its end. All chance comes from `seed`."""
+    """Alike servers that share a router. `tell` hears of every request that ends; all chance comes from `seed`."""
 
-    def __init__(self, setting: FleetSetting, seed: int, watch: Callable[[Turn], None] | None = None) -> None:
+    def __init__(
+        self, setting: FleetSetting, seed: int, agenda: Agenda, tell: Callable[[Done], None], watch: Callable[[Turn], None] | None = None
+    ) -> None:
         if setting.routing not in ROUTING:
             raise ConfigError(f"--routing {setting.routing!r:.40} is not known; known: {', '.join(ROUTING)}")
         self.setting = setting
         self.tally = Tally()
+        self._agenda = agenda
+        self._tell = tell
         self._choose = ROUTING[setting.routing]
         self._rng = Random(seed)
         self._watch = watch
-        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
-        self._order = count()
         self._numbers = count()
         self._sent = count()
         self._up: dict[int, Replica] = {}
         self._loads: dict[int, Load] = {}
-        self._coming = 0
         self._born: dict[int, float] = {}
+        self._coming = 0
         self._turning: set[int] = set()
         self._draining: set[int] = set()
-        self._homeless: list[Arrival] = []
-        self._loop: dict[int, Iterator[Arrival]] = {}
-        self._arriving = 0
-        """Requests that the source has yet to send or that wait for their moment."""
-        self.answered = 0
+        self._homeless: list[tuple[Arrival, float]] = []
         for _ in range(setting.replicas):
             self._start(0.0)
+        if setting.scaling is not None:
+            agenda.at(setting.scaling.period, self._scale)
 
-    def run(self, arrivals: Iterator[Arrival], progress: Callable[[int], None] = lambda answered: None) -> Tally:
-        """Runs an open stream to its last answer; `progress` is called with answers so far."""
-        self._next_arrival(arrivals)
-        return self._run(progress)
+    @property
+    def replicas(self) -> list[Replica]:
+        """Those that are up."""
+        return list(self._up.values())
 
-    def run_closed(self, loop: ClosedLoop, seed: int, requests: int, progress: Callable[[int], None] = lambda answered: None) -> Tally:
-        """Runs users who wait for their answers, until `requests` are answered."""
-        self._arriving = requests
-        for user in range(loop.users):
-            self._loop[user] = loop.requests(seed, user)
-            self._ask_again(user, 0.0)
-        return self._run(progress)
-
-    def _run(self, progress: Callable[[int], None]) -> Tally:
-        if self.setting.scaling is not None:
-            self._at(self.setting.scaling.period, self._scale)
-        while self._heap and (self._arriving or any(replica.has_work for replica in self._up.values()) or self._homeless):
-            time, _, happen = heapq.heappop(self._heap)
-            happen(time)
-            progress(self.answered)
-        end = max((replica.time for replica in self._up.values()), default=0.0)
+    def end(self) -> None:
+        """Nothing will come any more: counts what the replicas did until the last of them stood still."""
+        last = max((replica.time for replica in self._up.values()), default=0.0)
         for number in list(self._up):
-            self._retire(number, end)
-        return self.tally
+            self._retire(number, last)
 
     # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _next_arrival(self, arrivals: Iterator[Arrival]) -> None:
-        arrival = next(arrivals, None)
-        self._arriving = 0 if arrival is None else 1
-        if arrival is not None:
-
-            def come(time: float) -> None:
-                self._next_arrival(arrivals)
-                self._route(arrival, time)
-
-            self._at(arrival.time, come)
-
-    def _ask_again(self, user: int, now: float) -> None:
-        if self._arriving:
-            self._arriving -= 1
-            arrival = next(self._loop[user])
-            self._at(now + arrival.time, lambda time: self._route(replace(arrival, time=time), time))
-
-    def _route(self, arrival: Arrival, time: float) -> None:
+    def send(self, arrival: Arrival, arrived: float, time: float) -> None:
+        """Routes a request that came at `arrived`, earlier than `time` if a replica failed under it. Without any replica up it waits."""
         loads = [load for number, load in self._loads.items() if number not in self._draining]
         if not loads:
-            self._homeless.append(arrival)
+            self._homeless.append((arrival, arrived))
             return
         number = next(self._sent)
         prefix = arrival.prefix.to_bytes(8, "little") if arrival.prefix else number.to_bytes(8, "big")
@@ -141,7 +111,7 @@ class Fleet:
         load.waiting_tokens += arrival.prompt
         load.held_tokens += arrival.prompt + arrival.output
         replica = self._up[load.number]
-        replica.send(as_request(arrival, number), arrival, time)
+        replica.send(as_request(arrival, number), arrival, arrived, time)
         self._wake(replica, time)
 
     def _finished(self, number: int, done: Done) -> None:
@@ -150,25 +120,23 @@ class Fleet:
             load.requests -= 1
             load.waiting_tokens -= done.arrival.prompt
             load.held_tokens -= done.arrival.prompt + done.arrival.output
-        self.answered += 1
-        if done.arrival.user >= 0:
-            self._ask_again(done.arrival.user, done.time)
+        self._tell(done)
 
     # ── replicas ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _wake(self, replica: Replica, time: float) -> None:
         if replica.number not in self._turning and replica.has_work:
             self._turning.add(replica.number)
-            self._at(max(time, replica.time), lambda at: self._turn(replica))
+            self._agenda.at(max(time, replica.time), lambda at: self._turn(replica))
 
     def _turn(self, replica: Replica) -> None:
         """What a turn brings is known when its step ends: then its answers come back, and the next turn begins."""
         self._turning.discard(replica.number)
         if self._up.get(replica.number) is not replica:
             return
-        done = replica.turn(self._heap[0][0] if self._heap else float("inf"))
+        done = replica.turn(self._agenda.next)
         if done:
-            self._at(replica.time, lambda at: self._deliver(replica, done))
+            self._agenda.at(replica.time, lambda at: self._deliver(replica, done))
         self._wake(replica, replica.time)
 
     def _deliver(self, replica: Replica, done: list[Done]) -> None:
@@ -183,10 +151,10 @@ class Fleet:
         replica.clock.advance_to(time)
         self._up[number], self._loads[number], self._born[number] = replica, Load(number), time
         if self.setting.failures is not None:
-            self._at(time + self._rng.expovariate(1 / self.setting.failures.between), lambda at: self._fail(number, at))
+            self._agenda.at(time + self._rng.expovariate(1 / self.setting.failures.between), lambda at: self._fail(number, at))
         waiting, self._homeless = self._homeless, []
-        for arrival in waiting:
-            self._route(arrival, time)
+        for arrival, arrived in waiting:
+            self.send(arrival, arrived, time)
 
     def _retire(self, number: int, time: float) -> None:
         replica = self._up.pop(number)
@@ -200,12 +168,12 @@ class Fleet:
         replica = self._up.get(number)
         if replica is None or self.setting.failures is None:
             return
-        lost = [known.arrival for known in replica.open.values()]
+        lost = [(known.arrival, known.arrived) for known in replica.open.values()]
         self._retire(number, time)
         self._coming += 1
-        self._at(time + self.setting.failures.repair, self._arrive)
-        for arrival in lost:
-            self._route(arrival, time)
+        self._agenda.at(time + self.setting.failures.repair, self._arrive)
+        for arrival, arrived in lost:
+            self.send(arrival, arrived, time)
 
     def _arrive(self, time: float) -> None:
         self._coming -= 1
@@ -220,16 +188,13 @@ class Fleet:
         opened = sum(load.requests for load in self._loads.values())
         if waiting > scaling.up * there and there < scaling.most:
             self._coming += 1
-            self._at(time + scaling.cold_start, self._arrive)
+            self._agenda.at(time + scaling.cold_start, self._arrive)
         elif opened < scaling.down * there and there > scaling.least and taking:
             spare = min(taking, key=lambda number: self._loads[number].requests)
             self._draining.add(spare)
             if not self._up[spare].open:
                 self._retire(spare, time)
-        self._at(time + scaling.period, self._scale)
-
-    def _at(self, time: float, happen: Callable[[float], None]) -> None:
-        heapq.heappush(self._heap, (time, next(self._order), happen))
+        self._agenda.at(time + scaling.period, self._scale)
 
 
 def as_request(arrival: Arrival, number: int) -> Admitted:

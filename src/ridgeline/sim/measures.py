@@ -154,6 +154,14 @@ class Tally:
         self.gap_seconds += seconds * count
         self.gap_count += count
 
+    def add_pool(self, other: "Tally") -> None:
+        """What the servers of a pool counted."""
+        self.gaps.merge(other.gaps)
+        for name in ("gap_seconds", "gap_count", "aborted", "preemptions", "kv_seconds", "row_seconds", "waiting_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.busy_seconds += other.busy_seconds
+        self.replica_seconds += other.replica_seconds
+
     def figures(self, objective: Objective, dollars_per_hour: float | None = None) -> Figures:
         """The report; `dollars_per_hour` for one replica."""
         done, ttft, tpot = self.requests, self.requests.ttft(), self.requests.tpot()

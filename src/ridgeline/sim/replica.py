@@ -55,12 +55,15 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A request that ended at `time`: answered, or refused where `answered` is false."""
+    """A request that ended at `time`; refused where `answered` is false. Moments in seconds, `cached` prompt tokens were not computed."""
 
-    request_id: str
     arrival: Arrival
+    arrived: float
+    started: float
+    first: float
     time: float
-    answered: bool
+    cached: int
+    answered: bool = True
 
 
 class Replica:
@@ -83,9 +86,9 @@ class Replica:
         self._watch = watch
         self._measured = 0.0
 
-    def send(self, request: Admitted, arrival: Arrival, time: float) -> None:
-        """A request arrives; the engine hears of it at its next turn."""
-        self.open[request.request_id] = Open(arrival, time)
+    def send(self, request: Admitted, arrival: Arrival, arrived: float, time: float) -> None:
+        """A request that came at `arrived` gets here; the engine hears of it at its next turn."""
+        self.open[request.request_id] = Open(arrival, arrived)
         self._inbox.append(Admit(request))
         self._idle_until(time)
 
@@ -116,7 +119,7 @@ class Replica:
         if self._watch is not None:
             self._watch(turn)
         done = self._take(turn)
-        if self.setting.jump and self.time < horizon and not self.engine.in_flight:
+        if self.setting.jump and not done and self.time < horizon and not self.engine.in_flight:  # an answer may bring the next request
             self._jump(horizon)
         self.measure()
         return done
@@ -196,10 +199,5 @@ class Replica:
         if known is None:
             return None
         if isinstance(event, events.Rejected) or event.reason is not Finish.LENGTH:
-            self._tally.rejected += 1
-            return Done(event.request_id, known.arrival, self.time, False)
-        usage = event.usage
-        self._tally.requests.add(
-            (known.arrived, known.started, known.first, event.time), (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-        )
-        return Done(event.request_id, known.arrival, event.time, True)
+            return Done(known.arrival, known.arrived, known.started, known.first, self.time, 0, answered=False)
+        return Done(known.arrival, known.arrived, known.started, known.first, event.time, event.usage.cached_tokens)

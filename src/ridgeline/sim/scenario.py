@@ -1,19 +1,21 @@
 """From a planner's deployment to a fleet that can be run: the scheduler's limits, the KV pages that fit, how long a step takes."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVShape
 from ridgeline.core.policy import POLICIES
 from ridgeline.errors import ConfigError
 from ridgeline.planning.deployment import Deployment, kv_pages
-from ridgeline.planning.memory import groups_of, sequence_pages
+from ridgeline.planning.disaggregation import kv_transfer_seconds
+from ridgeline.planning.memory import block_bytes, groups_of, sequence_pages
 from ridgeline.planning.objectives import Objective
 from ridgeline.sim.durations import Durations, Roofline
-from ridgeline.sim.fleet import Failures, Fleet, FleetSetting, Scaling
+from ridgeline.sim.fleet import Failures, FleetSetting, Scaling
 from ridgeline.sim.measures import Figures
 from ridgeline.sim.replica import Setting
+from ridgeline.sim.service import Handover, Service, Transferred
 from ridgeline.sim.traffic import Arrival, ClosedLoop, Traffic
 
 HOST_SECONDS = 0.001
@@ -35,13 +37,17 @@ class Knobs:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One question to the simulator. `load` is a stream, a closed loop, or recorded arrivals."""
+    """One question to the simulator. `load` is a stream, a closed loop, or recorded arrivals.
+
+    decode_replicas  0: every replica does both; else `replicas` compute prompts and so many others the answers
+    """
 
     deployment: Deployment
     knobs: Knobs
     load: Traffic | ClosedLoop | tuple[Arrival, ...]
     requests: int
     replicas: int = 1
+    decode_replicas: int = 0
     routing: str = "least-requests"
     scaling: Scaling | None = None
     failures: Failures | None = None
@@ -50,11 +56,12 @@ class Scenario:
 
     def run(self, seed: int, progress: Callable[[int], None] = lambda answered: None) -> Figures:
         """Simulates it once."""
-        fleet = Fleet(FleetSetting(self.setting(), self.replicas, self.routing, self.scaling, self.failures), seed)
+        setting = self.setting()
+        service = Service(FleetSetting(setting, self.replicas, self.routing, self.scaling, self.failures), seed, self._handover(setting))
         if isinstance(self.load, ClosedLoop):
-            tally = fleet.run_closed(self.load, seed, self.requests, progress)
+            tally = service.run_closed(self.load, seed, self.requests, progress)
         else:
-            tally = fleet.run(self._arrivals(seed), progress)
+            tally = service.run(self._arrivals(seed), progress)
         price = self.deployment.device.price
         return tally.figures(self.objective, price.dollars_per_hour * self.deployment.layout.ranks if price else None)
 
@@ -81,6 +88,18 @@ class Scenario:
         )
         shape = KVShape(groups, deployment.block_tokens, pages, b"simulated")
         return Setting(limits, shape, self.durations or Roofline(deployment, HOST_SECONDS), knobs.scheduling_policy)
+
+    def _handover(self, setting: Setting) -> Handover | None:
+        """A decode pool of the same servers, and KV that travels over the device's link, one prompt after it is computed."""
+        if not self.decode_replicas:
+            return None
+        deployment = self.deployment
+        token = block_bytes(deployment.shape.layers, 1, deployment.shape.kv_elements, deployment.kv_bits)
+        # A prompt is taken at once: it was computed elsewhere, so that no budget of tokens bounds it.
+        limits = replace(setting.limits, token_budget=max(setting.limits.token_budget, deployment.context + setting.limits.rows))
+        pool = replace(setting, limits=limits, durations=Transferred(setting.durations))
+        seconds = kv_transfer_seconds(token, deployment.device.link_bytes_per_second)
+        return Handover(FleetSetting(pool, self.decode_replicas, self.routing), deployment.device.hop_seconds, seconds)
 
     def _arrivals(self, seed: int) -> Iterator[Arrival]:
         if isinstance(self.load, Traffic):

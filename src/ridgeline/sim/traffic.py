@@ -16,6 +16,7 @@ class Arrival:
 
     time  seconds since the start; for a closed loop, seconds after its user's last answer
     user  of a closed loop; −1 where requests come whatever the answers
+    remaining  output tokens that another pool will give; ticket  under which the part before is known there
     """
 
     time: float
@@ -24,6 +25,8 @@ class Arrival:
     prefix: int = 0
     shared: int = 0
     user: int = -1
+    remaining: int = 0
+    ticket: int = 0
 
 
 Gaps = Callable[[Random], Iterator[float]]
