@@ -152,6 +152,8 @@ def test_the_recorder_refuses_what_does_not_fit() -> None:
         lambda: g.glu(x, q, "gelu_tanh"),
         lambda: g.rms_norm(q, w[0, "attn_norm"], 1e-6),
         lambda: g.rms_norm(x, Weight("odd", (7,)), 1e-6, per_head=True),
+        lambda: g.layer_norm(x, w[0, "attn_norm"], Weight("odd", (7,)), 1e-6),
+        lambda: g.add_bias(q, w[0, "attn_norm"]),
     ):
         with pytest.raises(ValueError, match=r"wide|differ"):
             wrong()
@@ -178,6 +180,17 @@ def test_a_list_is_checked_against_the_ops(change: dict, message: str) -> None:
     ops[2] = dataclasses.replace(ops[2], **change)
     with pytest.raises(ValueError, match=message):
         check(oplist.with_ops(tuple(ops)))
+
+
+def test_biases_and_positions() -> None:
+    """A bias has a name of its own; a table may be read at positions as at ids."""
+    w = Weights({"norm.weight": (8,), "norm.bias": (8,), "blk.1.attn_q.bias": (4,), "places.weight": (16, 8)})
+    assert w["norm.bias"] == Weight("norm.bias", (8,)) and w[1, "attn_q.bias"].name == "blk.1.attn_q.bias"
+    assert (1, "attn_q.bias") in w and (0, "attn_q.bias") not in w and (1, "attn_q") not in w and "norm" in w
+    g = Recorder()
+    x = g.add(g.embed(g.input.ids, w["places"]), g.embed(g.input.positions, w["places"]))
+    assert x.shape == (Dim(T=1), Dim(8))
+    assert g.add_bias(g.layer_norm(x, w["norm"], w["norm.bias"], 1e-5), w["norm.bias"]).name == "norm.bias"
 
 
 def test_results_must_exist() -> None:

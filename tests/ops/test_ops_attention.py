@@ -31,21 +31,20 @@ class Paged:
         slots = self.tables[row, at // self.block_tokens].astype(np.int64) * self.block_tokens + at % self.block_tokens
         kv_write(k, v, self.keys, self.values, slots)
 
-    def chunk(self, start: int, end: int, window: int, *, stranger: int) -> np.ndarray:
+    def chunk(self, start: int, end: int, window: int, *, stranger: int, softcap: float = 0.0) -> np.ndarray:
         """Our queries start … end; `stranger` tokens of the other row run in the same step, before ours."""
         self.write(0, K[start:end], V[start:end], start)
         q = np.concatenate([floats(7, stranger, HEADS * WIDTH), Q[start:end]])
         cu_q, kv_len = np.array([0, stranger, len(q)], np.int32), np.array([200, end], np.int32)
         tables = self.tables[::-1].copy()
-        out = attention(
-            self.team, q, self.keys, self.values, tables, cu_q, kv_len, self.block_tokens, head_dim=WIDTH, scale=WIDTH**-0.5, window=window
-        )
+        own = {"head_dim": WIDTH, "scale": WIDTH**-0.5, "window": window, "softcap": softcap}
+        out = attention(self.team, q, self.keys, self.values, tables, cu_q, kv_len, self.block_tokens, **own)
         return out[stranger:]
 
 
-@pytest.mark.parametrize("window", [0, 1, 5, 128, 130, 300])
-def test_exact(window: int) -> None:
-    whole = Paged(16).chunk(0, LENGTH, window, stranger=0)
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (1, 0.0), (5, 0.0), (128, 0.0), (130, 0.0), (300, 0.0), (130, 0.7)])
+def test_exact(window: int, softcap: float) -> None:
+    whole = Paged(16).chunk(0, LENGTH, window, stranger=0, softcap=softcap)
     assert np.isfinite(whole).all()
     for block_tokens, threads, size, stranger in [
         (1, 1, 1, 3),
@@ -57,17 +56,21 @@ def test_exact(window: int) -> None:
     ]:
         paged = Paged(block_tokens, threads)
         size = max(size, 30) if window not in (0, 130) else size  # token by token twice is enough
-        pieces = [paged.chunk(at, min(at + size, LENGTH), window, stranger=stranger) for at in range(0, LENGTH, size)]
+        pieces = [paged.chunk(at, min(at + size, LENGTH), window, stranger=stranger, softcap=softcap) for at in range(0, LENGTH, size)]
         assert np.array_equal(np.concatenate(pieces), whole)
 
 
-@pytest.mark.parametrize("window", [0, 5, 130])
-def test_equals_the_reference(window: int) -> None:
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (5, 0.0), (130, 0.0), (130, 0.7)])
+def test_equals_the_reference(window: int, softcap: float) -> None:
     paged = Paged(16)
-    ours = paged.chunk(0, LENGTH, window, stranger=0)
+    ours = paged.chunk(0, LENGTH, window, stranger=0, softcap=softcap)
     cu_q, kv_len = np.array([0, LENGTH], np.int32), np.array([LENGTH], np.int32)
-    theirs = definition(Q, paged.keys, paged.values, paged.tables[:1], cu_q, kv_len, 16, head_dim=WIDTH, scale=WIDTH**-0.5, window=window)
+    own = {"head_dim": WIDTH, "scale": WIDTH**-0.5, "window": window}
+    theirs = definition(Q, paged.keys, paged.values, paged.tables[:1], cu_q, kv_len, 16, **own, softcap=softcap)
     assert np.abs(ours - theirs).max() < 1e-5 * np.abs(theirs).max()
+    if softcap:
+        plain = definition(Q, paged.keys, paged.values, paged.tables[:1], cu_q, kv_len, 16, **own, softcap=0.0)
+        assert np.abs(ours - plain).max() > 1e-2 * np.abs(theirs).max()
 
 
 @pytest.mark.parametrize("window", [1, 5, 128, 129])
@@ -90,6 +93,7 @@ def test_edge_of_the_window(window: int) -> None:
             head_dim=WIDTH,
             scale=WIDTH**-0.5,
             window=window,
+            softcap=0.0,
         )[0]
         assert np.isnan(after).all() == seen
         assert np.array_equal(before, after) != seen
@@ -106,7 +110,7 @@ def test_rows_that_need_different_tiles(window: int, threads: int) -> None:
     def run(rows: list[int], team: Team) -> np.ndarray:
         tables, kv_len = paged.tables[[0] * len(rows)], np.array([lengths[row] for row in rows], np.int32)
         q, cu_q = Q[[lengths[row] - 1 for row in rows]], np.arange(len(rows) + 1, dtype=np.int32)
-        return attention(team, q, paged.keys, paged.values, tables, cu_q, kv_len, 4, head_dim=WIDTH, scale=0.25, window=window)
+        return attention(team, q, paged.keys, paged.values, tables, cu_q, kv_len, 4, head_dim=WIDTH, scale=0.25, window=window, softcap=0.0)
 
     together = run(list(range(len(lengths))), Team(threads))
     assert np.array_equal(together, np.concatenate([run([row], Team()) for row in range(len(lengths))]))

@@ -13,7 +13,7 @@ from ridgeline.compute.exact.threads import Team, one_blas_thread
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.quant.weight import DenseWeight
 
-HEADS = [HeadShape(4, 1, 256), HeadShape(4, 2, 16), HeadShape(20, 1, 64)]
+HEADS = [HeadShape(4, 1, 256), HeadShape(4, 2, 16, softcap=0.7), HeadShape(20, 1, 64), HeadShape(5, 5, 24)]
 SHAPES = [(2048, 640), (640, 2048), (256, 640), (1300, 64), (7, 33)]
 
 

@@ -80,14 +80,25 @@ class Weight:
 
 
 class Weights:
-    """Names of a model's weights: `w["output_norm"]`, and `w[3, "attn_q"]` for layer 3."""
+    """Names of a model's weights: `w["output_norm"]`, `w[3, "attn_q"]` for layer 3, `w[3, "attn_q.bias"]` for its bias.
+
+    `key in w` tells whether the model has the weight.
+    """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._shapes = shapes
 
     def __getitem__(self, key: str | tuple[int, str]) -> Weight:
-        name = f"{key}.weight" if isinstance(key, str) else f"blk.{key[0]}.{key[1]}.weight"
+        name = self._name(key)
         return Weight(name, self._shapes[name])
+
+    def __contains__(self, key: str | tuple[int, str]) -> bool:
+        return self._name(key) in self._shapes
+
+    @staticmethod
+    def _name(key: str | tuple[int, str]) -> str:
+        stem = key if isinstance(key, str) else f"blk.{key[0]}.{key[1]}"
+        return stem if stem.endswith(".bias") else f"{stem}.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +189,8 @@ class Recorder:
         self._used: dict[str, int] = {}
 
     def embed(self, ids: Handle, table: Weight) -> Handle:
-        """ids [T] → rows of `table` [vocabulary, D]: [T, D]."""
-        return self._record("embed", (ids,), (*ids.shape, Dim(table.shape[1])), weights=(table,))
+        """ids [T] or [1, T], which may be positions → rows of `table` [vocabulary or positions, D]: [T, D]."""
+        return self._record("embed", (ids,), (ids.shape[-1], Dim(table.shape[1])), weights=(table,))
 
     def scale(self, x: Handle, factor: float) -> Handle:
         """x · factor, of x's shape."""
@@ -190,6 +201,20 @@ class Recorder:
         if x.shape != y.shape:
             raise ValueError(f"add: {x.name} {x.shape} and {y.name} {y.shape} differ")
         return self._record("add", (x, y), x.shape)
+
+    def add_bias(self, x: Handle, bias: Weight) -> Handle:
+        """x [T, D] + `bias` [D], of x's shape."""
+        if bias.shape != (x.width,):
+            raise ValueError(f"add_bias: {x.name} is {x.width} wide, {bias.name} has {bias.shape}")
+        return self._record("add_bias", (x,), x.shape, weights=(bias,))
+
+    def softcap(self, x: Handle, cap: float) -> Handle:
+        """cap · tanh(x / cap), of x's shape."""
+        return self._record("softcap", (x,), x.shape, {"cap": cap})
+
+    def activate(self, x: Handle, activation: str) -> Handle:
+        """activation(x), of x's shape; `activation` is silu or gelu_tanh."""
+        return self._record("activate", (x,), x.shape, {"activation": activation})
 
     def linear(self, x: Handle, weight: Weight) -> Handle:
         """x [T, K] times `weight` [N, K] transposed: [T, N]."""
@@ -204,6 +229,12 @@ class Recorder:
             raise ValueError(f"rms_norm: {x.name} is {x.width} wide, {weight.name} has {weight.shape[0]}")
         return self._record("rms_norm", (x,), x.shape, {"eps": eps}, (weight,))
 
+    def layer_norm(self, x: Handle, weight: Weight, bias: Weight, eps: float) -> Handle:
+        """x [T, D] less its mean, over its standard deviation, times `weight` [D] plus `bias` [D]."""
+        if not weight.shape == bias.shape == (x.width,):
+            raise ValueError(f"layer_norm: {x.name} is {x.width} wide, {weight.name} has {weight.shape}, {bias.name} {bias.shape}")
+        return self._record("layer_norm", (x,), x.shape, {"eps": eps}, (weight, bias))
+
     def rope(self, x: Handle, positions: Handle, rope: Rope, *, head_dim: int) -> Handle:
         """x [T, H · head_dim] rotated by `positions` [1, T]; pairs are the two halves of a head's first `rope.dim` dimensions."""
         return self._record("rope", (x, positions), x.shape, {"rope": rope, "head_dim": head_dim})
@@ -212,15 +243,17 @@ class Recorder:
         """Stores k and v [T, KV heads · head_dim] in the cache of `layer`, before anything reads them."""
         self._ops.append(Op("kv_write", (k.name, v.name), (), {"layer": layer}))
 
-    def attention(self, q: Handle, *, layer: int, head_dim: int, scale: float, window: int = 0) -> Handle:
+    def attention(self, q: Handle, *, layer: int, head_dim: int, scale: float, window: int = 0, softcap: float = 0.0) -> Handle:
         """q [T, H · head_dim] over the cached K and V of its row: [T, H · head_dim].
 
-        A query at position p sees keys at p - window < k ≤ p, or all k ≤ p where `window` is 0.
+        A query at position p sees keys at p - window < k ≤ p, or all k ≤ p where `window` is 0. Scaled scores are capped as
+        `softcap` · tanh(score / `softcap`), or not at all where it is 0.
         """
-        return self._record("attention", (q,), q.shape, {"layer": layer, "head_dim": head_dim, "scale": scale, "window": window})
+        attributes = {"layer": layer, "head_dim": head_dim, "scale": scale, "window": window, "softcap": softcap}
+        return self._record("attention", (q,), q.shape, attributes)
 
     def glu(self, gate: Handle, up: Handle, activation: str) -> Handle:
-        """activation(gate) · up, both [T, F]."""
+        """activation(gate) · up, both [T, F]; `activation` is silu or gelu_tanh."""
         if gate.shape != up.shape:
             raise ValueError(f"glu: {gate.name} {gate.shape} and {up.name} {up.shape} differ")
         return self._record("glu", (gate, up), gate.shape, {"activation": activation})

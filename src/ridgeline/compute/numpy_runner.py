@@ -121,15 +121,13 @@ class NumpyRunner:
         """Tests on this machine, with this list's shapes, that the arithmetic keeps its promise."""
         matrices = {w.shape for op in self.oplist.ops if op.name == "linear" for w in op.weights}
         written = {op.attributes["layer"]: op.inputs[0] for op in self.oplist.ops if op.name == "kv_write"}
+        width = {name: handle.width for name, handle in self.oplist.values.items() if name not in ("ids", "positions")}
         heads = {
-            HeadShape(self._width(op.inputs[0]) // dim, self._width(written[op.attributes["layer"]]) // dim, dim)
+            HeadShape(width[op.inputs[0]] // dim, width[written[op.attributes["layer"]]] // dim, dim, float(op.attributes["softcap"]))
             for op in self.oplist.ops
             if op.name == "attention" and (dim := int(op.attributes["head_dim"]))
         }
         return check_exactness(matrices, heads, self._team)
-
-    def _width(self, value: str) -> int:
-        return self.oplist.values[value].width
 
     def close(self) -> None:
         """Ends the runner's threads. Safe to call twice."""

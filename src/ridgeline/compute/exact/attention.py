@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.exact.product import TOKENS, multiply
 from ridgeline.compute.exact.threads import Team
 from ridgeline.compute.ops.definition import Floats, Ints
+from ridgeline.compute.ops.elementwise import softcap_in_place
 
 KV_TILE = 128
 """Positions a tile: tile j holds 128·j … 128·j + 127, whatever the block size."""
@@ -52,14 +53,16 @@ def attention(
     head_dim: int,
     scale: float,
     window: int,
+    softcap: float,
 ) -> Floats:
     """q [T, H · D] → [T, H · D]; see `ops/attention.py` for the meaning of every argument."""
-    scaled = (q * np.float32(scale)).reshape(len(q), keys.shape[1], -1, head_dim)
+    # With a cap the products are already what its tanh takes: score / softcap.
+    scaled = (q * np.float32(scale / softcap if softcap else scale)).reshape(len(q), keys.shape[1], -1, head_dim)
     out = np.empty_like(scaled)
 
     def walk(tiles: _Walk) -> None:
         slots = _Slots(tables[tiles.rows], kv_len[tiles.rows], block_tokens)
-        result = _attend(tiles, keys, values, slots, window or 1 << 40)
+        result = _attend(tiles, keys, values, slots, window or 1 << 40, softcap)
         _scatter(tiles, result, out)
 
     team.each(walk, _walks(scaled, cu_q, kv_len, team.threads))
@@ -133,7 +136,7 @@ class _Slots:
         return np.where(inside, slots, 0)
 
 
-def _attend(walk: _Walk, keys: Floats, values: Floats, slots: _Slots, window: int) -> Floats:
+def _attend(walk: _Walk, keys: Floats, values: Floats, slots: _Slots, window: int, softcap: float) -> Floats:
     """[C, KV heads, D, 16]: softmax(queries · keysᵀ) · values with a running maximum. Milakov and Gimelshein 2018."""
     shared = len(walk.rows) == 1
     lowest, highest = walk.positions.min(axis=1), walk.positions.max(axis=1)
@@ -152,6 +155,8 @@ def _attend(walk: _Walk, keys: Floats, values: Floats, slots: _Slots, window: in
         at = tile[live][rows if shared else slice(None), None] * KV_TILE + np.arange(KV_TILE)
         k, v = _gather(keys, values, slots.of(rows), at, walk.positions[live], window)
         scores = multiply(k, walk.queries[live])
+        if softcap:
+            softcap_in_place(scores, softcap)
         _hide(scores, at, walk.positions[live], window)
         now = np.maximum(top[live], scores.max(axis=2, keepdims=True))
         fade = np.exp(top[live] - now)

@@ -63,5 +63,5 @@ def linear(team: Team, x: Floats, weight: Matrix) -> Floats:
 
 
 def embed(ids: Ints, table: Matrix) -> Floats:
-    """ids [T], table [V, D] → [T, D]."""
-    return table.rows(ids)
+    """ids [T] or [1, T], table [V, D] → [T, D]."""
+    return table.rows(ids.reshape(-1))

@@ -31,11 +31,12 @@ class Exactness:
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """One attention: query heads, KV heads, head dimension."""
+    """One attention: query heads, KV heads, head dimension, cap on scores (0: none)."""
 
     heads: int
     kv_heads: int
     head_dim: int
+    softcap: float = 0.0
 
 
 def check_exactness(matrices: Iterable[tuple[int, ...]], attentions: Iterable[HeadShape], team: Team) -> Exactness:
@@ -82,10 +83,8 @@ def _attention_is_exact(shape: HeadShape, team: Team) -> bool:
 
     def of(first: int, last: int, window: int) -> Floats:
         cu_q, kv_len = np.array([0, last - first], np.int32), np.array([cached + last], np.int32)
-        scale = shape.head_dim**-0.5
-        return attention(
-            team, q[first:last], keys, values, table, cu_q, kv_len, length, head_dim=shape.head_dim, scale=scale, window=window
-        )
+        attributes = {"head_dim": shape.head_dim, "scale": shape.head_dim**-0.5, "window": window, "softcap": shape.softcap}
+        return attention(team, q[first:last], keys, values, table, cu_q, kv_len, length, **attributes)
 
     for window in (0, 40):
         whole = of(0, len(q), window)

@@ -28,7 +28,14 @@ def kv_write(k: Floats, v: Floats, keys: Floats, values: Floats, slots: NDArray[
 
 
 def paged_sample(
-    name: str, lengths: list[tuple[int, int]], *, heads: int = 4, window: int = 0, block_tokens: int = 4, size: float = 1.0
+    name: str,
+    lengths: list[tuple[int, int]],
+    *,
+    heads: int = 4,
+    window: int = 0,
+    softcap: float = 0.0,
+    block_tokens: int = 4,
+    size: float = 1.0,
 ) -> Sample:
     """Rows of (cached, new) tokens over shuffled pages; slots that no row owns hold garbage, page 0 holds NaN."""
     blocks = [-(-(cached + new) // block_tokens) for cached, new in lengths]
@@ -50,6 +57,7 @@ def paged_sample(
         "head_dim": 8,
         "scale": 8**-0.5,
         "window": window,
+        "softcap": softcap,
     }
     return Sample(name, arguments)
 
@@ -63,6 +71,7 @@ def _attention_samples() -> list[Sample]:
         paged_sample("wide groups", [(130, 3)], heads=40, window=129),
         paged_sample("large", [(5, 3)], size=30.0),
         paged_sample("tiny", [(5, 3)], size=1e-9),
+        paged_sample("capped", [(0, 9), (250, 20)], window=130, softcap=0.5, size=3.0),
     ]
 
 
@@ -83,11 +92,13 @@ def attention(
     head_dim: int,
     scale: float,
     window: int,
+    softcap: float,
 ) -> Floats:
     """q [T, H · D] → [T, H · D]: softmax(scale · q · kᵀ) · v over the cached positions of each token's row.
 
     A token at position p sees p - window < k ≤ p, or all k ≤ p where `window` is 0; query heads share KV heads in
-    consecutive groups. Summed in double precision. Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries).
+    consecutive groups. Scores become softcap · tanh(score / softcap) unless `softcap` is 0. Summed in double precision.
+    Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Gemma Team 2024, "Gemma 2", section 2 (softcap).
     """
     queries = q.reshape(len(q), keys.shape[1], -1, head_dim).astype(np.float64)
     out = np.empty_like(queries)
@@ -98,6 +109,8 @@ def attention(
             position = length - (cu_q[row + 1] - token)
             seen = slots[max(0, position - window + 1) if window else 0 : position + 1]
             scores = np.einsum("hgd,khd->hgk", queries[token] * scale, keys[seen].astype(np.float64))
+            if softcap:
+                scores = softcap * np.tanh(scores / softcap)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             weights /= weights.sum(axis=-1, keepdims=True)
             out[token] = np.einsum("hgk,khd->hgd", weights, values[seen].astype(np.float64))

@@ -1,4 +1,4 @@
-"""Ops that work on each number by itself: scale, add, gated activations."""
+"""Ops that work on each number by itself: scale, add, bias, softcap, activations, gated and not."""
 
 import numpy as np
 
@@ -36,12 +36,48 @@ def add(x: Floats, y: Floats) -> Floats:
     return x + y
 
 
+def _bias_samples() -> list[Sample]:
+    return [
+        Sample("ragged", {"x": floats(1, 7, 33), "bias": floats(2, 33)}),
+        Sample("one row", {"x": floats(3, 1, 64), "bias": floats(4, 64, size=1e4)}),
+    ]
+
+
+@op(samples=_bias_samples, weights=("bias",), per_token=True)
+def add_bias(x: Floats, bias: Floats) -> Floats:
+    """x [T, D] + bias [D]."""
+    return x + bias
+
+
+def _softcap_samples() -> list[Sample]:
+    return [
+        Sample("ragged", {"x": floats(1, 7, 33, size=40.0), "cap": 30.0}),
+        Sample("one row", {"x": floats(2, 1, 64), "cap": 0.5}),
+        Sample("large", {"x": floats(3, 3, 32, size=1e6), "cap": 30.0}),
+        Sample("tiny", {"x": floats(4, 3, 32, size=1e-20), "cap": 30.0}),
+    ]
+
+
+@op(samples=_softcap_samples, per_token=True)
+def softcap(x: Floats, *, cap: float) -> Floats:
+    """cap · tanh(x / cap). Gemma Team 2024, "Gemma 2", section 2."""
+    return softcap_in_place(x / np.float32(cap), cap)
+
+
+def softcap_in_place(ratio: Floats, cap: float) -> Floats:
+    """cap · tanh(ratio), in `ratio`."""
+    np.tanh(ratio, out=ratio)
+    ratio *= np.float32(cap)
+    return ratio
+
+
 def _glu_samples() -> list[Sample]:
     return [
         Sample("ragged", {"gate": floats(1, 7, 33, size=3.0), "up": floats(2, 7, 33), "activation": "gelu_tanh"}),
         Sample("one row", {"gate": floats(3, 1, 64), "up": floats(4, 1, 64), "activation": "gelu_tanh"}),
         Sample("large", {"gate": floats(5, 3, 32, size=1e3), "up": floats(6, 3, 32), "activation": "gelu_tanh"}),
         Sample("tiny", {"gate": floats(7, 3, 32, size=1e-20), "up": floats(8, 3, 32), "activation": "gelu_tanh"}),
+        Sample("silu", {"gate": floats(9, 7, 33, size=3.0), "up": floats(10, 7, 33), "activation": "silu"}),
     ]
 
 
@@ -49,6 +85,30 @@ def _glu_samples() -> list[Sample]:
 def glu(gate: Floats, up: Floats, *, activation: str) -> Floats:
     """activation(gate) · up. Shazeer 2020, "GLU Variants Improve Transformer"."""
     return _ACTIVATIONS[activation](gate) * up
+
+
+def _activate_samples() -> list[Sample]:
+    return [
+        Sample("ragged", {"x": floats(1, 7, 33, size=3.0), "activation": "gelu_tanh"}),
+        Sample("one row", {"x": floats(2, 1, 64), "activation": "silu"}),
+        Sample("large", {"x": floats(3, 3, 32, size=1e3), "activation": "silu"}),
+        Sample("tiny", {"x": floats(4, 3, 32, size=1e-20), "activation": "silu"}),
+    ]
+
+
+@op(samples=_activate_samples, per_token=True)
+def activate(x: Floats, *, activation: str) -> Floats:
+    """activation(x)."""
+    return _ACTIVATIONS[activation](x)
+
+
+@np.errstate(over="ignore")
+def silu(x: Floats) -> Floats:
+    """x / (1 + exp(-x)), which is -0 where exp(-x) is infinite. Hendrycks and Gimpel 2016, section 2."""
+    divisor = np.negative(x)
+    np.exp(divisor, out=divisor)
+    divisor += _ONE
+    return np.divide(x, divisor, out=divisor)
 
 
 def gelu_tanh(x: Floats) -> Floats:
@@ -65,4 +125,4 @@ def gelu_tanh(x: Floats) -> Floats:
     return inner
 
 
-_ACTIVATIONS = {"gelu_tanh": gelu_tanh}
+_ACTIVATIONS = {"gelu_tanh": gelu_tanh, "silu": silu}

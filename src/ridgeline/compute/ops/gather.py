@@ -9,13 +9,14 @@ def _embed_samples() -> list[Sample]:
     return [
         Sample("ragged", {"ids": np.array([5, 0, 5, 10], np.int32), "table": floats(1, 11, 32)}),
         Sample("one row", {"ids": np.array([10], np.int32), "table": floats(2, 11, 32)}),
+        Sample("positions", {"ids": np.array([[0, 1, 2, 7, 0]], np.int32), "table": floats(3, 8, 16)}),
     ]
 
 
 @op(samples=_embed_samples, weights=("table",), per_token=True)
 def embed(ids: Ints, table: Floats) -> Floats:
-    """ids [T], table [V, D] → [T, D]. An id outside 0 … V - 1 is an IndexError: whoever builds the step has checked it."""
-    return table[ids]
+    """ids [T] or [1, T], table [V, D] → [T, D]. An id outside 0 … V - 1 is an IndexError: whoever builds the step has checked it."""
+    return table[ids.reshape(-1)]
 
 
 def _select_samples() -> list[Sample]:

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation, alone and behind a residual addition."""
+"""Normalisation of rows: by root mean square, alone and behind a residual addition, and by mean and standard deviation."""
 
 import numpy as np
 
@@ -46,3 +46,35 @@ def add_rms_norm(x: Floats, y: Floats, weight: Floats, *, eps: float) -> tuple[F
     normed = rms_norm(total, weight, eps=eps)
     assert isinstance(normed, np.ndarray)
     return total, normed
+
+
+def _layer_samples() -> list[Sample]:
+    def case(name: str, seed: int, rows: int, width: int, size: float = 1.0) -> Sample:
+        own = {"x": floats(seed, rows, width, size=size), "weight": floats(seed + 1, width), "bias": floats(seed + 2, width)}
+        return Sample(name, {**own, "eps": 1e-5})
+
+    return [
+        case("ragged", 1, 7, 40),
+        case("one row", 4, 1, 768),
+        case("large", 7, 3, 256, size=1e4),
+        case("tiny", 10, 3, 256, size=1e-6),
+    ]
+
+
+@op(samples=_layer_samples, weights=("weight", "bias"), per_token=True)
+def layer_norm(x: Floats, weight: Floats, bias: Floats, *, eps: float) -> Floats:
+    """x [T, D], weight [D], bias [D] → (x - mean) / √(variance + eps) · weight + bias [T, D].
+
+    Ba, Kiros and Hinton 2016, "Layer Normalization", equation 4.
+    """
+    rows, width = np.ascontiguousarray(x), np.float32(len(weight))
+    # As in rms_norm, both sums run over the contiguous last axis.
+    centred = rows - np.add.reduce(rows, axis=1, keepdims=True) / width
+    deviation: Floats = np.add.reduce(centred * centred, axis=1, keepdims=True)
+    deviation /= width
+    deviation += np.float32(eps)
+    np.sqrt(deviation, out=deviation)
+    centred /= deviation
+    centred *= weight
+    centred += bias
+    return centred
