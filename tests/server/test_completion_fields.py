@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from ridgeline.server.errors import CATALOGUE
-from ridgeline.server.wire import JSON_DEPTH, UNBUILT
+from ridgeline.server.parse import JSON_DEPTH
+from ridgeline.server.unbuilt import COMPLETION
+
+UNBUILT = COMPLETION.fields
 
 CONTEXT = 4096
 GOOD: dict[str, list[Any]] = {

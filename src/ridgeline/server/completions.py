@@ -16,15 +16,17 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.core.params import SamplingParams
-from ridgeline.server import wire
+from ridgeline.server import unbuilt, wire
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import Ended, Generation
+from ridgeline.server.parse import parse
 from ridgeline.server.render import Header, Tally, end_choice, text_choice, whole_choice
 from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import EventStream, json_response, read_body, unless_disconnected
 from ridgeline.text.stream import Release
 from ridgeline.text.tokenizer import Tokenizer
 
+MAX_PROMPTS: Final = 64
 LONG_TEXT: Final = 8_192
 """Characters beyond which tokenising would hold up other requests: it then happens in a thread."""
 
@@ -34,8 +36,8 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def completions(request: Request) -> Response:
         body = await read_body(request)
-        asked = wire.parse(wire.CompletionRequest, body)
-        wire.refuse_unbuilt(body)
+        asked = parse(wire.CompletionRequest, body)
+        unbuilt.COMPLETION.refuse(body)
         model = service.model
         check_model(asked.model, model)
         if asked.stream_options is not None and not asked.stream:
@@ -127,8 +129,8 @@ async def tokenise(asked: wire.CompletionRequest, tokenizer: Tokenizer) -> list[
         raise ApiError("empty_prompt", "prompt is empty; send at least one string or token id", param="prompt")
     single = isinstance(prompt, str) or all(isinstance(each, int) for each in prompt)
     prompts: list[Any] = [prompt] if single else list(prompt)
-    if len(prompts) > wire.MAX_PROMPTS:
-        raise ApiError("invalid_value", f"{len(prompts)} prompts; at most {wire.MAX_PROMPTS} are taken in one request", param="prompt")
+    if len(prompts) > MAX_PROMPTS:
+        raise ApiError("invalid_value", f"{len(prompts)} prompts; at most {MAX_PROMPTS} are taken in one request", param="prompt")
     if len({type(each) for each in prompts}) != 1 or isinstance(prompts[0], int):
         raise ApiError("invalid_type", "prompt mixes strings and token ids; send one kind", param="prompt")
     add_bos = asked.add_special_tokens is not False

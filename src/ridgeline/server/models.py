@@ -12,6 +12,7 @@ from ridgeline.errors import RequestError
 from ridgeline.server import wire
 from ridgeline.server.completions import LONG_TEXT, check_model
 from ridgeline.server.errors import ApiError
+from ridgeline.server.parse import parse
 from ridgeline.server.render import token_text
 from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import json_response, read_body
@@ -31,7 +32,7 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(_card(service.model))
 
     async def tokenize(request: Request) -> Response:
-        asked = wire.parse(wire.TokenizeRequest, await read_body(request))
+        asked = parse(wire.TokenizeRequest, await read_body(request))
         loaded = service.model
         check_model(asked.model, loaded)
         if asked.prompt is None:
@@ -39,7 +40,7 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(await _aside(len(asked.prompt), _tokens, asked, loaded))
 
     async def detokenize(request: Request) -> Response:
-        asked = wire.parse(wire.DetokenizeRequest, await read_body(request))
+        asked = parse(wire.DetokenizeRequest, await read_body(request))
         loaded = service.model
         check_model(asked.model, loaded)
         if asked.tokens is None:
@@ -57,7 +58,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
 
 def _card(model: Model) -> wire.ModelCard:
-    return wire.ModelCard(model.name, "model", model.created, "ridgeline", model.name, None, model.limits.max_model_len)
+    return wire.ModelCard(model.name, "model", model.created, "ridgeline", model.name, None, model.limits.max_model_len, False)
 
 
 async def _aside(length: int, work: Callable[P, Answer], *arguments: P.args, **more: P.kwargs) -> Answer:

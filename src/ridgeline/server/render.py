@@ -20,7 +20,7 @@ class Header:
 
     def body(self, choices: list[wire.Choice], usage: wire.Usage | None = None) -> wire.Completion:
         """A body of this answer."""
-        return wire.Completion(self.id, "text_completion", self.created, self.model, choices, usage)
+        return wire.Completion(self.id, "text_completion", self.created, self.model, "", choices, usage)
 
 
 @dataclass(slots=True)
@@ -47,19 +47,21 @@ class Tally:
 
 def text_choice(index: int, release: Release, tokenizer: Tokenizer, with_logprobs: bool) -> wire.Choice:
     """New text of one choice, as an event of a stream has it."""
-    return wire.Choice(index, release.text, logprobs([release], tokenizer) if with_logprobs else None, None)
+    return wire.Choice(index=index, text=release.text, logprobs=logprobs([release], tokenizer) if with_logprobs else None)
 
 
 def end_choice(ended: Ended) -> wire.Choice:
     """The end of one choice, as the last event of a stream has it."""
-    return wire.Choice(ended.index, "", None, ended.reason.value, ended.stop_reason)
+    return wire.Choice(index=ended.index, text="", finish_reason=ended.reason.value, stop_reason=ended.stop_reason)
 
 
 def whole_choice(ended: Ended, releases: Sequence[Release], tokenizer: Tokenizer, with_logprobs: bool) -> wire.Choice:
     """One choice of a whole answer."""
     text = "".join(release.text for release in releases)
     found = logprobs(releases, tokenizer) if with_logprobs else None
-    return wire.Choice(ended.index, text, found, ended.reason.value, ended.stop_reason)
+    return wire.Choice(
+        index=ended.index, text=text, logprobs=found, finish_reason=ended.reason.value, stop_reason=ended.stop_reason
+    )
 
 
 def logprobs(releases: Sequence[Release], tokenizer: Tokenizer) -> wire.Logprobs:

@@ -1,57 +1,15 @@
-"""The shapes of request and response bodies: typed structs, decoded strictly.
+"""The shapes of request and response bodies: typed structs. `server.parse` reads them, `server.openapi` publishes them.
 
-Owns which fields exist. A field that is known and not built yet is refused by name unless its value changes nothing; an unknown field
-is ignored. Ranges are `engine.admit`'s business, never this file's.
+Owns which fields exist. Null means absent everywhere: clients send it for what they leave open. Ranges are `engine.admit`'s business,
+what fields mean is `server.fields`'s, which known fields are refused is `server.unbuilt`'s.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from ridgeline.server.errors import ApiError
-
-JSON_DEPTH: Final = 32
-MAX_PROMPTS: Final = 64
-
-UNBUILT: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType({
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
-    "logprob_token_ids": ([],),
-    "min_p": (0,),
-    "presence_penalty": (0,),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "repetition_detection": (),
-    "repetition_penalty": (1,),
-    "request_id": (),
-    "response_format": ({"type": "text"},),
-    "return_prompt_text": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "session_id": (),
-    "spaces_between_special_tokens": (True,),
-    "stream_interval": (1,),
-    "structured_outputs": (),
-    "suffix": ("",),
-    "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-})
-"""Fields of OpenAI's and vLLM's completions that are not built yet → values beside null that ask for nothing."""
+# ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class StreamOptions(Struct, frozen=True):
@@ -59,34 +17,118 @@ class StreamOptions(Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class CompletionRequest(Struct, frozen=True):
-    """Null means absent everywhere: clients send it for what they leave open."""
+class GenerationRequest(Struct, frozen=True):
+    """What all requests that generate have in common."""
 
     model: str | None = None
-    prompt: str | list[str | int | list[int]] | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
 
+class CompletionRequest(GenerationRequest, frozen=True):
+    prompt: str | list[str | int | list[int]] | None = None
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+
+
+class ContentPart(Struct, frozen=True):
+    """One part of a message's content; only those of type `text` are taken."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(Struct, frozen=True, omit_defaults=True):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(Struct, frozen=True, omit_defaults=True):
+    """A call in an earlier message of the assistant."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class ChatMessage(Struct, frozen=True):
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    audio: Any = None
+    function_call: Any = None
+
+
+class FunctionDefinition(Struct, frozen=True, omit_defaults=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, frozen=True):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ChatCompletionRequest(GenerationRequest, frozen=True):
+    messages: list[ChatMessage] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
 class TokenizeRequest(Struct, frozen=True):
+    """A text, or a conversation."""
+
     model: str | None = None
     prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -96,55 +138,154 @@ class DetokenizeRequest(Struct, frozen=True):
     tokens: list[int] | None = None
 
 
-class Logprobs(Struct, frozen=True):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class Choice(Struct, frozen=True):
-    index: int
-    text: str
-    logprobs: Logprobs | None
-    finish_reason: str | None
-    stop_reason: str | int | None = None
+# ── answers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class PromptTokensDetails(Struct, frozen=True):
     cached_tokens: int
 
 
-class Usage(Struct, frozen=True):
+class Usage(Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | None = None
+    """Absent while the answer is under way."""
+
+
+class PromptLogprob(Struct, frozen=True):
+    """`rank` 1 is the likeliest id; null where the id is not among the likeliest that were asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""For each token of the prompt the log-probabilities by id; null for the first, which nothing precedes."""
+
+
+class Logprobs(Struct, frozen=True):
+    """Columns over tokens. The first token of an echoed prompt has null."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(Struct, frozen=True, omit_defaults=True):
     """A whole answer, or one event of a stream."""
 
     id: str
-    object: str
+    object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[Choice]
     usage: Usage | None = None
 
 
-class ModelCard(Struct, frozen=True):
+class TopLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(Struct, frozen=True):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Struct, frozen=True, kw_only=True):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(Struct, frozen=True, omit_defaults=True):
+    """A whole answer to a chat."""
+
     id: str
-    object: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Delta(Struct, frozen=True, omit_defaults=True):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(Struct, frozen=True, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletionChunk(Struct, frozen=True, omit_defaults=True):
+    """One event of a streamed answer to a chat."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ModelCard(Struct, frozen=True):
+    """`chat`: whether the model has a template, so that `/v1/chat/completions` answers."""
+
+    id: str
+    object: Literal["model"]
     created: int
     owned_by: str
     root: str
     parent: str | None
     max_model_len: int
+    chat: bool
 
 
 class ModelList(Struct, frozen=True):
-    object: str
+    object: Literal["list"]
     data: list[ModelCard]
 
 
@@ -157,53 +298,3 @@ class TokenizeResponse(Struct, frozen=True):
 
 class DetokenizeResponse(Struct, frozen=True):
     prompt: str
-
-
-_Unbuilt = msgspec.defstruct("_Unbuilt", [(name, Any, None) for name in UNBUILT], frozen=True)
-_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
-_ROUND_TO_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
-
-Body = TypeVar("Body")
-
-
-def parse(shape: type[Body], body: bytes) -> Body:
-    """The body as `shape`. Raises ApiError that names the field; its text holds types and places, never what the client sent."""
-    try:
-        parsed = msgspec.json.decode(body, type=shape)
-        if deeper_than(body, JSON_DEPTH):
-            raise ApiError("json_too_deep", f"the body nests deeper than {JSON_DEPTH} levels; flatten it")
-        return parsed
-    except RecursionError:
-        raise ApiError("json_too_deep", f"the body nests deeper than {JSON_DEPTH} levels; flatten it") from None
-    except msgspec.ValidationError as error:
-        raise _wrong_type(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        place = str(error) if isinstance(error, msgspec.DecodeError) else "it is not UTF-8"
-        raise ApiError("invalid_json", f"the body is not valid JSON: {place}") from None
-
-
-def refuse_unbuilt(body: bytes) -> None:
-    """Raises ApiError naming the first known field that is not built yet and asks for something."""
-    sent = parse(_Unbuilt, body)
-    for name, neutral in UNBUILT.items():
-        value = getattr(sent, name)
-        if value is not None and value not in neutral:
-            raise ApiError("unsupported_parameter", f"{name} is not supported by this server yet; leave it out", param=name)
-
-
-def deeper_than(body: bytes, levels: int) -> bool:
-    """Whether well-formed JSON nests deeper than `levels`. Strings are dropped first; each round then closes the innermost level."""
-    outside = b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
-    brackets = outside.translate(_ROUND_TO_SQUARE, _NO_BRACKETS)
-    for _ in range(levels):
-        brackets = brackets.replace(b"[]", b"")
-    return bool(brackets)
-
-
-def _wrong_type(message: str) -> ApiError:
-    """`Expected X, got Y - at $.field[0]` → an answer that names the field."""
-    text, _, path = message.partition(" - at `$")
-    place = path.rstrip("`").lstrip(".")
-    param = place.partition("[")[0].partition(".")[0] or None
-    where = f"{place}: " if place else "the body: "
-    return ApiError("invalid_type", f"{where}{text[:1].lower()}{text[1:].replace('`', '')}", param=param)
