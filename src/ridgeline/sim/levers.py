@@ -50,10 +50,11 @@ def candidates(now: Scenario) -> dict[str, dict[str, str]]:
 
 def binding(scenario: Scenario, figures: Figures) -> str:
     """What today's settings run into, in words, from what was measured; the simulated levers say whether it is so."""
-    if figures.running >= FULL * scenario.knobs.max_num_seqs and figures.waiting > 0:
-        return "sequences at once: requests wait although the KV cache has room" if figures.kv_use < FULL else "KV cache"
-    if figures.preemptions or figures.kv_use >= FULL:
+    one_more = figures.kv_use * (1 + 1 / max(1.0, figures.running))
+    if figures.preemptions or (figures.waiting > 0 and one_more >= FULL):
         return "KV cache"
+    if figures.running >= FULL * scenario.knobs.max_num_seqs and figures.waiting > 0:
+        return "sequences at once: requests wait although the KV cache has room"
     if figures.utilisation >= SATURATED:
         return "the device's time"
     return "nothing: the servers idle part of the time"

@@ -1,0 +1,162 @@
+"""`sim` and `whatif`: the right lever comes first where the answer is known, traces are read or refused, nothing heavy is imported."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.scenarios import SETTINGS, parse_changes, scenario_of
+from ridgeline.errors import ConfigError
+from ridgeline.sim.experiment import interval, least_replicas
+from ridgeline.sim.levers import Tried, binding, candidates, ranked
+from ridgeline.sim.traces import read_trace
+
+CASES = {
+    "KV cache in 8 bits": {
+        "step_time": "constant:0.01", "kv_pages": "1000", "requests": "60", "rate": "3", "prompt": "2000", "output": "300",
+    },
+    "weights in 4 bits": {"arrivals": "closed", "users": "4", "requests": "40", "prompt": "64", "output": "300"},
+    "weights in fp8": {
+        "requests": "60", "rate": "20", "prompt": "6000", "output": "4", "context": "8192", "max_num_batched_tokens": "8192",
+    },
+    "twice the sequences at once": {
+        "step_time": "constant:0.01", "max_num_seqs": "4", "requests": "80", "rate": "20", "prompt": "100", "output": "100",
+    },
+    "prefix caching": {
+        "enable_prefix_caching": "false", "requests": "80", "rate": "12", "prompt": "4000", "output": "20",
+        "prefixes": "4", "shared": "3800", "context": "8192",
+    },
+}  # fmt: skip
+"""Bound by KV capacity, bandwidth, compute, the queue, missing reuse: the lever that removes what binds → settings."""
+
+
+@pytest.mark.parametrize("lever", CASES)
+def test_the_lever_that_removes_what_binds_comes_first(lever: str) -> None:
+    base = CASES[lever]
+    now = scenario_of("llama-3-8b", base, None)
+    today = now.run(1)
+    tried = []
+    for name, settings in candidates(now).items():
+        changed = scenario_of("llama-3-8b", base | settings, None)
+        tried.append(Tried(name, changed.run(1), changed.replicas * changed.deployment.layout.ranks))
+    best = ranked(today, tried, has_objective=False)
+    assert best[0].name == lever, [each.name for each in best]
+    expected = {"KV cache in 8 bits": "KV cache", "twice the sequences at once": "sequences at once"}.get(lever, "the device's time")
+    assert binding(now, today).startswith(expected)
+
+
+def test_least_replicas_is_the_least() -> None:
+    base = {"step_time": "constant:0.02", "max_num_seqs": "4", "requests": "150", "rate": "12", "prompt": "50", "output": "40"}
+    base["slo"] = "ttft=300ms"
+    scenario = scenario_of("llama-3-8b", base, None)
+    found = least_replicas(scenario, (1,))
+    assert found is not None and found > 1
+
+    def met(replicas: int) -> float:
+        return scenario_of("llama-3-8b", base | {"replicas": str(replicas)}, None).run(1).met
+
+    assert met(found) >= 0.99 > met(found - 1)
+
+
+def test_intervals_are_students() -> None:
+    found = interval([1.0, 2.0, 3.0])
+    assert (found.mean, round(found.half or 0, 3)) == (2.0, 2.484)
+    assert interval([5.0]).half is None
+
+
+TRACES = {
+    "own.jsonl": '{"time": 5, "prompt": 30, "output": 4}\n\n{"time": 4.5, "prompt": 9, "output": 2, "prefix": 3, "shared": 8}\n',
+    "mooncake.jsonl": '{"timestamp": 0, "input_length": 1030, "output_length": 5, "hash_ids": [7, 8, 9]}\n'
+    '{"timestamp": 1500, "input_length": 1100, "output_length": 6, "hash_ids": [7, 8, 10]}\n',
+    "burst.csv": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,ChatGPT,472,18,490,Conversation log\n7,GPT-4,10,0,10,API log\n9,GPT-4,1087,230,1317,API log\n",
+}
+
+
+def test_traces_of_three_formats_are_read(tmp_path: Path) -> None:
+    for name, text in TRACES.items():
+        (tmp_path / name).write_text(text)
+    own = read_trace(tmp_path / "own.jsonl")
+    assert [(each.time, each.prompt, each.output, each.shared) for each in own] == [(0.0, 9, 2, 8), (0.5, 30, 4, 0)]
+    first, second = read_trace(tmp_path / "mooncake.jsonl", speed=3.0)
+    assert (first.time, second.time, second.prompt, second.output) == (0.0, 0.5, 1100, 6)
+    assert (first.prefix, second.prefix, second.shared) == (8, 8, 1024)
+    assert [(each.time, each.prompt, each.output) for each in read_trace(tmp_path / "burst.csv")] == [(0.0, 472, 18), (4.0, 1087, 230)]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no request"),
+        ("{", "line 1 is no JSON"),
+        ("[1]", "line 1 is no object"),
+        ('{"time": 0, "prompt": 0, "output": 1}', "prompt is 0"),
+        ('{"time": 1e400, "prompt": 1, "output": 1}', "time is inf"),
+        ('{"time": 0, "prompt": true, "output": 1}', "prompt is True"),
+        ('{"time": 0, "output": 1}', "prompt is None"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": ["x"]}', "hash_ids must be"),
+    ],
+)
+def test_a_bad_trace_is_refused_by_its_line(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=why):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("max_num_seqs", "write name=value"),
+        ("speed_of_light=1", "write name=value"),
+        ("max_num_seqs=0", "1 … 4096"),
+        ("rate=nan", "1e-06"),
+        ("enable_prefix_caching=maybe", "true or false"),
+        ("routing=best", "known: round-robin"),
+        ("arrivals=never", "known: poisson"),
+        ("prompt=gamma:3", "lognormal"),
+        ("autoscale=5:2", "write 2:5"),
+        ("scheduling_policy=lifo", "one of"),
+        ("kv_pages=10", "KV pages"),
+        ("device=abacus", "known"),
+        ("step_time=constant:1,2,3,4", "constant:STEP"),
+    ],
+)
+def test_a_bad_setting_is_refused_with_its_fix(change: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        scenario_of("llama-3-8b", {"requests": "1"} | parse_changes([change]), None).run(1)
+
+
+def test_every_setting_has_a_meaning_and_a_default_that_runs() -> None:
+    assert all(setting.meaning for setting in SETTINGS.values())
+    assert scenario_of("llama-3-8b", {"requests": "20"}, None).run(1).requests == 20
+
+
+def run(*arguments: str) -> str:
+    """The command without numpy and torch."""
+    block = "import sys; sys.modules.update(numpy=None, torch=None); from ridgeline.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", block, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_whatif_puts_changes_beside_today(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps({"time": n / 10, "prompt": 400, "output": 30}) + "\n" for n in range(40)))
+    changes = ("--set", "max_num_seqs=64", "--set", "kv_dtype=int8", "--replicas", "2")
+    said = run("whatif", str(path), *changes, "--seeds", "2", "--slo", "ttft=1s")
+    assert "today" in said and "max_num_seqs=64 kv_dtype=int8 replicas=2" in said and "The lever that helps most" in said
+    found = json.loads(run("whatif", str(path), "--json", "--seeds", "1", "--least-replicas", "--slo", "ttft=1s"))
+    assert found["runs"][0]["name"] == "today" and found["runs"][0]["requests"]["mean"] == 40
+    assert found["levers"] and found["least_replicas"] == 1
+
+
+def test_sim_starts_without_arrays_and_finds_the_knee() -> None:
+    began = time.monotonic()
+    found = json.loads(run("sim", "llama-3-8b", "--requests", "40", "--rate", "5", "--json"))
+    assert found["runs"][0]["requests"]["mean"] == 40
+    assert time.monotonic() - began < 5
+    assert json.loads(run("sim", "llama-3-8b", "--requests", "60", "--knee", "--json"))["knee_rate"] > 0
