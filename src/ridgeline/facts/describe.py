@@ -10,10 +10,11 @@ from pathlib import Path
 from ridgeline.errors import ModelNotFoundError
 from ridgeline.facts.config_json import read_config
 from ridgeline.facts.gguf_shape import read_gguf_shape
+from ridgeline.facts.hub import Progress
 from ridgeline.facts.model import TensorFacts
 from ridgeline.facts.safetensors import read_tensors
 from ridgeline.facts.shape import CLASSES, ModelShape
-from ridgeline.facts.source import PACKAGED, Progress, resolve_model
+from ridgeline.facts.source import PACKAGED, resolve_model
 
 KNOWN = Path(__file__).parent / "known"
 """One config.json a known model, under the name that the model goes by. Numbers only."""

