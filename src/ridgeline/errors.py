@@ -3,9 +3,18 @@
 Owns the exception types shared by every wing; never formats HTTP and never logs.
 """
 
+from collections.abc import Mapping
+
 
 class RidgelineError(Exception):
-    """Base of every error that is somebody's input, not our bug."""
+    """Base of every error that is somebody's input, not our bug.
+
+    fix  flags and the values with which the same command works; None takes the flag away. "MODEL" is the model's name.
+    """
+
+    def __init__(self, message: str = "", *, fix: Mapping[str, str | None] | None = None) -> None:
+        super().__init__(message)
+        self.fix = dict(fix or {})
 
 
 class ModelFormatError(RidgelineError):

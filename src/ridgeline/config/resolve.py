@@ -65,7 +65,8 @@ def resolve(config: EngineConfig, *, context: int, memory_bytes: int, costs: KVC
     if fits < 1:
         raise ConfigError(
             f"a KV cache of {cache.value} bytes holds {pages} pages of {costs.page_bytes} bytes, one sequence needs "
-            f"{costs.sequence_pages(1)}; set --kv-cache-memory-bytes {costs.sequence_pages(1) * costs.page_bytes} or more"
+            f"{costs.sequence_pages(1)}; set --kv-cache-memory-bytes {costs.sequence_pages(1) * costs.page_bytes} or more",
+            fix={"--kv-cache-memory-bytes": None},
         )
     length = wanted
     if fits < wanted.value:
@@ -74,7 +75,8 @@ def resolve(config: EngineConfig, *, context: int, memory_bytes: int, costs: KVC
             more = f" or --kv-cache-memory-bytes {need}" if need <= memory_bytes else f" (this process may use {memory_bytes} bytes in all)"
             raise ConfigError(
                 f"--max-model-len {wanted.value} needs {need} bytes of KV cache for one sequence, {cache.value} are there; "
-                f"set --max-model-len {fits}{more}"
+                f"set --max-model-len {fits}{more}",
+                fix={"--max-model-len": str(fits)},
             )
         length = Decision("max_model_len", fits, "machine", f"shrunk from {wanted.value}: the longest sequence that {pages} pages hold")
     settled = replace(config, max_model_len=length.value, kv_cache_memory_bytes=pages * costs.page_bytes)
@@ -85,14 +87,18 @@ def _check_bounds(config: EngineConfig) -> None:
     for name, (low, high) in LIMITS.items():
         value = getattr(config, name)
         if not low <= value <= high:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}, outside {low} … {high}")
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is {value}, outside {low} … {high}", fix={flag: str(max(low, min(high, value)))})
 
 
 def _wanted_length(config: EngineConfig, context: int) -> Decision:
     if config.max_model_len is None:
         return Decision("max_model_len", context, "model", "the context that the model was trained for")
     if not 1 <= config.max_model_len <= context:
-        raise ConfigError(f"--max-model-len is {config.max_model_len}, outside 1 … {context}, the context that the model was trained for")
+        raise ConfigError(
+            f"--max-model-len is {config.max_model_len}, outside 1 … {context}, the context that the model was trained for",
+            fix={"--max-model-len": None},
+        )
     return Decision("max_model_len", config.max_model_len, "flag", "--max-model-len")
 
 
@@ -102,7 +108,8 @@ def _cache_bytes(config: EngineConfig, length: int, memory_bytes: int, costs: KV
         if not costs.page_bytes <= config.kv_cache_memory_bytes <= memory_bytes:
             raise ConfigError(
                 f"--kv-cache-memory-bytes is {config.kv_cache_memory_bytes}, "
-                f"outside {costs.page_bytes} (one page) … {memory_bytes} (the memory of this process)"
+                f"outside {costs.page_bytes} (one page) … {memory_bytes} (the memory of this process)",
+                fix={"--kv-cache-memory-bytes": None},
             )
         return Decision(name, config.kv_cache_memory_bytes, "flag", "--kv-cache-memory-bytes")
     need = costs.sequence_pages(length) * config.max_num_seqs * costs.page_bytes

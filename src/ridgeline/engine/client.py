@@ -7,7 +7,7 @@ Health is progress: an engine that has work, commits no step and does not comput
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -169,6 +169,7 @@ class EngineClient:
         self.state = State.STARTING
         self.starts = 0
         self.last_failure: str | None = None
+        self._fix: Mapping[str, str | None] = {}
         self._config = config
         self._on_events = on_events
         self._on_progress = on_progress
@@ -195,7 +196,7 @@ class EngineClient:
         async with self._changed:
             await self._changed.wait_for(lambda: self.state is State.READY or self._permanent)
         if self._ready is None:
-            raise ConfigError(self.last_failure or "the engine has been shut down")
+            raise ConfigError(self.last_failure or "the engine has been shut down", fix=self._fix)
         return self._ready
 
     @property
@@ -342,6 +343,6 @@ class EngineClient:
             case Ready():
                 self._ready = message
             case Fatal():
-                self._cause, self._permanent = message.message, message.permanent
+                self._cause, self._permanent, self._fix = message.message, message.permanent, message.fix
             case _:
                 raise WireError(f"the engine sent a {type(message).__name__}")

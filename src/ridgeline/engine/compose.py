@@ -31,7 +31,10 @@ def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tupl
     """
     policy = POLICIES.get(config.scheduling_policy)
     if policy is None:
-        raise ConfigError(f"--scheduling-policy is {config.scheduling_policy!r}; it must be one of {', '.join(POLICIES)}")
+        raise ConfigError(
+            f"--scheduling-policy is {config.scheduling_policy!r}; it must be one of {', '.join(POLICIES)}",
+            fix={"--scheduling-policy": next(iter(POLICIES))},
+        )
     executor, decisions = start_executor(config, progress)
     info = executor.info
     limits = Limits(
@@ -57,5 +60,6 @@ def _start_fake(text: str) -> Executor:
         arguments = json.loads(text or "{}")
         executor: Executor = importlib.import_module(FAKE).fake_executor(**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the model fake:{text} cannot be made: {error}; write fake:{{\"rows\": 4}}, say") from None
+        simple = FAKE_PREFIX + '{"rows": 4}'
+        raise ConfigError(f"the model fake:{text} cannot be made: {error}; write {simple}, say", fix={"MODEL": simple}) from None
     return executor

@@ -6,8 +6,8 @@ is trusted before its type is decoded, and anything unexpected is a `WireError`,
 
 import struct
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -67,10 +67,14 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Fatal:
-    """The engine is about to end. `permanent`: a restart would end the same way (a bad model file, a setting that cannot work)."""
+    """The engine is about to end. `permanent`: a restart would end the same way (a bad model file, a setting that cannot work).
+
+    fix  flags that would make it work, as in `errors.RidgelineError`
+    """
 
     message: str
     permanent: bool
+    fix: Mapping[str, str | None] = field(default_factory=dict)
 
 
 Message = Command | Progress | Ready | Frame | Health | Fatal

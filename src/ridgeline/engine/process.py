@@ -100,7 +100,8 @@ def _recorder(engine: Engine, config: EngineConfig) -> Recorder | None:
     try:
         recorder = Recorder(engine.executor, Path(config.record), Setup(scheduler.limits, info.kv, config.scheduling_policy, info.rows))
     except OSError as error:
-        raise ConfigError(f"--record {config.record}: {error.strerror}; give the path of a file that can be written") from None
+        message = f"--record {config.record}: {error.strerror}; give the path of a file that can be written"
+        raise ConfigError(message, fix={"--record": None}) from None
     engine.executor = recorder
     return recorder
 
@@ -121,7 +122,7 @@ def main(arguments: Sequence[str]) -> None:
         except Disconnected:
             return
         except (ConfigError, ModelFormatError, ModelNotFoundError) as error:
-            link.send(Fatal(str(error), permanent=True))
+            link.send(Fatal(str(error), permanent=True, fix=error.fix))
         except Exception as error:
             link.send(Fatal(f"{type(error).__name__}: {error}", permanent=False))
             raise

@@ -33,9 +33,10 @@ def is_loopback(host: str) -> bool:
 def check_exposure(host: str, api_key: str | None) -> None:
     """Raises ConfigError for an address that others can reach without a key, and for a key that no header can carry."""
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key and api_key):
-        raise ConfigError("--api-key must be printable ASCII without spaces at its ends, at least 1 character")
+        raise ConfigError("--api-key must be printable ASCII without spaces at its ends, at least 1 character", fix={"--api-key": None})
     if api_key is None and not is_loopback(host):
-        raise ConfigError(f"--host {host} can be reached from other machines; add --api-key KEY, or serve on 127.0.0.1")
+        message = f"--host {host} can be reached from other machines; add --api-key KEY, or serve on 127.0.0.1"
+        raise ConfigError(message, fix={"--host": "127.0.0.1"})
 
 
 class Guard:

@@ -4,6 +4,7 @@ Owns the order of going up and down. Never exits the process: errors are raised.
 """
 
 import asyncio
+import errno
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -87,7 +88,8 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         listener = socket.create_server(found[0][4][:2], family=found[0][0], backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another with --host or --port") from None
+        fix = {"--port": "0"} if error.errno == errno.EADDRINUSE else {"--host": "127.0.0.1", "--port": "0"}
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another with --host or --port", fix=fix) from None
     with listener:
         yield listener
 
