@@ -24,6 +24,9 @@ MAX_TEXT: Final = 1 << 20
 """Characters of a rendered prompt, and of any string or list that a template makes by multiplication."""
 MAX_EXPONENT: Final = 64
 
+_HARMLESS = frozenset({"builtins.id", "object.__getattr__"})
+"""Audited by Python, and needed by `json` to indent and by Jinja's macros. What attributes a template may read, the sandbox decides."""
+
 
 class Refusal(TemplateError):
     """The template itself refused the conversation, by `raise_exception`."""
@@ -115,7 +118,8 @@ def seal() -> None:
     """From now on whatever Python audits (opening a file, importing, compiling, starting a process, a socket …) fails in this process."""
 
     def refuse(event: str, args: tuple[object, ...]) -> None:
-        raise SecurityError(f"a chat template may not do this ({event})")
+        if event not in _HARMLESS:
+            raise SecurityError(f"a chat template may not do this ({event})")
 
     sys.addaudithook(refuse)
 

@@ -1,0 +1,207 @@
+"""From what a client sent to what a template reads: plain messages of the shape that this template takes, masked.
+
+Owns the rules that transformers and vLLM share: keys without a value are left out, parts of type text become one string for templates that
+do not walk over parts, a tool call's arguments become an object, a final message is continued. Never renders.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ridgeline.errors import RequestError
+from ridgeline.text.chat_conversation import Conversation
+from ridgeline.text.chat_mask import ControlNames
+
+MAX_MESSAGES: Final = 1_024
+MAX_ARGUMENTS: Final = 32
+MAX_ARGUMENT_CHARACTERS: Final = 4_096
+
+TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks where the final message's content ends; its last character shows whether the template trims."""
+
+_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,63}")
+_OURS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "conversation", "tokenize"}
+)
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names under which a message's reasoning is sent; templates read the first, or the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a template takes, found by trying it.
+
+    parts             it walks over the parts of a content; else they are joined to a string
+    object_arguments  it writes a tool call's arguments as JSON itself; else it wants the string
+    """
+
+    parts: bool = True
+    object_arguments: bool = True
+
+
+AS_SENT: Final = Shape(parts=True, object_arguments=False)
+"""Nothing is converted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Builds a template's variables.
+
+    names      control tokens, kept out of what clients write
+    shape      what the template takes
+    fixed      variables that the model sets (`bos_token`, …)
+    variables  names that the template reads
+    """
+
+    names: ControlNames
+    shape: Shape
+    fixed: Mapping[str, str]
+    variables: Collection[str]
+
+    def variables_of(self, conversation: Conversation) -> dict[str, Any]:
+        """What the template is told. Raises `RequestError` for a conversation that no template can render."""
+        if conversation.add_generation_prompt and conversation.continue_final_message:
+            raise RequestError(
+                "continue_final_message continues the last message, add_generation_prompt starts a new one: set one of them to false",
+                param="continue_final_message",
+            )
+        messages = [self._message(index, message) for index, message in enumerate(_bounded(conversation.messages))]
+        if conversation.continue_final_message:
+            messages[-1] = _tagged(messages[-1])
+        return {
+            **self.fixed,
+            **self._arguments(conversation.arguments),
+            "messages": messages,
+            "tools": _masked_list(self.names, conversation.tools, "tools"),
+            "documents": _masked_list(self.names, conversation.documents, "documents"),
+            "add_generation_prompt": conversation.add_generation_prompt,
+        }
+
+    def _arguments(self, arguments: Mapping[str, object]) -> dict[str, Any]:
+        for name in arguments:
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise _bad_argument(f"a name in it is {str(name)[:80]!r}: letters, digits and underscores, at most 64")
+            if name in _OURS or name in self.fixed:
+                raise _bad_argument(f"{name!r} in it is set by the server: leave it out")
+            if name not in self.variables:
+                known = ", ".join(sorted(set(self.variables) - _OURS - set(self.fixed))[:20]) or "none"
+                raise _bad_argument(f"this model's chat template reads no {name!r}; it reads: {known}")
+        try:
+            size = len(json.dumps(dict(arguments)))
+        except (RecursionError, TypeError, ValueError):
+            raise _bad_argument("its values are no JSON") from None
+        if len(arguments) > MAX_ARGUMENTS or size > MAX_ARGUMENT_CHARACTERS:
+            raise _bad_argument(
+                f"it has {len(arguments)} names and {size} characters, at most {MAX_ARGUMENTS} and {MAX_ARGUMENT_CHARACTERS} are possible"
+            )
+        return {name: self.names.mask(value) for name, value in arguments.items()}
+
+    def _message(self, index: int, message: Mapping[str, object]) -> dict[str, Any]:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise _bad_message(index, "is no object with a role: give role and content")
+        plain = {str(key): value for key, value in message.items() if value is not None}
+        reasoning = next((plain[name] for name in _REASONING if name in plain), None)
+        if reasoning is not None:
+            plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+        if "content" in plain:
+            plain["content"] = self._content(index, plain["content"])
+        if "tool_calls" in plain:
+            plain["tool_calls"] = self._tool_calls(index, plain["tool_calls"])
+        return {key: self.names.mask_role(str(value)) if key == "role" else self._mask(value) for key, value in plain.items()}
+
+    def _mask(self, value: object) -> Any:
+        try:
+            return self.names.mask(value)
+        except RecursionError:
+            raise RequestError("a message nests too deeply: at most some 100 levels are possible", param="messages") from None
+
+    def _content(self, index: int, content: object) -> object:
+        if isinstance(content, str):
+            return content
+        if not isinstance(content, (list, tuple)):
+            raise _bad_message(index, f"has a content of type {type(content).__name__}: give a string, or a list of parts of type text")
+        texts = [_text_of(index, part) for part in content]
+        return [{"type": "text", "text": text} for text in texts] if self.shape.parts else "\n".join(texts)
+
+    def _tool_calls(self, index: int, calls: object) -> object:
+        if not isinstance(calls, (list, tuple)) or not all(isinstance(call, Mapping) for call in calls):
+            raise _bad_message(index, "has tool_calls that are no list of objects")
+        return [self._tool_call(index, call) for call in calls]
+
+    def _tool_call(self, index: int, call: Mapping[str, object]) -> dict[str, object]:
+        """OpenAI sends arguments as a string of JSON; most templates write the object in their own way."""
+        function = call.get("function")
+        if not isinstance(function, Mapping):
+            return dict(call)
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str) or not self.shape.object_arguments:
+            return dict(call)
+        try:
+            parsed = json.loads(arguments) if arguments.strip() else {}
+        except (RecursionError, ValueError):
+            parsed = None
+        if not isinstance(parsed, dict):
+            raise _bad_message(index, f"has a tool call whose arguments are no JSON object: {arguments[:80]!r}")
+        return {**call, "function": {**function, "arguments": parsed}}
+
+
+def cut_at_tag(text: str, final: Mapping[str, Any]) -> str:
+    """The rendered text up to the end of the final message's content, as transformers cuts it. Raises `RequestError` where the template
+    changed that content."""
+    content = final["content"] if isinstance(final["content"], str) else final["content"][-1]["text"]
+    place = text.rfind(TAG.strip())
+    if place < 0 or content.removesuffix(TAG).strip() not in text:
+        raise RequestError(
+            "the chat template changes or leaves out the last message's content, so it cannot be continued: "
+            "set continue_final_message to false",
+            param="continue_final_message",
+        )
+    return text[:place] if text.startswith(TAG, place) else text[:place].rstrip()
+
+
+def _bounded(messages: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise RequestError(f"messages holds {len(messages)} messages: give 1 … {MAX_MESSAGES}", param="messages")
+    return messages
+
+
+def _text_of(index: int, part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise _bad_message(index, f"has a part of type {str(kind)[:40]!r}: only parts of type 'text' are read")
+    return str(part["text"])
+
+
+def _tagged(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + TAG}
+    if not content:
+        raise RequestError(
+            "the last message has no content to continue: give one, or set continue_final_message to false", param="messages"
+        )
+    *before, last = content
+    return {**message, "content": [*before, {**last, "text": last["text"] + TAG}]}
+
+
+def _masked_list(names: ControlNames, values: Sequence[Mapping[str, object]] | None, param: str) -> Any:
+    if values is None:
+        return None
+    if not all(isinstance(value, Mapping) for value in values):
+        raise RequestError(f"{param} is no list of objects", param=param)
+    try:
+        return names.mask(values)
+    except RecursionError:
+        raise RequestError(f"{param} nests too deeply: at most some 100 levels are possible", param=param) from None
+
+
+def _bad_argument(what: str) -> RequestError:
+    return RequestError(f"chat_template_kwargs: {what}", param="chat_template_kwargs")
+
+
+def _bad_message(index: int, what: str) -> RequestError:
+    return RequestError(f"message {index} {what}", param="messages")
