@@ -9,13 +9,14 @@ from typing import Annotated, Any, Final
 import typer
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
+from ridgeline.errors import ConfigError
 
 DEFAULTS: Final = EngineConfig(model="")
 SERVER_DEFAULTS: Final = ServerConfig()
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="`demo`, or the path of a GGUF file.")],
+    model: Annotated[str, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")],
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     api_key: Annotated[str | None, typer.Option(help="Key that clients must send as a bearer token.")] = None,
@@ -30,6 +31,14 @@ def serve(
     max_num_queued_reqs: Annotated[
         int, typer.Option(min=0, help="Requests that may wait; beyond them clients get 429.")
     ] = SERVER_DEFAULTS.max_waiting,
+    chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.")] = None,
+    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: ours.")] = "auto",
+    sse_keep_alive_interval: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds of silence after which a stream has a comment.")
+    ] = SERVER_DEFAULTS.sse_keep_alive_interval,
+    shutdown_timeout: Annotated[
+        float, typer.Option(min=0, max=86400, help="Seconds that accepted requests may run on after SIGTERM.")
+    ] = SERVER_DEFAULTS.shutdown_timeout,
     seed: Annotated[int | None, typer.Option(help="Seed from which requests without a seed draw theirs.")] = None,
 ) -> None:
     """Serve a model: a page and an OpenAI-compatible API."""
@@ -44,12 +53,26 @@ def serve(
         scheduling_policy=scheduling_policy,
         seed=seed,
     )
-    _run(engine, ServerConfig(host, port, api_key, served_model_name, max_num_queued_reqs))
+    if generation_config not in ("auto", "none"):
+        raise ConfigError(f"--generation-config is {generation_config!r}; auto and none are possible")
+    config = ServerConfig(
+        host=host,
+        port=port,
+        api_key=api_key,
+        served_model_name=served_model_name,
+        max_waiting=max_num_queued_reqs,
+        chat_template=chat_template,
+        generation_config=generation_config,
+        sse_keep_alive_interval=sse_keep_alive_interval,
+        shutdown_timeout=shutdown_timeout,
+    )
+    _run(engine, config)
 
 
 def _run(engine: EngineConfig, config: ServerConfig) -> None:
     from ridgeline.server.run import run
-    from ridgeline.server.service import Model, Service
+    from ridgeline.server.served import Model
+    from ridgeline.server.service import Service
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     began = time.monotonic()
@@ -57,6 +80,8 @@ def _run(engine: EngineConfig, config: ServerConfig) -> None:
 
         def ready(model: Model, url: str) -> None:
             loading.close()
+            for note in model.notes:
+                say(note)
             for decision in model.engine.decisions:
                 say(f"{decision.name} {decision.value:,} ({decision.origin}: {decision.reason})")
             say(f"Ridgeline serves {model.name} at {url} (ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it)")

@@ -35,10 +35,21 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What the front end needs beside the engine."""
+    """What the front end needs beside the engine.
+
+    max_waiting              requests that may wait; beyond them clients get 429
+    chat_template            path of a template that replaces the model's
+    generation_config        `auto`: the model's defaults for what clients leave out; `none`: ours
+    sse_keep_alive_interval  seconds without an event after which a stream has a comment, so that proxies keep the connection
+    shutdown_timeout         seconds that accepted requests may run on after SIGTERM
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
     served_model_name: str | None = None
     max_waiting: int = 256
+    chat_template: str | None = None
+    generation_config: str = "auto"
+    sse_keep_alive_interval: float = 15.0
+    shutdown_timeout: float = 30.0

@@ -1,16 +1,17 @@
 """From admitted requests to what may be shown of them: submits, reads the engine's streams, answers provisional ends, aborts.
 
-Serves every endpoint that generates. Knows no HTTP and no JSON.
+Serves every endpoint that generates, and counts what it gave. Knows no HTTP and no JSON.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from ridgeline.core.commands import Output
-from ridgeline.core.events import Finish, Usage
+from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.client import EngineClient, RequestStream
 from ridgeline.server.errors import ApiError
 from ridgeline.text.choice import Choice
@@ -22,8 +23,20 @@ READ_AHEAD: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """The first of one choice, when its prompt is computed. `index` counts choices over all prompts.
+
+    prompt_logprobs  one a token of the prompt, None for the first; empty unless asked for
+    """
+
+    index: int
+    prompt: Sequence[int]
+    prompt_logprobs: Sequence[TokenLogprobs | None] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
-    """Text, ids and log-probabilities of one choice that may be shown now. `index` counts choices over all prompts."""
+    """Text, ids and log-probabilities of one choice that may be shown now."""
 
     index: int
     release: Release
@@ -39,7 +52,47 @@ class Ended:
     usage: Usage
 
 
-Piece = Shown | Ended
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Nothing could be shown of any choice for as long as was asked."""
+
+
+Piece = Begun | Shown | Ended | Quiet
+
+
+@dataclass(slots=True)
+class Tally:
+    """Usage of one HTTP request so far: each prompt once, however many choices it has; outputs of all choices."""
+
+    choices_per_prompt: int
+    prompt_tokens: int
+    cached_tokens: int = 0
+    _completion: dict[int, int] = field(default_factory=dict)
+
+    def add(self, piece: Piece) -> None:
+        """Counts ids as they are shown; at its end a choice counts what the engine says."""
+        if isinstance(piece, Shown):
+            self._completion[piece.index] = self._completion.get(piece.index, 0) + len(piece.release.ids)
+        elif isinstance(piece, Ended):
+            self._completion[piece.index] = piece.usage.completion_tokens
+            if piece.index % self.choices_per_prompt == 0:
+                self.cached_tokens += piece.usage.cached_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        """Over all choices."""
+        return sum(self._completion.values())
+
+
+class Source(Protocol):
+    """Where an answer's pieces come from. `abort` it whatever happens."""
+
+    id: str
+    tally: Tally
+
+    def pieces(self, quiet_seconds: float | None = None) -> AsyncGenerator[Piece, None]: ...
+
+    def abort(self) -> None: ...
 
 
 class Generation:
@@ -50,34 +103,51 @@ class Generation:
         self._engine = engine
         self._requests = requests
         self._choices = sum(request.choices for request in requests)
+        self.id = requests[0].request_id
+        self.tally = Tally(requests[0].choices, sum(len(request.prompt) for request in requests))
         self._sources = []
         for number, request in enumerate(requests):
             choices = [Choice(request, index, params, tokenizer) for index in range(request.choices)]
-            self._sources.append(_pieces(engine, engine.submit(request), choices, number * params.n))
+            self._sources.append(_pieces(engine, engine.submit(request), request.prompt, choices, number * request.choices))
 
     def abort(self) -> None:
         """Ends what is still open in the engine. Safe to call at any time, more than once."""
         for request in self._requests:
             self._engine.abort(request.request_id)
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Pieces of all choices as they come; one `Ended` each, last. Iterate it once.
+    async def pieces(self, quiet_seconds: float | None = None) -> AsyncGenerator[Piece, None]:
+        """Pieces of all choices as they come: of each one `Begun` first, one `Ended` last. Iterate it once.
 
+        quiet_seconds  after so long without a piece there is a `Quiet` one; None: never
         Raises what the engine's client raises, and ApiError where the engine ended a choice with an error.
         """
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue(READ_AHEAD)
         readers = [asyncio.create_task(_read(source, pieces)) for source in self._sources]
         try:
-            for _ in range(self._choices):
-                while not isinstance(piece := await pieces.get(), Ended):
-                    if isinstance(piece, Exception):
-                        raise piece
-                    yield piece
+            remaining = self._choices
+            while remaining:
+                piece = await _next(pieces, quiet_seconds)
+                if isinstance(piece, Exception):
+                    raise piece
+                self.tally.add(piece)
+                remaining -= isinstance(piece, Ended)
                 yield piece
         finally:
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def _next(pieces: "asyncio.Queue[Piece | Exception]", quiet_seconds: float | None) -> Piece | Exception:
+    try:
+        return pieces.get_nowait()
+    except asyncio.QueueEmpty:
+        pass
+    try:
+        async with asyncio.timeout(quiet_seconds):
+            return await pieces.get()
+    except TimeoutError:
+        return Quiet()
 
 
 async def _read(source: AsyncIterator[Piece], pieces: "asyncio.Queue[Piece | Exception]") -> None:
@@ -88,14 +158,20 @@ async def _read(source: AsyncIterator[Piece], pieces: "asyncio.Queue[Piece | Exc
         await pieces.put(error)
 
 
-async def _pieces(engine: EngineClient, stream: RequestStream, choices: list[Choice], first_index: int) -> AsyncGenerator[Piece, None]:
-    """Of one prompt: its choices' releases and ends, numbered from `first_index`. The engine hears of every end that is ours to decide."""
+async def _pieces(
+    engine: EngineClient, stream: RequestStream, prompt: Sequence[int], choices: list[Choice], first_index: int
+) -> AsyncGenerator[Piece, None]:
+    """Of one prompt: its choices' pieces, numbered from `first_index`. The engine hears of every end that is ours to decide."""
+    begun = [False] * len(choices)
     async for item in stream:
         choice, index = choices[item.choice], first_index + item.choice
+        releases, close = choice.take(item) if isinstance(item, Output) else ([], None)
+        if close is not None:
+            engine.send(close)
+        if not begun[item.choice] and (isinstance(item, Closed) or item.ids):
+            begun[item.choice] = True
+            yield Begun(index, prompt)
         if isinstance(item, Output):
-            releases, close = choice.take(item)
-            if close is not None:
-                engine.send(close)
             for release in releases:
                 if release.ids:
                     yield Shown(index, release)

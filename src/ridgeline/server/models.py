@@ -9,12 +9,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.errors import RequestError
-from ridgeline.server import wire
-from ridgeline.server.completions import LONG_TEXT, check_model
+from ridgeline.server import unbuilt, wire
+from ridgeline.server.completions import LONG_TEXT
+from ridgeline.server.conversation import tokenise_chat
 from ridgeline.server.errors import ApiError
 from ridgeline.server.parse import parse
-from ridgeline.server.render import token_text
-from ridgeline.server.service import Model, Service
+from ridgeline.server.served import Model
+from ridgeline.server.service import Service
+from ridgeline.server.spelling import token_text
 from ridgeline.server.transport import json_response, read_body
 
 P = ParamSpec("P")
@@ -28,21 +30,22 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(wire.ModelList("list", [_card(service.model)]))
 
     async def model(request: Request) -> Response:
-        check_model(request.path_params["name"], service.model)
+        service.model.check_name(request.path_params["name"])
         return json_response(_card(service.model))
 
     async def tokenize(request: Request) -> Response:
-        asked = parse(wire.TokenizeRequest, await read_body(request))
+        body = await read_body(request)
+        asked = parse(wire.TokenizeRequest, body)
+        unbuilt.TOKENIZE.refuse(body)
         loaded = service.model
-        check_model(asked.model, loaded)
-        if asked.prompt is None:
-            raise ApiError("missing_field", "prompt is missing; send a string (there is no chat template for messages)", param="prompt")
-        return json_response(await _aside(len(asked.prompt), _tokens, asked, loaded))
+        loaded.check_name(asked.model)
+        ids = await _tokenise(asked, loaded)
+        return json_response(await _aside(len(ids), _tokens, asked, loaded, ids))
 
     async def detokenize(request: Request) -> Response:
         asked = parse(wire.DetokenizeRequest, await read_body(request))
         loaded = service.model
-        check_model(asked.model, loaded)
+        loaded.check_name(asked.model)
         if asked.tokens is None:
             raise ApiError("missing_field", "tokens is missing; send a list of token ids", param="tokens")
         if any(not 0 <= token < loaded.limits.vocab for token in asked.tokens):
@@ -57,16 +60,37 @@ def routes(service: Service) -> list[BaseRoute]:
     ]
 
 
-def _card(model: Model) -> wire.ModelCard:
-    return wire.ModelCard(model.name, "model", model.created, "ridgeline", model.name, None, model.limits.max_model_len, False)
-
-
 async def _aside(length: int, work: Callable[P, Answer], *arguments: P.args, **more: P.kwargs) -> Answer:
     """`work` done here, or in a thread where it is long enough to hold up other requests."""
     return await asyncio.to_thread(work, *arguments, **more) if length > LONG_TEXT else work(*arguments, **more)
 
 
-def _tokens(asked: wire.TokenizeRequest, model: Model) -> wire.TokenizeResponse:
-    ids = model.tokenizer.encode(asked.prompt or "", asked.add_special_tokens is not False)
+async def _tokenise(asked: wire.TokenizeRequest, model: Model) -> list[int]:
+    """Of a text, or of a conversation."""
+    if asked.messages is not None:
+        if asked.prompt is not None:
+            raise ApiError("invalid_value", "prompt and messages exclude each other; send one of them", param="prompt")
+        if asked.add_special_tokens:
+            raise ApiError("unsupported_parameter", "the template writes the special tokens of messages", param="add_special_tokens")
+        return await tokenise_chat(asked, model)
+    if asked.prompt is None:
+        raise ApiError("missing_field", "prompt is missing; send a string, or messages", param="prompt")
+    return await _aside(len(asked.prompt), model.tokenizer.encode, asked.prompt, asked.add_special_tokens is not False, special=True)
+
+
+def _tokens(asked: wire.TokenizeRequest, model: Model, ids: list[int]) -> wire.TokenizeResponse:
     strings = [token_text(model.tokenizer, token) for token in ids] if asked.return_token_strs else None
     return wire.TokenizeResponse(len(ids), model.limits.max_model_len, ids, strings)
+
+
+def _card(model: Model) -> wire.ModelCard:
+    return wire.ModelCard(
+        id=model.name,
+        object="model",
+        created=model.created,
+        owned_by="ridgeline",
+        root=model.name,
+        parent=None,
+        max_model_len=model.limits.max_model_len,
+        chat=model.chat is not None,
+    )

@@ -1,90 +1,127 @@
-"""From pieces to the bodies of `/v1/completions`: whole answers, events of a stream, log-probabilities, usage."""
+"""From pieces to the bodies of `/v1/completions`: whole answers, events of a stream, the echo of a prompt, log-probabilities."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.server import wire
-from ridgeline.server.generate import Ended
-from ridgeline.text.stream import Release
-from ridgeline.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What every body of one answer repeats."""
-
-    id: str
-    created: int
-    model: str
-
-    def body(self, choices: list[wire.Choice], usage: wire.Usage | None = None) -> wire.Completion:
-        """A body of this answer."""
-        return wire.Completion(self.id, "text_completion", self.created, self.model, "", choices, usage)
+from ridgeline.server.answer import Collected, Header
+from ridgeline.server.generate import Begun, Ended, Shown
+from ridgeline.server.spelling import Spelling, prompt_text
 
 
 @dataclass(slots=True)
-class Tally:
-    """Usage of one HTTP request: each prompt once, however many choices it has; outputs of all choices."""
+class CompletionRender:
+    """The form of one answer.
 
-    choices_per_prompt: int
-    prompt: int = 0
-    completion: int = 0
-    cached: int = 0
+    logprobs, prompt_logprobs  how many of the likeliest ids to show beside the token; None: nothing
+    echo                       every choice begins with its prompt
+    token_ids                  ids of prompt and outputs are shown too
+    """
 
-    def add(self, ended: Ended) -> None:
-        """Counts one choice."""
-        self.completion += ended.usage.completion_tokens
-        if ended.index % self.choices_per_prompt == 0:
-            self.prompt += ended.usage.prompt_tokens
-            self.cached += ended.usage.cached_tokens
+    header: Header
+    spelling: Spelling
+    logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool
+    token_ids: bool
+    _echoed: dict[int, int] = field(default_factory=dict)
+    """Characters of the prompt before each choice's own text."""
 
-    @property
-    def usage(self) -> wire.Usage:
-        """The totals so far."""
-        return wire.Usage(self.prompt, self.completion, self.prompt + self.completion, wire.PromptTokensDetails(self.cached))
+    def begin(self, begun: Begun, usage: wire.Usage | None) -> wire.Completion | None:
+        """The event with the prompt; None where nothing of it is asked for."""
+        if not (self.echo or self.token_ids):
+            return None
+        text, logprobs = self._prompt(begun) if self.echo else ("", None)
+        return self._event(
+            wire.Choice(
+                index=begun.index, text=text, logprobs=logprobs, prompt_token_ids=self._ids(begun.prompt), token_ids=self._ids(())
+            ),
+            usage,
+        )
+
+    def show(self, shown: Shown, usage: wire.Usage | None) -> wire.Completion:
+        """An event with new text."""
+        release = shown.release
+        logprobs = None
+        if self.logprobs is not None:
+            logprobs = self._columns(release.ids, release.logprobs, release.offsets, self._echoed.get(shown.index, 0))
+        return self._event(wire.Choice(index=shown.index, text=release.text, logprobs=logprobs, token_ids=self._ids(release.ids)), usage)
+
+    def end(self, ended: Ended, usage: wire.Usage | None) -> wire.Completion:
+        """The last event of a choice."""
+        return self._event(
+            wire.Choice(index=ended.index, text="", finish_reason=ended.reason.value, stop_reason=ended.stop_reason), usage
+        )
+
+    def total(self, usage: wire.Usage) -> wire.Completion:
+        """The event after all choices."""
+        return self._body([], usage)
+
+    def whole(self, found: Sequence[Collected], usage: wire.Usage) -> wire.Completion:
+        """All choices at once."""
+        return self._body([self._choice(each) for each in found], usage)
+
+    def _choice(self, found: Collected) -> wire.Choice:
+        text, logprobs = self._prompt(found.begun) if self.echo else ("", None)
+        if self.logprobs is not None:
+            own = self._columns(found.ids, found.logprobs, found.offsets, len(text))
+            logprobs = own if logprobs is None else _joined(logprobs, own)
+        prompt_logprobs: wire.PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+        if self.prompt_logprobs is not None:
+            prompt_logprobs = self.spelling.ranked(found.begun.prompt_logprobs, found.begun.prompt, self.prompt_logprobs)
+        return wire.Choice(
+            index=found.ended.index,
+            text=text + found.text,
+            logprobs=logprobs,
+            finish_reason=found.ended.reason.value,
+            stop_reason=found.ended.stop_reason,
+            prompt_logprobs=prompt_logprobs,
+            prompt_token_ids=self._ids(found.begun.prompt),
+            token_ids=self._ids(found.ids),
+        )
+
+    def _prompt(self, begun: Begun) -> tuple[str, wire.Logprobs | None]:
+        shown = prompt_text(self.spelling.tokenizer, begun.prompt)
+        text = "".join(shown.texts)
+        self._echoed[begun.index] = len(text)
+        if self.logprobs is None:
+            return text, None
+        return text, self._columns(begun.prompt, begun.prompt_logprobs, shown.offsets, 0)
+
+    def _columns(
+        self, ids: Sequence[int], found: Sequence[TokenLogprobs | None], offsets: Sequence[int], start: int
+    ) -> wire.Logprobs:
+        """OpenAI's completions format. Offsets count characters from the start of the choice's text."""
+        return wire.Logprobs(
+            tokens=[self.spelling.name(token) for token in ids],
+            token_logprobs=[None if each is None else each.logprob for each in found],
+            top_logprobs=[None if each is None else self._top(token, each) for token, each in zip(ids, found, strict=True)],
+            text_offset=[start + offset for offset in offsets],
+        )
+
+    def _top(self, token: int, found: TokenLogprobs) -> dict[str, float]:
+        """The best ids, and the token itself, which need not be among them."""
+        best = found.top[: self.logprobs]
+        return {self.spelling.name(other): value for other, value in (*best, (token, found.logprob))}
+
+    def _ids(self, ids: Sequence[int]) -> list[int] | msgspec.UnsetType:
+        return list(ids) if self.token_ids else msgspec.UNSET
+
+    def _event(self, choice: wire.Choice, usage: wire.Usage | None) -> wire.Completion:
+        return self._body([choice], usage)
+
+    def _body(self, choices: list[wire.Choice], usage: wire.Usage | None) -> wire.Completion:
+        header = self.header
+        return wire.Completion(header.id, "text_completion", header.created, header.model, header.fingerprint, choices, usage)
 
 
-def text_choice(index: int, release: Release, tokenizer: Tokenizer, with_logprobs: bool) -> wire.Choice:
-    """New text of one choice, as an event of a stream has it."""
-    return wire.Choice(index=index, text=release.text, logprobs=logprobs([release], tokenizer) if with_logprobs else None)
-
-
-def end_choice(ended: Ended) -> wire.Choice:
-    """The end of one choice, as the last event of a stream has it."""
-    return wire.Choice(index=ended.index, text="", finish_reason=ended.reason.value, stop_reason=ended.stop_reason)
-
-
-def whole_choice(ended: Ended, releases: Sequence[Release], tokenizer: Tokenizer, with_logprobs: bool) -> wire.Choice:
-    """One choice of a whole answer."""
-    text = "".join(release.text for release in releases)
-    found = logprobs(releases, tokenizer) if with_logprobs else None
-    return wire.Choice(
-        index=ended.index, text=text, logprobs=found, finish_reason=ended.reason.value, stop_reason=ended.stop_reason
-    )
-
-
-def logprobs(releases: Sequence[Release], tokenizer: Tokenizer) -> wire.Logprobs:
-    """Columns over tokens in OpenAI's completions format. Offsets count characters from the start of the choice's text."""
-    ids = [token for release in releases for token in release.ids]
-    found = [each for release in releases for each in release.logprobs]
+def _joined(first: wire.Logprobs, second: wire.Logprobs) -> wire.Logprobs:
     return wire.Logprobs(
-        tokens=[token_text(tokenizer, token) for token in ids],
-        token_logprobs=[each.logprob for each in found],
-        top_logprobs=[_top(tokenizer, token, each) for token, each in zip(ids, found, strict=True)],
-        text_offset=[offset for release in releases for offset in release.offsets],
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
     )
-
-
-def _top(tokenizer: Tokenizer, token: int, found: TokenLogprobs) -> dict[str, float]:
-    """The best ids, and the sampled one, which need not be among them."""
-    return {token_text(tokenizer, other): value for other, value in (*found.top, (token, found.logprob))}
-
-
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    r"""One token as text; bytes that are not whole characters as OpenAI writes them: `bytes:\xe2\x96`."""
-    piece = tokenizer.piece(token)
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

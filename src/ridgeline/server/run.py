@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import ceil
 from typing import Final
 
 import uvicorn
@@ -17,10 +18,11 @@ from ridgeline.errors import ConfigError
 from ridgeline.server.app import build_app
 from ridgeline.server.auth import check_exposure
 from ridgeline.server.protocol import Protocol
-from ridgeline.server.service import Model, Service
+from ridgeline.server.served import Model
+from ridgeline.server.service import Service
 
-DRAIN_SECONDS: Final = 5.0
-"""How long open requests may run on after the first signal; the second ends them at once."""
+FAREWELL_SECONDS: Final = 2
+"""How long the last bytes of answers may take, at least."""
 BACKLOG: Final = 2048
 
 
@@ -30,7 +32,7 @@ def run(service: Service, on_ready: Callable[[Model, str], None]) -> None:
     with _bound(service.config.host, service.config.port) as listener:
         config = uvicorn.Config(
             build_app(service), http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-            proxy_headers=False, timeout_graceful_shutdown=round(DRAIN_SECONDS) + 2,
+            proxy_headers=False, timeout_graceful_shutdown=FAREWELL_SECONDS,
         )
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(service, _Server(config), listener, on_ready))
@@ -65,17 +67,19 @@ async def _serve(service: Service, server: uvicorn.Server, listener: socket.sock
 
 
 def _stop_on_signals(service: Service, server: uvicorn.Server) -> set["asyncio.Task[None]"]:
-    """The first signal lets open requests end, for `DRAIN_SECONDS` at most; the second does not wait."""
+    """The first signal lets accepted requests end, while others are refused and `/readyz` says so; the second does not wait."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
-    async def stop_after(seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        await service.stop()
+    async def end(seconds: float) -> None:
+        until = loop.time() + seconds
+        if not await service.drain(seconds):
+            await service.stop()
+        server.config.timeout_graceful_shutdown = max(FAREWELL_SECONDS, ceil(until - loop.time()))
+        server.should_exit = True
 
     def stop() -> None:
-        tasks.add(loop.create_task(stop_after(0.0 if server.should_exit else DRAIN_SECONDS)))
-        server.should_exit = True
+        tasks.add(loop.create_task(end(0.0 if tasks else service.config.shutdown_timeout)))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)

@@ -1,43 +1,33 @@
 """What all endpoints share: the engine, the loaded model, the metrics; how they come up and how they go down.
 
-Owns the order of starting (model file, then engine and tokenizer side by side) and the bound on requests that may wait. Knows no HTTP.
+Owns the order of starting (model file, then engine and texts side by side), of ending (no new request, the accepted ones, the engine) and
+the bound on requests that may wait. Knows no HTTP.
 """
 
 import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
-from pathlib import Path
 from typing import Final
 
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
 from ridgeline.core.events import Event
 from ridgeline.core.params import Admitted, SamplingParams
-from ridgeline.engine.admit import ModelLimits, admit, seed_source, tenant_domain
+from ridgeline.engine.admit import admit, seed_source, tenant_domain
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError
 from ridgeline.facts.source import resolve_model
 from ridgeline.observe.metrics import Metrics
-from ridgeline.text.bytes import ByteTokenizer
-from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.server.served import Model, load_texts, served_name
+from ridgeline.text.chat import ChatTemplate
 
 LOOK_SECONDS: Final = 0.2
+DRAIN_LOOK_SECONDS: Final = 0.05
 LONGEST_RETRY_SECONDS: Final = 60
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The loaded model as endpoints see it. `created` in seconds since 1970."""
-
-    name: str
-    tokenizer: Tokenizer
-    limits: ModelLimits
-    engine: Ready
-    created: int
 
 
 class Service:
@@ -54,6 +44,8 @@ class Service:
         self._engine: EngineClient | None = None
         self._engine_starts = 0
         self._model: Model | None = None
+        self._template: ChatTemplate | None = None
+        self._draining = False
         self._secret = secrets.token_bytes(32)
         self._draw_seed = seed_source(engine_config.seed)
 
@@ -66,9 +58,9 @@ class Service:
         config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
         self._engine = engine = EngineClient(config, self._take_events, self._progress)
         await engine.start()
-        tokenizer = ByteTokenizer() if path is None else await asyncio.to_thread(load_tokenizer, path)
-        ready = await _ready(engine)
-        self._model = self._loaded(_served_name(name, self.config), tokenizer, ready)
+        texts = await asyncio.to_thread(load_texts, name, path, self.config)
+        self._template = texts.chat
+        self._model = texts.model(served_name(name, self.config), await _ready(engine))
         self.stage = "ready"
         return self._model
 
@@ -81,14 +73,22 @@ class Service:
 
     async def stop(self) -> None:
         """Ends the engine and all open requests."""
+        self._draining = True
         if self._engine is not None:
             await self._engine.shutdown()
+        if self._template is not None:
+            await asyncio.to_thread(self._template.close)
 
-    def _loaded(self, name: str, tokenizer: Tokenizer, ready: Ready) -> Model:
-        # An id must be an input of the model and a token of the text side: padded embeddings have rows that no token names.
-        vocab = min(ready.info.vocab, tokenizer.vocab_size)
-        limits = ModelLimits(vocab, ready.info.max_model_len, tokenizer.eos_ids, ready.info.kv)
-        return Model(name, tokenizer, limits, ready, int(time.time()))
+    async def drain(self, seconds: float) -> bool:
+        """Takes no new request from now on; returns when those that were accepted have ended in the engine, or after so many seconds.
+        Returns whether all have ended."""
+        self._draining = True
+        end = time.monotonic() + seconds
+        while self._engine is not None and self._engine.open_requests:
+            if time.monotonic() >= end:
+                return False
+            await asyncio.sleep(DRAIN_LOOK_SECONDS)
+        return True
 
     def _progress(self, stage: str, fraction: float) -> None:
         self.stage = f"{stage} {fraction:.0%}"
@@ -110,7 +110,7 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """Whether a request would be taken now."""
-        return self._model is not None and self._engine is not None and self._engine.is_ready
+        return not self._draining and self._model is not None and self._engine is not None and self._engine.is_ready
 
     @property
     def model(self) -> Model:
@@ -128,6 +128,8 @@ class Service:
 
     def why_not_ready(self) -> str:
         """In words, for those who wait; never the text of an exception."""
+        if self._draining:
+            return "the server is shutting down"
         return self.stage if self._model is None or self._engine is None else f"the engine is {self._engine.state}"
 
     def current_metrics(self) -> Metrics:
@@ -135,12 +137,17 @@ class Service:
         self._notice_restart()
         return self.metrics
 
-    def admit(self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, priority: int, salt: str) -> list[Admitted]:
-        """All prompts of one HTTP request, or none. Raises RequestError; OverloadedError where too many requests wait already."""
+    def admit(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, priority: int, salt: str, stop_ids: frozenset[int] = frozenset()
+    ) -> list[Admitted]:
+        """All prompts of one HTTP request, or none. `stop_ids` end a sequence as EOS does.
+
+        Raises RequestError; OverloadedError where too many requests wait already; EngineDeadError while no engine takes requests."""
         model, engine = self.model, self.engine
+        limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
         admitted = [
             admit(
-                prompt, params, model.limits,
+                prompt, params, limits,
                 request_id=secrets.token_hex(16),
                 draw_seed=self._draw_seed,
                 domain=tenant_domain(self._secret, salt),
@@ -172,9 +179,3 @@ async def _ready(engine: EngineClient) -> Ready:
         return waiting.result()
     finally:
         waiting.cancel()
-
-
-def _served_name(model: str, config: ServerConfig) -> str:
-    if config.served_model_name is not None:
-        return config.served_model_name
-    return "fake" if model.startswith(FAKE_PREFIX) else Path(model).stem if model.endswith(".gguf") else model

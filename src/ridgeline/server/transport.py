@@ -23,6 +23,9 @@ BODY_SECONDS: Final = 30.0
 SEND_SECONDS: Final = 30.0
 """How long a client may leave the socket full before its request is given up."""
 DONE: Final = b"data: [DONE]\n\n"
+KEEP_ALIVE: Final = b""
+"""What `events` yields for a comment, which clients skip."""
+COMMENT: Final = b": keep-alive\n\n"
 
 Answer = TypeVar("Answer")
 
@@ -89,8 +92,8 @@ async def _disconnect(receive: Receive) -> None:
 class EventStream(Response):
     """Server-sent events: one `data:` line an event, then `[DONE]`. An error becomes an event of its own before `[DONE]`.
 
-    `events` gives the payloads, JSON without newlines; `close` is called at the end, also when the
-    client goes or does not read.
+    `events` gives the payloads, JSON without newlines, or KEEP_ALIVE; `close` is called at the end, also when the client goes or does
+    not read.
     """
 
     media_type = "text/event-stream"
@@ -112,7 +115,7 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for event in self._events:
-                await _send(send, b"data: " + event + b"\n\n")
+                await _send(send, COMMENT if event is KEEP_ALIVE else b"data: " + event + b"\n\n")
         except Exception as error:
             if isinstance(error, Disconnected):
                 raise

@@ -92,8 +92,8 @@ class ChatTemplate:
         return check(attempt, tokenizer)
 
 
-def load_chat_template(path: Path, model: str, tokenizer: Tokenizer, file: Path | None) -> ChatTemplate | None:
-    """The template of the model at `path` (a GGUF file or a directory) that the user calls `model`; `file` replaces it.
+def load_chat_template(path: Path | None, model: str, tokenizer: Tokenizer, file: Path | None) -> ChatTemplate | None:
+    """The template of the model at `path` (a GGUF file or a directory; None: a fake model) that the user calls `model`; `file` replaces it.
 
     None where there is no template: `no_template` is then the answer to a chat. Raises ConfigError where `file` is of no use.
     """

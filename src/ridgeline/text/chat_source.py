@@ -42,12 +42,14 @@ class Found:
     source: Source
 
 
-def find_template(path: Path, model: str, tokenizer: Tokenizer, file: Path | None) -> Found | None:
-    """The template of the model at `path`, which the user calls `model`; None where there is none.
+def find_template(path: Path | None, model: str, tokenizer: Tokenizer, file: Path | None) -> Found | None:
+    """The template of the model at `path` (None: a fake model, without files), which the user calls `model`; None where there is none.
 
     Raises ConfigError where `file` cannot be read, ModelFormatError where the model's files are malformed.
     """
-    if path.is_dir():
+    if path is None:
+        texts, tokens = dict[str, str](), dict[str, str]()
+    elif path.is_dir():
         config = _object(path / "tokenizer_config.json")
         texts, tokens = _of_directory(path, config), _tokens_of_directory(path, config)
     else:

@@ -1,0 +1,111 @@
+"""The model as endpoints see it: its name, its tokenizer, its chat template, the defaults of its authors; and how these are loaded.
+
+Owns what the front end reads of a model's files. Weights are the engine's.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ridgeline.config.groups import FAKE_PREFIX, ServerConfig
+from ridgeline.engine.admit import ModelLimits
+from ridgeline.engine.messages import Ready
+from ridgeline.errors import RequestError
+from ridgeline.facts.generation import GenerationDefaults, read_generation
+from ridgeline.text.bytes import ByteTokenizer
+from ridgeline.text.chat import ChatTemplate, load_chat_template
+from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A loaded model.
+
+    created   seconds since 1970
+    chat      None: the model has no template
+    defaults  what its authors recommend for fields that a client leaves out, by the names of `SamplingParams`
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    limits: ModelLimits
+    engine: Ready
+    created: int
+    chat: ChatTemplate | None = None
+    defaults: Mapping[str, int | float] = field(default_factory=dict)
+
+    def check_name(self, asked: str | None) -> None:
+        """Raises RequestError unless a client means this model. One that gives no name means the only one there is."""
+        if asked is not None and asked != self.name:
+            message = f"there is no model of that name here; this server has {self.name!r}"
+            raise RequestError(message, param="model", code="model_not_found", status=404)
+
+    @property
+    def turn_ends(self) -> frozenset[int]:
+        """Ids that end an answer to a chat beside those that end any."""
+        return frozenset() if self.chat is None else self.chat.stop_ids
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: changes with weights and KV layout."""
+        return "fp_" + hashlib.sha256(self.limits.kv.fingerprint).hexdigest()[:12]
+
+    @property
+    def notes(self) -> list[str]:
+        """What an operator should know of the template and the defaults, a line each, warnings last."""
+        chat = "chat: no template; /v1/chat/completions needs --chat-template FILE"
+        if self.chat is not None:
+            chat = f"chat template: {_SOURCES[self.chat.source]}; turns end at {_names(self.tokenizer, self.turn_ends)}"
+        stated = ", ".join(f"{name} {value}" for name, value in self.defaults.items())
+        defaults = [f"defaults of the model: {stated} (--generation-config none ignores them)"] if stated else []
+        return [chat, *defaults, *(f"warning: {each}" for each in (self.chat.warnings if self.chat else ()))]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What the front end reads of a model's files, before the engine is ready."""
+
+    tokenizer: Tokenizer
+    chat: ChatTemplate | None
+    generation: GenerationDefaults
+
+    def model(self, name: str, ready: Ready) -> Model:
+        """Together with what the engine says of itself."""
+        # An id must be an input of the model and a token of the text side: padded embeddings have rows that no token names.
+        vocab = min(ready.info.vocab, self.tokenizer.vocab_size)
+        ends = self.tokenizer.eos_ids | frozenset(token for token in self.generation.eos_ids if token < vocab)
+        limits = ModelLimits(vocab, ready.info.max_model_len, ends, ready.info.kv)
+        return Model(name, self.tokenizer, limits, ready, int(time.time()), self.chat, self.generation.sampling)
+
+
+def load_texts(name: str, path: Path | None, config: ServerConfig) -> Texts:
+    """Of the model that the user calls `name`, at `path`; None: a fake one, which speaks bytes.
+
+    Raises ConfigError for a template that is of no use, ModelFormatError for malformed files.
+    """
+    tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
+    generation = read_generation(path) if path is not None else GenerationDefaults()
+    if config.generation_config == "none":
+        generation = replace(generation, sampling={})
+    file = None if config.chat_template is None else Path(config.chat_template).expanduser()
+    return Texts(tokenizer, load_chat_template(path, name, tokenizer, file), generation)
+
+
+def served_name(model: str, config: ServerConfig) -> str:
+    """What clients call the model that the user calls `model`."""
+    if config.served_model_name is not None:
+        return config.served_model_name
+    return "fake" if model.startswith(FAKE_PREFIX) else Path(model).stem if model.endswith(".gguf") else model
+
+
+_SOURCES: Mapping[str, str] = {
+    "model": "the model's own",
+    "file": "from --chat-template",
+    "built in": "Ridgeline's own (the model has none)",
+}
+
+
+def _names(tokenizer: Tokenizer, ids: frozenset[int]) -> str:
+    return " ".join(repr(tokenizer.piece(token).decode("utf-8", "replace")) for token in sorted(ids)) or "no token of their own"
