@@ -11,7 +11,9 @@ from typing import Any, TypeGuard
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.model import TensorFacts
 
-MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 16 << 20
+"""The format allows 100 MB; a hundred thousand tensors need less than this, and JSON of this size stays small in memory."""
+MAX_TENSORS = 100_000
 MAX_FILES = 1_024
 MAX_ELEMENTS = 1 << 48
 BITS = {
@@ -39,6 +41,8 @@ def read_tensors(directory: Path) -> dict[str, TensorFacts]:
 
 def read_file(path: Path) -> dict[str, TensorFacts]:
     """Tensors of one file, by name. Raises ModelFormatError, ModelNotFoundError."""
+    if path.exists() and not path.is_file():
+        raise ModelNotFoundError(f"{path} is no file; check the path")
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -46,11 +50,14 @@ def read_file(path: Path) -> dict[str, TensorFacts]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
                 raise ModelFormatError(
-                    f"{path.name} has {size} bytes and claims a header of {length}; it is truncated or no safetensors file"
+                    f"{path.name} has {size} bytes and claims a header of {length} (at most {MAX_HEADER_BYTES}); "
+                    "it is truncated or no safetensors file"
                 )
             raw = file.read(length)
-    except (FileNotFoundError, IsADirectoryError):
+    except FileNotFoundError:
         raise ModelNotFoundError(f"there is no file {path}; check the path") from None
+    except OSError as error:
+        raise ModelNotFoundError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
     try:
         return _parse(path, raw, size - 8 - length)
     except ModelFormatError as error:
@@ -62,9 +69,13 @@ def _parse(path: Path, raw: bytes, data_bytes: int) -> dict[str, TensorFacts]:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (UnicodeDecodeError, RecursionError, ValueError):
         raise ModelFormatError("the header is no JSON in UTF-8; the file is damaged: download it again") from None
-    if not isinstance(header, dict):
-        raise ModelFormatError(f"the header is a {type(header).__name__}, an object was expected")
-    header.pop("__metadata__", None)
+    if not isinstance(header, dict) or raw[:1] != b"{":
+        raise ModelFormatError(f"the header is a {type(header).__name__} that starts with {raw[:1]!r}, an object was expected")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ModelFormatError("__metadata__ is no table of strings; the file is damaged")
+    if len(header) > MAX_TENSORS:
+        raise ModelFormatError(f"the header lists {len(header)} tensors, at most {MAX_TENSORS} were expected")
     found = [_tensor(path, name, entry, 8 + len(raw)) for name, entry in header.items()]
     end = 8 + len(raw)
     for tensor in sorted(found, key=lambda each: (each.offset, each.bytes)):

@@ -47,8 +47,8 @@ def _indexed(directory: Path) -> dict[str, TensorFacts]:
     if len(names) > MAX_FILES:
         raise ModelFormatError(f"{INDEX} names {len(names)} files, at most {MAX_FILES} were expected")
     found: dict[str, TensorFacts] = {}
-    for file in names:
-        for name, tensor in read_file(_inside(directory, file)).items():
+    for file, path in {file: _inside(directory, file) for file in names}.items():
+        for name, tensor in read_file(path).items():
             if placed.get(name) != file:
                 where = quoted(placed.get(name))
                 raise ModelFormatError(f"tensor {quoted(name)} stands in {file}, {INDEX} has it in {where}; download both again")
