@@ -86,7 +86,7 @@ def write_tiny(path: Path, size: Tiny | None = None, *, seed: int = 0, kind: str
     writer.add_layer_norm_rms_eps(size.eps)
     writer.add_rope_freq_base(1_000_000.0)
     writer.add_sliding_window(size.window)
-    _add_vocabulary(writer, size.vocab)
+    add_vocabulary(writer, size.vocab)
     stored = gguf.GGMLQuantizationType[kind]
     for name, values in tiny_weights(size, seed).items():
         if values.ndim == 1 or kind == "F32":
@@ -100,7 +100,7 @@ def write_tiny(path: Path, size: Tiny | None = None, *, seed: int = 0, kind: str
     return path
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     """Four control tokens, 256 bytes, then letters and pairs as pieces."""
     control = ["<pad>", "<eos>", "<bos>", "<unk>"]
     letters = [*"abcdefghijklmnopqrstuvwxyz", "▁", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"]

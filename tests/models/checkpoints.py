@@ -1,0 +1,210 @@
+"""Tiny random checkpoints of every architecture, made by transformers: config, weights and safetensors files; see `convert.py` for GGUF.
+
+Every weight is random, norms and biases too, so that whatever a model file forgets changes its logits.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+VOCAB, HIDDEN, HEAD_DIM = 288, 64, 16
+WINDOW = 6
+CONTEXT = 256
+PHI3_ORIGINAL = 32
+"""Positions of Phi-3's short factors."""
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "attn_implementation": "eager",
+}
+
+
+def _spread(count: int, low: float, high: float) -> list[float]:
+    return np.linspace(low, high, count).round(3).tolist()
+
+
+_PHI3 = {
+    "original_max_position_embeddings": PHI3_ORIGINAL,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": _spread(HEAD_DIM * 3 // 8, 1.0, 2.0),
+        "long_factor": _spread(HEAD_DIM * 3 // 8, 3.0, 20.0),
+    },
+}
+
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_GEMMA = {
+    "head_dim": HEAD_DIM,
+    "query_pre_attn_scalar": HEAD_DIM,
+    "sliding_window": WINDOW,
+    "num_hidden_layers": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a tiny model is made.
+
+    config        class of the config in transformers
+    settings      its arguments, beside `_BASE`
+    stored        data type of the safetensors files: float32, bfloat16 or float16; weights are rounded to it first
+    shard_bytes   the most bytes of a file; 0: one file
+    lengths       tokens of the prompts
+    reach         max_model_len that the rotation is chosen for
+    gguf          the architecture that GGUF files of it name; "" where they cannot express it
+    """
+
+    config: str
+    settings: dict[str, Any]
+    stored: str = "float32"
+    shard_bytes: int = 0
+    lengths: tuple[int, ...] = (30, 1, 5, 23)
+    reach: int = CONTEXT
+    gguf: str = ""
+
+
+RECIPES: dict[str, Recipe] = {
+    "llama2": Recipe("LlamaConfig", {"num_key_value_heads": 4, "rms_norm_eps": 1e-5}, shard_bytes=100_000, gguf="llama"),
+    "llama3": Recipe("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE}, stored="bfloat16", gguf="llama"),
+    "llama-biases": Recipe(
+        "LlamaConfig",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0},
+        },
+        gguf="llama",
+    ),
+    "mistral": Recipe("MistralConfig", {"sliding_window": WINDOW, "head_dim": 24}, stored="float16", gguf="llama"),
+    "qwen2": Recipe(
+        "Qwen2Config",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}},
+        gguf="qwen2",
+    ),
+    "qwen2-window": Recipe("Qwen2Config", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW}),
+    "qwen3": Recipe("Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True, "rms_norm_eps": 1e-6}, gguf="qwen3"),
+    "qwen3-biases": Recipe("Qwen3Config", {"head_dim": HEAD_DIM, "attention_bias": True}),
+    "gemma2": Recipe("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 3.0}, gguf="gemma2"),
+    "gemma2-scale": Recipe("Gemma2Config", {**_GEMMA, "query_pre_attn_scalar": 50, "attn_logit_softcapping": None}),
+    "gemma3": Recipe(
+        "Gemma3TextConfig",
+        {
+            **_GEMMA,
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        gguf="gemma3",
+    ),
+    "phi3-short": Recipe("Phi3Config", {**_PHI3, "sliding_window": 20}, reach=PHI3_ORIGINAL, gguf="phi3"),
+    "phi3-long": Recipe("Phi3Config", {**_PHI3, "sliding_window": None}, lengths=(50, 33, 40), gguf="phi3"),
+    "gpt2": Recipe("GPT2Config", {"n_inner": 128, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-4}, gguf="gpt2"),
+}
+"""Name → recipe; one line for each trap that a family sets."""
+
+GGUFS = [name for name, recipe in RECIPES.items() if recipe.gguf]
+
+
+@dataclass
+class Checkpoint:
+    """A tiny model of transformers (fp32, in memory) and its directory of safetensors files."""
+
+    name: str
+    recipe: Recipe
+    model: Any
+    directory: Path
+    _logits: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict)
+
+    def prompts(self) -> list[list[int]]:
+        """Ids of the recipe's lengths."""
+        return [np.random.default_rng(length).integers(0, VOCAB, length).tolist() for length in self.recipe.lengths]
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits [tokens, vocabulary] by transformers."""
+        if tuple(ids) not in self._logits:
+            self._logits[tuple(ids)] = logits_of(self.model, ids)
+        return self._logits[tuple(ids)]
+
+
+def make_checkpoint(name: str, directory: Path) -> Checkpoint:
+    """The model of a recipe, saved to `directory`."""
+    import torch
+
+    recipe = RECIPES[name]
+    model = make_model(recipe)
+    # A copy: the model that is compared with keeps its rotations in fp32.
+    saved = copy.deepcopy(model).to(getattr(torch, recipe.stored))
+    saved.save_pretrained(directory, **({"max_shard_size": recipe.shard_bytes} if recipe.shard_bytes else {}))
+    return Checkpoint(name, recipe, model, directory)
+
+
+def make_model(recipe: Recipe) -> Any:
+    """A model of transformers with random weights that its stored data type can hold."""
+    import torch
+    import transformers
+
+    settings = {**_BASE, **recipe.settings}
+    if recipe.config == "GPT2Config":
+        settings["n_positions"] = settings.pop("max_position_embeddings")
+        del settings["num_key_value_heads"], settings["intermediate_size"]
+    config = getattr(transformers, recipe.config)(**settings)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    random = np.random.default_rng(5)
+    stored = getattr(torch, recipe.stored)
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            value.copy_(_random(key, tuple(value.shape), recipe.config, random.standard_normal).to(stored))
+    model.tie_weights()
+    return model
+
+
+def _random(key: str, shape: tuple[int, ...], config: str, normal: Callable[[tuple[int, ...]], np.ndarray]) -> Any:
+    import torch
+
+    values = normal(shape)
+    if key.endswith(".bias"):
+        values *= 0.3
+    elif len(shape) == 1:
+        values = 0.2 * values + (0 if config.startswith("Gemma") else 1)
+    elif "embed" in key or ".wte" in key or ".wpe" in key:
+        values *= 0.3
+    else:
+        # Queries and keys are large, so that attention looks at few keys and every detail of it shows.
+        gain = 1.6 if any(part in key for part in ("q_proj", "k_proj", "qkv", "c_attn")) else 1.0
+        values *= gain * (shape[0] if config == "GPT2Config" and "lm_head" not in key else shape[1]) ** -0.5
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def logits_of(model: Any, ids: Sequence[int]) -> np.ndarray:
+    """Logits [tokens, vocabulary] of one sequence by a model of transformers, in one pass without a cache."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([list(ids)]), use_cache=False).logits[0].numpy()

@@ -1,0 +1,154 @@
+"""GGUF files of transformers' models, by the rules of llama.cpp's converter: its tensor names (the `gguf` package has them), its
+permutation of Llama's Q and K, its + 1 on Gemma's norms, its tensors and keys for scaled RoPE.
+
+One key is more than that converter writes: a Mistral's window, which its files leave out.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from tiny import add_vocabulary
+
+KINDS = ("F32", "Q8_0")
+
+
+def write_gguf(path: Path, model: Any, architecture: str, kind: str) -> Path:
+    """The model as a GGUF file whose matrices are stored as `kind`; vectors and learned positions are F32, as llama.cpp keeps them."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name(f"tiny {config.model_type}")
+    _write_sizes(writer, config)
+    _write_rope(writer, config, architecture)
+    add_vocabulary(writer, config.vocab_size)
+    stored = gguf.GGMLQuantizationType[kind]
+    for name, values in gguf_tensors(model, architecture).items():
+        if kind == "F32" or not quantised(name, values):
+            writer.add_tensor(name, values)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(values, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def quantised(name: str, values: np.ndarray) -> bool:
+    """Whether a file with quantised matrices quantises this tensor."""
+    return values.ndim == 2 and not name.startswith("position_embd")
+
+
+def gguf_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
+    """fp32 by GGUF name, as the file holds them."""
+    config = model.config
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    found: dict[str, np.ndarray] = {}
+    for key, parameter in model.named_parameters():
+        values = parameter.detach().numpy()
+        if architecture == "gpt2" and values.ndim == 2 and ".h." in key:
+            values = values.T
+        if architecture == "llama" and "q_proj" in key:
+            values = permute(values, config.num_attention_heads)
+        if architecture == "llama" and "k_proj" in key:
+            values = permute(values, config.num_key_value_heads)
+        if architecture.startswith("gemma") and key.endswith("norm.weight"):
+            values = values + 1
+        name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        assert name is not None, key
+        found[name] = np.ascontiguousarray(values, np.float32)
+    return found
+
+
+def permute(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of each head from halves to pairs: 0, h/2, 1, h/2 + 1 …"""
+    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def dequantised(model: Any, architecture: str, kind: str) -> Any:
+    """A copy of the model with the weights that a file of `kind` holds."""
+    import copy
+
+    import torch
+
+    own = copy.deepcopy(model)
+    stored = gguf.GGMLQuantizationType[kind]
+    with torch.no_grad():
+        for key, parameter in own.named_parameters():
+            values = parameter.numpy()
+            turned = architecture == "gpt2" and ".h." in key
+            if values.ndim == 2 and ".wpe" not in key:
+                rows = np.ascontiguousarray(values.T if turned else values)
+                rows = gguf.quants.dequantize(gguf.quants.quantize(rows, stored), stored)
+                parameter.copy_(torch.from_numpy(np.ascontiguousarray(rows.T if turned else rows)))
+    own.tie_weights()
+    return own
+
+
+def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
+    heads = config.num_attention_heads
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(heads)
+    if config.model_type == "gpt2":
+        writer.add_feed_forward_length(config.n_inner)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+        return
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if getattr(config, "head_dim", None):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    if config.model_type in ("mistral", "gemma2", "gemma3_text", "phi3"):
+        writer.add_sliding_window(config.sliding_window or 0)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _write_rope(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
+    if architecture == "gpt2":
+        return
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if architecture in ("llama", "phi3"):
+        writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * head))
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    elif rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    elif rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, head))
+    elif rope["rope_type"] == "longrope":
+        original = config.original_max_position_embeddings
+        scale = config.max_position_embeddings / original
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
+        for part in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{part}.weight", np.array(rope[f"{part}_factor"], np.float32))
+
+
+def _llama3_factors(rope: Any, dim: int) -> np.ndarray:
+    """Divisors of the angles, from wavelengths."""
+    low, high, original = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
+    factors = []
+    for frequency in rope["rope_theta"] ** (-np.arange(0, dim, 2) / dim):
+        wavelength = 2 * math.pi / frequency
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
