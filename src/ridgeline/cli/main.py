@@ -4,18 +4,24 @@ A verb's file is imported when the verb is asked for, so that help costs nothing
 """
 
 import importlib
+import shlex
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
 from ridgeline import __version__
+from ridgeline.cli.mistakes import PROGRAM, nearest_verb, working_command
 from ridgeline.errors import RidgelineError
+
+UsageError: Final[Any] = typer.BadParameter.__base__
+"""click's class, or typer's copy of it."""
 
 VERBS: Final = {
     "serve": "Serve a model: a page and an OpenAI-compatible API.",
     "generate": "Continue prompts with a model, in this process.",
     "plan": "Say what a model needs and yields on given devices, before anything is downloaded.",
+    "config": "Explain each setting of an engine: value, origin, reason, cost, and the metric that shows it is wrong.",
     "sim": "Simulate serving with the real scheduler, before or without any server.",
     "whatif": "Try other settings on recorded traffic, with the real scheduler, beside today's.",
     "replay": "Decide a recording again and compare; make a trace and a step log of it.",
@@ -28,11 +34,15 @@ MISTAKEN: Final = 2
 
 def main() -> None:
     """The entry point. Never returns."""
-    asked = sys.argv[1] if len(sys.argv) > 1 else None
+    words = sys.argv[1:]
+    command = typer.main.get_command(command_line(words[0] if words else None))
     try:
-        command_line(asked)()
+        status = command.main(words, PROGRAM, standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
     except RidgelineError as error:
-        fail(str(error))
+        fail(str(error), working_command(words, error, command.commands.get(words[0])))  # type: ignore[attr-defined]
+    except UsageError as error:
+        _usage(error, words, command)
     except BrokenPipeError:
         sys.stderr.close()  # Whoever read our output has gone; Python would complain about it once more while it ends.
         sys.exit(MISTAKEN)
@@ -44,10 +54,23 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def fail(message: str) -> None:
-    """Ends the process with one line."""
-    print(f"ridgeline: {message}", file=sys.stderr)
+def fail(message: str, works: str | None = None) -> NoReturn:
+    """Ends the process with one line, and a second one with the command that works where one is known."""
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
+    if works is not None:
+        print(f"This works: {works}", file=sys.stderr)
     sys.exit(MISTAKEN)
+
+
+def _usage(error: Any, words: list[str], command: Any) -> NoReturn:
+    """A command line that cannot be understood; without any word, help."""
+    if not words:
+        print(command.get_help(command.make_context(PROGRAM, [], resilient_parsing=True)))
+        sys.exit(MISTAKEN)
+    verb = words[0] if words[0] in VERBS else nearest_verb(words[0], list(VERBS))
+    if verb != words[0] and not words[0].startswith("-"):
+        fail(error.format_message(), None if verb is None else shlex.join([PROGRAM, verb, *words[1:]]))
+    fail(error.format_message(), working_command(words, error, command.commands.get(words[0])))
 
 
 def command_line(asked: str | None) -> typer.Typer:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from ridgeline.errors import ConfigError
+from ridgeline.facts.ceilings import this_machine
 from ridgeline.facts.devices import ALIASES, DEVICES, GB, TERA, Device, Price
 from ridgeline.facts.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
 from ridgeline.planning.deployment import Deployment, Layout, Workload, automatic_layout
@@ -14,6 +15,8 @@ MAX_DEVICES = 1_024
 MAX_USERS = 1_000_000
 MAX_TOKENS = 1 << 27
 DEFAULT_CONTEXT = 4_096
+THIS = "this"
+"""The device that the planner runs on."""
 _TIMES = {"ttft", "itl"}
 _LOAD = {"in": (1, MAX_TOKENS), "out": (1, MAX_TOKENS), "prefix": (0, 0.99), "burst": (1, 1_000)}
 
@@ -64,10 +67,11 @@ def deployment_of(shape: ModelShape, asked: Question) -> Deployment:
 def device_of(asked: Question) -> Device:
     """The device by name, with the numbers that the question puts in place of the table's."""
     name = asked.device.lower()
-    device = DEVICES.get(ALIASES.get(name, name))
+    device = this_machine() if name == THIS else DEVICES.get(ALIASES.get(name, name))
     if device is None:
         raise ConfigError(
-            f"--device {asked.device!r:.60} is not known; known: {', '.join(DEVICES)}; or change one by --bandwidth and the like"
+            f"--device {asked.device!r:.60} is not known; known: {THIS} (machine), {', '.join(DEVICES)}; "
+            "or change one by --bandwidth and the like"
         )
     if asked.memory_gb is not None:
         device = replace(device, memory_bytes=int(_bounded("--memory", asked.memory_gb, 0.1, 1e5) * GB))

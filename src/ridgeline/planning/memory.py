@@ -4,8 +4,12 @@ from collections.abc import Sequence
 from functools import reduce
 from math import gcd
 
+from ridgeline.config.resolve import KVCosts
 from ridgeline.core.plan import KVGroup
 from ridgeline.facts.model import ModelFacts
+
+KV_ELEMENT_BYTES = 4
+"""The numpy runner keeps K and V as fp32."""
 
 
 def kv_groups(facts: ModelFacts) -> tuple[KVGroup, ...]:
@@ -53,6 +57,16 @@ def sequence_pages(groups: tuple[KVGroup, ...], block_tokens: int, tokens: int, 
         needed = -(-(group.window + min(chunk, tokens)) // block_tokens) + 1
         pages += full if group.window == 0 else min(full, needed)
     return pages
+
+
+def kv_costs(facts: ModelFacts, block_tokens: int, chunk: int, element_bytes: int) -> KVCosts:
+    """What the KV cache of a model costs, for `config.resolve`."""
+    groups = kv_groups(facts)
+    return KVCosts(
+        page_bytes=page_bytes(facts, groups[0], block_tokens, element_bytes),
+        sequence_pages=lambda tokens: sequence_pages(groups, block_tokens, tokens, chunk),
+        longest=lambda pages, limit: longest_sequence(groups, block_tokens, pages, chunk, limit),
+    )
 
 
 def longest_sequence(groups: tuple[KVGroup, ...], block_tokens: int, pages: int, chunk: int, limit: int) -> int:

@@ -6,7 +6,6 @@ Owns the order of start-up. Decides nothing: sizes come from `config.resolve` an
 import hashlib
 from array import array
 from collections.abc import Callable
-from functools import partial
 
 from ridgeline.compute.decoding.sampler import sample
 from ridgeline.compute.exact.cache import KVCache, allocate_kv
@@ -18,19 +17,16 @@ from ridgeline.compute.runtime.executor import Runner, StepExecutor
 from ridgeline.compute.runtime.rows import Rows
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import EngineConfig
-from ridgeline.config.resolve import Decision, KVCosts, Resolved, resolve
+from ridgeline.config.resolve import Decision, resolve
 from ridgeline.core.params import RowParams
-from ridgeline.core.plan import KVGroup, KVShape, NewRow, Plan
+from ridgeline.core.plan import KVShape, NewRow, Plan
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.facts.machine import machine_facts
 from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.read import read_model_facts
 from ridgeline.facts.rope import rope_for
 from ridgeline.facts.source import resolve_model
-from ridgeline.planning.memory import kv_groups, longest_sequence, page_bytes, sequence_pages
-
-KV_ELEMENT_BYTES = 4
-"""The numpy runner keeps K and V as fp32."""
+from ridgeline.planning.memory import KV_ELEMENT_BYTES, kv_costs, kv_groups
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
@@ -44,7 +40,8 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     facts = read_model_facts(resolve_model(config.model, cache_directory(), progress))
     machine = machine_facts()
     groups = kv_groups(facts)
-    resolved = _resolve(config, facts, groups, machine.memory_bytes)
+    costs = kv_costs(facts, config.block_size, config.max_num_batched_tokens, KV_ELEMENT_BYTES)
+    resolved = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
     assert resolved.config.max_model_len is not None and resolved.config.kv_cache_memory_bytes is not None
     facts, said = rope_for(facts, resolved.config.max_model_len)
     decisions = resolved.decisions
@@ -68,16 +65,6 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
         kv_bytes=resolved.config.kv_cache_memory_bytes,
     )
     return StepExecutor(info, decisions, runner, kv, sample)
-
-
-def _resolve(config: EngineConfig, facts: ModelFacts, groups: tuple[KVGroup, ...], memory_bytes: int) -> Resolved:
-    size, chunk = config.block_size, config.max_num_batched_tokens
-    costs = KVCosts(
-        page_bytes=page_bytes(facts, groups[0], size, KV_ELEMENT_BYTES),
-        sequence_pages=partial(sequence_pages, groups, size, chunk=chunk),
-        longest=lambda pages, limit: longest_sequence(groups, size, pages, chunk, limit),
-    )
-    return resolve(config, context=facts.context, memory_bytes=memory_bytes, costs=costs)
 
 
 def _fingerprint(facts: ModelFacts, block_tokens: int) -> bytes:

@@ -1,0 +1,86 @@
+"""`ridgeline config explain`: each effective setting of an engine, its origin and reason, its cost, and how to see that it is wrong."""
+
+import json
+from dataclasses import asdict, fields, replace
+from typing import Annotated, Any
+
+import typer
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.errors import ConfigError
+
+
+def config(
+    what: Annotated[str, typer.Argument(help="What to do: explain.")],
+    model: Annotated[str, typer.Argument(help="`demo`, the path of a GGUF file, or a directory.")],
+    change: Annotated[list[str] | None, typer.Option("--set", help="A setting as serve's flag has it, name=value.")] = None,
+    device: Annotated[str, typer.Option(help="Device whose milliseconds are told; `this` is this machine.")] = "this",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list: bytes and seconds.")] = False,
+) -> None:
+    """Say of each setting what it is, why, what it costs and which metric shows that it is wrong."""
+    if what != "explain":
+        raise ConfigError(f"config {what[:40]!r} is not known; write config explain MODEL")
+    rows = _explained(_given(model, change or []), device)
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+    else:
+        _show(rows)
+
+
+def _given(model: str, changes: list[str]) -> EngineConfig:
+    """The settings as typed. Raises ConfigError."""
+    known = {field.name: field.type for field in fields(EngineConfig) if field.name != "model"}
+    values: dict[str, Any] = {}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        name = name.replace("-", "_")
+        if not equals or name not in known:
+            raise ConfigError(f"--set {change[:60]!r} is not understood; write name=value with one of: {', '.join(known)}")
+        values[name] = _typed(name, str(known[name]), text)
+    return replace(EngineConfig(model), **values)
+
+
+def _typed(name: str, kind: str, text: str) -> Any:
+    if "bool" in kind and text in ("true", "false"):
+        return text == "true"
+    try:
+        return text if "str" in kind else float(text) if "float" in kind else int(text)
+    except ValueError:
+        raise ConfigError(f"--set {name}={text[:40]} is no number") from None
+
+
+def _explained(given: EngineConfig, device: str) -> list[Any]:
+    from ridgeline.config.env import cache_directory
+    from ridgeline.config.resolve import resolve
+    from ridgeline.facts.describe import describe_model
+    from ridgeline.facts.machine import machine_facts
+    from ridgeline.facts.read import read_model_facts
+    from ridgeline.facts.source import resolve_model
+    from ridgeline.planning.arguments import Question, deployment_of
+    from ridgeline.planning.memory import KV_ELEMENT_BYTES, kv_costs
+    from ridgeline.planning.settings import Case, explain
+
+    facts = read_model_facts(resolve_model(given.model, cache_directory()))
+    costs = kv_costs(facts, given.block_size, given.max_num_batched_tokens, KV_ELEMENT_BYTES)
+    resolved = resolve(given, context=facts.context, memory_bytes=machine_facts().memory_bytes, costs=costs)
+    asked = Question(device=device, kv_dtype="f32", context=resolved.config.max_model_len, chunk=given.max_num_batched_tokens)
+    deployment = deployment_of(describe_model(given.model, cache_directory()), asked)
+    return explain(given, resolved, Case(resolved.config, resolved.pages, costs, facts, deployment))
+
+
+def _show(rows: list[Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=200)
+    table = Table(show_lines=True)
+    for name in ("setting", "value", "origin", "why", "costs", "wrong if"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        costs = [f"{row.bytes / 1e9:.3f} GB" if row.bytes >= 1e6 else f"{row.bytes:,} B"] if row.bytes is not None else []
+        costs += [f"{row.seconds * 1e3:.1f} ms"] if row.seconds is not None else []
+        value = "–" if row.value is None else f"{row.value:,}" if type(row.value) is int else str(row.value)
+        table.add_row(row.name, value, row.origin, row.reason, "\n".join(costs), row.metric)
+    console.print(table)

@@ -1,0 +1,136 @@
+"""Every setting of an engine explained: its value, where it comes from, why, what it costs, and the metric that shows it is wrong.
+
+Owns the words. Values come from `config.resolve`, costs from the planner: the same functions that the engine runs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.config.resolve import KVCosts, Resolved
+from ridgeline.facts.model import ModelFacts
+from ridgeline.planning.deployment import Deployment
+from ridgeline.planning.step import Rows, pass_seconds, step_work
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One setting. `bytes` and `seconds` are what its value costs, None where it costs nothing of the kind."""
+
+    name: str
+    value: object
+    origin: str
+    reason: str
+    metric: str
+    bytes: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What costs are computed from."""
+
+    config: EngineConfig
+    pages: int
+    costs: KVCosts
+    facts: ModelFacts
+    deployment: Deployment
+
+    def step_seconds(self, rows: list[Rows]) -> float:
+        """The planner's estimate of a step on the deployment's device."""
+        return pass_seconds(self.deployment, step_work(self.deployment, rows))
+
+
+Cost = Callable[[Case], tuple[int | None, float | None]]
+
+
+def _context(case: Case) -> tuple[int | None, float | None]:
+    length = case.config.max_model_len or 1
+    return case.costs.sequence_pages(length) * case.costs.page_bytes, case.step_seconds([Rows(length - 1, 1)])
+
+
+def _rows(case: Case) -> tuple[int | None, float | None]:
+    half = (case.config.max_model_len or 2) // 2
+    return None, case.step_seconds([Rows(half, 1, case.config.max_num_seqs)])
+
+
+def _step(case: Case) -> tuple[int | None, float | None]:
+    return None, case.step_seconds([Rows(0, case.config.max_num_batched_tokens)])
+
+
+def _cache(case: Case) -> tuple[int | None, float | None]:
+    return case.pages * case.costs.page_bytes, None
+
+
+def _block(case: Case) -> tuple[int | None, float | None]:
+    return case.costs.page_bytes, None
+
+
+def _free(case: Case) -> tuple[int | None, float | None]:
+    return None, None
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """Of a setting: the reason for its value where nobody decided, the metric that shows it is wrong, and its cost."""
+
+    reason: str
+    metric: str
+    cost: Cost = _free
+
+
+MEANINGS: Final[Mapping[str, Meaning]] = {
+    "model": Meaning("what is served", "none: it is what you asked for"),
+    "max_model_len": Meaning(
+        "the cost is one such sequence, and its last token",
+        'finish_reason "length" where users wanted more, 400 context_length_exceeded: too short',
+        _context,
+    ),
+    "max_num_seqs": Meaning(
+        "the cost is a step with all of them at half the context",
+        "vllm:num_requests_waiting > 0 while vllm:kv_cache_usage_perc < 0.8: too few; vllm:inter_token_latency_seconds too high: too many",
+        _rows,
+    ),
+    "max_num_batched_tokens": Meaning(
+        "the cost is a step full of a prompt: what a long prompt adds to everyone's next token",
+        "vllm:inter_token_latency_seconds p99 far above p50: too many; vllm:time_to_first_token_seconds too high: too few",
+        _step,
+    ),
+    "kv_cache_memory_bytes": Meaning(
+        "all pages together", "vllm:kv_cache_usage_perc > 0.9, or vllm:num_preemptions growing: too small", _cache
+    ),
+    "block_size": Meaning(
+        "the cost is one page; a sequence wastes half a block on average",
+        "vllm:prefix_cache_hits low against vllm:prefix_cache_queries: too large",
+        _block,
+    ),
+    "enable_prefix_caching": Meaning(
+        "free: pages that nobody holds keep their content", "vllm:prefix_cache_hits stays 0 although prompts share beginnings: off"
+    ),
+    "scheduling_policy": Meaning(
+        "fcfs is fair; priority obeys the request; static and one are for comparison", "vllm:request_queue_time_seconds too high for some"
+    ),
+    "depth": Meaning("steps in flight: two hide the host behind the device", "time between steps beside their own: too shallow"),
+    "seed": Meaning("requests without a seed draw theirs from it; none: unpredictable", "answers that repeat after a restart: set"),
+    "record": Meaning("a file with every command, plan and result; it holds token ids", "the disk fills up: set"),
+    "step_timeout_seconds": Meaning("a step that computes nothing for so long is a hang", "engine restarts while it computes: too short"),
+}
+"""Every field of `EngineConfig`."""
+
+
+def explain(given: EngineConfig, resolved: Resolved, case: Case) -> list[Explained]:
+    """All settings, in the order of `EngineConfig`."""
+    decided = {decision.name: decision for decision in resolved.decisions}
+    defaults = EngineConfig(model=given.model)
+    found = []
+    for field in fields(EngineConfig):
+        meaning = MEANINGS[field.name]
+        value: Any = getattr(resolved.config, field.name)
+        decision = decided.get(field.name)
+        origin = decision.origin if decision else "flag" if getattr(given, field.name) != getattr(defaults, field.name) else "default"
+        if field.name == "model":
+            origin = "argument"
+        reason = f"{decision.reason}; {meaning.reason}" if decision else meaning.reason
+        found.append(Explained(field.name, value, origin, reason, meaning.metric, *meaning.cost(case)))
+    return found
