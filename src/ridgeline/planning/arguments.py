@@ -70,7 +70,7 @@ def device_of(asked: Question) -> Device:
     device = this_machine() if name == THIS else DEVICES.get(ALIASES.get(name, name))
     if device is None:
         raise ConfigError(
-            f"--device {asked.device!r:.60} is not known; known: {THIS} (machine), {', '.join(DEVICES)}; "
+            f"--device {asked.device!r:.60} is not known; known: {', '.join(DEVICES)}, {THIS} (machine); "
             "or change one by --bandwidth and the like"
         )
     if asked.memory_gb is not None:
