@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import jinja2.debug  # noqa: F401  (jinja2 imports it at the first error; once sealed, nothing can be imported)
 from jinja2 import TemplateError, meta, nodes
@@ -51,6 +51,10 @@ class Environment(ImmutableSandboxedEnvironment):
                 if isinstance(sequence, Sequence) and isinstance(times, int) and len(sequence) * times > MAX_TEXT:
                     raise TooMuch(f"makes a sequence of more than {MAX_TEXT} items")
         return super().call_binop(context, operator, left, right)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        """An attribute that the sandbox hides is an error at once, not an undefined value that renders as nothing."""
+        raise SecurityError(f"the attribute {attribute!r} of a {type(obj).__name__} is not for templates")
 
 
 class Generation(Extension):

@@ -16,7 +16,7 @@ from ridgeline.text.chat_sandbox import Refusal, Sandbox, TooMuch, seal
 
 MEMORY_BYTES: Final = 256 << 20
 """Address space beyond what the interpreter has at its start."""
-ORPHAN_SECONDS: Final = 5.0
+ORPHAN_SECONDS: Final = 4.0
 """A render that lasts so long has no parent any more (it kills far earlier): the kernel ends this process."""
 MAX_MESSAGE: Final = 2_000
 
@@ -28,7 +28,7 @@ def main(descriptor: int) -> None:
     if first is None:
         return
     _bound_memory()
-    signal.setitimer(signal.ITIMER_REAL, ORPHAN_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, 2 * ORPHAN_SECONDS)
     try:
         sandbox = Sandbox(first["templates"], first["mask"])
     except Exception as error:
