@@ -1,0 +1,117 @@
+"""SIGTERM under load: readiness goes first, new requests are told to come back, accepted ones end as if nothing had happened, exit 0."""
+
+import asyncio
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+FAKE = 'fake:{"rows": 16, "step_seconds": 0.004}'
+CLIENTS = 24
+
+
+async def one_request(client: httpx.AsyncClient, number: int, signalled: asyncio.Event, ends: Counter[str]) -> None:
+    """A whole or a streamed request; counts how it ended. What was sent before the signal has been accepted and must be whole."""
+    stream, when = number % 2 == 0, "after" if signalled.is_set() else "before"
+    body = {"prompt": [number % 250], "max_tokens": 120 + number % 7, "seed": number, "stream": stream, "ignore_eos": True}
+    try:
+        answer = await client.post("/v1/completions", json=body)
+    except httpx.TransportError as error:
+        ends[f"{type(error).__name__} {when}"] += 1
+        return
+    if answer.status_code == 503:
+        assert signalled.is_set() and 1 <= int(answer.headers["retry-after"]) <= 60 and answer.json()["error"]["code"] == "engine_unavailable"
+        ends["refused"] += 1
+        return
+    assert answer.status_code == 200
+    if stream:
+        assert answer.text.endswith("data: [DONE]\n\n")
+        events = [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]
+        assert all("choices" in event for event in events), answer.text[-600:]
+        text = "".join(event["choices"][0]["text"] for event in events)
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+    else:
+        text = answer.json()["choices"][0]["text"]
+    assert len(text) == body["max_tokens"]
+    ends["whole"] += 1
+    ends["whole, begun before, ended after"] += when == "before" and signalled.is_set()
+
+
+async def storm(server: Any, number: signal.Signals) -> tuple[Counter[str], list[int]]:
+    """Clients that ask again and again; in the middle the signal. Returns the ends, and what `/readyz` said afterwards."""
+    ends: Counter[str] = Counter()
+    signalled, over = asyncio.Event(), asyncio.Event()
+    ready: list[int] = []
+
+    async def one_client(first: int) -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+            request = first
+            while not over.is_set():
+                await one_request(client, request, signalled, ends)
+                request += CLIENTS
+                if ends["ConnectError after"]:
+                    return
+                await asyncio.sleep(0.01 if signalled.is_set() else 0)
+
+    async def watch() -> None:
+        await asyncio.sleep(1.0)
+        async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+            assert (await client.get("/readyz")).status_code == 200
+            server.process.send_signal(number)
+            signalled.set()
+            began = time.monotonic()
+            try:
+                while time.monotonic() - began < 10:
+                    ready.append((await client.get("/readyz")).status_code)
+                    await asyncio.sleep(0.02)
+            except httpx.TransportError:
+                pass
+        over.set()
+
+    await asyncio.gather(watch(), *(one_client(each) for each in range(CLIENTS)))
+    return ends, ready
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_accepted_requests_end_whole(serving: Callable[..., Any], number: signal.Signals) -> None:
+    with serving(FAKE) as server:
+        ends, ready = asyncio.run(storm(server, number))
+        assert server.process.wait(20) == 0
+        assert 503 in ready and 200 not in ready[1:], "not ready from the signal on"
+        assert ends["whole"] >= CLIENTS and ends["refused"] > 0, ends
+        assert ends["whole, begun before, ended after"] >= CLIENTS / 2, ends
+        assert not [end for end in ends if end.endswith(" before")], ends
+        assert "Traceback" not in server.output() and "incident" not in server.output(), server.output()
+
+
+def test_what_lasts_too_long_is_ended_with_an_error(serving: Callable[..., Any]) -> None:
+    with serving('fake:{"step_seconds": 0.02}', "--shutdown-timeout", "0.5") as server:
+        body = {"prompt": [1], "max_tokens": 4000, "stream": True, "ignore_eos": True}
+        with httpx.Client(base_url=server.url, timeout=20) as client, client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            server.process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            events = [line for line in lines if line]
+            assert 0.3 < time.monotonic() - began < 5
+        assert json.loads(events[-2][6:])["error"]["type"] == "server_error" and events[-1] == "data: [DONE]"
+        assert server.process.wait(20) == 0
+
+
+def test_the_second_signal_does_not_wait(serving: Callable[..., Any]) -> None:
+    with serving('fake:{"step_seconds": 0.02}') as server:
+        body = {"prompt": [1], "max_tokens": 4000, "stream": True, "ignore_eos": True}
+        with httpx.Client(base_url=server.url, timeout=20) as client, client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            assert server.process.poll() is None
+            server.process.send_signal(signal.SIGTERM)
+            list(lines)
+        assert server.process.wait(5) == 0
