@@ -9,21 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from serving import Answer, serve
 from tiny import Tiny, write_tiny
 
 from ridgeline.compute.exact.cache import KVCache, allocate_kv
 from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.commands import Admit
-from ridgeline.core.events import Preempted, PrefixHit
 from ridgeline.core.params import Admitted
-from ridgeline.core.plan import TokenLogprobs
-from ridgeline.engine.compose import start_engine
 from ridgeline.facts.machine import MachineFacts, machine_facts
 
 SIZE = Tiny()
-
-Answer = tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]
 
 
 @pytest.fixture(scope="module")
@@ -43,35 +38,6 @@ def request(number: int, **fields: object) -> Admitted:
 
 
 REQUESTS = [request(number) for number in range(8)]
-
-
-class Run:
-    """Answers by (request, choice), and how often something happened."""
-
-    def __init__(self) -> None:
-        self.answers: dict[tuple[str, int], Answer] = {}
-        self.preempted = self.hit_tokens = self.peak_rows = 0
-
-
-def serve(model: Path, waves: list[list[Admitted]], **settings: object) -> Run:
-    """Gives the engine one wave of requests after the other, each when it has finished the one before."""
-    config = EngineConfig(str(model), **settings)  # type: ignore[arg-type]
-    engine, _ = start_engine(config, lambda stage, fraction: None)
-    run = Run()
-    for wave in waves:
-        turn = engine.turn([Admit(each) for each in wave])
-        while True:
-            for output in turn.outputs:
-                ids, logprobs = run.answers.get((output.request_id, output.choice), ((), ()))
-                run.answers[output.request_id, output.choice] = (ids + output.ids, logprobs + (output.logprobs or ()))
-            for event in turn.events:
-                run.preempted += isinstance(event, Preempted)
-                run.hit_tokens += event.tokens if isinstance(event, PrefixHit) else 0
-            if not turn.progressed:
-                break
-            turn = engine.turn()
-    engine.executor.close()
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +108,7 @@ def test_threads(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: 
         assert serve(tiny, [REQUESTS[:4]]).answers == {key: alone[key] for key in list(alone)[:4]}
 
 
-def test_what_pages_held_before_does_not_matter(
-    tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_pages_held_before_does_not_matter(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages come back with whatever their last holder wrote, NaN included."""
 
     def poisoned(allocate: Callable[..., KVCache]) -> Callable[..., KVCache]:

@@ -1,0 +1,41 @@
+"""An engine driven by hand: waves of requests, their answers, and what happened on the way."""
+
+from pathlib import Path
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core.commands import Admit
+from ridgeline.core.events import Preempted, PrefixHit
+from ridgeline.core.params import Admitted
+from ridgeline.core.plan import TokenLogprobs
+from ridgeline.engine.compose import start_engine
+
+Answer = tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]
+
+
+class Run:
+    """Answers by (request, choice), and how often something happened."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, int], Answer] = {}
+        self.preempted = self.hit_tokens = self.peak_rows = 0
+
+
+def serve(model: Path, waves: list[list[Admitted]], **settings: object) -> Run:
+    """Gives the engine one wave of requests after the other, each when it has finished the one before."""
+    config = EngineConfig(str(model), **settings)  # type: ignore[arg-type]
+    engine, _ = start_engine(config, lambda stage, fraction: None)
+    run = Run()
+    for wave in waves:
+        turn = engine.turn([Admit(each) for each in wave])
+        while True:
+            for output in turn.outputs:
+                ids, logprobs = run.answers.get((output.request_id, output.choice), ((), ()))
+                run.answers[output.request_id, output.choice] = (ids + output.ids, logprobs + (output.logprobs or ()))
+            for event in turn.events:
+                run.preempted += isinstance(event, Preempted)
+                run.hit_tokens += event.tokens if isinstance(event, PrefixHit) else 0
+            if not turn.progressed:
+                break
+            turn = engine.turn()
+    engine.executor.close()
+    return run
