@@ -52,20 +52,34 @@ class File:
         return head + bytes(-len(head) % 32) + self.data
 
 
-def model_file(changes: dict[str, bytes | None] | None = None, tensors: dict[str, tuple[int, ...] | None] | None = None) -> File:
+def model_file(
+    changes: dict[str, bytes | None] | None = None,
+    tensors: dict[str, tuple[int, ...] | None] | None = None,
+    architecture: str = "gemma3",
+) -> File:
     """A whole two-layer model in F32 zeros. `changes` sets metadata (None: leaves it out), `tensors` sets shapes, outermost first."""
-    sizes = {"hidden": 32, "queries": 32, "keys": 16, "head": 16, "ffn": 64, "": 0}
+    row = ARCHITECTURES[architecture]
+    sizes = {"hidden": 32, "queries": 32, "keys": 16, "head": 16, "ffn": 64, "context": 128, "": 0}
     numbers = {
         "block_count": 2, "context_length": 128, "embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 2,
         "attention.head_count_kv": 1, "attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 8,
     }  # fmt: skip
-    pairs: dict[str, bytes | None] = {"general.architecture": value("str", "gemma3")}
-    pairs |= {f"gemma3.{key}": value("u32", number) for key, number in numbers.items()}
-    pairs["gemma3.attention.layer_norm_rms_epsilon"] = value("f32", 1e-6)
+    pairs: dict[str, bytes | None] = {"general.architecture": value("str", architecture)}
+    pairs |= {f"{architecture}.{key}": value("u32", number) for key, number in numbers.items()}
+    pairs[f"{architecture}.{row.eps}"] = value("f32", 1e-6)
     pairs["tokenizer.ggml.tokens"] = value("arr", ("str", ["a", "b", "c"]))
-    layer = ARCHITECTURES["gemma3"].tensors
-    shapes: dict[str, tuple[int, ...] | None] = {"token_embd.weight": (4, 32), "output_norm.weight": (32,)}
-    shapes |= {f"blk.{i}.{name}.weight": tuple(sizes[n] for n in names if n) for i in range(2) for name, *names in layer}
+    shapes: dict[str, tuple[int, ...] | None] = {"token_embd.weight": (4, 32)}
+    shapes |= {f"{name}.weight": tuple(sizes[n] for n in names if n) for name, *names in row.ends}
+    shapes |= {f"{name}.bias": (32,) for name in row.end_biases}
+    shapes |= {f"blk.{i}.{name}.weight": tuple(sizes[n] for n in names if n) for i in range(2) for name, *names in row.tensors}
+    always = [name for name, when in row.biases.items() if when == "always"]
+    rows = {name: sizes[names[0]] for name, *names in row.tensors}
+    shapes |= {f"blk.{i}.{name}.bias": (rows[name],) for i in range(2) for name in always}
+    for fused, parts in row.fused.items():
+        for stem, suffix in ((f"blk.{i}.", suffix) for i in range(2) for suffix in ("weight", "bias")):
+            held = [shapes.pop(f"{stem}{part}.{suffix}", None) for part in parts]
+            if held[0] is not None:
+                shapes[f"{stem}{fused}.{suffix}"] = (sum(shape[0] for shape in held if shape), *held[0][1:])
     entries, offset = [], 0
     for name, shape in (shapes | (tensors or {})).items():
         if shape is not None:

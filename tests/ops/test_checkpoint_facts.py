@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_checkpoints import LLAMA3, LONGROPE, MODELS, YARN, ends_of, layers_of, model, write_gguf
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -218,6 +219,29 @@ def copy(source: Path, target: Path) -> Path:
     for file in source.iterdir():
         (target / file.name).write_bytes(file.read_bytes())
     return target
+
+
+def test_a_config_that_leaves_out_what_the_library_knows(tmp_path: Path) -> None:
+    """As Gemma 3 4B is published: heads, their length, epsilon and bases of RoPE are the library's; what sees pictures is ignored."""
+    made = model("gemma3", num_attention_heads=8, num_key_value_heads=4, head_dim=256, num_hidden_layers=6, query_pre_attn_scalar=256)
+    layer_types = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "sliding_window": 8, "vocab_size": 300}
+    text = {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, **layer_types}
+    config = {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": {"hidden_size": 8},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = {f"language_model.{name}": value.contiguous() for name, value in made.state_dict().items() if name != "lm_head.weight"}
+    save_file({**tensors, "vision_tower.patch.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    facts = read_model_facts(tmp_path)
+    assert (facts.architecture, facts.heads, facts.kv_heads, facts.head_dim, facts.tied) == ("gemma3", 8, 4, 256, True)
+    assert facts.attn_scale == 1 / 16 and facts.context == 131_072 and facts.eps == 1e-6
+    assert facts.rope == {"full": Rope(1e6, 256, (8.0,) * 128), "window": Rope(1e4, 256)}
+    assert facts.layer_kinds == ("window",) * 5 + ("full",)
+    found = map_weights(facts)["blk.5.attn_q_norm.weight"].dense()
+    assert np.array_equal(found, layers_of(made)[5]["attn_q_norm.weight"])
 
 
 REFUSED: dict[str, tuple[str, dict[str, object]]] = {

@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+from gguf_files import model_file, value
 
 from ridgeline.errors import RidgelineError
 from ridgeline.facts.architectures import ARCHITECTURES
 from ridgeline.facts.gguf import read_header
-from ridgeline.facts.read import model_facts
+from ridgeline.facts.read import model_facts, read_model_facts
 from ridgeline.text.tokenizer import tokenizer_of
 
 MOST_SECONDS, MOST_BYTES = 0.1, 256 << 20
@@ -94,6 +95,23 @@ def test_mutants(tmp_path: Path) -> None:
     assert 1_000 < refused < 2_000
     assert slowest <= MOST_SECONDS
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 <= MOST_BYTES
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_mutants_of_every_architecture(architecture: str, tmp_path: Path) -> None:
+    extra = {f"{name}.weight": (8,) for name in ARCHITECTURES[architecture].rope_tensors}
+    file = model_file({"general.file_type": value("u32", 0)}, dict(extra), architecture)
+    whole, rng, path, slowest, refused = file.build(), random.Random(3), tmp_path / "mutant.gguf", 0.0, 0
+    for _ in range(200):
+        path.write_bytes(mutate(rng, whole, len(whole) - len(file.data)))
+        began = time.process_time()
+        try:
+            read_model_facts(path)
+        except RidgelineError:
+            refused += 1
+        slowest = max(slowest, time.process_time() - began)
+    assert refused > 100
+    assert slowest <= MOST_SECONDS
 
 
 @pytest.mark.night

@@ -1,18 +1,24 @@
 """Weights from mapped files: fp32 while they fit, codes beyond, the same numbers from both."""
 
+import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
+import pytest
 
 from ridgeline.compute.load.weights import dense_bytes, load_weights, map_weights
 from ridgeline.compute.quant.weight import CodedWeight, DenseWeight
 from ridgeline.facts.gguf import read_header
-from ridgeline.facts.model import ModelFacts
+from ridgeline.facts.model import ModelFacts, TensorFacts
 
 
 def facts_of(path: Path) -> ModelFacts:
-    header = read_header(path)
+    return replace(facts_of_none(), tensors=read_header(path).tensors)
+
+
+def facts_of_none() -> ModelFacts:
     numbers = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "tokens", "context", "window"), 1)
     return ModelFacts(
         architecture="any",
@@ -23,7 +29,7 @@ def facts_of(path: Path) -> ModelFacts:
         tied=True,
         fingerprint=b"",
         attn_scale=1.0,
-        tensors=header.tensors,
+        tensors={},
         **numbers,
     )
 
@@ -56,3 +62,23 @@ def test_dense_and_coded_are_the_same(tmp_path: Path) -> None:
 def test_maps_are_read_only(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf")
     assert not map_weights(facts_of(tmp_path / "m.gguf"))["m"].codes.flags.writeable
+
+
+@pytest.mark.parametrize("memory", [1 << 40, 0], ids=["fp32", "codes"])
+def test_weights_seen_through_a_view_are_in_memory_once(memory: int, tmp_path: Path) -> None:
+    """Every matrix of GPT-2's checkpoints is stored transposed: gathered a piece at a time, never whole beside the result."""
+    width = 256
+    path = tmp_path / "model.safetensors"
+    stored = np.random.default_rng(1).normal(size=(width, 64 * width)).astype(np.float32)
+    path.write_bytes(stored.tobytes())
+    parts = {str(i): slice(16 * width * i, 16 * width * (i + 1)) for i in range(4)}
+    tensors = {
+        name: TensorFacts(name, "F32", (16 * width, width), path, 4 * part.start, 16 * width * width * 4, "transposed", 4 * 64 * width)
+        for name, part in parts.items()
+    }
+    tracemalloc.start()
+    loaded = load_weights(replace(facts_of_none(), tensors=tensors), memory, 1, lambda stage, fraction: None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert all(np.array_equal(loaded[name].dense(), stored[:, part].T) for name, part in parts.items())
+    assert peak < 1.8 * stored.nbytes
