@@ -10,7 +10,8 @@ from checkpoints import VOCAB
 from serving import Answer, serve
 from tiny import Driver, dense
 
-from ridgeline.compute.quant.weight import Weight
+from ridgeline.compute.load.weights import load_weights, map_weights
+from ridgeline.compute.quant.weight import CodedWeight, DenseWeight, Weight
 from ridgeline.core.params import Admitted
 from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.read import read_model_facts
@@ -91,6 +92,17 @@ def test_logits_of_hidden_states(opened, expected, name: str) -> None:
     hidden = driver.runner.run(driver.inputs([(0, IDS)], select=[3]), driver.kv, taps=("hidden",))["hidden"]
     for rows in (list(range(20)), [139], list(range(100, 3, -7))):
         assert np.array_equal(driver.runner.logits(hidden[rows]), expected(name)[rows])
+
+
+@pytest.mark.parametrize("form", ["safetensors", "Q8_0"])
+@pytest.mark.parametrize("name", NAMES)
+def test_codes_give_the_bits_of_fp32(stored, name: str, form: str) -> None:
+    """Whether weights stay as the file has them, permuted, fused and transposed ones too, or become fp32 at once."""
+    facts = rope_for(read_model_facts(stored(name, form)), 256)[0]
+    coded, loaded = map_weights(facts), load_weights(facts, 1 << 40, 2, lambda stage, fraction: None)
+    assert {type(coded[key]) for key, w in loaded.items() if len(w.shape) > 1} == {CodedWeight}
+    assert {type(w) for w in loaded.values()} == {DenseWeight}
+    assert np.array_equal(Driver(facts, coded).step((0, IDS[:40])), Driver(facts, loaded).step((0, IDS[:40])))
 
 
 def request(number: int) -> Admitted:
