@@ -25,7 +25,8 @@ async def one_request(client: httpx.AsyncClient, number: int, signalled: asyncio
         ends[f"{type(error).__name__} {when}"] += 1
         return
     if answer.status_code == 503:
-        assert signalled.is_set() and 1 <= int(answer.headers["retry-after"]) <= 60 and answer.json()["error"]["code"] == "engine_unavailable"
+        assert signalled.is_set() and 1 <= int(answer.headers["retry-after"]) <= 60
+        assert answer.json()["error"]["code"] == "engine_unavailable"
         ends["refused"] += 1
         return
     assert answer.status_code == 200

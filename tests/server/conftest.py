@@ -14,6 +14,15 @@ from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.server.app import build_app
 from ridgeline.server.service import Service
 
+TEMPLATE = """{%- for message in messages -%}
+<{{ message.role }}>{{ message.content }}{% for call in message.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}</>
+{% endfor -%}
+{%- if tools %}{{ tools | tojson }}{% endif -%}
+{%- if documents %}{{ documents | tojson }}{% endif -%}
+{%- if mood is defined %}({{ mood }}){% endif -%}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
+"""A chat template for fake models."""
+
 SOURCE = str(Path(__file__).resolve().parents[2] / "src")
 
 
@@ -41,6 +50,9 @@ class Site:
     def complete(self, **body: Any) -> httpx.Response:
         return self.request("POST", "/v1/completions", json=body)
 
+    def chat(self, content: Any = "hi", **body: Any) -> httpx.Response:
+        return self.request("POST", "/v1/chat/completions", json={"messages": [{"role": "user", "content": content}], **body})
+
     def close(self) -> None:
         self.wait(self.client.aclose())
         self.wait(self.service.stop())
@@ -58,6 +70,22 @@ def _child_finds_the_source() -> None:
 @pytest.fixture(scope="session")
 def site(_child_finds_the_source: None) -> Iterator[Site]:
     site = Site(EngineConfig('fake:{"windows": [0, 32], "vocab": 258}'), ServerConfig())
+    site.wait(site.service.start())
+    yield site
+    site.close()
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("template") / "template.jinja"
+    file.write_text(TEMPLATE)
+    return str(file)
+
+
+@pytest.fixture(scope="session")
+def chat_site(_child_finds_the_source: None, template: str) -> Iterator[Site]:
+    """A fake model that chats, in a context of 512 tokens."""
+    site = Site(EngineConfig('fake:{"windows": [0, 32], "vocab": 258, "max_model_len": 512}'), ServerConfig(chat_template=template))
     site.wait(site.service.start())
     yield site
     site.close()

@@ -193,3 +193,15 @@ def test_the_seed_of_the_server_seeds_what_has_no_seed(new_site: Any) -> None:
         site = new_site(EngineConfig("fake:{}", seed=4))
         texts.append([site.complete(prompt="a").json()["choices"][0]["text"] for _ in range(3)])
     assert texts[0] == texts[1] and len(set(texts[0])) == 3
+
+
+def test_a_stream_that_is_silent_has_comments(new_site: Any) -> None:
+    """The first token is slow (a long prompt), and the ones after it are; text that a stop string may swallow is silent too."""
+    site = new_site(EngineConfig('fake:{"token_seconds": 0.002, "step_seconds": 0.1}'), ServerConfig(sse_keep_alive_interval=0.04))
+    for more in ({}, {"stop": ["no such text"]}):
+        answer = site.complete(prompt=[1] * 200, max_tokens=3, stream=True, **more)
+        lines = answer.text[:-2].split("\n\n")
+        comments = [index for index, line in enumerate(lines) if line == ": keep-alive"]
+        assert comments[:3] == [0, 1, 2], "during the prompt"
+        assert max(comments) > lines.index(next(line for line in lines if line.startswith("data: "))), "and between tokens"
+        assert lines[-1] == "data: [DONE]" and all(line.startswith("data: ") for line in lines if line != ": keep-alive")

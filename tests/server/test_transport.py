@@ -55,6 +55,15 @@ def test_the_grammar_of_a_stream() -> None:
     assert written(Events()) == b"".join(b"data: %d\n\n" % number for number in range(10)) + b"data: [DONE]\n\n"
 
 
+def test_silence_becomes_a_comment() -> None:
+    class Pauses(Events):
+        async def events(self) -> AsyncGenerator[bytes, None]:
+            for event in (b"{}", transport.KEEP_ALIVE, transport.KEEP_ALIVE, b"{}"):
+                yield event
+
+    assert written(Pauses()) == b"data: {}\n\n: keep-alive\n\n: keep-alive\n\ndata: {}\n\ndata: [DONE]\n\n"
+
+
 def test_an_error_is_an_event_and_the_last() -> None:
     lines = written(Events(ApiError("engine_failed", "so it is"))).decode().split("\n\n")
     assert lines[3] == "data: 3" and '"message":"so it is"' in lines[4] and lines[5:] == ["data: [DONE]", ""]

@@ -3,10 +3,14 @@
 Owns the meaning of the fields that only chat has. The prompt is `server.conversation`'s, the bodies are `server.render_chat`'s.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from ridgeline.errors import RequestError
 from ridgeline.server import unbuilt, wire
 from ridgeline.server.answer import Header, respond
 from ridgeline.server.conversation import check_tools, tokenise_chat
@@ -35,13 +39,27 @@ def routes(service: Service) -> list[BaseRoute]:
         logprobs = _logprobs(asked)
         prompt = await tokenise_chat(asked, model)
         params = sampling_params(asked, model.defaults, logprobs=logprobs, max_tokens=_max_tokens(asked, model, len(prompt)))
-        source = start(service, asked, [prompt], params, stop_ids=model.turn_ends)
+        with _chat_names(asked):
+            source = start(service, asked, [prompt], params, stop_ids=model.turn_ends)
         header = Header.of(model, f"chatcmpl-{source.id}")
         spelling = Spelling(model.tokenizer, bool(asked.return_tokens_as_token_ids))
         render = ChatRender(header, spelling, logprobs, asked.prompt_logprobs, bool(asked.return_token_ids))
         return await respond(request, source, render, streaming(asked, service.config))
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
+
+
+@contextmanager
+def _chat_names(asked: wire.ChatCompletionRequest) -> Iterator[None]:
+    """A refusal names the field that the client sent."""
+    names = {"logprobs": "top_logprobs"} | ({"max_tokens": "max_completion_tokens"} if asked.max_tokens is None else {})
+    try:
+        yield
+    except RequestError as error:
+        name = names.get(error.param or "")
+        if name is None or getattr(asked, name) is None:
+            raise
+        raise RequestError(error.message.replace(str(error.param), name), param=name, code=error.code, status=error.status) from None
 
 
 def _logprobs(asked: wire.ChatCompletionRequest) -> int | None:

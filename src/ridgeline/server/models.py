@@ -92,5 +92,5 @@ def _card(model: Model) -> wire.ModelCard:
         root=model.name,
         parent=None,
         max_model_len=model.limits.max_model_len,
-        chat=model.chat is not None,
+        chat=model.chat is not None and model.chat.usable,
     )

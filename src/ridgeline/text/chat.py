@@ -56,6 +56,11 @@ class ChatTemplate:
         self.stop_ids = findings.stop_ids
         self.warnings = findings.warnings
 
+    @property
+    def usable(self) -> bool:
+        """Whether it renders anything; else every conversation is refused with the reason."""
+        return self._renderer is not None and not self._reason
+
     def render(self, conversation: Conversation) -> str:
         """The prompt as text, to read: encoded again, what a client wrote may become control tokens; `encode` knows them apart.
 

@@ -1,0 +1,290 @@
+"""What a chat says: whole answers and streams of chunks, their log-probabilities, lengths and ends; what is refused and why."""
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+CONTEXT = 512
+
+
+def chunks(answer: Any) -> list[dict[str, Any]]:
+    """The chunks of a stream, after checking its grammar byte by byte."""
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *lines, done, nothing = answer.text.split("\n\n")
+    assert (done, nothing) == ("data: [DONE]", "")
+    assert all(line.startswith("data: {") and "\n" not in line for line in lines)
+    found = [json.loads(line[6:]) for line in lines]
+    assert {chunk["object"] for chunk in found} == {"chat.completion.chunk"}
+    assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["system_fingerprint"]) for chunk in found}) == 1
+    return found
+
+
+def joined(found: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Choices and usage as a client puts them together. Checks the order: role once and first, then text, then one end, then usage."""
+    choices: dict[int, dict[str, Any]] = {}
+    usage = None
+    for chunk in found:
+        assert usage is None, "nothing comes after usage"
+        if not chunk["choices"]:
+            usage = chunk["usage"]
+            continue
+        (new,) = chunk["choices"]
+        delta = new["delta"]
+        if new["index"] not in choices:
+            assert delta == {"role": "assistant", "content": ""} and new["finish_reason"] is None
+            choices[new["index"]] = {
+                "index": new["index"], "message": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None,
+                "finish_reason": None, "stop_reason": None,
+            }  # fmt: skip
+            continue
+        choice = choices[new["index"]]
+        assert "role" not in delta and choice["finish_reason"] is None
+        assert delta == {} if new["finish_reason"] else set(delta) == {"content"}
+        choice["message"]["content"] += delta.get("content", "")
+        choice["finish_reason"], choice["stop_reason"] = new["finish_reason"], new["stop_reason"]
+        if new["logprobs"]:
+            choice["logprobs"] = choice["logprobs"] or {"content": [], "refusal": None}
+            choice["logprobs"]["content"] += new["logprobs"]["content"]
+    return [choices[index] for index in sorted(choices)], usage
+
+
+def random_request(rng: random.Random) -> dict[str, Any]:
+    """Any fields that a stream may have."""
+    body: dict[str, Any] = {
+        "content": "".join(rng.choices("ab é🦊", k=rng.randint(0, 20))),
+        "max_tokens": rng.choice([1, 2, 17, 40]),
+        "seed": rng.randrange(1000),
+        "temperature": rng.choice([0, 0.5, 1.0, 2]),
+    }
+    options: dict[str, Any] = {
+        "n": rng.choice([1, 2, 3, 8]),
+        "stop": rng.sample(["a", "Zz", "q", "e0", "~", "7"], rng.randint(1, 4)),
+        "stop_token_ids": rng.sample(range(32, 127), 3),
+        "min_tokens": rng.randint(0, 1),
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "logprobs": True,
+        "top_p": 0.9,
+        "top_k": 20,
+    }
+    body |= {name: value for name, value in options.items() if rng.random() < 0.3}
+    if "logprobs" in body:
+        body["top_logprobs"] = rng.randint(0, 4)
+    return body
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_a_stream_says_the_same_as_a_whole_answer(chat_site: Any, number: int) -> None:
+    body = random_request(random.Random(number))
+    whole = chat_site.chat(**body).json()
+    continuous = number % 2 == 0
+    options = {"include_usage": True, "continuous_usage_stats": continuous}
+    found = chunks(chat_site.chat(**body, stream=True, stream_options=options))
+    choices, usage = joined(found)
+    assert choices == whole["choices"]
+    assert usage is not None and {**usage, "prompt_tokens_details": None} == {**whole["usage"], "prompt_tokens_details": None}
+    running = [chunk["usage"] for chunk in found[:-1] if "usage" in chunk]
+    assert len(running) == (len(found) - 1 if continuous else 0)
+    if continuous:
+        counts = [each["completion_tokens"] for each in running]
+        assert counts == sorted(counts) and running[-1] | {"prompt_tokens_details": usage["prompt_tokens_details"]} == usage
+    assert joined(chunks(chat_site.chat(**body, stream=True)))[1] is None, "no usage unless asked for"
+
+
+def test_the_shape_of_a_whole_answer(chat_site: Any) -> None:
+    answer = chat_site.chat("hello", max_tokens=7, seed=3, logprobs=True, top_logprobs=2).json()
+    assert answer["id"].startswith("chatcmpl-") and answer["object"] == "chat.completion" and answer["model"] == "fake"
+    assert answer["system_fingerprint"].startswith("fp_") and answer["created"] > 1_700_000_000
+    (choice,) = answer["choices"]
+    assert set(choice) == {"index", "message", "logprobs", "finish_reason", "stop_reason"}
+    assert choice["message"] == {"role": "assistant", "content": choice["message"]["content"], "refusal": None}
+    prompt = len("<user>hello</>\n<assistant>")
+    assert answer["usage"] == {
+        "prompt_tokens": prompt, "completion_tokens": 7, "total_tokens": prompt + 7, "prompt_tokens_details": {"cached_tokens": 0}
+    }  # fmt: skip
+    found = choice["logprobs"]["content"]
+    assert "".join(each["token"] for each in found) == choice["message"]["content"]
+    for each in found:
+        assert bytes(each["bytes"]).decode() == each["token"] and each["logprob"] <= 0
+        assert len(each["top_logprobs"]) == 2
+        assert each["top_logprobs"][0]["logprob"] >= each["top_logprobs"][1]["logprob"]
+
+
+def test_a_system_fingerprint_names_weights(chat_site: Any) -> None:
+    completion = chat_site.complete(prompt="a", max_tokens=1).json()["system_fingerprint"]
+    assert completion == chat_site.chat(max_tokens=1).json()["system_fingerprint"]
+
+
+def test_lengths(chat_site: Any) -> None:
+    prompt = chat_site.chat(max_tokens=1).json()["usage"]["prompt_tokens"]
+    rest = chat_site.chat(ignore_eos=True).json()
+    assert rest["usage"]["total_tokens"] == CONTEXT and rest["choices"][0]["finish_reason"] == "length"
+    assert chat_site.chat(ignore_eos=True, max_tokens=CONTEXT - prompt).status_code == 200
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert chat_site.chat(ignore_eos=True, **{name: 9}).json()["usage"]["completion_tokens"] == 9
+        refused = chat_site.chat(**{name: CONTEXT - prompt + 1})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", name) and name in error["message"]
+    assert chat_site.chat(max_tokens=3, max_completion_tokens=3).status_code == 200
+    assert chat_site.chat(max_tokens=3, max_completion_tokens=4).json()["error"]["param"] == "max_tokens"
+    long = chat_site.chat("x" * CONTEXT)
+    assert long.status_code == 400 and long.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_token_ids_and_their_names(chat_site: Any) -> None:
+    body = {"max_tokens": 6, "seed": 1, "logprobs": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    answer = chat_site.chat(**body).json()
+    ids = answer["choices"][0]["token_ids"]
+    assert bytes(ids).decode() == answer["choices"][0]["message"]["content"]
+    assert bytes(answer["prompt_token_ids"]).decode() == "<user>hi</>\n<assistant>"
+    assert [each["token"] for each in answer["choices"][0]["logprobs"]["content"]] == [f"token_id:{token}" for token in ids]
+    found = chunks(chat_site.chat(**body, stream=True))
+    assert found[0]["prompt_token_ids"] == answer["prompt_token_ids"]
+    assert [token for chunk in found for token in chunk["choices"][0].get("token_ids", [])] == ids
+
+
+def with_model(site: Any, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    monkeypatch.setattr(site.service, "_model", replace(site.service.model, **changes))
+
+
+def test_defaults_of_the_model_fill_what_a_client_leaves_out(chat_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = chat_site.chat(max_tokens=12, temperature=0).json()["choices"]
+    sampled = chat_site.chat(max_tokens=12, seed=5).json()["choices"]
+    with_model(chat_site, monkeypatch, defaults={"temperature": 0.0, "max_tokens": 12})
+    assert chat_site.chat().json()["choices"] == greedy != sampled
+    completion = chat_site.complete(prompt="a", ignore_eos=True).json()
+    assert completion["usage"]["completion_tokens"] == 16, "completions have a default of their own"
+    assert chat_site.chat(temperature=1.0, seed=5).json()["choices"] == sampled
+    with_model(chat_site, monkeypatch, defaults={"max_tokens": 10_000})
+    assert chat_site.chat(ignore_eos=True).json()["usage"]["total_tokens"] == CONTEXT, "a default never exceeds the context"
+    assert chat_site.chat(ignore_eos=True, n=8).status_code == 200
+
+
+class Turns:
+    """A template whose turns end at `!`."""
+
+    stop_ids = frozenset({ord("!")})
+    warnings: tuple[str, ...] = ()
+    source = "model"
+
+    def encode(self, conversation: Any, tokenizer: Any) -> list[int]:
+        return list(str(conversation.messages[-1]["content"]).encode())
+
+
+def test_the_end_of_a_turn_ends_an_answer(chat_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_model(chat_site, monkeypatch, chat=Turns())
+    ends = [chat_site.chat("go", seed=seed, max_tokens=400).json()["choices"][0] for seed in range(8)]
+    stopped = [each for each in ends if each["finish_reason"] == "stop"]
+    assert stopped and all("!" not in each["message"]["content"] and each["stop_reason"] is None for each in ends)
+    texts = [chat_site.complete(prompt=list(b"go"), seed=seed, max_tokens=400).json()["choices"][0]["text"] for seed in range(8)]
+    assert any("!" in text for text in texts), "completions do not end there"
+
+
+def conversation(site: Any, *messages: Any, **more: Any) -> Any:
+    return site.request("POST", "/v1/chat/completions", json={"messages": list(messages), "max_tokens": 1, **more})
+
+
+def rendered(site: Any, *messages: Any, **more: Any) -> str:
+    """The prompt as the model reads it."""
+    answer = site.request("POST", "/tokenize", json={"messages": list(messages), **more})
+    assert answer.status_code == 200, answer.text
+    return bytes(answer.json()["tokens"]).decode()
+
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_what_the_template_reads(chat_site: Any) -> None:
+    assert rendered(chat_site, USER) == "<user>hi</>\n<assistant>"
+    assert rendered(chat_site, USER, add_generation_prompt=False) == "<user>hi</>\n"
+    begun = {"role": "assistant", "content": "I am"}
+    assert rendered(chat_site, USER, begun, continue_final_message=True) == "<user>hi</>\n<assistant>I am"
+    assert rendered(chat_site, USER, chat_template_kwargs={"mood": "glad"}) == "<user>hi</>\n(glad)<assistant>"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert rendered(chat_site, {"role": "user", "content": parts}) == "<user>a\nb</>\n<assistant>"
+    assert '"name": "look"' in rendered(chat_site, USER, tools=[TOOL])
+    assert '"title": "t"' in rendered(chat_site, USER, documents=[{"title": "t", "text": "x"}])
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    call = {"role": "assistant", "content": "", "tool_calls": calls}
+    result = {"role": "tool", "tool_call_id": "1", "content": "42"}
+    assert rendered(chat_site, USER, call, result) == "<user>hi</>\n<assistant>[f]</>\n<tool>42</>\n<assistant>"
+
+
+def test_tools_are_shown_to_the_model_where_no_calls_are_expected(chat_site: Any) -> None:
+    plain = conversation(chat_site, USER).json()["usage"]["prompt_tokens"]
+    assert conversation(chat_site, USER, tools=[TOOL], tool_choice="none").json()["usage"]["prompt_tokens"] > plain
+    for more in ({"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "auto"}):
+        refused = conversation(chat_site, USER, **more)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools"
+    for choice in ("required", {"type": "function", "function": {"name": "look"}}):
+        refused = conversation(chat_site, USER, tools=[TOOL], tool_choice=choice)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "tool_choice"
+    for more in ({"tools": []}, {"tool_choice": "auto"}, {"tool_choice": "none", "parallel_tool_calls": False}, {"tools": None}):
+        assert conversation(chat_site, USER, **more).json()["usage"]["prompt_tokens"] == plain
+
+
+@pytest.mark.parametrize(("more", "param"), [
+    ({"messages": None}, "messages"), ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": [1]}, "messages"),
+    ({"messages": [{}]}, "messages"), ({"messages": [{"role": 1, "content": "x"}]}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages"), ({"messages": [{"role": "user", "content": 1}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"text": "no type"}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1025}]}, "messages"),
+    ({"messages": [USER] * 1025}, "messages"),
+    ({"messages": [{"role": "assistant", "content": "x", "function_call": {"name": "f"}}]}, "messages"),
+    ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages"),
+    ({"tools": [TOOL] * 129, "tool_choice": "none"}, "tools"), ({"tools": [{"type": "code"}], "tool_choice": "none"}, "tools"),
+    ({"tools": [{**TOOL, "function": {"name": "f", "description": "d" * 65_536}}], "tool_choice": "none"}, "tools"),
+    ({"documents": [{}] * 129}, "documents"), ({"documents": [{"text": "d" * 65_536}]}, "documents"), ({"documents": ["d"]}, "documents"),
+    ({"chat_template_kwargs": {"unread": 1}}, "chat_template_kwargs"), ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"mood": "x" * 5000}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    ({"top_logprobs": 2}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"logprobs": 1}, "logprobs"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"), ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"modalities": ["audio"]}, "modalities"), ({"functions": [{"name": "f"}]}, "functions"), ({"echo": True}, "echo"),
+    ({"add_special_tokens": True}, "add_special_tokens"), ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": {"01": 1}}, "logit_bias"), ({"logit_bias": {" 1": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"), ({"logit_bias": {"\u0661": 1}}, "logit_bias"), ({"logit_bias": {"1e1": 1}}, "logit_bias"),
+    ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"), ({"logit_bias": {"1": "x"}}, "logit_bias"),
+    ({"length_penalty": 2}, "length_penalty"),
+])  # fmt: skip
+def test_what_is_refused(chat_site: Any, more: dict[str, Any], param: str) -> None:
+    answer = chat_site.request("POST", "/v1/chat/completions", json={"messages": [USER], "max_tokens": 1, **more})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param, answer.text
+
+
+@pytest.mark.parametrize("more", [
+    {"messages": [USER] * 30}, {"messages": [{"role": "assistant", "content": None}, USER]}, {"messages": [{**USER, "name": "me"}]},
+    {"messages": [{"role": "assistant", "content": "x", "refusal": None, "audio": None, "function_call": None, "annotations": []}]},
+    {"response_format": {"type": "text"}}, {"reasoning_effort": None}, {"modalities": ["text"]}, {"user": "me"}, {"metadata": {"a": "b"}},
+    {"store": False}, {"service_tier": "auto"}, {"logprobs": False, "top_logprobs": 0}, {"logprobs": True}, {"tools": []},
+    {"logit_bias": {}}, {"documents": []}, {"chat_template_kwargs": {}}, {"chat_template": None}, {"no_such_field": 1},
+])  # fmt: skip
+def test_what_is_taken(chat_site: Any, more: dict[str, Any]) -> None:
+    answer = chat_site.request("POST", "/v1/chat/completions", json={"messages": [USER], "max_tokens": 1, **more})
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_model_without_a_template_names_the_flag(site: Any, chat_site: Any) -> None:
+    for path in ("/v1/chat/completions", "/tokenize"):
+        refused = site.request("POST", path, json={"messages": [USER]})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "no_chat_template" and "--chat-template FILE" in refused.json()["error"]["message"]
+    cards = [each.get("/v1/models/fake").json()["chat"] for each in (site, chat_site)]
+    assert cards == [False, True]
+
+
+def test_tokenize_takes_a_text_or_a_conversation(chat_site: Any) -> None:
+    for more in ({"prompt": "a"}, {"add_special_tokens": True}, {"chat_template": "x"}):
+        assert chat_site.request("POST", "/tokenize", json={"messages": [USER], **more}).status_code == 400
+    answer = chat_site.request("POST", "/tokenize", json={"messages": [USER], "return_token_strs": True}).json()
+    assert "".join(answer["token_strs"]) == "<user>hi</>\n<assistant>" and answer["count"] == len(answer["tokens"])
