@@ -205,3 +205,17 @@ def test_a_stream_that_is_silent_has_comments(new_site: Any) -> None:
         assert comments[:3] == [0, 1, 2], "during the prompt"
         assert max(comments) > lines.index(next(line for line in lines if line.startswith("data: "))), "and between tokens"
         assert lines[-1] == "data: [DONE]" and all(line.startswith("data: ") for line in lines if line != ": keep-alive")
+
+
+def test_a_prompt_cut_to_its_last_tokens(site: Any) -> None:
+    def prompt(asked: Any, most: int, **more: Any) -> list[int]:
+        answer = site.complete(prompt=asked, truncate_prompt_tokens=most, return_token_ids=True, **{"max_tokens": 1, **more}).json()
+        return answer["choices"][0]["prompt_token_ids"]
+
+    assert prompt([1, 2, 3, 4], 2) == [3, 4]
+    assert prompt([1, 2], 2) == prompt([1, 2], 9) == [1, 2]
+    assert prompt("abcd", 3) == [256, 99, 100] and prompt("abcd", 1) == [256]
+    assert prompt([7] * 5000, -1, max_tokens=96) == [7] * 4000
+    for most in (0, -2, 4097, 2**62):
+        error = site.complete(prompt="a", truncate_prompt_tokens=most).json()["error"]
+        assert error["param"] == "truncate_prompt_tokens" and error["code"] == "invalid_value"

@@ -16,6 +16,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.fields import check_generation, sampling_params, streaming
 from ridgeline.server.parse import parse
 from ridgeline.server.render import CompletionRender
+from ridgeline.server.served import Model
 from ridgeline.server.service import Service
 from ridgeline.server.sources import start
 from ridgeline.server.spelling import Spelling
@@ -38,7 +39,7 @@ def routes(service: Service) -> list[BaseRoute]:
         model.check_name(asked.model)
         check_generation(asked)
         params = sampling_params(asked, model.defaults, prompt_logprobs=_prompt_logprobs(asked))
-        prompts = await tokenise(asked, model.tokenizer)
+        prompts = _truncated(asked, params.max_tokens or 0, model, await tokenise(asked, model.tokenizer))
         source = start(service, asked, prompts, params)
         header = Header.of(model, f"cmpl-{source.id}")
         spelling = Spelling(model.tokenizer, bool(asked.return_tokens_as_token_ids))
@@ -55,6 +56,24 @@ def _prompt_logprobs(asked: wire.CompletionRequest) -> int | None:
     if asked.echo and asked.logprobs is not None:
         return max(asked.logprobs, asked.prompt_logprobs or 0)
     return asked.prompt_logprobs
+
+
+def _truncated(asked: wire.CompletionRequest, max_tokens: int, model: Model, prompts: list[list[int]]) -> list[list[int]]:
+    """The last `truncate_prompt_tokens` ids of each prompt, a BOS at its start among them; -1: what the context leaves beside outputs."""
+    most = asked.truncate_prompt_tokens
+    if most is None:
+        return prompts
+    if most != -1 and not 1 <= most <= model.limits.max_model_len:
+        bounds = f"at least 1 and at most {model.limits.max_model_len}, or -1"
+        raise ApiError("invalid_value", f"truncate_prompt_tokens is out of range; it must be {bounds}", param="truncate_prompt_tokens")
+    most = max(1, model.limits.max_model_len - max(1, max_tokens)) if most == -1 else most
+    return [_last(prompt, most, model.tokenizer.bos) for prompt in prompts]
+
+
+def _last(prompt: list[int], most: int, bos: int | None) -> list[int]:
+    if len(prompt) <= most:
+        return prompt
+    return [prompt[0], *prompt[len(prompt) - most + 1 :]] if prompt[0] == bos else prompt[-most:]
 
 
 async def tokenise(asked: wire.CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:

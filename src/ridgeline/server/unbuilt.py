@@ -47,7 +47,6 @@ _EVERYWHERE: Final[Mapping[str, Neutral]] = {
     "stream_interval": (1,),
     "structured_outputs": (),
     "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
     "vllm_xargs": ({},),
 }
 _WHY: Final[Mapping[str, str]] = {
@@ -55,7 +54,7 @@ _WHY: Final[Mapping[str, str]] = {
     "response_format": "response_format is not supported by this server; leave it out, or send type text",
 }
 
-COMPLETION: Final = Unbuilt({**_EVERYWHERE, "prompt_embeds": (), "suffix": ("",)})
+COMPLETION: Final = Unbuilt({**_EVERYWHERE, "prompt_embeds": (), "suffix": ("",), "truncation_side": ("left",)})
 CHAT: Final = Unbuilt({
     **_EVERYWHERE,
     "add_special_tokens": (False,),
@@ -69,6 +68,7 @@ CHAT: Final = Unbuilt({
     "modalities": (["text"],),
     "prediction": (),
     "reasoning_effort": (),
+    "truncate_prompt_tokens": (),
     "verbosity": (),
     "web_search_options": (),
 })

@@ -55,6 +55,7 @@ class GenerationRequest(Struct, frozen=True):
 class CompletionRequest(GenerationRequest, frozen=True):
     prompt: str | list[str | int | list[int]] | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
 
