@@ -228,6 +228,16 @@ def test_names(name: str) -> None:
     assert parse_hub_name(name) == NAMES[name]
 
 
+def test_one_copy_of_the_weights_is_enough() -> None:
+    name, shards = HubName("org/name"), [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    index, other = "model.safetensors.index.json", "consolidated.safetensors"
+    assert choose(name, ["config.json", "model.safetensors", other, index, *shards]) == ["config.json", "model.safetensors"]
+    assert choose(name, ["config.json", other, index, *shards, "m.gguf"]) == ["config.json", index, *shards]
+    assert choose(name, ["config.json", other, "m.gguf"]) == ["config.json", other]
+    assert choose(HubName("org/name", quantisation="f16"), ["config.json", other, "m-F16.gguf"]) == ["m-F16.gguf"]
+    assert choose(name, ["config.json", "m.gguf", "pytorch_model.bin"]) == ["m.gguf"]
+
+
 def test_names_that_leave_the_folder_are_never_fetched() -> None:
     name = HubName("org/name")
     evil = ["../../etc/model.gguf", "/etc/model.gguf", "..\\model.gguf", "a/../../model.gguf"]

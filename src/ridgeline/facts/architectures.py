@@ -85,6 +85,7 @@ GGUF_NEUTRAL: tuple[tuple[str, float | str | bool], ...] = (
     ("embedding_scale", 0.0),
     ("residual_scale", 0.0),
     ("use_parallel_residual", False),
+    ("rope.scale_linear", 1.0),
     ("rope.scaling.yarn_ext_factor", 1.0),
     ("rope.scaling.yarn_attn_factor", 1.0),
     ("rope.scaling.yarn_log_multiplier", 0.0),
@@ -120,7 +121,7 @@ ARCHITECTURES = {
         interleaved=("attn_q", "attn_k"),
     ),
     "mistral": Architecture(tensors=(*_ATTENTION, *_GATED), windowed=True, neutral_config=_NO_BIASES),
-    "qwen2": Architecture(tensors=(*_ATTENTION, *_GATED), biases=dict.fromkeys(_QKV, "always"), neutral_config=_NO_BIASES),
+    "qwen2": Architecture(tensors=(*_ATTENTION, *_GATED), biases=dict.fromkeys(_QKV, "always")),
     "qwen3": Architecture(
         tensors=(*_ATTENTION, *_HEAD_NORMS, *_GATED),
         biases=dict.fromkeys((*_QKV, "attn_output"), "attention_bias"),

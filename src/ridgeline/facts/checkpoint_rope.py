@@ -6,10 +6,9 @@ from typing import Any
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.architectures import Architecture
 from ridgeline.facts.config_json import MAX_CONTEXT, Fields, bounded_number
-from ridgeline.facts.gguf_rope import MOST_BASE, MOST_FACTOR, Rotations
 from ridgeline.facts.gguf_values import quoted
 from ridgeline.facts.model import Rope
-from ridgeline.facts.rope import DEFAULT_BASE, SCALINGS, linear, llama3, longrope, longrope_scale, yarn
+from ridgeline.facts.rope import DEFAULT_BASE, MOST_BASE, MOST_FACTOR, SCALINGS, Rotations, linear, llama3, longrope, longrope_scale, yarn
 
 _KINDS = {"full": "full_attention", "window": "sliding_attention"}
 

@@ -1,6 +1,7 @@
-"""From a config.json to a `ModelShape`: typed and bounded, unknown keys ignored, duplicate keys refused, code never followed.
+"""From a config.json to its fields and a `ModelShape`: typed and bounded, unknown keys ignored, duplicates refused, code never followed.
 
-Owns the reading and the counting of parameters. `auto_map` and `trust_remote_code` are keys like any other unknown one.
+Owns the reading and the counting of parameters; `facts.checkpoint` makes facts of the same fields. `auto_map` and `trust_remote_code` are
+keys like any other unknown one.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """RoPE of a GGUF file: its keys, and the small tensors that carry divisors of angles (Llama 3, LongRoPE)."""
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.architectures import Architecture
@@ -10,19 +9,7 @@ from ridgeline.facts.config_json import MAX_CONTEXT, MAX_WIDTH
 from ridgeline.facts.gguf import Header
 from ridgeline.facts.gguf_values import quoted
 from ridgeline.facts.model import Rope
-from ridgeline.facts.rope import DEFAULT_BASE, attention_scale, linear, longrope, yarn
-
-MOST_BASE = 1e12
-MOST_FACTOR = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class Rotations:
-    """by_kind: `ModelFacts.rope`; long: `ModelFacts.long_rope`; context: positions, which YaRN may extend beyond those of the file."""
-
-    by_kind: Mapping[str, Rope]
-    long: tuple[int, Rope] | None
-    context: int
+from ridgeline.facts.rope import DEFAULT_BASE, MOST_BASE, MOST_FACTOR, Rotations, attention_scale, linear, longrope, yarn
 
 
 def read_ropes(header: Header, name: str, architecture: Architecture, head_dim: int, context: int) -> Rotations:

@@ -13,10 +13,11 @@ from ridgeline.facts.checkpoint import read_checkpoint
 from ridgeline.facts.config_json import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 from ridgeline.facts.fingerprint import fingerprint
 from ridgeline.facts.gguf import Header, read_header
-from ridgeline.facts.gguf_rope import Rotations, read_ropes
+from ridgeline.facts.gguf_rope import read_ropes
 from ridgeline.facts.gguf_values import quoted
 from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.names import canonical_tensors, expected_shapes
+from ridgeline.facts.rope import Rotations
 
 _TOKENS = "tokenizer.ggml.tokens"
 

@@ -4,16 +4,27 @@ Owns the choice between a model's short and long rotation, which is made once, w
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi, sqrt
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.model import ModelFacts, Rope
 
 DEFAULT_BASE = 10_000.0
+MOST_BASE = 1e12
+MOST_FACTOR = 1e6
 SCALINGS = ("none", "linear", "llama3", "yarn", "longrope")
 """Kinds of scaling that are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotations:
+    """by_kind: `ModelFacts.rope`; long: `ModelFacts.long_rope`; context: positions, which YaRN may extend beyond those of the file."""
+
+    by_kind: Mapping[str, Rope]
+    long: tuple[int, Rope] | None
+    context: int
 
 
 def rope_for(facts: ModelFacts, max_model_len: int) -> tuple[ModelFacts, str | None]:
