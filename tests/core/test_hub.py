@@ -1,140 +1,20 @@
 """Names of a hub, against a local server that speaks the hub's endpoints: downloads, the cache, and every way in which it can fail."""
 
-import hashlib
-import json
 import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
+from hub_server import COMMIT, Hub, resolve, serve_hub
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.hub import HubName, choose, parse_hub_name
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass
-class Hub:
-    """A repository's files by "org/name", and the paths that were asked for."""
-
-    files: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    gated: set[str] = field(default_factory=set)
-    asked: list[str] = field(default_factory=list)
-    url: str = ""
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    hub: Hub
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.answer()
-
-    def do_GET(self) -> None:
-        self.answer()
-
-    def answer(self) -> None:
-        parts = unquote(urlsplit(self.path).path).strip("/").split("/")
-        self.hub.asked.append(f"{self.command} {'/'.join(parts)}")
-        api = parts[:2] == ["api", "models"]
-        parts = parts[2:] if api else parts
-        name = "/".join(parts[:2])
-        if name in self.hub.gated:
-            self.refuse(403 if "authorization" in self.headers else 401, "GatedRepo", "Access to this model is restricted")
-        elif name not in self.hub.files:
-            self.refuse(401, "RepoNotFound", "Repository not found")
-        elif api:
-            self.listing(name, parts[3] if len(parts) > 3 else "main")
-        else:
-            self.file(self.hub.files[name], parts[3], "/".join(parts[4:]))
-
-    def listing(self, name: str, revision: str) -> None:
-        if revision not in ("main", COMMIT):
-            self.refuse(404, "RevisionNotFound", "Invalid rev id")
-            return
-        siblings = [{"rfilename": file, "size": len(content), "blobId": "0" * 40} for file, content in self.hub.files[name].items()]
-        self.send(200, json.dumps({"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings}).encode())
-
-    def file(self, files: dict[str, bytes], revision: str, file: str) -> None:
-        if file not in files:
-            self.refuse(404, "EntryNotFound", "Entry not found")
-            return
-        content, status = files[file], 200
-        headers = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        asked = self.headers.get("Range")
-        if asked:
-            first = int(asked.removeprefix("bytes=").split("-")[0])
-            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-            content, status = content[first:], 206
-        self.send(status, content, headers)
-
-    def refuse(self, status: int, code: str, message: str) -> None:
-        self.send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": message})
-
-    def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for key, value in (headers or {}).items():
-            self.send_header(key, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
-    server.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield hub
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-PROGRAM = """
-import json, sys
-from pathlib import Path
-from ridgeline.errors import RidgelineError
-from ridgeline.facts.source import resolve_model
-stages = []
-try:
-    path = resolve_model(sys.argv[1], Path(sys.argv[2]), lambda stage, fraction: stages.append((stage, fraction)))
-    print(json.dumps({"path": str(path), "stages": stages}))
-except RidgelineError as error:
-    print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
-"""
-
-
-def resolve(name: str, home: Path, endpoint: str, **environment: str) -> dict[str, object]:
-    """In a process of its own, because the library reads its environment when it is imported."""
-    settings = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
-    settings |= {
-        "HF_HOME": str(home / "hf"),
-        "HF_ENDPOINT": endpoint,
-        "PYTHONPATH": str(ROOT / "src"),
-        "NO_PROXY": "127.0.0.1",
-        **environment,
-    }
-    program = [sys.executable, "-W", "ignore", "-c", PROGRAM, name, str(home / "cache")]
-    done = subprocess.run(program, capture_output=True, text=True, env=settings, cwd=home, timeout=60)
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    with serve_hub() as hub:
+        yield hub
 
 
 CHECKPOINT = {
@@ -187,16 +67,21 @@ def test_a_gguf_is_picked_by_its_quantisation_or_its_name(hub: Hub, tmp_path: Pa
 def test_what_cannot_be_had_says_why_and_what_to_do(hub: Hub, tmp_path: Path) -> None:
     hub.files["org/pickled"] = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
     hub.files["org/there"] = CHECKPOINT | {"model.safetensors": b"x"}
-    hub.gated.add("org/gated")
+    hub.files["org/terms"] = hub.files["org/there"]
+    hub.gated |= {"org/gated", "org/terms"}
     expected = {
         "org/pickled": "ModelFormatError: org/pickled holds its weights in pytorch_model.bin only",
         "org/none": "org/none does not exist or is private; check the name, or set HF_TOKEN",
         "org/gated": "org/gated is gated: accept its terms there, then set HF_TOKEN",
+        "org/terms": "org/terms is gated: accept its terms there, then set HF_TOKEN",
         "org/there@nowhere": "has no revision 'nowhere'",
         "no/such/model": "give the path of a .gguf file",
     }
     for name, words in expected.items():
         assert words in str(resolve(name, tmp_path, hub.url)["error"]), name
+    hub.files["org/ghost"] = CHECKPOINT | {"model.safetensors": b"x"}
+    hub.ghosts.add("model.safetensors")
+    assert "fetched 3 of 4 files, then model.safetensors failed" in str(resolve("org/ghost", tmp_path, hub.url)["error"])
     offline = str(resolve("org/there", tmp_path, hub.url, HF_HUB_OFFLINE="1")["error"])
     assert "HF_HUB_OFFLINE forbids" in offline and "give the path" in offline
     unreachable = str(resolve("org/there", tmp_path, "http://127.0.0.1:9")["error"])
