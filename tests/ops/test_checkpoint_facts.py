@@ -244,6 +244,29 @@ def test_a_config_that_leaves_out_what_the_library_knows(tmp_path: Path) -> None
     assert np.array_equal(found, layers_of(made)[5]["attn_q_norm.weight"])
 
 
+BUFFERS = {
+    "gpt2": {"h.0.attn.bias": torch.ones(1, 1, 4, 4), "h.2.attn.masked_bias": torch.tensor(-1e4)},
+    "llama-biased": {"layers.1.self_attn.rotary_emb.inv_freq": torch.ones(8)},
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_names_without_a_root_and_buffers(name: str, home: Path, tmp_path: Path) -> None:
+    """As GPT-2 and the first Llama checkpoints were published."""
+    made = model(name)
+    tensors = {key: value.contiguous() for key, value in made.base_model.state_dict().items()}
+    (tmp_path / "config.json").write_bytes((home / name / "config.json").read_bytes())
+    save_file({**tensors, **BUFFERS[name]}, tmp_path / "model.safetensors")
+    weights = map_weights(read_model_facts(tmp_path))
+    assert all(np.array_equal(weights[key].dense(), values) for key, values in expected(name).items())
+
+
+def test_a_head_that_is_there_is_used(home: Path, tmp_path: Path) -> None:
+    """Whatever config.json says of tying, as transformers does where the two differ."""
+    changed = config_of(copy(home / "llama", tmp_path / "model"), tie_word_embeddings=True)
+    assert not read_model_facts(changed).tied
+
+
 REFUSED: dict[str, tuple[str, dict[str, object]]] = {
     "RoPE scaling 'dynamic' is not computed; computed: none, linear": (
         "llama",
