@@ -74,7 +74,7 @@ def higher_class_pushes_in(loop):
 
 def closes_and_aborts(loop):
     run = loop(depth=2)
-    run.turn(*[run.request(name, 4, max_tokens=4, has_stop_strings=True) for name in ("early", "late", "gone")])
+    run.turn(*[run.request(name, 4, max_tokens=4, two_phase=True) for name in ("early", "late", "gone")])
     run.turn(Close("early", 0, 1, Finish.STOP), Abort("gone"))
     for _ in range(3):
         run.turn()

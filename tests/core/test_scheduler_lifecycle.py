@@ -4,6 +4,7 @@ import pytest
 
 from ridgeline.core.commands import Abort, Clear, Close, Drain
 from ridgeline.core.events import Admitted, Closed, EndedProvisionally, Finish, Preempted, Rejected, Usage, Wait
+from ridgeline.core.params import Sampling
 from ridgeline.core.sequence import Sequence
 from ridgeline.core.stop import why_ended
 from ridgeline.errors import LawViolation
@@ -47,7 +48,7 @@ def test_abort_in_every_state_ends_once_and_gives_everything_back(loop, depth: i
     reached = set()
     for when in range(40):
         run = loop(depth=depth, rows=2, pages=10, block_tokens=2, token_budget=8)
-        run.apply(*[run.request(f"r{i}", (7, 8, 9, 10, i), max_tokens=9, has_stop_strings=i == 0) for i in range(4)])
+        run.apply(*[run.request(f"r{i}", (7, 8, 9, 10, i), max_tokens=9, two_phase=i == 0) for i in range(4)])
         for tick in range(when):
             run.plan() if tick % 3 or not run.tickets else run.commit()
         for choices in run.scheduler.life.open.values():
@@ -79,7 +80,7 @@ def test_abort_while_preempted_with_steps_in_flight(loop) -> None:
 
 def test_an_end_is_provisional_until_the_front_end_closes(loop) -> None:
     run = loop()
-    run.finish(run.request("a", 5, max_tokens=4, has_stop_strings=True))
+    run.finish(run.request("a", 5, max_tokens=4, two_phase=True))
     assert [e.reason for e in run.told(EndedProvisionally)] == [Finish.LENGTH]
     assert not run.told(Closed) and not run.scheduler.idle
     assert run.scheduler.cache.pages.held == 0 and len(run.scheduler.life.rows) == 8
@@ -92,7 +93,7 @@ def test_an_end_is_provisional_until_the_front_end_closes(loop) -> None:
 @pytest.mark.parametrize("depth", [1, 4])
 def test_a_close_may_come_before_the_engines_end(loop, depth: int) -> None:
     run = loop(depth=depth)
-    run.turn(run.request("a", 5, max_tokens=40, has_stop_strings=True))
+    run.turn(run.request("a", 5, max_tokens=40, two_phase=True))
     for _ in range(6):
         run.turn()
     run.finish(Close("a", 0, 3, Finish.STOP), Close("a", 7, 3, Finish.STOP))
@@ -103,7 +104,7 @@ def test_a_close_may_come_before_the_engines_end(loop, depth: int) -> None:
 
 def test_a_close_cannot_keep_what_was_never_sampled(loop) -> None:
     run = loop()
-    run.turn(run.request("a", 5, max_tokens=40, has_stop_strings=True), run.request("b", 5, has_stop_strings=True))
+    run.turn(run.request("a", 5, max_tokens=40, two_phase=True), run.request("b", 5, two_phase=True))
     run.apply(Close("a", 0, 99, Finish.STOP), Close("b", 0, -1, Finish.STOP))
     assert [e.usage.completion_tokens for e in run.told(Closed)] == [1, 0]
 
@@ -150,7 +151,7 @@ def test_an_id_in_use_is_refused(loop) -> None:
 
 def test_logprobs_go_out_with_their_ids(loop) -> None:
     run = loop(depth=2)
-    run.finish(run.request("a", 5, logprobs=2), run.request("b", 5))
+    run.finish(run.request("a", 5, sampling=Sampling(logprobs=2)), run.request("b", 5))
     assert all(len(o.logprobs) == len(o.ids) == 1 for o in run.outputs if o.request_id == "a")
     assert all(o.logprobs is None for o in run.outputs if o.request_id == "b")
 

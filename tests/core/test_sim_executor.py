@@ -4,13 +4,13 @@ from array import array
 
 import pytest
 
-from ridgeline.core.params import RowParams
+from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import FROM_ROW, NewRow, Plan
 from ridgeline.errors import LawViolation
 from ridgeline.sim.executor import SimExecutor, fake_executor
 from ridgeline.sim.model import FakeModel, extend
 
-PARAMS = RowParams(seed=5, choice=0, temperature=1.0, top_k=0, top_p=1.0, logprobs=None, prompt_tokens=6)
+PARAMS = RowParams(seed=5, choice=0, prompt_tokens=6)
 PROMPT = (3, 1, 4, 1, 5, 9)
 
 
@@ -71,7 +71,7 @@ def test_seeds_and_choices_differ_and_greedy_does_not() -> None:
 
     other = dataclasses.replace(PARAMS, choice=1)
     assert expected(8) != expected(8, other)
-    cold = dataclasses.replace(PARAMS, temperature=0.0)
+    cold = dataclasses.replace(PARAMS, sampling=Sampling(temperature=0.0))
     assert expected(8, cold) == expected(8, dataclasses.replace(cold, seed=9, choice=3))
 
 

@@ -75,8 +75,8 @@ def test_flags_are_booleans(name: str, value: Any) -> None:
 @pytest.mark.parametrize("stop", ["x", None, 1, (1,), (b"x",), ("",), ("x" * 65,), ("a",) * 5, {"a": 1}])
 def test_stop_strings(stop: Any) -> None:
     assert refused(stop=stop).param == "stop"
-    assert door(stop=("x" * 64,) * 4).has_stop_strings
-    assert not door(stop=()).has_stop_strings
+    assert door(stop=("x" * 64,) * 4).two_phase
+    assert not door(stop=()).two_phase
 
 
 @pytest.mark.parametrize("ids", [5, None, "5", (-1,), (512,), (2**63,), (-(2**9000),), (1.0,), (True,), (3,) * 65])
@@ -120,10 +120,10 @@ def test_what_never_fits_is_refused() -> None:
 
 def test_what_comes_out() -> None:
     request = door(temperature=0, top_k=-1)
-    assert (request.temperature, request.top_k, request.seed, request.domain) == (0.0, 0, 42, b"d")
-    assert isinstance(request.temperature, float)
-    assert door(temperature=1e-300).temperature == 0.01
-    assert door(top_k=512).top_k == 0 and door(top_k=511).top_k == 511
+    assert (request.sampling.temperature, request.sampling.top_k, request.seed, request.domain) == (0.0, 0, 42, b"d")
+    assert isinstance(request.sampling.temperature, float)
+    assert door(temperature=1e-300).sampling.temperature == 0.01
+    assert door(top_k=512).sampling.top_k == 0 and door(top_k=511).sampling.top_k == 511
     assert door(seed=-1).seed == 2**63 - 1 and door(seed=0).seed == 0
     assert door(ignore_eos=True, stop_token_ids=(9,)).stop_ids == {9}
     assert door(min_tokens=3).row_params(0).banned_until == (1, 106)

@@ -16,7 +16,7 @@ from ridgeline.engine import messages
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.engine.messages import EVENT_TYPES, HEADER, MESSAGE_TYPES, FrameBuffer, Message, WireError, encode
 
-REQUEST = Admitted("r" * 32, (1, 2, 262143), 16, 2**63 - 1, stop_ids=frozenset({1}), has_stop_strings=True, domain=b"\xff\x00")
+REQUEST = Admitted("r" * 32, (1, 2, 262143), 16, 2**63 - 1, stop_ids=frozenset({1}), two_phase=True, domain=b"\xff\x00")
 INFO = ExecutorInfo(KVShape((KVGroup("window", (0, 2), 4),), 16, 100, b"\x01" * 32), 512, 4096, 16, "fake", 0, 0)
 COLUMN = array("i", [0, 1, 2**31 - 1])
 EVENTS = [

@@ -10,9 +10,11 @@ from checkpoints import VOCAB
 from serving import Answer, serve
 from tiny import Driver, dense
 
+from ridgeline.compute import numpy_runner
+from ridgeline.compute.exact.self_test import HeadShape
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.quant.weight import CodedWeight, DenseWeight, Weight
-from ridgeline.core.params import Admitted
+from ridgeline.core.params import Admitted, Sampling
 from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.read import read_model_facts
 from ridgeline.facts.rope import rope_for
@@ -60,6 +62,14 @@ def expected(opened) -> Callable[[str], np.ndarray]:
 def test_this_machine_is_exact_for_its_shapes(opened, name: str) -> None:
     found = Driver(*opened(name)).runner.exactness()
     assert found.exact, found.failures
+
+
+def test_the_self_test_tries_what_the_model_runs(opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numpy_runner, "check_exactness", lambda matrices, heads, team: (matrices, heads))
+    found = {name: Driver(*opened(name)).runner.exactness() for name in ("gemma2", "llama-biases", "gpt2")}
+    assert found["gemma2"][1] == {HeadShape(4, 2, 16, softcap=0.7)}
+    assert found["llama-biases"][1] == {HeadShape(4, 1, 16)}
+    assert found["gpt2"] == ({(64, 64), (128, 64), (64, 128), (VOCAB, 64)}, {HeadShape(4, 4, 16)})
 
 
 @pytest.mark.parametrize(("block_tokens", "chunk"), [(1, 7), (4, 64), (16, 1), (16, 139)])
@@ -111,7 +121,7 @@ def request(number: int) -> Admitted:
     shared = np.random.default_rng(99).integers(4, VOCAB, 20)
     own = rng.integers(4, VOCAB, int(rng.integers(2, 10)))
     prompt = np.concatenate([shared, own]) if number % 2 else own
-    return Admitted(f"r{number}", tuple(prompt.tolist()), max_tokens=16, seed=number, temperature=2.0, logprobs=2)
+    return Admitted(f"r{number}", tuple(prompt.tolist()), max_tokens=16, seed=number, sampling=Sampling(temperature=2.0, logprobs=2))
 
 
 REQUESTS = [request(number) for number in range(8)]

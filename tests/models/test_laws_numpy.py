@@ -16,7 +16,7 @@ import pytest
 from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Abort, Admit, Command
-from ridgeline.core.params import Admitted, Limits
+from ridgeline.core.params import Admitted, Limits, Sampling
 from ridgeline.core.plan import KVGroup, Plan, Result, TokenLogprobs
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
@@ -122,10 +122,9 @@ def requests() -> list[Admitted]:
                 max_tokens=rng.randint(8, 18),
                 seed=index,
                 choices=1 + (index == 5),
-                temperature=0.8,
-                logprobs=2,
+                sampling=Sampling(temperature=0.8, logprobs=2),
                 stop_ids=frozenset({rng.randrange(VOCAB)}),
-                has_stop_strings=index % 3 == 0,
+                two_phase=index % 3 == 0,
                 priority=index % 2,
             )
         )
@@ -139,7 +138,7 @@ def answers(model: Path) -> dict[tuple[str, int], Answer]:
     limits = Limits(rows=1, token_budget=64, max_model_len=LONGEST, prefix_caching=False)
     engine = Engine(Scheduler(limits, alone.info.kv, POLICIES["one"]), alone, VirtualClock(), 1)
     found: dict[tuple[str, int], Answer] = {}
-    turn = engine.turn([Admit(replace(each, has_stop_strings=False)) for each in requests()])
+    turn = engine.turn([Admit(replace(each, two_phase=False)) for each in requests()])
     while turn.progressed:
         for output in turn.outputs:
             ids, logprobs = found.setdefault((output.request_id, output.choice), ([], []))

@@ -9,7 +9,7 @@ import pytest
 from ridgeline.compute.exact.cache import KVCache, allocate_kv
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.executor import StepExecutor
-from ridgeline.core.params import RowParams
+from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import FROM_ROW, KVGroup, KVShape, NewRow, Plan, Result, TokenLogprobs
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 
@@ -59,10 +59,10 @@ class ContextRunner:
 
 
 def greedy(
-    logits: np.ndarray, params: Sequence[RowParams], positions: Sequence[int], outputs: Sequence[int]
+    logits: np.ndarray, params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[object]
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
-    assert all(p - row.prompt_tokens == n for p, n, row in zip(positions, outputs, params, strict=True))
-    found = [None if row.logprobs is None else TokenLogprobs(-0.5) for row in params]
+    assert len(positions) == len(histories) == len(params)
+    found = [None if row.sampling.logprobs is None else TokenLogprobs(-0.5) for row in params]
     return logits.argmax(axis=1).tolist(), found
 
 
@@ -75,7 +75,7 @@ def make_executor(block_tokens: int = 4, pages: int = 400, rows: int = 4, bad: i
 
 
 def params(prompt: Sequence[int], logprobs: int | None = None) -> RowParams:
-    return RowParams(0, 0, 0.0, 0, 1.0, logprobs, len(prompt))
+    return RowParams(0, 0, len(prompt), Sampling(temperature=0.0, logprobs=logprobs))
 
 
 def new_row(row: int, ids: Sequence[int], first_page: int, blocks: int, prompt: int | None = None) -> NewRow:

@@ -15,7 +15,7 @@ from tiny import Tiny, write_tiny
 from ridgeline.compute.exact.cache import KVCache, allocate_kv
 from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.params import Admitted
+from ridgeline.core.params import Admitted, Sampling
 from ridgeline.facts.machine import MachineFacts, machine_facts
 
 SIZE = Tiny()
@@ -33,7 +33,7 @@ def request(number: int, **fields: object) -> Admitted:
     shared = np.random.default_rng(99).integers(4, SIZE.vocab, 32)
     own = rng.integers(4, SIZE.vocab, int(rng.integers(1, 14)))
     prompt = np.concatenate([shared, own]) if number % 2 else own
-    made = Admitted(f"r{number}", tuple(prompt.tolist()), max_tokens=12, seed=number, temperature=4.0, logprobs=3)
+    made = Admitted(f"r{number}", tuple(prompt.tolist()), max_tokens=12, seed=number, sampling=Sampling(temperature=4.0, logprobs=3))
     return replace(made, **fields)  # type: ignore[arg-type]
 
 

@@ -56,10 +56,14 @@ Command = Admit | Close | Abort | Clear | SetKnob | Drain
 
 class Output(NamedTuple):
     """New ids of one choice, from one committed step. `end` is set when the engine ended the choice in this step;
-    for a request with stop strings that end is provisional and the front end must answer with `Close`."""
+    in the two-phase close that end is provisional and the front end must answer with `Close`.
+
+    prompt_logprobs  those of the next prompt tokens, from the second on; such an output has no ids
+    """
 
     request_id: str
     choice: int
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None = None
     end: Finish | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -39,7 +39,7 @@ def commit(sequences: list[Sequence], plan: Plan, result: Result, cache: Cache, 
                     _deliver(sequence, sampled, logprobs, outputs, life, now)
                 else:
                     given = None if logprobs is None else (logprobs,)
-                    outputs.append(make(Output, (sequence.request.request_id, sequence.choice, sampled, given, None)))
+                    outputs.append(make(Output, (sequence.request.request_id, sequence.choice, sampled, given, None, None)))
         else:
             _late(sequence, sampled, logprobs, outputs, life, now)
     cache.committed(plan.step)

@@ -139,9 +139,9 @@ class Lifecycle:
             sequence.row = -1
 
     def end(self, sequence: Sequence, reason: Finish, now: float) -> None:
-        """The engine is done with the sequence. With stop strings the front end has the last word, except after an error."""
+        """The engine is done with the sequence. In the two-phase close the front end has the last word, except after an error."""
         self._stop(sequence)
-        if sequence.request.has_stop_strings and reason is not Finish.ERROR:
+        if sequence.request.two_phase and reason is not Finish.ERROR:
             self._emit(EndedProvisionally(sequence.request.request_id, sequence.choice, reason))
         else:
             self._close(sequence, reason, sequence.outputs, now)

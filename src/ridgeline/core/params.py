@@ -4,6 +4,11 @@ A request is a value: `(Admitted, output token ids)`. Everything else about it i
 """
 
 from dataclasses import dataclass, field
+from typing import Final
+
+BAD_WORDS: Final = 64
+BAD_WORD_CHARACTERS: Final = 64
+"""At most so many bad words of so many characters each: they become ids before a request is admitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +21,7 @@ class SamplingParams:
     presence_penalty, frequency_penalty  subtracted once, or per occurrence, for tokens of the output (OpenAI)
     repetition_penalty  divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al. 2019)
     logit_bias   (id, bias) pairs                    allowed_token_ids  None: all; else no others
-    bad_words    texts whose last token may not be sampled after the others
+    bad_words    texts that may not be completed, with or without a space before them, counting from the prompt on
     seed         None: one is drawn at admission
     stop         strings, found by the front end     stop_token_ids  ids, found by the engine
     max_tokens   None: up to the context's end; 0: only the prompt is computed
@@ -50,21 +55,43 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is chosen from logits: what every choice of a request has in common. Names and meaning as in `SamplingParams`.
+
+    allowed_ids  ascending; None: all
+    bad_words    ids of each: the last may not be sampled where all before it are the newest ids of prompt and outputs
+    logprobs     None: off; k: the sampled token's log-probability and the k best
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RowParams:
     """What the sampler of the computing wing needs to know of one sequence (a choice of a request).
 
-    `banned_until` stop ids that may not be sampled before `min_tokens` outputs exist. `prompt_tokens` fixes the prompt boundary for ever.
+    prompt_tokens    fixes the prompt boundary for ever
+    banned_until     stop ids that may not be sampled before `min_tokens` outputs exist
+    prompt_logprobs  None: off; k: every prompt token but the first is scored, with the k best at its place
     """
 
     seed: int
     choice: int
-    temperature: float
-    top_k: int
-    top_p: float
-    logprobs: int | None
     prompt_tokens: int
+    sampling: Sampling = Sampling()
     min_tokens: int = 0
     banned_until: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +100,12 @@ class Admitted:
 
     request_id    internal, unique (random 128 bits as hex)
     prompt        token ids, never empty
-    choices       number of sequences (`n`); choice c has the seed `(seed, c)`
+    max_tokens    outputs at most, at least 1; prompt + max_tokens ≤ max_model_len
     seed          always set (drawn at admission when the client gave none), 0 ≤ seed < 2**63
-    max_tokens    outputs at most; prompt + max_tokens ≤ max_model_len
+    choices       number of sequences (`best_of`, else `n`); choice c has the seed `(seed, c)`
+    prompt_logprobs  None: off; k: choice 0 scores the prompt, with the k best at each place
     stop_ids      ids that end the sequence (EOS and the client's, unless ignore_eos), not before min_tokens outputs exist
-    has_stop_strings  the engine's end is provisional until the front end closes (two-phase close)
+    two_phase     the engine's end is provisional until the front end closes (stop strings, or nothing but the prompt is wanted)
     domain        tenant domain of the prefix cache (bytes; an HMAC made by the front end)
     extra         further identity of the KV content (media, adapter digest), empty for plain text
     priority      smaller runs first under the priority policy
@@ -88,13 +116,11 @@ class Admitted:
     max_tokens: int
     seed: int
     choices: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    logprobs: int | None = None
+    sampling: Sampling = Sampling()
+    prompt_logprobs: int | None = None
     min_tokens: int = 0
     stop_ids: frozenset[int] = field(default_factory=frozenset)
-    has_stop_strings: bool = False
+    two_phase: bool = False
     domain: bytes = b""
     extra: bytes = b""
     priority: int = 0
@@ -104,13 +130,11 @@ class Admitted:
         return RowParams(
             seed=self.seed,
             choice=choice,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            logprobs=self.logprobs,
             prompt_tokens=len(self.prompt),
+            sampling=self.sampling,
             min_tokens=self.min_tokens,
             banned_until=tuple(sorted(self.stop_ids)) if self.min_tokens else (),
+            prompt_logprobs=None if choice else self.prompt_logprobs,
         )
 
 

@@ -37,7 +37,7 @@ class Plan:
     """One step. `row[i]` computes `count[i]` tokens from position `start[i]`; `tokens` holds them back to back.
 
     start    absolute, or FROM_ROW; ahead of where a resident row stands when it takes over blocks that others have published
-    select   indices into the T tokens whose logits are needed, in ascending order
+    select   indices into the T tokens whose logits are needed, in ascending order: where rows sample, and where prompts are scored
     sample   1 where the row samples one token at the end of its tokens (its last index is then in `select`)
     needs_commit  1 where no further token of the row may be planned before this step has been committed
     """
@@ -85,6 +85,8 @@ class Result:
     logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """For each row the sampled token's; None when no row asked."""
     timings: Timings = field(default_factory=Timings)
+    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] | None = None
+    """For each row those of the tokens behind its selected positions at which it does not sample; None when there are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,13 @@ from types import MappingProxyType
 from typing import Final
 
 from ridgeline.core.fit import pages_needed
-from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS, Admitted, Sampling, SamplingParams
 from ridgeline.core.plan import KVShape
 from ridgeline.errors import RequestError
 
 INT64_MAX: Final = 2**63 - 1
+CHOICES: Final = 8
+LOGPROBS: Final = 20
 COLDEST: Final = 0.01
 """A positive temperature below this counts as this (as in vLLM): logits divided by less may overflow. 0 is greedy."""
 
@@ -32,19 +34,29 @@ class Bound:
 
 
 BOUNDS: Final = MappingProxyType({
-    "n": Bound(1, 8),
+    "n": Bound(1, CHOICES),
+    "best_of": Bound(1, CHOICES),
     "temperature": Bound(0, 10, whole=False),
     "top_p": Bound(0, 1, whole=False, above=True),
     "top_k": Bound(-1, 2**31 - 1),
+    "min_p": Bound(0, 1, whole=False),
+    "presence_penalty": Bound(-2, 2, whole=False),
+    "frequency_penalty": Bound(-2, 2, whole=False),
+    "repetition_penalty": Bound(0, 10, whole=False, above=True),
     "seed": Bound(-(2**63), INT64_MAX),
-    "max_tokens": Bound(1, 2**31 - 1),
+    "max_tokens": Bound(0, 2**31 - 1),
     "min_tokens": Bound(0, 2**31 - 1),
-    "logprobs": Bound(0, 20),
+    "logprobs": Bound(0, LOGPROBS),
+    "prompt_logprobs": Bound(0, LOGPROBS),
     "priority": Bound(-(2**31), 2**31 - 1),
 })
-OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs"})
+OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of"})
 FLAGS: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 STOP_STRINGS, STOP_CHARACTERS, STOP_IDS = 4, 64, 64
+BIASES, ALLOWED_IDS = 300, 1024
+BIAS: Final = Bound(-100, 100, whole=False)
+WORD_SEQUENCES, WORD_IDS = 2 * BAD_WORDS, 4 * BAD_WORD_CHARACTERS + 4
+"""Bad words as ids: each with and without a space before it, of at most four ids a character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +82,15 @@ def admit(
     *,
     request_id: str,
     draw_seed: Callable[[], int],
+    bad_words: Sequence[Sequence[int]] = (),
     domain: bytes = b"",
     priority: int = 0,
 ) -> Admitted:
-    """The accepted request. `draw_seed` gives 63 random bits when the client sent no seed; `domain` is the tenant's.
+    """The accepted request.
 
+    draw_seed  gives 63 random bits when the client sent no seed
+    bad_words  `params.bad_words` as ids (`text.words`)
+    domain     the tenant's
     Raises `RequestError` that names the field, the number, the bound and the fix.
     """
     for name in BOUNDS:
@@ -82,25 +98,26 @@ def admit(
     for name in FLAGS:
         if not isinstance(getattr(params, name), bool):
             raise _wrong(name, getattr(params, name), "it must be true or false", "invalid_type")
-    _check_stop(params.stop)
+    check_strings("stop", params.stop, STOP_STRINGS, STOP_CHARACTERS)
     _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab, most=STOP_IDS)
     _check_prompt(prompt, limits)
+    sampling = _sampling(params, bad_words, limits.vocab)
     max_tokens = _max_tokens(len(prompt), params, limits)
     _check_fit(len(prompt), max_tokens, limits.kv)
     seed = draw_seed() if params.seed is None else params.seed
+    stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else limits.eos_ids)
+    _check_something_is_left(sampling, stop_ids if params.min_tokens else frozenset())
     return Admitted(
         request_id=request_id,
         prompt=tuple(prompt),
         max_tokens=max_tokens,
         seed=seed & INT64_MAX,
-        choices=params.n,
-        temperature=max(float(params.temperature), COLDEST) if params.temperature else 0.0,
-        top_k=params.top_k if 0 < params.top_k < limits.vocab else 0,
-        top_p=float(params.top_p),
-        logprobs=params.logprobs,
+        choices=_choices(params),
+        sampling=sampling,
+        prompt_logprobs=params.prompt_logprobs,
         min_tokens=params.min_tokens,
-        stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else limits.eos_ids),
-        has_stop_strings=bool(params.stop),
+        stop_ids=stop_ids,
+        two_phase=bool(params.stop) or params.max_tokens == 0,
         domain=domain,
         priority=priority,
     )
@@ -119,9 +136,11 @@ def tenant_domain(secret: bytes, tenant: str) -> bytes:
 
 def check_number(name: str, value: object) -> None:
     """Raises `RequestError` unless `value` has the type and range of `BOUNDS[name]`. A bool is not a number, NaN is in no range."""
-    if value is None and name in OPTIONAL:
-        return
-    bound = BOUNDS[name]
+    if value is not None or name not in OPTIONAL:
+        _check_bound(name, value, BOUNDS[name])
+
+
+def _check_bound(name: str, value: object, bound: Bound) -> None:
     if isinstance(value, bool) or not isinstance(value, int if bound.whole else (int, float)):
         raise _wrong(name, value, f"it must be {'an integer' if bound.whole else 'a number'}", "invalid_type")
     if not bound.low <= value <= bound.high or (bound.above and value == bound.low):
@@ -129,14 +148,82 @@ def check_number(name: str, value: object) -> None:
         raise _wrong(name, value, f"it must be {least} {bound.low} and at most {bound.high}")
 
 
-def _check_stop(stop: object) -> None:
-    if not isinstance(stop, (tuple, list)) or not all(isinstance(each, str) for each in stop):
-        raise _wrong("stop", stop, "it must be a list of strings", "invalid_type")
-    if len(stop) > STOP_STRINGS:
-        raise RequestError(f"stop has {len(stop)} strings; at most {STOP_STRINGS} are allowed.", param="stop")
-    for each in stop:
-        if not 0 < len(each) <= STOP_CHARACTERS:
-            raise RequestError(f"a stop string has {len(each)} characters; send 1 to {STOP_CHARACTERS}.", param="stop")
+def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab: int) -> Sampling:
+    """What the sampler is told. Where the likeliest of more choices are to be found, log-probabilities are made though nobody asked."""
+    allowed = params.allowed_token_ids
+    if allowed is not None:
+        _check_ids("allowed_token_ids", allowed, vocab, most=ALLOWED_IDS)
+        if not allowed:
+            raise RequestError("allowed_token_ids has 0 ids; send at least one, or leave it out.", param="allowed_token_ids")
+    _check_bias(params.logit_bias, vocab)
+    check_strings("bad_words", params.bad_words, BAD_WORDS, BAD_WORD_CHARACTERS)
+    _check_words(params, bad_words, vocab)
+    return Sampling(
+        temperature=max(float(params.temperature), COLDEST) if params.temperature else 0.0,
+        top_k=params.top_k if 0 < params.top_k < vocab else 0,
+        top_p=float(params.top_p),
+        min_p=float(params.min_p),
+        presence_penalty=float(params.presence_penalty),
+        frequency_penalty=float(params.frequency_penalty),
+        repetition_penalty=float(params.repetition_penalty),
+        logit_bias=tuple(sorted((token, float(bias)) for token, bias in params.logit_bias)),
+        allowed_ids=None if allowed is None else tuple(sorted(set(allowed))),
+        bad_words=tuple(sorted({tuple(word) for word in bad_words})),
+        logprobs=0 if params.logprobs is None and _choices(params) > params.n else params.logprobs,
+    )
+
+
+def _choices(params: SamplingParams) -> int:
+    """Sequences that are computed; `n` of them are answered. Raises RequestError where they are too few."""
+    if params.best_of is None:
+        return params.n
+    if params.best_of < params.n:
+        raise RequestError(f"best_of is {params.best_of} and n is {params.n}; raise best_of or lower n.", param="best_of")
+    return params.best_of
+
+
+def _check_bias(biases: object, vocab: int) -> None:
+    pairs = isinstance(biases, (tuple, list)) and all(isinstance(each, (tuple, list)) and len(each) == 2 for each in biases)
+    if not isinstance(biases, (tuple, list)) or not pairs:
+        raise _wrong("logit_bias", biases, "it must be pairs of an id and a number", "invalid_type")
+    if len(biases) > BIASES:
+        raise RequestError(f"logit_bias has {len(biases)} ids; at most {BIASES} are allowed.", param="logit_bias")
+    _check_ids("logit_bias", [token for token, _ in biases], vocab, most=BIASES)
+    if len({token for token, _ in biases}) != len(biases):
+        raise RequestError("logit_bias names an id twice; name each once.", param="logit_bias")
+    for _, bias in biases:
+        _check_bound("logit_bias", bias, BIAS)
+
+
+def _check_words(params: SamplingParams, words: Sequence[Sequence[int]], vocab: int) -> None:
+    if bool(params.bad_words) != bool(words) or len(words) > WORD_SEQUENCES:
+        raise RequestError(f"bad_words has {len(params.bad_words)} texts that became {len(words)} sequences of ids.", param="bad_words")
+    for word in words:
+        if not word:
+            raise RequestError("a bad word has 0 ids; leave it out.", param="bad_words")
+        _check_ids("bad_words", word, vocab, most=WORD_IDS)
+
+
+def _check_something_is_left(sampling: Sampling, banned: frozenset[int]) -> None:
+    """Among ids that are allowed there must be one that may be sampled at the first position, whatever came before."""
+    if sampling.allowed_ids is None:
+        return
+    left = set(sampling.allowed_ids) - {word[0] for word in sampling.bad_words if len(word) == 1}
+    if not left:
+        raise RequestError("every id of allowed_token_ids is a bad word; allow more ids.", param="allowed_token_ids")
+    if not left - banned:
+        raise RequestError("allowed_token_ids has stop ids only, and min_tokens forbids them; allow more ids.", param="allowed_token_ids")
+
+
+def check_strings(name: str, strings: object, most: int, characters: int) -> None:
+    """Raises `RequestError` unless these are at most so many strings of 1 to so many characters."""
+    if not isinstance(strings, (tuple, list)) or not all(isinstance(each, str) for each in strings):
+        raise _wrong(name, strings, "it must be a list of strings", "invalid_type")
+    if len(strings) > most:
+        raise RequestError(f"{name} has {len(strings)} strings; at most {most} are allowed.", param=name)
+    for each in strings:
+        if not 0 < len(each) <= characters:
+            raise RequestError(f"a string of {name} has {len(each)} characters; send 1 to {characters}.", param=name)
 
 
 def _check_ids(name: str, ids: object, vocab: int, most: int) -> None:
@@ -164,11 +251,11 @@ def _check_prompt(prompt: object, limits: ModelLimits) -> None:
 
 def _max_tokens(prompt_tokens: int, params: SamplingParams, limits: ModelLimits) -> int:
     """Outputs of one choice at most. None means what the context leaves, shared among the choices."""
-    context, choices = limits.max_model_len, params.n
+    context, choices = limits.max_model_len, _choices(params)
     if params.max_tokens is None:
         most = min(context - prompt_tokens, context // choices)
     else:
-        most = params.max_tokens
+        most = max(1, params.max_tokens)  # one output is computed where none is wanted; the front end drops it
         if prompt_tokens + most > context:
             raise RequestError(
                 f"prompt has {prompt_tokens} tokens and max_tokens is {most}, together {prompt_tokens + most}; this model takes {context}. "
@@ -177,12 +264,13 @@ def _max_tokens(prompt_tokens: int, params: SamplingParams, limits: ModelLimits)
             )
         if choices * most > context:
             raise RequestError(
-                f"n is {choices} and max_tokens is {most}, together {choices * most} tokens; at most {context} are allowed. "
+                f"{choices} choices and max_tokens {most} make {choices * most} tokens; at most {context} are allowed. "
                 f"Lower max_tokens to {context // choices}.",
-                param="n",
+                param="n" if params.best_of is None else "best_of",
             )
-    if params.min_tokens > most:
-        raise RequestError(f"min_tokens is {params.min_tokens}; at most {most} tokens can be generated. Lower it.", param="min_tokens")
+    wanted = most if params.max_tokens is None else params.max_tokens
+    if params.min_tokens > wanted:
+        raise RequestError(f"min_tokens is {params.min_tokens}; at most {wanted} tokens can be generated. Lower it.", param="min_tokens")
     return most
 
 

@@ -124,7 +124,7 @@ class Edge:
             raise LawViolation(1, f"{output.request_id}/{output.choice} ends with {output.end}, its ids demand {oracle.ended}")
         if output.end is None and oracle.ended is not None:
             raise LawViolation(1, f"{output.request_id}/{output.choice} goes on although its ids demand {oracle.ended}")
-        if oracle.request.has_stop_strings and choice.asked is None and output.end in (None, Finish.STOP, Finish.LENGTH, Finish.ERROR):
+        if oracle.request.two_phase and choice.asked is None and output.end in (None, Finish.STOP, Finish.LENGTH, Finish.ERROR):
             self._answer(output, choice)
 
     def finish(self) -> None:
@@ -179,7 +179,7 @@ class Edge:
             self.choices[event.request_id, index] = Choice(Oracle(request, index, self._source(request, index)), pattern)
 
     def _pattern(self, request: Admitted) -> tuple[int, ...]:
-        if not request.has_stop_strings:
+        if not request.two_phase:
             return ()
         alphabet = self._world.model.alphabet
         draw = hash((request.seed, 3))
@@ -214,7 +214,7 @@ class Edge:
             if nan_at is None:
                 raise LawViolation(15, f"{name} ends with an error and computed no NaN")
         else:
-            expected = choice.asked if request.has_stop_strings else (len(choice.oracle.ids), choice.oracle.ended)
+            expected = choice.asked if request.two_phase else (len(choice.oracle.ids), choice.oracle.ended)
             if expected != (event.usage.completion_tokens, event.reason):
                 raise LawViolation(1, f"{name} ends with {event.usage.completion_tokens} ids, {event.reason}; expected {expected}")
             if nan_at is not None and nan_at <= len(request.prompt) + event.usage.completion_tokens - 2:

@@ -176,7 +176,7 @@ class SimExecutor:
             if not resident.finite:
                 self.not_finite[resident.params.seed, resident.params.choice] = resident.nan_at
             sampled.append((self._sample(resident),) if samples else ())
-            best = resident.params.logprobs
+            best = resident.params.sampling.logprobs
             logprobs.append(self._model.logprobs(resident.chain[-1], sampled[-1][0], best) if samples and best is not None else None)
         return Result(
             step=plan.step,

@@ -55,7 +55,7 @@ class FakeModel:
 
     def sample(self, stamp: int, params: RowParams, position: int) -> int:
         """The id at `position`, given the stamp of the token before it. Seed and choice matter unless greedy."""
-        draw = hash((stamp, position)) if params.temperature == 0 else hash((stamp, position, params.seed, params.choice))
+        draw = hash((stamp, position)) if params.sampling.temperature == 0 else hash((stamp, position, params.seed, params.choice))
         banned = params.banned_until if position - params.prompt_tokens < params.min_tokens else ()
         while True:
             if self.stop_ids and (draw >> 16) % 1000 < self.stop_permille:

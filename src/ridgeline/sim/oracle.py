@@ -19,13 +19,11 @@ def sampling(request: Admitted, choice: int) -> RowParams:
     return RowParams(
         seed=request.seed,
         choice=choice,
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        logprobs=request.logprobs,
         prompt_tokens=len(request.prompt),
+        sampling=request.sampling,
         min_tokens=request.min_tokens,
         banned_until=tuple(request.stop_ids),
+        prompt_logprobs=None if choice else request.prompt_logprobs,
     )
 
 
@@ -57,7 +55,7 @@ class Computed:
         return self._token
 
     def logprobs(self, index: int) -> TokenLogprobs | None:
-        best = self._params.logprobs
+        best = self._params.sampling.logprobs
         return None if best is None else self._model.logprobs(self._before, self._token, best)
 
 
@@ -91,8 +89,8 @@ class Oracle:
     def follow(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> None:
         """Takes the next emitted ids; raises on any that the right answer does not have there."""
         request = self.request
-        if ids and (logprobs is None) != (request.logprobs is None):
-            raise LawViolation(8, f"{self._name} asked for log-probabilities: {request.logprobs}, and got {logprobs}")
+        if ids and (logprobs is None) != (request.sampling.logprobs is None):
+            raise LawViolation(8, f"{self._name} asked for log-probabilities: {request.sampling.logprobs}, and got {logprobs}")
         for at, token in enumerate(ids):
             index = len(self.ids)
             if self.ended is not None:

@@ -235,7 +235,7 @@ class Reach:
         self._count("ends with further steps in flight", self._in_flight(key) and key not in self._provisional)
         self._count("NaN ends a choice", event.reason is Finish.ERROR)
         last = event.reason is Finish.STOP and event.usage.completion_tokens == request.max_tokens
-        self._count("stop id on the last allowed token", last and not request.has_stop_strings)
+        self._count("stop id on the last allowed token", last and not request.two_phase)
         self._running.discard(key)
         self._preempted.discard(key)
         self._provisional.discard(key)

@@ -1,7 +1,9 @@
-"""Top-k and top-p over one row of logits, without ever sorting the vocabulary.
+"""Min-p, top-k and top-p over one row of logits, without ever sorting the vocabulary.
 
-Both keep the likeliest tokens, and of equals the lowest ids: which tokens survive depends on this row alone.
+All keep the likeliest tokens, top-k and top-p of equals the lowest ids: which tokens survive depends on this row alone.
 """
+
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,14 @@ def top_k(logits: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     kept = logits > least
     kept[np.flatnonzero(logits == least)[: k - np.count_nonzero(kept)]] = True
     return np.flatnonzero(kept)
+
+
+def min_p(scaled: NDArray[np.float64], share: float) -> NDArray[np.int64]:
+    """Indices (ascending) of the entries whose probability is at least `share` of the likeliest's; 0 < share ≤ 1. Nguyen et al. 2024.
+
+    scaled [N]: logarithms of weights, the largest 0.
+    """
+    return np.flatnonzero(scaled >= log(share))
 
 
 def top_p(scaled: NDArray[np.float64], p: float) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.compute.decoding.history import History
 from ridgeline.compute.exact.cache import KVCache
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.batch import step_inputs
@@ -22,8 +23,8 @@ from ridgeline.core.plan import Plan, Result, Timings, TokenLogprobs
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 
 Sampled = tuple[list[int], list[TokenLogprobs | None]]
-Sample = Callable[[NDArray[np.float32], Sequence[RowParams], Sequence[int], Sequence[int]], Sampled]
-"""(logits fp32 [S, V], parameters, index of each output in its sequence, outputs so far) → ids and log-probabilities."""
+Sample = Callable[[NDArray[np.float32], Sequence[RowParams], Sequence[int], Sequence[History | None]], Sampled]
+"""(logits fp32 [S, V], parameters, index of each output in its sequence, what each looks back at) → ids and log-probabilities."""
 
 
 class Runner(Protocol):
@@ -104,15 +105,14 @@ class StepExecutor:
         rows = [plan.row[index] for index in chosen]
         asked = [params[index] for index in chosen]
         positions = inputs.kv_len[chosen].tolist()
-        outputs = [position - row.prompt_tokens for position, row in zip(positions, asked, strict=True)]
-        of_logits = np.searchsorted(inputs.select, inputs.cu_q[1:][chosen] - 1)
-        ids, found = self._sample(logits[of_logits], asked, positions, outputs)
+        histories = [self._rows.histories[row] for row in rows]
+        ids, found = self._sample(logits, asked, positions, histories)
         self._rows.sampled(rows, ids)
         sampled: list[tuple[int, ...]] = [()] * len(plan.row)
         logprobs: list[TokenLogprobs | None] = [None] * len(plan.row)
         for index, token, logprob in zip(chosen, ids, found, strict=True):
             sampled[index], logprobs[index] = (token,), logprob
-        return tuple(sampled), tuple(logprobs) if any(found) else None
+        return tuple(sampled), tuple(logprobs) if any(each is not None for each in found) else None
 
 
 def _finite(hidden: NDArray[np.float32], cu_q: NDArray[np.int32]) -> bytearray:

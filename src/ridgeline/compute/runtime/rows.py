@@ -1,13 +1,15 @@
 """Device state of resident sequences: one permanent row each, from `new_rows` to `freed_rows`.
 
-Owns per row the sampling parameters, the last id sampled, how far it is computed, and its block tables. Plans change it in the
-order of their steps; nothing here decides anything.
+Owns per row the sampling parameters, the last id sampled, how far it is computed, its block tables, and its ids where the sampler looks
+back. All of it is made from `NewRow`, the request as a value. Plans change it in the order of their steps; nothing here decides anything.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from ridgeline.compute.decoding.history import History
+from ridgeline.compute.decoding.table import history_of
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import NewRow, Plan
 
@@ -25,11 +27,13 @@ class Rows:
         self.last = np.zeros(rows, np.int32)
         self.tables = tuple(np.zeros((rows, blocks), np.int32) for _ in range(groups))
         self._params: list[RowParams | None] = [None] * rows
+        self.histories: list[History | None] = [None] * rows
+        """None for rows that do not look back."""
 
     def apply(self, plan: Plan) -> None:
         """Takes over the plan's delta. Frees come first: a row may be given away in the step that frees it."""
         for row in plan.freed_rows:
-            self._params[row] = None
+            self._params[row] = self.histories[row] = None
         for new in plan.new_rows:
             self._occupy(new)
         for row, group, first, pages in plan.blocks:
@@ -45,11 +49,16 @@ class Rows:
     def sampled(self, rows: Sequence[int], ids: Sequence[int]) -> None:
         """Remembers what rows sampled in the step that has just run."""
         self.last[list(rows)] = ids
+        for row, token in zip(rows, ids, strict=True):
+            history = self.histories[row]
+            if history is not None:
+                history.push(token)
 
     def _occupy(self, new: NewRow) -> None:
         if self._params[new.row] is not None:
             raise RuntimeError(f"row {new.row} is given to two sequences")
         self._params[new.row] = new.params
+        self.histories[new.row] = history_of(new.params, new.ids)
         self.computed[new.row] = 0
         self.last[new.row] = new.ids[-1]
         for table, pages in zip(self.tables, new.tables, strict=True):

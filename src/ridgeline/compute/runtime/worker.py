@@ -76,7 +76,7 @@ def _warm_up(runner: Runner, kv: KVCache, shape: KVShape) -> None:
     """One token through the whole list, in the reserved page 0: threads start and BLAS takes its buffers before anyone waits."""
     rows = Rows(1, len(shape.groups), 1)
     nothing = array("i", [0])
-    new = NewRow(0, 0, RowParams(0, 0, 0.0, 0, 1.0, None, 1), (0,), ((0,),) * len(shape.groups))
+    new = NewRow(0, 0, RowParams(seed=0, choice=0, prompt_tokens=1), (0,), ((0,),) * len(shape.groups))
     plan = Plan(0, nothing, nothing, array("i", [1]), nothing, nothing, bytearray(1), bytearray(1), (new,))
     rows.apply(plan)
     runner.run(step_inputs(plan, rows, shape.block_tokens), kv)
