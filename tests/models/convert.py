@@ -19,7 +19,7 @@ def write_gguf(path: Path, model: Any, architecture: str, kind: str) -> Path:
     """The model as a GGUF file whose matrices are stored as `kind`; vectors and learned positions are F32, as llama.cpp keeps them."""
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_name(f"tiny {config.model_type}")
+    writer.add_name("tiny")
     _write_sizes(writer, config)
     _write_rope(writer, config, architecture)
     add_vocabulary(writer, config.vocab_size)
