@@ -11,7 +11,6 @@ import pytest
 from tiny_checkpoints import model
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError, RidgelineError
-from ridgeline.facts.generation import read_generation
 from ridgeline.facts.read import read_model_facts
 from ridgeline.facts.safetensors import MAX_HEADER_BYTES, read_file
 from ridgeline.facts.shards import INDEX, read_shards
@@ -210,38 +209,3 @@ def test_links_stay_in_the_directory_or_in_a_hub_cache(single: Path, tmp_path: P
     (blobs / "sha").write_bytes((single / WEIGHTS).read_bytes())
     (snapshot / WEIGHTS).symlink_to("../../blobs/sha")
     assert read_shards(snapshot).keys() == read_shards(single).keys()
-
-
-def test_generation_defaults(tmp_path: Path) -> None:
-    assert read_generation(tmp_path).sampling == {} and not read_generation(tmp_path).eos_ids
-    path = tmp_path / "generation_config.json"
-    keys = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0, "repetition_penalty": 1.05, "max_new_tokens": 99}
-    path.write_text(json.dumps({**keys, "eos_token_id": [2, 7], "do_sample": True, "num_beams": 4, "transformers_version": "5"}))
-    found = read_generation(tmp_path)
-    assert found.eos_ids == {2, 7}
-    assert found.sampling == {
-        "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0, "repetition_penalty": 1.05, "max_tokens": 99
-    }  # fmt: skip
-    path.write_text('{"eos_token_id": 3, "temperature": null}')
-    assert read_generation(tmp_path).eos_ids == {3} and read_generation(tmp_path).sampling == {}
-
-
-BAD_GENERATION = {
-    "eos_token_id is -1": {"eos_token_id": -1},
-    "eos_token_id is 'x'": {"eos_token_id": "x"},
-    "eos_token_id is .True": {"eos_token_id": [True]},
-    "at most 256 ids": {"eos_token_id": list(range(257))},
-    "temperature is '1', a number": {"temperature": "1"},
-    "temperature is 11, outside 0.0 … 10.0": {"temperature": 11},
-    "top_k is 1.5, an integer": {"top_k": 1.5},
-    "top_p is 0, outside": {"top_p": 0},
-    "max_new_tokens is 0, outside 1": {"max_new_tokens": 0},
-    "repetition_penalty is True, a number": {"repetition_penalty": True},
-}
-
-
-@pytest.mark.parametrize("words", BAD_GENERATION)
-def test_generation_defaults_are_bounded(words: str, tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text(json.dumps(BAD_GENERATION[words]))
-    with pytest.raises(ModelFormatError, match=words):
-        read_generation(tmp_path)
