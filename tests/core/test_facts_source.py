@@ -109,6 +109,19 @@ def test_paths_and_directories(tmp_path: Path) -> None:
             resolve_model(wrong, tmp_path)
 
 
+def test_a_directory_with_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_model(str(tmp_path), tmp_path) == tmp_path.resolve()
+    (tmp_path / "mmproj-F16.gguf").write_bytes(b"x")
+    assert resolve_model(str(tmp_path), tmp_path) == tmp_path.resolve()
+    (tmp_path / "m.gguf").write_bytes(b"x")
+    assert resolve_model(str(tmp_path), tmp_path).name == "m.gguf"
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    assert resolve_model(str(tmp_path), tmp_path) == tmp_path.resolve()
+    with pytest.raises(ModelNotFoundError, match="give the directory"):
+        resolve_model(str(tmp_path / "model.safetensors"), tmp_path)
+
+
 @pytest.fixture(scope="module")
 def demo(demo_file: Path) -> ModelFacts:
     return read_model_facts(demo_file)

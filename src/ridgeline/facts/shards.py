@@ -12,7 +12,7 @@ from ridgeline.facts.safetensors import MAX_FILES, read_file
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-MAX_INDEX_BYTES = 64 << 20
+MAX_INDEX_BYTES = 16 << 20
 
 
 def read_shards(directory: Path) -> dict[str, TensorFacts]:

@@ -37,8 +37,10 @@ def resolve_model(name: str, cache: Path, progress: Progress = lambda stage, fra
         return _assemble(name, PACKAGED[name], cache, progress)
     path = Path(name).expanduser()
     if path.is_dir():
-        return path.resolve() if (path / "config.json").is_file() else _only_model(path)
+        return _model_in(path)
     if path.is_file():
+        if path.suffix == ".safetensors":
+            raise ModelNotFoundError(f"{path} holds weights alone; give the directory {path.parent}, with its config.json and tokenizer")
         return path.resolve()
     on_hub = parse_hub_name(name)
     if on_hub is not None:
@@ -50,11 +52,15 @@ def resolve_model(name: str, cache: Path, progress: Progress = lambda stage, fra
     )
 
 
-def _only_model(directory: Path) -> Path:
-    first_parts = [p for p in sorted(directory.glob("*.gguf")) if not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", p.name)]
+def _model_in(directory: Path) -> Path:
+    """The directory itself where it holds a checkpoint, else its only GGUF model; what sees pictures (mmproj) is none."""
+    files = [path for path in sorted(directory.glob("*.gguf")) if "mmproj" not in path.name.lower()]
+    if (directory / "config.json").is_file() and (not files or any(directory.glob("*.safetensors"))):
+        return directory.resolve()
+    first_parts = [path for path in files if not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", path.name)]
     if len(first_parts) != 1:
         raise ModelNotFoundError(
-            f"{directory} holds no config.json and {len(first_parts)} GGUF models, exactly one was expected; give the path of the file"
+            f"{directory} holds no checkpoint and {len(first_parts)} GGUF models, exactly one was expected; give the path of the file"
         )
     return first_parts[0].resolve()
 
