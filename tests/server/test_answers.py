@@ -178,7 +178,7 @@ def test_an_unforeseen_error_keeps_its_text(site: Any, monkeypatch: pytest.Monke
     def break_down(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret at 0x7f00 in /home/me")
 
-    monkeypatch.setattr(site.service, "admit", break_down)
+    monkeypatch.setattr(site.service, "door", break_down)
     answer = site.complete(prompt="a")
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (500, "internal_error")
@@ -198,8 +198,8 @@ def test_the_seed_of_the_server_seeds_what_has_no_seed(new_site: Any) -> None:
 def test_a_stream_that_is_silent_has_comments(new_site: Any) -> None:
     """The first token is slow (a long prompt), and the ones after it are; text that a stop string may swallow is silent too."""
     site = new_site(EngineConfig('fake:{"token_seconds": 0.002, "step_seconds": 0.1}'), ServerConfig(sse_keep_alive_interval=0.04))
-    for more in ({}, {"stop": ["no such text"]}):
-        answer = site.complete(prompt=[1] * 200, max_tokens=3, stream=True, **more)
+    for token, more in ((1, {}), (2, {"stop": ["no such text"]})):
+        answer = site.complete(prompt=[token] * 200, max_tokens=3, stream=True, **more)
         lines = answer.text[:-2].split("\n\n")
         comments = [index for index, line in enumerate(lines) if line == ": keep-alive"]
         assert comments[:3] == [0, 1, 2], "during the prompt"

@@ -14,6 +14,7 @@ from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
 
 LOGIT_BIASES: Final = 300
+LENGTH_PENALTY: Final = 10
 _NAMES: Final = tuple(field.name for field in fields(SamplingParams))
 _ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -64,8 +65,19 @@ def _check_stream(asked: wire.GenerationRequest) -> None:
 
 
 def _check_beams(asked: wire.GenerationRequest) -> None:
-    if not asked.use_beam_search and asked.length_penalty not in (None, 1):
-        raise ApiError("invalid_value", "length_penalty works only with use_beam_search: true", param="length_penalty")
+    if not asked.use_beam_search:
+        if asked.length_penalty not in (None, 1):
+            raise ApiError("invalid_value", "length_penalty works only with use_beam_search: true", param="length_penalty")
+        return
+    for name, neutral in _NOT_FOR_BEAMS.items():
+        value = getattr(asked, name, None)
+        if value is not None and value is not False and value not in neutral:
+            raise ApiError("invalid_value", f"{name} has no effect on a beam search; leave it out", param=name)
+    if asked.length_penalty is not None and abs(asked.length_penalty) > LENGTH_PENALTY:
+        message = f"length_penalty is out of range; it must be at least -{LENGTH_PENALTY} and at most {LENGTH_PENALTY}"
+        raise ApiError("invalid_value", message, param="length_penalty")
+    if asked.max_tokens == 0:
+        raise ApiError("invalid_value", "max_tokens is 0; a beam search needs at least 1", param="max_tokens")
 
 
 def streaming(asked: wire.GenerationRequest, config: ServerConfig) -> Streaming | None:
@@ -103,3 +115,9 @@ def _stop(stop: str | list[str]) -> tuple[str, ...]:
 _CONVERT: Final[Mapping[str, Any]] = {
     "stop": _stop, "stop_token_ids": tuple, "allowed_token_ids": tuple, "bad_words": tuple, "logit_bias": _logit_bias
 }  # fmt: skip
+_NOT_FOR_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
+    "temperature": (0, 1), "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "presence_penalty": (0,), "frequency_penalty": (0,),
+    "repetition_penalty": (1,), "logit_bias": ({},), "allowed_token_ids": (), "bad_words": ([],), "stop": ([],), "min_tokens": (0,),
+    "include_stop_str_in_output": (), "logprobs": (), "prompt_logprobs": (),
+}  # fmt: skip
+"""Beams are the likeliest sequences by the model alone, whatever these say. With the values, beside null and false, that ask for naught."""

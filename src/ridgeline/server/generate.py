@@ -4,7 +4,7 @@ Serves every endpoint that generates, and counts what it gave. Knows no HTTP and
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -12,7 +12,7 @@ from ridgeline.core.commands import Output
 from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.engine.client import EngineClient, RequestStream
+from ridgeline.engine.client import EngineClient
 from ridgeline.server.errors import ApiError
 from ridgeline.text.choice import Choice
 from ridgeline.text.stream import Release
@@ -44,12 +44,17 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last of one choice. `stop_reason`: the stop string or the client's stop id; None for EOS and for other ends."""
+    """The last of one choice.
+
+    stop_reason         the stop string or the client's stop id; None for EOS and for other ends
+    cumulative_logprob  of its outputs; None where log-probabilities were not made
+    """
 
     index: int
     reason: Finish
     stop_reason: str | int | None
     usage: Usage
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +110,9 @@ class Generation:
         self._choices = sum(request.choices for request in requests)
         self.id = requests[0].request_id
         self.tally = Tally(requests[0].choices, sum(len(request.prompt) for request in requests))
-        self._sources = []
-        for number, request in enumerate(requests):
-            choices = [Choice(request, index, params, tokenizer) for index in range(request.choices)]
-            self._sources.append(_pieces(engine, engine.submit(request), request.prompt, choices, number * request.choices))
+        self._prompts = [
+            _Prompt(engine, request, params, tokenizer, number * request.choices) for number, request in enumerate(requests)
+        ]
 
     def abort(self) -> None:
         """Ends what is still open in the engine. Safe to call at any time, more than once."""
@@ -122,7 +126,7 @@ class Generation:
         Raises what the engine's client raises, and ApiError where the engine ended a choice with an error.
         """
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue(READ_AHEAD)
-        readers = [asyncio.create_task(_read(source, pieces)) for source in self._sources]
+        readers = [asyncio.create_task(_read(prompt.pieces(), pieces)) for prompt in self._prompts]
         try:
             remaining = self._choices
             while remaining:
@@ -158,24 +162,43 @@ async def _read(source: AsyncIterator[Piece], pieces: "asyncio.Queue[Piece | Exc
         await pieces.put(error)
 
 
-async def _pieces(
-    engine: EngineClient, stream: RequestStream, prompt: Sequence[int], choices: list[Choice], first_index: int
-) -> AsyncGenerator[Piece, None]:
-    """Of one prompt: its choices' pieces, numbered from `first_index`. The engine hears of every end that is ours to decide."""
-    begun = [False] * len(choices)
-    async for item in stream:
-        choice, index = choices[item.choice], first_index + item.choice
+class _Prompt:
+    """The choices of one prompt: what the engine says in, pieces out. The engine hears of every end that is ours to decide."""
+
+    def __init__(self, engine: EngineClient, request: Admitted, params: SamplingParams, tokenizer: Tokenizer, first_index: int) -> None:
+        self._engine = engine
+        self._stream = engine.submit(request)
+        self._ids = request.prompt
+        self._choices = [Choice(request, index, params, tokenizer) for index in range(request.choices)]
+        self._first_index = first_index
+        self._begun: set[int] = set()
+        self._scores: Sequence[TokenLogprobs | None] | None = None if request.prompt_logprobs is not None else ()
+        self._early: list[Output | Closed] = []
+        """Of other choices, before choice 0 has scored the prompt for all."""
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        async for item in self._stream:
+            if item.choice and self._scores is None:
+                self._early.append(item)
+                continue
+            for piece in self._take(item):
+                yield piece
+            while self._early and self._scores is not None:
+                for piece in self._take(self._early.pop(0)):
+                    yield piece
+
+    def _take(self, item: Output | Closed) -> Iterator[Piece]:
+        choice, index = self._choices[item.choice], self._first_index + item.choice
         releases, close = choice.take(item) if isinstance(item, Output) else ([], None)
         if close is not None:
-            engine.send(close)
-        if not begun[item.choice] and (isinstance(item, Closed) or item.ids):
-            begun[item.choice] = True
-            yield Begun(index, prompt)
+            self._engine.send(close)
+        if item.choice not in self._begun and (isinstance(item, Closed) or item.ids):
+            self._begun.add(item.choice)
+            self._scores = (None, *choice.prompt_logprobs) if self._scores is None else self._scores
+            yield Begun(index, self._ids, self._scores)
         if isinstance(item, Output):
-            for release in releases:
-                if release.ids:
-                    yield Shown(index, release)
+            yield from (Shown(index, release) for release in releases if release.ids)
         elif item.reason is Finish.ERROR:
             raise ApiError("engine_failed", item.message or "the engine ended this request with an error")
         else:
-            yield Ended(index, item.reason, choice.stop_reason, item.usage)
+            yield Ended(index, item.reason, choice.stop_reason, item.usage, choice.cumulative_logprob)

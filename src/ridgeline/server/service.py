@@ -24,6 +24,10 @@ from ridgeline.facts.source import resolve_model
 from ridgeline.observe.metrics import Metrics
 from ridgeline.server.served import Model, load_texts, served_name
 from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.words import bad_word_ids
+
+Door = Callable[[Sequence[int]], Admitted]
+"""From the ids of a prompt to an admitted request."""
 
 LOOK_SECONDS: Final = 0.2
 DRAIN_LOOK_SECONDS: Final = 0.05
@@ -137,31 +141,34 @@ class Service:
         self._notice_restart()
         return self.metrics
 
-    def admit(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, priority: int, salt: str, stop_ids: frozenset[int] = frozenset()
-    ) -> list[Admitted]:
-        """All prompts of one HTTP request, or none. `stop_ids` end a sequence as EOS does.
+    def door(self, params: SamplingParams, *, priority: int, salt: str, stop_ids: frozenset[int] = frozenset()) -> Door:
+        """What makes admitted requests of prompts, all with these parameters. `stop_ids` end a sequence as EOS does.
 
-        Raises RequestError; OverloadedError where too many requests wait already; EngineDeadError while no engine takes requests."""
-        model, engine = self.model, self.engine
+        It raises RequestError, and never looks at the load: that is `check_room`'s."""
+        model = self.model
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
-        admitted = [
-            admit(
-                prompt, params, limits,
-                request_id=secrets.token_hex(16),
-                draw_seed=self._draw_seed,
-                domain=tenant_domain(self._secret, salt),
+        bad_words = bad_word_ids(model.tokenizer, params.bad_words)
+        domain = tenant_domain(self._secret, salt)
+
+        def door(prompt: Sequence[int]) -> Admitted:
+            return admit(
+                prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
                 priority=priority,
-            )
-            for prompt in prompts
-        ]
-        waiting = engine.open_requests - model.engine.info.rows
-        if waiting + len(admitted) > self.config.max_waiting:
+            )  # fmt: skip
+
+        return door
+
+    def check_room(self, requests: int) -> EngineClient:
+        """The engine's client, for who brings so many requests now. Raises OverloadedError where too many wait already, EngineDeadError
+        while no engine takes requests."""
+        engine, rows = self.engine, self.model.engine.info.rows
+        waiting = engine.open_requests - rows
+        if waiting + requests > self.config.max_waiting:
             raise OverloadedError(
-                f"{max(0, waiting)} requests wait already and this one brings {len(admitted)}; at most {self.config.max_waiting} may wait",
-                self._retry_after(waiting, model.engine.info.rows),
+                f"{max(0, waiting)} requests wait already and this one brings {requests}; at most {self.config.max_waiting} may wait",
+                self._retry_after(waiting, rows),
             )
-        return admitted
+        return engine
 
     def _retry_after(self, waiting: int, rows: int) -> int:
         """Seconds until those who wait now have been served, by the mean time of a request so far."""

@@ -3,12 +3,16 @@
 Owns which of these it is. Nothing is awaited between admission and submission: who comes next finds this request in the queue.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.server import wire
-from ridgeline.server.generate import Generation, Source
+from ridgeline.server.beams import Beams
+from ridgeline.server.generate import Begun, Ended, Generation, Piece, Quiet, Shown, Source
 from ridgeline.server.service import Service
+from ridgeline.text.ranking import best
 
 
 def start(
@@ -19,5 +23,36 @@ def start(
     stop_ids: frozenset[int] = frozenset(),
 ) -> Source:
     """`stop_ids` end a sequence as EOS does. Raises RequestError, OverloadedError, EngineDeadError; then nothing has been submitted."""
-    admitted = service.admit(prompts, params, priority=asked.priority or 0, salt=asked.cache_salt or "", stop_ids=stop_ids)
-    return Generation(service.engine, service.model.tokenizer, admitted, params)
+    door = service.door(params, priority=asked.priority or 0, salt=asked.cache_salt or "", stop_ids=stop_ids)
+    requests = [door(prompt) for prompt in prompts]
+    if asked.use_beam_search:
+        engine = service.check_room(sum(request.choices for request in requests))
+        step_door = service.door(Beams.step(requests[0].choices), priority=asked.priority or 0, salt=asked.cache_salt or "")
+        penalty = 1.0 if asked.length_penalty is None else asked.length_penalty
+        return Beams(engine, service.model.tokenizer, requests, params, step_door, penalty)
+    generation = Generation(service.check_room(len(requests)), service.model.tokenizer, requests, params)
+    return Best(generation, requests[0].choices, params.n) if requests[0].choices > params.n else generation
+
+
+class Best:
+    """The `keep` likeliest of `made` choices of each prompt, likeliest first. Nothing comes before all have ended."""
+
+    def __init__(self, source: Generation, made: int, keep: int) -> None:
+        self._source, self._made, self._keep = source, made, keep
+        self.id, self.tally = source.id, source.tally
+        self.abort = source.abort
+
+    async def pieces(self, quiet_seconds: float | None = None) -> AsyncGenerator[Piece, None]:
+        """As `Generation.pieces`, with the choices that are kept numbered anew."""
+        found: dict[int, list[Begun | Shown | Ended]] = {}
+        ends: dict[int, float] = {}
+        async with aclosing(self._source.pieces()) as pieces:
+            async for piece in pieces:
+                if not isinstance(piece, Quiet):
+                    found.setdefault(piece.index, []).append(piece)
+                if isinstance(piece, Ended):
+                    ends[piece.index] = piece.cumulative_logprob or 0.0
+        for prompt, first in enumerate(range(0, len(found), self._made)):
+            for place, chosen in enumerate(best([ends[first + index] for index in range(self._made)], self._keep)):
+                for piece in found[first + chosen]:
+                    yield replace(piece, index=prompt * self._keep + place)
