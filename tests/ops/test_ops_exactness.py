@@ -23,6 +23,25 @@ def test_this_machine_is_exact(count: int) -> None:
     assert found.exact, found.failures
 
 
+PUBLISHED = {
+    "GPT-2": ([(768, 768), (3072, 768), (768, 3072), (50_257, 768)], HeadShape(12, 12, 64)),
+    "SmolLM 135M": ([(576, 576), (192, 576), (1536, 576), (576, 1536), (49_152, 576)], HeadShape(9, 3, 64)),
+    "Qwen 2 0.5B": ([(896, 896), (128, 896), (4864, 896), (896, 4864), (151_936, 896)], HeadShape(14, 2, 64)),
+    "Qwen 3 0.6B": ([(2048, 1024), (1024, 1024), (1024, 2048), (3072, 1024), (1024, 3072)], HeadShape(16, 8, 128)),
+    "Gemma 2 2B": ([(2048, 2304), (1024, 2304), (2304, 2048), (9216, 2304), (2304, 9216)], HeadShape(8, 4, 256, softcap=50.0)),
+    "Phi-3 mini": ([(3072, 3072), (8192, 3072), (3072, 8192), (32_064, 3072)], HeadShape(32, 32, 96)),
+    "Llama 3 8B": ([(4096, 4096), (1024, 4096), (14_336, 4096), (4096, 14_336), (128_256, 4096)], HeadShape(32, 8, 128)),
+    "one KV head": ([], HeadShape(71, 1, 64)),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shapes_of_published_models(name: str) -> None:
+    matrices, heads = PUBLISHED[name]
+    found = check_exactness(matrices, [heads], Team(2))
+    assert found.exact, found.failures
+
+
 def test_it_finds_products_that_depend_on_position(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_position(weight, tokens, out=None):
         return np.matmul(weight, tokens.swapaxes(-1, -2)) * np.linspace(1, 2, tokens.shape[-2], dtype=np.float32)
