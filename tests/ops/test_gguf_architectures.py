@@ -50,6 +50,8 @@ def test_windows(tmp_path: Path) -> None:
         assert facts(tmp_path, architecture, {"attention.sliding_window": value("u32", 0)}).layer_kinds == ("full", "full")
         assert facts(tmp_path, architecture, {"attention.sliding_window": None}).window == 0
     assert facts(tmp_path, "qwen2", window).layer_kinds == ("full", "full")
+    listed = window | {"attention.sliding_window_pattern": value("arr", ("bool", [0, 1]))}
+    assert facts(tmp_path, "qwen2", listed).layer_kinds == facts(tmp_path, "llama", listed).layer_kinds == ("full", "window")
     assert facts(tmp_path, "gemma2", {"attention.sliding_window": None}).window == 4096
     assert facts(tmp_path, "gemma2", window).layer_kinds == ("window", "full")
 

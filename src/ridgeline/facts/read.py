@@ -98,7 +98,7 @@ def _head_dim(header: Header, name: str, default: int) -> int:
 def _layer_kinds(header: Header, name: str, layers: int, architecture: Architecture) -> tuple[tuple[str, ...], int]:
     """(kind of each layer, tokens of the window or 0). The file may give the period, or a flag for each layer (1: a window)."""
     key = f"{name}.attention.sliding_window"
-    if architecture.windowed:
+    if architecture.windowed and f"{key}_pattern" not in header.metadata:
         window = header.integer(key, 0, MAX_CONTEXT, default=0)
         return (("window",) if window else ("full",)) * layers, window
     kinds = _pattern(header, f"{key}_pattern", layers, architecture.pattern)
