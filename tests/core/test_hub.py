@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import COMMIT, Hub, resolve, serve_hub
+from hub_server import COMMIT, Hub, resolve, resolve_all, serve_hub
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.hub import HubName, choose, parse_hub_name
@@ -56,12 +56,12 @@ def test_shards_are_fetched_with_their_index(hub: Hub, tmp_path: Path) -> None:
 def test_a_gguf_is_picked_by_its_quantisation_or_its_name(hub: Hub, tmp_path: Path) -> None:
     parts = {f"Q8_0/m-Q8_0-0000{i}-of-00002.gguf": bytes([i]) * 10 for i in (1, 2)}
     hub.files["org/gguf"] = {"m-Q4_K_M.gguf": b"four", "m-Q4_K_S.gguf": b"small", "mmproj-m-Q4_K_M.gguf": b"eyes", **parts}
-    assert Path(str(resolve("org/gguf:q4_k_m", tmp_path, hub.url)["path"])).read_bytes() == b"four"
-    assert Path(str(resolve("org/gguf/m-Q4_K_S.gguf", tmp_path, hub.url)["path"])).read_bytes() == b"small"
-    first = Path(str(resolve("org/gguf:Q8_0", tmp_path, hub.url)["path"]))
+    names = ["org/gguf:q4_k_m", "org/gguf/m-Q4_K_S.gguf", "org/gguf:Q8_0", "org/gguf"]
+    four, small, eight, unclear = resolve_all(names, tmp_path, hub.url)
+    assert Path(four["path"]).read_bytes() == b"four" and Path(small["path"]).read_bytes() == b"small"
+    first = Path(eight["path"])
     assert first.name == "m-Q8_0-00001-of-00002.gguf" and first.with_name("m-Q8_0-00002-of-00002.gguf").read_bytes() == b"\2" * 10
-    error = str(resolve("org/gguf", tmp_path, hub.url)["error"])
-    assert "holds 3 GGUF models" in error and "org/gguf:Q4_K_M" in error and "m-Q4_K_S.gguf" in error
+    assert "holds 3 GGUF models" in unclear["error"] and "org/gguf:Q4_K_M" in unclear["error"] and "m-Q4_K_S.gguf" in unclear["error"]
 
 
 def test_what_cannot_be_had_says_why_and_what_to_do(hub: Hub, tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_what_cannot_be_had_says_why_and_what_to_do(hub: Hub, tmp_path: Path) ->
         "org/there@nowhere": "has no revision 'nowhere'",
         "no/such/model": "give the path of a .gguf file",
     }
-    for name, words in expected.items():
-        assert words in str(resolve(name, tmp_path, hub.url)["error"]), name
+    for (name, words), found in zip(expected.items(), resolve_all(list(expected), tmp_path, hub.url), strict=True):
+        assert words in found["error"], name
     hub.files["org/ghost"] = CHECKPOINT | {"model.safetensors": b"x"}
     hub.ghosts.add("model.safetensors")
     assert "fetched 3 of 4 files, then model.safetensors failed" in str(resolve("org/ghost", tmp_path, hub.url)["error"])

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -113,17 +114,18 @@ import json, sys
 from pathlib import Path
 from ridgeline.errors import RidgelineError
 from ridgeline.facts.source import resolve_model
-stages = []
-try:
-    path = resolve_model(sys.argv[1], Path(sys.argv[2]), lambda stage, fraction: stages.append((stage, fraction)))
-    print(json.dumps({"path": str(path), "stages": stages}))
-except RidgelineError as error:
-    print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+for name in sys.argv[2:]:
+    stages = []
+    try:
+        path = resolve_model(name, Path(sys.argv[1]), lambda stage, fraction: stages.append((stage, fraction)))
+        print(json.dumps({"path": str(path), "stages": stages}))
+    except RidgelineError as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
 """
 
 
-def resolve(name: str, home: Path, endpoint: str, **environment: str) -> dict[str, object]:
-    """In a process of its own, because the library reads its environment when it is imported."""
+def resolve_all(names: list[str], home: Path, endpoint: str, **environment: str) -> list[dict[str, Any]]:
+    """Path and stages, or the error, of each name, in a process of its own: the library reads its environment on import."""
     settings = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
     settings |= {
         "HF_HOME": str(home / "hf"),
@@ -132,8 +134,12 @@ def resolve(name: str, home: Path, endpoint: str, **environment: str) -> dict[st
         "NO_PROXY": "127.0.0.1",
         **environment,
     }
-    program = [sys.executable, "-W", "ignore", "-c", PROGRAM, name, str(home / "cache")]
+    program = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(home / "cache"), *names]
     done = subprocess.run(program, capture_output=True, text=True, env=settings, cwd=home, timeout=60)
     assert done.returncode == 0, done.stderr
-    answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def resolve(name: str, home: Path, endpoint: str, **environment: str) -> dict[str, Any]:
+    """`resolve_all` of one name."""
+    return resolve_all([name], home, endpoint, **environment)[0]

@@ -12,7 +12,7 @@ from ridgeline.compute.load.weights import map_weights
 from ridgeline.facts.read import read_model_facts
 
 
-@pytest.mark.parametrize("shards", ["60KB", "10GB"])
+@pytest.mark.parametrize("shards", ["250KB", "10GB"])
 def test_a_checkpoint_makes_the_journey(shards: str, tmp_path: Path) -> None:
     model("qwen2").save_pretrained(tmp_path / "here", max_shard_size=shards)
     with serve_hub() as hub:
