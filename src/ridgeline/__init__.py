@@ -4,12 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ridgeline.core.params import SamplingParams
+    from ridgeline.engine.beams import BeamSearchParams
     from ridgeline.engine.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "ridgeline.engine.llm", "SamplingParams": "ridgeline.core.params"}
+_HOMES = {
+    "LLM": "ridgeline.engine.llm",
+    "BeamSearchParams": "ridgeline.engine.beams",
+    "SamplingParams": "ridgeline.core.params",
+}
 
 
 def __getattr__(name: str) -> Any:

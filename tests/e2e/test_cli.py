@@ -57,7 +57,7 @@ MISTAKES = [
     (["serve", "fake:{}", "--api-key", " "], "--api-key"),
     (["serve"], "model"),
     (["generate", "fake:{}", "text", "--temperature", "99"], "temperature"),
-    (["generate", "fake:{}", "text", "--max-tokens", "0"], "max_tokens"),
+    (["generate", "fake:{}", "text", "--max-tokens", "-1"], "max_tokens"),
     (["generate", "missing.gguf", "text"], "missing.gguf"),
     (["sing"], "sing"),
 ]

@@ -109,7 +109,7 @@ def test_a_failed_step_closes_the_llm(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(made._engine.executor, "collect", fail)
+    monkeypatch.setattr(made._engine._engine.executor, "collect", fail)
     with pytest.raises(MemoryError):
         made.generate("a")
     with pytest.raises(EngineDeadError):

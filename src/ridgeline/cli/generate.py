@@ -1,71 +1,106 @@
-"""`ridgeline generate`: prompts in, continuations out, with the engine in this process. Data goes to stdout, all else to stderr."""
+"""`ridgeline generate`: prompts in, continuations out, with the engine in this process. Data to stdout or a file, all else to stderr."""
 
 import json
 import sys
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 
+from ridgeline.cli.sampling import chosen, with_sampling_flags
 
+MAX_TOKENS: Final = 64
+"""Outputs of a choice where neither the user nor the model says otherwise."""
+
+
+@with_sampling_flags
 def generate(
-    model: Annotated[str, typer.Argument(help="`demo`, or the path of a GGUF file.")],
-    prompts: Annotated[list[str], typer.Argument(help="Texts to continue.", metavar="PROMPT...")],
-    max_tokens: Annotated[int, typer.Option(help="Output tokens of each choice at most.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus mass.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Best tokens to choose from; 0 is all.")] = 0,
-    n: Annotated[int, typer.Option(help="Choices a prompt.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Seed of every prompt [random].")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends a choice; may be repeated.")] = None,
-    min_tokens: Annotated[int, typer.Option(help="Output tokens before which nothing ends a choice.")] = 0,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-sequence token.")] = False,
-    logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of so many best tokens (with --json).")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and output [what model and cache hold].")] = None,
-    kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache.")] = None,
+    model: Annotated[str, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")],
+    prompts: Annotated[list[str] | None, typer.Argument(help="Texts to continue; - or none: those of stdin.", metavar="PROMPT...")] = None,
+    input_file: Annotated[
+        str | None, typer.Option("--input", help='A prompt a line; in .jsonl {"prompt": …} or {"messages": […]}.', metavar="FILE")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="File to write to instead of stdout.", metavar="FILE")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, on a line of its own.")] = False,
+    n: Annotated[int, typer.Option(help="Choices a prompt.")] = 1,
+    best_of: Annotated[int | None, typer.Option(help="Choices to compute, of which the likeliest come.")] = None,
+    logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of so many best tokens (with --json).")] = None,
+    prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt's tokens.")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.", metavar="FILE")] = None,
+    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: ours.")] = "auto",
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and output [what model and cache hold].")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = 64,
+    kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache.")] = None,
+    **sampling: Any,
 ) -> None:
     """Continue prompts with a model, in this process."""
+    from ridgeline.cli.prompts import read_prompts
     from ridgeline.cli.serve import Loading
-    from ridgeline.core.params import SamplingParams
     from ridgeline.engine.llm import LLM
+    from ridgeline.errors import RequestError
 
-    params = SamplingParams(
-        n=n,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        logprobs=logprobs,
-    )
-    settings = {"max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes}
-    with Loading() as loading, LLM(model, on_progress=loading.show, **settings) as llm:
+    asked = read_prompts(prompts or [], input_file)
+    sampling |= {"n": n, "best_of": best_of, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    settings: dict[str, Any] = {"chat_template": chat_template, "generation_config": generation_config}
+    settings |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "kv_cache_memory_bytes": kv_cache_memory_bytes}
+    with _destination(output) as out, Loading() as loading, LLM(model, on_progress=loading.show, **settings) as llm:
         loading.close()
-        answers = llm.generate(prompts, params)
-    for answer in answers:
-        _print(answer, as_json)
+        params = chosen(sampling, llm.get_default_sampling_params(MAX_TOKENS))
+        answers = []
+        for each in asked:
+            try:
+                answers.append(llm.prepare(each.prompt, params))
+            except RequestError as error:
+                raise each.refusal(error) from None
+        for each, answer in zip(asked, _with_bar(llm.run(answers), len(asked), out), strict=True):
+            _print(answer, each.name, as_json, out)
 
 
-def _print(answer: Any, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(_as_dict(answer), ensure_ascii=False))
+@contextmanager
+def _destination(name: str | None) -> Iterator[TextIO]:
+    """Opened before the model loads: what cannot be written to is told at once."""
+    if name is None:
+        yield sys.stdout
         return
-    for output in answer.outputs:
-        print(f"{answer.prompt}{output.text}")
-    sys.stdout.flush()
+    with Path(name).expanduser().open("w", encoding="utf-8") as file:
+        yield file
 
 
-def _as_dict(answer: Any) -> dict[str, Any]:
-    """The answer as JSON: token ids, and log-probabilities as [id, value] pairs, the sampled token's first."""
-    return {
+def _with_bar(answers: Iterable[Any], total: int, out: TextIO) -> Iterator[Any]:
+    """The answers; a bar on stderr counts them where somebody sees it and no answers come between."""
+    if total == 1 or not sys.stderr.isatty() or out.isatty():
+        yield from answers
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(answers, "prompts", total, console=Console(stderr=True))
+
+
+def _print(answer: Any, name: str | int | None, as_json: bool, out: TextIO) -> None:
+    if as_json:
+        print(json.dumps(_as_dict(answer, name), ensure_ascii=False), file=out)
+    else:
+        for output in answer.outputs:
+            print(f"{answer.prompt or ''}{output.text}", file=out)
+    out.flush()
+
+
+def _as_dict(answer: Any, name: str | int | None) -> dict[str, Any]:
+    """The answer as JSON: token ids, and log-probabilities as [id, value] pairs, the token's own first."""
+    found: dict[str, Any] = {} if name is None else {"id": name}
+    found |= {
         "prompt": answer.prompt,
         "prompt_token_ids": list(answer.prompt_token_ids),
         "cached_tokens": answer.num_cached_tokens,
         "choices": [_choice(output) for output in answer.outputs],
     }
+    if answer.prompt_logprobs is not None:
+        pairs = zip(answer.prompt_logprobs, answer.prompt_token_ids, strict=True)
+        found["prompt_logprobs"] = [None if each is None else _pairs(each, token) for each, token in pairs]
+    return found
 
 
 def _choice(output: Any) -> dict[str, Any]:

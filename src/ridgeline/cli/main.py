@@ -1,6 +1,6 @@
 """The command `ridgeline`: one verb a file. Owns the process' exit and how errors look: one line with cause, number and fix, status 2.
 
-A verb's file is imported when the verb is asked for, so that help costs nothing.
+A verb's file is imported when the verb is asked for, so that help costs nothing; a shell that completes a verb's flags asks for it too.
 """
 
 import importlib
@@ -9,6 +9,7 @@ import sys
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
+import typer.core
 
 from ridgeline import __version__
 from ridgeline.cli.mistakes import PROGRAM, nearest_verb, working_command
@@ -19,6 +20,7 @@ UsageError: Final[Any] = typer.BadParameter.__base__
 
 VERBS: Final = {
     "serve": "Serve a model: a page and an OpenAI-compatible API.",
+    "chat": "Talk with a model, in this process.",
     "generate": "Continue prompts with a model, in this process.",
     "plan": "Say what a model needs and yields on given devices, before anything is downloaded.",
     "config": "Explain each setting of an engine: value, origin, reason, cost, and the metric that shows it is wrong.",
@@ -35,12 +37,12 @@ MISTAKEN: Final = 2
 def main() -> None:
     """The entry point. Never returns."""
     words = sys.argv[1:]
-    command = typer.main.get_command(command_line(words[0] if words else None))
+    command: Any = typer.main.get_command(command_line())
     try:
         status = command.main(words, PROGRAM, standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
     except RidgelineError as error:
-        fail(str(error), working_command(words, error, command.commands.get(words[0])))  # type: ignore[attr-defined]
+        fail(str(error), working_command(words, error, command.commands.get(words[0])))
     except UsageError as error:
         _usage(error, words, command)
     except BrokenPipeError:
@@ -73,16 +75,29 @@ def _usage(error: Any, words: list[str], command: Any) -> NoReturn:
     fail(error.format_message(), working_command(words, error, command.commands.get(words[0])))
 
 
-def command_line(asked: str | None) -> typer.Typer:
-    """All verbs, of which only `asked` is loaded."""
-    app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+class Verbs(typer.core.TyperGroup):
+    """All verbs by name and help; one is loaded when words, or the shell that completes them, name it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb that the first word names, ready to run."""
+        if args and args[0] in VERBS:
+            self.commands[args[0]] = _load(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def command_line() -> typer.Typer:
+    """All verbs, of which none is loaded."""
+    app = typer.Typer(cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(ridgeline)
     for verb, text in VERBS.items():
-        if verb == asked:
-            app.command(verb)(getattr(importlib.import_module(f"ridgeline.cli.{verb}"), verb))
-        else:
-            app.command(verb, help=text)(_not_loaded)
+        app.command(verb, help=text)(_not_loaded)
     return app
+
+
+def _load(verb: str) -> Any:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command(verb)(getattr(importlib.import_module(f"ridgeline.cli.{verb}"), verb))
+    return typer.main.get_command(app)
 
 
 def print_version(asked: bool) -> None:

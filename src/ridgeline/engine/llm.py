@@ -1,94 +1,86 @@
 """`LLM`: the engine in this process, for offline use. Names are vLLM's where the meaning coincides.
 
-Runs the same `Engine` behind the same door as the server; needs neither sockets nor frames. Owns its engine; one thread at a time.
+Runs the same `Engine` behind the same door as the server; needs neither sockets nor frames. One thread at a time.
 """
 
-import math
 import secrets
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
-from ridgeline.core.commands import Abort, Admit, Command, Output
-from ridgeline.core.events import Closed, Rejected
-from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit, seed_source
-from ridgeline.engine.compose import Progress, start_engine
-from ridgeline.engine.engine import Turn
-from ridgeline.errors import EngineDeadError, RequestError
+from ridgeline.engine.answer import Answer
+from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, search
+from ridgeline.engine.compose import Progress
+from ridgeline.engine.local import LocalEngine
+from ridgeline.engine.outputs import RequestOutput
+from ridgeline.errors import ConfigError, RequestError
+from ridgeline.facts.generation import GenerationDefaults, read_generation
 from ridgeline.facts.source import resolve_model
 from ridgeline.text.bytes import ByteTokenizer
-from ridgeline.text.choice import Choice
-from ridgeline.text.stream import Release
-from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.chat import ChatTemplate, load_chat_template, no_template
+from ridgeline.text.chat_conversation import Conversation
+from ridgeline.text.tokenizer import load_tokenizer
+from ridgeline.text.words import bad_word_ids
 
-Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-QUEUED_ROWS = 4
-"""Choices handed to the engine at once, as a multiple of its rows: enough to choose from, little enough to stay cheap."""
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """`rank` 1 is the most likely id; None: not among those asked for."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One choice. `logprobs` and `cumulative_logprob` are None unless asked for; `stop_reason` is the client's stop string or id.
-
-    finish_reason  "stop", "length", or "error" where the model's numbers were not finite
-    """
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    cumulative_logprob: float | None
-    logprobs: tuple[dict[int, Logprob], ...] | None
-    finish_reason: str
-    stop_reason: str | int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """The answer to one prompt. `prompt` is None where ids were given; `num_cached_tokens` of the prompt came from the prefix cache."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
-    finished: bool
-    num_cached_tokens: int
-
-
-def tokenizer_of_model(model: str) -> Tokenizer:
-    """The tokenizer of what a user calls a model; a fake model speaks bytes."""
-    if model.startswith(FAKE_PREFIX):
-        return ByteTokenizer()
-    return load_tokenizer(resolve_model(model, cache_directory()))
+Prompt = str | Sequence[int]
+Prompts = Prompt | Sequence[Prompt]
+Messages = Sequence[Mapping[str, object]]
+"""A conversation: objects with role and content, as in OpenAI's API."""
 
 
 class LLM:
-    """A loaded model. `settings` are fields of `config.groups.EngineConfig` (max_model_len, max_num_seqs, seed …)."""
+    """A loaded model.
 
-    def __init__(self, model: str, *, on_progress: Progress = lambda stage, fraction: None, **settings: Any) -> None:
+    chat_template      path of a template that replaces the model's
+    generation_config  "auto": parameters that a caller leaves out wholly are those that the model's authors recommend; "none": ours
+    settings           fields of `config.groups.EngineConfig` (max_model_len, max_num_seqs, seed …)
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        chat_template: str | Path | None = None,
+        generation_config: str = "auto",
+        on_progress: Progress = lambda stage, fraction: None,
+        **settings: Any,
+    ) -> None:
+        """Raises ConfigError, ModelNotFoundError or ModelFormatError where the settings or the model are at fault."""
+        if generation_config not in ("auto", "none"):
+            raise ConfigError(f"generation_config is {generation_config!r}; auto and none are possible")
         self.config = EngineConfig(model, **settings)
-        self.tokenizer = tokenizer_of_model(model)
-        self._engine, self.decisions = start_engine(self.config, on_progress)
-        info = self._engine.executor.info
+        self._path = None if model.startswith(FAKE_PREFIX) else resolve_model(model, cache_directory(), on_progress)
+        self._template_file = None if chat_template is None else Path(chat_template).expanduser()
+        self.tokenizer = ByteTokenizer() if self._path is None else load_tokenizer(self._path)
+        generation = GenerationDefaults() if self._path is None else read_generation(self._path)
+        self._defaults = generation.sampling if generation_config == "auto" else {}
+        if self._template_file is not None:
+            _ = self.chat_template
+        self._engine = LocalEngine(self.config, on_progress)
+        self.decisions = self._engine.decisions
+        info = self._engine.info
         # An id must be an input of the model and a token of the text side: padded embeddings have rows that no token names.
         vocab = min(info.vocab, self.tokenizer.vocab_size)
-        self.limits = ModelLimits(vocab, info.max_model_len, self.tokenizer.eos_ids, info.kv)
+        ends = self.tokenizer.eos_ids | frozenset(token for token in generation.eos_ids if token < vocab)
+        self.limits = ModelLimits(vocab, info.max_model_len, ends, info.kv)
         self._draw_seed = seed_source(self.config.seed)
-        self._closed = False
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's, or the one that replaces it; None where there is none. Starts the process that renders, when first asked for."""
+        return load_chat_template(self._path, self.config.model, self.tokenizer, self._template_file)
+
+    def get_default_sampling_params(self, max_tokens: int | None = 16) -> SamplingParams:
+        """What the model's authors recommend, else our defaults; `max_tokens` where they recommend none."""
+        return SamplingParams(**{"max_tokens": max_tokens, **self._defaults})  # type: ignore[arg-type]
 
     def generate(
         self,
@@ -103,21 +95,89 @@ class LLM:
         progress  shows a bar
         Raises RequestError before anything runs if any prompt cannot be accepted, EngineDeadError after `close` or a step that failed.
         """
-        if self._closed:
-            raise EngineDeadError("this LLM is closed; make another one")
         texts = _as_list(prompts)
-        params = _one_each(sampling_params or SamplingParams(), len(texts))
-        answers = [
-            self._admit(text, each, rank) for text, each, rank in zip(texts, params, priority or [0] * len(texts), strict=True)
-        ]
-        with _bar(len(answers), progress) as advance:
-            self._run(answers, advance)
-        return [answer.result() for answer in answers]
+        params = _one_each(sampling_params or self.get_default_sampling_params(), len(texts))
+        ranks = priority or [0] * len(texts)
+        answers = [self.prepare(text, each, priority=rank) for text, each, rank in zip(texts, params, ranks, strict=True)]
+        return self._complete(answers, progress)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """The assistant's next turn of a conversation, or of several. Without parameters a turn may be as long as the context allows.
+
+        add_generation_prompt   None: unless the final message is continued
+        continue_final_message  the model goes on with the last message instead of answering it
+        chat_template_kwargs    further variables that the template reads (`enable_thinking` …)
+        Raises as `generate`; RequestError also where there is no template, or where it refuses the conversation.
+        """
+        several = _conversations(messages)
+        params = _one_each(sampling_params or self.get_default_sampling_params(None), len(several))
+        header = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        given = [Conversation(each, tools, None, header, continue_final_message, chat_template_kwargs or {}) for each in several]
+        return self._complete([self.prepare(*pair) for pair in zip(given, params, strict=True)], progress)
+
+    def stream(self, prompt: Prompt | Messages | Conversation, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """One answer as it comes: each output holds what is new. Dropping the iterator, or closing it, aborts the request.
+
+        Raises as `generate`, before anything runs.
+        """
+        asked = Conversation(prompt) if _is_conversation(prompt) else prompt  # type: ignore[arg-type]
+        default = self.get_default_sampling_params(None if isinstance(asked, Conversation) else 16)
+        answer = self.prepare(asked, sampling_params or default)  # type: ignore[arg-type]
+        if answer.chosen_at_the_end:
+            raise RequestError("best_of cannot be streamed: which answers are best is known at their end; take generate", param="best_of")
+        return self._engine.stream(answer)
+
+    def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """For each prompt the likeliest continuations that a search of `params.beam_width` beams finds, best first.
+
+        Raises as `generate`; RequestError also for a width that is too large.
+        """
+        return search(self, [self.prepare(each, params.longest).request.prompt for each in _as_list(prompts)], params)
+
+    def prepare(self, prompt: Prompt | Conversation, params: SamplingParams, *, priority: int = 0) -> Answer:
+        """A request that is accepted and does not run yet, for `run`. Raises RequestError."""
+        self._engine.check_open()
+        if isinstance(params.stop, str):
+            params = replace(params, stop=(params.stop,))
+        limits = self.limits
+        if isinstance(prompt, Conversation):
+            template = self._template()
+            ids: Sequence[int] = template.encode(prompt, self.tokenizer)
+            limits = replace(limits, eos_ids=limits.eos_ids | template.stop_ids)
+        else:
+            ids = self.tokenizer.encode(prompt, add_bos=True, special=True) if isinstance(prompt, str) else prompt
+        request = admit(
+            ids, params, limits,
+            request_id=secrets.token_hex(16),
+            draw_seed=self._draw_seed,
+            priority=priority,
+            bad_words=bad_word_ids(self.tokenizer, params.bad_words),
+        )  # fmt: skip
+        return Answer(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer)
+
+    def run(self, answers: Iterable[Answer]) -> Iterator[RequestOutput]:
+        """Each answer when it and all before it are complete."""
+        return self._engine.run(answers)
+
+    def abort(self) -> None:
+        """Ends every answer under way; each keeps what there is, with finish_reason "abort". A signal handler may call it."""
+        self._engine.abort()
 
     def close(self) -> None:
         """Frees the model. Safe to call twice."""
-        self._closed = True
-        self._engine.executor.close()
+        self._engine.close()
+        if "chat_template" in self.__dict__ and self.chat_template is not None:
+            self.chat_template.close()
 
     def __enter__(self) -> "LLM":
         return self
@@ -125,108 +185,30 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _admit(self, prompt: str | Sequence[int], params: SamplingParams, priority: int) -> "_Answer":
-        if isinstance(params.stop, str):
-            params = replace(params, stop=(params.stop,))
-        ids = self.tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else prompt
-        request = admit(ids, params, self.limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, priority=priority)
-        return _Answer(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer)
+    def _template(self) -> ChatTemplate:
+        if self.chat_template is None:
+            raise no_template(self.config.model)
+        return self.chat_template
 
-    def _run(self, answers: list["_Answer"], advance: Callable[[int], None]) -> None:
-        """Turns the engine until every answer is complete. Whatever interrupts, no request stays open."""
-        waiting, open_answers = deque(answers), dict[str, _Answer]()
-        room = QUEUED_ROWS * self._engine.executor.info.rows
-        commands: list[Command] = []
-        try:
-            while waiting or open_answers:
-                while waiting and sum(answer.open for answer in open_answers.values()) < room:
-                    answer = waiting.popleft()
-                    open_answers[answer.request.request_id] = answer
-                    commands.append(Admit(answer.request))
-                turn = self._turn(commands)
-                commands = _deliver(turn, open_answers, advance)
-        finally:
-            if open_answers and not self._closed:
-                self._turn([Abort(name) for name in open_answers])
-                while self._engine.in_flight:
-                    self._turn([])
-
-    def _turn(self, commands: Sequence[Command]) -> Turn:
-        """A turn that was interrupted, by an error or by Ctrl-C, leaves the device in an unknown state."""
-        try:
-            return self._engine.turn(commands)
-        except BaseException:
-            self.close()
-            raise
-
-
-class _Answer:
-    """One request while it is answered: its choices' text, ids and log-probabilities as they are released."""
-
-    def __init__(self, request: Admitted, prompt: str | None, params: SamplingParams, tokenizer: Tokenizer) -> None:
-        self.request = request
-        self.open = request.choices
-        self._prompt = prompt
-        self._tokenizer = tokenizer
-        self._choices = [Choice(request, index, params, tokenizer) for index in range(request.choices)]
-        self._released: list[list[Release]] = [[] for _ in self._choices]
-        self._ends: dict[int, Closed] = {}
-
-    def take(self, output: Output) -> Command | None:
-        releases, close = self._choices[output.choice].take(output)
-        self._released[output.choice] += releases
-        return close
-
-    def end(self, closed: Closed) -> None:
-        self._ends[closed.choice] = closed
-        self.open -= 1
-
-    def result(self) -> RequestOutput:
-        """Everything that came, choice by choice."""
-        cached = max(closed.usage.cached_tokens for closed in self._ends.values())
-        outputs = tuple(self._completion(index) for index in range(self.request.choices))
-        return RequestOutput(self.request.request_id, self._prompt, self.request.prompt, outputs, True, cached)
-
-    def _completion(self, index: int) -> CompletionOutput:
-        releases, closed = self._released[index], self._ends[index]
-        found = [logprobs for release in releases for logprobs in release.logprobs]
-        asked = self.request.logprobs is not None
-        ids = tuple(token for release in releases for token in release.ids)
-        return CompletionOutput(
-            index=index,
-            text="".join(release.text for release in releases),
-            token_ids=ids,
-            cumulative_logprob=math.fsum(each.logprob for each in found) if asked else None,
-            logprobs=tuple(self._ranked(token, each.logprob, each.top) for token, each in zip(ids, found, strict=True)) if asked else None,
-            finish_reason=closed.reason.value,
-            stop_reason=self._choices[index].stop_reason,
-        )
-
-    def _ranked(self, sampled: int, logprob: float, top: tuple[tuple[int, float], ...]) -> dict[int, Logprob]:
-        ranked = {token: Logprob(value, rank, self._name(token)) for rank, (token, value) in enumerate(top, 1)}
-        ranked.setdefault(sampled, Logprob(logprob, None, self._name(sampled)))
-        return ranked
-
-    def _name(self, token: int) -> str:
-        return self._tokenizer.piece(token).decode("utf-8", "replace")
-
-
-def _deliver(turn: Turn, answers: dict[str, _Answer], advance: Callable[[int], None]) -> list[Command]:
-    """Hands one turn's outputs to their answers, drops those that are complete; returns the closes to send."""
-    closes = [close for output in turn.outputs if (close := answers[output.request_id].take(output)) is not None]
-    for event in turn.events:
-        if isinstance(event, Closed):
-            answer = answers[event.request_id]
-            answer.end(event)
-            if not answer.open:
-                del answers[event.request_id]
+    def _complete(self, answers: list[Answer], progress: bool) -> list[RequestOutput]:
+        found = []
+        with _bar(len(answers), progress) as advance:
+            for output in self.run(answers):
+                found.append(output)
                 advance(1)
-        elif isinstance(event, Rejected):
-            raise RequestError(event.message)
-    return closes
+        return found
 
 
-def _as_list(prompts: Prompts) -> list[str | Sequence[int]]:
+def _is_conversation(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """One conversation is a list of objects, several are a list of such lists."""
+    return [messages] if _is_conversation(messages) else list(messages)  # type: ignore[list-item,arg-type]
+
+
+def _as_list(prompts: Prompts) -> list[Prompt]:
     """One prompt is a string or a non-empty list of integers; anything else is several."""
     if isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(each, int) for each in prompts)):
         return [prompts]  # type: ignore[list-item]

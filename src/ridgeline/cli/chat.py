@@ -1,0 +1,148 @@
+"""`ridgeline chat`: a conversation with a model in this process. Answers go to stdout, all else to stderr.
+
+Owns the terminal: what Ctrl-C means when, and how answers look.
+"""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, Final
+
+import typer
+
+from ridgeline.cli.sampling import chosen, with_sampling_flags
+from ridgeline.errors import ConfigError, EngineDeadError, RequestError, RidgelineError
+
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+HARMLESS: Final = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Control characters that a model writes must not steer a terminal."""
+
+
+@with_sampling_flags
+def chat(
+    model: Annotated[str, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")],
+    system: Annotated[str | None, typer.Option(help="System prompt.", metavar="TEXT")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.", metavar="FILE")] = None,
+    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: ours.")] = "auto",
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of the whole conversation [what model and cache hold].")] = None,
+    kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache.")] = None,
+    **sampling: Any,
+) -> None:
+    """Talk with a model, in this process. /help lists what else can be typed."""
+    from ridgeline.cli.serve import Loading, say
+    from ridgeline.cli.talk import Talk
+    from ridgeline.engine.llm import LLM
+
+    settings: dict[str, Any] = {"max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "max_num_seqs": 1}
+    settings |= {"chat_template": chat_template, "generation_config": generation_config}
+    with Loading() as loading, LLM(model, on_progress=loading.show, **settings) as llm:
+        template = llm.chat_template
+        loading.close()
+        if template is None:
+            why = f"the model {model!r} has no chat template"
+            raise ConfigError(f"{why}; give one with --chat-template FILE, or let it continue texts with: ridgeline generate")
+        for warning in template.warnings:
+            say(f"warning: {warning}")
+        params = chosen(sampling, llm.get_default_sampling_params(None))
+        llm.prepare("x", params)  # a flag out of range is told before anything is typed
+        if sys.stdin.isatty():
+            say(f"{model}, {llm.limits.max_model_len:,} tokens of context. /help lists commands, Ctrl-C stops an answer, Ctrl-D ends.")
+        _converse(Talk(llm, params, system))
+
+
+def _converse(talk: Any) -> None:
+    """Until there is nothing more to read. Without a terminal the first mistake ends the process."""
+    from ridgeline.cli.serve import say
+    from ridgeline.cli.talk_commands import run_command
+
+    for text in _typed():
+        try:
+            message: str | None = text
+            if text.startswith("/") and not text.startswith("//"):
+                reply = run_command(text, talk)
+                if reply.over:
+                    return
+                if reply.said:
+                    say(reply.said)
+                message = reply.message
+            if message is not None:
+                _answer(talk, message[1:] if message.startswith("//") else message)
+        except EngineDeadError:
+            raise
+        except RidgelineError as error:
+            if not sys.stdin.isatty():
+                raise
+            say(str(error))
+
+
+def _typed() -> Iterator[str]:
+    """Messages. Ctrl-C on a terminal throws away what was being typed."""
+    from ridgeline.cli.lines import from_pipe, from_terminal, messages
+
+    if not sys.stdin.isatty():
+        yield from messages(from_pipe)
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401  (lines can be edited, and come back with the arrow keys)
+    while True:
+        try:
+            yield from messages(from_terminal)
+            break
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D or /exit ends)", file=sys.stderr)
+    print(file=sys.stderr)
+
+
+def _answer(talk: Any, message: str) -> None:
+    """Shows the answer as it comes, then what it took."""
+    on_terminal = sys.stdout.isatty()
+    try:
+        with _interruptible(talk.llm):
+            for piece in talk.say(message):
+                print(piece.translate(HARMLESS) if on_terminal else piece, end="", flush=True)
+    except RequestError as error:
+        raise _with_advice(error, talk) from None
+    print(flush=True)
+    if on_terminal:
+        print(f"{DIM}{_account(talk.account)}{PLAIN}", file=sys.stderr)
+    account = talk.account
+    if account.finish_reason == "length" and account.prompt_tokens + account.tokens >= talk.llm.limits.max_model_len:
+        raise ConfigError(f"the answer is cut off: {_full(talk)}")
+
+
+@contextmanager
+def _interruptible(llm: Any) -> Iterator[None]:
+    """The first Ctrl-C ends the answer, the second one the program."""
+
+    def stop(number: int, frame: object) -> None:
+        llm.abort()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _with_advice(error: RequestError, talk: Any) -> RidgelineError:
+    return ConfigError(_full(talk)) if error.code == "context_length_exceeded" else error
+
+
+def _full(talk: Any) -> str:
+    """That the context is full, and what to do."""
+    used, most = talk.prompt_tokens(), talk.llm.limits.max_model_len
+    count = talk.to_drop()
+    advice = f"forget the oldest turn{'s' if count != 1 else ''} with /drop {count}, then /retry"
+    if count is None:
+        advice = "take the message back with /undo and shorten it, or /clear"
+    return f"the context is full: the conversation has {used} tokens, the model takes {most}; {advice}"
+
+
+def _account(account: Any) -> str:
+    pace = account.tokens_per_second
+    parts = [f"{account.tokens} tokens", f"{pace:.1f} tok/s" if pace else "", f"first after {account.first * 1000:.0f} ms"]
+    parts += [f"{account.cached_tokens} of {account.prompt_tokens} prompt tokens cached"]
+    parts += ["stopped" if account.finish_reason == "abort" else ""]
+    return " · ".join(part for part in parts if part)

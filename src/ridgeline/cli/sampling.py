@@ -1,0 +1,67 @@
+"""Flags of `SamplingParams`, one table for every verb that generates. A flag that is not given leaves the model's default.
+
+Ranges are `engine.admit`'s business.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Final
+
+import typer
+
+from ridgeline.core.params import SamplingParams
+from ridgeline.errors import ConfigError
+
+FLAGS: Final[Mapping[str, Any]] = {
+    "max_tokens": Annotated[int | None, typer.Option(help="Output tokens of each choice at most.")],
+    "temperature": Annotated[float | None, typer.Option(help="0 is greedy [the model's, else 1].")],
+    "top_p": Annotated[float | None, typer.Option(help="Nucleus mass [the model's, else 1].")],
+    "top_k": Annotated[int | None, typer.Option(help="Best tokens to choose from; 0 is all [the model's, else 0].")],
+    "min_p": Annotated[float | None, typer.Option(help="Least probability, as a share of the likeliest token's.")],
+    "presence_penalty": Annotated[float | None, typer.Option(help="Subtracted from the logits of tokens that the output has.")],
+    "frequency_penalty": Annotated[float | None, typer.Option(help="The same, once for each time.")],
+    "repetition_penalty": Annotated[float | None, typer.Option(help="Above 1: tokens of prompt and output become less likely.")],
+    "seed": Annotated[int | None, typer.Option(help="Seed of every answer [random].")],
+    "stop": Annotated[list[str] | None, typer.Option(help="Text that ends a choice; may be repeated.")],
+    "bad_words": Annotated[list[str] | None, typer.Option("--bad-word", help="Text that may not come; may be repeated.")],
+    "min_tokens": Annotated[int | None, typer.Option(help="Output tokens before which nothing ends a choice.")],
+    "ignore_eos": Annotated[bool | None, typer.Option("--ignore-eos", help="Go on after the end-of-sequence token.")],
+}
+"""Field of `SamplingParams` → its flag."""
+
+
+def with_sampling_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """`verb`, which takes `**sampling`, with the flags of the table in its place: they arrive as keywords, None where not given."""
+    signature = inspect.signature(verb)
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    flags = [inspect.Parameter(name, keyword, default=None, annotation=annotation) for name, annotation in FLAGS.items()]
+    verb.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
+    verb.__annotations__ = {**{each.name: each.annotation for each in own}, **FLAGS}
+    return verb
+
+
+def chosen(sampling: Mapping[str, Any], default: SamplingParams) -> SamplingParams:
+    """The default with what was given in its place."""
+    given: dict[str, Any] = {}
+    for name, value in sampling.items():
+        if value is not None:
+            given[name] = tuple(value) if isinstance(value, list) else value
+    return replace(default, **given)
+
+
+def parsed(name: str, text: str) -> Any:
+    """A value of the field `name` of the table as it is typed: `temperature`, "0.7" → 0.7. Raises ConfigError with the cause."""
+    if name not in FLAGS:
+        raise ConfigError(f"there is no parameter {name[:40]!r}; there are: {', '.join(FLAGS)}")
+    default = getattr(SamplingParams(), name)
+    try:
+        if isinstance(default, tuple):
+            return (text,)
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        return float(text) if isinstance(default, float) else int(text)
+    except (KeyError, ValueError):
+        kind = "true or false" if isinstance(default, bool) else "a number" if isinstance(default, float) else "an integer"
+        raise ConfigError(f"{name} is {text[:40]!r}, {kind} was expected") from None

@@ -1,0 +1,129 @@
+"""The engine in this process: turns it while answers are wanted, and hands each turn's outputs to the answers that are open.
+
+Owns the engine, the answers under way and the commands that its next turn takes. Knows no text. One thread at a time.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core.commands import Abort, Admit, Command
+from ridgeline.core.events import Closed, Rejected
+from ridgeline.engine.answer import Answer
+from ridgeline.engine.compose import Progress, start_engine
+from ridgeline.engine.engine import Turn
+from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.engine.outputs import RequestOutput
+from ridgeline.errors import EngineDeadError
+
+QUEUED_ROWS: Final = 4
+"""Choices handed to the engine at once, as a multiple of its rows: enough to choose from, little enough to stay cheap."""
+
+
+class LocalEngine:
+    """Several callers may have answers under way: whoever turns the engine serves them all."""
+
+    def __init__(self, config: EngineConfig, on_progress: Progress) -> None:
+        self._engine, self.decisions = start_engine(config, on_progress)
+        self._open: dict[str, Answer] = {}
+        self._commands: list[Command] = []
+        self._turning = False
+        self._closed = False
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """What the executor is."""
+        return self._engine.executor.info
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is under way."""
+        return not self._open and self._engine.idle
+
+    def check_open(self) -> None:
+        """Raises EngineDeadError after `close`, which a failed step calls too."""
+        if self._closed:
+            raise EngineDeadError("this LLM is closed; make another one")
+
+    def run(self, answers: Iterable[Answer]) -> Iterator[RequestOutput]:
+        """Each answer when it is complete, in the order given. Whatever interrupts, no request stays open."""
+        self.check_open()
+        waiting, submitted = deque(answers), deque[Answer]()
+        room = QUEUED_ROWS * self.info.rows
+        try:
+            while waiting or submitted:
+                while waiting and sum(answer.open for answer in self._open.values()) < room:
+                    submitted.append(waiting.popleft())
+                    self._submit(submitted[-1])
+                self._turn()
+                while submitted and not submitted[0].open:
+                    yield submitted.popleft().output()
+        finally:
+            self._abort(submitted)
+
+    def stream(self, answer: Answer) -> Iterator[RequestOutput]:
+        """What is new, whenever something is; the last one is `finished`. Dropping the iterator aborts the request."""
+        self.check_open()
+        self._submit(answer)
+        try:
+            finished = False
+            while not finished:
+                if answer.open:
+                    self._turn()
+                if answer.has_news:
+                    output = answer.output()
+                    finished = output.finished
+                    yield output
+        finally:
+            self._abort([answer])
+
+    def abort(self) -> None:
+        """Ends every answer at the next turn; each keeps what there is, its finish_reason is "abort". A signal handler may call it."""
+        self._commands += [Abort(name) for name in tuple(self._open)]
+
+    def close(self) -> None:
+        """Frees the model. Safe to call twice."""
+        self._closed = True
+        self._open.clear()
+        self._engine.executor.close()
+
+    def _submit(self, answer: Answer) -> None:
+        self._open[answer.request.request_id] = answer
+        self._commands.append(Admit(answer.request))
+
+    def _abort(self, answers: Iterable[Answer]) -> None:
+        """Of those that are still open, and waits for steps in flight where nobody else does. Python may drop an iterator in the midst of
+        a turn: then the next turn aborts."""
+        self._commands += [Abort(name) for answer in answers if (name := answer.request.request_id) in self._open]
+        if not self._turning and not self._closed:
+            while self._commands or (not self._open and self._engine.in_flight):
+                self._turn()
+
+    def _turn(self) -> None:
+        """A turn that was interrupted, by an error or by Ctrl-C, leaves the device in an unknown state: it closes the engine."""
+        self.check_open()
+        commands, self._commands = self._commands, []
+        self._turning = True
+        try:
+            self._deliver(self._engine.turn(commands))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._turning = False
+
+    def _deliver(self, turn: Turn) -> None:
+        for output in turn.outputs:
+            close = self._open[output.request_id].take(output)
+            if close is not None:
+                self._commands.append(close)
+        for event in turn.events:
+            if isinstance(event, Closed):
+                self._open[event.request_id].end(event)
+            elif isinstance(event, Rejected):
+                self._open[event.request_id].refuse(event.message)
+            else:
+                continue
+            if not self._open[event.request_id].open:
+                del self._open[event.request_id]
