@@ -121,6 +121,7 @@ HEADERS: dict[str, bytes] = {
     "impossible shape or place": b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,8]}}',
     "takes 4 bytes, not -4": b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}',
     "stored as 'F32_X', which is not supported": b'{"a":{"dtype":"F32_X","shape":[1],"data_offsets":[0,4]}}',
+    "at most 800000 were expected": b"{" + b",".join(b'"%d":{}' % i for i in range(500_000)) + b"}",
     "lists 100001 tensors": b"{" + b",".join(b'"%d":0' % i for i in range(100_001)) + b"}",
 }
 

@@ -14,6 +14,8 @@ from ridgeline.facts.model import TensorFacts
 MAX_HEADER_BYTES = 16 << 20
 """The format allows 100 MB; a hundred thousand tensors need less than this, and JSON of this size stays small in memory."""
 MAX_TENSORS = 100_000
+MAX_MARKS = 8 * MAX_TENSORS
+"""Braces, brackets and colons of a header: each may become a Python object, which takes far more memory than its bytes in the file."""
 MAX_FILES = 1_024
 MAX_ELEMENTS = 1 << 48
 BITS = {
@@ -65,6 +67,9 @@ def read_file(path: Path) -> dict[str, TensorFacts]:
 
 
 def _parse(path: Path, raw: bytes, data_bytes: int) -> dict[str, TensorFacts]:
+    marks = sum(raw.count(mark) for mark in (b"{", b"[", b":"))
+    if marks > MAX_MARKS:
+        raise ModelFormatError(f"the header has {marks} braces, brackets and colons, at most {MAX_MARKS} were expected")
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (UnicodeDecodeError, RecursionError, ValueError):
