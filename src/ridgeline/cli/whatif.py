@@ -9,7 +9,7 @@ import typer
 
 def whatif(
     trace: Annotated[Path, typer.Argument(help="Recorded traffic: jsonl (ours, Mooncake) or csv (BurstGPT).")],
-    model: Annotated[str, typer.Option(help="A config.json, a GGUF file, a directory, `demo` or a known name.")] = "llama-3-8b",
+    model: Annotated[str, typer.Option(help="A config.json, a GGUF file, a directory, `demo` or a known name.")] = "demo",
     today: Annotated[list[str] | None, typer.Option("--today", help="A setting as it is now, name=value.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="A setting to try, name=value; a wrong name lists all.")] = None,
     replicas: Annotated[int | None, typer.Option(help="Servers to try.")] = None,

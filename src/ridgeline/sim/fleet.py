@@ -9,13 +9,14 @@ from itertools import count
 from random import Random
 from typing import Final
 
-from ridgeline.core.params import Admitted
+from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.routing import ROUTING, Asked, Load
+from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.engine import Turn
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, RequestError
 from ridgeline.sim.agenda import Agenda
 from ridgeline.sim.measures import Tally
-from ridgeline.sim.replica import Done, Replica, Setting
+from ridgeline.sim.replica import VOCABULARY, Done, Replica, Setting
 from ridgeline.sim.traffic import Arrival
 
 IDS: Final = 1 << 30
@@ -66,6 +67,7 @@ class Fleet:
             raise ConfigError(f"--routing {setting.routing!r:.40} is not known; known: {', '.join(ROUTING)}")
         self.setting = setting
         self.tally = Tally()
+        self._limits = ModelLimits(VOCABULARY, setting.replica.limits.max_model_len, frozenset(), setting.replica.kv)
         self._agenda = agenda
         self._tell = tell
         self._choose = ROUTING[setting.routing]
@@ -111,7 +113,12 @@ class Fleet:
         load.waiting_tokens += arrival.prompt
         load.held_tokens += arrival.prompt + arrival.output
         replica = self._up[load.number]
-        replica.send(as_request(arrival, number), arrival, arrived, time)
+        try:
+            request = as_request(arrival, number, self._limits)
+        except RequestError:
+            self._agenda.at(time, lambda at: self._finished(load.number, Done(arrival, arrived, at, at, at, 0, answered=False)))
+            return
+        replica.send(request, arrival, arrived, time)
         self._wake(replica, time)
 
     def _finished(self, number: int, done: Done) -> None:
@@ -197,10 +204,13 @@ class Fleet:
         self._agenda.at(time + scaling.period, self._scale)
 
 
-def as_request(arrival: Arrival, number: int) -> Admitted:
-    """The request with made-up ids: those of a shared prefix are a function of its name, the others of the request's number."""
+def as_request(arrival: Arrival, number: int, limits: ModelLimits) -> Admitted:
+    """The request with made-up ids: those of a shared prefix are a function of its name, the others of the request's number.
+
+    Raises RequestError where it is longer than the server takes.
+    """
     shared = range(arrival.prefix * 8191, arrival.prefix * 8191 + arrival.shared)
     start = IDS + number * 2_654_435_761 % IDS
     own = range(start, start + arrival.prompt - arrival.shared)
     ids = (*(each % IDS for each in shared), *own) if arrival.shared else tuple(own)
-    return Admitted(request_id=str(number), prompt=ids, max_tokens=arrival.output, seed=0)
+    return admit(ids, SamplingParams(max_tokens=arrival.output), limits, request_id=str(number), draw_seed=lambda: 0)
