@@ -3,11 +3,12 @@
 Owns what is collected before a whole answer is written, and the order of a stream: of each choice a beginning, its text, its end; usage.
 """
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, ParamSpec, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -18,8 +19,13 @@ from ridgeline.server import wire
 from ridgeline.server.fields import Streaming
 from ridgeline.server.generate import Begun, Ended, Quiet, Shown, Source, Tally
 from ridgeline.server.served import Model
-from ridgeline.server.transport import KEEP_ALIVE, EventStream, json_response, unless_disconnected
+from ridgeline.server.transport import KEEP_ALIVE, EventStream, unless_disconnected
 from ridgeline.text.stream import Release
+
+P = ParamSpec("P")
+
+LONG_ANSWER: Final = 2_048
+"""Tokens with log-probabilities beyond which a body is written in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +73,12 @@ class Collected:
 
 
 class Render(Protocol):
-    """The bodies of an endpoint."""
+    """The bodies of an endpoint. `begins`: whether a stream has an event at the beginning of each choice."""
 
-    def begin(self, begun: Begun, usage: wire.Usage | None) -> msgspec.Struct | None: ...
+    @property
+    def begins(self) -> bool: ...
+
+    def begin(self, begun: Begun, usage: wire.Usage | None) -> msgspec.Struct: ...
 
     def show(self, shown: Shown, usage: wire.Usage | None) -> msgspec.Struct: ...
 
@@ -85,7 +94,7 @@ async def respond(request: Request, source: Source, render: Render, streaming: S
     if streaming is not None:
         return EventStream(_events(source, render, streaming), source.abort)
     try:
-        return json_response(await unless_disconnected(request.receive, _whole(source, render)))
+        return Response(await unless_disconnected(request.receive, _whole(source, render)), media_type="application/json")
     finally:
         source.abort()
 
@@ -107,9 +116,10 @@ async def collect(source: Source) -> list[Collected]:
     return [found[index] for index in sorted(found)]
 
 
-async def _whole(source: Source, render: Render) -> msgspec.Struct:
+async def _whole(source: Source, render: Render) -> bytes:
     found = await collect(source)
-    return render.whole(found, _usage(source.tally, final=True))
+    tokens = sum(len(each.begun.prompt_logprobs) + len(each.ids) for each in found)
+    return await _encoded(tokens, render.whole, found, _usage(source.tally, final=True))
 
 
 async def _events(source: Source, render: Render, streaming: Streaming) -> AsyncGenerator[bytes, None]:
@@ -117,19 +127,25 @@ async def _events(source: Source, render: Render, streaming: Streaming) -> Async
         async for piece in pieces:
             usage = _usage(source.tally) if streaming.continuous else None
             match piece:
-                case Begun():
-                    event = render.begin(piece, usage)
+                case Begun() if render.begins:
+                    yield await _encoded(len(piece.prompt_logprobs), render.begin, piece, usage)
                 case Shown():
-                    event = render.show(piece, usage)
+                    yield msgspec.json.encode(render.show(piece, usage))
                 case Ended():
-                    event = render.end(piece, usage)
+                    yield msgspec.json.encode(render.end(piece, usage))
                 case Quiet():
                     yield KEEP_ALIVE
-                    continue
-            if event is not None:
-                yield msgspec.json.encode(event)
     if streaming.usage:
         yield msgspec.json.encode(render.total(_usage(source.tally, final=True)))
+
+
+async def _encoded(tokens: int, form: Callable[P, msgspec.Struct], *arguments: P.args, **more: P.kwargs) -> bytes:
+    """A body that is about so many tokens, made in a thread where that would hold up other requests."""
+
+    def encode() -> bytes:
+        return msgspec.json.encode(form(*arguments, **more))
+
+    return await asyncio.to_thread(encode) if tokens > LONG_ANSWER else encode()
 
 
 def _usage(tally: Tally, final: bool = False) -> wire.Usage:

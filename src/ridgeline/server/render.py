@@ -30,10 +30,13 @@ class CompletionRender:
     _echoed: dict[int, int] = field(default_factory=dict)
     """Characters of the prompt before each choice's own text."""
 
-    def begin(self, begun: Begun, usage: wire.Usage | None) -> wire.Completion | None:
-        """The event with the prompt; None where nothing of it is asked for."""
-        if not (self.echo or self.token_ids):
-            return None
+    @property
+    def begins(self) -> bool:
+        """Whether anything of the prompt is asked for."""
+        return self.echo or self.token_ids
+
+    def begin(self, begun: Begun, usage: wire.Usage | None) -> wire.Completion:
+        """The event with the prompt."""
         text, logprobs = self._prompt(begun) if self.echo else ("", None)
         return self._event(
             wire.Choice(

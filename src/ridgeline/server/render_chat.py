@@ -26,6 +26,11 @@ class ChatRender:
     prompt_logprobs: int | None
     token_ids: bool
 
+    @property
+    def begins(self) -> bool:
+        """Every choice does."""
+        return True
+
     def begin(self, begun: Begun, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
         """The chunk that says who speaks."""
         prompt = list(begun.prompt) if self.token_ids else None

@@ -6,13 +6,18 @@ Owns which of these it is. Nothing is awaited between admission and submission: 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Final
 
-from ridgeline.core.params import SamplingParams
+from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.errors import RequestError
 from ridgeline.server import wire
 from ridgeline.server.beams import Beams
 from ridgeline.server.generate import Begun, Ended, Generation, Piece, Quiet, Shown, Source
 from ridgeline.server.service import Service
 from ridgeline.text.ranking import best
+
+SCORES: Final = 400_000
+"""Log-probabilities of prompt tokens in one answer: some 25 MB of JSON."""
 
 
 def start(
@@ -25,6 +30,7 @@ def start(
     """`stop_ids` end a sequence as EOS does. Raises RequestError, OverloadedError, EngineDeadError; then nothing has been submitted."""
     door = service.door(params, priority=asked.priority or 0, salt=asked.cache_salt or "", stop_ids=stop_ids)
     requests = [door(prompt) for prompt in prompts]
+    _check_scores(requests, params, "logprobs" if asked.prompt_logprobs is None else "prompt_logprobs")
     if asked.use_beam_search:
         engine = service.check_room(sum(request.choices for request in requests))
         step_door = service.door(Beams.step(requests[0].choices), priority=asked.priority or 0, salt=asked.cache_salt or "")
@@ -32,6 +38,18 @@ def start(
         return Beams(engine, service.model.tokenizer, requests, params, step_door, penalty)
     generation = Generation(service.check_room(len(requests)), service.model.tokenizer, requests, params)
     return Best(generation, requests[0].choices, params.n) if requests[0].choices > params.n else generation
+
+
+def _check_scores(requests: Sequence[Admitted], params: SamplingParams, param: str) -> None:
+    """Raises RequestError where more log-probabilities of prompts are asked for than one answer should hold."""
+    if params.prompt_logprobs is None:
+        return
+    scores = sum(len(request.prompt) for request in requests) * params.n * (1 + params.prompt_logprobs)
+    if scores > SCORES:
+        raise RequestError(
+            f"{scores} log-probabilities of prompts are asked for; at most {SCORES} are given in one answer. Send fewer prompts, or lower "
+            f"{param} or n.", param=param
+        )  # fmt: skip
 
 
 class Best:
