@@ -163,6 +163,19 @@ def test_codes_and_fp32_are_the_same_bits(name: str, dtype: torch.dtype, tmp_pat
         assert np.array_equal(weight.dense(), (ends_of(wanted) | layers)[key]), key
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
+def test_data_may_start_at_any_byte(name: str, home: Path, tmp_path: Path) -> None:
+    """The format lets a header end anywhere; numbers are then not aligned in the map."""
+    path = copy(home / name, tmp_path / "model") / "model.safetensors"
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    path.write_bytes((length + 1).to_bytes(8, "little") + whole[8 : 8 + length] + b" " + whole[8 + length :])
+    facts = read_model_facts(path.parent)
+    assert {tensor.offset % 2 for tensor in facts.tensors.values()} == {1} and same_bits(facts)
+    weights = map_weights(facts)
+    assert all(np.array_equal(weights[key].dense(), values) for key, values in expected(name).items())
+
+
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 @pytest.mark.parametrize("name", ["gpt2", "phi3", "llama-biased"])
 def test_codes_and_fp32_of_quantised_files(name: str, kind: str, tmp_path: Path) -> None:
