@@ -5,6 +5,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -125,3 +127,46 @@ def test_a_disconnect_ends_the_request_at_once(serving: Callable[..., Any]) -> N
             asyncio.run(leave(stream))
             wait_until_idle(server, 1.0)
         assert server.metric("vllm:request_success_total", 'finished_reason="abort"') == 2
+
+
+BOMB = """{% if bomb is defined %}{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}x{% endfor %}{% endfor %}
+{% endfor %}{% endif %}{% if dots is defined %}{{ "." * 99999999 }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}
+{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
+
+
+def test_a_template_that_runs_away_slows_nobody(serving: Callable[..., Any], tmp_path: Path) -> None:
+    """A client cannot send a template, but it may find what makes the model's expensive: refused soon, while a stream keeps its pace."""
+    template = tmp_path / "bomb.jinja"
+    template.write_text(BOMB)
+    with serving('fake:{"step_seconds": 0.01}', "--chat-template", str(template)) as server:
+
+        async def watch() -> list[float]:
+            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+                arrived = []
+                async for _ in await client.completions.create(
+                    model="fake", prompt="p", max_tokens=250, stream=True, extra_body={"ignore_eos": True}
+                ):
+                    arrived.append(time.monotonic())
+                return [after - before for before, after in pairwise(arrived)]
+
+        async def attack() -> list[float]:
+            took = []
+            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+                for name in ("bomb", "dots", "bomb"):
+                    began = time.monotonic()
+                    with pytest.raises(openai.BadRequestError):
+                        await client.chat.completions.create(
+                            model="fake", messages=[{"role": "user", "content": "x"}], extra_body={"chat_template_kwargs": {name: 1}}
+                        )
+                    took.append(time.monotonic() - began)
+                answer = await client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "x"}], max_tokens=3)
+                assert answer.choices[0].message.content, "whoever comes next is served"
+            return took
+
+        async def both() -> tuple[list[float], list[float]]:
+            return await asyncio.gather(watch(), attack())
+
+        gaps, took = asyncio.run(both())
+        print(f"refused after {max(took):.2f} s, the longest gap of the stream was {max(gaps):.3f} s")
+        assert max(took) < 1.0, took
+        assert len(gaps) >= 250 and sorted(gaps)[len(gaps) * 95 // 100] < 0.05 and max(gaps) < 0.5, sorted(gaps)[-5:]
