@@ -11,7 +11,7 @@ MEMORY_SHARE = 0.30
 
 LIMITS = {
     "max_num_seqs": (1, 4_096),
-    "max_num_batched_tokens": (1, 1 << 20),
+    "max_num_batched_tokens": (1, 1 << 17),
     "block_size": (1, 1_024),
     "depth": (1, 4),
 }
@@ -57,7 +57,7 @@ def resolve(config: EngineConfig, *, context: int, memory_bytes: int, costs: KVC
     memory_bytes  memory that this process may use
     Raises ConfigError with the numbers and the flag that fixes it.
     """
-    _check_bounds(config)
+    check_bounds(config)
     wanted = _wanted_length(config, context)
     cache = _cache_bytes(config, wanted.value, memory_bytes, costs)
     pages = cache.value // costs.page_bytes
@@ -83,7 +83,8 @@ def resolve(config: EngineConfig, *, context: int, memory_bytes: int, costs: KVC
     return Resolved(settled, pages, (length, cache))
 
 
-def _check_bounds(config: EngineConfig) -> None:
+def check_bounds(config: EngineConfig) -> None:
+    """Raises ConfigError for a number that no model could be served with."""
     for name, (low, high) in LIMITS.items():
         value = getattr(config, name)
         if not low <= value <= high:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
-from ridgeline.config.resolve import Decision
+from ridgeline.config.resolve import Decision, check_bounds
 from ridgeline.core.params import Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
@@ -29,6 +29,7 @@ def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tupl
 
     Raises ConfigError, ModelNotFoundError or ModelFormatError where the settings or the model are at fault.
     """
+    check_bounds(config)
     policy = POLICIES.get(config.scheduling_policy)
     if policy is None:
         raise ConfigError(

@@ -4,7 +4,7 @@ Owns the life of one model's template: found, compiled and tried once at load, t
 (`chat_process`). A template never comes from a request.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -52,7 +52,7 @@ class ChatTemplate:
         if not findings.usable:
             self._reason = findings.warnings[0]
             if self.source == "file":
-                raise ConfigError(f"--chat-template: {self._reason}")
+                raise ConfigError(f"--chat-template: {self._reason}", fix={"--chat-template": None})
         self.stop_ids = findings.stop_ids
         self.warnings = findings.warnings
 
@@ -60,6 +60,11 @@ class ChatTemplate:
     def usable(self) -> bool:
         """Whether it renders anything; else every conversation is refused with the reason."""
         return self._renderer is not None and not self._reason
+
+    @property
+    def variables(self) -> Collection[str]:
+        """Names that it reads (`tools`, `enable_thinking` …)."""
+        return frozenset() if self._renderer is None else self._renderer.variables
 
     def render(self, conversation: Conversation) -> str:
         """The prompt as text, to read: encoded again, what a client wrote may become control tokens; `encode` knows them apart.

@@ -68,7 +68,7 @@ def _named_file(file: Path) -> str:
     try:
         return read_text(file, MAX_TEMPLATE_BYTES)
     except (ModelFormatError, ModelNotFoundError) as error:
-        raise ConfigError(f"--chat-template: {error}") from None
+        raise ConfigError(f"--chat-template: {error}", fix={"--chat-template": None}) from None
 
 
 def _of_header(header: Header) -> dict[str, str]:
