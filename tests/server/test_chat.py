@@ -170,6 +170,8 @@ class Turns:
     stop_ids = frozenset({ord("!")})
     warnings: tuple[str, ...] = ()
     source = "model"
+    usable = True
+    variables: tuple[str, ...] = ()
 
     def encode(self, conversation: Any, tokenizer: Any) -> list[int]:
         return list(str(conversation.messages[-1]["content"]).encode())
@@ -226,6 +228,13 @@ def test_tools_are_shown_to_the_model_where_no_calls_are_expected(chat_site: Any
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "tool_choice"
     for more in ({"tools": []}, {"tool_choice": "auto"}, {"tool_choice": "none", "parallel_tool_calls": False}, {"tools": None}):
         assert conversation(chat_site, USER, **more).json()["usage"]["prompt_tokens"] == plain
+
+
+def test_what_the_template_does_not_read_is_refused(chat_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_model(chat_site, monkeypatch, chat=Turns())
+    for more in ({"tools": [TOOL], "tool_choice": "none"}, {"documents": [{"text": "d"}]}):
+        refused = conversation(chat_site, USER, **more)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == next(iter(more))
 
 
 @pytest.mark.parametrize(("more", "param"), [

@@ -29,6 +29,9 @@ async def tokenise_chat(asked: wire.ChatCompletionRequest | wire.TokenizeRequest
     template = model.chat
     if template is None:
         raise no_template(model.name)
+    for name in ("tools", "documents"):
+        if getattr(asked, name) and template.usable and name not in template.variables:
+            raise ApiError("unsupported_parameter", f"this model's chat template does not read {name}; leave them out", param=name)
     return await asyncio.to_thread(template.encode, conversation(asked), model.tokenizer)
 
 

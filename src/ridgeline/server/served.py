@@ -45,7 +45,8 @@ class Model:
     @property
     def turn_ends(self) -> frozenset[int]:
         """Ids that end an answer to a chat beside those that end any."""
-        return frozenset() if self.chat is None else self.chat.stop_ids
+        stop_ids = frozenset[int]() if self.chat is None else self.chat.stop_ids
+        return frozenset(token for token in stop_ids if token < self.limits.vocab)
 
     @property
     def fingerprint(self) -> str:
@@ -75,7 +76,7 @@ class Texts:
         """Together with what the engine says of itself."""
         # An id must be an input of the model and a token of the text side: padded embeddings have rows that no token names.
         vocab = min(ready.info.vocab, self.tokenizer.vocab_size)
-        ends = self.tokenizer.eos_ids | frozenset(token for token in self.generation.eos_ids if token < vocab)
+        ends = frozenset(token for token in self.tokenizer.eos_ids | self.generation.eos_ids if token < vocab)
         limits = ModelLimits(vocab, ready.info.max_model_len, ends, ready.info.kv)
         return Model(name, self.tokenizer, limits, ready, int(time.time()), self.chat, self.generation.sampling)
 
