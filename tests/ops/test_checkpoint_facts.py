@@ -281,7 +281,7 @@ def test_a_head_that_is_there_is_used(home: Path, tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, object]]] = {
-    "RoPE scaling 'dynamic' is not computed; computed: none, linear": (
+    "RoPE scaling 'dynamic' is not computed; computed: default, linear": (
         "llama",
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
     ),

@@ -92,6 +92,16 @@ GGUF_NEUTRAL: tuple[tuple[str, float | str | bool], ...] = (
 )
 """The same of GGUF files, without the architecture's prefix, for every row."""
 
+ROPE_SCALINGS = {
+    "default": "none",
+    "linear": "linear",
+    "llama3": "ramped",
+    "yarn": "yarn",
+    "longrope": "longrope",
+    "su": "longrope",
+}
+"""`rope_type` of a config.json → the function of `facts.rope` that computes it; "none": no scaling."""
+
 _ATTENTION: Rows = (
     ("attn_norm", "hidden", ""),
     ("attn_q", "queries", "hidden"),

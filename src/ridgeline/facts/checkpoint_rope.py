@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.architectures import Architecture
+from ridgeline.facts.architectures import ROPE_SCALINGS, Architecture
 from ridgeline.facts.config_json import MAX_CONTEXT, Fields, bounded_number
 from ridgeline.facts.gguf_values import quoted
 from ridgeline.facts.model import Rope
-from ridgeline.facts.rope import DEFAULT_BASE, MOST_BASE, MOST_FACTOR, SCALINGS, Rotations, linear, llama3, longrope, longrope_scale, yarn
+from ridgeline.facts.rope import DEFAULT_BASE, MOST_BASE, MOST_FACTOR, Rotations, linear, longrope, longrope_scale, ramped, yarn
 
 _KINDS = {"full": "full_attention", "window": "sliding_attention"}
 
@@ -60,9 +60,9 @@ class Numbers:
         factor = self._factor()
         if self.scaling == "linear":
             return linear(self.base, self.dim, factor), None
-        if self.scaling == "llama3":
+        if self.scaling == "ramped":
             low, high = self.number("low_freq_factor", 1e-3, 1e6), self.number("high_freq_factor", 1e-3, 1e6)
-            return llama3(self.base, self.dim, factor, low, high, self.original), None
+            return ramped(self.base, self.dim, factor, low, high, self.original), None
         return self._yarn(factor), None
 
     def reach(self) -> int:
@@ -71,20 +71,19 @@ class Numbers:
 
     def _scaling(self) -> str:
         kind = self.values.get("rope_type", self.values.get("type"))
-        if kind is None or kind == "default":
-            return "none"
-        if kind == "su" or (kind == "yarn" and "short_factor" in self.values):
+        if kind == "yarn" and "short_factor" in self.values:
             return "longrope"
-        if kind not in SCALINGS:
+        scaling = "none" if kind is None else ROPE_SCALINGS.get(str(kind))
+        if scaling is None:
             raise ModelFormatError(
-                f"config.json: RoPE scaling {quoted(kind)} is not computed; computed: {', '.join(SCALINGS)}. "
+                f"config.json: RoPE scaling {quoted(kind)} is not computed; computed: {', '.join(ROPE_SCALINGS)}. "
                 "Within the context that the model was trained for the key may be removed"
             )
-        return str(kind)
+        return scaling
 
     def _factor(self) -> float:
         """How many times the context is extended; where the file does not say, what its contexts make it."""
-        default = None if self.scaling in ("linear", "llama3") else self.context / self.original
+        default = None if self.scaling in ("linear", "ramped") else self.context / self.original
         return self.number("factor", 1e-3, MOST_FACTOR, default)
 
     def _yarn(self, factor: float) -> Rope:

@@ -14,8 +14,6 @@ from ridgeline.facts.model import ModelFacts, Rope
 DEFAULT_BASE = 10_000.0
 MOST_BASE = 1e12
 MOST_FACTOR = 1e6
-SCALINGS = ("none", "linear", "llama3", "yarn", "longrope")
-"""Kinds of scaling that are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +51,13 @@ def linear(base: float, dim: int, factor: float) -> Rope:
     return Rope(base, dim) if factor == 1.0 else Rope(base, dim, (factor,) * (dim // 2))
 
 
-def llama3(base: float, dim: int, factor: float, low: float, high: float, original: int) -> Rope:
+def ramped(base: float, dim: int, factor: float, low: float, high: float, original: int) -> Rope:
     """Slow pairs divided by `factor`, fast ones left alone, a ramp between: the scaling of Llama 3.1.
 
     low, high  turns within the `original` context below which a pair is slow, above which it is fast
     """
     if not low < high:
-        raise ModelFormatError(f"RoPE scaling llama3: low_freq_factor {low} must be less than high_freq_factor {high}")
+        raise ModelFormatError(f"RoPE scaling: low_freq_factor {low} must be less than high_freq_factor {high}")
     divisors = []
     for i in range(dim // 2):
         turns = original / (2 * pi * base ** (2 * i / dim))
