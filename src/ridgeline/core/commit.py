@@ -22,6 +22,9 @@ def commit(sequences: list[Sequence], plan: Plan, result: Result, cache: Cache, 
     if bytearray(map(len, result.sampled)) != plan.sample:
         raise LawViolation(4, f"step {plan.step} sampled where its plan does not, or did not where it does")
     outputs: list[Output] = []
+    unsampled = len(plan.select) - plan.sample.count(1)
+    if unsampled or result.prompt_logprobs is not None:
+        _deliver_scores(sequences, plan, result, unsampled, outputs)
     running, make = State.RUNNING, tuple.__new__  # what `Output(…)` calls, at half its price: one is made for every row of every step
     shown: Iterable[TokenLogprobs | None] = result.logprobs or [None] * len(sequences)
     for sequence, count, sampled, finite, logprobs in zip(sequences, plan.count, result.sampled, result.finite, shown, strict=True):
@@ -55,6 +58,16 @@ def _deliver(
     outputs.append(Output(sequence.request.request_id, sequence.choice, sampled, given, reason))
     if reason is not None:
         life.end(sequence, reason, now)
+
+
+def _deliver_scores(sequences: list[Sequence], plan: Plan, result: Result, expected: int, outputs: list[Output]) -> None:
+    """Log-probabilities of prompt tokens go out before ids: they count though the row has been preempted since, not if it has ended."""
+    scored = result.prompt_logprobs or ()
+    if sum(map(len, scored)) != expected:
+        raise LawViolation(4, f"step {plan.step} scored {sum(map(len, scored))} prompt positions, its plan names {expected}")
+    for sequence, found, finite in zip(sequences, scored, result.finite, strict=True):
+        if found and finite and sequence.state in (State.RUNNING, State.WAITING):
+            outputs.append(Output(sequence.request.request_id, sequence.choice, (), prompt_logprobs=found))
 
 
 def _late(

@@ -11,6 +11,7 @@ class Draft:
     """One step before it is frozen.
 
     odd        row index → (tokens, whether it samples) of the rows that do anything but compute one token and sample
+    scored     row index → which of its tokens are prompt positions to be scored
     bound      indices of the rows that need their commit before they go on
     fresh      sequences whose row is new
     closed     no further waiting sequence may start in this step
@@ -23,6 +24,7 @@ class Draft:
         self.starts: list[int] = []
         self.tokens: list[int] = []
         self.odd: dict[int, tuple[int, bool]] = {}
+        self.scored: dict[int, range] = {}
         self.bound: list[int] = []
         self.fresh: list[Sequence] = []
         self.blocks: list[tuple[int, int, int, tuple[int, ...]]] = []
@@ -46,6 +48,8 @@ class Draft:
         sequence.unsent.clear()
         if count != 1 or not samples:
             self.odd[len(self.sequences)] = count, samples
+            if sequence.scored < sequence.to_score:
+                self._score(sequence, start, end)
         if sequence.needs_commit:
             self.bound.append(len(self.sequences))
         self.sequences.append(sequence)
@@ -57,6 +61,13 @@ class Draft:
         sequence.in_flight += 1
         sequence.last_step = self.step
 
+    def _score(self, sequence: Sequence, start: int, end: int) -> None:
+        """What of start … end − 1 is a prompt position without its score gets it in this step."""
+        upto = min(end, sequence.to_score)
+        if upto > sequence.scored:
+            self.scored[len(self.sequences)] = range(sequence.scored - start, upto - start)
+            sequence.scored = upto
+
     def freeze(self, freed_rows: list[int], alike: Plan | None) -> Plan:
         """The plan; the draft is spent. `alike`: the step before, if it has the same rows; columns that do not change are shared."""
         rows = len(self.sequences)
@@ -66,7 +77,12 @@ class Draft:
         for index in self.bound:
             needs_commit[index] = 1
         if self.odd:
-            select = array("i", [end - 1 for end, samples in zip(accumulate(count), sample, strict=True) if samples])
+            ends = list(accumulate(count))
+            select = array("i", [end - 1 for end, samples in zip(ends, sample, strict=True) if samples])
+            for index, places in self.scored.items():
+                select.extend([ends[index] - count[index] + place for place in places])
+            if self.scored:
+                select = array("i", sorted(select))
         elif alike is not None and len(alike.select) == rows == len(alike.tokens):
             select = alike.select
         else:

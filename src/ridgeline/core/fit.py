@@ -1,6 +1,6 @@
 """Can a request ever be served? Arithmetic that admission does before anything is queued."""
 
-from ridgeline.core.plan import KVShape
+from ridgeline.core.plan import KVGroup, KVShape
 
 
 def pages_needed(shape: KVShape, positions: int) -> int:
@@ -8,9 +8,13 @@ def pages_needed(shape: KVShape, positions: int) -> int:
 
     A full group keeps ⌈positions / B⌉ blocks. A window group keeps the blocks of the window − 1 positions before the next one, and its own.
     """
-    size = shape.block_tokens
+    return sum([group_pages(group, shape.block_tokens, positions) for group in shape.groups])
+
+
+def group_pages(group: KVGroup, size: int, positions: int) -> int:
+    """What `pages_needed` counts for one group, with blocks of `size` tokens."""
     full = -(-positions // size)
-    return sum(min(full, -(-(group.window - 1) // size) + 1) if group.window else full for group in shape.groups)
+    return min(full, -(-(group.window - 1) // size) + 1) if group.window else full
 
 
 def why_not(shape: KVShape, max_model_len: int, prompt_tokens: int, max_tokens: int) -> str | None:

@@ -26,10 +26,9 @@ class Cache:
         self._emit(Evicted(page))
 
     def longest_hit(self, sequence: Sequence) -> int:
-        """Leading blocks that are published in every group, leaving at least one known id to compute."""
-        return self.index.longest_hit(
-            sequence, sequence.capacity // self.shape.block_tokens, (len(sequence.known) - 1) // self.shape.block_tokens
-        )
+        """Leading blocks that are published in every group and that the sequence need not compute itself."""
+        size = self.shape.block_tokens
+        return self.index.longest_hit(sequence, sequence.capacity // size, sequence.reusable // size)
 
     def adopt(self, sequence: Sequence, blocks: int) -> None:
         """The sequence, which has nothing in flight, shares the published pages of its first `blocks` blocks and stands behind them."""

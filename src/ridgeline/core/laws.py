@@ -6,6 +6,7 @@ Never repairs anything: a law that does not hold raises `LawViolation` with its 
 """
 
 from collections import Counter
+from itertools import accumulate
 
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVShape, Plan
@@ -39,6 +40,8 @@ def _check_sequence(sequence: Sequence, state: State) -> None:
         raise LawViolation(
             4, f"sequence {sequence.number}: reach {reach} of {sequence.limit}, scheduled {scheduled} of {sequence.capacity}"
         )
+    if not min(scheduled, sequence.to_score) <= sequence.scored <= sequence.to_score:
+        raise LawViolation(4, f"sequence {sequence.number}: {sequence.scored} prompt positions scored, scheduled {scheduled}")
     if (promised or computed < scheduled) and not sequence.in_flight:
         raise LawViolation(4, f"sequence {sequence.number} is promised {promised} ids and has no step in flight")
 
@@ -51,8 +54,14 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
     if rows > limits.rows or len(set(plan.row)) != rows or not 0 <= min(plan.row) <= max(plan.row) < limits.rows:
         raise LawViolation(5, f"{name} has {rows} rows of {limits.rows}, {len(set(plan.row))} different")
     lengths = {len(plan.start), len(plan.count), len(plan.sample), len(plan.needs_commit)}
-    if tokens != len(plan.tokens) or len(plan.select) != sum(plan.sample) or min(plan.count) < 1 or lengths != {rows}:
+    if tokens != len(plan.tokens) or min(plan.count) < 1 or lengths != {rows}:
         raise LawViolation(5, f"{name}: columns do not fit each other")
+    selected = list(plan.select)
+    sampled = {end - 1 for end, samples in zip(accumulate(plan.count), plan.sample, strict=True) if samples}
+    if sorted(set(selected)) != selected or not sampled <= set(selected):
+        raise LawViolation(5, f"{name} selects {selected}, and does not sample from that alone")
+    if selected and not 0 <= selected[0] <= selected[-1] < tokens:
+        raise LawViolation(5, f"{name} selects {selected} of {tokens} tokens")
     given = [page for *_, pages in plan.blocks for page in pages]
     given += [page for new in plan.new_rows for table in new.tables for page in table]
     if given and not 0 <= min(given) <= max(given) <= shape.pages:

@@ -6,7 +6,7 @@ whoever comes first can always go on, and whoever is pinned too. Never takes a p
 """
 
 from ridgeline.core.draft import Draft
-from ridgeline.core.fit import pages_needed
+from ridgeline.core.fit import group_pages, pages_needed
 from ridgeline.core.kv import Cache
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.policy import Policy
@@ -37,15 +37,13 @@ class Room:
         """A waiting sequence has the pages to start with. If others give way as it grows, a block is enough; else all that it knows must
         find place, for with less it would soon be pushed out again. A pinned one needs what it takes to its very end.
         """
-        shape, holders, pinned = self.cache.shape, self.cache.pages.holders, self.life.is_pinned(sequence)
-        if not pinned and self.victim(sequence) is not None:
+        shape = self.cache.shape
+        if self.life.is_pinned(sequence):
+            return self.spare(sequence) >= self._missing(sequence)
+        if self.victim(sequence) is not None:
             return self._at_least(len(shape.groups), sequence, draft)
-        held = 0
-        for group, table in zip(shape.groups, sequence.tables, strict=True):
-            alone = pinned and group.window  # letting go of a shared page of a window gives no page back
-            held += sum(page != 0 and (not alone or holders[page] == 1) for page in table)
-        needed = pages_needed(shape, sequence.limit - 1 if pinned else len(sequence.known)) - held
-        return self.spare(sequence) >= max(0, needed)
+        held = sum([page != 0 for table in sequence.tables for page in table])
+        return self.spare(sequence) >= max(0, pages_needed(shape, len(sequence.known)) - held)
 
     def for_tokens(self, sequence: Sequence, count: int, draft: Draft) -> int:
         """How many of `count` tokens the sequence can have pages for, after pushing others out if it must; 0 to wait."""
@@ -73,11 +71,24 @@ class Room:
         return True
 
     def spare(self, sequence: Sequence) -> int:
-        """Pages that the sequence may take: all without a holder, but for the claims of others."""
-        available = self.cache.pages.available
-        if self.life.pinned:
-            available -= sum(self._claim(other) for other in self.life.pinned if other is not sequence)
+        """Pages that the sequence may take: all without a holder, but for the claims of others.
+
+        Who takes pages that are shared may keep them from coming back, so for everybody else the windows of a pinned sequence count in full.
+        Pinned sequences that run already leave each other what each still misses: that is never more than there is, so one can go on.
+        """
+        available, pinned = self.cache.pages.available, self.life.pinned
+        if pinned:
+            claim = self._missing if sequence in pinned else self._claim
+            available -= sum([claim(other) for other in pinned if other is not sequence])
         return available
+
+    def _missing(self, pinned: Sequence) -> int:
+        """Pages that a sequence takes to its very end beside those it holds. A shared page in a window does not come back when it is let go."""
+        shape, holders, missing = self.cache.shape, self.cache.pages.holders, 0
+        for group, table in zip(shape.groups, pinned.tables, strict=True):
+            held = sum([page != 0 and (not group.window or holders[page] == 1) for page in table])
+            missing += max(0, group_pages(group, shape.block_tokens, pinned.limit - 1) - held)
+        return missing
 
     def _claim(self, pinned: Sequence) -> int:
         """What a pinned sequence may still need. Its windows count in full, for it may have to leave pages in them to others."""

@@ -25,7 +25,7 @@ from ridgeline.core.room import Room
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.errors import ConfigError
 
-KNOBS = {"token_budget": (1, 1 << 20), "depth": (1, 4), "max_waiting": (0, 1 << 20), "max_preemptions": (0, 1 << 20)}
+KNOBS = {"token_budget": (1, 1 << 17), "depth": (1, 4), "max_waiting": (0, 1 << 20), "max_preemptions": (0, 1 << 20)}
 """Limits that may change while running, with their bounds."""
 
 OWN_REASONS = (Wait.PREFIX, Wait.DRAIN)
@@ -192,8 +192,8 @@ class Scheduler:
         return self._blocker(sequence, blocks)
 
     def _blocker(self, sequence: Sequence, block: int) -> Sequence | None:
-        """Who is computing the sequence's block, if one is, it is full and a token is left behind it."""
-        if (block + 1) * self._block_tokens >= len(sequence.known):
+        """Who is computing the sequence's block, if one is and the sequence need not compute it itself."""
+        if (block + 1) * self._block_tokens > sequence.reusable:
             return None
         return self.cache.index.blocker(sequence, block)
 
@@ -235,7 +235,7 @@ class Scheduler:
             sequence.cached_tokens = tokens
         if tokens:
             self._emit(PrefixHit(name, sequence.choice, tokens))
-        if self.cache.index.shares(sequence) and hit < (len(sequence.known) - 1) // self._block_tokens:
+        if self.cache.index.shares(sequence) and hit < sequence.reusable // self._block_tokens:
             self._emit(PrefixMiss(name, sequence.choice, hit))
 
     def commit(self, plan: Plan, result: Result, now: float) -> list[Output]:

@@ -29,6 +29,8 @@ class Sequence:
     published  leading blocks offered to the prefix cache (or found there); `full_at` is where the next one ends
     in_flight  steps in flight that carry it; `last_step` is the newest of them
     blocked_at the block that it waits for, while it waits for a prefix
+    scored     leading prompt positions whose next token's log-probability has been planned, never to be planned again; `to_score` of them
+               are asked for
     """
 
     __slots__ = (
@@ -57,10 +59,12 @@ class Sequence:
         "request",
         "row",
         "scheduled",
+        "scored",
         "state",
         "steady",
         "stop_ids",
         "tables",
+        "to_score",
         "unsent",
         "waiting_for",
     )
@@ -77,6 +81,8 @@ class Sequence:
         self.computed = 0
         self.scheduled = 0
         self.reach = self.prompt_tokens
+        self.scored = 0
+        self.to_score = 0 if choice or request.prompt_logprobs is None else self.prompt_tokens - 1
         self.capacity = 0
         self.steady = 0
         self.tables: list[list[int]] = [[] for _ in range(groups)]
@@ -102,6 +108,12 @@ class Sequence:
         """Its pages reach so far now."""
         self.capacity = positions
         self.steady = 0 if self.needs_commit else min(positions, self.limit - 1)
+
+    @property
+    def reusable(self) -> int:
+        """Leading positions that it may take over from others: one known id is left to compute, and every position that is to be scored."""
+        most = len(self.known) - 1
+        return most if self.scored >= self.to_score else min(self.scored, most)
 
     @property
     def outputs(self) -> int:

@@ -1,7 +1,7 @@
 """Beam search as a policy over requests: which sequences to extend by one token, and which of the extensions live on.
 
-Owns the beams of one prompt and nothing else: it is a state machine without an engine. Who drives it submits each sequence of `frontier` as a
-request for one greedy token with `logprobs` log-probabilities, and hands the answers back; the prefix cache makes that cheap.
+Owns the beams of one prompt and nothing else: it is a state machine without an engine. Who drives it submits each sequence of `frontier`
+as a request for one greedy token with `logprobs` log-probabilities, and hands the answers back; the prefix cache makes that cheap.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,8 +25,10 @@ class Beam:
 
 
 class BeamSearch:
-    """The beams of one prompt, with vLLM's semantics: each live beam offers its 2 · width likeliest extensions, those that end with a stop id
-    are complete, and the `width` best of the others live on. At the end the best are chosen among the complete and those that still live.
+    """The beams of one prompt, with vLLM's semantics.
+
+    Each live beam offers its 2 · width likeliest extensions, those that end with a stop id are complete, and the `width` best of the others
+    live on. At the end the best are chosen among the complete and those that still live.
 
     score  cumulative log-probability / (tokens of prompt and outputs but for a stop id) ** length_penalty, as in vLLM (not Wu et al. 2016)
     """
@@ -67,7 +69,7 @@ class BeamSearch:
         return not self._left or not self._live
 
     def advance(self, found: Sequence[TokenLogprobs]) -> None:
-        """What came of the frontier: for each of its sequences the likeliest next tokens. Raises ValueError if these are not its answers."""
+        """What came of the frontier: for each of its sequences the likeliest next tokens. Raises ValueError if these are others."""
         if self.done or len(found) != len(self._live):
             raise ValueError(f"{len(found)} answers to {len(self.frontier)} sequences")
         self._left -= 1

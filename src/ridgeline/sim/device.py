@@ -1,4 +1,7 @@
-"""An executor that only takes time: no arrays, no pages, one made-up id a row. What the fleet runs the real engine on."""
+"""An executor that only takes time: no arrays, no pages, one made-up id a row. What the fleet runs the real engine on.
+
+Its requests ask for no log-probabilities.
+"""
 
 from collections import deque
 
@@ -43,7 +46,7 @@ class Device:
         self._clock.advance_to(done_at)
         plan = ticket.plan
         rows = len(plan.row)
-        if len(plan.select) == rows:
+        if plan.sample.count(1) == rows:
             if rows not in self._all_sample:
                 self._all_sample[rows] = ((TOKEN,),) * rows, bytearray(b"\1") * rows
             return Result(plan.step, *self._all_sample[rows])

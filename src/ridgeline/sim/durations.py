@@ -54,7 +54,7 @@ class Roofline:
         self._windows = "window" in deployment.shape.layer_kinds
 
     def seconds(self, plan: Plan) -> float:
-        if len(plan.tokens) == len(plan.row) == len(plan.select):
+        if len(plan.tokens) == len(plan.row) == plan.sample.count(1):
             return self.decode(plan.start, 0)
         rows = [Rows(start, count, 1.0, samples) for start, count, samples in zip(plan.start, plan.count, plan.sample, strict=True)]
         return self._host + pass_seconds(self._deployment, step_work(self._deployment, rows))

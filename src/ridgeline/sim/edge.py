@@ -118,6 +118,8 @@ class Edge:
         if choice.closed is not None or choice.end is not None:
             raise LawViolation(1, f"{output.request_id}/{output.choice} has ended and emits {output.ids}, end {output.end}")
         oracle = choice.oracle
+        if output.prompt_logprobs is not None:
+            oracle.follow_prompt(output.prompt_logprobs)
         oracle.follow(output.ids, output.logprobs)
         choice.end = output.end
         if output.end in (Finish.STOP, Finish.LENGTH) and output.end is not oracle.ended:

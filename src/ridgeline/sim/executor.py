@@ -16,8 +16,8 @@ from ridgeline.sim.latency import Latency
 from ridgeline.sim.model import FakeModel
 from ridgeline.sim.rows import Resident
 
-Span = tuple[Resident, int, list[int], int]
-"""A row's part of a step: the row, its first position, its token ids, and whether it samples."""
+Span = tuple[Resident, int, list[int], int, list[int]]
+"""A row's part of a step: the row, its first position, its token ids, whether it samples, and the positions whose next id is scored."""
 
 
 class SimExecutor:
@@ -129,7 +129,7 @@ class SimExecutor:
         spans: list[Span] = []
         tokens = plan.tokens.tolist()
         at = 0
-        select = []
+        select = deque(plan.select)
         size = self._block_tokens
         for index, row in enumerate(plan.row):
             count = plan.count[index]
@@ -140,15 +140,15 @@ class SimExecutor:
                     self._hand_out(resident, group, first // size)
                 if len(table) * size < first + count:
                     raise LawViolation(2, f"row {row} computes position {first + count - 1}, group {group} has {len(table)} blocks")
-            spans.append((resident, first, tokens[at : at + count], plan.sample[index]))
+            selected = []
+            while select and at <= select[0] < at + count:
+                selected.append(first + select.popleft() - at)
+            if plan.sample[index] and (not selected or selected.pop() != first + count - 1):
+                raise LawViolation(5, f"step {plan.step}: row {row} samples and its last token is not selected")
+            spans.append((resident, first, tokens[at : at + count], plan.sample[index], resident.to_score(selected)))
             at += count
-            if plan.sample[index]:
-                select.append(at - 1)
-        if at != len(tokens) or plan.select.tolist() != select:
-            raise LawViolation(
-                5,
-                f"step {plan.step}: {len(tokens)} tokens for {at} planned, logits of {plan.select.tolist()} for {select}",
-            )
+        if at != len(tokens) or select:
+            raise LawViolation(5, f"step {plan.step}: {len(tokens)} tokens for {at} planned, {list(select)} of them selected in no row")
         return spans
 
     def _resident(self, row: int) -> Resident:
@@ -165,25 +165,28 @@ class SimExecutor:
     # ── execution: write, then read, then sample ────────────────────────────────────────────────────────────────
 
     def _run(self, plan: Plan, spans: list[Span]) -> Result:
-        for resident, first, tokens, _ in spans:
+        for resident, first, tokens, _, _ in spans:
             resident.advance(first, tokens, self._block_tokens)
             self._write(resident, first)
         sampled: list[tuple[int, ...]] = []
         logprobs: list[TokenLogprobs | None] = []
-        for resident, first, _, samples in spans:
+        scores: list[tuple[TokenLogprobs, ...]] = []
+        for resident, first, _, samples, scored in spans:
             self._read(resident, first)
             resident.in_flight.popleft()
             if not resident.finite:
                 self.not_finite[resident.params.seed, resident.params.choice] = resident.nan_at
+            scores.append(tuple([self._score(resident, position) for position in scored]))
             sampled.append((self._sample(resident),) if samples else ())
             best = resident.params.sampling.logprobs
             logprobs.append(self._model.logprobs(resident.chain[-1], sampled[-1][0], best) if samples and best is not None else None)
         return Result(
             step=plan.step,
             sampled=tuple(sampled),
-            finite=bytearray(resident.finite for resident, _, _, _ in spans),
+            finite=bytearray(resident.finite for resident, *_ in spans),
             logprobs=tuple(logprobs) if any(logprobs) else None,
             timings=Timings(run=self._latency.seconds(plan)),
+            prompt_logprobs=tuple(scores) if any(scores) else None,
         )
 
     def _write(self, resident: Resident, first: int) -> None:
@@ -220,9 +223,13 @@ class SimExecutor:
         position = len(resident.chain)
         if position != len(resident.ids):
             raise LawViolation(8, f"sequence {resident.sequence} samples at {position}, its ids reach {len(resident.ids)}")
-        token = self._model.sample(resident.chain[-1], resident.params, position)
+        token = self._model.sample(resident.chain[-1], resident.params, position, resident.past)
         resident.ids.append(token)
         return token
+
+    def _score(self, resident: Resident, position: int) -> TokenLogprobs:
+        """Of the prompt token behind `position`."""
+        return self._model.logprobs(resident.chain[position], resident.ids[position + 1], resident.params.prompt_logprobs or 0)
 
     def _wrong_page(self, resident: Resident, group: int, block: int) -> LawViolation:
         page = resident.tables[group][block]

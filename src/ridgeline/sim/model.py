@@ -4,11 +4,11 @@ Owns what a stamp (the identity of a KV slot's content) and a sampled id are; kn
 Hashes are of tuples of integers, which Python does not randomise between processes.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from ridgeline.core.params import RowParams
+from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import TokenLogprobs
 
 NOT_FINITE = 0x4E614E
@@ -23,6 +23,11 @@ def next_stamp(stamp: int, token: int) -> int:
 def extend(stamp: int, ids: Iterable[int]) -> list[int]:
     """Stamps after each of `ids`, continuing from `stamp`: one stands for its token, its position and all before it."""
     return list(accumulate(ids, next_stamp, initial=stamp))[1:]
+
+
+def looks_back(asked: Sampling) -> bool:
+    """Whether any parameter but temperature and log-probabilities is set."""
+    return replace(asked, temperature=1.0, logprobs=None) != Sampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +58,15 @@ class FakeModel:
             return -1
         return (draw // 1000) % self.nan_positions
 
-    def sample(self, stamp: int, params: RowParams, position: int) -> int:
-        """The id at `position`, given the stamp of the token before it. Seed and choice matter unless greedy."""
+    def sample(self, stamp: int, params: RowParams, position: int, past: Sequence[int] | None = None) -> int:
+        """The id at `position`, given the stamp of the token before it. Seed and choice matter unless greedy.
+
+        past  all ids before, where `looks_back`: every parameter then matters, and what is biased or completes a bad word is avoided
+        """
         draw = hash((stamp, position)) if params.sampling.temperature == 0 else hash((stamp, position, params.seed, params.choice))
-        banned = params.banned_until if position - params.prompt_tokens < params.min_tokens else ()
+        banned: Collection[int] = params.banned_until if position - params.prompt_tokens < params.min_tokens else ()
+        if past is not None:
+            draw, banned = self._edited(draw, params, past, banned)
         while True:
             if self.stop_ids and (draw >> 16) % 1000 < self.stop_permille:
                 token = self.stop_ids[draw % len(self.stop_ids)]
@@ -65,6 +75,17 @@ class FakeModel:
             if token not in banned:
                 return token
             draw = hash((draw, 7))
+
+    def _edited(self, draw: int, params: RowParams, past: Sequence[int], banned: Collection[int]) -> tuple[int, set[int]]:
+        """Stands for every feature that changes logits: other parameters or other counts of ids, other draws; further ids are banned."""
+        asked = params.sampling
+        outputs = past[params.prompt_tokens :]
+        counts = asked.repetition_penalty, len(set(past)), asked.presence_penalty, len(set(outputs)), asked.frequency_penalty, len(outputs)
+        found = {*banned, *(token for token, _ in asked.logit_bias)}
+        found.update(word[-1] for word in asked.bad_words if list(word[:-1]) == list(past[len(past) - len(word) + 1 :]))
+        if asked.allowed_ids is not None:
+            found.update({*self.alphabet, *self.stop_ids} - set(asked.allowed_ids))
+        return hash((draw, asked.top_k, asked.top_p, asked.min_p, *counts)), found
 
     def logprobs(self, stamp: int, token: int, best: int) -> TokenLogprobs:
         """Made-up log-probabilities, a function of the context: the sampled id's, then the `best` best."""

@@ -29,6 +29,8 @@ SITUATIONS = (
     "preempted",
     "preempted twice",
     "preempted with a shared prefix",
+    "preempted while its prompt is being scored",
+    "prompt scored beside single tokens",
     "preempted with steps in flight",
     "preempted at its last allowed time",
     "second victim spared as pages were coming",
@@ -129,6 +131,7 @@ class Reach:
         if not spent and self._scheduler.cache.pages.handed_over:
             self._count("second victim spared as pages were coming", self._spared(plan.step))
         self._count("budget spent to the last token", spent)
+        self._count("prompt scored beside single tokens", len(plan.select) > sum(plan.sample) and 1 in plan.count)
         self._count("a chunk beside single tokens", 1 < len(plan.row) < len(plan.tokens) and 1 in plan.count)
 
     def on_result(self, plan: Plan, result: Result) -> None:
@@ -220,6 +223,8 @@ class Reach:
         shared = key in self._hit or self._edge.choices[key].oracle.request.choices > 1
         self._count("preempted twice", self._preemptions[key] == 2)
         self._count("preempted with a shared prefix", shared)
+        victim = self._scheduler.life.open.get(event.request_id, {}).get(event.choice)
+        self._count("preempted while its prompt is being scored", victim is not None and 0 < victim.scored < victim.to_score)
         self._count("preempted with steps in flight", self._sequence[key] in self._committed or self._in_flight(key))
         self._count("preempted at its last allowed time", self._preemptions[key] == self._world.limits.max_preemptions)
 

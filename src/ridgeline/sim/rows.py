@@ -7,7 +7,7 @@ from collections import deque
 
 from ridgeline.core.plan import FROM_ROW, NewRow
 from ridgeline.errors import LawViolation
-from ridgeline.sim.model import NOT_FINITE, FakeModel, extend, next_stamp
+from ridgeline.sim.model import NOT_FINITE, FakeModel, extend, looks_back, next_stamp
 
 
 class Resident:
@@ -23,6 +23,7 @@ class Resident:
         "nan_at",
         "origin",
         "params",
+        "past",
         "planned",
         "row",
         "sequence",
@@ -34,6 +35,8 @@ class Resident:
         self.sequence = new.sequence
         self.params = new.params
         self.ids = list(new.ids)
+        self.past = self.ids if looks_back(new.params.sampling) else None
+        """What the model is given beside the stamp: the ids, where what the row asks for depends on them."""
         self.tables = [list(table) for table in new.tables]
         self.origin = model.origin(new.params)
         self.nan_at = model.nan_position(new.params)
@@ -63,6 +66,12 @@ class Resident:
         self.planned = first + count
         self.in_flight.append(first)
         return first
+
+    def to_score(self, positions: list[int]) -> list[int]:
+        """These positions, where the row selects logits and does not sample: they must be of a prompt that is to be scored."""
+        if positions and (self.params.prompt_logprobs is None or positions[-1] >= self.params.prompt_tokens - 1):
+            raise LawViolation(8, f"row {self.row} selects positions {positions} and neither samples nor scores there")
+        return positions
 
     def advance(self, first: int, tokens: list[int], block_tokens: int) -> None:
         """Extends the stamps by the tokens that are computed now, at positions first, first + 1, …"""

@@ -5,6 +5,7 @@ Owns the swarm's draws (all from one `random.Random(seed)`); never runs anything
 
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from ridgeline.core.commands import Abort, Admit, Command, Drain, SetKnob
 from ridgeline.core.params import Admitted, Limits, SamplingParams
@@ -130,10 +131,12 @@ class _Features:
     greedy: float
     logprobs: float
     unservable: float
+    edits: float
+    scores: float
 
     @classmethod
     def draw(cls, rng: Random) -> "_Features":
-        return cls(*(rng.choice((0.0, chance)) for chance in (0.3, 0.4, 0.3, 0.1, 0.5, 0.2, 0.05)))
+        return cls(*(rng.choice((0.0, chance)) for chance in (0.3, 0.4, 0.3, 0.1, 0.5, 0.2, 0.05, 0.3, 0.3)))
 
 
 def _request(rng: Random, index: int, info: ExecutorInfo, model: FakeModel, features: _Features, prefix: tuple[int, ...]) -> Admitted:
@@ -154,6 +157,8 @@ def _request(rng: Random, index: int, info: ExecutorInfo, model: FakeModel, feat
         max_tokens=max_tokens,
         min_tokens=rng.randint(0, max_tokens) if rng.random() < features.min_tokens else 0,
         logprobs=rng.randint(0, 2) if rng.random() < features.logprobs else None,
+        **_edits(Random(rng.randrange(1 << 32)), model) if rng.random() < features.edits else {},
+        prompt_logprobs=rng.randint(0, 2) if rng.random() < features.scores else None,
     )
     limits = ModelLimits(info.vocab, longest, frozenset({STOP_TOKEN}), info.kv)
     priority = rng.randint(0, 2)
@@ -166,6 +171,7 @@ def _request(rng: Random, index: int, info: ExecutorInfo, model: FakeModel, feat
                 limits,
                 request_id=f"r{index}",
                 draw_seed=_unseeded,
+                bad_words=[model.alphabet[:2]] if params.bad_words else [],
                 domain=bytes([identity >> 1]),
                 priority=priority,
             )
@@ -176,6 +182,16 @@ def _request(rng: Random, index: int, info: ExecutorInfo, model: FakeModel, feat
             params = replace(params, n=1, max_tokens=max_tokens, min_tokens=0)
     wanted = min(greedy_client, longest - len(prompt)) if greedy_client == longest else greedy_client
     return replace(request, extra=bytes([identity & 1]), max_tokens=wanted or request.max_tokens)
+
+
+def _edits(rng: Random, model: FakeModel) -> dict[str, Any]:
+    """Some of the parameters that change logits. The first id of the alphabet may always be sampled."""
+    others = model.alphabet[1:]
+    every: dict[str, Any] = {
+        "top_k": 3, "top_p": 0.5, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5,
+        "logit_bias": ((rng.choice(others), 5),), "allowed_token_ids": (model.alphabet[0], *rng.choices(others, k=3)), "bad_words": ("ab",),
+    }  # fmt: skip
+    return {name: every[name] for name in rng.sample(sorted(every), rng.randint(1, 3))}
 
 
 def _unseeded() -> int:

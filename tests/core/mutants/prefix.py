@@ -27,7 +27,7 @@ BUGS = (
     (
         "a fully cached prompt computes nothing",
         "T8: vLLM#11186",
-        [("longest_hit", "(len(sequence.known) - 1) //", "len(sequence.known) //")],
+        [("reusable", "len(self.known) - 1", "len(self.known)")],
     ),
     (
         "every window is one position short",

@@ -1,7 +1,7 @@
-"""The next token of each row: what changes logits (`table`), then greedy, or Gumbel-max over what temperature, min-p, top-k and top-p leave.
+"""The next token of each row: first what changes logits (`table`), then greedy, or Gumbel-max over what temperature and the filters leave.
 
-The order is vLLM's. Owns the choice and nothing else: it keeps no state, and a row's result is a function of its logits, parameters, position
-and history. Whether logits are finite is the runtime's matter; here they only must not do harm.
+The order is vLLM's. Owns the choice and nothing else: it keeps no state, and a row's result is a function of its logits, parameters,
+position and history. Whether logits are finite is the runtime's matter; here they only must not do harm.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,10 @@ from ridgeline.core.plan import FROM_ROW, Plan
 
 
 def step_inputs(plan: Plan, rows: Rows, block_tokens: int) -> StepInputs:
-    """Resolves what the plan leaves to the rows (where they stand, what they sampled last); advances `rows.computed`."""
+    """Resolves what the plan leaves to the rows (where they stand, what they sampled last); advances `rows.computed`.
+
+    Logits are selected where rows sample. Prompt positions that are to be scored get theirs afterwards, few at a time (`runtime.scores`).
+    """
     row = np.array(plan.row, np.int32)
     count = np.array(plan.count, np.int32)
     start = np.array(plan.start, np.int64)
@@ -32,5 +35,5 @@ def step_inputs(plan: Plan, rows: Rows, block_tokens: int) -> StepInputs:
         tables=tables,
         slots=tuple(table[row_of_token, block] * np.int64(block_tokens) + offset for table in tables),
         adapter=np.zeros(len(ids), np.int32),
-        select=np.array(plan.select, np.int32),
+        select=(cu_q[1:] - 1)[np.frombuffer(plan.sample, np.bool_)],
     )

@@ -17,6 +17,7 @@ from ridgeline.compute.exact.cache import KVCache
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.batch import step_inputs
 from ridgeline.compute.runtime.rows import Rows
+from ridgeline.compute.runtime.scores import prompt_logprobs
 from ridgeline.config.resolve import Decision
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import Plan, Result, Timings, TokenLogprobs
@@ -32,6 +33,10 @@ class Runner(Protocol):
 
     def run(self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = ()) -> dict[str, NDArray[np.float32]]:
         """`logits` fp32 [S, V] of the selected positions, and the taps asked for; writes K and V into `kv`."""
+        ...
+
+    def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rows of the tap `hidden` [N, D] to their logits [N, V], bit for bit what `run` gives for them when they are selected."""
         ...
 
     def close(self) -> None: ...
@@ -84,9 +89,11 @@ class StepExecutor:
         ready = perf_counter()
         values = self._runner.run(inputs, self._kv, taps=("hidden",))
         finite = _finite(values["hidden"], inputs.cu_q)
-        sampled, logprobs = self._choose(plan, params, inputs, values["logits"][:, : self._info.vocab])
+        logits_of, vocab = self._runner.logits, self._info.vocab
+        scores = prompt_logprobs(plan, inputs, self._rows, values["hidden"], logits_of, vocab)
+        sampled, logprobs = self._choose(plan, params, inputs, values["logits"][:, :vocab])
         timings = Timings(queue=began - submitted, copy=ready - began, run=perf_counter() - ready)
-        return Result(plan.step, sampled, finite, logprobs, timings)
+        return Result(plan.step, sampled, finite, logprobs, timings, scores)
 
     def close(self) -> None:
         """Drops steps in flight, weights and KV pages."""

@@ -46,6 +46,13 @@ class Rows:
             raise RuntimeError(f"row {row} is planned and not resident")
         return params
 
+    def prompt_token(self, row: int, position: int) -> int:
+        """An id of the prompt of a row whose prompt is scored."""
+        history = self.histories[row]
+        if history is None:
+            raise RuntimeError(f"row {row} is scored at position {position} and did not ask for it")
+        return history.ids[position]
+
     def sampled(self, rows: Sequence[int], ids: Sequence[int]) -> None:
         """Remembers what rows sampled in the step that has just run."""
         self.last[list(rows)] = ids

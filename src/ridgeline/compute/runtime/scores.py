@@ -1,0 +1,41 @@
+"""Log-probabilities of prompt tokens: from the final hidden states of a step, a few positions at a time, so that logits are never [T, V].
+
+Owns nothing: what is scored is in the plan, what comes next in a prompt is in the rows.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.decoding.logprobs import token_logprobs
+from ridgeline.compute.graph import StepInputs
+from ridgeline.compute.runtime.rows import Rows
+from ridgeline.core.plan import Plan, TokenLogprobs
+
+SLICE: Final = 16
+"""Positions whose logits exist at once: as many rows as an exact product has in a tile."""
+
+Floats = NDArray[np.float32]
+
+
+def prompt_logprobs(
+    plan: Plan, inputs: StepInputs, rows: Rows, hidden: Floats, logits_of: Callable[[Floats], Floats], vocab: int
+) -> tuple[tuple[TokenLogprobs, ...], ...] | None:
+    """Row for row those of the tokens behind the positions that the plan selects and does not sample at; None where there are none.
+
+    hidden [T, D]: the step's tap. logits_of: hidden [N, D] → logits [N, ≥ vocab], bit for bit those that the step would have given.
+    """
+    if len(plan.select) == len(inputs.select):
+        return None
+    tokens = np.setdiff1d(np.array(plan.select, np.int32), inputs.select)
+    found: list[list[TokenLogprobs]] = [[] for _ in plan.row]
+    for start in range(0, len(tokens), SLICE):
+        part = tokens[start : start + SLICE]
+        for token, logits in zip(part.tolist(), logits_of(hidden[part])[:, :vocab], strict=True):
+            index = int(inputs.row_of_token[token])
+            row = plan.row[index]
+            following, best = rows.prompt_token(row, int(inputs.positions[0, token]) + 1), rows.params(row).prompt_logprobs
+            found[index].append(token_logprobs(logits, following, best or 0))
+    return tuple(map(tuple, found))
