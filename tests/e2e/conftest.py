@@ -107,9 +107,10 @@ class Browser:
         self._socket = socket
         self._number = 0
         self.problems: list[str] = []
+        self.requests: list[str] = []
 
     def call(self, method: str, **params: Any) -> Any:
-        """One command and its result; meanwhile notes what the page complains about."""
+        """One command and its result; meanwhile notes what the page complains about, and the addresses that it asks."""
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
         while True:
@@ -119,9 +120,11 @@ class Browser:
                 return message["result"]
             if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
                 self.problems.append(json.dumps(message["params"]))
+            elif message.get("method") == "Network.requestWillBeSent":
+                self.requests.append(message["params"]["request"]["url"])
 
     def open(self, url: str) -> None:
-        for domain in ("Page", "Runtime", "Log"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete'")
@@ -138,6 +141,10 @@ class Browser:
         while not self.value(expression):
             assert time.monotonic() < end, (expression, self.value("document.body.innerText"))
             time.sleep(0.05)
+
+    def resize(self, width: int, height: int) -> None:
+        """The window's inner size; narrow ones as on a telephone."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
 
     def screenshot(self, path: Path) -> None:
         import base64

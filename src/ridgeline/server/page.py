@@ -3,21 +3,27 @@
 import base64
 import hashlib
 from importlib.resources import files
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+SCRIPTS: Final = ("api.js", "tokens.js", "sampling.js", "answer.js", "chat.js", "complete.js", "app.js")
+"""In the order in which they need each other."""
+
 
 def routes() -> list[BaseRoute]:
     """The route of the page. The document is fixed at start; scripts and styles are allowed by their hashes."""
     ui = files("ridgeline.server") / "ui"
-    style, script = (ui / "style.css").read_text(), (ui / "app.js").read_text()
-    document = (ui / "index.html").read_text().replace("/*style*/", style).replace("/*script*/", script).encode()
+    style, scripts = (ui / "style.css").read_text(), [(ui / name).read_text() for name in SCRIPTS]
+    document = (ui / "index.html").read_text().replace("<!--styles-->", f"<style>{style}</style>")
+    document = document.replace("<!--scripts-->", "\n".join(f"<script>{script}</script>" for script in scripts))
+    allowed = " ".join(f"'{_hash(script)}'" for script in scripts)
     headers = {
         "Content-Security-Policy": (
-            f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; connect-src 'self'; img-src data:; "
-            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            f"default-src 'none'; style-src '{_hash(style)}'; script-src {allowed}; "
+            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         ),
         "Content-Type": "text/html; charset=utf-8",
         "Cache-Control": "no-cache",

@@ -1,131 +1,67 @@
 "use strict";
-const $ = (id) => document.getElementById(id);
-let key = "";
-let model = "";
-let running = null;
+// The page as a whole: which model, which mode, the key, light and dark.
+const app = (() => {
+  const $ = (id) => document.getElementById(id);
+  let card = null;
 
-const headers = () => ({ "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) });
+  function askForKey(error) {
+    $("key-form").hidden = false;
+    $("key-error").textContent = api.hasKey() ? error.message : "";
+    $("model").textContent = "locked";
+    $("key").focus();
+  }
 
-async function failure(response) {
-  let text = `${response.status} ${response.statusText}`;
-  try { text = `${(await response.json()).error.message} (${response.status})`; } catch { /* the body is not ours: the status must do */ }
-  return Object.assign(new Error(text), { status: response.status });
-}
+  function showError(id, error) {
+    $(id).textContent = error.message;
+    $(id).hidden = false;
+  }
 
-function askForKey(error) {
-  $("key-form").hidden = false;
-  $("key-error").textContent = key ? error.message : "";
-  $("model").textContent = "locked";
-  $("key").focus();
-}
-
-function showError(error) {
-  $("error").textContent = error.message;
-  $("error").hidden = false;
-}
-
-async function connect() {
-  try {
-    const response = await fetch("/v1/models", { headers: headers() });
-    if (!response.ok) throw await failure(response);
-    const card = (await response.json()).data[0];
-    model = card.id;
-    $("model").textContent = `${card.id} · context ${card.max_model_len.toLocaleString("en")} tokens`;
-    $("max-tokens").max = card.max_model_len - 1;
-    $("key-form").hidden = true;
+  function choose(mode) {
+    const chats = mode === "chat";
+    $("chat").hidden = !chats;
+    $("text-mode").hidden = chats;
+    $("mode-chat").setAttribute("aria-pressed", String(chats));
+    $("mode-text").setAttribute("aria-pressed", String(!chats));
+    const call = chats
+      ? `print(client.chat.completions.create(model="${card.id}", messages=[{"role": "user", "content": "Hello"}]).choices[0].message.content)`
+      : `print(client.completions.create(model="${card.id}", prompt="Once upon a time", max_tokens=32).choices[0].text)`;
     $("snippet").textContent = [
       "from openai import OpenAI",
       "",
-      `client = OpenAI(base_url="${location.origin}/v1", api_key="${key ? "YOUR KEY" : "none"}")`,
-      `print(client.completions.create(model="${model}", prompt="Once upon a time", max_tokens=32).choices[0].text)`,
+      `client = OpenAI(base_url="${location.origin}/v1", api_key="${api.hasKey() ? "YOUR KEY" : "none"}")`,
+      call,
     ].join("\n");
-  } catch (error) {
-    if (error.status === 401) return askForKey(error);
-    $("model").textContent = error.status ? error.message : "no connection, trying again…";
-    setTimeout(connect, 1000);
+    (chats ? $("message") : $("prompt")).focus({ preventScroll: true });
   }
-}
 
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const parts = (held + value).split("\n\n");
-    held = parts.pop();
-    for (const part of parts) {
-      if (part === "data: [DONE]") return;
-      if (part.startsWith("data: ")) yield JSON.parse(part.slice(6));
+  async function connect() {
+    try {
+      card = await api.card();
+      $("model").textContent = `${card.id} · context ${card.max_model_len.toLocaleString("en")} tokens`;
+      $("key-form").hidden = true;
+      $("modes").hidden = !card.chat;
+      $("base-note").hidden = card.chat;
+      choose(card.chat ? "chat" : "text");
+    } catch (error) {
+      if (error.status === 401) return askForKey(error);
+      $("model").textContent = error.status ? error.message : "no connection, trying again…";
+      setTimeout(connect, 1000);
     }
   }
-}
 
-function body() {
-  const asked = {
-    model,
-    prompt: $("prompt").value,
-    temperature: Number($("temperature").value),
-    max_tokens: Number($("max-tokens").value),
-    stream: true,
-    stream_options: { include_usage: true },
-  };
-  if ($("seed").value !== "") asked.seed = Number($("seed").value);
-  return JSON.stringify(asked);
-}
-
-function showUsage(usage) {
-  $("prompt-tokens").textContent = usage.prompt_tokens;
-  $("cached-tokens").textContent = usage.prompt_tokens_details.cached_tokens;
-  $("completion-tokens").textContent = usage.completion_tokens;
-}
-
-function clear() {
-  $("error").hidden = true;
-  $("given").textContent = $("prompt").value;
-  $("made").textContent = "";
-  for (const figure of document.querySelectorAll("#figures dd")) figure.textContent = "–";
-}
-
-async function complete() {
-  clear();
-  running = new AbortController();
-  document.body.classList.add("busy");
-  $("go").disabled = true;
-  $("stop").disabled = false;
-  const began = performance.now();
-  let first = 0;
-  try {
-    const response = await fetch("/v1/completions", { method: "POST", headers: headers(), body: body(), signal: running.signal });
-    if (!response.ok) throw await failure(response);
-    for await (const event of events(response)) {
-      if (event.error) throw new Error(event.error.message);
-      const now = performance.now();
-      if (event.usage) {
-        showUsage(event.usage);
-        if (first && event.usage.completion_tokens > 1) $("speed").textContent = (((event.usage.completion_tokens - 1) * 1000) / (now - first)).toFixed(1);
-      }
-      for (const choice of event.choices) {
-        if (!first) { first = now; $("first").textContent = `${Math.round(first - began)} ms`; }
-        $("made").append(choice.text);
-        if (choice.finish_reason) $("reason").textContent = choice.finish_reason;
-      }
-    }
-  } catch (error) {
-    if (error.name === "AbortError") $("reason").textContent = "you";
-    else if (error.status === 401) askForKey(error);
-    else showError(error);
-  } finally {
-    running = null;
-    document.body.classList.remove("busy");
-    $("go").disabled = false;
-    $("stop").disabled = true;
+  function switchTheme() {
+    const root = document.documentElement;
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
   }
-}
 
-$("form").addEventListener("submit", (event) => { event.preventDefault(); if (!running) complete(); });
-$("stop").addEventListener("click", () => running?.abort());
-$("temperature").addEventListener("input", () => { $("temperature-value").textContent = Number($("temperature").value).toFixed(1); });
-$("prompt").addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit(); });
-$("key-form").addEventListener("submit", (event) => { event.preventDefault(); key = $("key").value; connect(); });
-connect();
+  $("mode-chat").addEventListener("click", () => choose("chat"));
+  $("mode-text").addEventListener("click", () => choose("text"));
+  $("theme").addEventListener("click", switchTheme);
+  $("colour").addEventListener("change", () => document.body.classList.toggle("coloured", $("colour").checked));
+  $("key-form").addEventListener("submit", (event) => { event.preventDefault(); api.useKey($("key").value); connect(); });
+  if (matchMedia("(max-width: 60rem)").matches) $("sampling").open = false;
+  connect();
+
+  return { askForKey, model: () => card.id, showError };
+})();

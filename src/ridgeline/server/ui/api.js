@@ -1,0 +1,41 @@
+"use strict";
+// Talks to the server: the key, errors in the server's words, and streams of events. Touches no element.
+const api = (() => {
+  let key = "";
+
+  const headers = () => ({ "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) });
+
+  async function failure(response) {
+    let text = `${response.status} ${response.statusText}`;
+    try { text = `${(await response.json()).error.message} (${response.status})`; } catch { /* the body is not ours: the status must do */ }
+    return Object.assign(new Error(text), { status: response.status });
+  }
+
+  async function card() {
+    const response = await fetch("/v1/models", { headers: headers() });
+    if (!response.ok) throw await failure(response);
+    return (await response.json()).data[0];
+  }
+
+  async function* events(path, body, signal) {
+    const response = await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
+    if (!response.ok) throw await failure(response);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let held = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (held + value).split("\n\n");
+      held = parts.pop();
+      for (const part of parts) {
+        if (part === "data: [DONE]") return;
+        if (!part.startsWith("data: ")) continue; // a comment that keeps the connection
+        const event = JSON.parse(part.slice(6));
+        if (event.error) throw new Error(event.error.message);
+        yield event;
+      }
+    }
+  }
+
+  return { card, events, hasKey: () => key !== "", useKey: (given) => { key = given; } };
+})();
