@@ -73,8 +73,8 @@ class Room:
     def spare(self, sequence: Sequence) -> int:
         """Pages that the sequence may take: all without a holder, but for the claims of others.
 
-        Who takes pages that are shared may keep them from coming back, so for everybody else the windows of a pinned sequence count in full.
-        Pinned sequences that run already leave each other what each still misses: that is never more than there is, so one can go on.
+        Who comes to share pages may keep them from coming back, so for all others the windows of a pinned sequence count in full. Pinned
+        sequences that run leave each other what each still misses: together that is never more than there is, so one can go on.
         """
         available, pinned = self.cache.pages.available, self.life.pinned
         if pinned:
@@ -83,7 +83,7 @@ class Room:
         return available
 
     def _missing(self, pinned: Sequence) -> int:
-        """Pages that a sequence takes to its very end beside those it holds. A shared page in a window does not come back when it is let go."""
+        """Pages that a sequence takes to its very end beside those it holds. Letting go of a shared page of a window gives none back."""
         shape, holders, missing = self.cache.shape, self.cache.pages.holders, 0
         for group, table in zip(shape.groups, pinned.tables, strict=True):
             held = sum([page != 0 and (not group.window or holders[page] == 1) for page in table])

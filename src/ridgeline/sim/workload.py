@@ -87,7 +87,7 @@ def draw(seed: int) -> World:
         policy=policy,
         model=model,
         latency=Latency(STEP_SECONDS, TOKEN_SECONDS),
-        inbound=_inbound(rng, info, limits.token_budget, model, together),
+        inbound=_inbound(rng, Random(seed + 2), info, limits.token_budget, model, together),
         late=STEP_SECONDS * rng.choice((0.0, 1.5, 4.0, 12.0)),
         impatience=rng.choice((0, 0, 100)),
         repeats=rng.random() < 0.2,
@@ -95,18 +95,20 @@ def draw(seed: int) -> World:
     )
 
 
-def _inbound(rng: Random, info: ExecutorInfo, token_budget: int, model: FakeModel, together: int) -> tuple[tuple[float, Command], ...]:
-    """Requests, hang-ups, changed limits and a drain, sorted by time."""
+def _inbound(
+    rng: Random, own: Random, info: ExecutorInfo, token_budget: int, model: FakeModel, together: int
+) -> tuple[tuple[float, Command], ...]:
+    """Requests, hang-ups, changed limits and a drain, sorted by time. `own` draws what the scheduler does not see of a request."""
     requests = rng.randint(3, 8) + rng.randint(16, 26) * (together - 1)
     horizon = STEP_SECONDS * requests * rng.choice((0.5, 1.5, 2.0, 2.5))
     burst = rng.choice((0.1, 0.2, 0.5))
     prefixes = [_ids(rng, model, rng.randint(1, info.max_model_len - 1)) for _ in range(rng.choice((1, 2, 6)))]
     aborts = rng.choice((0.0, 0.0, 0.1, 0.4))
-    features = _Features.draw(rng)
+    features = _Features.draw(rng, own)
     inbound: list[tuple[float, Command]] = []
     for index in range(requests):
         time = 0.0 if rng.random() < burst else rng.uniform(0, horizon)
-        request = _request(rng, index, info, model, features, rng.choice(prefixes))
+        request = _request(rng, own, index, info, model, features, rng.choice(prefixes))
         inbound.append((time, Admit(request)))
         if rng.random() < aborts:
             inbound.append((time + rng.expovariate(1 / (STEP_SECONDS * 15)), Abort(request.request_id)))
@@ -135,11 +137,14 @@ class _Features:
     scores: float
 
     @classmethod
-    def draw(cls, rng: Random) -> "_Features":
-        return cls(*(rng.choice((0.0, chance)) for chance in (0.3, 0.4, 0.3, 0.1, 0.5, 0.2, 0.05, 0.3, 0.3)))
+    def draw(cls, rng: Random, own: Random) -> "_Features":
+        drawn = [rng.choice((0.0, chance)) for chance in (0.3, 0.4, 0.3, 0.1, 0.5, 0.2, 0.05)]
+        return cls(*drawn, *[own.choice((0.0, 0.3)) for _ in range(2)])
 
 
-def _request(rng: Random, index: int, info: ExecutorInfo, model: FakeModel, features: _Features, prefix: tuple[int, ...]) -> Admitted:
+def _request(
+    rng: Random, own: Random, index: int, info: ExecutorInfo, model: FakeModel, features: _Features, prefix: tuple[int, ...]
+) -> Admitted:
     """Request number `index`. Its seed is its own in this world: by (seed, choice) the executor knows whose row it computes."""
     longest = info.max_model_len
     prompt = _prompt(rng, model, prefix, longest - 1, info.kv.block_tokens)
@@ -157,8 +162,8 @@ def _request(rng: Random, index: int, info: ExecutorInfo, model: FakeModel, feat
         max_tokens=max_tokens,
         min_tokens=rng.randint(0, max_tokens) if rng.random() < features.min_tokens else 0,
         logprobs=rng.randint(0, 2) if rng.random() < features.logprobs else None,
-        **_edits(Random(rng.randrange(1 << 32)), model) if rng.random() < features.edits else {},
-        prompt_logprobs=rng.randint(0, 2) if rng.random() < features.scores else None,
+        **_edits(own, model) if own.random() < features.edits else {},
+        prompt_logprobs=own.randint(0, 2) if own.random() < features.scores else None,
     )
     limits = ModelLimits(info.vocab, longest, frozenset({STOP_TOKEN}), info.kv)
     priority = rng.randint(0, 2)

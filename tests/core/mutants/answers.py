@@ -37,6 +37,26 @@ BUGS = (
         [("why_ended", "sequence.outputs > sequence.request.min_tokens", "sequence.outputs > sequence.request.min_tokens + 1")],
     ),
     (
+        "the sampler is not told what is asked of it",
+        "T7: vLLM#5639",
+        [("row_params", "sampling=self.sampling,", "sampling=Sampling(logprobs=self.sampling.logprobs),")],
+    ),
+    (
+        "a prompt is scored again after a preemption",
+        "T8: vLLM#5344",
+        [("_score", "range(sequence.scored - start, upto - start)", "range(0, upto - start)")],
+    ),
+    (
+        "scores that a preempted sequence still had in flight are lost",
+        "T6: vLLM#5349",
+        [("_deliver_scores", "in (State.RUNNING, State.WAITING)", "is State.RUNNING")],
+    ),
+    (
+        "a prompt that is to be scored is taken from the prefix cache",
+        "T8: vLLM#5344",
+        [("reusable", "most if self.scored >= self.to_score else min(self.scored, most)", "most")],
+    ),
+    (
         "sibling choices draw the same noise",
         "T15: vLLM#11898, T13: vLLM#50440",
         [("row_params", "choice=choice,", "choice=0,")],

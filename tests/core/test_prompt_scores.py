@@ -1,0 +1,127 @@
+"""A prompt that is to be scored: every position but the last once, whatever chunks, caches and preemptions come between."""
+
+import pytest
+
+from ridgeline.core import laws
+from ridgeline.core.commands import Abort
+from ridgeline.core.events import Closed, Finish, Preempted, PrefixHit
+from ridgeline.core.plan import Result, TokenLogprobs
+from ridgeline.errors import LawViolation
+from ridgeline.sim.model import FakeModel, extend
+
+PROMPT = tuple(range(40, 63))
+
+
+def scores(run, name: str) -> list[TokenLogprobs]:
+    return [each for output in run.outputs if output.request_id == name for each in output.prompt_logprobs or ()]
+
+
+def expected(run, name: str) -> list[TokenLogprobs]:
+    request = run.requests[name]
+    stamps = extend(run.model.origin(request.row_params(0)), request.prompt)
+    best = request.prompt_logprobs
+    return [run.model.logprobs(stamp, token, best) for stamp, token in zip(stamps, request.prompt[1:], strict=False)]
+
+
+def scored_positions(run) -> list[int]:
+    """Of row 0 alone: the positions whose logits are asked for beside those it samples from."""
+    found = []
+    for plan in run.plans:
+        assert len(plan.row) == 1
+        sampled = plan.tokens.buffer_info()[1] - 1 if plan.sample[0] else None
+        start = plan.start[0]
+        found += [start + place for place in plan.select if place != sampled]
+    return found
+
+
+@pytest.mark.parametrize("budget", [1, 3, 8, 64])
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 8, 23])
+def test_every_position_but_the_last(loop, budget: int, depth: int, length: int) -> None:
+    run = loop(token_budget=budget, depth=depth)
+    run.finish(run.request("a", PROMPT[:length], max_tokens=3, prompt_logprobs=2))
+    run.check_ended()
+    assert scored_positions(run) == list(range(length - 1))
+    assert scores(run, "a") == expected(run, "a")
+    assert len(scores(run, "a")) == length - 1
+
+
+def test_they_come_before_the_first_id(loop) -> None:
+    run = loop(token_budget=4)
+    run.finish(run.request("a", 9, max_tokens=2, prompt_logprobs=0))
+    told = [(len(output.ids), output.prompt_logprobs is not None) for output in run.outputs]
+    assert told == [(0, True), (0, True), (1, False), (1, False)]
+
+
+def test_nobody_else_is_scored(loop) -> None:
+    run = loop()
+    run.finish(run.request("a", PROMPT, max_tokens=2, choices=3, prompt_logprobs=1), run.request("b", 12, max_tokens=2))
+    assert {(output.request_id, output.choice) for output in run.outputs if output.prompt_logprobs} == {("a", 0)}
+    assert scores(run, "a") == expected(run, "a")
+
+
+def test_a_cached_prompt_is_computed_anew_and_its_blocks_are_shared(loop) -> None:
+    run = loop()
+    run.finish(run.request("a", PROMPT, max_tokens=2))
+    run.finish(run.request("b", PROMPT, max_tokens=2, prompt_logprobs=1))
+    assert not run.told(PrefixHit, "b") and scores(run, "b") == expected(run, "b")
+    run.finish(run.request("c", PROMPT, max_tokens=2))
+    assert run.told(PrefixHit, "c")
+    assert run.told(Closed, "b")[0].usage.cached_tokens == 0
+    run.check_ended()
+
+
+def test_it_does_not_wait_for_a_prefix_that_another_computes(loop) -> None:
+    run = loop(token_budget=40, depth=2)
+    run.finish(run.request("a", PROMPT, max_tokens=2), run.request("b", PROMPT, max_tokens=2, prompt_logprobs=1))
+    assert run.plans[0].count.tolist() == [23, 17]
+    assert scores(run, "b") == expected(run, "b")
+    run.check_ended()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("windows", [(0,), (0, 6)])
+@pytest.mark.parametrize("outputs", [6, 16])
+def test_preempted_in_the_middle(loop, depth: int, windows: tuple[int, ...], outputs: int) -> None:
+    """Chunk by chunk beside an older one that grows: what is scored stays scored, and comes back from the cache if it can."""
+    run = loop(pages=9 if windows == (0,) else 12, rows=3, token_budget=3, depth=depth, windows=windows, max_preemptions=8)
+    run.turn(run.request("old", 5, max_tokens=27))
+    run.finish(run.request("young", PROMPT, max_tokens=outputs - 5, prompt_logprobs=1))
+    assert run.told(Preempted, "young")
+    assert scores(run, "young") == expected(run, "young")
+    run.check_ended()
+
+
+def test_scores_of_a_step_in_flight_are_dropped_with_their_request(loop) -> None:
+    run = loop(token_budget=4, depth=3)
+    run.turn(run.request("a", PROMPT, max_tokens=4, prompt_logprobs=1))
+    before = len(scores(run, "a"))
+    run.finish(Abort("a"))
+    assert len(scores(run, "a")) == before < len(PROMPT) - 1
+    run.check_ended()
+
+
+def test_what_is_not_finite_scores_nothing(loop) -> None:
+    model = FakeModel(nan_permille=1000, nan_positions=20)
+    run = loop(token_budget=6, model=model)
+    run.finish(run.request("a", PROMPT, max_tokens=2, prompt_logprobs=1))
+    at = model.nan_position(run.requests["a"].row_params(0))
+    assert 0 <= at < 20 and run.told(Closed, "a")[0].reason is Finish.ERROR
+    assert scores(run, "a") == expected(run, "a")[: at // 6 * 6]
+
+
+@pytest.mark.parametrize("wrong", [None, ((),), ((TokenLogprobs(0.0),) * 9,)])
+def test_a_result_must_fit_its_plan(loop, wrong: tuple[tuple[TokenLogprobs, ...], ...] | None) -> None:
+    run = loop(token_budget=8)
+    run.apply(run.request("a", 12, prompt_logprobs=1))
+    plan = run.plan()
+    with pytest.raises(LawViolation, match="law 4: step 0 scored"):
+        run.scheduler.commit(plan, Result(0, ((),), bytearray(b"\1"), prompt_logprobs=wrong), 0.0)
+
+
+def test_an_unscored_position_behind_is_law_4(loop) -> None:
+    run = loop(token_budget=8)
+    run.turn(run.request("a", 12, prompt_logprobs=1))
+    run.sequence("a").scored = 3
+    with pytest.raises(LawViolation, match="law 4"):
+        laws.check(run.scheduler)
