@@ -80,6 +80,17 @@ async def storm(server: Any, number: signal.Signals) -> tuple[Counter[str], list
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_accepted_requests_end_whole(serving: Callable[..., Any], number: signal.Signals) -> None:
+    end_under_load(serving, number)
+
+
+@pytest.mark.night
+@pytest.mark.timeout(900)
+def test_accepted_requests_end_whole_fifty_times(serving: Callable[..., Any]) -> None:
+    for _ in range(50):
+        end_under_load(serving, signal.SIGTERM)
+
+
+def end_under_load(serving: Callable[..., Any], number: signal.Signals) -> None:
     with serving(FAKE) as server:
         ends, ready = asyncio.run(storm(server, number))
         assert server.process.wait(20) == 0

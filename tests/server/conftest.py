@@ -1,6 +1,7 @@
 """The application in this process, over a fake engine in a real child process. One for the whole session."""
 
 import asyncio
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -52,6 +53,18 @@ class Site:
 
     def chat(self, content: Any = "hi", **body: Any) -> httpx.Response:
         return self.request("POST", "/v1/chat/completions", json={"messages": [{"role": "user", "content": content}], **body})
+
+    def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The events of a stream, after checking its grammar byte by byte and what its events have in common."""
+        answer = self.request("POST", path, json={**body, "stream": True})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        *lines, done, nothing = answer.text.split("\n\n")
+        assert (done, nothing) == ("data: [DONE]", "")
+        assert all(line.startswith("data: {") and "\n" not in line for line in lines)
+        found = [json.loads(line[6:]) for line in lines]
+        assert len({(event["id"], event["object"], event["created"], event["model"], event["system_fingerprint"]) for event in found}) == 1
+        return found
 
     def close(self) -> None:
         self.wait(self.client.aclose())

@@ -1,72 +1,10 @@
 """What a completion says: usage, choices, stops, log-probabilities, seeds; and that a stream says the same as a whole answer."""
 
-import json
 from typing import Any
 
 import pytest
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
-
-
-def events(answer: Any) -> list[dict[str, Any]]:
-    """The events of a stream, after checking its grammar byte by byte."""
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert answer.text.endswith("\n\n")
-    lines = answer.text[:-2].split("\n\n")
-    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
-    assert lines[-1] == "data: [DONE]" and lines.count("data: [DONE]") == 1
-    return [json.loads(line[6:]) for line in lines[:-1]]
-
-
-def joined(found: list[dict[str, Any]]) -> tuple[dict[int, dict[str, Any]], dict[str, Any] | None]:
-    """Choices and usage put together from events, as a client would; checks what must hold of every stream."""
-    choices: dict[int, dict[str, Any]] = {}
-    usage = None
-    for event in found:
-        assert usage is None, "nothing comes after usage"
-        if not event["choices"]:
-            usage = event["usage"]
-            continue
-        assert "usage" not in event
-        (new,) = event["choices"]
-        empty = {"index": new["index"], "text": "", "finish_reason": None, "stop_reason": None, "logprobs": None}
-        choice = choices.setdefault(new["index"], empty)
-        assert choice["finish_reason"] is None, "nothing of a choice comes after its end"
-        choice["text"] += new["text"]
-        choice["finish_reason"], choice["stop_reason"] = new["finish_reason"], new["stop_reason"]
-        if new["logprobs"]:
-            choice["logprobs"] = choice["logprobs"] or {name: [] for name in new["logprobs"]}
-            for name, values in new["logprobs"].items():
-                choice["logprobs"][name] += values
-    return choices, usage
-
-
-CASES: list[dict[str, Any]] = [
-    {"prompt": "hello", "max_tokens": 40},
-    {"prompt": "hello", "max_tokens": 40, "temperature": 0},
-    {"prompt": ["a", "b", "c"], "max_tokens": 9, "n": 3, "logprobs": 2},
-    {"prompt": [[1, 2], [3]], "max_tokens": 5, "n": 8},
-    {"prompt": [1, 2, 3], "max_tokens": 30, "logprobs": 0},
-    {"prompt": "stop here", "max_tokens": 200, "stop": ["e", "0"], "logprobs": 3},
-    {"prompt": "stop here", "max_tokens": 200, "stop": "k", "include_stop_str_in_output": True, "n": 4},
-    {"prompt": "stop here", "max_tokens": 200, "stop": ["zzzz"], "min_tokens": 150},
-    {"prompt": "ids", "max_tokens": 200, "stop_token_ids": [65, 66, 67], "logprobs": 1},
-    {"prompt": "ids", "max_tokens": 20, "stop": ["a", "b", "c", "d"], "stop_token_ids": list(range(65, 91)), "min_tokens": 10},
-    {"prompt": "é🦊", "max_tokens": 3, "ignore_eos": True},
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
-def test_a_stream_says_the_same_as_a_whole_answer(site: Any, case: dict[str, Any]) -> None:
-    whole = site.complete(**case, seed=11).json()
-    found = events(site.complete(**case, seed=11, stream=True, stream_options={"include_usage": True}))
-    choices, usage = joined(found)
-    assert usage is not None
-    assert {**usage, "prompt_tokens_details": None} == {**whole["usage"], "prompt_tokens_details": None}
-    assert [choices[index] for index in sorted(choices)] == whole["choices"]
-    assert len({event["id"] for event in found}) == 1
-    assert events(site.complete(**case, seed=11, stream=True))[-1]["choices"], "no usage unless asked for"
 
 
 def test_choices_are_requests_with_seed_and_index(site: Any) -> None:

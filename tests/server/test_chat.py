@@ -1,98 +1,11 @@
 """What a chat says: whole answers and streams of chunks, their log-probabilities, lengths and ends; what is refused and why."""
 
-import json
-import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 CONTEXT = 512
-
-
-def chunks(answer: Any) -> list[dict[str, Any]]:
-    """The chunks of a stream, after checking its grammar byte by byte."""
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    *lines, done, nothing = answer.text.split("\n\n")
-    assert (done, nothing) == ("data: [DONE]", "")
-    assert all(line.startswith("data: {") and "\n" not in line for line in lines)
-    found = [json.loads(line[6:]) for line in lines]
-    assert {chunk["object"] for chunk in found} == {"chat.completion.chunk"}
-    assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["system_fingerprint"]) for chunk in found}) == 1
-    return found
-
-
-def joined(found: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Choices and usage as a client puts them together. Checks the order: role once and first, then text, then one end, then usage."""
-    choices: dict[int, dict[str, Any]] = {}
-    usage = None
-    for chunk in found:
-        assert usage is None, "nothing comes after usage"
-        if not chunk["choices"]:
-            usage = chunk["usage"]
-            continue
-        (new,) = chunk["choices"]
-        delta = new["delta"]
-        if new["index"] not in choices:
-            assert delta == {"role": "assistant", "content": ""} and new["finish_reason"] is None
-            choices[new["index"]] = {
-                "index": new["index"], "message": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None,
-                "finish_reason": None, "stop_reason": None,
-            }  # fmt: skip
-            continue
-        choice = choices[new["index"]]
-        assert "role" not in delta and choice["finish_reason"] is None
-        assert delta == {} if new["finish_reason"] else set(delta) == {"content"}
-        choice["message"]["content"] += delta.get("content", "")
-        choice["finish_reason"], choice["stop_reason"] = new["finish_reason"], new["stop_reason"]
-        if new["logprobs"]:
-            choice["logprobs"] = choice["logprobs"] or {"content": [], "refusal": None}
-            choice["logprobs"]["content"] += new["logprobs"]["content"]
-    return [choices[index] for index in sorted(choices)], usage
-
-
-def random_request(rng: random.Random) -> dict[str, Any]:
-    """Any fields that a stream may have."""
-    body: dict[str, Any] = {
-        "content": "".join(rng.choices("ab é🦊", k=rng.randint(0, 20))),
-        "max_tokens": rng.choice([1, 2, 17, 40]),
-        "seed": rng.randrange(1000),
-        "temperature": rng.choice([0, 0.5, 1.0, 2]),
-    }
-    options: dict[str, Any] = {
-        "n": rng.choice([1, 2, 3, 8]),
-        "stop": rng.sample(["a", "Zz", "q", "e0", "~", "7"], rng.randint(1, 4)),
-        "stop_token_ids": rng.sample(range(32, 127), 3),
-        "min_tokens": rng.randint(0, 1),
-        "ignore_eos": True,
-        "include_stop_str_in_output": True,
-        "logprobs": True,
-        "top_p": 0.9,
-        "top_k": 20,
-    }
-    body |= {name: value for name, value in options.items() if rng.random() < 0.3}
-    if "logprobs" in body:
-        body["top_logprobs"] = rng.randint(0, 4)
-    return body
-
-
-@pytest.mark.parametrize("number", range(40))
-def test_a_stream_says_the_same_as_a_whole_answer(chat_site: Any, number: int) -> None:
-    body = random_request(random.Random(number))
-    whole = chat_site.chat(**body).json()
-    continuous = number % 2 == 0
-    options = {"include_usage": True, "continuous_usage_stats": continuous}
-    found = chunks(chat_site.chat(**body, stream=True, stream_options=options))
-    choices, usage = joined(found)
-    assert choices == whole["choices"]
-    assert usage is not None and {**usage, "prompt_tokens_details": None} == {**whole["usage"], "prompt_tokens_details": None}
-    running = [chunk["usage"] for chunk in found[:-1] if "usage" in chunk]
-    assert len(running) == (len(found) - 1 if continuous else 0)
-    if continuous:
-        counts = [each["completion_tokens"] for each in running]
-        assert counts == sorted(counts) and running[-1] | {"prompt_tokens_details": usage["prompt_tokens_details"]} == usage
-    assert joined(chunks(chat_site.chat(**body, stream=True)))[1] is None, "no usage unless asked for"
 
 
 def test_the_shape_of_a_whole_answer(chat_site: Any) -> None:
@@ -142,7 +55,7 @@ def test_token_ids_and_their_names(chat_site: Any) -> None:
     assert bytes(ids).decode() == answer["choices"][0]["message"]["content"]
     assert bytes(answer["prompt_token_ids"]).decode() == "<user>hi</>\n<assistant>"
     assert [each["token"] for each in answer["choices"][0]["logprobs"]["content"]] == [f"token_id:{token}" for token in ids]
-    found = chunks(chat_site.chat(**body, stream=True))
+    found = chat_site.events("/v1/chat/completions", messages=[USER], **body)
     assert found[0]["prompt_token_ids"] == answer["prompt_token_ids"]
     assert [token for chunk in found for token in chunk["choices"][0].get("token_ids", [])] == ids
 

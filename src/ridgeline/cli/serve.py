@@ -54,7 +54,7 @@ def serve(
         seed=seed,
     )
     if generation_config not in ("auto", "none"):
-        raise ConfigError(f"--generation-config is {generation_config!r}; auto and none are possible")
+        raise ConfigError(f"--generation-config is {generation_config!r}; auto and none are possible", fix={"--generation-config": "auto"})
     config = ServerConfig(
         host=host,
         port=port,

@@ -65,13 +65,17 @@ class FakeModel:
         """
         draw = hash((stamp, position)) if params.sampling.temperature == 0 else hash((stamp, position, params.seed, params.choice))
         banned: Collection[int] = params.banned_until if position - params.prompt_tokens < params.min_tokens else ()
+        alphabet = self.alphabet
         if past is not None:
+            early = banned
             draw, banned = self._edited(draw, params, past, banned)
+            if banned.issuperset(alphabet):  # ids that it does not sample by itself are allowed, or all are biased
+                alphabet, banned = params.sampling.allowed_ids or alphabet, early
         while True:
             if self.stop_ids and (draw >> 16) % 1000 < self.stop_permille:
                 token = self.stop_ids[draw % len(self.stop_ids)]
             else:
-                token = self.alphabet[draw % len(self.alphabet)]
+                token = alphabet[draw % len(alphabet)]
             if token not in banned:
                 return token
             draw = hash((draw, 7))
