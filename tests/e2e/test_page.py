@@ -45,8 +45,9 @@ def press(browser: Any, name: str) -> None:
 
 
 def key(browser: Any, modifiers: int = 0) -> None:
+    enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r", "modifiers": modifiers}
     for kind in ("keyDown", "keyUp"):
-        browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r", modifiers=modifiers)
+        browser.call("Input.dispatchKeyEvent", type=kind, **enter)
 
 
 def ask(browser: Any, message: str, tokens: int = 20) -> None:
@@ -174,7 +175,8 @@ ATTACK = '<img src=x onerror="window.broken = 1"><script>window.broken = 2</scri
 def test_what_a_model_writes_is_only_text(page: Any, with_logprobs: bool) -> None:
     """The server's answer is replaced by one that attacks."""
     token = {"token": ATTACK, "logprob": -0.1, "bytes": list(ATTACK.encode()), "top_logprobs": [{"token": ATTACK, "logprob": -0.1}]}
-    choice = {"index": 0, "delta": {"content": ATTACK}, "finish_reason": "stop", "logprobs": {"content": [token]} if with_logprobs else None}
+    logprobs = {"content": [token]} if with_logprobs else None
+    choice = {"index": 0, "delta": {"content": ATTACK}, "finish_reason": "stop", "logprobs": logprobs}
     body = f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n"
     page.value(f"window.fetch = async () => new Response({json.dumps(body)})")
     ask(page, ATTACK)
@@ -212,8 +214,9 @@ def test_it_fits(page: Any, tmp_path: Path, theme: str) -> None:
     ground = page.value("getComputedStyle(document.body).backgroundColor")
     press(page, "theme")
     assert page.value("getComputedStyle(document.body).backgroundColor") != ground
-    unnamed = "[...document.querySelectorAll('input, textarea, button')].filter(e => !(e.labels?.length || e.ariaLabel || e.textContent.trim()))"
-    assert page.value(f"{unnamed}.map(e => e.outerHTML)") == []
+    named = "e.labels?.length || e.ariaLabel || e.textContent.trim()"
+    controls = "[...document.querySelectorAll('input, textarea, button')]"
+    assert page.value(f"{controls}.filter(e => !({named})).map(e => e.outerHTML)") == []
 
 
 def test_it_asks_this_server_alone(page: Any, chatting: Any) -> None:
