@@ -8,6 +8,7 @@ import pytest
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.llm import LLM
 from ridgeline.errors import ConfigError, RequestError
+from ridgeline.text.chat_conversation import Conversation
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}<eos>{% endfor %}"
@@ -78,3 +79,11 @@ def test_a_model_without_a_template_names_the_flag() -> None:
 def test_a_template_of_no_use_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="chat-template"):
         LLM("fake:{}", chat_template=tmp_path / "missing.jinja")
+
+
+def test_a_turn_ends_where_the_template_ends_it(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text(TEMPLATE.replace("<eos>", "<bos>"))
+    with LLM("fake:{}", chat_template=file) as made:
+        assert made.prepare(Conversation(MESSAGES), PARAMS).request.stop_ids == {256, 257}
+        assert made.prepare("Hi", PARAMS).request.stop_ids == {257}
