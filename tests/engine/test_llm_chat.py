@@ -81,9 +81,7 @@ def test_a_template_of_no_use_is_told_at_once(tmp_path: Path) -> None:
         LLM("fake:{}", chat_template=tmp_path / "missing.jinja")
 
 
-def test_a_turn_ends_where_the_template_ends_it(tmp_path: Path) -> None:
-    file = tmp_path / "chat.jinja"
-    file.write_text(TEMPLATE.replace("<eos>", "<bos>"))
-    with LLM("fake:{}", chat_template=file) as made:
-        assert made.prepare(Conversation(MESSAGES), PARAMS).request.stop_ids == {256, 257}
-        assert made.prepare("Hi", PARAMS).request.stop_ids == {257}
+def test_a_turn_ends_where_the_template_ends_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.chat_template, "stop_ids", frozenset({65}))
+    assert llm.prepare(Conversation(MESSAGES), PARAMS).request.stop_ids == {65, 257}
+    assert llm.prepare("Hi", PARAMS).request.stop_ids == {257}

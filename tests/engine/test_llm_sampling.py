@@ -24,6 +24,9 @@ def test_prompt_logprobs_begin_with_none(llm: LLM) -> None:
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids) == 6
     for token, ranked in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
         assert ranked is not None and ranked[token].logprob <= 0 and 2 <= len(ranked) <= 3
+    (alone,) = llm.generate("Hello", replace(PARAMS, prompt_logprobs=0))
+    assert alone.prompt_logprobs is not None
+    assert [set(ranked or {}) for ranked in alone.prompt_logprobs] == [set(), *({token} for token in output.prompt_token_ids[1:])]
     assert llm.generate("Hello", PARAMS)[0].prompt_logprobs is None
 
 
