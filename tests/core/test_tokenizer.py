@@ -14,9 +14,10 @@ import pytest
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.gguf import Header
 from ridgeline.facts.gguf_values import Strings
+from ridgeline.text.choose import load_tokenizer
 from ridgeline.text.detokenize import Detokenizer
 from ridgeline.text.spm import SpmTokenizer
-from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.vocabulary import MAX_CUT_CHARACTERS, Kind, Vocabulary
 
 GOLD = Path(__file__).resolve().parents[3] / "shared" / "gold"
@@ -57,12 +58,6 @@ def test_other_families_give_the_recorded_ids(family: str) -> None:
         ids = tokenizer.encode(text, add_bos=False)
         assert ids == list(map(int, line.split()))
         assert tokenizer.decode(ids, skip_special=True) == text
-
-
-@needs_gold
-def test_another_kind_of_tokenizer_is_refused_by_name() -> None:
-    with pytest.raises(ModelFormatError, match="'gpt2'"):
-        load_tokenizer(GOLD / "vocab" / "ggml-vocab-gpt-2.gguf")
 
 
 def test_demo_specials(demo: Tokenizer) -> None:

@@ -27,7 +27,7 @@ from ridgeline.facts.source import resolve_model
 from ridgeline.text.bytes import ByteTokenizer
 from ridgeline.text.chat import ChatTemplate, load_chat_template, no_template
 from ridgeline.text.chat_conversation import Conversation
-from ridgeline.text.tokenizer import load_tokenizer
+from ridgeline.text.choose import load_tokenizer
 from ridgeline.text.words import bad_word_ids
 
 Prompt = str | Sequence[int]

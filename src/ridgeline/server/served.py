@@ -16,7 +16,8 @@ from ridgeline.errors import RequestError
 from ridgeline.facts.generation import GenerationDefaults, read_generation
 from ridgeline.text.bytes import ByteTokenizer
 from ridgeline.text.chat import ChatTemplate, load_chat_template
-from ridgeline.text.tokenizer import Tokenizer, load_tokenizer
+from ridgeline.text.choose import load_tokenizer
+from ridgeline.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

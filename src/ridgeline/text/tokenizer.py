@@ -1,16 +1,7 @@
-"""What every tokenizer offers, and which one a model file asks for.
+"""What every tokenizer offers. Owns the `Tokenizer` protocol; which one a model asks for is `text.choose`'s to say."""
 
-Owns the `Tokenizer` protocol and the choice by a GGUF header; never holds a vocabulary itself.
-"""
-
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final, Protocol
-
-from ridgeline.errors import ModelFormatError
-from ridgeline.facts.gguf import Header, read_header
-from ridgeline.text.spm import SpmTokenizer
-from ridgeline.text.vocabulary import Vocabulary
 
 MASK: Final = "\ufdd0"
 """A code point that Unicode sets aside for internal use: in message contents it keeps names of control tokens from becoming their ids."""
@@ -55,24 +46,3 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         """Text of a whole prompt; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves control tokens out."""
         ...
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer inside a GGUF file. Raises `ModelFormatError` where it is malformed or of a kind that is not supported."""
-    return tokenizer_of(read_header(path))
-
-
-def tokenizer_of(header: Header) -> Tokenizer:
-    """As `load_tokenizer`, for who has read the header already."""
-    kind = header.text("tokenizer.ggml.model")
-    if kind not in _KINDS:
-        raise ModelFormatError(f"the tokenizer is of kind {kind!r}; supported: {', '.join(_KINDS)}. Use a model that has one of these")
-    return _KINDS[kind](header)
-
-
-def _spm(header: Header) -> Tokenizer:
-    return SpmTokenizer(Vocabulary.from_header(header))
-
-
-_KINDS: dict[str, Callable[[Header], Tokenizer]] = {"llama": _spm}
-"""`tokenizer.ggml.model` → how to build it. "llama" is GGUF's name for SentencePiece BPE, whatever the model's family."""

@@ -5,7 +5,7 @@ Owns the validation of what the header claims; never splits text.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import isfinite
 
@@ -75,6 +75,10 @@ class Vocabulary:
             unknown=token_id("unknown", 0),
             space_prefix=header.flag("tokenizer.ggml.add_space_prefix", default=True),
         )
+
+    def ending(self, more: frozenset[int]) -> "Vocabulary":
+        """The same with further ids that end a generation; those that it does not have are left out."""
+        return replace(self, eos_ids=self.eos_ids | {token for token in more if token < len(self.pieces)})
 
 
 def _check_columns(size: int, scores: Sequence[float], kinds: Sequence[int]) -> None:
