@@ -13,10 +13,11 @@ Answer = tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]
 
 
 class Run:
-    """Answers by (request, choice), and how often something happened."""
+    """Answers by (request, choice), scores of prompts by request, and how often something happened."""
 
     def __init__(self) -> None:
         self.answers: dict[tuple[str, int], Answer] = {}
+        self.scores: dict[str, tuple[TokenLogprobs, ...]] = {}
         self.preempted = self.hit_tokens = self.peak_rows = 0
 
 
@@ -30,6 +31,8 @@ def serve(model: Path, waves: list[list[Admitted]], **settings: object) -> Run:
         while True:
             for output in turn.outputs:
                 ids, logprobs = run.answers.get((output.request_id, output.choice), ((), ()))
+                if output.prompt_logprobs is not None:
+                    run.scores[output.request_id] = run.scores.get(output.request_id, ()) + output.prompt_logprobs
                 run.answers[output.request_id, output.choice] = (ids + output.ids, logprobs + (output.logprobs or ()))
             for event in turn.events:
                 run.preempted += isinstance(event, Preempted)
