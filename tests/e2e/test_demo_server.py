@@ -61,7 +61,7 @@ def test_answers_begin_as_llama_cpps(client: openai.OpenAI) -> None:
 MESSAGES: Any = [{"role": "user", "content": "Name the capital of France. <end_of_turn>"}]
 """The control token in it is text: a client's."""
 EVERY_FIELD: dict[str, Any] = {
-    "model": "demo", "max_tokens": 8, "temperature": 0.9, "top_p": 0.9, "n": 2, "seed": 4, "stop": ["\n\n", "zzz"], "presence_penalty": 0.3,
+    "model": "demo", "max_tokens": 5, "temperature": 0.9, "top_p": 0.9, "n": 2, "seed": 4, "stop": ["\n\n", "zzz"], "presence_penalty": 0.3,
     "frequency_penalty": 0.3, "logit_bias": {"506": -3}, "user": "me",
     "extra_body": {"top_k": 50, "min_p": 0.02, "repetition_penalty": 1.1, "min_tokens": 3, "bad_words": ["Paris"],
                    "stop_token_ids": [108], "skip_special_tokens": False, "return_token_ids": True},
@@ -135,13 +135,13 @@ def test_what_was_sampled_scores_the_same_as_a_prompt(client: openai.OpenAI) -> 
 
 def test_beams_are_ranked_by_what_their_ids_score(client: openai.OpenAI) -> None:
     prompt = "The capital of France is"
-    asked: dict[str, Any] = {"model": "demo", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+    asked: dict[str, Any] = {"model": "demo", "prompt": prompt, "max_tokens": 3, "temperature": 0}
     ids = {"return_token_ids": True}
     greedy = client.completions.create(**asked, logprobs=0, extra_body=ids).choices[0]
-    beams = client.completions.create(**asked, n=3, extra_body=ids | {"use_beam_search": True}).choices
+    beams = client.completions.create(**asked, n=2, extra_body=ids | {"use_beam_search": True}).choices
     full = [beam.prompt_token_ids + beam.token_ids for beam in beams]  # type: ignore[attr-defined]
     scored = client.completions.create(model="demo", prompt=full, max_tokens=0, echo=True, logprobs=0).choices
-    sums = [sum(choice.logprobs.token_logprobs[-4:]) for choice in scored]  # type: ignore[union-attr, index, misc]
+    sums = [sum(choice.logprobs.token_logprobs[-3:]) for choice in scored]  # type: ignore[union-attr, index, misc]
     assert sums == sorted(sums, reverse=True)
     assert sums[0] >= sum(greedy.logprobs.token_logprobs), "at least as likely as greedy"  # type: ignore[union-attr, arg-type]
 
