@@ -88,7 +88,7 @@ MISTAKES = [
     (b'{"prompt": ' + b"[" * 100_000, "line 1 nests too deeply"),
     (b"fine\n\xff\n", "line 2 is not UTF-8"),
     (b"fine\n" + b"x" * 5000 + b"\n", "line 2: prompt has 5001 tokens"),
-    (b"\n\n", "0 prompts in -"),
+    (b"\n\n", "0 prompts in stdin"),
 ]
 
 

@@ -45,13 +45,14 @@ def read_prompts(words: Sequence[str], file: str | None) -> list[Asked]:
     else:
         asked = list(_of_file(file))
     if not asked:
-        raise ConfigError(f"there are 0 prompts{f' in {file}' if file else ''}; give some as words, with --input FILE or through a pipe")
+        where = "" if file is None else f" in {_name(file)}"
+        raise ConfigError(f"there are 0 prompts{where}; give some as words, with --input FILE or through a pipe")
     return asked
 
 
 def _of_file(file: str) -> Iterator[Asked]:
     as_objects: bool | None = file.endswith(".jsonl") if file != STDIN else None
-    name = "stdin" if file == STDIN else file
+    name = _name(file)
     for number, line in enumerate(_lines(file, name), 1):
         if not line.strip():
             continue
@@ -59,6 +60,10 @@ def _of_file(file: str) -> Iterator[Asked]:
             as_objects = line.lstrip().startswith("{")
         place = f"{name}, line {number}"
         yield _object(line, place) if as_objects else Asked(line, place)
+
+
+def _name(file: str) -> str:
+    return "stdin" if file == STDIN else file
 
 
 def _lines(file: str, name: str) -> Iterator[str]:

@@ -63,8 +63,12 @@ class LLM:
         generation = GenerationDefaults() if self._path is None else read_generation(self._path)
         self._defaults = generation.sampling if generation_config == "auto" else {}
         if self._template_file is not None:
-            _ = self.chat_template
-        self._engine = LocalEngine(self.config, on_progress)
+            _ = self.chat_template  # what is wrong with it is told before weights are read
+        try:
+            self._engine = LocalEngine(self.config, on_progress)
+        except BaseException:
+            self._close_template()
+            raise
         self.decisions = self._engine.decisions
         info = self._engine.info
         # An id must be an input of the model and a token of the text side: padded embeddings have rows that no token names.
@@ -176,14 +180,17 @@ class LLM:
     def close(self) -> None:
         """Frees the model. Safe to call twice."""
         self._engine.close()
-        if "chat_template" in self.__dict__ and self.chat_template is not None:
-            self.chat_template.close()
+        self._close_template()
 
     def __enter__(self) -> "LLM":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _close_template(self) -> None:
+        if "chat_template" in self.__dict__ and self.chat_template is not None:
+            self.chat_template.close()
 
     def _template(self) -> ChatTemplate:
         if self.chat_template is None:

@@ -20,6 +20,7 @@ const answers = (() => {
     let [first, last, reason, usage, text] = [0, 0, "you", null, ""];
     const asked = { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
     into.classList.add("busy");
+    into.ariaBusy = "true"; // screen readers wait for the whole answer
     try {
       for await (const event of api.events(path, asked, signal)) {
         if (event.usage) usage = event.usage;
@@ -40,6 +41,7 @@ const answers = (() => {
       if (error.name !== "AbortError") throw error;
     } finally {
       into.classList.remove("busy");
+      into.ariaBusy = "false";
       if (first || reason !== "you") figures.textContent = line(usage, reason, began, first, last);
     }
     return text;
