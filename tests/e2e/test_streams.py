@@ -9,11 +9,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 FAKE = 'fake:{"rows": 12, "pages": 80, "windows": [0, 48], "max_model_len": 512, "step_seconds": 0.001, "token_seconds": 0.00001}'
 CLIENTS = 32
+WHOLE_ONLY: list[dict[str, Any]] = [
+    {}, {"best_of": 3, "max_tokens": 60}, {"echo": True, "logprobs": 1}, {"max_tokens": 9, "stop": None, "extra_body": {"use_beam_search": True}}
+]  # fmt: skip
 
 
 def pages(server: Any) -> float:
@@ -44,6 +48,7 @@ async def one_request(client: openai.AsyncOpenAI, rng: random.Random) -> str:
         asked["stop"] = rng.sample(["ab", "Q", "z9", "!", "~~"], 2)
     end = rng.choice(["read", "read", "whole", "leave", "cancel", "compare"])
     if end in ("whole", "cancel"):
+        asked |= rng.choice(WHOLE_ONLY)
         try:
             async with asyncio.timeout(None if end == "whole" else rng.random() / 20):
                 await client.completions.create(**asked)
@@ -170,3 +175,24 @@ def test_a_template_that_runs_away_slows_nobody(serving: Callable[..., Any], tmp
         print(f"refused after {max(took):.2f} s, the longest gap of the stream was {max(gaps):.3f} s")
         assert max(took) < 1.0, took
         assert len(gaps) >= 250 and sorted(gaps)[len(gaps) * 95 // 100] < 0.05 and max(gaps) < 0.5, sorted(gaps)[-5:]
+
+
+def test_many_that_run_away_hold_up_chats_alone(serving: Callable[..., Any], tmp_path: Path) -> None:
+    template = tmp_path / "bomb.jinja"
+    template.write_text(BOMB)
+    with serving("fake:{}", "--chat-template", str(template)) as server:
+
+        async def run() -> tuple[Counter[int], float]:
+            async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+                body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "chat_template_kwargs": {"bomb": 1}}
+                attacks = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(60)]
+                await asyncio.sleep(0.5)
+                began = time.monotonic()
+                long = await client.post("/tokenize", json={"prompt": "long enough for a thread " * 1_000})
+                took = time.monotonic() - began
+                assert long.status_code == 200
+                return Counter([answer.status_code for answer in await asyncio.gather(*attacks)]), took
+
+        statuses, took = asyncio.run(run())
+        print(f"{dict(statuses)}; a long text took {took:.2f} s")
+        assert set(statuses) <= {400, 429} and took < 1.0

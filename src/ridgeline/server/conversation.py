@@ -5,10 +5,12 @@ Owns the limits of a conversation and the fields that say how it is rendered. Te
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
 
+from ridgeline.errors import OverloadedError
 from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
 from ridgeline.server.served import Model
@@ -22,6 +24,11 @@ TOOLS: Final = 128
 DOCUMENTS: Final = 128
 ATTACHED_BYTES: Final = 64 * 1024
 """Of tools, and of documents, as JSON."""
+WAIT_SECONDS: Final = 5.0
+"""How long a conversation may take to become ids, waiting included."""
+RETRY_SECONDS: Final = 2
+_THREADS: Final = ThreadPoolExecutor(4, "template")
+"""Threads of their own: conversations that make a template expensive hold up other conversations and nothing else."""
 
 
 async def tokenise_chat(asked: wire.ChatCompletionRequest | wire.TokenizeRequest, model: Model) -> list[int]:
@@ -32,7 +39,12 @@ async def tokenise_chat(asked: wire.ChatCompletionRequest | wire.TokenizeRequest
     for name in ("tools", "documents"):
         if getattr(asked, name) and template.usable and name not in template.variables:
             raise ApiError("unsupported_parameter", f"this model's chat template does not read {name}; leave them out", param=name)
-    return await asyncio.to_thread(template.encode, conversation(asked), model.tokenizer)
+    rendering = asyncio.get_running_loop().run_in_executor(_THREADS, template.encode, conversation(asked), model.tokenizer)
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            return await rendering
+    except TimeoutError:
+        raise OverloadedError(f"chats wait longer than {WAIT_SECONDS:g} s for the template; try again", RETRY_SECONDS) from None
 
 
 def conversation(asked: wire.ChatCompletionRequest | wire.TokenizeRequest) -> Conversation:
