@@ -82,9 +82,17 @@ def closes_and_aborts(loop):
     return run
 
 
+def a_scored_prompt_is_not_taken_from_the_cache(loop):
+    run = loop(token_budget=6)
+    run.finish(run.request("a", tuple(range(50, 59)), max_tokens=2))
+    run.turn(run.request("b", tuple(range(50, 59)), max_tokens=2, prompt_logprobs=1), run.request("c", tuple(range(50, 59)), max_tokens=2))
+    return run
+
+
 SCENARIOS = (
     chunks_beside_decode, burst_shares_a_prefix, preempted_and_resumed, preempted_two_steps_deep, four_steps_deep_with_a_late_stop,
     window_group_gives_pages_back, choices_of_one_request, higher_class_pushes_in, closes_and_aborts,
+    a_scored_prompt_is_not_taken_from_the_cache,
 )
 
 
@@ -124,7 +132,9 @@ def planned(plan: Plan) -> list[str]:
         at += plan.count[i]
         last = " (its last sampled id)" if ids[-1] == FROM_ROW else ""
         samples = ", samples" if plan.sample[i] else ""
-        lines.append(f"  row {row} computes {plan.start[i]} … {plan.start[i] + plan.count[i] - 1}{last}{samples}")
+        scored = [plan.start[i] + place - at + plan.count[i] for place in plan.select if at - plan.count[i] <= place < at - plan.sample[i]]
+        scores = f", scores {scored[0]} … {scored[-1]}" if scored else ""
+        lines.append(f"  row {row} computes {plan.start[i]} … {plan.start[i] + plan.count[i] - 1}{last}{scores}{samples}")
     return lines
 
 

@@ -85,7 +85,7 @@ def serve(depth: int) -> Recorded:
     """The engine as `LLM` runs it, on the machine's clock with an executor that takes its time: limits, plans, commands, ends of steps."""
     turns: list[tuple[float, list[Command]]] = []
     with LLM("fake:" + json.dumps(FAKE), depth=depth, max_num_seqs=4, max_num_batched_tokens=16, seed=1) as llm:
-        engine = llm._engine
+        engine = llm._engine._engine
         engine.executor = recorder = Recorder(engine.executor)
         turn = engine.turn
 

@@ -17,8 +17,11 @@ PARAMS = SamplingParams(max_tokens=8)
 HOSTILE = [math.nan, math.inf, -math.inf, float("1e400"), 2**63, -(2**63) - 1, 2**9000, True, False, "1", b"1", [1], {}, 1.5j]
 
 
-def door(prompt: Any = (5, 6, 7), limits: ModelLimits = LIMITS, priority: Any = 0, **fields: Any) -> Admitted:
-    return admit(prompt, replace(PARAMS, **fields), limits, request_id="r", draw_seed=lambda: 42, domain=b"d", priority=priority)
+def door(prompt: Any = (5, 6, 7), limits: ModelLimits = LIMITS, priority: Any = 0, words: Any = (), **fields: Any) -> Admitted:
+    return admit(
+        prompt, replace(PARAMS, **fields), limits,
+        request_id="r", draw_seed=lambda: 42, bad_words=words, domain=b"d", priority=priority,
+    )  # fmt: skip
 
 
 def refused(**fields: Any) -> RequestError:
@@ -84,6 +87,81 @@ def test_stop_ids(ids: Any) -> None:
     assert refused(stop_token_ids=ids).param == "stop_token_ids"
     assert door(stop_token_ids=(0, 511)).stop_ids == {0, 511, 1, 106}
     assert len(door(stop_token_ids=[3] * 64).stop_ids) == 3
+
+
+@pytest.mark.parametrize(
+    "biases",
+    [
+        None, 5, {"5": 1.0}, (5,), ((5,),), ((5, 1.0, 2),), (("5", 1.0),), ((5.0, 1.0),), ((True, 1.0),), ((-1, 1.0),), ((512, 1.0),),
+        ((5, 100.5),), ((5, -101),), ((5, math.nan),), ((5, math.inf),), ((5, True),), ((5, "1"),), ((5, None),), ((5, 1.0), (5, 2.0)),
+        tuple((token, 1.0) for token in range(301)),
+    ],
+)  # fmt: skip
+def test_biases(biases: Any) -> None:
+    assert refused(logit_bias=biases).param == "logit_bias"
+    assert door(logit_bias=[(9, 100), (3, -100)]).sampling.logit_bias == ((3, -100.0), (9, 100.0))
+    assert len(door(logit_bias=tuple((token, 0.5) for token in range(300))).sampling.logit_bias) == 300
+
+
+@pytest.mark.parametrize("ids", [(), [], 5, "5", (-1,), (512,), (1.0,), (True,), (None,), (5,) * 1025])
+def test_allowed_ids(ids: Any) -> None:
+    assert refused(allowed_token_ids=ids).param == "allowed_token_ids"
+    assert door(allowed_token_ids=[9, 3, 9]).sampling.allowed_ids == (3, 9)
+    assert door(allowed_token_ids=tuple(range(512)) * 2).sampling.allowed_ids == tuple(range(512))
+    assert door(allowed_token_ids=None).sampling.allowed_ids is None
+
+
+@pytest.mark.parametrize("texts", [None, "ab", (1,), (b"a",), ("",), ("a" * 65,), ("a",) * 65])
+def test_bad_words_as_texts(texts: Any) -> None:
+    assert refused(bad_words=texts, words=((5,),)).param == "bad_words"
+    assert door(bad_words=("a" * 64,) * 64, words=((5,),)).sampling.bad_words == ((5,),)
+
+
+@pytest.mark.parametrize("words", [(), ((),), ((512,),), ((-1,),), ((1.0,),), ((5,) * 261,), ((5,),) * 129])
+def test_bad_words_as_ids(words: Any) -> None:
+    """No texts without ids, no ids without texts: a word that nobody would look for is refused."""
+    assert refused(bad_words=("ab",), words=words).param == "bad_words"
+    assert refused(words=((5,),)).param == "bad_words"
+    assert door(bad_words=("ab",), words=[[7, 8], [5], [7, 8]]).sampling.bad_words == ((5,), (7, 8))
+
+
+def test_something_must_be_left_to_sample() -> None:
+    assert refused(allowed_token_ids=(5, 6), bad_words=("a", "b"), words=((5,), (6,))).param == "allowed_token_ids"
+    assert door(allowed_token_ids=(5, 6), bad_words=("a", "b"), words=((5,), (6, 6)))
+    assert refused(allowed_token_ids=(1, 106), min_tokens=1).param == "allowed_token_ids"
+    assert door(allowed_token_ids=(1, 106)) and door(allowed_token_ids=(1, 106), min_tokens=1, ignore_eos=True)
+
+
+def test_the_best_of_many_share_the_context() -> None:
+    assert refused(n=3, best_of=2).param == "best_of"
+    assert refused(best_of=8, max_tokens=129).param == "best_of"
+    request = door(n=2, best_of=5)
+    assert (request.choices, request.sampling.logprobs) == (5, 0)
+    assert door(n=2, best_of=5, logprobs=3).sampling.logprobs == 3
+    assert door(n=5, best_of=5).sampling.logprobs is None
+    assert door(best_of=8, max_tokens=None).max_tokens == 128
+
+
+def test_no_output_is_one_that_the_front_end_drops() -> None:
+    request = door(max_tokens=0, prompt_logprobs=0)
+    assert (request.max_tokens, request.two_phase, request.prompt_logprobs) == (1, True, 0)
+    assert refused(max_tokens=0, min_tokens=1).param == "min_tokens"
+    assert door(prompt=(1,) * 1023, max_tokens=0)
+
+
+def test_only_the_first_choice_scores_the_prompt() -> None:
+    request = door(n=2, prompt_logprobs=4)
+    assert [request.row_params(choice).prompt_logprobs for choice in range(2)] == [4, None]
+
+
+def test_every_sampling_parameter_reaches_its_row() -> None:
+    given: dict[str, Any] = {
+        "temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -1,
+        "repetition_penalty": 1.5, "logit_bias": ((7, 2),), "allowed_token_ids": (7, 9), "bad_words": ("ab",), "logprobs": 2,
+    }  # fmt: skip
+    sampling = door(**given, words=((5,),)).row_params(0).sampling
+    expected = {**given, "allowed_ids": (7, 9), "bad_words": ((5,),)}
+    assert {name: getattr(sampling, name) for name in sampling.__slots__} == {name: expected[name] for name in sampling.__slots__}
 
 
 @pytest.mark.parametrize("prompt", [(), [], (-1,), (512,), (2**40,), (1.0,), (True,), ("a",), "abc", (1,) * 1024])

@@ -39,7 +39,9 @@ def drive(search: BeamSearch, model: Model) -> list[Beam]:
     return search.best(MOST_BEAMS)
 
 
-def everything(model: Model, prompt: tuple[int, ...], vocab: int, length: int, eos: int | None, penalty: float) -> list[tuple[float, tuple[int, ...]]]:
+def everything(
+    model: Model, prompt: tuple[int, ...], vocab: int, length: int, eos: int | None, penalty: float
+) -> list[tuple[float, tuple[int, ...]]]:
     """Every answer there is, with its score: those that end with `eos` before or at the length, and those of full length."""
     found = {}
     for ids in product(range(vocab), repeat=length):
@@ -71,7 +73,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best(seed: int, eos: int | None, p
 def test_the_same_beams_as_transformers(width: int) -> None:
     """A random GPT-2 without an end: all beams have the same length, and scores differ by a factor at most."""
     torch.manual_seed(width)
-    config = GPT2Config(vocab_size=40, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None, initializer_range=0.6)
+    config = GPT2Config(vocab_size=40, n_positions=32, n_embd=32, n_layer=2, n_head=2, eos_token_id=None, initializer_range=0.6)
     model = GPT2LMHeadModel(config).eval()
     prompt = (5, 9, 31)
 

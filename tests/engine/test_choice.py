@@ -5,6 +5,7 @@ from typing import Any
 from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Finish
 from ridgeline.core.params import SamplingParams
+from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.sim.executor import fake_executor
 from ridgeline.text.bytes import ByteTokenizer
@@ -38,3 +39,41 @@ def test_a_provisional_end_is_answered() -> None:
     assert play([(b"abc", Finish.LENGTH)], stop=("x",)) == ("abc", [Close("r", 0, 3, Finish.LENGTH)], None)
     assert play([(b"abc", Finish.STOP)], stop=("x",), stop_token_ids=(99,)) == ("ab", [Close("r", 0, 3, Finish.STOP)], 99)
     assert play([(b"ab", Finish.LENGTH)], stop=("bc",)) == ("ab", [Close("r", 0, 2, Finish.LENGTH)], None)
+
+
+def a_choice(**fields: Any) -> Choice:
+    params = SamplingParams(**fields)
+    return Choice(admit((1, 2, 3), params, LIMITS, request_id="r", draw_seed=lambda: 1), 0, params, ByteTokenizer())
+
+
+def test_nothing_is_shown_where_nothing_was_to_be_generated() -> None:
+    for end in (Finish.STOP, Finish.LENGTH):
+        assert play([(b"a", end)], max_tokens=0) == ("", [Close("r", 0, 0, Finish.LENGTH)], None)
+    assert play([(b"", Finish.ERROR)], max_tokens=0) == ("", [Close("r", 0, 0, Finish.ERROR)], None)
+
+
+def test_prompt_scores_come_before_anything_else() -> None:
+    choice = a_choice(max_tokens=0, prompt_logprobs=1)
+    first, second = TokenLogprobs(-1.0, ((2, -1.0),)), TokenLogprobs(-2.0, ((9, -0.5),))
+    assert choice.prompt_logprobs == []
+    for found in (first, second):
+        assert choice.take(Output("r", 0, (), prompt_logprobs=(found,))) == ([], None)
+    _, close = choice.take(Output("r", 0, (97,), None, Finish.LENGTH))
+    assert close == Close("r", 0, 0, Finish.LENGTH)
+    assert choice.prompt_logprobs == [first, second]
+    assert choice.cumulative_logprob is None
+
+
+def test_an_output_without_ids_shows_nothing() -> None:
+    choice = a_choice(prompt_logprobs=1)
+    releases, close = choice.take(Output("r", 0, (), prompt_logprobs=(TokenLogprobs(-1.0),)))
+    assert close is None and not any(release.ids or release.text for release in releases)
+
+
+def test_log_probabilities_are_summed_up_to_where_the_answer_ends() -> None:
+    choice = a_choice(logprobs=0, stop=("c",))
+    assert choice.cumulative_logprob is None
+    for token, value in zip(b"ab", (-0.5, -0.25), strict=True):
+        choice.take(Output("r", 0, (token,), (TokenLogprobs(value),)))
+    choice.take(Output("r", 0, tuple(b"cd"), (TokenLogprobs(-1.0), TokenLogprobs(-99.0))))
+    assert choice.cumulative_logprob == -1.75

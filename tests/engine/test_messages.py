@@ -10,13 +10,18 @@ import pytest
 from ridgeline.config.resolve import Decision
 from ridgeline.core import commands, events
 from ridgeline.core.commands import Output
-from ridgeline.core.params import Admitted
+from ridgeline.core.params import Admitted, Sampling
 from ridgeline.core.plan import KVGroup, KVShape, Timings, TokenLogprobs
 from ridgeline.engine import messages
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.engine.messages import EVENT_TYPES, HEADER, MESSAGE_TYPES, FrameBuffer, Message, WireError, encode
 
-REQUEST = Admitted("r" * 32, (1, 2, 262143), 16, 2**63 - 1, stop_ids=frozenset({1}), two_phase=True, domain=b"\xff\x00")
+SAMPLING = Sampling(
+    0.5, 4, 0.9, 0.1, 1.0, -1.0, 1.5, ((7, 2.5), (9, -100.0)), (1, 7, 9), ((5,), (6, 7)), 2
+)  # fmt: skip
+REQUEST = Admitted(
+    "r" * 32, (1, 2, 262143), 16, 2**63 - 1, 2, SAMPLING, 3, 1, stop_ids=frozenset({1}), two_phase=True, domain=b"\xff\x00", priority=-4
+)  # fmt: skip
 INFO = ExecutorInfo(KVShape((KVGroup("window", (0, 2), 4),), 16, 100, b"\x01" * 32), 512, 4096, 16, "fake", 0, 0)
 COLUMN = array("i", [0, 1, 2**31 - 1])
 EVENTS = [
@@ -28,11 +33,12 @@ EVENTS = [
     events.StepTimed(1, Timings(run=0.1)),
 ]
 OUTPUT = Output("r", 1, (5, 6), (TokenLogprobs(-0.5, ((5, -0.5),)), TokenLogprobs(-1.0)), events.Finish.STOP)
+SCORES = Output("r", 0, (), prompt_logprobs=(TokenLogprobs(-2.5, ((7, -0.25),)),))
 MESSAGES: list[Message] = [
     commands.Admit(REQUEST), commands.Close("r", 0, 3, events.Finish.STOP), commands.Abort("r"), commands.Clear("r", events.Wait.GRAMMAR),
     commands.SetKnob("rows", 3), commands.Drain(), messages.Progress("weights", 0.5),
     messages.Ready(INFO, (Decision("max_model_len", 4096, "model", "its context"),)),
-    messages.Frame(9, 1.5, (OUTPUT,), EVENTS), messages.Health(9, 1.5), messages.Fatal("out of memory", False),
+    messages.Frame(9, 1.5, (OUTPUT, SCORES), EVENTS), messages.Health(9, 1.5), messages.Fatal("out of memory", False),
 ]
 
 
@@ -50,7 +56,7 @@ def test_messages_survive_any_cut() -> None:
         assert [type(each) for each in found] == [type(each) for each in MESSAGES]
         for got, sent in zip(found, MESSAGES, strict=True):
             if isinstance(got, messages.Frame):
-                assert list(got.outputs) == [OUTPUT] and got.events == EVENTS
+                assert list(got.outputs) == [OUTPUT, SCORES] and got.events == EVENTS
             else:
                 assert got == sent
 

@@ -28,7 +28,7 @@ async def _drive(config: EngineConfig, prompts: list[tuple[int, ...]], outputs: 
 
         async def ask(number: int, prompt: tuple[int, ...]) -> None:
             await asyncio.sleep(0.003 * (number % 5))
-            params = SamplingParams(max_tokens=outputs, temperature=0.8, n=1 + number % 2)
+            params = SamplingParams(max_tokens=outputs, temperature=0.8, n=1 + number % 2, prompt_logprobs=1 if number % 5 == 0 else None)
             request = admit(prompt, params, limits, request_id=f"r{number}", draw_seed=lambda: number)
             seen = 0
             async for item in client.submit(request):

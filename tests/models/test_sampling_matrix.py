@@ -1,4 +1,4 @@
-"""Every feature of the sampler on a tiny random model: alone = in a batch = chunked = after a preemption = at every depth = over n, to the bit.
+"""The sampler's features on a tiny random model: alone = in a batch = chunked = after a preemption = at every depth = over n, bit by bit.
 
 Also what features do to answers: prompt scores against a plain model of the network, and everything at once.
 """

@@ -214,7 +214,9 @@ def test_logprobs_zero_gives_the_sampled_token_alone() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("asked", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}, {"temperature": 1e-300}], ids=str)
+@pytest.mark.parametrize(
+    "asked", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}, {"temperature": 1e-300}], ids=str
+)
 def test_logits_that_are_not_finite_do_no_harm(value: float, asked: dict[str, float]) -> None:
     params = asking(HOT, **asked)
     logits = np.zeros((2, 50), dtype=np.float32)

@@ -20,7 +20,7 @@ from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.engine.messages import MAX_PAYLOAD, FrameBuffer, encode
 from ridgeline.errors import ConfigError
 
-MAGIC: Final = b"ridgeline recording 1\n"
+MAGIC: Final = b"ridgeline recording 2\n"
 _LENGTH: Final = struct.Struct("<I")
 
 
