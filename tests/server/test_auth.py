@@ -13,7 +13,7 @@ from ridgeline.server.auth import PUBLIC, check_exposure
 KEY = "open sesame"
 ROUTES = {
     "/", "/livez", "/readyz", "/health", "/version", "/metrics", "/v1/models", "/v1/models/{name:path}", "/v1/completions",
-    "/v1/chat/completions", "/tokenize", "/detokenize",
+    "/v1/chat/completions", "/tokenize", "/detokenize", "/openapi.json",
 }  # fmt: skip
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
 SPELLINGS = [

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server import chat, completions, health, models, page
+from ridgeline.server import chat, completions, health, models, openapi, page
 from ridgeline.server.auth import Guard
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.service import Service
@@ -24,9 +24,12 @@ REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 def build_app(service: Service) -> ASGIApp:
     """The whole application over `service`, which may still be loading."""
     router = Router(
-        [*page.routes(), *health.routes(service), *models.routes(service), *completions.routes(service), *chat.routes(service)],
+        [
+            *page.routes(), *health.routes(service), *openapi.routes(service),
+            *models.routes(service), *completions.routes(service), *chat.routes(service),
+        ],
         redirect_slashes=False,
-    )
+    )  # fmt: skip
     return RequestId(Failures(Guard(router, service.config.host, service.config.api_key)))
 
 

@@ -299,3 +299,7 @@ class TokenizeResponse(Struct, frozen=True):
 
 class DetokenizeResponse(Struct, frozen=True):
     prompt: str
+
+
+class Version(Struct, frozen=True):
+    version: str
