@@ -15,6 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.cli.talk import Talk
+from ridgeline.cli.talk_commands import run_command
+from ridgeline.core.params import SamplingParams
+from ridgeline.engine.llm import LLM
+from ridgeline.errors import RidgelineError
+
 PROGRAM = "import sys; sys.argv[0] = 'ridgeline'; from ridgeline.cli.main import main; main()"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -65,25 +71,39 @@ def test_the_conversation_is_what_the_model_sees(run: Run) -> None:
     assert len({plain.stdout, after.stdout.splitlines()[1] + "\n", system.stdout}) == 3
 
 
-MISTAKES = [
-    (["/sing"], "no command /sing"),
-    (["/set temperature hot"], "a number was expected"),
-    (["/set temperature 99"], "at most 10"),
-    (["/set colour 1"], "no parameter 'colour'"),
-    (["/set"], "/set takes"),
-    (["/retry"], "0 messages"),
-    (["/undo"], "0 messages"),
-    (["/drop x"], "/drop takes"),
-    (["/save /no/such/place"], "cannot be written"),
-    (["/load /no/such/file"], "there is no file"),
-    (["/load /dev/null"], "no JSON"),
-]
+MISTAKES = {
+    "/sing": "no command /sing",
+    "/set temperature hot": "a number was expected",
+    "/set temperature 99": "at most 10",
+    "/set colour 1": "no parameter 'colour'",
+    "/set": "/set takes",
+    "/retry": "0 messages",
+    "/undo": "0 messages",
+    "/drop x": "/drop takes",
+    "/save": "/save takes",
+    "/save /no/such/place": "cannot be written",
+    "/load /no/such/file": "there is no file",
+    "/load /dev/null": "no JSON",
+}
 
 
-@pytest.mark.parametrize(("lines", "named"), MISTAKES, ids=[lines[0] for lines, _ in MISTAKES])
-def test_a_mistake_in_a_script_ends_it_with_a_line(run: Run, lines: list[str], named: str) -> None:
-    done = run(*lines)
-    assert done.returncode == 2 and named in done.stderr and "Traceback" not in done.stderr, done.stderr
+def test_mistakes_are_named_and_change_nothing(template: str, tmp_path: Path) -> None:
+    with LLM("fake:{}", chat_template=template) as llm:
+        talk = Talk(llm, SamplingParams(), None)
+        for line, named in MISTAKES.items():
+            with pytest.raises(RidgelineError, match=named):
+                run_command(line, talk)
+        for number, messages in enumerate(("{}", '[{"role": "user"}]', '[{"role": "user", "content": "a"}]', "[5]")):
+            file = tmp_path / f"{number}.json"
+            file.write_text(f'{{"messages": {messages}}}')
+            with pytest.raises(RidgelineError, match="conversation"):
+                run_command(f"/load {file}", talk)
+        assert (talk.params, talk.turns, talk.system) == (SamplingParams(), [], None)
+
+
+def test_a_mistake_in_a_script_ends_it_with_a_line(run: Run) -> None:
+    done = run("/sing")
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("ridgeline: there is no command /sing"), done.stderr
 
 
 def test_a_full_context_says_which_turns_to_drop(run: Run) -> None:
@@ -182,4 +202,4 @@ def test_on_a_terminal(terminal: Terminal) -> None:
 def test_the_demo_chats(environment: dict[str, str]) -> None:
     command = [sys.executable, "-c", PROGRAM, "chat", "demo", "--max-model-len", "256", "--max-tokens", "4", "--temperature", "0"]
     done = subprocess.run(command, capture_output=True, text=True, input="Hello", env=environment, timeout=100)
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    assert done.returncode == 0 and done.stdout.strip() and "no chat template of its own" in done.stderr, done.stderr

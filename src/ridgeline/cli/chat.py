@@ -42,6 +42,8 @@ def chat(
         if template is None:
             why = f"the model {model!r} has no chat template"
             raise ConfigError(f"{why}; give one with --chat-template FILE, or let it continue texts with: ridgeline generate")
+        if template.source == "built in":
+            say("this model has no chat template of its own and may not be trained to chat; it gets Ridgeline's")
         for warning in template.warnings:
             say(f"warning: {warning}")
         params = chosen(sampling, llm.get_default_sampling_params(None))
