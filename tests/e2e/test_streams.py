@@ -16,7 +16,8 @@ import pytest
 FAKE = 'fake:{"rows": 12, "pages": 80, "windows": [0, 48], "max_model_len": 512, "step_seconds": 0.001, "token_seconds": 0.00001}'
 CLIENTS = 32
 WHOLE_ONLY: list[dict[str, Any]] = [
-    {}, {"best_of": 3, "max_tokens": 60}, {"echo": True, "logprobs": 1}, {"max_tokens": 9, "stop": None, "extra_body": {"use_beam_search": True}}
+    {}, {"best_of": 3, "max_tokens": 60}, {"echo": True, "logprobs": 1},
+    {"max_tokens": 9, "stop": None, "extra_body": {"use_beam_search": True}},
 ]  # fmt: skip
 
 

@@ -115,6 +115,15 @@ def test_an_echo_shows_as_many_ids_as_logprobs_asks(site: Any) -> None:
     assert all(5 <= len(each) <= 6 for each in choice["prompt_logprobs"][1:])
 
 
+def test_scores_in_one_answer_are_bounded(site: Any) -> None:
+    prompts = [[1] * 1_000] * 20
+    for more in ({"prompt_logprobs": 20}, {"echo": True, "logprobs": 20}, {"prompt_logprobs": 4, "n": 8}):
+        error = site.complete(prompt=prompts, max_tokens=1, **more).json()["error"]
+        assert error["param"] == next(name for name in ("prompt_logprobs", "logprobs") if name in more)
+        assert "400000" in error["message"]
+    assert site.complete(prompt=prompts[:1], max_tokens=1, prompt_logprobs=20).status_code == 200
+
+
 # ── the best of many ────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -43,7 +43,7 @@ def routes(service: Service) -> list[BaseRoute]:
             source = start(service, asked, [prompt], params, stop_ids=model.turn_ends)
         header = Header.of(model, f"chatcmpl-{source.id}")
         spelling = Spelling(model.tokenizer, bool(asked.return_tokens_as_token_ids))
-        render = ChatRender(header, spelling, logprobs, asked.prompt_logprobs, bool(asked.return_token_ids))
+        render = ChatRender(header, spelling, logprobs is not None, asked.prompt_logprobs, bool(asked.return_token_ids))
         return await respond(request, source, render, streaming(asked, service.config))
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]

@@ -16,13 +16,14 @@ from ridgeline.server.spelling import Spelling
 class ChatRender:
     """The form of one answer.
 
-    logprobs, prompt_logprobs  how many of the likeliest ids to show beside the token; None: nothing
+    logprobs         whether to show them; how many was said to the engine
+    prompt_logprobs  how many of the likeliest ids to show beside each token of the prompt; None: nothing
     token_ids                  ids of prompt and outputs are shown too
     """
 
     header: Header
     spelling: Spelling
-    logprobs: int | None
+    logprobs: bool
     prompt_logprobs: int | None
     token_ids: bool
 
@@ -81,12 +82,12 @@ class ChatRender:
         )
 
     def _logprobs(self, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> wire.ChatLogprobs | None:
-        if self.logprobs is None:
+        if not self.logprobs:
             return None
         return wire.ChatLogprobs([self._token(token, each) for token, each in zip(ids, found, strict=True)])
 
     def _token(self, token: int, found: TokenLogprobs) -> wire.ChatLogprob:
-        top = [wire.TopLogprob(self.spelling.name(other), value, self._bytes(other)) for other, value in found.top[: self.logprobs]]
+        top = [wire.TopLogprob(self.spelling.name(other), value, self._bytes(other)) for other, value in found.top]
         return wire.ChatLogprob(self.spelling.name(token), found.logprob, self._bytes(token), top)
 
     def _bytes(self, token: int) -> list[int]:

@@ -1,0 +1,86 @@
+"""Pieces of choices as the engine's outputs come in any order, and what is counted of them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from ridgeline.core.commands import Output
+from ridgeline.core.events import Closed, Finish, Usage
+from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.core.plan import TokenLogprobs
+from ridgeline.server.errors import ApiError
+from ridgeline.server.generate import Begun, Ended, Generation, Piece, Quiet, Shown, Tally
+from ridgeline.text.bytes import ByteTokenizer
+from ridgeline.text.stream import Release
+
+SCORES = (TokenLogprobs(-1.0), TokenLogprobs(-2.0))
+
+
+class Engine:
+    """Answers every request with the same items, with pauses where there is a number of seconds."""
+
+    def __init__(self, *items: Output | Closed | float) -> None:
+        self.items = items
+        self.aborted: list[str] = []
+
+    async def submit(self, request: Admitted) -> AsyncIterator[Output | Closed]:
+        for item in self.items:
+            if isinstance(item, float):
+                await asyncio.sleep(item)
+            else:
+                yield item
+
+    def send(self, command: Any) -> None:
+        pass
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+
+def closed(choice: int, reason: Finish = Finish.LENGTH, cached: int = 0) -> Closed:
+    return Closed("r", choice, reason, Usage(3, 1, cached), 0.0)
+
+
+def generated(engine: Engine, choices: int, quiet: float | None = None, scored: bool = True) -> list[Piece]:
+    async def run() -> list[Piece]:
+        asked = 0 if scored else None
+        request = Admitted("r", (1, 2, 3), 1, 0, choices, prompt_logprobs=asked)
+        generation = Generation(engine, ByteTokenizer(), [request], SamplingParams(max_tokens=1, prompt_logprobs=asked))  # type: ignore[arg-type]
+        return [piece async for piece in generation.pieces(quiet)]
+
+    return asyncio.run(run())
+
+
+def test_every_choice_has_the_scores_that_the_first_one_made() -> None:
+    early = [Output("r", 1, (65,), end=Finish.LENGTH), closed(1)]
+    first = [Output("r", 0, (), prompt_logprobs=SCORES[:1]), Output("r", 0, (), prompt_logprobs=SCORES[1:])]
+    last = [Output("r", 0, (66,), end=Finish.LENGTH), closed(0)]
+    expected = {0: (None, *SCORES), 1: (None, *SCORES)}
+    for items in ([*early, *first, *last], [*first, *early, *last], [*first, *last, *early], [first[0], *early, first[1], *last]):
+        pieces = generated(Engine(*items), 2)
+        assert {piece.index: piece.prompt_logprobs for piece in pieces if isinstance(piece, Begun)} == expected
+        for choice in (0, 1):
+            kinds = [type(piece) for piece in pieces if not isinstance(piece, Quiet) and piece.index == choice]
+            assert kinds == [Begun, Shown, Ended]
+
+
+def test_silence_is_told() -> None:
+    pieces = generated(Engine(0.25, Output("r", 0, (66,), end=Finish.LENGTH), closed(0)), 1, quiet=0.1, scored=False)
+    assert [type(piece) for piece in pieces] == [Quiet, Quiet, Begun, Shown, Ended]
+
+
+def test_an_error_of_the_engine_ends_the_generation() -> None:
+    with pytest.raises(ApiError, match="the engine ended this request"):
+        generated(Engine(Output("r", 0, (66,), end=Finish.ERROR), closed(0, Finish.ERROR)), 1, scored=False)
+
+
+def test_usage_is_what_the_engine_says_and_each_prompt_counts_once() -> None:
+    tally = Tally(2, 6)
+    for index in range(4):
+        tally.add(Shown(index, Release(0, (1, 2, 3))))
+    assert tally.completion_tokens == 12
+    for index in range(4):
+        tally.add(Ended(index, Finish.STOP, None, Usage(3, 2, 16)))
+    assert (tally.prompt_tokens, tally.completion_tokens, tally.cached_tokens) == (6, 8, 32)
