@@ -176,6 +176,8 @@ def test_beams_of_several_prompts_and_of_a_chat(site: Any, chat_site: Any) -> No
     alone = [site.complete(prompt=prompt, **body).json()["choices"] for prompt in ("one", "two")]
     assert [choice["text"] for choice in together] == [choice["text"] for choices in alone for choice in choices]
     assert [choice["text"][:3] for choice in together] == ["one", "one", "two", "two"]
+    many = site.complete(prompt=["one"] * 64, **{**body, "n": 8}, seed=1)
+    assert len(many.json()["choices"]) == 512, "no more requests at once than there is room for"
     answer = chat_site.chat(max_tokens=4, n=2, use_beam_search=True, temperature=0, length_penalty=0.5).json()
     assert len(answer["choices"]) == 2 and all(len(choice["message"]["content"]) == 4 for choice in answer["choices"])
 

@@ -5,6 +5,7 @@ Owns the requests of one HTTP request's searches. What lives on is `engine.beam`
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from typing import Final
 
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Finish, Usage
@@ -18,9 +19,12 @@ from ridgeline.server.service import Door
 from ridgeline.text.choice import Choice
 from ridgeline.text.tokenizer import Tokenizer
 
+SIDE_BY_SIDE: Final = 4
+"""Searches of one HTTP request that run at once: each brings as many requests as it has beams."""
+
 
 class Beams:
-    """Searches side by side, one a prompt; `requests` were admitted as the bound on what they may take, and are never submitted.
+    """Searches, one a prompt; `requests` were admitted as the bound on what they may take, and are never submitted.
 
     The best `n` beams of each are answered, out of as many as a request has choices; usage counts what is answered.
     """
@@ -54,7 +58,8 @@ class Beams:
 
     async def pieces(self, quiet_seconds: float | None = None) -> AsyncGenerator[Piece, None]:
         """Of each prompt the best beams, best first, when all its beams have ended. Raises as `Generation.pieces`."""
-        searches = [asyncio.create_task(self._search(request)) for request in self._requests]
+        turns = asyncio.Semaphore(SIDE_BY_SIDE)
+        searches = [asyncio.create_task(self._search(request, turns)) for request in self._requests]
         try:
             for number, (request, search) in enumerate(zip(self._requests, searches, strict=True)):
                 beams, cached = await search
@@ -67,16 +72,17 @@ class Beams:
                 search.cancel()
             await asyncio.gather(*searches, return_exceptions=True)
 
-    async def _search(self, request: Admitted) -> tuple[list[Beam], int]:
+    async def _search(self, request: Admitted, turns: asyncio.Semaphore) -> tuple[list[Beam], int]:
         """The best beams, and the tokens of the prompt that were cached."""
         search = BeamSearch(
             request.prompt, request.choices, request.max_tokens, request.stop_ids, self._length_penalty, not request.stop_ids
         )
         cached: int | None = None
-        while not search.done:
-            found = await asyncio.gather(*(self._next(ids) for ids in search.frontier))
-            cached = found[0][1] if cached is None else cached
-            search.advance([answer for answer, _ in found])
+        async with turns:
+            while not search.done:
+                found = await asyncio.gather(*(self._next(ids) for ids in search.frontier))
+                cached = found[0][1] if cached is None else cached
+                search.advance([answer for answer, _ in found])
         return search.best(self._params.n), cached or 0
 
     async def _next(self, ids: Sequence[int]) -> tuple[TokenLogprobs, int]:

@@ -11,7 +11,7 @@ from typing import Final
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.errors import RequestError
 from ridgeline.server import wire
-from ridgeline.server.beams import Beams
+from ridgeline.server.beams import SIDE_BY_SIDE, Beams
 from ridgeline.server.generate import Begun, Ended, Generation, Piece, Quiet, Shown, Source
 from ridgeline.server.service import Service
 from ridgeline.text.ranking import best
@@ -32,7 +32,7 @@ def start(
     requests = [door(prompt) for prompt in prompts]
     _check_scores(requests, params, "logprobs" if asked.prompt_logprobs is None else "prompt_logprobs")
     if asked.use_beam_search:
-        engine = service.check_room(sum(request.choices for request in requests))
+        engine = service.check_room(sum(request.choices for request in requests[:SIDE_BY_SIDE]))
         step_door = service.door(Beams.step(requests[0].choices), priority=asked.priority or 0, salt=asked.cache_salt or "")
         penalty = 1.0 if asked.length_penalty is None else asked.length_penalty
         return Beams(engine, service.model.tokenizer, requests, params, step_door, penalty)
