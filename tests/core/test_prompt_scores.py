@@ -4,6 +4,7 @@ import pytest
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Abort
+from ridgeline.core.draft import MOST_SCORED
 from ridgeline.core.events import Closed, Finish, Preempted, PrefixHit
 from ridgeline.core.plan import Result, TokenLogprobs
 from ridgeline.errors import LawViolation
@@ -44,6 +45,20 @@ def test_every_position_but_the_last(loop, budget: int, depth: int, length: int)
     assert scored_positions(run) == list(range(length - 1))
     assert scores(run, "a") == expected(run, "a")
     assert len(scores(run, "a")) == length - 1
+
+
+def test_a_step_scores_a_bounded_number_of_positions(loop) -> None:
+    """Together, in the order of the policy."""
+    run = loop(token_budget=2048, rows=8)
+    names = ("a", "b", "c")
+    run.turn(*[run.request(name, 90, max_tokens=3, prompt_logprobs=1) for name in names], run.request("d", 200, max_tokens=9))
+    run.finish()
+    scored = [len(plan.select) - sum(plan.sample) for plan in run.plans]
+    assert max(scored) == MOST_SCORED and sum(scored) == 3 * 89
+    assert scored[:5] == [64, 64, 64, 64, 11]
+    for name in names:
+        assert scores(run, name) == expected(run, name)
+    run.check_ended()
 
 
 def test_they_come_before_the_first_id(loop) -> None:

@@ -6,6 +6,9 @@ from itertools import accumulate
 from ridgeline.core.plan import FROM_ROW, NewRow, Plan
 from ridgeline.core.sequence import Sequence
 
+MOST_SCORED = 64
+"""Prompt positions that a step scores at most: each costs logits over the whole vocabulary, and everybody else waits for the step."""
+
 
 class Draft:
     """One step before it is frozen.
@@ -34,6 +37,11 @@ class Draft:
     def left(self) -> int:
         """Tokens that the step may still compute."""
         return self.budget - len(self.tokens)
+
+    @property
+    def scores_left(self) -> int:
+        """Prompt positions that the step may still score."""
+        return MOST_SCORED - sum(map(len, self.scored.values()))
 
     def add(self, sequence: Sequence, count: int, fresh: bool = False) -> None:
         """The sequence computes its next `count` tokens; it samples if that brings it to its reach. `fresh`: its row is new."""

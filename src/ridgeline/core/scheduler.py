@@ -25,7 +25,7 @@ from ridgeline.core.room import Room
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.errors import ConfigError
 
-KNOBS = {"token_budget": (1, 1 << 17), "depth": (1, 4), "max_waiting": (0, 1 << 20), "max_preemptions": (0, 1 << 20)}
+KNOBS = {"token_budget": (1, 1 << 20), "depth": (1, 4), "max_waiting": (0, 1 << 20), "max_preemptions": (0, 1 << 20)}
 """Limits that may change while running, with their bounds."""
 
 OWN_REASONS = (Wait.PREFIX, Wait.DRAIN)
@@ -171,10 +171,17 @@ class Scheduler:
                 return
         if sequence.waiting_for:
             self.life.clear(sequence, Wait.PREFIX)
-        count = self.room.for_tokens(sequence, min(draft.left, sequence.reach - sequence.scheduled), draft)
+        count = self.room.for_tokens(sequence, self._wanted(sequence, draft), draft)
         if count:
             self.cache.grow(sequence, sequence.scheduled + count)
             draft.add(sequence, count)
+
+    def _wanted(self, sequence: Sequence, draft: Draft) -> int:
+        """Tokens that would bring it to its reach, as many as the step has left; 0 where its prompt is to be scored and the step may not."""
+        wanted = min(draft.left, sequence.reach - sequence.scheduled)
+        if sequence.scored < sequence.to_score:
+            wanted = min(wanted, sequence.scored - sequence.scheduled + draft.scores_left)
+        return wanted
 
     def _stands_at_blocks_edge(self, sequence: Sequence) -> bool:
         """Nothing in flight and its pages full: a prefix can go on here. While some are pinned, pages are taken through `room` only."""
@@ -201,7 +208,8 @@ class Scheduler:
         """A waiting sequence becomes resident if a row and pages are there. The first that fails closes the step to those behind it."""
         if sequence.waiting_for and (sequence.waiting_for != {Wait.PREFIX} or self._blocker(sequence, sequence.blocked_at) is not None):
             return
-        if self._still_refused(sequence) or not self.room.for_row(sequence, draft):
+        unscorable = sequence.scored < sequence.to_score and not draft.scores_left
+        if unscorable or self._still_refused(sequence) or not self.room.for_row(sequence, draft):
             draft.closed = True
             return
         hit = self.cache.longest_hit(sequence)
@@ -216,7 +224,7 @@ class Scheduler:
             self._refused = sequence, self.cache.pages.available
             draft.closed = True
             return
-        count = self.room.for_tokens(sequence, min(draft.left, sequence.reach - sequence.scheduled), draft)
+        count = self.room.for_tokens(sequence, self._wanted(sequence, draft), draft)
         self.life.clear(sequence, Wait.PREFIX)
         self._report_hit(sequence, hit)
         self.life.start(sequence, now)
