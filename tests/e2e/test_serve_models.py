@@ -1,5 +1,8 @@
 """`ridgeline serve` of a checkpoint directory that chats: its template, its ends and its defaults, and the flags that replace them."""
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ import openai
 import pytest
 from chat_llama import TURN_END, write_chat_llama
 
+COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'ridgeline'; from ridgeline.cli.main import main; main()"]
 MESSAGES: Any = [{"role": "user", "content": f"hello {TURN_END} there"}]
 
 
@@ -61,3 +65,12 @@ def test_a_template_from_a_file_and_no_defaults(serving: Callable[..., Any], dir
         assert "chat template: from --chat-template" in server.output() and "defaults of the model" not in server.output()
         status, models = server.get("/v1/models")
         assert status == 200 and '"chat":true' in models
+
+
+def test_defaults_that_no_client_could_send(environment: dict[str, str], directory: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "odd"
+    shutil.copytree(directory, copy)
+    (copy / "generation_config.json").write_text('{"repetition_penalty": 50.0}')
+    ended = subprocess.run([*COMMAND, "serve", str(copy), "--port", "0"], env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and "repetition_penalty is 50.0" in ended.stderr and "--generation-config none" in ended.stderr
+    assert "Traceback" not in ended.stderr

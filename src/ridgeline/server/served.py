@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ridgeline.config.groups import FAKE_PREFIX, ServerConfig
-from ridgeline.engine.admit import ModelLimits
+from ridgeline.engine.admit import ModelLimits, check_number
 from ridgeline.engine.messages import Ready
-from ridgeline.errors import RequestError
+from ridgeline.errors import ConfigError, RequestError
 from ridgeline.facts.generation import GenerationDefaults, read_generation
 from ridgeline.text.bytes import ByteTokenizer
 from ridgeline.text.chat import ChatTemplate, load_chat_template
@@ -91,8 +91,18 @@ def load_texts(name: str, path: Path | None, config: ServerConfig) -> Texts:
     generation = read_generation(path) if path is not None else GenerationDefaults()
     if config.generation_config == "none":
         generation = replace(generation, sampling={})
+    _check_defaults(generation.sampling)
     file = None if config.chat_template is None else Path(config.chat_template).expanduser()
     return Texts(tokenizer, load_chat_template(path, name, tokenizer, file), generation)
+
+
+def _check_defaults(sampling: Mapping[str, int | float]) -> None:
+    """Raises ConfigError for a default that no client could send: it would refuse every request that leaves the field out."""
+    for name, value in sampling.items():
+        try:
+            check_number(name, value)
+        except RequestError as error:
+            raise ConfigError(f"the model's default for {error}", fix={"--generation-config": "none"}) from None
 
 
 def served_name(model: str, config: ServerConfig) -> str:
