@@ -19,7 +19,7 @@ from ridgeline import __version__
 from ridgeline.server import wire
 from ridgeline.server.auth import PUBLIC
 from ridgeline.server.errors import CATALOGUE, ErrorBody
-from ridgeline.server.openapi_bounds import Schema, narrow
+from ridgeline.server.openapi_bounds import NARROWED, Schema, narrow
 from ridgeline.server.service import Service
 
 ANYWHERE: Final = (400, 403, 408, 431, 500)
@@ -116,11 +116,19 @@ def _content(endpoint: Endpoint) -> Schema:
         return {endpoint.answer: {"schema": {"type": "string"}}}
     content: Schema = {"application/json": {"schema": _reference(endpoint.answer)}}
     if endpoint.streams is not None:
-        events = "With stream: true. The data of each event is JSON as in x-events, or an ErrorBody; the last is [DONE]."
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": events, "x-events": _reference(endpoint.streams)}
-        }
+        content["text/event-stream"] = {"schema": _event(endpoint.streams)}
     return content
+
+
+def _event(shape: type) -> Schema:
+    """One server-sent event, as OpenAPI 3.2 and tools describe it: its fields as an object."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _reference(shape)}
+    return {
+        "description": "Events of an answer to stream: true. Data is JSON as described, or an ErrorBody; the last is [DONE].",
+        "type": "object",
+        "properties": {"data": data},
+        "required": ["data"],
+    }
 
 
 def _reference(shape: Any) -> Schema:
@@ -129,10 +137,10 @@ def _reference(shape: Any) -> Schema:
 
 def _schemas() -> Schema:
     """All structs that the table names and those that these are made of; requests with what the server holds beyond their types."""
-    asks = {endpoint.asks for endpoint in ENDPOINTS if endpoint.asks is not None}
+    asks = [endpoint.asks for endpoint in ENDPOINTS if endpoint.asks is not None]
     answers = [shape for endpoint in ENDPOINTS for shape in (endpoint.answer, endpoint.streams) if isinstance(shape, type)]
     _, schemas = msgspec.json.schema_components([*asks, *answers, ErrorBody], ref_template="#/components/schemas/{name}")
-    for shape in asks:
+    for shape in NARROWED:
         narrow(shape, schemas[shape.__name__])
     error: Schema = schemas["ErrorDetail"]["properties"]
     error["code"]["enum"] = sorted(CATALOGUE)

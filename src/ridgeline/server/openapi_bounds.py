@@ -64,17 +64,30 @@ _REPLACED: Final[Mapping[type, Mapping[str, Schema]]] = {
     wire.ChatCompletionRequest: {
         "tool_choice": {"enum": [None, "none", "auto"], "description": 'With tools only "none": calls are not parsed.', "default": None}
     },
+    wire.ContentPart: {"type": {"const": "text"}},
+    wire.ChatMessage: {"audio": {"type": "null"}, "function_call": {"type": "null"}},
 }
-_REQUIRED: Final[Mapping[type, str]] = {
-    wire.CompletionRequest: "prompt", wire.ChatCompletionRequest: "messages", wire.DetokenizeRequest: "tokens"
-}  # fmt: skip
+_REQUIRED: Final[Mapping[type, tuple[str, ...]]] = {
+    wire.CompletionRequest: ("prompt",),
+    wire.ChatCompletionRequest: ("messages",),
+    wire.DetokenizeRequest: ("tokens",),
+    wire.ContentPart: ("type", "text"),
+}
+_EITHER: Final[Mapping[type, list[Schema]]] = {
+    wire.ChatMessage: [
+        {"properties": {"role": {"const": "assistant"}}},
+        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+    ]
+}
+"""Alternatives of which one must hold."""
 _UNBUILT: Final[Mapping[type, unbuilt.Unbuilt]] = {
     wire.CompletionRequest: unbuilt.COMPLETION, wire.ChatCompletionRequest: unbuilt.CHAT, wire.TokenizeRequest: unbuilt.TOKENIZE
 }  # fmt: skip
+NARROWED: Final = (*_REQUIRED, wire.TokenizeRequest, wire.ChatMessage)
 
 
 def narrow(shape: type, schema: Schema) -> None:
-    """Writes into the schema of a request's struct, in place, what the server holds beyond its types."""
+    """Writes into the schema of one of `NARROWED`, in place, what the server holds beyond its types."""
     properties: dict[str, Schema] = schema["properties"]
     for name, found in properties.items():
         for kind, words in _WORDS.get(name, {}).items():
@@ -82,10 +95,12 @@ def narrow(shape: type, schema: Schema) -> None:
                 if branch.get("type") == kind:
                     branch.update(words)
     properties.update(_REPLACED.get(shape, {}))
-    required = _REQUIRED.get(shape)
-    if required is not None:
-        schema["required"] = [required]
-        properties[required] = _never_null(properties[required])
+    for name in _REQUIRED.get(shape, ()):
+        properties[name] = _never_null(properties[name])
+    if shape in _REQUIRED:
+        schema["required"] = list(_REQUIRED[shape])
+    if shape in _EITHER:
+        schema["anyOf"] = _EITHER[shape]
     refused = _UNBUILT.get(shape)
     if refused is not None:
         properties.update((name, _refused(values)) for name, values in refused.fields.items())

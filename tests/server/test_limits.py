@@ -1,0 +1,251 @@
+"""One table of boundaries, replayed on every route that takes a body: below, at and above each bound, wrong types, numbers that no type
+holds, nothing, the same key twice, null. Every answer comes quickly; every refusal names the field; nothing is a 5xx."""
+
+import ast
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ridgeline.engine.admit import BOUNDS
+from ridgeline.server import wire
+from ridgeline.server.errors import CATALOGUE
+from ridgeline.server.openapi import ENDPOINTS
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "ridgeline"
+SLOWEST_SECONDS = 5.0
+CONTEXT, VOCAB = 512, 258
+COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
+MESSAGES = [{"role": "user", "content": "a"}]
+GOOD: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "a", "max_tokens": 2},
+    CHAT: {"messages": MESSAGES, "max_tokens": 2},
+    TOKENIZE: {"prompt": "a"},
+    DETOKENIZE: {"tokens": [97]},
+}
+BESIDE: dict[str, dict[str, Any]] = {"length_penalty": {"use_beam_search": True}, "top_logprobs": {"logprobs": True}}
+"""What a field needs at its side."""
+GENERATION = (COMPLETIONS, CHAT)
+
+Case = tuple[str, str, bool]
+"""A label, JSON, and whether it is taken."""
+
+
+def literal(value: Any) -> str:
+    return json.dumps(value)
+
+
+def integers(low: int, high: int) -> list[Case]:
+    wrong = [("wrong type", each, False) for each in ('"1"', "true", "1.0", "[1]", "{}")]
+    below_and_above: list[Case] = [("min-1", str(low - 1), False), ("max+1", str(high + 1), False)]
+    inside: list[Case] = [("min", str(low), True), ("max", str(high), True)]
+    return [
+        *below_and_above,
+        *inside,
+        *wrong,
+        ("2^63", str(2**63), False),
+        ("2^64", str(2**64), False),
+        *NOWHERE,
+        *NULL,
+        ("empty", '""', False),
+    ]
+
+
+def numbers(low: float, high: float, above: bool = False) -> list[Case]:
+    lowest = 1e-9 if above else low
+    wrong = [("wrong type", each, False) for each in ('"1"', "true", "[1]", "{}")]
+    below_and_above: list[Case] = [("min-1", str(low if above else low - 0.001), False), ("max+1", str(high + 0.001), False)]
+    inside: list[Case] = [("min", str(lowest), True), ("max", str(high), True)]
+    return [*below_and_above, *inside, *wrong, ("2^63", str(2**63), False), *NOWHERE, *NULL, ("empty", '""', False)]
+
+
+def booleans() -> list[Case]:
+    wrong = [("wrong type", each, False) for each in ("0", "1", '"true"', "[]", "{}")]
+    return [("min", "false", True), ("max", "true", True), *wrong, *NOWHERE, *NULL, ("empty", '""', False)]
+
+
+def lists(good: Any, most: int, least: int = 0, bad: tuple[Any, ...] = (), string: bool = False) -> list[Case]:
+    """`good` is an element, repeated; `string`: a string is taken too."""
+    inside: list[Case] = [("min", literal([good] * least), True), ("max", literal([good] * most), True)]
+    below: list[Case] = [("min-1", literal([good] * (least - 1)), False)] if least else []
+    elements: list[Case] = [("bad element", literal([each]), False) for each in bad]
+    wrong: list[Case] = [("wrong type", each, False) for each in ("1", "true", "{}", "[[[1]]]", *(() if string else ('"1"',)))]
+    return [*inside, *below, ("max+1", literal([good] * (most + 1)), False), *elements, *wrong, *NOWHERE, *NULL]
+
+
+NOWHERE: list[Case] = [("NaN", "NaN", False), ("Infinity", "-Infinity", False), ("1e400", "1e400", False)]
+NULL: list[Case] = [("null", "null", True)]
+IDS = (-1, VOCAB, 2**63, "1", 1.0, True, None)
+WHOLE_CONTEXT = [0] * (CONTEXT - 2)
+
+
+def generation(path: str) -> dict[str, list[Case]]:
+    """Of both routes that generate. The context, less the prompt, bounds `max_tokens`; that bounds `min_tokens`."""
+    prompt_tokens = 2 if path == COMPLETIONS else len("<user>a</>\n<assistant>")
+    fields = {name: integers(int(bound.low), int(bound.high)) for name, bound in BOUNDS.items() if bound.whole}
+    fields |= {name: numbers(bound.low, bound.high, bound.above) for name, bound in BOUNDS.items() if not bound.whole}
+    fields |= {
+        "max_tokens": integers(0, CONTEXT - prompt_tokens),
+        "min_tokens": integers(0, 2),
+        "length_penalty": numbers(-10, 10),
+        "stop": [
+            *lists("x" * 64, 4, bad=("", "x" * 65, 1, None), string=True),
+            ("empty", '""', False),
+            ("max+1", literal("x" * 65), False),
+        ],
+        "stop_token_ids": lists(VOCAB - 1, 64, bad=IDS),
+        "allowed_token_ids": lists(VOCAB - 1, 1024, least=1, bad=IDS),
+        "bad_words": lists("é" * 64, 64, bad=("", "x" * 65, 1, None)),
+        "logit_bias": biases(),
+        "stream_options": [("wrong type", each, False) for each in ("1", "[]", '""', "true", "{}")] + NULL,
+        "cache_salt": [("empty", '""', True), ("wrong type", "1", False), *NULL, *NOWHERE],
+        "model": [("empty", '""', False), ("wrong type", "1", False), ("unknown", '"other"', False), *NULL, *NOWHERE],
+    }
+    flags = ("use_beam_search", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "return_token_ids",
+             "return_tokens_as_token_ids")  # fmt: skip
+    return fields | {name: booleans() for name in flags} | {"stream": [case for case in booleans() if case[1] != "true"]}
+
+
+def biases() -> list[Case]:
+    def many(count: int) -> str:
+        return literal({str(token): 1 for token in range(count)})
+
+    bad = ({"-1": 1}, {str(VOCAB): 1}, {"x": 1}, {"01": 1}, {"": 1}, {str(2**63): 1}, {"1": "1"}, {"1": True}, {"1": 100.1}, {"1": -100.1})
+    inside: list[Case] = [("min", literal({"0": -100}), True), ("max", literal({str(VOCAB - 1): 100}), True), ("max", many(VOCAB), True)]
+    return [
+        *inside, ("empty", "{}", True), ("max+1", many(301), False), *(("bad element", literal(each), False) for each in bad),
+        ("wrong type", "[]", False), ("wrong type", "1", False), ("NaN", '{"1": NaN}', False), ("1e400", '{"1": 1e400}', False), *NULL,
+    ]  # fmt: skip
+
+
+def own(path: str) -> dict[str, list[Case]]:
+    """What one route has alone."""
+    required: list[Case] = [("null", "null", False), *NOWHERE]
+    if path == COMPLETIONS:
+        ids: list[Case] = [("bad element", literal([each]), False) for each in IDS if each != "1"]
+        return {
+            "prompt": [
+                *ids, ("min", "[0]", True), ("max", literal(WHOLE_CONTEXT), True), ("max+1", literal([0] * CONTEXT), False),
+                ("empty", "[]", False), ("empty", "[[]]", False), ("empty", '""', True), ("max", literal(["a"] * 64), True),
+                ("max+1", literal(["a"] * 65), False), ("wrong type", "1", False), ("wrong type", '[1, "a"]', False), *required,
+            ],
+            "truncate_prompt_tokens": [*integers(1, CONTEXT)[1:], ("min", "-1", True), ("min-1", "0", False), ("min-1", "-2", False)],
+            "add_special_tokens": booleans(),
+            "echo": booleans(),
+        }  # fmt: skip
+    if path == CHAT:
+        return {
+            "messages": messages(),
+            "max_completion_tokens": generation(CHAT)["max_tokens"],
+            "top_logprobs": integers(0, 20),
+            "logprobs": booleans(),
+            "add_generation_prompt": booleans(),
+            "tools": [
+                ("empty", "[]", True),
+                ("wrong type", "1", False),
+                ("wrong type", "{}", False),
+                ("bad element", "[{}]", False),
+                *NULL,
+            ],
+            "tool_choice": [
+                ("min", '"none"', True),
+                ("max", '"required"', False),
+                ("wrong type", "1", False),
+                ("empty", '""', False),
+                *NULL,
+            ],
+            "documents": [
+                ("max", "[{}]", True),
+                ("max+1", literal([{}] * 129), False),
+                ("bad element", "[1]", False),
+                ("wrong type", "1", False),
+            ],
+            "chat_template_kwargs": [("min", "{}", True), ("wrong type", "[]", False), ("bad element", '{"messages": 1}', False), *NULL],
+        }
+    if path == TOKENIZE:
+        texts: list[Case] = [("empty", '""', True), ("wrong type", "1", False), ("wrong type", "[]", False), *required]
+        return {"prompt": texts, "add_special_tokens": booleans(), "return_token_strs": booleans()}
+    whole = [("empty", "[]", True), ("max", literal([VOCAB - 1] * 100_000), True)]
+    return {
+        "tokens": [
+            *whole,
+            *((label, text, ok) for label, text, ok in lists(0, 1, bad=IDS) if label in ("bad element", "wrong type")),
+            *required,
+        ]
+    }
+
+
+def messages() -> list[Case]:
+    message = {"role": "user", "content": ""}
+    bad = (1, {}, {"role": "user"}, {"role": 1, "content": "a"}, {"role": "user", "content": 1}, {"role": "user", "content": [1]},
+           {"role": "user", "content": None}, {"role": "user", "content": [{"type": "image_url"}]})  # fmt: skip
+    return [
+        ("min", literal([message]), True), ("empty", "[]", False), ("max+1", literal([message] * 1025), False),
+        *(("bad element", literal([each]), False) for each in bad), ("wrong type", "1", False), ("wrong type", '"a"', False),
+        ("null", "null", False), *NOWHERE,
+    ]  # fmt: skip
+
+
+def table(path: str) -> dict[str, list[Case]]:
+    return (generation(path) if path in GENERATION else {"model": generation(COMPLETIONS)["model"]}) | own(path)
+
+
+def bodies(path: str, field: str) -> Iterator[tuple[str, bytes, bool]]:
+    """The table's cases as bodies; of the first good and the first bad value also both as equal keys, of which the last counts."""
+    cases = table(path)[field]
+    rest = {name: value for name, value in GOOD[path].items() if name != field and (field, name) != ("max_completion_tokens", "max_tokens")}
+    start = literal(rest | BESIDE.get(field, {}))[:-1]
+    start += ", " if start != "{" else ""
+    for label, text, taken in cases:
+        yield label, f'{start}"{field}": {text}}}'.encode(), taken
+    good, bad = (next((text for _, text, taken in cases if taken is wanted), None) for wanted in (True, False))
+    if good is not None:
+        yield "duplicate key", f'{start}"{field}": {good}, "{field}": {good}}}'.encode(), True
+    if good is not None and bad is not None:
+        yield "duplicate key", f'{start}"{field}": {good}, "{field}": {bad}}}'.encode(), False
+
+
+EVERYTHING = [(path, field) for path in GOOD for field in table(path)]
+
+
+@pytest.mark.parametrize(("path", "field"), EVERYTHING)
+def test_boundaries(chat_site: Any, path: str, field: str) -> None:
+    for label, body, taken in bodies(path, field):
+        began = time.monotonic()
+        answer = chat_site.request("POST", path, content=body)
+        assert time.monotonic() - began < SLOWEST_SECONDS, (label, body[:200])
+        assert answer.status_code == 200 if taken else 400 <= answer.status_code < 500, (label, body[:200], answer.text[:300])
+        if not taken:
+            check_refusal(answer, field, label)
+
+
+def check_refusal(answer: Any, field: str, label: str) -> None:
+    """The whole shape; the field's name, where the body is JSON at all."""
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert CATALOGUE[error["code"]] == (answer.status_code, error["type"])
+    if error["code"] == "invalid_json":
+        assert label in ("NaN", "Infinity", "1e400") and error["param"] is None and "byte" in error["message"], (label, error)
+    else:
+        assert error["param"] == field, (label, error)
+
+
+def test_the_table_has_every_route_with_a_body_and_every_number() -> None:
+    assert {endpoint.path for endpoint in ENDPOINTS if endpoint.asks is not None} == set(GOOD)
+    assert all(set(BOUNDS) <= set(table(path)) for path in GENERATION)
+    untested = {"documents", "chat_template_kwargs", "continue_final_message", "parallel_tool_calls"}
+    for endpoint in ENDPOINTS:
+        if endpoint.asks in (wire.CompletionRequest, wire.ChatCompletionRequest):
+            assert set(endpoint.asks.__struct_fields__) - untested <= set(table(endpoint.path)) | untested
+
+
+def test_only_the_door_builds_what_the_engine_accepts() -> None:
+    builders = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Admitted", "params.Admitted"):
+                builders.add(path.relative_to(SOURCE).as_posix())
+    assert builders == {"engine/admit.py"}
