@@ -137,3 +137,12 @@ def test_rows_bound_what_runs(loop) -> None:
     run.check_ended()
     assert max(len(plan.row) for plan in run.plans) == 2
     assert [e.request_id for e in run.told(Started)] == [f"r{i}" for i in range(5)]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_pinned_sequences_do_not_wait_for_each_others_windows(loop, depth: int) -> None:
+    """Two that are never pushed out, each with a window as long as itself: together they need one page less than there is."""
+    run = loop(rows=2, windows=(0, 16), block_tokens=2, pages=29, max_preemptions=0, depth=depth)
+    run.finish(run.request("a", 2, max_tokens=13), run.request("b", 2, max_tokens=13))
+    assert len(run.plans) < 20
+    run.check_ended()

@@ -177,7 +177,7 @@ class Scheduler:
             draft.add(sequence, count)
 
     def _wanted(self, sequence: Sequence, draft: Draft) -> int:
-        """Tokens that would bring it to its reach, as many as the step has left; 0 where its prompt is to be scored and the step may not."""
+        """Tokens that bring it to its reach, as many as the step has left; 0 where its prompt is to be scored and the step may not."""
         wanted = min(draft.left, sequence.reach - sequence.scheduled)
         if sequence.scored < sequence.to_score:
             wanted = min(wanted, sequence.scored - sequence.scheduled + draft.scores_left)
