@@ -39,7 +39,7 @@ def routes(service: Service) -> list[BaseRoute]:
         model.check_name(asked.model)
         check_generation(asked)
         params = sampling_params(asked, model.defaults, prompt_logprobs=_prompt_logprobs(asked))
-        prompts = _truncated(asked, params.max_tokens or 0, model, await tokenise(asked, model.tokenizer))
+        prompts = _truncated(asked, params.max_tokens or 0, model, await tokenise(asked, model.reading(asked.cache_salt)))
         source = start(service, asked, prompts, params)
         header = Header.of(model, f"cmpl-{source.id}")
         spelling = Spelling(model.tokenizer, bool(asked.return_tokens_as_token_ids))

@@ -39,7 +39,8 @@ async def tokenise_chat(asked: wire.ChatCompletionRequest | wire.TokenizeRequest
     for name in ("tools", "documents"):
         if getattr(asked, name) and template.usable and name not in template.variables:
             raise ApiError("unsupported_parameter", f"this model's chat template does not read {name}; leave them out", param=name)
-    rendering = asyncio.get_running_loop().run_in_executor(_THREADS, template.encode, conversation(asked), model.tokenizer)
+    salt = asked.cache_salt if isinstance(asked, wire.ChatCompletionRequest) else None
+    rendering = asyncio.get_running_loop().run_in_executor(_THREADS, template.encode, conversation(asked), model.reading(salt))
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             return await rendering

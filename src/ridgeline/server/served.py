@@ -17,6 +17,7 @@ from ridgeline.facts.generation import GenerationDefaults, read_generation
 from ridgeline.text.bytes import ByteTokenizer
 from ridgeline.text.chat import ChatTemplate, load_chat_template
 from ridgeline.text.choose import load_tokenizer
+from ridgeline.text.prompt_cache import PromptCache, cutting_names
 from ridgeline.text.tokenizer import Tokenizer
 
 
@@ -34,6 +35,7 @@ class Model:
     limits: ModelLimits
     engine: Ready
     created: int
+    prompts: PromptCache
     chat: ChatTemplate | None = None
     defaults: Mapping[str, int | float] = field(default_factory=dict)
 
@@ -42,6 +44,10 @@ class Model:
         if asked is not None and asked != self.name:
             message = f"there is no model of that name here; this server has {self.name!r}"
             raise RequestError(message, param="model", code="model_not_found", status=404)
+
+    def reading(self, salt: str | None) -> Tokenizer:
+        """The tokenizer for prompts; it knows the beginnings that requests with the same salt had before."""
+        return self.prompts.view((salt or "").encode())
 
     @property
     def turn_ends(self) -> frozenset[int]:
@@ -70,6 +76,7 @@ class Texts:
     """What the front end reads of a model's files, before the engine is ready."""
 
     tokenizer: Tokenizer
+    prompts: PromptCache
     chat: ChatTemplate | None
     generation: GenerationDefaults
 
@@ -79,7 +86,7 @@ class Texts:
         vocab = min(ready.info.vocab, self.tokenizer.vocab_size)
         ends = frozenset(token for token in self.tokenizer.eos_ids | self.generation.eos_ids if token < vocab)
         limits = ModelLimits(vocab, ready.info.max_model_len, ends, ready.info.kv)
-        return Model(name, self.tokenizer, limits, ready, int(time.time()), self.chat, self.generation.sampling)
+        return Model(name, self.tokenizer, limits, ready, int(time.time()), self.prompts, self.chat, self.generation.sampling)
 
 
 def load_texts(name: str, path: Path | None, config: ServerConfig) -> Texts:
@@ -93,7 +100,8 @@ def load_texts(name: str, path: Path | None, config: ServerConfig) -> Texts:
         generation = replace(generation, sampling={})
     _check_defaults(generation.sampling)
     file = None if config.chat_template is None else Path(config.chat_template).expanduser()
-    return Texts(tokenizer, load_chat_template(path, name, tokenizer, file), generation)
+    prompts = PromptCache(tokenizer, cutting_names(tokenizer))
+    return Texts(tokenizer, prompts, load_chat_template(path, name, tokenizer, file), generation)
 
 
 def _check_defaults(sampling: Mapping[str, int | float]) -> None:
