@@ -40,6 +40,7 @@ def serve(
         float, typer.Option(min=0, max=86400, help="Seconds that accepted requests may run on after SIGTERM.")
     ] = SERVER_DEFAULTS.shutdown_timeout,
     seed: Annotated[int | None, typer.Option(help="Seed from which requests without a seed draw theirs.")] = None,
+    record: Annotated[str | None, typer.Option(help="File for every command, plan and result, token ids included; see `replay`.")] = None,
 ) -> None:
     """Serve a model: a page and an OpenAI-compatible API."""
     engine = EngineConfig(
@@ -52,6 +53,7 @@ def serve(
         enable_prefix_caching=enable_prefix_caching,
         scheduling_policy=scheduling_policy,
         seed=seed,
+        record=record,
     )
     if generation_config not in ("auto", "none"):
         raise ConfigError(f"--generation-config is {generation_config!r}; auto and none are possible", fix={"--generation-config": "auto"})
