@@ -86,3 +86,13 @@ def test_tenants_share_nothing_and_memory_is_bounded(monkeypatch: pytest.MonkeyP
     for number in range(20):
         cache.view(b"one").encode(f"{number} " * 500 + "<|endoftext|>", False, special=True)
     assert cache._size <= 2_000 and sum(map(len, cache._kept.values())) == cache._size
+
+
+def test_no_text_reaches_into_the_keys_of_another_domain() -> None:
+    cache = cache_of("gpt-2")
+    text = "some words " * 400 + "<|endoftext|>" + "more"
+    for bos in (False, True):
+        cache.view(b"x" + bytes((bos,)) + b"y").encode(text, bos, special=True)
+        theirs = "y" + chr(bos) + text
+        assert cache.view(b"x").encode(theirs, bos, special=True) == cache.tokenizer.encode(theirs, bos, special=True)
+    assert cache.hits == 0

@@ -4,7 +4,8 @@ Owns the reading of the files beside them that say what begins and ends a text. 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from ridgeline.text.vocabulary import END_NAMES
 MAX_BYTES = 64 << 20
 """The largest tokenizer.json that is read: those of 262,144 pieces have 33 MB."""
 MAX_VOCABULARY = 4 << 20
+MAX_GROWTH = 16
+"""Characters that all normalizers together may make of one; those of real models make one of one."""
 
 
 def checkpoint_tokenizer(directory: Path) -> FastTokenizer | SpmTokenizer:
@@ -44,6 +47,7 @@ def _fast(directory: Path) -> FastTokenizer:
         stated = json.loads(text)
     except Exception as error:  # the library raises bare exceptions for whatever it does not take
         raise ModelFormatError(f"tokenizer.json cannot be used: {error!s:.200}; download it again") from None
+    _check_steps(stated)
     library.no_truncation()
     library.no_padding()
     pieces = _pieces(library)
@@ -61,6 +65,26 @@ def _fast(directory: Path) -> FastTokenizer:
             space_prefix=_mentions(stated.get("decoder"), "Strip"),
         ),
     )
+
+
+def _check_steps(stated: Mapping[str, Any]) -> None:
+    """Only BPE spells pieces in a way that `text.fast` reads, and replacements on replacements may not make long texts of short ones."""
+    model = stated.get("model")
+    kind = model.get("type", "BPE") if isinstance(model, dict) else None
+    if kind != "BPE":
+        raise ModelFormatError(f"tokenizer.json has a model of type {kind!s:.40}; BPE is supported. Use a model that has one")
+    growth = prod(_growths(stated.get("normalizer")))
+    if growth > MAX_GROWTH:
+        raise ModelFormatError(f"tokenizer.json's normalizers make a text {growth} times longer, at most {MAX_GROWTH} times are supported")
+
+
+def _growths(part: object) -> Iterator[int]:
+    """How many characters each normalizer may make of one."""
+    if isinstance(part, dict):
+        written = [part[key] for key in ("content", "prepend") if isinstance(part.get(key), str)]
+        yield max(1, *map(len, written), 1)
+    for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from _growths(each)
 
 
 def _pieces(library: Library) -> list[str]:
@@ -81,7 +105,10 @@ def _bos(library: Library, directory: Path, ids: Mapping[str, int]) -> int | Non
     named = ids.get(_content(config.get("bos_token")))
     if isinstance(asked, bool):
         return named if asked else None
-    before, alone = library.encode("a").ids, library.encode("a", add_special_tokens=False).ids
+    try:
+        before, alone = library.encode("a").ids, library.encode("a", add_special_tokens=False).ids
+    except Exception as error:  # as above
+        raise ModelFormatError(f"tokenizer.json cannot even read one letter: {error!s:.200}; download it again") from None
     return int(before[0]) if before[1:] == alone and len(before) == len(alone) + 1 else None
 
 

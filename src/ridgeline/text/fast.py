@@ -10,6 +10,7 @@ from threading import Lock
 
 from tokenizers import Tokenizer as Library
 
+from ridgeline.errors import RequestError
 from ridgeline.text.tokenizer import MASK
 
 _SPACE_MARK = "\u2581"
@@ -102,7 +103,13 @@ class FastTokenizer:
 
     @staticmethod
     def _run(library: Library, text: str) -> list[int]:
-        ids: list[int] = library.encode(text, add_special_tokens=False).ids if text else []
+        try:
+            ids: list[int] = library.encode(text, add_special_tokens=False).ids if text else []
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library panics, beside Exception, where a pattern of the model gives up on a text
+            message = f"the model's tokenizer gives up on these {len(text)} characters ({error!s:.100}); send a shorter or another text"
+            raise RequestError(message, param="prompt") from None
         return ids
 
     def _piece(self, token: int, piece: str) -> bytes:

@@ -32,23 +32,39 @@ _THREES = PreTokenizer((_THREE_DIGITS,), ignore_merges=True, add_bos=True)
 _ONES = PreTokenizer((_ONE_DIGIT,))
 _PLAIN = PreTokenizer((_FIRST,))
 _SINGLE_DIGITS = PreTokenizer((r"\p{N}", _FIRST))
+_NEWER = (
+    "\u2d00-\u2d2d\ua790-\ua7fa\uab30-\uab68\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001d7cb\U0001df00-\U0001df1e"
+)
+"""Letters with case that are not in the list of letters that DeepSeek's pattern spells out, mathematical ones among them."""
 _DEEPSEEK = PreTokenizer((
     r"[\r\n]",
-    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+    rf"\s?[\p{{Lu}}\p{{Ll}}\p{{Lt}}&&[^{_NEWER}]]+",
     "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
     r"\s+$",
     "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
     r"\p{N}+",
 ))
 _FALCON = PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _FIRST, "[0-9][0-9][0-9]"))
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = PreTokenizer(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    ignore_merges=True,
+    add_bos=True,
+)
+_DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _FIRST, r"\p{N}+", "[0-9][0-9][0-9]"))
 
 PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe"), _THREES),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _THREES),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _ONES),
     **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "mpt", "olmo"), _PLAIN),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell"), _SINGLE_DIGITS),
-    "smaug-bpe": PreTokenizer((_THREE_DIGITS,)),
+    **dict.fromkeys(("smaug-bpe", "dbrx"), PreTokenizer((_THREE_DIGITS,))),
     "deepseek-llm": _DEEPSEEK,
     "falcon": _FALCON,
+    "tekken": _TEKKEN,
+    "default": _DEFAULT,
 }
 """`tokenizer.ggml.pre` → how to cut."""

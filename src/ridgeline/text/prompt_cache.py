@@ -99,12 +99,19 @@ def cutting_names(tokenizer: Tokenizer) -> list[str]:
     """Names of a tokenizer's control tokens before which a text may be cut."""
     tokens = filter(tokenizer.is_control, range(tokenizer.vocab_size))
     names = (tokenizer.piece(token).decode("utf-8", "replace") for token in tokens)
-    return [name for name in names if len(name) > 2 and tokenizer.encode(f" {name}", False, special=True)[1:]]
+    return [name for name in names if len(name) > 2 and _stands_alone(tokenizer, name)]
+
+
+def _stands_alone(tokenizer: Tokenizer, name: str) -> bool:
+    """Whether a name is found inside words too, and leaves the space before it alone."""
+    token = tokenizer.id_of(name)
+    spaced = tokenizer.encode(f" {name}", False, special=True)
+    return token in tokenizer.encode(f"x{name}x", False, special=True) and len(spaced) > 1 and spaced[-1] == token
 
 
 def _keys(text: str, cuts: list[int], domain: bytes) -> list[bytes]:
-    """A digest of the text up to each cut."""
-    digest = blake2b(domain, digest_size=16)
+    """A digest of the text up to each cut. The domain's length stands first, so that no text can reach into another's keys."""
+    digest = blake2b(len(domain).to_bytes(8, "big") + domain, digest_size=16)
     keys, begin = [], 0
     for cut in cuts:
         digest.update(text[begin:cut].encode("utf-8", "surrogatepass"))
