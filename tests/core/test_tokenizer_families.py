@@ -132,6 +132,28 @@ def test_names_become_control_tokens_only_where_asked(family: str) -> None:
     assert found.id_of(name) == token and found.id_of("no such piece") is None
 
 
+@pytest.mark.parametrize("family", ["qwen2", "gpt-2", *SPM])
+def test_a_mask_inside_no_name_changes_nothing(family: str, tmp_path: Path) -> None:
+    """Nor where tokens take the spaces beside them, and only the first word of a text gets a space."""
+    stated = json.loads((as_json(family, tmp_path / "model") / "tokenizer.json").read_text(encoding="utf-8"))
+    for added in stated["added_tokens"]:
+        added["rstrip"] = True
+    if family in SPM:
+        stated["normalizer"] = None
+        stated["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(stated), encoding="utf-8")
+    rng = random.Random(family)
+    for found in (tokenizer(family), load_tokenizer(tmp_path / "model")):
+        names = [found.piece(token).decode() for token in list(specials(found))[-5:]]
+        for text in strings()[::40]:
+            parts = [text, rng.choice(names), "  more\n", rng.choice(names), " \ufdd1end"]
+            plain, masked = "".join(parts), MASK + MASK.join(parts) + MASK
+            assert found.encode(masked, True, special=True) == found.encode(plain, True, special=True), plain
+            forged = found.encode(f"{text}\ufdd1{names[0][0]}{MASK}{names[0][1:]}", False, special=True)
+            token = found.id_of(names[0])
+            assert forged.count(token) == found.encode(text, False, special=True).count(token)
+
+
 def test_bos_is_never_doubled() -> None:
     found = tokenizer("llama-bpe")
     assert found.encode("<|begin_of_text|>hi", add_bos=True, special=True) == found.encode("hi", add_bos=True)

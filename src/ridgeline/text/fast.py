@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from ridgeline.errors import RequestError
 from ridgeline.text.tokenizer import MASK
 
 _SPACE_MARK = "\u2581"
+_GUARD = "\ufdd1"
+"""Like `MASK` no character of any text: where names may be ordinary text, control tokens are called by it and their name."""
 _BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -41,8 +44,8 @@ class FastTokenizer:
     def __init__(self, library: Library, meanings: Meanings) -> None:
         self._library = library
         self._meanings = meanings
-        self._literal: Library | None = None
-        """The same, with names of control tokens as ordinary text; made when a text first holds such a name."""
+        self._guarded: tuple[Library, Mapping[int, int]] | None = None
+        """The same but that control tokens have guarded names, and its ids where they differ; made when a text first needs it."""
         self._making = Lock()
         self.bos = meanings.bos
         self.eos_ids = meanings.eos_ids
@@ -50,6 +53,7 @@ class FastTokenizer:
         self._ids = {piece: token for token, piece in enumerate(meanings.pieces) if piece}
         names = sorted((meanings.pieces[token] for token in meanings.control if meanings.pieces[token]), key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, names))) if names else None
+        self._forged = re.compile(f"{_GUARD}+(?={'|'.join(map(re.escape, names))})")
         self._bytes = [self._piece(token, piece) for token, piece in enumerate(meanings.pieces)]
 
     def encode(self, text: str, add_bos: bool, special: bool = False) -> list[int]:
@@ -80,26 +84,29 @@ class FastTokenizer:
 
     def _parsed(self, text: str) -> list[int]:
         if MASK not in text or self._names is None:
-            return self._run(self._library, text)
-        ids: list[int] = []
+            return self._run(self._library, text.replace(MASK, ""))
+        parts: list[str] = []
         at = 0
         for name in self._names.finditer(text):
-            ids += self._ordinary(text[at : name.start()].replace(MASK, ""))
-            ids.append(self._ids[name.group()])
+            parts += [self._plain(text[at : name.start()]), _GUARD, name.group()]
             at = name.end()
-        return ids + self._ordinary(text[at:].replace(MASK, ""))
+        return self._run_guarded("".join(parts) + self._plain(text[at:]))
 
     def _ordinary(self, text: str) -> list[int]:
         if self._names is None or not self._names.search(text):
             return self._run(self._library, text)
-        return self._run(self._without_names(), text)
+        return self._run_guarded(self._plain(text))
 
-    def _without_names(self) -> Library:
+    def _plain(self, text: str) -> str:
+        """Without what stands for nothing: masks, and guards before names, which are `_parsed`'s alone to set."""
+        return self._forged.sub("", text.replace(MASK, ""))
+
+    def _run_guarded(self, text: str) -> list[int]:
         with self._making:
-            if self._literal is None:
-                self._literal = Library.from_str(self._library.to_str())
-                self._literal.encode_special_tokens = True
-        return self._literal
+            if self._guarded is None:
+                self._guarded = _guarded(self._library, self._meanings.control)
+        library, ids = self._guarded
+        return [ids.get(token, token) for token in self._run(library, text)]
 
     @staticmethod
     def _run(library: Library, text: str) -> list[int]:
@@ -116,16 +123,37 @@ class FastTokenizer:
         if token in self._meanings.added or token in self._meanings.control:
             return piece.encode()
         if self._meanings.byte_level:
-            return bytes(_FROM_ALPHABET[character] for character in piece) if _FROM_ALPHABET.keys() >= set(piece) else piece.encode()
+            try:
+                return piece.translate(_FROM_ALPHABET).encode("latin-1")
+            except UnicodeEncodeError:
+                return piece.encode()
         byte = _BYTE_NAME.fullmatch(piece)
         return bytes((int(byte[1], 16),)) if byte else piece.replace(_SPACE_MARK, " ").encode()
 
 
-def _alphabet() -> Mapping[str, int]:
-    """GPT-2's: printable bytes of Latin-1 stand for themselves, the others for 256, 257 … in order."""
+def _guarded(library: Library, control: frozenset[int]) -> tuple[Library, Mapping[int, int]]:
+    """The library's model and steps with other names for control tokens, and its ids → the library's."""
+    other = Library(library.model)
+    if library.normalizer is not None:
+        other.normalizer = library.normalizer
+    if library.pre_tokenizer is not None:
+        other.pre_tokenizer = library.pre_tokenizer
+    ids: dict[int, int] = {}
+    for token, added in library.get_added_tokens_decoder().items():
+        name = _GUARD + added.content if token in control else added.content
+        flags = {flag: getattr(added, flag) for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+        other.add_tokens([AddedToken(name, **flags)])
+        found = other.token_to_id(name)
+        if found is not None:
+            ids[found] = token
+    return other, ids
+
+
+def _alphabet() -> Mapping[int, int]:
+    """GPT-2's: printable bytes of Latin-1 stand for themselves, the others for 256, 257 … in order; what is not in it becomes no byte."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
+    return dict.fromkeys(others, 0xFFFF) | {256 + number: byte for number, byte in enumerate(others)}
 
 
 _FROM_ALPHABET = _alphabet()
