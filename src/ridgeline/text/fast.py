@@ -112,9 +112,9 @@ class FastTokenizer:
     def _run(library: Library, text: str) -> list[int]:
         try:
             ids: list[int] = library.encode(text, add_special_tokens=False).ids if text else []
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # the library panics, beside Exception, where a pattern of the model gives up on a text
+        except BaseException as error:  # where a pattern of the model gives up the library panics, which is no Exception
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             message = f"the model's tokenizer gives up on these {len(text)} characters ({error!s:.100}); send a shorter or another text"
             raise RequestError(message, param="prompt") from None
         return ids
