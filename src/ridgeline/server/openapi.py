@@ -122,9 +122,10 @@ def _content(endpoint: Endpoint) -> Schema:
 
 def _event(shape: type) -> Schema:
     """One server-sent event, as OpenAPI 3.2 and tools describe it: its fields as an object."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _reference(shape)}
+    json = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": [_reference(shape), _reference(ErrorBody)]}}
+    data = {"anyOf": [{"const": "[DONE]"}, json]}
     return {
-        "description": "Events of an answer to stream: true. Data is JSON as described, or an ErrorBody; the last is [DONE].",
+        "description": "Events of an answer to stream: true; the last is [DONE].",
         "type": "object",
         "properties": {"data": data},
         "required": ["data"],
