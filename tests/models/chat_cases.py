@@ -1,13 +1,18 @@
 """Conversations that every template is tried with, real templates, and a tokenizer of bytes and names."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from ridgeline.text import chat
+from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.chat_process import Renderer
 from ridgeline.text.chat_source import Found
-from ridgeline.text.tokenizer import MASK
+from ridgeline.text.tokenizer import MASK, Tokenizer
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "shared" / "gold" / "templates"
 NOW = datetime(2026, 3, 4, 5, 6, 7)
@@ -90,3 +95,41 @@ class NamedTokenizer:
 def found(text: str, tokens: Mapping[str, str] = TOKENS) -> Found:
     """One template, as if the model's files had brought it."""
     return Found({"default": text}, tokens, "model")
+
+
+class _Variant:
+    """What a `ChatTemplate` asks of its renderer, answered by one that has many models' templates."""
+
+    def __init__(self, renderer: Renderer, name: str) -> None:
+        self.variables = renderer.variables
+        self._renderer, self._name = renderer, name
+
+    def render(self, variant: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> str:
+        return self._renderer.render(self._name, variables, now)
+
+    def close(self) -> None:
+        """Others still need the process."""
+
+
+@contextmanager
+def corpus() -> Iterator["Corpus"]:
+    """Every real template, all in one process: starting one for each would take most of a test's time."""
+    texts = {path.stem: path.read_text() for path in sorted(TEMPLATES.glob("*.jinja"))}
+    renderer = Renderer(texts)
+    try:
+        yield Corpus(texts, renderer)
+    finally:
+        renderer.close()
+
+
+class Corpus:
+    """Real templates by name."""
+
+    def __init__(self, texts: dict[str, str], renderer: Renderer) -> None:
+        self.texts = texts
+        self._renderer = renderer
+
+    def load(self, name: str, tokenizer: Tokenizer, tokens: Mapping[str, str] = TOKENS) -> ChatTemplate:
+        """As `ChatTemplate` would be loaded with this template alone."""
+        with patch.object(chat, "Renderer", lambda texts: _Variant(self._renderer, name)):
+            return ChatTemplate(found(self.texts[name], tokens), tokenizer, lambda: NOW)

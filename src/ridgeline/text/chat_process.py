@@ -24,7 +24,7 @@ RENDER_SECONDS: Final = 0.4
 INNOCENT_SECONDS: Final = 0.05
 STALL_SECONDS: Final = 2.0
 """A render that has used less processor time than the first is not to blame for the wall time: it may take up to the second."""
-START_SECONDS: Final = 5.0
+START_SECONDS: Final = 10.0
 """Wall time to start a process and compile its templates; 0.2 s is usual."""
 QUEUE_SECONDS: Final = 2.0
 """How long a conversation waits for those before it."""

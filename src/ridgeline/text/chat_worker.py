@@ -28,7 +28,7 @@ def main(descriptor: int) -> None:
     if first is None:
         return
     _bound_memory()
-    signal.setitimer(signal.ITIMER_REAL, 2 * ORPHAN_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, 3 * ORPHAN_SECONDS)
     try:
         sandbox = Sandbox(first["templates"], first["mask"])
     except Exception as error:
