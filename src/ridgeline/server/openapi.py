@@ -122,8 +122,8 @@ def _content(endpoint: Endpoint) -> Schema:
 
 def _event(shape: type) -> Schema:
     """One server-sent event, as OpenAPI 3.2 and tools describe it: its fields as an object."""
-    json = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": [_reference(shape), _reference(ErrorBody)]}}
-    data = {"anyOf": [{"const": "[DONE]"}, json]}
+    body = {"anyOf": [_reference(shape), _reference(ErrorBody)]}
+    data = {"anyOf": [{"const": "[DONE]"}, {"type": "string", "contentMediaType": "application/json", "contentSchema": body}]}
     return {
         "description": "Events of an answer to stream: true; the last is [DONE].",
         "type": "object",
