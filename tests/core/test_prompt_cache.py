@@ -19,7 +19,7 @@ POINTS = [*range(0x20, 0x7F), 0x0A, 0x0A, 0x20, 0x20, 0xE9, 0x4E2D, 0x1F999, 0x3
 
 def cache_of(family: str) -> PromptCache:
     tokenizer = load_tokenizer(GOLD / "vocab" / f"ggml-vocab-{family}.gguf")
-    return PromptCache(tokenizer, cutting_names(tokenizer))
+    return PromptCache(tokenizer)
 
 
 def texts(tokenizer: Tokenizer, rng: random.Random, count: int) -> list[str]:

@@ -59,7 +59,7 @@ def test_bash_completes(shell: dict[str, str], line: str, expected: set[str]) ->
 
 
 def test_completion_is_installed_at_home(shell: dict[str, str]) -> None:
-    bash("ridgeline --install-completion", shell)
+    bash("ridgeline --install-completion; exit $?", shell)  # bash stays the parent, by which the shell is known
     home = Path(shell["HOME"])
     assert "ridgeline" in (home / ".bashrc").read_text()
     assert "_RIDGELINE_COMPLETE" in (home / ".bash_completions" / "ridgeline.sh").read_text()

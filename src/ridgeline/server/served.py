@@ -17,7 +17,7 @@ from ridgeline.facts.generation import GenerationDefaults, read_generation
 from ridgeline.text.bytes import ByteTokenizer
 from ridgeline.text.chat import ChatTemplate, load_chat_template
 from ridgeline.text.choose import load_tokenizer
-from ridgeline.text.prompt_cache import PromptCache, cutting_names
+from ridgeline.text.prompt_cache import PromptCache
 from ridgeline.text.tokenizer import Tokenizer
 
 
@@ -100,8 +100,7 @@ def load_texts(name: str, path: Path | None, config: ServerConfig) -> Texts:
         generation = replace(generation, sampling={})
     _check_defaults(generation.sampling)
     file = None if config.chat_template is None else Path(config.chat_template).expanduser()
-    prompts = PromptCache(tokenizer, cutting_names(tokenizer))
-    return Texts(tokenizer, prompts, load_chat_template(path, name, tokenizer, file), generation)
+    return Texts(tokenizer, PromptCache(tokenizer), load_chat_template(path, name, tokenizer, file), generation)
 
 
 def _check_defaults(sampling: Mapping[str, int | float]) -> None:

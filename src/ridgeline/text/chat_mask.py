@@ -6,12 +6,11 @@ Owns the names of one tokenizer's control tokens. The mark, `MASK`, stands after
 import re
 from collections.abc import Mapping, Sequence
 
+from ridgeline.text.alternatives import longest_of
 from ridgeline.text.tokenizer import MASK, Tokenizer
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython", "model", "context", "latest_reminder"})
 """Roles that templates know by name. They are part of names such as `<|user|>` and stay what they are."""
-
-_MAX_NESTING = 64
 
 
 class ControlNames:
@@ -21,7 +20,7 @@ class ControlNames:
         self._names = frozenset(name for name in names if len(name) > 1)
         self._starts = frozenset(name[:end] for name in self._names for end in range(1, len(name)))
         self._longest = max(map(len, self._names), default=0)
-        self._at = re.compile(f"(?={_any_of(self._names)})") if self._names else None
+        self._at = re.compile(f"(?={longest_of(self._names)})") if self._names else None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ControlNames":
@@ -61,16 +60,3 @@ class ControlNames:
 def unmasked(text: str) -> str:
     """The text as it reads."""
     return text.replace(MASK, "")
-
-
-def _any_of(names: frozenset[str] | set[str], depth: int = 0) -> str:
-    """A pattern that matches where one of `names` begins, in time that does not grow with their number: those that share a first
-    character share a branch."""
-    if "" in names:
-        return ""
-    if len(names) == 1 or depth == _MAX_NESTING:
-        return "(?:" + "|".join(map(re.escape, sorted(names))) + ")"
-    branches: dict[str, set[str]] = {}
-    for name in names:
-        branches.setdefault(name[0], set()).add(name[1:])
-    return "(?:" + "|".join(re.escape(first) + _any_of(rests, depth + 1) for first, rests in sorted(branches.items())) + ")"

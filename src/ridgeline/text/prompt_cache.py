@@ -7,10 +7,11 @@ What one tenant's prompts left is never used for another's: even the time that a
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from functools import cached_property
 from hashlib import blake2b
 from threading import Lock
 
+from ridgeline.text.alternatives import longest_of
 from ridgeline.text.tokenizer import MASK, Tokenizer
 
 LEAST_CHARACTERS = 2_048
@@ -22,15 +23,19 @@ MOST_IDS = 4 << 20
 class PromptCache:
     """Shared by threads. `view` gives the tokenizer that one tenant's requests use."""
 
-    def __init__(self, tokenizer: Tokenizer, names: Sequence[str]) -> None:
-        """`names` of control tokens that take nothing of what stands before them."""
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._names = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
         self._kept: OrderedDict[bytes, array[int]] = OrderedDict()
         self._size = 0
         self._lock = Lock()
         self.hits = 0
         """Texts of which a beginning was there."""
+
+    @cached_property
+    def _names(self) -> re.Pattern[str] | None:
+        """Names before which a text may be cut; looked for when the first long text comes."""
+        names = cutting_names(self.tokenizer)
+        return re.compile(longest_of(names)) if names else None
 
     def view(self, domain: bytes) -> "View":
         """A `Tokenizer` whose encoding reuses what this domain has encoded before."""
@@ -53,7 +58,7 @@ class PromptCache:
 
     def _cuts(self, text: str) -> list[int]:
         """Where names stand, but at the very beginning. A masked text is read by other rules and never cut."""
-        if self._names is None or len(text) < LEAST_CHARACTERS or MASK in text:
+        if len(text) < LEAST_CHARACTERS or MASK in text or self._names is None:
             return []
         return [found.start() for found in self._names.finditer(text) if found.start()]
 

@@ -5,17 +5,18 @@ Owns the cutting at user-defined tokens and the meaning of each id; the merging 
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from sentencepiece import SentencePieceProcessor
 
 from ridgeline.errors import ModelFormatError
+from ridgeline.text.alternatives import longest_of
 from ridgeline.text.spm_model import model_proto
 from ridgeline.text.tokenizer import MASK
 from ridgeline.text.vocabulary import Kind, Vocabulary
 
 _SPACE_MARK = "\u2581"
 _SILENT = frozenset({Kind.CONTROL, Kind.UNKNOWN})
-_MAX_NESTING = 64
 
 
 class SpmTokenizer:
@@ -69,7 +70,11 @@ class SpmTokenizer:
 
     def id_of(self, piece: str) -> int | None:
         """See `Tokenizer.id_of`."""
-        return self._pieces.index(piece) if piece in self._pieces else None
+        return self._ids.get(piece)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {piece: token for token, piece in enumerate(self._pieces) if piece}
 
     def piece(self, token: int) -> bytes:
         """See `Tokenizer.piece`. An id that only pads the vocabulary stands for nothing."""
@@ -94,20 +99,4 @@ class SpmTokenizer:
 
 
 def _cutter(tokens: Mapping[str, int]) -> re.Pattern[str] | None:
-    return re.compile(f"({_longest_of(list(tokens))})") if tokens else None
-
-
-def _longest_of(words: list[str], depth: int = 0) -> str:
-    """A pattern that matches the longest of `words` (distinct, not empty) at a place, in time that does not grow with their
-    number: words that share a first character share a branch."""
-    if len(words) == 1 or depth == _MAX_NESTING:
-        return "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
-    branches: dict[str, list[str]] = {}
-    for word in words:
-        branches.setdefault(word[0], []).append(word[1:])
-    patterns = []
-    for first, rests in branches.items():
-        longer = [rest for rest in rests if rest]
-        tail = f"(?:{_longest_of(longer, depth + 1)}){'?' if len(longer) < len(rests) else ''}" if longer else ""
-        patterns.append(re.escape(first) + tail)
-    return "|".join(patterns)
+    return re.compile(f"({longest_of(tokens)})") if tokens else None
