@@ -22,6 +22,7 @@ SIDE_FILES = frozenset(
     {
         "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
         "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+        "additional_chat_templates/tool_use.jinja",
     }
 )  # fmt: skip
 """What is fetched beside the weights of a checkpoint, where it is there."""
