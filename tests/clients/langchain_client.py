@@ -24,8 +24,7 @@ def main(base_url: str, model: str) -> None:
 
     answers = chat.batch([[HumanMessage("One")], [HumanMessage("Two")], conversation])
     assert len(answers) == 3 and answers[2].content == whole.content
-    assert asyncio.run(chat.ainvoke(conversation)).content == whole.content
-    assert asyncio.run(_streamed(chat, conversation)) == whole.content
+    assert asyncio.run(_asynchronous(chat, conversation)) == (whole.content, whole.content)
 
     scored = chat.bind(logprobs=True, top_logprobs=2).invoke(conversation)
     content = scored.response_metadata["logprobs"]["content"]
@@ -40,8 +39,10 @@ def main(base_url: str, model: str) -> None:
     print(f"langchain-openai {version('langchain-openai')}, langchain-core {version('langchain-core')}, openai {version('openai')}: pass")
 
 
-async def _streamed(chat: ChatOpenAI, conversation: list) -> str:
-    return "".join([str(chunk.content) async for chunk in chat.astream(conversation)])
+async def _asynchronous(chat: ChatOpenAI, conversation: list) -> tuple[str, str]:
+    """Whole and streamed, in one event loop: the client's connections belong to it."""
+    whole = await chat.ainvoke(conversation)
+    return str(whole.content), "".join([str(chunk.content) async for chunk in chat.astream(conversation)])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ ${RIDGELINE:-ridgeline} serve demo --port 0 --max-model-len 1024 >"$log" 2>&1 &
 server=$!
 trap 'kill $server; rm -f "$log"' EXIT
 url=
-for _ in $(seq 120); do
+for _ in $(seq 240); do
     url=$(sed -n 's/.* at \(http:[^ ]*\).*/\1/p' "$log" | head -n 1)
     [ -n "$url" ] && break
     kill -0 $server || { cat "$log"; exit 1; }
