@@ -1,6 +1,7 @@
 """`ridgeline plan`: what a model needs and yields on given devices, from physics, before anything is downloaded."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +27,7 @@ def plan(
     price_per_hour: Annotated[float | None, typer.Option(help="Dollars an hour for one device, instead of the table's.")] = None,
     api_price: Annotated[float | None, typer.Option(help="Dollars a million tokens that an API asks, for the break-even.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, seconds, dollars.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with sliders and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Say what a model needs and yields on given devices, before anything is downloaded."""
     from ridgeline.config.env import cache_directory
@@ -53,6 +55,11 @@ def plan(
     objective = parse_objective(slo)
     deployment = deployment_of(describe_model(model, cache_directory()), asked)
     report = make_report(deployment, objective, users is not None, api_price_of(api_price))
+    if html is not None:
+        from ridgeline.cli.pages import write_page
+        from ridgeline.planning.page import plan_page
+
+        write_page(html, plan_page(deployment, objective, users is not None))
     if as_json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
         return

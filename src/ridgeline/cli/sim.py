@@ -23,8 +23,10 @@ def sim(
     find_replicas: Annotated[bool, typer.Option("--least-replicas", help="Also find the fewest replicas that meet the objective.")] = False,
     find_knee: Annotated[bool, typer.Option("--knee", help="Also find the rate from which latency grows faster than throughput.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: seconds, tokens, dollars.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Simulate serving with the real scheduler: throughput, latency, queues, KV use and cost."""
+    from ridgeline.cli.pages import check_page, write_page
     from ridgeline.cli.scenarios import parse_changes, scenario_of
     from ridgeline.cli.sim_tables import Runs, show
 
@@ -32,6 +34,7 @@ def sim(
     flags |= {"requests": requests, "slo": slo, "arrivals": "closed" if users is not None else None}
     given = {name: str(value) for name, value in flags.items() if value is not None}
     settings = given | parse_changes(change or [])
+    check_page(html)
     with Runs(seeds, quiet=as_json) as runs:
         scenario = scenario_of(model, settings, trace)
         runs.run("as set", scenario)
@@ -39,6 +42,10 @@ def sim(
             runs.find_replicas(scenario)
         if find_knee:
             runs.find_knee(scenario, lambda wanted: scenario_of(model, settings | {"rate": f"{wanted:g}"}, None))
+    if html is not None:
+        from ridgeline.sim.page import runs_page
+
+        write_page(html, runs_page(runs.as_dict(), runs.table(), runs.notes))
     if as_json:
         print(json.dumps(runs.as_dict(), ensure_ascii=False))
     else:

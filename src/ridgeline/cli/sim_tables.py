@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ridgeline.sim.experiment import Interval, intervals, knee_of, least_replicas
+from ridgeline.sim.experiment import Interval, intervals, knee_of, least_replicas, mean_curves
 from ridgeline.sim.levers import Tried, binding, ranked
-from ridgeline.sim.measures import Figures
+from ridgeline.sim.measures import CURVE, Figures
 from ridgeline.sim.scenario import Scenario
 
 SECONDS, RATE, SHARE, PLAIN, MONEY = "s", "/s", "%", "", "$"
@@ -105,12 +105,22 @@ class Runs(AbstractContextManager["Runs"]):
     def as_dict(self) -> dict[str, Any]:
         """Everything, as numbers."""
         return {
+            "shares": CURVE,
             "runs": [
-                {"name": run.name, **{name: {"mean": each.mean, "half": each.half} for name, each in run.intervals.items()}}
+                {"name": run.name, **{name: asdict(each) for name, each in run.intervals.items()}, "curves": mean_curves(run.reports)}
                 for run in self.done
             ],
             **self.found,
         }
+
+    def table(self) -> list[list[str]]:
+        """A row a figure: what it is called, then each run's value as text."""
+        found = [run.intervals for run in self.done]
+        return [
+            [label, *[_cell(each[name], unit) if name in each else "–" for each in found]]
+            for name, (label, unit) in ROWS.items()
+            if any(name in each for each in found)
+        ]
 
 
 def _devices(scenario: Scenario) -> int:
@@ -126,10 +136,8 @@ def show(runs: Runs) -> None:
     table.add_column("")
     for run in runs.done:
         table.add_column(run.name, justify="right")
-    found = [run.intervals for run in runs.done]
-    for name, (label, unit) in ROWS.items():
-        if any(name in each for each in found):
-            table.add_row(label, *[_cell(each[name], unit) if name in each else "–" for each in found])
+    for row in runs.table():
+        table.add_row(*row)
     console.print(table)
     for note in runs.notes:
         console.print(note)

@@ -18,8 +18,10 @@ def whatif(
     levers: Annotated[bool, typer.Option(help="Say which resource binds and try the levers that follow, best first.")] = True,
     find_replicas: Annotated[bool, typer.Option("--least-replicas", help="Also find the fewest replicas that meet the objective.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: seconds, tokens, dollars.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Try other settings on recorded traffic, with the real scheduler, beside today's."""
+    from ridgeline.cli.pages import check_page, write_page
     from ridgeline.cli.scenarios import parse_changes, scenario_of
     from ridgeline.cli.sim_tables import Runs, show
     from ridgeline.sim.levers import candidates
@@ -27,6 +29,7 @@ def whatif(
     objective = {} if slo is None else {"slo": slo}
     base = objective | parse_changes(today or [])
     changed = parse_changes(change or []) | ({} if replicas is None else {"replicas": str(replicas)})
+    check_page(html)
     with Runs(seeds, quiet=as_json) as runs:
         now = scenario_of(model, base, trace)
         runs.run("today", now)
@@ -36,6 +39,10 @@ def whatif(
             runs.try_levers(lambda settings: scenario_of(model, base | settings, trace), candidates(now))
         if find_replicas:
             runs.find_replicas(scenario_of(model, base | changed, trace))
+    if html is not None:
+        from ridgeline.sim.page import runs_page
+
+        write_page(html, runs_page(runs.as_dict(), runs.table(), runs.notes))
     if as_json:
         print(json.dumps(runs.as_dict(), ensure_ascii=False))
     else:

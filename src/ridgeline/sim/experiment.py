@@ -29,6 +29,15 @@ def intervals(figures: Sequence[Figures]) -> dict[str, Interval]:
     return {name: interval([row[name] for row in rows]) for name in rows[0]}
 
 
+def mean_curves(figures: Sequence[Figures]) -> dict[str, list[float]]:
+    """The curves of the reports, each point the mean over the seeds that measured it."""
+    found = {}
+    for name in figures[0].curves:
+        measured = [each.curves[name] for each in figures if each.curves[name]]
+        found[name] = [mean(values) for values in zip(*measured, strict=True)]
+    return found
+
+
 def interval(values: Sequence[float]) -> Interval:
     """Mean and confidence interval of independent values."""
     if len(values) < 2:
@@ -38,13 +47,13 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def flat(figures: Figures) -> dict[str, float]:
-    """The report as numbers; spreads become `name.p50` …; what is unknown is left out."""
+    """The report as numbers; spreads become `name.p50` …; curves and what is unknown are left out."""
     found: dict[str, float] = {}
     for field in fields(figures):
         value = getattr(figures, field.name)
         if isinstance(value, Spread):
             found |= {f"{field.name}.{part.name}": getattr(value, part.name) for part in fields(value)}
-        elif value is not None:
+        elif isinstance(value, int | float):
             found[field.name] = float(value)
     return found
 

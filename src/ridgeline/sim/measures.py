@@ -4,7 +4,7 @@ Owns the definitions of the figures; see docs/physics.md for goodput, TPOT and I
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, log
 from typing import Final
@@ -13,6 +13,9 @@ from ridgeline.planning.objectives import Objective, Served, request_goodput, to
 
 BUCKETS_PER_E: Final = 100
 """Gaps are told apart to one part in a hundred."""
+
+CURVE: Final = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
+"""Shares at which distributions are given as curves."""
 
 
 class Gaps:
@@ -96,6 +99,7 @@ class Figures:
     met                share of all requests, refused ones included, that met the objective
     kv_use, running, waiting  means over time       utilisation  share of the time in which replicas computed
     cost               dollars a million output tokens, None without a price
+    curves             seconds at each share of `CURVE`, by what was measured: "ttft", "itl", "e2e"
     """
 
     requests: int
@@ -120,6 +124,7 @@ class Figures:
     utilisation: float
     replica_seconds: float
     cost: float | None
+    curves: Mapping[str, tuple[float, ...]]
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -129,6 +134,12 @@ def spread(values: Sequence[float]) -> Spread:
     ranked = sorted(values)
     p50, p90, p99 = (ranked[ceil(share * len(ranked)) - 1] for share in (0.5, 0.9, 0.99))
     return Spread(p50, p90, p99, sum(ranked) / len(ranked))
+
+
+def curve(values: Sequence[float]) -> tuple[float, ...]:
+    """Values by the nearest rank at the shares of `CURVE`; nothing for nothing."""
+    ranked = sorted(values)
+    return tuple(ranked[ceil(share * len(ranked)) - 1] for share in CURVE) if ranked else ()
 
 
 @dataclass(slots=True)
@@ -165,6 +176,7 @@ class Tally:
     def figures(self, objective: Objective, dollars_per_hour: float | None = None) -> Figures:
         """The report; `dollars_per_hour` for one replica."""
         done, ttft, tpot = self.requests, self.requests.ttft(), self.requests.tpot()
+        e2e = [end - begin for end, begin in zip(done.ended, done.arrived, strict=True)]
         seconds = max(1e-9, max(done.ended, default=0.0) - min(done.arrived, default=0.0))
         output = sum(done.output)
         served = [Served(tokens, *times) for tokens, times in zip(done.output, zip(ttft, tpot, strict=True), strict=True)]
@@ -186,7 +198,7 @@ class Tally:
             itl=Spread(
                 self.gaps.percentile(0.5), self.gaps.percentile(0.9), self.gaps.percentile(0.99), self.gap_seconds / max(1, self.gap_count)
             ),
-            e2e=spread([end - begin for end, begin in zip(done.ended, done.arrived, strict=True)]),
+            e2e=spread(e2e),
             queue=spread([start - begin for start, begin in zip(done.started, done.arrived, strict=True)]),
             cached_share=sum(done.cached) / max(1, sum(done.prompt)),
             preemptions=self.preemptions,
@@ -196,5 +208,10 @@ class Tally:
             utilisation=self.busy_seconds / up,
             replica_seconds=self.replica_seconds,
             cost=None if spent is None or not output else spent / output * 1e6,
+            curves={
+                "ttft": curve(ttft),
+                "itl": tuple(map(self.gaps.percentile, CURVE)) if self.gap_count else (),
+                "e2e": curve(e2e),
+            },
         )
 

@@ -1,0 +1,88 @@
+"""The plan as one page: a calculator with sliders and plots that needs no network. Also puts such documents together for others.
+
+Owns what is embedded. The page computes with `page/formulas.js`, the same functions as in this package, which tests compare.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, Final
+
+from ridgeline.facts.config_json import read_config
+from ridgeline.facts.describe import KNOWN, known_names
+from ridgeline.facts.devices import DEVICES
+from ridgeline.facts.shape import KV_BITS, WEIGHT_FORMATS
+from ridgeline.planning.deployment import ACTIVATION_BYTES, MAX_SEQUENCES, Deployment, automatic_layout
+from ridgeline.planning.objectives import Objective
+from ridgeline.planning.report import MOST_DEVICES
+from ridgeline.planning.speed import LARGEST_BATCH
+from ridgeline.planning.step import EXPANDED_FROM, TYPICAL
+
+FOLDER: Final = files("ridgeline.planning") / "page"
+"""Sources of the page; style and plots are shared with other pages."""
+
+
+def plan_page(deployment: Deployment, objective: Objective, users_given: bool) -> str:
+    """The calculator, opened at this deployment, as one HTML document."""
+    scripts = [FOLDER / name for name in ("formulas.js", "plot.js", "calculator.js")]
+    return document(FOLDER / "plan.html", scripts, page_data(deployment, objective, users_given))
+
+
+def page_data(deployment: Deployment, objective: Objective, users_given: bool) -> dict[str, Any]:
+    """What the calculator knows: shapes and devices, formats, constants, and the deployment it opens at."""
+    shape, device, layout = deployment.shape, deployment.device, deployment.layout
+    shapes = {name: read_config(KNOWN / f"{name}.json", name) for name in known_names()} | {shape.name: shape}
+    automatic = layout == automatic_layout(shape, layout.devices)
+    fields = ("dtype", "kv_dtype", "context", "users", "utilisation", "chunk", "block_tokens")
+    return {
+        "models": {name: asdict(each) for name, each in shapes.items()},
+        "devices": {name: asdict(each) for name, each in (DEVICES | {device.name: device}).items()},
+        "constants": {
+            "WEIGHT_FORMATS": {name: asdict(form) for name, form in WEIGHT_FORMATS.items()},
+            "KV_BITS": KV_BITS,
+            "TYPICAL": asdict(TYPICAL),
+            "ACTIVATION_BYTES": ACTIVATION_BYTES,
+            "MAX_SEQUENCES": MAX_SEQUENCES,
+            "EXPANDED_FROM": EXPANDED_FROM,
+            "LARGEST_BATCH": LARGEST_BATCH,
+            "MOST_DEVICES": MOST_DEVICES,
+        },
+        "opened": {
+            **{name: getattr(deployment, name) for name in fields},
+            **asdict(deployment.workload),
+            "model": shape.name,
+            "device": device.name,
+            "count": layout.devices,
+            "tensor": None if automatic else layout.tensor,
+            "pipeline": 1 if automatic else layout.pipeline,
+            "users_given": users_given,
+        },
+        "objective": asdict(objective),
+    }
+
+
+def document(index: Traversable, scripts: Sequence[Traversable], data: Mapping[str, Any]) -> str:
+    """One HTML document of `index`, the shared style, these scripts in order and `data` as JSON, under a policy that loads nothing."""
+    style, codes = (FOLDER / "style.css").read_text(encoding="utf-8"), [script.read_text(encoding="utf-8") for script in scripts]
+    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, codes))}"
+    # An escaped "<" is the same JSON, and no name of a model can end the element.
+    embedded = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    parts = {
+        "<!--policy-->": f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        "<!--style-->": f"<style>{style}</style>",
+        "<!--scripts-->": "\n".join(f"<script>{code}</script>" for code in codes),
+        "<!--data-->": f'<script type="application/json" id="data">{embedded}</script>',
+    }
+    text = index.read_text(encoding="utf-8")
+    for mark, part in parts.items():
+        text = text.replace(mark, part, 1)
+    return text
+
+
+def _hash(text: str) -> str:
+    """What a policy calls an element with this content."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

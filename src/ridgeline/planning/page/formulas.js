@@ -1,0 +1,300 @@
+"use strict";
+// What `ridgeline.planning` computes, under the names that the Python functions have; tests compare the two number by number.
+// Bytes, seconds, dollars. The page cuts no experts and shares no prefix, as `ridgeline plan` does not, so those terms are left out.
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const { WEIGHT_FORMATS, KV_BITS, TYPICAL, ACTIVATION_BYTES, MAX_SEQUENCES, EXPANDED_FROM, LARGEST_BATCH, MOST_DEVICES } = DATA.constants;
+const IDEAL = { compute: 1, bandwidth: 1 };
+
+// Python's round: halves go to the even neighbour.
+function round(value) {
+  const low = Math.floor(value), rest = value - low;
+  return rest > 0.5 || (rest === 0.5 && low % 2 !== 0) ? low + 1 : low;
+}
+const gcd = (a, b) => (b ? gcd(b, a % b) : a);
+const kind_layers = (shape, kind) => shape.layer_kinds.filter((each) => each === kind).length;
+
+// facts.shape, facts.devices
+function class_bytes(shape, dtype) {
+  if (dtype === null && Object.keys(shape.stored_bytes).length) return shape.stored_bytes;
+  const form = WEIGHT_FORMATS[dtype ?? shape.dtype];
+  const bits = (name) => (name === "embedding" || name === "head" ? form.embedding_bits : form.layer_bits);
+  return Object.fromEntries(Object.entries(shape.parameters).map(([name, count]) => [name, (count * bits(name)) / 8]));
+}
+const compute_dtype = (d) => WEIGHT_FORMATS[d.dtype ?? d.shape.dtype].compute;
+const flops = (device, kind) => device.flops_per_second[kind] || device.flops_per_second.f16 || device.flops_per_second.f32;
+
+// planning.memory
+function groups_of(shape) {
+  const kinds = [...new Set(shape.layer_kinds)].sort();
+  const size = kinds.map((kind) => kind_layers(shape, kind)).reduce(gcd);
+  const cut = (kind) => Array(kind_layers(shape, kind) / size).fill({ layers: size, window: kind === "window" ? shape.window : 0 });
+  return kinds.flatMap(cut);
+}
+const block_bytes = (layers, block_tokens, elements, element_bits) => Math.ceil((layers * block_tokens * elements * element_bits) / 8);
+
+function sequence_pages(groups, block_tokens, tokens, chunk) {
+  const full = Math.ceil(tokens / block_tokens);
+  const needed = (group) => Math.ceil((group.window + Math.min(chunk, tokens)) / block_tokens) + 1;
+  return groups.reduce((pages, group) => pages + (group.window === 0 ? full : Math.min(full, needed(group))), 0);
+}
+
+function longest_sequence(groups, block_tokens, pages, chunk, limit) {
+  let low = 0, high = limit;
+  while (low < high) {
+    const middle = Math.floor((low + high + 1) / 2);
+    if (sequence_pages(groups, block_tokens, middle, chunk) <= pages) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+// planning.deployment
+function rank_weights(d) {
+  return Object.values(class_bytes(d.shape, d.dtype)).reduce((sum, bytes) => sum + bytes, 0) / d.layout.tensor / d.layout.pipeline;
+}
+
+function kv_share(d) {
+  const heads = d.shape.attention === "MLA" ? 1 : kv_heads_per_device(d.shape.kv_heads, d.layout.tensor) / d.shape.kv_heads;
+  return heads / d.layout.pipeline;
+}
+
+function rank_activations(d, tiled = true) {
+  const { shape } = d, tokens = Math.min(d.chunk, d.context);
+  const layer = tokens * (2 * shape.hidden + 2 * shape.heads * shape.head_dim + 2 * shape.ffn) * ACTIVATION_BYTES;
+  const scores = tiled ? 2 * shape.heads * tokens * 4 : shape.heads * d.context * d.context * ACTIVATION_BYTES;
+  return (layer + scores + Math.min(d.users, tokens) * shape.vocab * 4) / d.layout.tensor;
+}
+
+function rank_kv_budget(d) {
+  return d.device.memory_bytes * d.utilisation - (rank_weights(d) + rank_activations(d) + d.device.overhead_bytes);
+}
+
+function memory_of(d) {
+  const { shape, device, layout } = d, groups = groups_of(shape), ranks = layout.tensor * layout.pipeline;
+  const page = block_bytes(groups[0].layers, d.block_tokens, shape.kv_elements, KV_BITS[d.kv_dtype]);
+  const budget = rank_kv_budget(d), pages = Math.floor(Math.max(0, budget) / (page * kv_share(d)));
+  const each = sequence_pages(groups, d.block_tokens, d.context, d.chunk), per_copy = Math.ceil(d.users / layout.replicas);
+  return {
+    total: device.memory_bytes * ranks,
+    weights: round(rank_weights(d) * ranks),
+    activations: round(rank_activations(d) * ranks),
+    untiled_activations: round(rank_activations(d, false) * ranks),
+    overhead: device.overhead_bytes * ranks,
+    reserve: round((device.memory_bytes - device.memory_bytes * d.utilisation) * ranks),
+    kv_token: block_bytes(shape.layers, 1, shape.kv_elements, KV_BITS[d.kv_dtype]),
+    kv_sequence: each * page,
+    kv_users: each * per_copy * page * kv_share(d) * ranks,
+    kv_budget: round(budget * ranks),
+    max_sequences: Math.min(MAX_SEQUENCES, Math.floor(pages / each) * layout.replicas),
+    max_context: longest_sequence(groups, d.block_tokens, Math.floor(pages / per_copy), d.chunk, shape.context),
+    shortfall: Math.max(0, round((each * per_copy * page * kv_share(d) - budget) * ranks)),
+  };
+}
+
+function automatic_layout(shape, count) {
+  const greatest = (most, fits) => { for (let n = most; n > 1; n--) if (fits(n)) return n; return 1; };
+  const tensor = greatest(Math.min(count, 8), (width) => count % width === 0 && shape.heads % width === 0);
+  const rest = count / tensor;
+  const pipeline = greatest(Math.min(rest, shape.layers), (stages) => rest % stages === 0);
+  return { tensor, pipeline, replicas: rest / pipeline };
+}
+
+// planning.parallel
+const kv_heads_per_device = (kv_heads, tensor_parallel) => Math.max(1, Math.ceil(kv_heads / tensor_parallel));
+const all_reduce_bytes = (message, devices) => (2 * message * (devices - 1)) / devices;
+const pipeline_bubble = (stages, micro_batches) => (stages - 1) / (micro_batches + stages - 1);
+const experts_touched = (experts, active, tokens) => experts * (1 - (1 - active / experts) ** tokens);
+
+function all_reduce_seconds(message, devices, link, hop) {
+  if (devices === 1) return 0;
+  return all_reduce_bytes(message, devices) / (link / 2) + 2 * (32 - Math.clz32(devices - 1)) * hop;
+}
+
+function link_seconds(d, tokens) {
+  const { shape, layout } = d, { link_bytes_per_second: link, hop_seconds: hop } = d.device;
+  const message = Math.ceil(tokens) * shape.hidden * ACTIVATION_BYTES;
+  return 2 * shape.layers * all_reduce_seconds(message, layout.tensor, link, hop) + (layout.pipeline - 1) * (message / (link / 2) + hop);
+}
+
+// planning.step
+function looked_at(start, count, window) {
+  if (!window) return count * start + (count * (count + 1)) / 2;
+  const rising = Math.max(0, Math.min(count, window - start - 1));
+  return rising * start + (rising * (rising + 1)) / 2 + (count - rising) * window;
+}
+
+// `sequences` alike rows, each of which computes `count` tokens from position `start` on and samples one.
+function step_work(d, { start, count, sequences }) {
+  const { shape } = d, { experts } = shape, classes = class_bytes(shape, d.dtype), tokens = count * sequences;
+  const width = count < EXPANDED_FROM ? shape.decode_width : shape.prefill_width, end = start + count;
+  let attention = 0, cached = 0;
+  for (const [kind, window] of [["full", 0], ["window", shape.window]]) {
+    const layers = kind_layers(shape, kind);
+    attention += layers * sequences * looked_at(start, count, window) * width;
+    cached += layers * sequences * (window ? Math.min(end, window + count - 1) : end);
+  }
+  const head = shape.parameters.head ? "head" : "embedding";
+  return {
+    tokens,
+    linear_flops: 2 * (layer_parameters(shape) * tokens + shape.vocab * shape.hidden * sequences),
+    attention_flops: 2 * attention,
+    weight_bytes: classes.attention + classes.ffn + classes.norms + classes[head],
+    expert_bytes: experts ? classes.experts * (experts_touched(experts.routed, experts.active, tokens) / experts.routed) : 0,
+    kv_bytes: (cached * shape.kv_elements * KV_BITS[d.kv_dtype]) / 8,
+  };
+}
+
+function layer_parameters({ parameters, experts }) {
+  return parameters.attention + parameters.ffn + parameters.experts * (experts ? experts.active / experts.routed : 0);
+}
+
+const intensity = (work) => (work.linear_flops + work.attention_flops) / (work.weight_bytes + work.expert_bytes + work.kv_bytes);
+
+function with_prefill(decode, prompt, share) {
+  return {
+    tokens: decode.tokens + share * prompt.tokens,
+    linear_flops: decode.linear_flops + share * prompt.linear_flops,
+    attention_flops: decode.attention_flops + share * prompt.attention_flops,
+    weight_bytes: decode.weight_bytes,
+    expert_bytes: Math.max(decode.expert_bytes, Math.min(1, share) * prompt.expert_bytes),
+    kv_bytes: decode.kv_bytes + share * prompt.kv_bytes,
+  };
+}
+
+// [[compute, memory] of the matrix products, [compute, memory] of attention]
+function part_seconds(d, work, efficiency) {
+  const { tensor, pipeline } = d.layout, kind = compute_dtype(d), bandwidth = d.device.bytes_per_second * efficiency.bandwidth;
+  const products = work.linear_flops / tensor / flops(d.device, kind) / efficiency.compute;
+  const scores = work.attention_flops / tensor / flops(d.device, kind === "f32" ? "f32" : "f16") / efficiency.compute;
+  const weights = work.weight_bytes / tensor + work.expert_bytes / tensor;
+  return [[products, weights / bandwidth], [scores, (work.kv_bytes * kv_share(d) * pipeline) / bandwidth]];
+}
+
+function resource_seconds(d, work, efficiency) {
+  const [products, attention] = part_seconds(d, work, efficiency);
+  return [products[0] + attention[0], products[1] + attention[1]];
+}
+
+function pass_seconds(d, work) {
+  const [products, attention] = part_seconds(d, work, TYPICAL);
+  return Math.max(...products) + Math.max(...attention) + link_seconds(d, work.tokens);
+}
+
+// planning.speed
+const mean_context = (d) => d.workload.prompt + Math.floor(d.workload.output / 2);
+const decode_work = (d, sequences, start = mean_context(d)) => step_work(d, { start, count: 1, sequences });
+
+function prefill_work(d) {
+  const { prompt, reused } = d.workload, start = Math.min(prompt - 1, round(prompt * reused));
+  return step_work(d, { start, count: prompt - start, sequences: 1 });
+}
+
+const mixed_work = (d, sequences) => with_prefill(decode_work(d, sequences), prefill_work(d), sequences / d.workload.output);
+const decode_floor = (d) => Math.max(...resource_seconds(d, decode_work(d, 1, d.context - 1), IDEAL));
+const prefill_floor = (d) => Math.max(...resource_seconds(d, prefill_work(d), IDEAL)) / d.layout.pipeline;
+
+function prefill_seconds(d) {
+  const work = prefill_work(d), stages = d.layout.pipeline, chunks = Math.max(1, Math.ceil(work.tokens / d.chunk));
+  const read = { ...work, weight_bytes: work.weight_bytes * chunks, expert_bytes: work.expert_bytes * chunks };
+  return pass_seconds(d, read) / stages / (1 - pipeline_bubble(stages, chunks));
+}
+
+const in_flight = (d, batch) => Math.ceil(batch / d.layout.replicas / d.layout.pipeline);
+const decode_itl = (d, batch) => pass_seconds(d, decode_work(d, in_flight(d, batch)));
+const mixed_itl = (d, batch) => pass_seconds(d, mixed_work(d, in_flight(d, batch)));
+const million_token_cost = (price_per_hour, tokens_per_second) => (price_per_hour / 3600 / tokens_per_second) * 1e6;
+
+function batch_point(d, batch) {
+  const [compute, memory] = resource_seconds(d, decode_work(d, in_flight(d, batch)), TYPICAL);
+  const itl = decode_itl(d, batch), mixed = mixed_itl(d, batch), { price } = d.device, { tensor, pipeline, replicas } = d.layout;
+  return {
+    batch,
+    itl,
+    mixed_itl: mixed,
+    tokens_per_second: batch / mixed,
+    decode_tokens_per_second: batch / itl,
+    utilisation: (compute * TYPICAL.compute) / itl,
+    kv_bytes: decode_work(d, batch).kv_bytes,
+    bound_by: compute > memory ? "compute" : "bandwidth",
+    cost: price ? million_token_cost(price.dollars_per_hour * tensor * pipeline * replicas, batch / mixed) : null,
+  };
+}
+
+function batches(most) {
+  const end = Math.min(most, LARGEST_BATCH), found = [];
+  for (let batch = 1; batch < end; batch += batch >= 16 ? Math.floor(batch / 8) : 1) found.push(batch);
+  return end ? [...found, end] : [];
+}
+
+function knee(d, most) {
+  const power = (batch) => batch / mixed_itl(d, batch) ** 2;
+  return batches(most).reduce((best, batch) => (best && power(best) >= power(batch) ? best : batch), 0);
+}
+
+function meets(d, batch, { ttft, itl }) {
+  const gap = mixed_itl(d, batch);
+  return (ttft === null || gap + prefill_seconds(d) <= ttft) && (itl === null || gap <= itl);
+}
+
+function best_batch(d, memory, objective) {
+  const free = objective.ttft === null && objective.itl === null, most = memory.max_sequences;
+  const able = free ? [] : batches(LARGEST_BATCH).filter((batch) => meets(d, batch, objective));
+  const found = free ? knee(d, LARGEST_BATCH) : Math.max(0, ...able);
+  return most < found ? [most, "memory"] : [found, free ? "knee" : "objective"];
+}
+
+const ridge = (d) => flops(d.device, compute_dtype(d)) / d.device.bytes_per_second;
+const attainable_flops = (at, flops_per_second, bytes_per_second) => Math.min(flops_per_second, bytes_per_second * at);
+
+function binding(d, memory, batch) {
+  if (memory.shortfall || memory.max_sequences < knee(d, LARGEST_BATCH)) return "capacity";
+  return batch_point(d, Math.max(1, batch)).bound_by;
+}
+
+// planning.report
+function least_devices(d) {
+  for (let count = 1; count <= MOST_DEVICES; count++) {
+    if (memory_of({ ...d, layout: automatic_layout(d.shape, count) }).shortfall === 0) return count;
+  }
+  return null;
+}
+
+function make_report(d, objective, users_given) {
+  const memory = memory_of(d), free = objective.ttft === null && objective.itl === null;
+  let [batch, limited_by] = best_batch(d, memory, objective);
+  if (users_given && free) {
+    [batch, limited_by] = [Math.min(d.users, memory.max_sequences), d.users <= memory.max_sequences ? "users" : "memory"];
+  }
+  const run = batch ? batch_point(d, batch) : null;
+  return {
+    fits: memory.shortfall === 0,
+    memory_bytes: memory.total,
+    weights_bytes: memory.weights,
+    kv_bytes_per_token: memory.kv_token,
+    kv_bytes_per_sequence: memory.kv_sequence,
+    kv_users_bytes: memory.kv_users,
+    activation_bytes: memory.activations,
+    untiled_activation_bytes: memory.untiled_activations,
+    overhead_bytes: memory.overhead,
+    reserve_bytes: memory.reserve,
+    kv_budget_bytes: Math.max(0, memory.kv_budget),
+    shortfall_bytes: memory.shortfall,
+    max_sequences: memory.max_sequences,
+    max_context_tokens: memory.max_context,
+    prefill_intensity: intensity(prefill_work(d)),
+    decode_intensity: intensity(decode_work(d, Math.max(1, batch))),
+    ridge_intensity: ridge(d),
+    bound_by: binding(d, memory, batch),
+    decode_floor_seconds: decode_floor(d),
+    prefill_floor_seconds: prefill_floor(d),
+    prefill_seconds: prefill_seconds(d),
+    knee_batch: knee(d, memory.max_sequences),
+    recommended_batch: batch,
+    limited_by,
+    objective_met: free ? null : batch >= d.users,
+    run,
+    tokens_per_second: run ? run.tokens_per_second : 0,
+    cost_per_million_tokens: run ? run.cost : null,
+    min_devices: least_devices(d),
+  };
+}
