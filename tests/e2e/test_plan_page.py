@@ -177,6 +177,7 @@ def test_models_devices_and_widths(plan: Any) -> None:
     choose(plan, "model", "llama-3-70b")
     assert "does not fit" in plan.value("document.getElementById('verdict').textContent")
     assert plan.value("document.getElementById('verdict').className") == "bad"
+    assert "nothing runs" in plan.value("document.getElementById('figures').textContent")
     move(plan, "count", 3)
     move(plan, "tensor", 3)
     assert plan.value("JSON.stringify(layout())") == '{"tensor":4,"pipeline":1,"replicas":1}'

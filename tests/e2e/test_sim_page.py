@@ -39,7 +39,7 @@ def test_it_shows_the_runs(page: Any, runs: Runs) -> None:
     assert page.value("[...document.querySelectorAll('#runs thead th')].map(e => e.textContent)") == [run.name for run in runs.done]
     assert page.value("document.getElementById('notes').textContent") == "".join(runs.notes)
     assert page.value("[...document.querySelectorAll('#ttft .legend li')].map(e => e.textContent)") == [run.name for run in runs.done]
-    free, tight = page.value(POINTS)
+    tight, free = page.value(POINTS)
     assert len(free) == len(tight) == len(runs.as_dict()["shares"])
     for heights in (free, tight):
         assert heights == sorted(heights, reverse=True), "a distribution only rises"

@@ -109,7 +109,7 @@ function showControls() {
 }
 
 function showFigures(report) {
-  const dollars = (value) => (value === null ? "no price known" : `$${Number(value.toPrecision(3))}`);
+  const dollars = (value) => (value === null ? (report.run ? "no price known" : "nothing runs") : `$${Number(value.toPrecision(3))}`);
   const flop = (value) => `${whole(Number(value.toPrecision(3)))} FLOP/B`;
   const rows = [
     ["Weights", "weights_bytes", gigabytes], ["KV of a token", "kv_bytes_per_token", (v) => plot.amount(v, "B")],
@@ -117,7 +117,7 @@ function showFigures(report) {
     ["Longest context for these users", "max_context_tokens", whole], ["Fewest devices", "min_devices", (v) => (v === null ? "over 1,024" : whole(v))],
     ["ITL floor, one user", "decode_floor_seconds", plot.seconds], ["Prefill floor", "prefill_floor_seconds", plot.seconds],
     ["Decode intensity", "decode_intensity", flop], ["Prefill intensity", "prefill_intensity", flop], ["Ridge", "ridge_intensity", flop],
-    ["Bound by", "bound_by", String], ["Knee of the batch", "knee_batch", whole], ["Batch to run", "recommended_batch", whole],
+    ["Bound by", "bound_by", String], ["Knee, as memory allows", "knee_batch", whole], ["Batch to run", "recommended_batch", whole],
     ["Output at that batch", "tokens_per_second", (v) => `${whole(Math.round(v))} tok/s`], ["A million output tokens", "cost_per_million_tokens", dollars],
   ];
   byId("figures").replaceChildren();

@@ -75,7 +75,8 @@ const plot = (() => {
       element(svg, "line", { class: "guide", x1: at, x2: at, y1: TOP, y2: HEIGHT - BOTTOM });
       element(svg, "text", { class: "label", x: at, y: TOP + 10 + 15 * i, ...anchor(at, width) }, guide.label);
     });
-    for (const { points, colour } of curves) {
+    // The first curve lies on top: it is what the others are compared with.
+    for (const { points, colour } of [...curves].reverse()) {
       const path = points.map(([a, b], i) => `${i ? "L" : "M"}${put.x(a).toFixed(2)} ${put.y(b).toFixed(2)}`).join("");
       element(svg, "path", { class: `curve c${colour}`, d: path });
     }
