@@ -4,6 +4,7 @@ Holders are sequences, through their tables, and steps in flight, through hand-o
 still touch, the hold passes to that step and ends when the step commits.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from ridgeline.errors import LawViolation
@@ -12,6 +13,7 @@ from ridgeline.errors import LawViolation
 class Pages:
     """Pages 1 … `count`. Page 0 is reserved: it stands in tables for blocks that nobody reads.
 
+    cached       used for longest first; a plain dict would walk over every entry that has left its front
     published    1 where the page's block is in the prefix index; whoever changes the index sets it
     handed_over  step in flight → pages that it holds
     """
@@ -20,7 +22,7 @@ class Pages:
         self.count = count
         self.free = list(range(count, 0, -1))
         self.holders = [0] * (count + 1)
-        self.cached: dict[int, None] = {}
+        self.cached: OrderedDict[int, None] = OrderedDict()
         self.held = 0
         self.published = bytearray(count + 1)
         self.handed_over: dict[int, list[int]] = {}

@@ -11,9 +11,10 @@ from ridgeline.core.sequence import Sequence
 def quiet_steps(scheduler: Scheduler) -> int:
     """Further calls of `schedule` that plan one token for every running sequence and decide nothing, provided that no command comes.
 
-    None starts, none ends by length, no page is evicted, none is preempted. Stop ids, NaN and the front end's closes cannot be foreseen:
-    one of them ends the quiet, and who simulates knows when its own sequences stop. 0 while anything queued could start, while a sequence
-    catches up or is pinned, while more run than a step's budget holds. Pages that windows will give back are not counted on.
+    None starts, none ends by length, none is preempted. Pages that are free or cached suffice: which one is taken is no decision. Stop
+    ids, NaN and the front end's closes cannot be foreseen: one of them ends the quiet, and who simulates knows when its own sequences
+    stop. 0 while anything queued could start, while a sequence catches up or is pinned, while more run than a step's budget holds. Pages
+    that windows will give back are not counted on.
     """
     running, waiting, limits = scheduler.life.running, scheduler.life.waiting, scheduler.limits
     if not running or len(running) > limits.token_budget or scheduler.life.pinned:
@@ -25,10 +26,10 @@ def quiet_steps(scheduler: Scheduler) -> int:
     if any(s.reach - s.scheduled != 1 or s.needs_commit for s in running):
         return 0
     low, high = 0, max(0, min(s.limit - s.reach for s in running) - 1)
-    free = len(scheduler.cache.pages.free)
+    available = scheduler.cache.pages.available
     while low < high:
         middle = (low + high + 1) // 2
-        if _pages(scheduler, running, middle) <= free:
+        if _pages(scheduler, running, middle) <= available:
             low = middle
         else:
             high = middle - 1
@@ -44,7 +45,7 @@ def _pages(scheduler: Scheduler, running: list[Sequence], steps: int) -> int:
 def advance(scheduler: Scheduler, steps: int, token: int) -> None:
     """Every running sequence computes one token and samples `token`, `steps` times; at most `quiet_steps`, and nothing may be in flight.
 
-    Pages are taken, let go and published in the order in which single steps would: (step, schedule before commit, policy order).
+    Pages are evicted, taken, let go and published in the order in which single steps would: (step, schedule before commit, policy order).
     """
     cache, running, size = scheduler.cache, scheduler.life.running, scheduler.cache.shape.block_tokens
     starts = [sequence.scheduled for sequence in running]

@@ -227,13 +227,13 @@ def check_strings(name: str, strings: object, most: int, characters: int) -> Non
 
 
 def _check_ids(name: str, ids: object, vocab: int, most: int) -> None:
-    if not isinstance(ids, (tuple, list)) or not all(type(each) is int for each in ids):
+    if not isinstance(ids, (tuple, list)) or not set(map(type, ids)) <= {int}:
         raise _wrong(name, ids, "it must be a list of integers", "invalid_type")
     if len(ids) > most:
         raise RequestError(f"{name} has {len(ids)} ids; at most {most} are allowed.", param=name)
-    for each in ids:
-        if not 0 <= each < vocab:
-            raise RequestError(f"{name} contains {_show(each)}; this model's ids are 0 to {vocab - 1}.", param=name)
+    if ids and not 0 <= min(ids) <= max(ids) < vocab:
+        wrong = next(each for each in ids if not 0 <= each < vocab)
+        raise RequestError(f"{name} contains {_show(wrong)}; this model's ids are 0 to {vocab - 1}.", param=name)
 
 
 def _check_prompt(prompt: object, limits: ModelLimits) -> None:

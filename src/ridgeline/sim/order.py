@@ -104,7 +104,7 @@ class Quiet:
     A simulator that skips quiet steps makes the engine's plans only if the promise holds: law 13.
     """
 
-    LOUD = (events.Started, events.Evicted, events.Preempted, events.Waiting)
+    LOUD = (events.Started, events.Preempted, events.Waiting)
 
     def __init__(self) -> None:
         self._left = 0
