@@ -1,16 +1,20 @@
 // The only file that knows nanobind. Pointers arrive as integers, sizes as numbers; Python owns all memory and has
 // checked shapes and strides; outputs are passed in. The GIL is released while a kernel runs.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 
 #include "isa.h"
+#include "plan.h"
 
 namespace nb = nanobind;
 using namespace ridgeline;
 
 namespace {
 
+using Address = std::uintptr_t;
+
 template <typename T>
-T* pointer(std::uintptr_t address) {
+T* pointer(Address address) {
     return reinterpret_cast<T*>(address);
 }
 
@@ -18,6 +22,156 @@ const Kernels& kernels(int level) {
     if (level < 0 || level >= kLevelCount || !kLevels[level].supported())
         throw nb::value_error("this machine cannot run the requested ISA level");
     return *kLevels[level].kernels;
+}
+
+Matrix matrix(int format, std::size_t n, std::size_t k, std::size_t group, Address data) {
+    return {format, n, k, group, pointer<const std::uint8_t>(data)};
+}
+
+KVLayer kv_layer(int type, Address keys, Address values, std::size_t kv_heads, std::size_t head_dim, std::size_t block_tokens) {
+    const std::size_t head = type == kKVInt8 ? head_dim + 4 : head_dim * (type == kKVBF16 ? 2 : 4);
+    return {type, pointer<std::uint8_t>(keys), pointer<std::uint8_t>(values), head * kv_heads, head, kv_heads, head_dim, block_tokens};
+}
+
+// Row functions of one level, on `rows` rows: what the tests hold against the references.
+void bind_elements(nb::module_& m) {
+    m.def("quantise", [](int level, Address x, Address codes, Address scales, Address sums, std::size_t rows, std::size_t k) {
+        const ElementKernels& table = *kernels(level).elements;
+        nb::gil_scoped_release unlocked;
+        for (std::size_t row = 0; row < rows; ++row)
+            table.quantise(pointer<const float>(x) + row * k, k, pointer<std::int8_t>(codes) + row * k, pointer<float>(scales) + row * (k / kCodeGroup),
+                           pointer<std::int32_t>(sums) + row * (k / 16));
+    });
+}
+
+Step step(nb::handle sizes, nb::handle addresses, nb::handle tables, nb::handle slots) {
+    const auto number = [](nb::handle from, int i) { return nb::cast<Address>(from[i]); };
+    Step made{};
+    made.tokens = number(sizes, 0);
+    made.rows = number(sizes, 1);
+    made.selected = number(sizes, 2);
+    made.table_width = number(sizes, 3);
+    made.ids = pointer<const std::int32_t>(number(addresses, 0));
+    made.positions = pointer<const std::int32_t>(number(addresses, 1));
+    made.row_of_token = pointer<const std::int32_t>(number(addresses, 2));
+    made.cu_q = pointer<const std::int32_t>(number(addresses, 3));
+    made.kv_len = pointer<const std::int32_t>(number(addresses, 4));
+    made.select = pointer<const std::int32_t>(number(addresses, 5));
+    const int groups = static_cast<int>(nb::len(tables));
+    if (groups > kMaxGroups) throw nb::value_error("too many KV groups");
+    for (int g = 0; g < groups; ++g) {
+        made.tables[g] = pointer<const std::int32_t>(number(tables, g));
+        made.slots[g] = pointer<const std::int64_t>(number(slots, g));
+    }
+    return made;
+}
+
+void bind_row_ops(nb::class_<Plan>& plan) {
+    plan.def("embed", [](Plan& p, Address out, std::size_t width, bool positions, int format, std::size_t n, std::size_t group, Address data) {
+        RowOp op{embed};
+        op.out = pointer<float>(out), op.width = width, op.choice = positions, op.table = matrix(format, n, width, group, data);
+        p.add_row(op);
+    });
+    plan.def("select", [](Plan& p, Address x, Address out, std::size_t width) {
+        RowOp op{select};
+        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width;
+        p.add_row(op);
+    });
+    plan.def("quantise", [](Plan& p, Address x, std::size_t k, Address codes, Address scales, Address sums) {
+        RowOp op{quantise};
+        op.x = pointer<const float>(x), op.width = k, op.codes = pointer<std::int8_t>(codes), op.scales = pointer<float>(scales);
+        op.sums = pointer<std::int32_t>(sums);
+        p.add_row(op);
+    });
+    plan.def("rms_norm", [](Plan& p, Address x, Address out, std::size_t width, Address weight, std::size_t piece, float eps) {
+        RowOp op{rms_norm};
+        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.weight = pointer<const float>(weight);
+        op.piece = piece, op.number = eps;
+        p.add_row(op);
+    });
+    plan.def("layer_norm", [](Plan& p, Address x, Address out, std::size_t width, Address weight, Address bias, float eps) {
+        RowOp op{layer_norm};
+        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.weight = pointer<const float>(weight);
+        op.bias = pointer<const float>(bias), op.number = eps;
+        p.add_row(op);
+    });
+    plan.def("add", [](Plan& p, Address x, Address y, Address out, std::size_t width) {
+        RowOp op{add};
+        op.x = pointer<const float>(x), op.y = pointer<const float>(y), op.out = pointer<float>(out), op.width = width;
+        p.add_row(op);
+    });
+    plan.def("add_bias", [](Plan& p, Address x, Address out, std::size_t width, Address bias) {
+        RowOp op{add_bias};
+        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.bias = pointer<const float>(bias);
+        p.add_row(op);
+    });
+    plan.def("scale", [](Plan& p, Address x, Address out, std::size_t width, float factor) {
+        RowOp op{scale};
+        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.number = factor;
+        p.add_row(op);
+    });
+    plan.def("softcap", [](Plan& p, Address x, Address out, std::size_t width, float cap) {
+        RowOp op{softcap};
+        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.number = cap;
+        p.add_row(op);
+    });
+    // y 0: the activation alone.
+    plan.def("activate", [](Plan& p, Address x, Address y, Address out, std::size_t width, int activation) {
+        RowOp op{activate};
+        op.x = pointer<const float>(x), op.y = pointer<const float>(y), op.out = pointer<float>(out), op.width = width;
+        op.choice = activation;
+        p.add_row(op);
+    });
+    plan.def("rotation", [](Plan& p, Address out, Address frequencies, std::size_t half, float factor) {
+        RowOp op{rotation};
+        op.out = pointer<float>(out), op.frequencies = pointer<const double>(frequencies), op.half = half, op.number = factor;
+        p.add_row(op);
+    });
+    plan.def("rope", [](Plan& p, Address x, Address turn, Address out, std::size_t width, std::size_t head_dim, std::size_t half) {
+        RowOp op{rope};
+        op.x = pointer<const float>(x), op.y = pointer<const float>(turn), op.out = pointer<float>(out), op.width = width;
+        op.piece = head_dim, op.half = half;
+        p.add_row(op);
+    });
+    plan.def("kv_write", [](Plan& p, Address k, Address v, int group, int type, Address keys, Address values, std::size_t kv_heads,
+                            std::size_t head_dim, std::size_t block_tokens) {
+        RowOp op{kv_write};
+        op.x = pointer<const float>(k), op.y = pointer<const float>(v), op.choice = group;
+        op.cache = kv_layer(type, keys, values, kv_heads, head_dim, block_tokens);
+        p.add_row(op);
+    });
+}
+
+void bind_plan(nb::module_& m) {
+    nb::class_<Team>(m, "Team").def(nb::init<int>()).def_prop_ro("threads", &Team::threads);
+    nb::class_<Plan> plan(m, "Plan");
+    plan.def("__init__", [](Plan* self, int level, std::shared_ptr<Team> team) { new (self) Plan(kernels(level), std::move(team)); });
+    plan.def_prop_ro("phases", &Plan::phases);
+    // What follows is added to the phase that was begun last.
+    plan.def("begin_rows", [](Plan& p, bool selected) { p.phase(PhaseKind::rows, selected); });
+    plan.def("begin_products", [](Plan& p, bool selected) { p.phase(PhaseKind::products, selected); });
+    bind_row_ops(plan);
+    plan.def("product", [](Plan& p, int format, std::size_t n, std::size_t k, std::size_t group, Address data, Address codes, Address scales,
+                           Address sums, Address out) {
+        p.add_product({matrix(format, n, k, group, data),
+                       {pointer<const std::int8_t>(codes), pointer<const float>(scales), pointer<const std::int32_t>(sums), k},
+                       nullptr,
+                       {pointer<float>(out), n, false}});
+    });
+    plan.def("product_of_floats", [](Plan& p, int format, std::size_t n, std::size_t k, Address data, Address x, Address out) {
+        p.add_product({matrix(format, n, k, 0, data), {}, pointer<const float>(x), {pointer<float>(out), n, false}});
+    });
+    plan.def("attention", [](Plan& p, Address q, Address out, int group, int type, Address keys, Address values, std::size_t kv_heads,
+                             std::size_t head_dim, std::size_t block_tokens, std::size_t heads, float scale, int window, float softcap) {
+        const KVLayer cache = kv_layer(type, keys, values, kv_heads, head_dim, block_tokens);
+        p.add_attention({cache, heads, group, scale, window, softcap}, pointer<const float>(q), pointer<float>(out));
+    });
+    plan.def("run", [](Plan& p, nb::tuple sizes, nb::tuple addresses, nb::tuple tables, nb::tuple slots, std::size_t first, std::size_t last,
+                       Address trace) {
+        const Step now = step(sizes, addresses, tables, slots);
+        nb::gil_scoped_release unlocked;
+        p.run(now, first, last, pointer<Trace>(trace));
+    });
 }
 
 }  // namespace
@@ -29,17 +183,6 @@ NB_MODULE(_C, m) {
             if (kLevels[i].supported()) names.append(nb::make_tuple(i, kLevels[i].name));
         return names;
     });
-    m.def("quantise", [](int level, std::uintptr_t x, std::uintptr_t codes, std::uintptr_t scales, std::size_t rows,
-                         std::size_t k) {
-        const Kernels& table = kernels(level);
-        nb::gil_scoped_release unlocked;
-        table.quantise(pointer<const float>(x), pointer<std::int8_t>(codes), pointer<float>(scales), rows, k);
-    });
-    m.def("q8_0_linear", [](int level, std::uintptr_t weights, std::size_t weight_stride, std::uintptr_t codes,
-                            std::uintptr_t scales, std::uintptr_t out, std::size_t m, std::size_t n, std::size_t k) {
-        const Kernels& table = kernels(level);
-        nb::gil_scoped_release unlocked;
-        table.q8_0_linear(pointer<const std::uint8_t>(weights), weight_stride, pointer<const std::int8_t>(codes),
-                          pointer<const float>(scales), pointer<float>(out), m, n, k);
-    });
+    bind_elements(m);
+    bind_plan(m);
 }

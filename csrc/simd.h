@@ -44,6 +44,12 @@ inline Vec load_bf16(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
 }
 inline Vec load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+// Whole numbers of -127 … 127 to the nearest, ties to even; returns their sum.
+inline int32_t store_int8(int8_t* p, Vec x) {
+    const __m512i whole = _mm512_cvtps_epi32(x.v);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(whole));
+    return _mm512_reduce_add_epi32(whole);
+}
 inline Vec load_int8(const int8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))}; }
 
 #elif defined(__AVX2__)
@@ -82,6 +88,16 @@ inline Vec load_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 
 inline Vec load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
+inline int32_t store_int8(int8_t* p, Vec x) {
+    const __m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b);
+    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+    const __m256i both = _mm256_add_epi32(a, b);
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+    return _mm_cvtsi128_si32(s);
+}
 inline Vec load_int8(const int8_t* p) {
     const __m128i c = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(c)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(c, 8)))};
@@ -118,6 +134,11 @@ inline Vec where_nan(Vec t, Vec yes, Vec no) { RIDGELINE_EACH(t.v[i] != t.v[i] ?
 inline Vec where_below(Vec a, Vec b, Vec yes, Vec no) { RIDGELINE_EACH(a.v[i] < b.v[i] ? yes.v[i] : no.v[i]); }
 inline Vec load_bf16(const uint16_t* p) { RIDGELINE_EACH(float_of_bits(static_cast<uint32_t>(p[i]) << 16)); }
 inline Vec load_half(const uint16_t* p) { RIDGELINE_EACH(float_of_half(p[i])); }
+inline int32_t store_int8(int8_t* p, Vec x) {
+    int32_t total = 0;
+    for (size_t i = 0; i < kLanes; ++i) total += p[i] = static_cast<int8_t>(nearbyintf(x.v[i]));
+    return total;
+}
 inline Vec load_int8(const int8_t* p) { RIDGELINE_EACH(static_cast<float>(p[i])); }
 #undef RIDGELINE_EACH
 

@@ -1,0 +1,129 @@
+// Norms, residuals, activations, rotation and the quantisation of activations: one token a call.
+//
+// A sum over a row has an order that is a function of the row's width alone: sixteen partial sums, then a fixed tree.
+#include "elements.h"
+
+#include <math.h>
+
+#include "linear.h"
+#include "simd.h"
+
+namespace ridgeline {
+namespace RIDGELINE_LEVEL {
+
+namespace {
+
+// Below this a group is zero: 127 / amax would overflow.
+constexpr float kTiny = 1e-36f;
+
+// f(start, lanes) over a row; the last call may have fewer than sixteen lanes.
+template <typename F>
+inline void each(size_t width, F f) {
+    size_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) f(i, kLanes);
+    if (i < width) f(i, width - i);
+}
+inline Vec take(const float* p, size_t n) { return n == kLanes ? load(p) : load_first(p, n); }
+inline void put(float* p, Vec x, size_t n) { n == kLanes ? store(p, x) : store_first(p, x, n); }
+
+void quantise_group(const float* x, int8_t* codes, float* scale, int32_t* sums) {
+    const Vec a = load(x), b = load(x + kLanes);
+    // x - x is NaN where x is not finite, else 0.
+    const float test = sum_of((a - a) + (b - b));
+    const float amax = largest_of(larger(magnitude(a), magnitude(b)));
+    if (test != 0.0f || amax < kTiny) {
+        memset(codes, 0, kCodeGroup);
+        sums[0] = sums[1] = 0;
+        *scale = test;
+        return;
+    }
+    const Vec inverse = all(127.0f / amax);
+    sums[0] = store_int8(codes, a * inverse);
+    sums[1] = store_int8(codes + kLanes, b * inverse);
+    *scale = amax / 127.0f;
+}
+
+void quantise(const float* x, size_t k, int8_t* codes, float* scales, int32_t* sums) {
+    for (size_t g = 0; g < k / kCodeGroup; ++g) quantise_group(x + g * kCodeGroup, codes + g * kCodeGroup, scales + g, sums + 2 * g);
+}
+
+void rms_norm(const float* x, const float* weight, size_t width, size_t piece, float eps, float* out) {
+    for (size_t start = 0; start < width; start += piece) {
+        Vec squares = zero();
+        each(piece, [&](size_t i, size_t n) { const Vec v = take(x + start + i, n); squares = fma(v, v, squares); });
+        const Vec root = all(sqrtf(sum_of(squares) / static_cast<float>(piece) + eps));
+        each(piece, [&](size_t i, size_t n) { put(out + start + i, take(x + start + i, n) / root * take(weight + i, n), n); });
+    }
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, size_t width, float eps, float* out) {
+    const float count = static_cast<float>(width);
+    Vec total = zero(), squares = zero();
+    each(width, [&](size_t i, size_t n) { total = total + take(x + i, n); });
+    const float mean = sum_of(total) / count;
+    each(width, [&](size_t i, size_t n) { const Vec v = (n == kLanes ? load(x + i) : load_first(x + i, n, mean)) - all(mean); squares = fma(v, v, squares); });
+    const Vec root = all(sqrtf(sum_of(squares) / count + eps));
+    each(width, [&](size_t i, size_t n) { put(out + i, (take(x + i, n) - all(mean)) / root * take(weight + i, n) + take(bias + i, n), n); });
+}
+
+void add(const float* x, const float* y, size_t width, float* out) {
+    each(width, [&](size_t i, size_t n) { put(out + i, take(x + i, n) + take(y + i, n), n); });
+}
+
+void scale(const float* x, float factor, size_t width, float* out) {
+    each(width, [&](size_t i, size_t n) { put(out + i, take(x + i, n) * all(factor), n); });
+}
+
+void softcap(const float* x, float cap, size_t width, float* out) {
+    each(width, [&](size_t i, size_t n) { put(out + i, hyperbolic_tangent(take(x + i, n) / all(cap)) * all(cap), n); });
+}
+
+inline Vec silu(Vec x) { return x / (all(1.0f) + exponential(zero() - x)); }
+
+inline Vec gelu_tanh(Vec x) {
+    const Vec inner = fma(x * x, all(0.044715f), all(1.0f)) * x * all(0.7978845608f);
+    return x * all(0.5f) * (hyperbolic_tangent(inner) + all(1.0f));
+}
+
+template <typename F>
+inline void activated(F f, const float* x, const float* y, size_t width, float* out) {
+    if (y == nullptr)
+        each(width, [&](size_t i, size_t n) { put(out + i, f(take(x + i, n)), n); });
+    else
+        each(width, [&](size_t i, size_t n) { put(out + i, f(take(x + i, n)) * take(y + i, n), n); });
+}
+
+void activate(int activation, const float* x, const float* y, size_t width, float* out) {
+    if (activation == kSilu)
+        activated([](Vec v) { return silu(v); }, x, y, width, out);
+    else
+        activated([](Vec v) { return gelu_tanh(v); }, x, y, width, out);
+}
+
+void rotation(int32_t position, const double* frequencies, size_t half, float factor, float* turn) {
+    for (size_t i = 0; i < half; ++i) {
+        const double angle = static_cast<double>(position) * frequencies[i];
+        turn[i] = static_cast<float>(cos(angle) * static_cast<double>(factor));
+        turn[half + i] = static_cast<float>(sin(angle) * static_cast<double>(factor));
+    }
+}
+
+void rope(const float* x, const float* turn, size_t width, size_t head_dim, size_t half, float* out) {
+    for (size_t head = 0; head < width; head += head_dim) {
+        each(half, [&](size_t i, size_t n) {
+            const Vec first = take(x + head + i, n), second = take(x + head + half + i, n);
+            const Vec cosine = take(turn + i, n), sine = take(turn + half + i, n);
+            put(out + head + i, first * cosine - second * sine, n);
+            put(out + head + half + i, second * cosine + first * sine, n);
+        });
+        if (out != x && 2 * half < head_dim) memcpy(out + head + 2 * half, x + head + 2 * half, (head_dim - 2 * half) * sizeof(float));
+    }
+}
+
+}  // namespace
+
+extern const ElementKernels kElements;
+const ElementKernels kElements = {quantise, rms_norm, layer_norm, add, scale, softcap, activate, rotation, rope};
+
+}  // namespace RIDGELINE_LEVEL
+}  // namespace ridgeline

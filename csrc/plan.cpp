@@ -1,0 +1,166 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace ridgeline {
+
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kChunksEach = 4;        // chunks a thread: enough to even out, few enough to cost nothing
+constexpr size_t kMostBlocks = 64;       // of a chunk: the last one is what the others wait for
+
+int64_t nanoseconds() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+uint8_t* aligned(std::vector<uint8_t>& memory) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(memory.data());
+    return memory.data() + (kAlignment - address % kAlignment) % kAlignment;
+}
+
+size_t ceiling(size_t n, size_t d) { return (n + d - 1) / d; }
+
+bool quantised(const Matrix& matrix) { return matrix.format > kBF16; }
+
+bool same_cut(const Attention& a, const Attention& b) {
+    return a.heads == b.heads && a.window == b.window && a.cache.kv_heads == b.cache.kv_heads && a.cache.head_dim == b.cache.head_dim &&
+           a.cache.type == b.cache.type;
+}
+
+}  // namespace
+
+Plan::Plan(const Kernels& kernels, std::shared_ptr<Team> team) : kernels_(kernels), team_(std::move(team)) {
+    const size_t bytes = std::max(kLinearScratch, kAttentionScratch) + kAlignment;
+    scratch_.assign(static_cast<size_t>(team_->threads()), std::vector<uint8_t>(bytes));
+}
+
+Phase& Plan::phase(PhaseKind kind, bool selected) {
+    phases_.push_back(Phase{});
+    phases_.back().kind = kind;
+    phases_.back().selected = selected;
+    counters_ = std::vector<Counter>(phases_.size());
+    return phases_.back();
+}
+
+void Plan::add_row(const RowOp& op) { phases_.back().rows.push_back(op); }
+
+void Plan::add_product(const ProductOp& op) {
+    phases_.back().products.push_back(op);
+    phases_.back().blocks += ceiling(op.matrix.n, kBlockRows);
+}
+
+void Plan::add_attention(const Attention& op, const float* q, float* out) {
+    const auto found = std::find_if(cuts_.begin(), cuts_.end(), [&](const Cut& cut) { return same_cut(cut.shape, op); });
+    const size_t cut = static_cast<size_t>(found - cuts_.begin());
+    if (found == cuts_.end()) {
+        cuts_.emplace_back();
+        cuts_.back().shape = op;
+    }
+    for (const PhaseKind kind : {PhaseKind::attention, PhaseKind::merge}) {
+        Phase& made = phase(kind, false);
+        made.attention = op;
+        made.q = q;
+        made.out = out;
+        made.cut = cut;
+    }
+}
+
+void Plan::run(const Step& step, size_t first, size_t last, Trace* trace) {
+    step_ = step;
+    first_ = first;
+    last_ = std::min(last, phases_.size());
+    trace_ = trace;
+    began_ = trace == nullptr ? 0 : nanoseconds();
+    cut_attention();
+    const uint64_t tag = team_->next_step() << 32;
+    for (Counter& counter : counters_) {
+        counter.next.store(tag, std::memory_order_relaxed);
+        counter.done.store(tag, std::memory_order_relaxed);
+    }
+    team_->enter(walk, this);
+}
+
+void Plan::cut_attention() {
+    size_t partial_floats = 0;
+    for (Cut& cut : cuts_) {
+        const size_t tiles = step_.tokens * cut.shape.cache.kv_heads;
+        size_t splits = 0;
+        for (size_t row = 0; row < step_.rows; ++row) splits += ceiling(static_cast<size_t>(step_.kv_len[row]), kSplit);
+        cut.items.resize(tiles * 2 + splits * cut.shape.cache.kv_heads * 2);
+        cut.count = kernels_.attention->items(cut.shape, step_, scratch_.size(), cut.items.data(), cut.items.size(), &cut.partial_floats);
+        partial_floats = std::max(partial_floats, cut.partial_floats);
+    }
+    if (partials_.size() < partial_floats) partials_.resize(partial_floats);
+}
+
+void Plan::walk(void* work, uint64_t step, int thread) {
+    Plan& plan = *static_cast<Plan*>(work);
+    for (size_t p = plan.first_; p < plan.last_; ++p) {
+        const Phase& phase = plan.phases_[p];
+        const size_t chunks = plan.chunks(phase, plan.step_);
+        if (plan.trace_ == nullptr) {
+            if (!plan.team_->share(plan.counters_[p], step, chunks, [&](size_t chunk) { plan.compute(phase, plan.step_, chunk, thread); })) return;
+            continue;
+        }
+        Trace& trace = plan.trace_[static_cast<size_t>(thread) * plan.phases_.size() + p];
+        const bool over = !plan.team_->share(plan.counters_[p], step, chunks, [&](size_t chunk) {
+            if (trace.chunks == 0) trace.began = nanoseconds() - plan.began_;
+            plan.compute(phase, plan.step_, chunk, thread);
+            trace.ended = nanoseconds() - plan.began_;
+            ++trace.chunks;
+        });
+        if (over) return;
+    }
+}
+
+size_t Plan::chunks(const Phase& phase, const Step& step) const {
+    const size_t rows = rows_of(phase, step), threads = scratch_.size();
+    switch (phase.kind) {
+        case PhaseKind::rows: return std::min(rows, threads * kChunksEach);
+        case PhaseKind::products:
+            return rows == 0 ? 0 : ceiling(phase.blocks, std::clamp<size_t>(phase.blocks / (threads * kChunksEach), 1, kMostBlocks));
+        case PhaseKind::attention: return cuts_[phase.cut].count;
+        case PhaseKind::merge: return cuts_[phase.cut].partial_floats > 0 ? 1 : 0;
+    }
+    return 0;
+}
+
+void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int thread) {
+    uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
+    const Cut* cut = phase.kind == PhaseKind::attention || phase.kind == PhaseKind::merge ? &cuts_[phase.cut] : nullptr;
+    switch (phase.kind) {
+        case PhaseKind::rows: {
+            const size_t rows = rows_of(phase, step), count = chunks(phase, step);
+            for (size_t row = rows * chunk / count; row < rows * (chunk + 1) / count; ++row)
+                for (const RowOp& op : phase.rows) op.run(op, kernels_, step, row);
+            return;
+        }
+        case PhaseKind::products: return multiply(phase, step, chunk, scratch);
+        case PhaseKind::attention:
+            return kernels_.attention->attend(phase.attention, step, cut->items[chunk], phase.q, partials_.data(), phase.out, scratch);
+        case PhaseKind::merge:
+            return kernels_.attention->merge(phase.attention, step, cut->items.data(), cut->count, partials_.data(), phase.out);
+    }
+}
+
+void Plan::multiply(const Phase& phase, const Step& step, size_t chunk, uint8_t* scratch) {
+    const size_t m = rows_of(phase, step), count = chunks(phase, step), size = ceiling(phase.blocks, count);
+    size_t first = chunk * size, left = std::min(size, phase.blocks - std::min(phase.blocks, first)), passed = 0;
+    for (const ProductOp& op : phase.products) {
+        const size_t blocks = ceiling(op.matrix.n, kBlockRows);
+        if (left > 0 && first < passed + blocks) {
+            const size_t here = std::min(left, passed + blocks - first);
+            if (quantised(op.matrix))
+                kernels_.linear->multiply(op.matrix, op.codes, m, op.to, first - passed, here, scratch);
+            else
+                kernels_.linear->multiply_floats(op.matrix, op.x, op.matrix.k, m, op.to, first - passed, here, scratch);
+            first += here;
+            left -= here;
+        }
+        passed += blocks;
+    }
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,88 @@
+// A recorded op list as one native call: phases one after the other, each cut into chunks that a team of threads shares.
+//
+// Addresses of values, weights and cache are given once, when the plan is made; what changes from step to step is in `Step`. Python owns
+// all memory that addresses name, and keeps it as long as the plan.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "rows.h"
+#include "step.h"
+#include "team.h"
+
+namespace ridgeline {
+
+enum class PhaseKind { rows, products, attention, merge };
+
+// One matrix times the activations of a phase.
+struct ProductOp {
+    Matrix matrix;
+    Codes codes;                         // quantised formats
+    const float* x;                      // float formats: [m, k]
+    Product to;
+};
+
+struct Phase {
+    PhaseKind kind;
+    bool selected = false;               // runs over the selected positions, not over all tokens
+    std::vector<RowOp> rows;
+    std::vector<ProductOp> products;
+    size_t blocks = 0;                   // of all products
+    Attention attention{};
+    const float* q = nullptr;
+    float* out = nullptr;
+    size_t cut = 0;                      // which of the plan's cuts into items
+};
+
+// What one thread did in one phase: nanoseconds since the step began, and chunks.
+struct Trace {
+    int64_t began, ended, chunks;
+};
+
+class Plan {
+public:
+    Plan(const Kernels& kernels, std::shared_ptr<Team> team);
+    Plan(const Plan&) = delete;
+    Plan& operator=(const Plan&) = delete;
+
+    Phase& phase(PhaseKind kind, bool selected);
+    void add_row(const RowOp& op);
+    void add_product(const ProductOp& op);
+    // The attention and, behind it, the merging of its partial results.
+    void add_attention(const Attention& op, const float* q, float* out);
+
+    size_t phases() const { return phases_.size(); }
+
+    // Runs phases first … last - 1. `trace` [threads, phases] or null. Not to be called by two threads at a time.
+    void run(const Step& step, size_t first, size_t last, Trace* trace);
+
+private:
+    struct Cut {                         // attentions of one shape share how a step is cut into items
+        Attention shape;
+        std::vector<AttentionItem> items;
+        size_t count = 0, partial_floats = 0;
+    };
+
+    static void walk(void* plan, uint64_t step, int thread);
+    void cut_attention();
+    size_t chunks(const Phase& phase, const Step& step) const;
+    void compute(const Phase& phase, const Step& step, size_t chunk, int thread);
+    void multiply(const Phase& phase, const Step& step, size_t chunk, uint8_t* scratch);
+    size_t rows_of(const Phase& phase, const Step& step) const { return phase.selected ? step.selected : step.tokens; }
+
+    const Kernels& kernels_;
+    std::shared_ptr<Team> team_;
+    std::vector<Phase> phases_;
+    std::vector<Counter> counters_;
+    std::vector<Cut> cuts_;
+    std::vector<float> partials_;
+    std::vector<std::vector<uint8_t>> scratch_;
+    Step step_{};
+    size_t first_ = 0, last_ = 0;
+    Trace* trace_ = nullptr;
+    int64_t began_ = 0;
+};
+
+}  // namespace ridgeline
