@@ -8,6 +8,10 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8 | np.int8]
+
+Parts = tuple[Codes, Floats, Floats]
+"""Blocks taken apart: codes [n, elements of a block], scales and mins [n, groups of a block]; see `groups.py`."""
 
 
 def halves(blocks: Bytes, start: int) -> Floats:

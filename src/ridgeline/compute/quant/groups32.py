@@ -6,7 +6,7 @@ the format: codes to fp32, times d, plus m.
 
 import numpy as np
 
-from ridgeline.compute.quant.bits import Bytes, Floats, fields, halves
+from ridgeline.compute.quant.bits import Bytes, Floats, Parts, fields, halves
 
 
 def q8_0(blocks: Bytes, out: Floats) -> None:
@@ -15,9 +15,21 @@ def q8_0(blocks: Bytes, out: Floats) -> None:
     out *= halves(blocks, 0)
 
 
+def q8_0_parts(blocks: Bytes) -> Parts:
+    """Codes -128 … 127."""
+    scales = halves(blocks, 0)
+    return blocks[:, 2:].view(np.int8), scales, np.zeros_like(scales)
+
+
 def q4_0(blocks: Bytes, out: Floats) -> None:
     """d fp16, 32 nibbles (the low ones are weights 0 … 15): w = (q - 8)·d."""
-    _centred(_nibbles(blocks, 2), 8, halves(blocks, 0), out)
+    _centred(q4_0_parts(blocks), 8, out)
+
+
+def q4_0_parts(blocks: Bytes) -> Parts:
+    """Codes 0 … 15."""
+    scales = halves(blocks, 0)
+    return _nibbles(blocks, 2), scales, np.float32(8) * scales
 
 
 def q4_1(blocks: Bytes, out: Floats) -> None:
@@ -25,14 +37,30 @@ def q4_1(blocks: Bytes, out: Floats) -> None:
     _shifted(_nibbles(blocks, 4), blocks, out)
 
 
+def q4_1_parts(blocks: Bytes) -> Parts:
+    """Codes 0 … 15."""
+    return _nibbles(blocks, 4), halves(blocks, 0), -halves(blocks, 2)
+
+
 def q5_0(blocks: Bytes, out: Floats) -> None:
     """d fp16, 32 fifth bits, 32 nibbles: w = (q - 16)·d."""
-    _centred(_nibbles(blocks, 6) | _fifth_bits(blocks, 2), 16, halves(blocks, 0), out)
+    _centred(q5_0_parts(blocks), 16, out)
+
+
+def q5_0_parts(blocks: Bytes) -> Parts:
+    """Codes 0 … 31."""
+    scales = halves(blocks, 0)
+    return _nibbles(blocks, 6) | _fifth_bits(blocks, 2), scales, np.float32(16) * scales
 
 
 def q5_1(blocks: Bytes, out: Floats) -> None:
     """d, m fp16, 32 fifth bits, 32 nibbles: w = q·d + m."""
     _shifted(_nibbles(blocks, 8) | _fifth_bits(blocks, 4), blocks, out)
+
+
+def q5_1_parts(blocks: Bytes) -> Parts:
+    """Codes 0 … 31."""
+    return _nibbles(blocks, 8) | _fifth_bits(blocks, 4), halves(blocks, 0), -halves(blocks, 2)
 
 
 def _nibbles(blocks: Bytes, start: int) -> Bytes:
@@ -45,7 +73,9 @@ def _fifth_bits(blocks: Bytes, start: int) -> Bytes:
     return bits
 
 
-def _centred(codes: Bytes, centre: int, d: Floats, out: Floats) -> None:
+def _centred(parts: Parts, centre: int, out: Floats) -> None:
+    """The centre is taken from the codes, as the format has it: a code of zero is zero whatever the scale's sign."""
+    codes, d, _ = parts
     codes -= np.uint8(centre)
     out[...] = codes.view(np.int8)
     out *= d

@@ -1,0 +1,57 @@
+"""Formats taken apart into integers, scales and mins are the weights that dequantisation gives."""
+
+import numpy as np
+import pytest
+
+from ridgeline.compute.quant.formats import FORMATS, dequantise
+from ridgeline.compute.quant.groups import KINDS, groups
+
+LIMITS = {
+    "Q4_0": (0, 15, 32), "Q4_1": (0, 15, 32), "Q5_0": (0, 31, 32), "Q5_1": (0, 31, 32), "Q8_0": (-128, 127, 32),
+    "Q2_K": (0, 3, 16), "Q3_K": (0, 7, 16), "Q4_K": (0, 15, 32), "Q5_K": (0, 31, 32), "Q6_K": (0, 63, 16),
+    "IQ4_NL": (-127, 113, 32), "IQ4_XS": (-127, 113, 32),
+}  # fmt: skip
+"""Least and greatest code, weights of a group."""
+
+HALVES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
+"""Byte offsets of the fp16 fields."""
+
+
+def finite_rows(kind: str, rows: int, blocks: int) -> np.ndarray:
+    """Random bytes, with every fp16 field any finite number of full length."""
+    rng = np.random.default_rng(sum(kind.encode()))
+    data = rng.integers(0, 256, (rows * blocks, FORMATS[kind].block_bytes), np.uint8)
+    for start in HALVES[kind]:
+        exponents = rng.integers(0, 31, len(data), np.uint16) << 10
+        field = exponents | rng.integers(0, 1 << 10, len(data), np.uint16) | (rng.integers(0, 2, len(data), np.uint16) << 15)
+        data[:, start : start + 2] = field.astype("<u2")[:, None].view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_parts_make_the_weights_exactly(kind: str) -> None:
+    rows = finite_rows(kind, 64, 64)
+    parts = groups(kind, rows)
+    least, greatest, size = LIMITS[kind]
+    assert parts.size == size and parts.codes.flags.c_contiguous
+    assert parts.codes.dtype == (np.int8 if least < 0 else np.uint8)
+    assert (parts.codes.min(), parts.codes.max()) == (least, greatest)
+    assert parts.scales.dtype == parts.mins.dtype == np.float32
+    assert np.array_equal(parts.dense(), dequantise(kind, rows))
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    for kind in KINDS:
+        rows = finite_rows(kind, 1, 1)
+        rows[:, HALVES[kind][0] : HALVES[kind][0] + 2] = np.array([np.nan], np.float16).view(np.uint8)
+        parts = groups(kind, rows)
+        assert not np.isfinite(parts.scales).any() and not np.isfinite(parts.dense()).any()
+
+
+def test_every_format_but_floats() -> None:
+    assert set(FORMATS) - KINDS == {"F32", "F16", "BF16"}
+    with pytest.raises(ValueError, match="no whole number of 18-byte blocks"):
+        groups("Q4_0", np.zeros((1, 19), np.uint8))
