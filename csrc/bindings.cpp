@@ -174,6 +174,23 @@ void bind_plan(nb::module_& m) {
     });
 }
 
+// Seconds, and what was done in them; `ceiling` as csrc/roofline.h numbers them.
+void bind_roofline(nb::module_& m) {
+    m.def("measure", [](int level, Team& team, int ceiling, Address data, std::size_t bytes, std::size_t rounds) {
+        const RooflineKernels& table = *kernels(level).roofline;
+        Effort effort;
+        {
+            nb::gil_scoped_release unlocked;
+            effort = measure(table, team, static_cast<Ceiling>(ceiling), pointer<const std::uint8_t>(data), bytes, rounds);
+        }
+        return nb::make_tuple(effort.seconds, effort.work);
+    });
+    m.def("measure_phases", [](Team& team, std::size_t count) {
+        nb::gil_scoped_release unlocked;
+        return measure_phases(team, count).seconds;
+    });
+}
+
 }  // namespace
 
 NB_MODULE(_C, m) {
@@ -185,4 +202,5 @@ NB_MODULE(_C, m) {
     });
     bind_elements(m);
     bind_plan(m);
+    bind_roofline(m);
 }

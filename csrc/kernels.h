@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "elements.h"
 #include "linear.h"
+#include "roofline.h"
 
 namespace ridgeline {
 
@@ -11,6 +12,7 @@ struct Kernels {
     const ElementKernels* elements;
     const LinearKernels* linear;
     const AttentionKernels* attention;
+    const RooflineKernels* roofline;
 };
 
 }  // namespace ridgeline

@@ -1,41 +1,103 @@
-// Runs the loops of a roofline on several threads at once and takes the time. Threads belong to the caller.
+// Runs the loops of a roofline on a team of threads and takes the time.
 #include <sched.h>
 
 #include <atomic>
 #include <chrono>
+#include <vector>
 
 #include "roofline.h"
+#include "team.h"
 
 namespace ridgeline {
 
 namespace {
 
-constexpr double kPatience = 1.0;        // seconds that a thread waits for the others
 constexpr int kSpins = 4096;             // looks at a counter before the processor is given away
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Until `counter` has reached `goal`. False after kPatience.
-bool reached(const std::atomic<uint32_t>& counter, uint32_t goal) {
-    const double began = now();
-    for (;;) {
-        for (int spin = 0; spin < kSpins; ++spin)
-            if (counter.load(std::memory_order_acquire) >= goal) return true;
-        if (now() - began > kPatience) return false;
-        sched_yield();
+// All threads of a team, none of which is left inside when a run has ended.
+struct Meeting {
+    explicit Meeting(int threads) : threads(static_cast<uint32_t>(threads)), began(threads), ended(threads) {}
+
+    void wait(const std::atomic<uint32_t>& counter) const {
+        for (int spin = 0; counter.load(std::memory_order_acquire) < threads; ++spin)
+            if (spin % kSpins == kSpins - 1) sched_yield();
     }
+
+    const uint32_t threads;
+    std::atomic<uint32_t> arrived{0}, finished{0};
+    std::vector<double> began, ended;
+};
+
+struct Run : Meeting {
+    Run(int threads, const RooflineKernels& kernels, const Loop* loop, const uint8_t* data, size_t share, size_t rounds)
+        : Meeting(threads), kernels(kernels), loop(loop), data(data), share(share), rounds(rounds) {}
+
+    static void walk(void* work, uint64_t, int thread) {
+        Run& run = *static_cast<Run*>(work);
+        run.arrived.fetch_add(1, std::memory_order_acq_rel);
+        run.wait(run.arrived);
+        run.began[thread] = now();
+        if (run.loop == nullptr)
+            run.kernels.read(run.data + static_cast<size_t>(thread) * run.share, run.share, run.rounds);
+        else
+            run.loop->run(run.rounds);
+        run.ended[thread] = now();
+        run.finished.fetch_add(1, std::memory_order_acq_rel);
+    }
+
+    const RooflineKernels& kernels;
+    const Loop* loop;                    // null: reading
+    const uint8_t* data;
+    size_t share, rounds;
+};
+
+struct Phases : Meeting {
+    Phases(Team& team, size_t count) : Meeting(team.threads()), team(team), counters(count) {
+        for (Counter& counter : counters) counter.next = counter.done = team.next_step() << 32;
+    }
+
+    static void walk(void* work, uint64_t step, int thread) {
+        Phases& phases = *static_cast<Phases*>(work);
+        phases.arrived.fetch_add(1, std::memory_order_acq_rel);
+        phases.wait(phases.arrived);
+        phases.began[thread] = now();
+        for (Counter& counter : phases.counters) phases.team.share(counter, step, phases.threads, [](uint64_t) {});
+        phases.ended[thread] = now();
+        phases.finished.fetch_add(1, std::memory_order_acq_rel);
+    }
+
+    Team& team;
+    std::vector<Counter> counters;
+};
+
+double duration(const Meeting& meeting) {
+    double first = meeting.began[0], last = meeting.ended[0];
+    for (const double began : meeting.began) first = began < first ? began : first;
+    for (const double ended : meeting.ended) last = ended > last ? ended : last;
+    return last - first;
 }
 
-bool meet(uint32_t* gate, uint32_t goal) {
-    auto& counter = *reinterpret_cast<std::atomic<uint32_t>*>(gate);
-    counter.fetch_add(1, std::memory_order_acq_rel);
-    return reached(counter, goal);
+template <typename Work>
+double timed(Team& team, Work& work) {
+    team.enter(Work::walk, &work);
+    work.wait(work.finished);
+    return duration(work);
 }
 
-const Loop& loop_of(const RooflineKernels& kernels, Ceiling ceiling) {
+bool has_bf16() {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
+Loop loop_of(const RooflineKernels& kernels, Ceiling ceiling) {
     switch (ceiling) {
         case Ceiling::kF32: return kernels.f32;
-        case Ceiling::kBF16: return kernels.bf16;
+        case Ceiling::kBF16: return has_bf16() ? kernels.bf16 : Loop{nullptr, 0};
         case Ceiling::kInt4: return kernels.int4;
         case Ceiling::kInt8: return kernels.int8;
         default: return kernels.clock;
@@ -44,25 +106,22 @@ const Loop& loop_of(const RooflineKernels& kernels, Ceiling ceiling) {
 
 }  // namespace
 
-Span measure(const RooflineKernels& kernels, Ceiling ceiling, const uint8_t* data, size_t bytes, size_t rounds, uint32_t* gate, uint32_t threads) {
-    const bool reads = ceiling == Ceiling::kRead;
-    const Loop& loop = loop_of(kernels, ceiling);
-    if (!reads && loop.operations == 0) return {0.0, 0.0, 0.0};
-    meet(gate, threads);
-    const double began = now();
-    if (reads)
-        kernels.read(data, bytes, rounds);
-    else
-        loop.run(rounds);
-    return {began, now(), static_cast<double>(rounds) * static_cast<double>(reads ? bytes : loop.operations)};
+Effort measure(const RooflineKernels& kernels, Team& team, Ceiling ceiling, const uint8_t* data, size_t bytes, size_t rounds) {
+    const size_t threads = static_cast<size_t>(team.threads());
+    if (ceiling == Ceiling::kRead) {
+        const size_t share = bytes / threads / kReadStep * kReadStep;
+        Run run(team.threads(), kernels, nullptr, data, share, rounds);
+        return {timed(team, run), static_cast<double>(share * threads) * static_cast<double>(rounds)};
+    }
+    const Loop loop = loop_of(kernels, ceiling);
+    if (loop.operations == 0) return {0.0, 0.0};
+    Run run(team.threads(), kernels, &loop, nullptr, 0, rounds);
+    return {timed(team, run), static_cast<double>(loop.operations * threads) * static_cast<double>(rounds)};
 }
 
-Span measure_barriers(size_t rounds, uint32_t* gate, uint32_t threads) {
-    meet(gate, threads);
-    const double began = now();
-    size_t done = 0;
-    while (done < rounds && meet(gate, static_cast<uint32_t>(done + 2) * threads)) ++done;
-    return {began, now(), static_cast<double>(done)};
+Effort measure_phases(Team& team, size_t count) {
+    Phases phases(team, count);
+    return {timed(team, phases), static_cast<double>(count)};
 }
 
 }  // namespace ridgeline

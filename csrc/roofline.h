@@ -16,7 +16,7 @@ struct Loop {
     size_t operations;
 };
 
-enum class Ceiling : int { kRead, kClock, kF32, kBF16, kInt4, kInt8, kCeilings };
+enum class Ceiling : int { kRead, kClock, kF32, kBF16, kInt4, kInt8 };
 
 struct RooflineKernels {
     // Reads `bytes` bytes, a multiple of kReadStep, in ascending order, `rounds` times.
@@ -29,16 +29,18 @@ struct RooflineKernels {
     Loop int8;                           // 8-bit activations with 8-bit codes
 };
 
-// When the work of one thread began and ended, in seconds of the steady clock, and how much it was: bytes, or operations.
-struct Span {
-    double began, ended, work;
+class Team;
+
+// Seconds from the first thread's begin to the last one's end, and what all did together: bytes, or operations.
+struct Effort {
+    double seconds, work;
 };
 
-// Waits until `threads` threads have come to `gate` (zero at first, the caller's), then runs a ceiling's loop. `data` and `bytes` for kRead.
-// A thread that has waited for a second goes ahead alone.
-Span measure(const RooflineKernels& kernels, Ceiling ceiling, const uint8_t* data, size_t bytes, size_t rounds, uint32_t* gate, uint32_t threads);
+// Runs a ceiling's loop on every thread of the team, which begin together. For kRead each reads its own `bytes / threads` of `data`, in
+// whole kReadSteps. No work where this level or machine has no such instructions.
+Effort measure(const RooflineKernels& kernels, Team& team, Ceiling ceiling, const uint8_t* data, size_t bytes, size_t rounds);
 
-// The same for `rounds` barriers in a row, each a counter that all threads raise and watch. The work is the barriers.
-Span measure_barriers(size_t rounds, uint32_t* gate, uint32_t threads);
+// `count` phases of a step, each of one empty chunk a thread: what it costs that threads wait for each other. The work is the phases.
+Effort measure_phases(Team& team, size_t count);
 
 }  // namespace ridgeline
