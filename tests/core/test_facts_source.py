@@ -139,7 +139,7 @@ def test_pages_of_the_demo(demo: ModelFacts) -> None:
     groups = kv_groups(demo)
     assert [len(group.layers) for group in groups] == [3] * 6
     assert sorted(layer for group in groups for layer in group.layers) == list(range(18))
-    assert page_bytes(demo, groups[0], 16, 4) == 2 * 3 * 16 * 1 * 256 * 4
+    assert page_bytes(demo, groups[0], 16, "f32") == 2 * 3 * 16 * 1 * 256 * 4
     # 32,768 tokens: 2,048 blocks in the full group; a window of 512 and a chunk of 512 in the five others
     assert sequence_pages(groups, 16, 32_768, 512) == 2_048 + 5 * (64 + 1)
     assert sequence_pages(groups, 16, 32, 512) == 6 * 2

@@ -149,7 +149,7 @@ def test_planned_pages_are_the_engines(demo_file: Path, tokens: int) -> None:
     asked = deployment_of(describe_model(str(demo_file), Path()), Question("epyc-9654", kv_dtype="f32", context=max(2, tokens)))
     groups = kv_groups(facts)
     pages = sequence_pages(groups, 16, max(2, tokens), asked.chunk)
-    assert asked.memory.kv_sequence == pages * page_bytes(facts, groups[0], 16, 4)
+    assert asked.memory.kv_sequence == pages * page_bytes(facts, groups[0], 16, "f32")
     assert asked.memory.weights == facts.weights_bytes
 
 

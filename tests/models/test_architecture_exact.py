@@ -165,7 +165,7 @@ def test_preemption(opened, stored, alone, name: str) -> None:
         [REQUESTS],
         depth=2,
         block_size=4,
-        kv_cache_memory_bytes=pages * page_bytes(facts, groups[0], 4, 4),
+        kv_cache_memory_bytes=pages * page_bytes(facts, groups[0], 4, "f32"),
         max_model_len=LONGEST,
         max_num_batched_tokens=12,
     )

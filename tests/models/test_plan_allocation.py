@@ -16,5 +16,5 @@ def test_kv_of_a_planned_sequence_is_what_the_runner_allocates(demo_file: Path) 
     groups = kv_groups(facts)
     pages = sequence_pages(groups, planned.block_tokens, planned.context, planned.chunk)
     pool = allocate_kv(KVShape(groups, planned.block_tokens, pages, b""), facts.kv_heads, facts.head_dim).pool
-    reserved = page_bytes(facts, groups[0], planned.block_tokens, 4)
+    reserved = page_bytes(facts, groups[0], planned.block_tokens, "f32")
     assert pool.nbytes - reserved == planned.memory.kv_sequence

@@ -11,7 +11,7 @@ from ridgeline.compute import numpy_runner
 from ridgeline.compute.diff import diff
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.graph import OpList
-from ridgeline.compute.lower import fuse_add_rms_norm, head_of, last_uses, lower
+from ridgeline.compute.lower import head_of, last_uses, lower, quantise_activations, share_rotations
 from ridgeline.compute.models.registry import record
 from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.errors import ModelFormatError
@@ -44,34 +44,26 @@ def test_the_numpy_runner_runs_the_semantic_list(driver: Driver) -> None:
     assert lower(oplist, "numpy") == oplist
 
 
-def test_fusion_keeps_every_bit(driver: Driver) -> None:
+def test_rotations_are_computed_once_and_keep_every_bit(driver: Driver) -> None:
     semantic = record(driver.facts)["step"]
-    kept = semantic.ops
-    fused = fuse_add_rms_norm(semantic)
-    count = sum(op.name == "add_rms_norm" for op in fused.ops)
-    assert count == 2 * driver.facts.layers
-    assert len(fused.ops) == len(semantic.ops) - count
-    assert not {"add", "add_rms_norm"} <= {op.name for op in fused.ops}
-    assert (fused.outputs, fused.taps, fused.values) == (semantic.outputs, semantic.taps, semantic.values)
-    assert semantic.ops == kept and fuse_add_rms_norm(fused) == fused
-    assert both(driver, runner_of(driver, fused), runner_of(driver, semantic)) is None
+    shared = share_rotations(semantic, {})
+    names = [op.name for op in shared.ops]
+    assert names.count("rotation") == len(set(driver.facts.rope.values())) == 2
+    assert names.count("rotate") == 2 * driver.facts.layers and "rope" not in names
+    assert (shared.outputs, shared.taps) == (semantic.outputs, semantic.taps) and share_rotations(shared, {}) == shared
+    assert both(driver, runner_of(driver, shared), runner_of(driver, semantic)) is None
 
 
-def test_fusion_leaves_a_norm_of_heads_alone(driver: Driver) -> None:
+def test_codes_are_made_once_for_every_value_that_products_of_integers_read(driver: Driver) -> None:
     semantic = record(driver.facts)["step"]
-    add = next(number for number, op in enumerate(semantic.ops) if op.name == "add")
-    narrow = next(op.weights for op in semantic.ops if op.outputs == ("blk.0.attn_q_norm",))
-    ops = list(semantic.ops)
-    ops[add + 1] = dataclasses.replace(ops[add + 1], weights=narrow)
-    assert fuse_add_rms_norm(semantic.with_ops(tuple(ops))).ops[add].name == "add"
-
-
-def test_fusion_leaves_a_norm_of_another_value_alone(driver: Driver) -> None:
-    semantic = record(driver.facts)["step"]
-    add = next(number for number, op in enumerate(semantic.ops) if op.name == "add")
-    ops = list(semantic.ops)
-    ops[add + 1] = dataclasses.replace(ops[add + 1], inputs=("scale.1",))
-    assert fuse_add_rms_norm(semantic.with_ops(tuple(ops))).ops[add].name == "add"
+    formats = {w.name: "Q8_0" if "ffn" in w.name or "attn_q" in w.name else "F32" for op in semantic.ops for w in op.weights}
+    lowered = quantise_activations(semantic, formats)
+    made = [op for op in lowered.ops if op.name == "quantise"]
+    assert len(made) == len({op.inputs for op in made}) == 3 * driver.facts.layers
+    assert {op.weights[0].name for op in lowered.ops if op.name == "linear_codes"} == {
+        op.weights[0].name for op in semantic.ops if op.name == "linear" and formats[op.weights[0].name] == "Q8_0"
+    }
+    assert quantise_activations(semantic, dict.fromkeys(formats, "BF16")) == semantic
 
 
 def test_values_are_dropped_after_their_last_use(driver: Driver) -> None:
@@ -131,7 +123,7 @@ def test_diff_against_a_lowered_list(driver: Driver) -> None:
     right = record(driver.facts)["step"]
     number = next(n for n, op in enumerate(right.ops) if op.name == "glu")
     wrong = replaced(right, next(n for n, op in enumerate(right.ops) if op.name == "rope"), rope=Rope(123.0, 16))
-    found = both(driver, runner_of(driver, wrong), runner_of(driver, fuse_add_rms_norm(right)))
+    found = both(driver, runner_of(driver, wrong), runner_of(driver, share_rotations(right, {})))
     assert found is not None and found.op.name == "rope" and found.number < number
 
 

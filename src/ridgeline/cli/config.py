@@ -52,18 +52,22 @@ def _typed(name: str, kind: str, text: str) -> Any:
 def _explained(given: EngineConfig, device: str) -> list[Any]:
     from ridgeline.config.env import cache_directory
     from ridgeline.config.resolve import resolve
+    from ridgeline.config.runner import resolve_runner
     from ridgeline.facts.describe import describe_model
-    from ridgeline.facts.machine import machine_facts
+    from ridgeline.facts.machine import extension_missing, machine_facts
     from ridgeline.facts.read import read_model_facts
     from ridgeline.facts.source import resolve_model
     from ridgeline.planning.arguments import Question, deployment_of
-    from ridgeline.planning.memory import KV_ELEMENT_BYTES, kv_costs
+    from ridgeline.planning.memory import kv_costs
     from ridgeline.planning.settings import Case, explain
 
     facts = read_model_facts(resolve_model(given.model, cache_directory()))
-    costs = kv_costs(facts, given.block_size, given.max_num_batched_tokens, KV_ELEMENT_BYTES)
-    resolved = resolve(given, context=facts.context, memory_bytes=machine_facts().memory_bytes, costs=costs)
-    asked = Question(device=device, kv_dtype="f32", context=resolved.config.max_model_len, chunk=given.max_num_batched_tokens)
+    machine = machine_facts()
+    settled, decided = resolve_runner(given, missing=extension_missing(), processors=machine.processors)
+    costs = kv_costs(facts, given.block_size, given.max_num_batched_tokens, settled.kv_dtype)
+    resolved = resolve(settled, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
+    resolved = replace(resolved, decisions=decided + resolved.decisions)
+    asked = Question(device=device, kv_dtype=settled.kv_dtype, context=resolved.config.max_model_len, chunk=given.max_num_batched_tokens)
     deployment = deployment_of(describe_model(given.model, cache_directory()), asked)
     return explain(given, resolved, Case(resolved.config, resolved.pages, costs, facts, deployment))
 

@@ -1,40 +1,82 @@
 """Lowering: pure passes from an op list to a list of the same type.
 
-Owns fusion; never touches an array. Every value that survives a pass keeps its name, so that `diff` can compare a lowered
-list with the semantic one.
+Owns what a runner's list has and a model's has not: quantised activations, rotations that are computed once. Never touches an array. Every
+value that survives a pass keeps its name, so that `diff` can compare a lowered list with the semantic one.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 
-from ridgeline.compute.graph import Op, OpList
+from ridgeline.compute.graph import Dim, Handle, Op, OpList
+from ridgeline.facts.model import Rope
 
-Pass = Callable[[OpList], OpList]
+Formats = Mapping[str, str]
+"""Name of a weight → the stored kind that its runner multiplies with (Q8_0, BF16 …)."""
+
+Pass = Callable[[OpList, Formats], OpList]
+
+FLOATS = frozenset({"F32", "F16", "BF16"})
+"""Kinds whose products take fp32 activations; all others take codes."""
+
+CODE_GROUP, SUM_GROUP = 32, 16
+"""Activations that share a scale; codes that a sum counts."""
 
 
-def lower(oplist: OpList, runner: str) -> OpList:
+def lower(oplist: OpList, runner: str, formats: Formats | None = None) -> OpList:
     """The list that `runner` executes: its passes one after the other."""
-    return reduce(lambda current, step: step(current), PASSES[runner], oplist)
+    return reduce(lambda current, step: step(current, formats or {}), PASSES[runner], oplist)
 
 
-def fuse_add_rms_norm(oplist: OpList) -> OpList:
-    """Turns every `add` directly followed by an `rms_norm` of the whole sum into one `add_rms_norm`."""
+def quantise_activations(oplist: OpList, formats: Formats) -> OpList:
+    """Gives every `linear` over integer weights codes: one `quantise` for each value that such products read."""
     ops: list[Op] = []
+    values = dict(oplist.values)
+    coded: dict[str, tuple[str, ...]] = {}
     for op in oplist.ops:
-        before = ops[-1] if ops else None
-        if before is not None and before.name == "add" and op.name == "rms_norm" and op.inputs == before.outputs and _whole(oplist, op):
-            ops[-1] = Op("add_rms_norm", before.inputs, before.outputs + op.outputs, op.attributes, op.weights)
-        else:
+        if op.name != "linear" or formats[op.weights[0].name] in FLOATS:
             ops.append(op)
-    return oplist.with_ops(tuple(ops))
+            continue
+        (source,) = op.inputs
+        if source not in coded:
+            made = _codes(values[source])
+            values |= {handle.name: handle for handle in made}
+            coded[source] = tuple(handle.name for handle in made)
+            ops.append(Op("quantise", (source,), coded[source]))
+        ops.append(Op("linear_codes", coded[source], op.outputs, op.attributes, op.weights))
+    return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
 
 
-def _whole(oplist: OpList, norm: Op) -> bool:
-    return oplist.values[norm.inputs[0]].width == norm.weights[0].shape[0]
+def _codes(x: Handle) -> tuple[Handle, ...]:
+    rows = x.shape[:-1]
+    return (
+        Handle(f"{x.name}.codes", x.shape, "i8"),
+        Handle(f"{x.name}.scales", (*rows, Dim(x.width // CODE_GROUP))),
+        Handle(f"{x.name}.sums", (*rows, Dim(x.width // SUM_GROUP)), "i32"),
+    )
 
 
-PASSES: dict[str, tuple[Pass, ...]] = {"numpy": ()}
+def share_rotations(oplist: OpList, formats: Formats) -> OpList:
+    """Computes cosines and sines once for each rotation of the model: `rope` becomes `rotate` by a value of `rotation`."""
+    ops: list[Op] = []
+    values = dict(oplist.values)
+    turns: dict[tuple[str, Rope], str] = {}
+    for op in oplist.ops:
+        rope = op.attributes.get("rope")
+        if op.name != "rope" or not isinstance(rope, Rope):
+            ops.append(op)
+            continue
+        source, positions = op.inputs
+        if (positions, rope) not in turns:
+            name = turns[positions, rope] = f"rotation.{len(turns) + 1}"
+            values[name] = Handle(name, (values[positions].shape[-1], Dim(rope.dim)))
+            ops.append(Op("rotation", (positions,), (name,), {"rope": rope}))
+        attributes = {"head_dim": op.attributes["head_dim"]}
+        ops.append(Op("rotate", (source, turns[positions, rope]), op.outputs, attributes))
+    return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
+
+
+PASSES: dict[str, tuple[Pass, ...]] = {"numpy": (), "native": (share_rotations, quantise_activations)}
 """Runner → its passes. The numpy runner defines what ops mean, so it runs the semantic list."""
 
 

@@ -14,6 +14,9 @@ class EngineConfig:
     max_num_batched_tokens  tokens in one step: what a long prompt may delay everyone else's next token by
     kv_cache_memory_bytes  None: the lesser of the need and 30 % of the memory that this process may use
     depth                  steps in flight
+    runner                 `native` (the extension), `numpy`, or `auto`: native where the extension is
+    kv_dtype               format of the KV cache: `bf16`, `f32`, `int8`, or `auto`: what the runner keeps by itself
+    threads                that share a step; None: the processors that this process may use
     record                 path of a file that takes every command, plan and result, token ids included; see `engine.record`
     step_timeout_seconds   an engine that has work, completes no step and uses no processor for so long is killed and started anew;
                            one that computes for twenty times as long, too
@@ -29,6 +32,9 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     depth: int = 1
     seed: int | None = None
+    runner: str = "auto"
+    kv_dtype: str = "auto"
+    threads: int | None = None
     record: str | None = None
     step_timeout_seconds: float = 30.0
 

@@ -22,7 +22,7 @@ class Decision:
     """One effective setting: its value, where it comes from (flag, model, machine) and why."""
 
     name: str
-    value: int
+    value: int | str
     origin: str
     reason: str
 
@@ -58,28 +58,28 @@ def resolve(config: EngineConfig, *, context: int, memory_bytes: int, costs: KVC
     Raises ConfigError with the numbers and the flag that fixes it.
     """
     check_bounds(config)
-    wanted = _wanted_length(config, context)
-    cache = _cache_bytes(config, wanted.value, memory_bytes, costs)
-    pages = cache.value // costs.page_bytes
-    fits = costs.longest(pages, wanted.value)
+    length = _wanted_length(config, context)
+    wanted = int(length.value)
+    cache = _cache_bytes(config, wanted, memory_bytes, costs)
+    pages = int(cache.value) // costs.page_bytes
+    fits = costs.longest(pages, wanted)
     if fits < 1:
         raise ConfigError(
             f"a KV cache of {cache.value} bytes holds {pages} pages of {costs.page_bytes} bytes, one sequence needs "
             f"{costs.sequence_pages(1)}; set --kv-cache-memory-bytes {costs.sequence_pages(1) * costs.page_bytes} or more",
             fix={"--kv-cache-memory-bytes": None},
         )
-    length = wanted
-    if fits < wanted.value:
+    if fits < wanted:
         if config.max_model_len is not None:
-            need = costs.sequence_pages(wanted.value) * costs.page_bytes
+            need = costs.sequence_pages(wanted) * costs.page_bytes
             more = f" or --kv-cache-memory-bytes {need}" if need <= memory_bytes else f" (this process may use {memory_bytes} bytes in all)"
             raise ConfigError(
-                f"--max-model-len {wanted.value} needs {need} bytes of KV cache for one sequence, {cache.value} are there; "
+                f"--max-model-len {wanted} needs {need} bytes of KV cache for one sequence, {cache.value} are there; "
                 f"set --max-model-len {fits}{more}",
                 fix={"--max-model-len": str(fits)},
             )
-        length = Decision("max_model_len", fits, "machine", f"shrunk from {wanted.value}: the longest sequence that {pages} pages hold")
-    settled = replace(config, max_model_len=length.value, kv_cache_memory_bytes=pages * costs.page_bytes)
+        length = Decision("max_model_len", fits, "machine", f"shrunk from {wanted}: the longest sequence that {pages} pages hold")
+    settled = replace(config, max_model_len=int(length.value), kv_cache_memory_bytes=pages * costs.page_bytes)
     return Resolved(settled, pages, (length, cache))
 
 

@@ -1,5 +1,6 @@
 """This machine as the process may use it: memory and processors within cgroup limits and affinity. Standard library only."""
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,13 @@ def machine_facts(root: Path = Path("/")) -> MachineFacts:
     for limit, used in _memory_limits(root):
         total, available = min(total, limit), min(available, limit - used)
     return MachineFacts(memory_bytes=total, available_bytes=max(0, available), processors=_processors(root))
+
+
+def extension_missing() -> str | None:
+    """Why nothing native can run here; None where the extension is installed. Does not load it."""
+    if importlib.util.find_spec("ridgeline.compute.cpu._C") is None:
+        return "the native extension is not installed; reinstall with a C++17 compiler and without RIDGELINE_NO_EXT"
+    return None
 
 
 def _physical() -> int:

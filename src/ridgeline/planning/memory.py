@@ -8,8 +8,9 @@ from ridgeline.config.resolve import KVCosts
 from ridgeline.core.plan import KVGroup
 from ridgeline.facts.model import ModelFacts
 
-KV_ELEMENT_BYTES = 4
-"""The numpy runner keeps K and V as fp32."""
+def kv_head_bytes(head_dim: int, kv_dtype: str) -> int:
+    """Bytes of one token's K, or V, of one head: f32, bf16, or int8 with one fp32 scale behind it."""
+    return {"f32": 4 * head_dim, "bf16": 2 * head_dim, "int8": head_dim + 4}[kv_dtype]
 
 
 def kv_groups(facts: ModelFacts) -> tuple[KVGroup, ...]:
@@ -21,11 +22,12 @@ def kv_groups(facts: ModelFacts) -> tuple[KVGroup, ...]:
 
 
 def groups_of(layer_kinds: Sequence[str], window: int) -> tuple[KVGroup, ...]:
-    """`kv_groups` for layers of these kinds, of which "window" ones look back `window` tokens."""
+    """`kv_groups` for layers of these kinds, of which "window" ones look back `window` tokens and "none" have no keys and values."""
     kinds: dict[str, list[int]] = {}
     for layer, kind in enumerate(layer_kinds):
-        kinds.setdefault(kind, []).append(layer)
-    size = reduce(gcd, (len(layers) for layers in kinds.values()))
+        if kind != "none":
+            kinds.setdefault(kind, []).append(layer)
+    size = reduce(gcd, (len(layers) for layers in kinds.values()), 0)
     return tuple(
         KVGroup(kind=kind, layers=tuple(layers[i : i + size]), window=window if kind == "window" else 0)
         for kind, layers in sorted(kinds.items())
@@ -33,12 +35,12 @@ def groups_of(layer_kinds: Sequence[str], window: int) -> tuple[KVGroup, ...]:
     )
 
 
-def page_bytes(facts: ModelFacts, group: KVGroup, block_tokens: int, element_bytes: int) -> int:
+def page_bytes(facts: ModelFacts, group: KVGroup, block_tokens: int, kv_dtype: str) -> int:
     """Bytes of one page: K and V of `block_tokens` tokens for the group's layers.
 
-    2 · layers · tokens · KV heads · head dimension · bytes an element
+    2 · layers · tokens · KV heads · bytes of a head
     """
-    return block_bytes(len(group.layers), block_tokens, 2 * facts.kv_heads * facts.head_dim, 8 * element_bytes)
+    return 2 * len(group.layers) * block_tokens * facts.kv_heads * kv_head_bytes(facts.head_dim, kv_dtype)
 
 
 def block_bytes(layers: int, block_tokens: int, elements: int, element_bits: int) -> int:
@@ -59,11 +61,11 @@ def sequence_pages(groups: tuple[KVGroup, ...], block_tokens: int, tokens: int, 
     return pages
 
 
-def kv_costs(facts: ModelFacts, block_tokens: int, chunk: int, element_bytes: int) -> KVCosts:
+def kv_costs(facts: ModelFacts, block_tokens: int, chunk: int, kv_dtype: str) -> KVCosts:
     """What the KV cache of a model costs, for `config.resolve`."""
     groups = kv_groups(facts)
     return KVCosts(
-        page_bytes=page_bytes(facts, groups[0], block_tokens, element_bytes),
+        page_bytes=page_bytes(facts, groups[0], block_tokens, kv_dtype),
         sequence_pages=lambda tokens: sequence_pages(groups, block_tokens, tokens, chunk),
         longest=lambda pages, limit: longest_sequence(groups, block_tokens, pages, chunk, limit),
     )

@@ -113,6 +113,11 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     ),
     "depth": Meaning("steps in flight: two hide the host behind the device", "time between steps beside their own: too shallow"),
     "seed": Meaning("requests without a seed draw theirs from it; none: unpredictable", "answers that repeat after a restart: set"),
+    "runner": Meaning("native code where the extension is, numpy everywhere", "`ridgeline doctor` says LOST: reinstall with a compiler"),
+    "kv_dtype": Meaning(
+        "half the bytes of a token are twice the sequences", "vllm:kv_cache_usage_perc > 0.9 and vllm:num_preemptions growing: too wide"
+    ),
+    "threads": Meaning("all processors share a step", "the machine does other work meanwhile: too many"),
     "record": Meaning("a file with every command, plan and result; it holds token ids", "the disk fills up: set"),
     "step_timeout_seconds": Meaning("a step that computes nothing for so long is a hang", "engine restarts while it computes: too short"),
 }

@@ -1,4 +1,4 @@
-"""Normalisation of rows: by root mean square, alone and behind a residual addition, and by mean and standard deviation."""
+"""Normalisation of rows: by root mean square, and by mean and standard deviation."""
 
 import numpy as np
 
@@ -30,22 +30,6 @@ def rms_norm(x: Floats, weight: Floats, *, eps: float) -> Floats:
     normed = pieces / mean
     normed *= weight
     return normed.reshape(x.shape)
-
-
-def _add_rms_samples() -> list[Sample]:
-    return [
-        Sample("ragged", {"x": floats(1, 7, 40), "y": floats(2, 7, 40), "weight": floats(3, 40), "eps": 1e-6}),
-        Sample("one row", {"x": floats(4, 1, 640), "y": floats(5, 1, 640), "weight": floats(6, 640), "eps": 1e-6}),
-    ]
-
-
-@op(samples=_add_rms_samples, weights=("weight",), per_token=True, semantic=False)
-def add_rms_norm(x: Floats, y: Floats, weight: Floats, *, eps: float) -> tuple[Floats, Floats]:
-    """x + y, and its rms_norm: both [T, D]. Equal bit for bit to the two ops that it replaces."""
-    total = x + y
-    normed = rms_norm(total, weight, eps=eps)
-    assert isinstance(normed, np.ndarray)
-    return total, normed
 
 
 def _layer_samples() -> list[Sample]:

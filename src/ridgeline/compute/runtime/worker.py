@@ -26,7 +26,7 @@ from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.read import read_model_facts
 from ridgeline.facts.rope import rope_for
 from ridgeline.facts.source import resolve_model
-from ridgeline.planning.memory import KV_ELEMENT_BYTES, kv_costs, kv_groups
+from ridgeline.planning.memory import kv_costs, kv_groups
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
@@ -40,7 +40,7 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     facts = read_model_facts(resolve_model(config.model, cache_directory(), progress))
     machine = machine_facts()
     groups = kv_groups(facts)
-    costs = kv_costs(facts, config.block_size, config.max_num_batched_tokens, KV_ELEMENT_BYTES)
+    costs = kv_costs(facts, config.block_size, config.max_num_batched_tokens, "f32")
     resolved = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
     assert resolved.config.max_model_len is not None and resolved.config.kv_cache_memory_bytes is not None
     facts, said = rope_for(facts, resolved.config.max_model_len)

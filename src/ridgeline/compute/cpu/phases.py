@@ -1,0 +1,100 @@
+"""From a lowered op list to phases: what a team of threads computes between two barriers, and where values lie.
+
+Pure: no address, no array. Ops of one token at a time stand in one phase one behind the other, since a token's chunk runs them all;
+products of values that exist already share a phase; an attention is a phase by itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ridgeline.compute.graph import SELECTED, Op, OpList, Sizes
+
+PRODUCTS, ATTENTIONS = frozenset({"linear", "linear_codes"}), frozenset({"attention"})
+BYTES = {"f32": 4, "i32": 4, "i64": 8, "i8": 1}
+ALIGNMENT = 64
+"""Bytes: a cache line, so that two values never share one."""
+
+
+@dataclass(slots=True)
+class Phase:
+    """Ops that run without a barrier between them. `kind`: rows, products or attention; `selected`: over the selected positions."""
+
+    kind: str
+    selected: bool
+    ops: list[Op] = field(default_factory=list)
+
+
+def phases(oplist: OpList) -> list[Phase]:
+    """Every op in the first phase that it can stand in: behind all that it reads, or, among ops of one token, in the same phase."""
+    made: list[Phase] = []
+    ready: dict[str, int] = {}  # phase in which a value, or a layer's cache, is made
+    for op in oplist.ops:
+        kind, selected = _kind(op), any(oplist.values[name].shape[0] == SELECTED for name in op.outputs)
+        last = max((ready[name] for name in _reads(op) if name in ready), default=-1)
+        place = _place(made, kind, selected, last)
+        made[place].ops.append(op)
+        ready |= dict.fromkeys(_makes(op), place)
+    return made
+
+
+def _place(made: list[Phase], kind: str, selected: bool, last: int) -> int:
+    """The phase of an op that reads nothing made behind phase `last`; a new one if none fits."""
+    if kind != "attention":
+        for number in range(max(last, 0), len(made)):
+            fits = made[number].kind == kind and made[number].selected == selected
+            if fits and (number > last or kind == "rows"):
+                return number
+    made.append(Phase(kind, selected))
+    return len(made) - 1
+
+
+def _kind(op: Op) -> str:
+    return "products" if op.name in PRODUCTS else "attention" if op.name in ATTENTIONS else "rows"
+
+
+def _reads(op: Op) -> tuple[str, ...]:
+    return (*op.inputs, f"cache.{op.attributes['layer']}") if op.name == "attention" else op.inputs
+
+
+def _makes(op: Op) -> tuple[str, ...]:
+    return (*op.outputs, f"cache.{op.attributes['layer']}") if op.name == "kv_write" else op.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Bytes from the start of one piece of memory to each value, and how many bytes there are."""
+
+    offsets: Mapping[str, int]
+    size: int
+
+
+def arena(oplist: OpList, order: list[Phase], sizes: Sizes, *, reuse: bool = True) -> Arena:
+    """Room for all values at the largest `sizes`. A value takes the place of one of its size that no phase needs any more.
+
+    Results and taps keep their places; with `reuse` off every value does.
+    """
+    last = dict.fromkeys((*oplist.outputs.values(), *oplist.taps.values()), len(order))
+    for number, phase in enumerate(order):
+        last |= {name: max(number, last.get(name, 0)) for op in phase.ops for name in (*op.inputs, *op.outputs)}
+    offsets: dict[str, int] = {}
+    free: dict[int, list[int]] = {}
+    size = 0
+    for number, phase in enumerate(order):
+        for name in (name for op in phase.ops for name in op.outputs):
+            needed = _bytes(oplist, name, sizes)
+            places = free.get(needed, [])
+            offsets[name] = places.pop() if places else size
+            size = max(size, offsets[name] + needed)
+        if reuse:
+            for name in {name for op in phase.ops for name in (*op.inputs, *op.outputs)} & offsets.keys():
+                if last[name] == number:
+                    free.setdefault(_bytes(oplist, name, sizes), []).append(offsets[name])
+    return Arena(offsets, size)
+
+
+def _bytes(oplist: OpList, name: str, sizes: Sizes) -> int:
+    handle = oplist.values[name]
+    count = BYTES[handle.dtype]
+    for dim in handle.shape:
+        count *= dim.at(sizes)
+    return -(-count // ALIGNMENT) * ALIGNMENT
