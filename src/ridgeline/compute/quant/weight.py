@@ -59,7 +59,7 @@ class DenseWeight:
         return self.values.nbytes
 
     def tiles(self) -> Iterator[tuple[int, Floats]]:
-        for start, end in _bounds(self.shape):
+        for start, end in tile_bounds(self.shape):
             yield start, self.values[start:end]
 
     def rows(self, ids: NDArray[np.integer]) -> Floats:
@@ -83,7 +83,7 @@ class CodedWeight:
 
     def tiles(self) -> Iterator[tuple[int, Floats]]:
         scratch: Floats | None = None
-        for start, end in _bounds(self.shape):
+        for start, end in tile_bounds(self.shape):
             if scratch is None:
                 scratch = np.empty((end - start, self.shape[1]), np.float32)
             yield start, dequantise(self.kind, self.codes[start:end], scratch[: end - start])
@@ -95,7 +95,7 @@ class CodedWeight:
         return dequantise(self.kind, self.codes).reshape(self.shape)
 
 
-def _bounds(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+def tile_bounds(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """Rows of the tiles of a matrix: a function of its shape alone."""
     rows, columns = shape
     step = max(1, TILE_BYTES // (4 * columns))
