@@ -72,6 +72,12 @@ struct Phases : Meeting {
     std::vector<Counter> counters;
 };
 
+struct Entry : Meeting {
+    using Meeting::Meeting;
+
+    static void walk(void* work, uint64_t, int) { static_cast<Entry*>(work)->finished.fetch_add(1, std::memory_order_acq_rel); }
+};
+
 double duration(const Meeting& meeting) {
     double first = meeting.began[0], last = meeting.ended[0];
     for (const double began : meeting.began) first = began < first ? began : first;
@@ -122,6 +128,16 @@ Effort measure(const RooflineKernels& kernels, Team& team, Ceiling ceiling, cons
 Effort measure_phases(Team& team, size_t count) {
     Phases phases(team, count);
     return {timed(team, phases), static_cast<double>(count)};
+}
+
+Effort measure_entries(Team& team, size_t count) {
+    const double began = now();
+    for (size_t i = 0; i < count; ++i) {
+        Entry entry(team.threads());
+        team.enter(Entry::walk, &entry);
+        entry.wait(entry.finished);
+    }
+    return {now() - began, static_cast<double>(count)};
 }
 
 }  // namespace ridgeline

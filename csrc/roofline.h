@@ -43,4 +43,7 @@ Effort measure(const RooflineKernels& kernels, Team& team, Ceiling ceiling, cons
 // `count` phases of a step, each of one empty chunk a thread: what it costs that threads wait for each other. The work is the phases.
 Effort measure_phases(Team& team, size_t count);
 
+// `count` steps of nothing, one after the other, each entered by all threads: what it costs to set the team to work. The work is the steps.
+Effort measure_entries(Team& team, size_t count);
+
 }  // namespace ridgeline

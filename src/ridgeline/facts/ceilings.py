@@ -1,20 +1,46 @@
-"""This machine as a device of the planner: memory bandwidth measured in a moment, peaks from its clock and instruction set.
+"""What this machine can do at most: memory read, operations a second, all measured in a moment.
 
-Owns the measurement. Standard library only, so that a plan needs nothing else.
+Owns the measurement: by the native extension where it is, else by the standard library and arithmetic. A plan needs nothing else.
 """
 
 import ctypes
+import importlib
+import mmap
 import platform
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
 
 from ridgeline.facts.devices import Device
 from ridgeline.facts.machine import machine_facts
 
+NATIVE: Final = "ridgeline.compute.cpu._C"
+LOOPS: Final = {
+    "dram_bytes_per_second": 0,
+    "l3_bytes_per_second": 0,
+    "l2_bytes_per_second": 0,
+    "clock_hertz": 1,
+    "f32_flops_per_second": 2,
+    "bf16_flops_per_second": 3,
+    "int4_ops_per_second": 4,
+    "int8_ops_per_second": 5,
+}
+"""Ceilings and the numbers of their loops (csrc/roofline.h). A multiply-add is two operations; int4 and int8: codes of at most 4, or of 8
+bits, with 8-bit activations."""
+ROUND_SECONDS = 0.004
+"""What one round of a loop should take: long beside a clock's grain, short beside a neighbour's slice."""
+LEAST_TURNS, LEAST_BYTES, TRIES = 50_000, 16 << 20, 3
+"""Turns of an arithmetic loop, or bytes read, from which the turns of a round are told."""
+PLAN_ROUNDS = 8
+LEAST_DRAM, MOST_DRAM = 256 << 20, 4 << 30
+PAGE = 4096
+
 READ_BYTES = 64 << 20
-"""What each processor reads in one go: beyond what its caches hold."""
+"""What each processor reads in one go where there is no extension: beyond what its caches hold."""
 ROUNDS = 5
 CLOCK_HERTZ = 2.5e9
 """Where the system does not tell its clock."""
@@ -25,18 +51,124 @@ PLAIN = 4
 """Operations a cycle without any of them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """Bytes of one second-level cache, and of all third-level caches together; 0 where there is none."""
+
+    l2: int
+    l3: int
+
+
+class Loops:
+    """The extension's loops over one range of memory that no cache holds.
+
+    threads  the most that a measurement uses; each measurement takes one of the teams, of 1 and of `threads` threads
+    level    number of the ISA level; None: the fastest
+    """
+
+    def __init__(self, module: ModuleType, threads: int, level: int | None = None, root: Path = Path("/")) -> None:
+        self._native = module
+        self._level = max(number for number, _ in module.levels()) if level is None else level
+        self._teams: dict[int, Any] = {count: module.Team(count) for count in {1, threads}}
+        self.isa: str = dict(module.levels())[self._level]
+        self.caches = caches(root)
+        spare = machine_facts(root).available_bytes // 4
+        self.dram_bytes = max(LEAST_DRAM, min(4 * self.caches.l3, MOST_DRAM, spare))
+        self._memory = mmap.mmap(-1, self.dram_bytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._memory[::PAGE] = b"\1" * (self.dram_bytes // PAGE)  # a page that was never written is one page of zeros, for all of them
+        self._turns: dict[tuple[str, int], int] = {}
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    def rate(self, key: str, threads: int) -> float | None:
+        """What one round of the ceiling `key` yields a second, on 1 or on all threads; None where this machine has no such thing."""
+        size = self._bytes(key, threads)
+        if size is None:
+            return None
+        if (key, threads) not in self._turns:
+            self._turns[key, threads] = self._calibrated(key, threads, size)
+        spent, work = self._measure(key, threads, size, self._turns[key, threads])
+        return work / spent / (threads if key == "clock_hertz" else 1) if work else None
+
+    def _calibrated(self, key: str, threads: int, size: int) -> int:
+        """Turns of a loop that fill a round. The quickest of some tries tells: a thread may wait for a processor."""
+        turns = max(1, LEAST_BYTES // size) if size else LEAST_TURNS
+        spent = min(self._measure(key, threads, size, turns)[0] for _ in range(TRIES))
+        return max(turns, int(turns * ROUND_SECONDS / max(spent, 1e-9)))
+
+    def _measure(self, key: str, threads: int, size: int, turns: int) -> tuple[float, float]:
+        """Seconds and work."""
+        spent, work = self._native.measure(self._level, self._teams[threads], LOOPS[key], self._address, size, turns)
+        return float(spent), float(work)
+
+    def phase_seconds(self, threads: int, count: int = 2_000) -> float:
+        """A phase of a step without work: its chunks are claimed, and all wait until the last one is finished."""
+        return float(self._native.measure_phases(self._teams[threads], count)) / count
+
+    def entry_seconds(self, threads: int, count: int = 500) -> float:
+        """A step without phases: the team is set to work, and all of it has come."""
+        return float(self._native.measure_entries(self._teams[threads], count)) / count
+
+    def _bytes(self, key: str, threads: int) -> int | None:
+        """What is read for a ceiling by all threads together; 0 for arithmetic, None without such a cache."""
+        own, shared = threads * self.caches.l2, self.caches.l3
+        if key == "l2_bytes_per_second":
+            return own // 2 or None
+        if key == "l3_bytes_per_second":
+            return min(max(shared // 4, 2 * own), 3 * shared // 4) or None
+        return self.dram_bytes if key == "dram_bytes_per_second" else 0
+
+
+def native() -> ModuleType | None:
+    """The extension; None where it was not built or does not load. Started by name: what is measured is not what computes."""
+    try:
+        return importlib.import_module(NATIVE)
+    except ImportError:
+        return None
+
+
+def caches(root: Path = Path("/")) -> Caches:
+    """Sizes as the system tells them. A third-level cache counts once for every set of processors that shares one."""
+    second, third = 0, {}
+    for index in sorted(root.glob("sys/devices/system/cpu/cpu[0-9]*/cache/index*")):
+        try:
+            level, kind, size, shared = [(index / name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")]
+        except OSError:
+            continue
+        if kind != "Instruction" and size.endswith("K") and size[:-1].isdigit():
+            if level == "2":
+                second = int(size[:-1]) << 10
+            elif level == "3":
+                third[shared] = int(size[:-1]) << 10
+    return Caches(second, sum(third.values()))
+
+
 def this_machine(root: Path = Path("/")) -> Device:
-    """What this process may use of the machine that it runs on. Takes about a tenth of a second."""
+    """What this process may use of the machine that it runs on. Takes some tenths of a second."""
     facts = machine_facts()
+    module = native()
+    if module is None:
+        bandwidth, flops = read_bandwidth(facts.processors), peaks(facts.processors, root)
+    else:
+        bandwidth, flops = measured(Loops(module, facts.processors, root=root), facts.processors)
     return Device(
         name="this machine",
         memory_bytes=facts.memory_bytes,
-        bytes_per_second=read_bandwidth(facts.processors),
-        flops_per_second=peaks(facts.processors, root),
+        bytes_per_second=bandwidth,
+        flops_per_second=flops,
         link_bytes_per_second=1.25e9,
         hop_seconds=50e-6,
         overhead_bytes=500_000_000,
     )
+
+
+def measured(loops: Loops, threads: int) -> tuple[float, Mapping[str, float]]:
+    """Bytes a second from memory and operations a second by data type, as all processors together reach them: the best of some rounds,
+    since others can only slow them down."""
+    keys = {"f32": "f32_flops_per_second", "f16": "bf16_flops_per_second", "int8": "int8_ops_per_second"}
+    best = {key: max(loops.rate(key, threads) or 0.0 for _ in range(PLAN_ROUNDS)) for key in ("dram_bytes_per_second", *keys.values())}
+    return best["dram_bytes_per_second"], {kind: best[key] for kind, key in keys.items() if best[key]}
 
 
 def read_bandwidth(processors: int) -> float:
