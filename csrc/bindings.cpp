@@ -77,6 +77,39 @@ void bind_linear(nb::module_& m) {
     });
 }
 
+// Packed matrices: layout, products of some blocks, rows.
+void bind_linear(nb::module_& m) {
+    m.def("packed_bytes", [](int level, int format, std::size_t n, std::size_t k, std::size_t group) {
+        return kernels(level).linear->packed_bytes(format, n, k, group);
+    });
+    m.def("pack", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address rows, std::size_t row_bytes, Address packed,
+                     std::size_t first, std::size_t count) {
+        const LinearKernels& table = *kernels(level).linear;
+        nb::gil_scoped_release unlocked;
+        table.pack(matrix(format, n, k, group, packed), pointer<const std::uint8_t>(rows), row_bytes, pointer<std::uint8_t>(packed), first, count);
+    });
+    m.def("unpack", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address packed, Address rows, std::size_t row_bytes,
+                       std::size_t first, std::size_t count) {
+        const LinearKernels& table = *kernels(level).linear;
+        nb::gil_scoped_release unlocked;
+        table.unpack(matrix(format, n, k, group, packed), pointer<std::uint8_t>(rows), row_bytes, first, count);
+    });
+    m.def("linear_codes", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address packed, Address codes, Address scales,
+                             Address sums, std::size_t tokens, Address out, std::size_t out_stride, bool add, std::size_t first, std::size_t count,
+                             Address scratch) {
+        const LinearKernels& table = *kernels(level).linear;
+        nb::gil_scoped_release unlocked;
+        table.multiply(matrix(format, n, k, group, packed),
+                       {pointer<const std::int8_t>(codes), pointer<const float>(scales), pointer<const std::int32_t>(sums), k}, tokens,
+                       {pointer<float>(out), out_stride, add}, first, count, pointer<std::uint8_t>(scratch));
+    });
+    m.def("packed_row", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address packed, std::size_t row, Address out) {
+        const LinearKernels& table = *kernels(level).linear;
+        nb::gil_scoped_release unlocked;
+        table.row(matrix(format, n, k, group, packed), row, pointer<float>(out));
+    });
+}
+
 Step step(nb::handle sizes, nb::handle addresses, nb::handle tables, nb::handle slots) {
     const auto number = [](nb::handle from, int i) { return nb::cast<Address>(from[i]); };
     Step made{};
@@ -238,6 +271,7 @@ NB_MODULE(_C, m) {
         return names;
     });
     bind_elements(m);
+    bind_linear(m);
     bind_linear(m);
     bind_plan(m);
     bind_roofline(m);

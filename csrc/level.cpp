@@ -5,10 +5,12 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 
 extern const ElementKernels kElements;
+extern const LinearKernels kLinear;
 extern const RooflineKernels kRoofline;
+extern const SampleKernels kSample;
 
 extern const Kernels kKernels;
-const Kernels kKernels = {&kElements, nullptr, nullptr, &kRoofline};
+const Kernels kKernels = {&kElements, &kLinear, nullptr, &kRoofline, &kSample};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

@@ -1,0 +1,111 @@
+// Products of a few tokens with packed records, read once in ascending order: at the speed of memory.
+#pragma once
+
+#include "linear_formats.h"
+
+namespace ridgeline {
+namespace RIDGELINE_LEVEL {
+namespace {
+
+constexpr size_t kAhead = 3072;          // bytes between the record in work and the one that is fetched
+
+// Activations of up to M tokens, from the first of them.
+struct Tokens {
+    const int8_t* codes;
+    const float* scales;
+    const int32_t* sums;
+    size_t stride, groups;               // from token to token: codes; scales, and half of the sums
+};
+
+inline Tokens tokens(const Codes& x, size_t k, size_t from) {
+    const size_t groups = k / kCodeGroup;
+    return {x.codes + from * x.stride, x.scales + from * groups, x.sums + from * groups * 2, x.stride, groups};
+}
+
+inline void fetch(const uint8_t* p, size_t bytes) {
+    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);
+}
+
+// acc += (integers of a part) * scale * activation's scale, minus minimum * activation's scale * (sum of the codes): the order that every
+// kernel keeps.
+inline Vec add_part(Vec acc, Ints dot, Vec scale, float x_scale) { return fma(floats(dot), scale * all(x_scale), acc); }
+inline Vec add_minimum(Vec acc, int32_t sum, Vec minimum, float x_scale) {
+    return fma(all(static_cast<float>(sum)), zero() - minimum * all(x_scale), acc);
+}
+
+// One record of 32 inputs onto M accumulators.
+template <class F, int M>
+inline void add_record(const uint8_t* head, const uint8_t* record, const Tokens& x, size_t group, Vec* acc) {
+    using Coding = typename F::Coding;
+    constexpr int kBits = Coding::kBits;
+    constexpr size_t kQuads = kGroupQuads / F::kParts, kSteps = kQuads < kRun<kBits> ? kQuads : kRun<kBits>;
+    Vec scale[F::kParts], minimum[F::kParts];
+    F::floats(head, record + Coding::kBytes, scale, minimum);
+    RIDGELINE_UNROLL
+    for (size_t part = 0; part < F::kParts; ++part) {
+        const int8_t* codes = x.codes + group * kCodeGroup;
+        int32_t sum[M];
+        Ints dot[M];
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) {
+            const int32_t* s = x.sums + (i * x.groups + group) * 2;
+            sum[i] = F::kParts == 2 ? s[part] : s[0] + s[1];
+            dot[i] = ints(kSigned<kBits> ? 0 : -F::kZero * sum[i]);
+        }
+        RIDGELINE_UNROLL
+        for (size_t run = part * kQuads; run < (part + 1) * kQuads; run += kSteps) {
+            Pairs pairs[M];
+            RIDGELINE_UNROLL
+            for (size_t i = 0; i < M; ++i) pairs[i] = no_pairs();
+            RIDGELINE_UNROLL
+            for (size_t t = run; t < run + kSteps; ++t) {
+                const Quad w = Coding::quad(record, t);
+                RIDGELINE_UNROLL
+                for (size_t i = 0; i < M; ++i) pairs[i] = products<kBits>(pairs[i], w, codes + i * x.stride + 4 * t);
+            }
+            RIDGELINE_UNROLL
+            for (size_t i = 0; i < M; ++i) dot[i] = dot[i] + widen<kBits>(pairs[i]);
+        }
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) {
+            const float x_scale = x.scales[i * x.groups + group];
+            acc[i] = add_part(acc[i], dot[i], scale[part], x_scale);
+            if (F::kMinima) acc[i] = add_minimum(acc[i], sum[i], minimum[part], x_scale);
+        }
+    }
+}
+
+inline void write(Vec sum, float* out, size_t columns, bool add) {
+    if (columns == kBlockRows)
+        store(out, add ? load(out) + sum : sum);
+    else
+        store_first(out, add ? load_first(out, columns) + sum : sum, columns);
+}
+
+// The 16 outputs of a block for M tokens.
+template <class F, int M>
+void direct_block(const uint8_t* block, size_t k, const Tokens& x, float* out, size_t out_stride, bool add, size_t columns) {
+    Vec acc[M];
+    for (size_t i = 0; i < M; ++i) acc[i] = zero();
+    size_t group = 0;
+    for (size_t span = 0; span < k / F::kSpan; ++span) {
+        const uint8_t *head = block + span * kSpanBytes<F>, *record = head + F::kHead;
+        for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g, ++group, record += kRecordBytes<F>) {
+            fetch(record + kAhead, kRecordBytes<F>);
+            add_record<F, M>(head, record, x, group, acc);
+        }
+    }
+    for (size_t i = 0; i < M; ++i) write(acc[i], out + i * out_stride, columns, add);
+}
+
+// `m` tokens, at most M.
+template <class F, int M>
+void direct(size_t m, const uint8_t* block, size_t k, const Tokens& x, float* out, size_t out_stride, bool add, size_t columns) {
+    if constexpr (M > 1)
+        if (m < M) return direct<F, M - 1>(m, block, k, x, out, out_stride, add, columns);
+    direct_block<F, M>(block, k, x, out, out_stride, add, columns);
+}
+
+}  // namespace
+}  // namespace RIDGELINE_LEVEL
+}  // namespace ridgeline
