@@ -5,6 +5,7 @@
 #include "elements.h"
 #include "linear.h"
 #include "roofline.h"
+#include "sample.h"
 
 namespace ridgeline {
 
@@ -13,6 +14,7 @@ struct Kernels {
     const LinearKernels* linear;
     const AttentionKernels* attention;
     const RooflineKernels* roofline;
+    const SampleKernels* sample;
 };
 
 }  // namespace ridgeline

@@ -73,8 +73,10 @@ Team::~Team() {
 }
 
 void Team::enter(Walk walk, void* work) {
+    edition_.fetch_add(1, std::memory_order_seq_cst);
     walk_ = walk;
     work_ = work;
+    edition_.fetch_add(1, std::memory_order_seq_cst);
     const uint64_t step = next_step();
     step_.fetch_add(1, std::memory_order_seq_cst);
     starts_.wake(step_);
@@ -88,7 +90,11 @@ void Team::serve(int thread) {
         if (now == seen) continue;
         seen = now;
         if (ended_) return;
-        walk_.load()(work_.load(), seen & 0xffffffffu, thread);
+        const uint64_t edition = edition_.load();
+        const Walk walk = walk_.load();
+        void* const work = work_.load();
+        // A thread that is late may meet the next step's work half written: that step comes next anyway.
+        if (edition % 2 == 0 && edition == edition_.load()) walk(work, seen & 0xffffffffu, thread);
     }
 }
 

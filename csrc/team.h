@@ -54,6 +54,7 @@ private:
     void serve(int thread);
 
     std::atomic<uint64_t> step_{0};
+    std::atomic<uint64_t> edition_{0};   // of what follows; odd while it changes
     std::atomic<Walk> walk_{nullptr};
     std::atomic<void*> work_{nullptr};
     bool ended_ = false;
