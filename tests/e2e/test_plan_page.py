@@ -22,7 +22,8 @@ from ridgeline.planning.speed import batch_point
 POINTS = 500
 SHAPES = [read_config(KNOWN / f"{name}.json", name) for name in known_names()]
 COMPARED = (
-    "fits", "memory_bytes", "weights_bytes", "kv_bytes_per_token", "kv_bytes_per_sequence", "activation_bytes",
+    "fits", "memory_bytes", "weights_bytes", "kv_bytes_per_token", "kv_bytes_per_sequence",
+    "state_bytes_per_sequence", "activation_bytes",
     "untiled_activation_bytes", "overhead_bytes", "reserve_bytes", "kv_budget_bytes", "shortfall_bytes", "max_sequences",
     "max_context_tokens", "prefill_intensity", "decode_intensity", "ridge_intensity", "bound_by", "decode_floor_seconds",
     "prefill_floor_seconds", "prefill_seconds", "knee_batch", "recommended_batch", "limited_by", "objective_met", "tokens_per_second",
@@ -42,7 +43,8 @@ def random_layout(random: Random, shape: ModelShape, count: int) -> Layout | Non
     if random.random() < 0.6:
         return None
     tensor = random.choice([width for width in range(1, 17) if shape.heads % width == 0])
-    return Layout(tensor, random.randint(1, min(4, shape.layers)), replicas=random.randint(1, 3))
+    expert = random.choice((1, 2, 8)) if shape.experts else 1
+    return Layout(tensor, random.randint(1, min(4, shape.layers)), expert, random.randint(1, 3))
 
 
 def random_deployment(random: Random) -> Deployment:
@@ -78,7 +80,7 @@ def as_point(deployment: Deployment, objective: Objective, users_given: bool, ba
         "model": deployment.shape.name,
         "device": {"name": device.name, "memory_bytes": device.memory_bytes, "bytes_per_second": device.bytes_per_second},
         "count": layout.devices,
-        "layout": None if automatic else {name: getattr(layout, name) for name in ("tensor", "pipeline", "replicas")},
+        "layout": None if automatic else {name: getattr(layout, name) for name in ("tensor", "pipeline", "expert", "replicas")},
         "workload": {"prompt": load.prompt, "output": load.output, "reused": load.reused},
         "objective": {"ttft": objective.ttft, "itl": objective.itl},
         "users_given": users_given,
@@ -123,7 +125,7 @@ def test_it_computes_what_python_computes(plan: Any, monkeypatch: pytest.MonkeyP
         deployment, batch, given = random_deployment(random), random.randint(1, 5000), random.random() < 0.3
         objective = random.choice((Objective(), Objective(), Objective(2.0, 0.05), Objective(itl=0.02), Objective(ttft=1.0)))
         report = make_report(deployment, objective, given, None).as_dict()
-        layout = {name: report["layout"][name] for name in ("tensor", "pipeline", "replicas")}
+        layout = {name: report["layout"][name] for name in ("tensor", "pipeline", "expert", "replicas")}
         point = batch_point(deployment, batch)
         expected.append({name: report[name] for name in COMPARED} | {"layout": layout, "point": point})
         automatic = deployment.layout == automatic_layout(deployment.shape, deployment.layout.devices)
@@ -143,7 +145,7 @@ def test_opens_with_the_numbers_of_the_command(plan: Any) -> None:
     deployment = deployment_of(next(each for each in SHAPES if each.name == "llama-3-8b"), Question(device="h100", users=32))
     report = make_report(deployment, Objective(), True, None)
     shown = dict(plan.value("[...document.querySelectorAll('[data-name]')].map(e => [e.dataset.name, e.dataset.value])"))
-    assert len(shown) == 16
+    assert len(shown) == 17
     for name, text in shown.items():
         value = getattr(report, name)
         assert text == value if isinstance(value, str) else float(text) == pytest.approx(value, rel=1e-9), name
@@ -180,7 +182,7 @@ def test_models_devices_and_widths(plan: Any) -> None:
     assert "nothing runs" in plan.value("document.getElementById('figures').textContent")
     move(plan, "count", 3)
     move(plan, "tensor", 3)
-    assert plan.value("JSON.stringify(layout())") == '{"tensor":4,"pipeline":1,"replicas":1}'
+    assert plan.value("JSON.stringify(layout())") == '{"tensor":4,"pipeline":1,"expert":1,"replicas":1}'
     assert "It fits" in plan.value("document.getElementById('verdict').textContent")
     move(plan, "count", -1)
     assert plan.value("state.tensor") is None, "three devices cannot be cut in four"

@@ -78,6 +78,8 @@ def memory_table(report: Report) -> Table:
     table.add_section()
     table.add_row("KV of a token", f"{report.kv_bytes_per_token:,} B", "")
     table.add_row(f"KV of {report.context} tokens", gigabytes(report.kv_bytes_per_sequence), "")
+    if report.state_bytes_per_sequence:
+        table.add_row("state of a sequence", gigabytes(report.state_bytes_per_sequence), "")
     table.add_row("activations if scores were stored", gigabytes(report.untiled_activation_bytes), "")
     return table
 

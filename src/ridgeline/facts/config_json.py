@@ -12,6 +12,7 @@ from ridgeline.errors import ModelFormatError
 from ridgeline.facts.families import FAMILIES, Family
 from ridgeline.facts.json_file import parse_object, read_text
 from ridgeline.facts.shape import Attention, Experts, ModelShape, attention_kind
+from ridgeline.facts.state_layers import RECURRENCES, Recurrence, blocks, listed_layers
 
 MAX_LAYERS = 1_024
 MAX_WIDTH = 1 << 20
@@ -54,7 +55,7 @@ class Fields:
 
     def flag(self, key: str) -> bool:
         """The boolean at `key`; absent or null is false."""
-        value = self.values.get(key)
+        value = self.values.get(self.family.keys.get(key, key))
         if value is not None and not isinstance(value, bool):
             raise ModelFormatError(f"config.json: {key} is {value!r:.40}, true or false was expected")
         return bool(value)
@@ -103,7 +104,7 @@ def config_fields(text: str) -> tuple[Fields, str]:
 
 
 def _shape(fields: Fields, architecture: str, name: str) -> ModelShape:
-    layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
+    layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS, default=listed_layers(fields))
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, MAX_WIDTH)
     vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
@@ -112,8 +113,10 @@ def _shape(fields: Fields, architecture: str, name: str) -> ModelShape:
     positions = context if fields.family.positions else 0
     attention = _latent_attention(fields, hidden, heads) if "kv_lora_rank" in fields.values else _attention(fields, hidden, heads)
     ffn, experts, routed = _feed_forward(fields, hidden, layers)
-    per_layer_norms = fields.family.norms * hidden * (2 if fields.family.norm_bias else 1) + attention["norms"]
     kinds, window = layer_kinds(fields, layers)
+    attending, recurring = _mixers(fields, kinds)
+    recurrence = RECURRENCES[fields.family.recurrence](fields, hidden) if recurring else Recurrence(0, 0, 0, 0)
+    one_norm = hidden * (2 if fields.family.norm_bias else 1)
     return ModelShape(
         name=name,
         architecture=architecture,
@@ -134,14 +137,23 @@ def _shape(fields: Fields, architecture: str, name: str) -> ModelShape:
         parameters={
             "embedding": (vocab + positions) * hidden,
             "head": 0 if tied else vocab * hidden,
-            "attention": layers * attention["parameters"],
+            "attention": attending * attention["parameters"] + recurring * recurrence.parameters,
             "ffn": ffn,
             "experts": routed,
-            "norms": layers * per_layer_norms + hidden * (2 if fields.family.norm_bias else 1),
+            "norms": (layers * fields.family.norms + 1) * one_norm + attending * attention["norms"] + recurring * recurrence.norms,
         },
         dtype=_dtype(fields.values),
         experts=experts,
+        state=recurrence.layers(recurring) if recurring else None,
     )
+
+
+def _mixers(fields: Fields, kinds: tuple[str, ...]) -> tuple[int, int]:
+    """Layers with attention, and layers with a recurrence."""
+    attending = len(kinds) - kinds.count("none")
+    if fields.family.beside:
+        return attending, attending
+    return attending, blocks(fields, len(kinds)).count("state") if fields.family.recurrence else 0
 
 
 def _kind(fields: Fields, heads: int, kv_heads: int) -> Attention:
@@ -156,7 +168,7 @@ def _attention(fields: Fields, hidden: int, heads: int) -> dict[str, int]:
     head_dim = fields.integer("head_dim", 1, MAX_WIDTH, default=max(1, hidden // heads))
     queries, keys = heads * head_dim, kv_heads * head_dim
     biases = fields.family.biases | ({"qkv", "output"} if fields.flag("attention_bias") else frozenset())
-    parameters = hidden * (queries + 2 * keys) + queries * hidden
+    parameters = hidden * (queries * (2 if fields.family.gate else 1) + 2 * keys) + queries * hidden
     parameters += (queries + 2 * keys if "qkv" in biases else 0) + (hidden if "output" in biases else 0)
     return {
         "kv_heads": kv_heads,
@@ -197,32 +209,61 @@ def _feed_forward(fields: Fields, hidden: int, layers: int) -> tuple[int, Expert
     width = fields.integer("intermediate_size", 1, MAX_WIDTH, default=4 * hidden)
     matrices = 3 if fields.family.gated else 2
     biased = "ffn" in fields.family.biases or fields.flag("mlp_bias")
-    dense = matrices * hidden * width + ((matrices - 1) * width + hidden if biased else 0)
+
+    def dense(width: int) -> int:
+        return matrices * hidden * width + ((matrices - 1) * width + hidden if biased else 0)
+
     count = next((key for key in ("num_local_experts", "num_experts", "n_routed_experts") if not fields.absent(key)), None)
-    if count is None:
-        return layers * dense, None, 0
-    routed = fields.integer(count, 1, MAX_EXPERTS)
+    routed = fields.integer(count, 0, MAX_EXPERTS) if count else 0
+    plain, sparse = _feed_forward_layers(fields, layers, routed)
+    beside = fields.integer("shared_intermediate_size", 0, MAX_WIDTH, default=0)  # a dense part of every layer, beside its mixture
+    rest = layers * dense(beside) if beside else plain * dense(width)
+    if not sparse:
+        return rest, None, 0
     active = fields.integer("num_experts_per_tok", 1, routed)
-    shared = fields.integer("n_shared_experts", 0, MAX_EXPERTS, default=0)
-    expert = 3 * hidden * fields.integer("moe_intermediate_size", 1, MAX_WIDTH, default=width)
-    sparse = _sparse_layers(fields, layers)
-    rest = (layers - sparse) * dense + sparse * (hidden * routed + shared * expert)
+    expert = matrices * hidden * fields.integer("moe_intermediate_size", 1, MAX_WIDTH, default=width)
+    rest += sparse * (hidden * routed + _shared_experts(fields, hidden, matrices, expert))
     return rest, Experts(routed, active, sparse), sparse * routed * expert
 
 
+def _shared_experts(fields: Fields, hidden: int, matrices: int, expert: int) -> int:
+    """Parameters of the experts of one layer that every token uses: as wide as the routed ones, of a width of their own, or gated."""
+    gated = fields.integer("shared_expert_intermediate_size", 0, MAX_WIDTH, default=0)
+    if gated:
+        return matrices * hidden * gated + hidden
+    shared = fields.integer("n_shared_experts", 0, MAX_EXPERTS, default=0)
+    own = fields.integer("moe_shared_expert_intermediate_size", 0, MAX_WIDTH, default=0)
+    return shared * (matrices * hidden * own if own else expert)
+
+
+def _feed_forward_layers(fields: Fields, layers: int, routed: int) -> tuple[int, int]:
+    """Layers whose feed-forward is dense, and those where it is a mixture of more than one expert."""
+    if fields.family.recurrence:
+        named = blocks(fields, layers)
+        if "mlp" in named or "moe" in named:
+            return named.count("mlp"), named.count("moe") if routed > 1 else 0
+    sparse = _sparse_layers(fields, layers) if routed > 1 else 0
+    return layers - sparse, sparse
+
+
 def _sparse_layers(fields: Fields, layers: int) -> int:
-    """Layers whose feed-forward is a mixture."""
+    """Layers whose feed-forward is a mixture, where rules say so."""
     first = fields.integer("first_k_dense_replace", 0, layers, default=0)
     every = fields.integer("moe_layer_freq", 1, layers, default=1)
     step = fields.integer("decoder_sparse_step", 1, layers, default=1)
+    period = fields.integer("expert_layer_period", 1, MAX_LAYERS, default=1)
+    offset = fields.integer("expert_layer_offset", 0, period - 1, default=0)
     dense = fields.values.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise ModelFormatError(f"config.json: mlp_only_layers is {dense!r:.40}, a list was expected")
-    return sum(i >= first and i % every == 0 and (i + 1) % step == 0 and i not in dense for i in range(layers))
+    ruled = (i for i in range(layers) if i >= first and i % every == 0 and (i + 1) % step == 0 and i % period == offset)
+    return sum(i not in dense for i in ruled)
 
 
 def layer_kinds(fields: Fields, layers: int) -> tuple[tuple[str, ...], int]:
     """(kind of each layer, tokens of the window or 0)."""
+    if fields.family.recurrence:
+        return tuple("full" if each == "full" else "none" for each in blocks(fields, layers)), 0
     kinds = _listed_kinds(fields, layers) or _ruled_kinds(fields, layers)
     if "window" not in kinds:
         return kinds, 0

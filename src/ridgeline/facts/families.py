@@ -16,6 +16,8 @@ class Family:
     norms       norms a layer; `norm_bias` doubles each
     pattern     every `pattern`-th layer is full, the others have a window; 1: all have the window; 0: the file's other keys say
     positions   positions are a learned table
+    gate        attention's output is gated by a projection as wide as its queries
+    recurrence  key of `state_layers.RECURRENCES`, "" for attention alone; `beside`: every layer has both
     """
 
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -27,6 +29,9 @@ class Family:
     norm_bias: bool = False
     pattern: int = 0
     positions: bool = False
+    gate: bool = False
+    recurrence: str = ""
+    beside: bool = False
 
 
 _UNTIED = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6}
@@ -61,6 +66,9 @@ _GEMMA3 = Family(
     norms=4,
     pattern=6,
 )
+_MAMBA2 = {
+    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True,
+}  # fmt: skip
 _DEEPSEEK = Family(defaults={**_UNTIED, "moe_layer_freq": 1, "first_k_dense_replace": 0})
 
 FAMILIES: dict[str, Family] = {
@@ -103,4 +111,80 @@ FAMILIES: dict[str, Family] = {
     ),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
+    "jamba": Family(
+        defaults={
+            **_UNTIED,
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "attn_layer_period": 8,
+            "attn_layer_offset": 4,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+        },
+        recurrence="mamba",
+    ),
+    "nemotron_h": Family(
+        defaults={
+            **_UNTIED,
+            "head_dim": 128,
+            "ssm_state_size": 128,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+            "n_groups": 8,
+            "conv_kernel": 4,
+            "use_conv_bias": True,
+            "mamba_rms_norm": True,
+        },
+        keys={
+            "mamba_d_state": "ssm_state_size",
+            "mamba_n_heads": "mamba_num_heads",
+            "mamba_n_groups": "n_groups",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_conv_bias": "use_conv_bias",
+            "mamba_proj_bias": "use_bias",
+        },
+        gated=False,
+        norms=1,
+        recurrence="mamba2",
+    ),
+    "qwen3_next": Family(
+        defaults={
+            **_UNTIED,
+            "head_dim": 256,
+            "full_attention_interval": 4,
+            "decoder_sparse_step": 1,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+        },
+        qk_norm=True,
+        gate=True,
+        recurrence="delta",
+    ),
+    "falcon_h1": Family(
+        defaults={**_UNTIED, **_MAMBA2, "mamba_d_ssm": 1024},
+        recurrence="mamba2",
+        beside=True,
+    ),
+    "granitemoehybrid": Family(
+        defaults={
+            **_UNTIED,
+            **_MAMBA2,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 1024,
+            "mamba_rms_norm": True,
+        },
+        recurrence="mamba2",
+    ),
 }

@@ -12,7 +12,7 @@ from ridgeline.facts.formats import FORMATS
 Attention = Literal["MHA", "GQA", "MQA", "MLA"]
 
 CLASSES = ("embedding", "head", "attention", "ffn", "experts", "norms")
-"""Classes of tensors. `experts` are the routed ones; shared experts and routers are `ffn`."""
+"""Classes of tensors. Recurrences count as `attention`. `experts` are the routed ones; shared experts and routers are `ffn`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,32 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class StateLayers:
+    """Recurrences: each of `layers` layers keeps so many elements a sequence, whatever its length.
+
+    recurrent    the state itself, 32 bits each, as the reference implementations compute it
+    convolution  the last inputs of the short convolution before it, 16 bits each
+    """
+
+    layers: int
+    recurrent: int
+    convolution: int
+
+    @property
+    def bytes(self) -> int:
+        """Of one sequence in all layers."""
+        return self.layers * (4 * self.recurrent + 2 * self.convolution)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """A decoder-only transformer in numbers.
 
-    layer_kinds   "full" or "window" per layer; `window` is the window's tokens, 0 without one
+    layer_kinds   "full" or "window" per layer, "none" where a layer has no keys and values; `window` is the window's tokens, 0 without one
     kv_elements   elements cached for a token and layer: 2 · KV heads · head dimension, or MLA's latent and its rotary part
     decode_width  heads · (dimensions of a score + dimensions of a value) where one token looks at the cache
     prefill_width the same for many tokens at once; MLA then expands its latent into smaller heads
+    state         recurrent layers, which may stand in place of attention or beside it
     parameters    counts by class (`CLASSES`); a tied head counts 0 and is read as the embedding
     dtype         the format in which the checkpoint stores weights, a key of `WEIGHT_FORMATS`
     stored_bytes  bytes by class where a file said so, else empty
@@ -85,7 +104,18 @@ class ModelShape:
     parameters: Mapping[str, int]
     dtype: str = "bf16"
     experts: Experts | None = None
+    state: StateLayers | None = None
     stored_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that cache keys and values."""
+        return self.layers - self.layer_kinds.count("none")
+
+    @property
+    def state_bytes(self) -> int:
+        """What a sequence keeps in recurrent layers."""
+        return self.state.bytes if self.state else 0
 
     @property
     def total_parameters(self) -> int:

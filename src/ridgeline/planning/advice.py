@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import ceil
 
-from ridgeline.planning.deployment import Deployment, kv_share
+from ridgeline.planning.deployment import Deployment, kv_share, rank_state
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.speed import Limit, mean_context, mixed_itl
 from ridgeline.planning.step import Rows, pass_seconds, step_work
@@ -66,11 +66,15 @@ def flags(deployment: Deployment, objective: Objective, batch: int, limit: Limit
     found = [Flag("--max-model-len", str(deployment.context), "the context planned; every token of it is memory for nobody else")]
     found.append(Flag("--max-num-seqs", str(each), _batch_reason(deployment, objective, batch, limit)))
     found.append(_chunk_flag(deployment, objective, each))
-    need, budget = ceil(each / layout.expert * memory.kv_sequence * kv_share(deployment)), memory.kv_budget // layout.ranks
+    sequence = memory.kv_sequence * kv_share(deployment) + rank_state(deployment)
+    need, budget = ceil(each / layout.expert * sequence), memory.kv_budget // layout.ranks
     held = f"{each} sequences of {deployment.context} tokens" if need < budget else "what weights, overhead and reserve leave"
     found.append(Flag("--kv-cache-memory-bytes", str(min(need, budget)), f"{held}, on each device"))
     if layout.tensor > 1:
         found.append(Flag("--tensor-parallel-size", str(layout.tensor), "every device reads its share of each matrix: the lowest latency"))
+    if layout.expert > 1:
+        found.append(Flag("--enable-expert-parallel", "true", "a mixture's experts on different devices: each reads its share of them"))
+        found.append(Flag("--data-parallel-size", str(layout.expert), "attention is copied, each copy serves its share of the sequences"))
     if layout.pipeline > 1:
         found.append(Flag("--pipeline-parallel-size", str(layout.pipeline), "more devices than one node's tensor ranks"))
     return found

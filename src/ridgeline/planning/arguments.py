@@ -34,6 +34,7 @@ class Question:
     workload: str | None = None
     tensor: int | None = None
     pipeline: int | None = None
+    expert: int | None = None
     utilisation: float = 0.90
     chunk: int = 2048
     memory_gb: float | None = None
@@ -45,7 +46,7 @@ class Question:
 def deployment_of(shape: ModelShape, asked: Question) -> Deployment:
     """The deployment that a question means. Raises ConfigError with the number and the fix."""
     _bounded("--count", asked.count, 1, MAX_DEVICES)
-    _bounded("--users", asked.users or 1, 1, MAX_USERS)
+    users = int(_bounded("--users", _or_one(asked.users), 1, MAX_USERS))
     _bounded("--memory-utilization", asked.utilisation, 0.1, 1.0)
     _bounded("--max-num-batched-tokens", asked.chunk, 1, 1 << 20)
     load = parse_workload(asked.workload)
@@ -57,7 +58,7 @@ def deployment_of(shape: ModelShape, asked: Question) -> Deployment:
         dtype=_choice("--dtype", asked.dtype, WEIGHT_FORMATS) if asked.dtype not in (None, "auto") else None,
         kv_dtype=_choice("--kv-dtype", asked.kv_dtype, KV_BITS) if asked.kv_dtype else ("f32" if shape.dtype == "f32" else "f16"),
         context=context,
-        users=asked.users or 1,
+        users=users,
         workload=_load_within(context, load),
         utilisation=asked.utilisation,
         chunk=asked.chunk,
@@ -129,18 +130,28 @@ def _load_within(context: int, load: Mapping[str, float]) -> Workload:
 
 
 def _layout(shape: ModelShape, asked: Question) -> Layout:
-    if asked.tensor is None and asked.pipeline is None:
+    if asked.tensor is None and asked.pipeline is None and asked.expert is None:
         return automatic_layout(shape, asked.count)
-    tensor = int(_bounded("--tensor-parallel-size", asked.tensor or 1, 1, MAX_DEVICES))
-    pipeline = int(_bounded("--pipeline-parallel-size", asked.pipeline or 1, 1, shape.layers))
+    tensor = int(_bounded("--tensor-parallel-size", _or_one(asked.tensor), 1, MAX_DEVICES))
+    pipeline = int(_bounded("--pipeline-parallel-size", _or_one(asked.pipeline), 1, shape.layers))
+    expert = int(_bounded("--expert-parallel-size", _or_one(asked.expert), 1, MAX_DEVICES))
+    routed = shape.experts.routed if shape.experts else 1
+    if routed % expert:
+        have = f"{routed} routed experts" if shape.experts else "no experts"
+        widths = [str(width) for width in range(1, 65) if routed % width == 0]
+        raise ConfigError(f"--expert-parallel-size {expert}: {shape.name} has {have}; take one of {', '.join(widths)}")
     if shape.heads % tensor:
         widths = [str(width) for width in range(1, 65) if shape.heads % width == 0]
         raise ConfigError(f"--tensor-parallel-size {tensor} does not divide {shape.heads} heads; take one of {', '.join(widths)}")
-    if asked.count % (tensor * pipeline):
-        raise ConfigError(
-            f"--count {asked.count} is no multiple of {tensor} × {pipeline} ranks; set --count {tensor * pipeline} or a multiple of it"
-        )
-    return Layout(tensor, pipeline, replicas=asked.count // (tensor * pipeline))
+    ranks = tensor * pipeline * expert
+    if asked.count % ranks:
+        cut = f"{tensor} × {pipeline}" + (f" × {expert}" if expert > 1 else "")
+        raise ConfigError(f"--count {asked.count} is no multiple of {cut} ranks; set --count {ranks} or a multiple of it")
+    return Layout(tensor, pipeline, expert, replicas=asked.count // ranks)
+
+
+def _or_one(value: int | None) -> int:
+    return 1 if value is None else value
 
 
 def _pairs(flag: str, text: str | None, known: set[str]) -> dict[str, str]:

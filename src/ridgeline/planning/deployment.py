@@ -97,6 +97,7 @@ class Memory:
 
     overhead      driver, context, framework                        reserve    what utilisation leaves untouched
     kv_token      K and V of one token in all layers                kv_sequence  pages of one sequence of `context` tokens
+    state         what a sequence keeps beside its pages, in recurrent layers
     kv_budget     what is left for KV; negative where weights do not fit
     shortfall     bytes that are missing for the users asked for, 0 where they fit
     """
@@ -109,6 +110,7 @@ class Memory:
     reserve: int
     kv_token: int
     kv_sequence: int
+    state: int
     kv_budget: int
     max_sequences: int
     max_context: int
@@ -156,23 +158,32 @@ def rank_kv_budget(deployment: Deployment) -> float:
     return deployment.device.memory_bytes * deployment.utilisation - taken
 
 
-def kv_pages(deployment: Deployment) -> int:
-    """Pages of one copy of the model (of one expert rank where experts are cut); 0 where nothing fits."""
+def rank_state(deployment: Deployment) -> float:
+    """Bytes of a sequence's recurrent state on one device; heads and channels are cut as attention's are."""
+    return deployment.shape.state_bytes / deployment.layout.tensor / deployment.layout.pipeline
+
+
+def page_of(deployment: Deployment) -> int:
+    """Bytes of one page over all ranks; 0 where no layer has keys and values."""
     shape = deployment.shape
-    layers = len(groups_of(shape.layer_kinds, shape.window)[0].layers)
-    page = block_bytes(layers, deployment.block_tokens, shape.kv_elements, KV_BITS[deployment.kv_dtype])
-    return int(max(0.0, rank_kv_budget(deployment)) / (page * kv_share(deployment)))
+    groups = groups_of(shape.layer_kinds, shape.window)
+    return block_bytes(len(groups[0].layers), deployment.block_tokens, shape.kv_elements, deployment.kv_bits) if groups else 0
+
+
+def kv_pages(deployment: Deployment, sequences: int = 0) -> int:
+    """Pages of one copy of the model (of one expert rank where experts are cut) beside the states of `sequences`; 0 where nothing fits."""
+    left, page = rank_kv_budget(deployment) - sequences * rank_state(deployment), page_of(deployment)
+    return int(max(0.0, left) / (page * kv_share(deployment))) if page else 0
 
 
 def memory_of(deployment: Deployment) -> Memory:
     """Memory of a deployment: device memory · utilisation − weights − activations − overhead is the KV cache's."""
     shape, device, layout = deployment.shape, deployment.device, deployment.layout
     groups, size = groups_of(shape.layer_kinds, shape.window), deployment.block_tokens
-    page = block_bytes(len(groups[0].layers), size, shape.kv_elements, KV_BITS[deployment.kv_dtype])
+    page, state = page_of(deployment), rank_state(deployment)
     usable = device.memory_bytes * deployment.utilisation
     activations = rank_activations(deployment)
     budget = rank_kv_budget(deployment)
-    pages = kv_pages(deployment)
     sequences = layout.expert * layout.replicas
 
     def pages_of(tokens: int) -> int:
@@ -181,7 +192,10 @@ def memory_of(deployment: Deployment) -> Memory:
     shared = deployment.shared // size * sum(group.window == 0 for group in groups)
     each = pages_of(deployment.context) - shared
     per_copy = -(-deployment.users // sequences)
-    missing = (shared + each * per_copy) * page * kv_share(deployment) - budget
+    left = max(0, kv_pages(deployment, per_copy) - shared)
+    states_fit = per_copy * state <= budget
+    held = page * kv_share(deployment)
+    missing = (shared + each * per_copy) * held + per_copy * state - budget
     return Memory(
         total=device.memory_bytes * layout.ranks,
         weights=round(rank_weights(deployment) * layout.ranks),
@@ -189,11 +203,12 @@ def memory_of(deployment: Deployment) -> Memory:
         untiled_activations=round(rank_activations(deployment, tiled=False) * layout.ranks),
         overhead=device.overhead_bytes * layout.ranks,
         reserve=round((device.memory_bytes - usable) * layout.ranks),
-        kv_token=block_bytes(shape.layers, 1, shape.kv_elements, KV_BITS[deployment.kv_dtype]),
+        kv_token=block_bytes(shape.kv_layers, 1, shape.kv_elements, deployment.kv_bits),
         kv_sequence=pages_of(deployment.context) * page,
+        state=shape.state_bytes,
         kv_budget=round(budget * layout.ranks),
-        max_sequences=min(MAX_SEQUENCES, max(0, pages - shared) // each * sequences),
-        max_context=longest_sequence(groups, size, max(0, pages - shared) // per_copy + shared, deployment.chunk, shape.context),
+        max_sequences=min(MAX_SEQUENCES, int(max(0.0, budget - shared * held) / (each * held + state)) * sequences),
+        max_context=longest_sequence(groups, size, left // per_copy + shared, deployment.chunk, shape.context if states_fit else 0),
         shortfall=max(0, round(missing * layout.ranks)),
     )
 

@@ -190,12 +190,13 @@ class PhaseSplit:
 
 
 def phase_split(deployment: Deployment, batch: int) -> PhaseSplit:
-    """A prompt's chunk in the step of `batch` decoding sequences, against moving the prompt's KV over the device's link."""
+    """A prompt's chunk in the step of `batch` decoding sequences, against moving the prompt's KV and state over the device's link."""
     load, running = deployment.workload, max(1, ceil(batch / deployment.layout.replicas / deployment.layout.pipeline))
     chunk = min(deployment.chunk, load.prompt)
     decode = Rows(mean_context(deployment), 1, running)
     alone = pass_seconds(deployment, step_work(deployment, [decode]))
     mixed = pass_seconds(deployment, step_work(deployment, [decode, Rows(load.prompt - chunk, chunk)]))
     stalled = interference_seconds(mixed, alone) * load.prompt / chunk
-    moved = kv_transfer_seconds(float(deployment.memory.kv_token) * load.prompt, deployment.device.link_bytes_per_second)
+    carried = deployment.memory.kv_token * load.prompt + deployment.memory.state
+    moved = kv_transfer_seconds(float(carried), deployment.device.link_bytes_per_second)
     return PhaseSplit(stalled, moved, phase_layout(stalled, moved))

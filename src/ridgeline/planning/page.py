@@ -20,7 +20,7 @@ from ridgeline.planning.deployment import ACTIVATION_BYTES, MAX_SEQUENCES, Deplo
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import MOST_DEVICES
 from ridgeline.planning.speed import LARGEST_BATCH
-from ridgeline.planning.step import EXPANDED_FROM, TYPICAL
+from ridgeline.planning.step import EXPANDED_FROM, STATE_FLOPS, TYPICAL
 
 FOLDER: Final = files("ridgeline.planning") / "page"
 """Sources of the page; style and plots are shared with other pages."""
@@ -47,6 +47,7 @@ def page_data(deployment: Deployment, objective: Objective, users_given: bool) -
             "TYPICAL": asdict(TYPICAL),
             "ACTIVATION_BYTES": ACTIVATION_BYTES,
             "MAX_SEQUENCES": MAX_SEQUENCES,
+            "STATE_FLOPS": STATE_FLOPS,
             "EXPANDED_FROM": EXPANDED_FROM,
             "LARGEST_BATCH": LARGEST_BATCH,
             "MOST_DEVICES": MOST_DEVICES,
@@ -59,6 +60,7 @@ def page_data(deployment: Deployment, objective: Objective, users_given: bool) -
             "count": layout.devices,
             "tensor": None if automatic else layout.tensor,
             "pipeline": 1 if automatic else layout.pipeline,
+            "expert": 1 if automatic else layout.expert,
             "users_given": users_given,
         },
         "objective": asdict(objective),

@@ -74,6 +74,7 @@ class Report:
     weights_bytes: int
     kv_bytes_per_token: int
     kv_bytes_per_sequence: int
+    state_bytes_per_sequence: int
     activation_bytes: int
     untiled_activation_bytes: int
     overhead_bytes: int
@@ -139,6 +140,7 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         weights_bytes=memory.weights,
         kv_bytes_per_token=memory.kv_token,
         kv_bytes_per_sequence=memory.kv_sequence,
+        state_bytes_per_sequence=memory.state,
         activation_bytes=memory.activations,
         untiled_activation_bytes=memory.untiled_activations,
         overhead_bytes=memory.overhead,

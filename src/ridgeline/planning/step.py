@@ -30,16 +30,18 @@ class Work:
     weight_bytes: float = 0.0
     expert_bytes: float = 0.0
     kv_bytes: float = 0.0
+    state_flops: float = 0.0
+    state_bytes: float = 0.0
 
     @property
     def flops(self) -> float:
         """All operations."""
-        return self.linear_flops + self.attention_flops
+        return self.linear_flops + self.attention_flops + self.state_flops
 
     @property
     def moved_bytes(self) -> float:
-        """All bytes read."""
-        return self.weight_bytes + self.expert_bytes + self.kv_bytes
+        """All bytes read, and the states written."""
+        return self.weight_bytes + self.expert_bytes + self.kv_bytes + self.state_bytes
 
     @property
     def intensity(self) -> float:
@@ -61,6 +63,10 @@ IDEAL = Efficiency(1.0, 1.0)
 TYPICAL = Efficiency(compute=0.5, bandwidth=0.75)
 """For estimates. Fits sixteen published figures of a tuned engine (8B, fp8, H100 and H200, six lengths) within 10 %: docs/physics.md."""
 
+STATE_FLOPS = 6
+"""Operations a token and element of a recurrent state: decay (1), update by an outer product (2), reading out (2), and the delta rule's
+correction (2) in half of the families. Dao & Gu 2024; Yang et al. 2024."""
+
 EXPANDED_FROM = 64
 """Tokens of a row from which expanding MLA's latent into heads pays."""
 
@@ -77,12 +83,13 @@ def looked_at(start: int, count: int, window: int) -> float:
 
 
 def step_work(deployment: Deployment, rows: Iterable[Rows]) -> Work:
-    """Operations and bytes of a step with these rows. Weights are read once, K and V once a row."""
-    shape, tokens, sampled, attention, cached = deployment.shape, 0.0, 0.0, 0.0, 0.0
+    """Operations and bytes of a step with these rows. Weights are read once, K and V once a row, states are read and written once a row."""
+    shape, tokens, sampled, attention, cached, sequences = deployment.shape, 0.0, 0.0, 0.0, 0.0, 0.0
     kinds = {"full": (shape.layer_kinds.count("full"), 0), "window": (shape.layer_kinds.count("window"), shape.window)}
     for row in rows:
         tokens += row.count * row.sequences
         sampled += row.sampled * row.sequences
+        sequences += row.sequences
         for layers, window in kinds.values():
             width = shape.decode_width if row.count < EXPANDED_FROM else shape.prefill_width
             attention += layers * row.sequences * looked_at(row.start, row.count, window) * width
@@ -92,7 +99,7 @@ def step_work(deployment: Deployment, rows: Iterable[Rows]) -> Work:
     touched = 0.0
     if shape.experts:
         touched = experts_touched(shape.experts.routed, shape.experts.active, tokens) / shape.experts.routed
-    head = "head" if shape.parameters["head"] else "embedding"
+    head, state = "head" if shape.parameters["head"] else "embedding", shape.state
     return Work(
         tokens=tokens,
         sampled=sampled,
@@ -101,6 +108,8 @@ def step_work(deployment: Deployment, rows: Iterable[Rows]) -> Work:
         weight_bytes=classes["attention"] + classes["ffn"] + classes["norms"] + classes[head],
         expert_bytes=classes["experts"] * touched,
         kv_bytes=cached * shape.kv_elements * KV_BITS[deployment.kv_dtype] / 8,
+        state_flops=STATE_FLOPS * tokens * state.layers * state.recurrent if state else 0.0,
+        state_bytes=2.0 * sequences * shape.state_bytes,
     )
 
 
@@ -120,19 +129,21 @@ def with_prefill(decode: Work, prompt: Work, share: float) -> Work:
         weight_bytes=decode.weight_bytes,
         expert_bytes=max(decode.expert_bytes, min(1.0, share) * prompt.expert_bytes),
         kv_bytes=decode.kv_bytes + share * prompt.kv_bytes,
+        state_flops=decode.state_flops + share * prompt.state_flops,
+        state_bytes=decode.state_bytes + share * prompt.state_bytes,
     )
 
 
 def part_seconds(deployment: Deployment, work: Work, efficiency: Efficiency) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(compute, memory) seconds of the matrix products and of attention, for a pass through all stages of one replica."""
+    """(compute, memory) seconds of the matrix products and of attention with recurrences, for a pass through all stages of one replica."""
     device, layout, kind = deployment.device, deployment.layout, deployment.compute_dtype
     ranks = layout.tensor * layout.expert
     bandwidth = device.bytes_per_second * efficiency.bandwidth
     # Stages follow each other, so a pass sees the bandwidth of one stage's ranks over the bytes of all stages.
-    cache = work.kv_bytes * kv_share(deployment) * layout.pipeline / layout.expert
+    cache = work.kv_bytes * kv_share(deployment) * layout.pipeline / layout.expert + work.state_bytes / ranks
     weights = work.weight_bytes / layout.tensor + work.expert_bytes / ranks
     products = work.linear_flops / ranks / device.flops(kind) / efficiency.compute
-    scores = work.attention_flops / ranks / device.flops("f32" if kind == "f32" else "f16") / efficiency.compute
+    scores = (work.attention_flops + work.state_flops) / ranks / device.flops("f32" if kind == "f32" else "f16") / efficiency.compute
     return (products, weights / bandwidth), (scores, cache / bandwidth)
 
 

@@ -71,7 +71,9 @@ class Scenario:
         if knobs.scheduling_policy not in POLICIES:
             raise ConfigError(f"--scheduling-policy is {knobs.scheduling_policy!r:.40}; it must be one of {', '.join(POLICIES)}")
         groups = groups_of(deployment.shape.layer_kinds, deployment.shape.window)
-        pages = kv_pages(deployment) if knobs.kv_pages is None else knobs.kv_pages
+        if not groups:
+            raise ConfigError(f"{deployment.shape.name} has no keys and values, hence no pages to schedule; try `ridgeline plan`")
+        pages = kv_pages(deployment, knobs.max_num_seqs) if knobs.kv_pages is None else knobs.kv_pages
         need = sequence_pages(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
         if pages < need:
             raise ConfigError(
@@ -94,12 +96,13 @@ class Scenario:
         if not self.decode_replicas:
             return None
         deployment = self.deployment
-        token = block_bytes(deployment.shape.layers, 1, deployment.shape.kv_elements, deployment.kv_bits)
+        token = block_bytes(deployment.shape.kv_layers, 1, deployment.shape.kv_elements, deployment.kv_bits)
         # A prompt is taken at once: it was computed elsewhere, so that no budget of tokens bounds it.
         limits = replace(setting.limits, token_budget=max(setting.limits.token_budget, deployment.context + setting.limits.rows))
         pool = replace(setting, limits=limits, durations=Transferred(setting.durations))
-        seconds = kv_transfer_seconds(token, deployment.device.link_bytes_per_second)
-        return Handover(FleetSetting(pool, self.decode_replicas, self.routing), deployment.device.hop_seconds, seconds)
+        link = deployment.device.link_bytes_per_second
+        fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.shape.state_bytes, link)
+        return Handover(FleetSetting(pool, self.decode_replicas, self.routing), fixed, kv_transfer_seconds(token, link))
 
     def _arrivals(self, seed: int) -> Iterator[Arrival]:
         if isinstance(self.load, Traffic):

@@ -16,7 +16,7 @@ function steps(low, high, unit, ...and) {
 }
 
 function widths() {
-  const able = (width) => shape().heads % width === 0 && state.count % (width * state.pipeline) === 0;
+  const able = (width) => shape().heads % width === 0 && state.count % (width * state.pipeline * state.expert) === 0;
   return [null, ...Array.from({ length: Math.min(64, state.count) }, (_, i) => i + 1).filter(able)];
 }
 
@@ -42,7 +42,8 @@ const SLIDERS = [
 
 function layout() {
   if (state.tensor === null) return automatic_layout(shape(), state.count);
-  return { tensor: state.tensor, pipeline: state.pipeline, replicas: state.count / (state.tensor * state.pipeline) };
+  const { tensor, pipeline, expert } = state;
+  return { tensor, pipeline, expert, replicas: state.count / (tensor * pipeline * expert) };
 }
 
 function deployment() {
@@ -69,7 +70,8 @@ function follow(changed) {
     state.output = Math.max(1, Math.floor(state.context / 8));
     state.prompt = state.context - state.output;
   }
-  if (state.pipeline > shape().layers || state.count % state.pipeline) state.pipeline = 1;
+  if ((shape().experts?.routed ?? 1) % state.expert || state.count % state.expert) state.expert = 1;
+  if (state.pipeline > shape().layers || state.count % (state.pipeline * state.expert)) state.pipeline = 1;
   if (!widths().includes(state.tensor)) state.tensor = null;
 }
 
@@ -113,7 +115,8 @@ function showFigures(report) {
   const flop = (value) => `${whole(Number(value.toPrecision(3)))} FLOP/B`;
   const rows = [
     ["Weights", "weights_bytes", gigabytes], ["KV of a token", "kv_bytes_per_token", (v) => plot.amount(v, "B")],
-    ["KV of a sequence", "kv_bytes_per_sequence", (v) => plot.amount(v, "B")], ["Most sequences", "max_sequences", whole],
+    ["KV of a sequence", "kv_bytes_per_sequence", (v) => plot.amount(v, "B")],
+    ["State of a sequence", "state_bytes_per_sequence", (v) => plot.amount(v, "B")], ["Most sequences", "max_sequences", whole],
     ["Longest context for these users", "max_context_tokens", whole], ["Fewest devices", "min_devices", (v) => (v === null ? "over 1,024" : whole(v))],
     ["ITL floor, one user", "decode_floor_seconds", plot.seconds], ["Prefill floor", "prefill_floor_seconds", plot.seconds],
     ["Decode intensity", "decode_intensity", flop], ["Prefill intensity", "prefill_intensity", flop], ["Ridge", "ridge_intensity", flop],

@@ -1,8 +1,8 @@
 "use strict";
 // What `ridgeline.planning` computes, under the names that the Python functions have; tests compare the two number by number.
-// Bytes, seconds, dollars. The page cuts no experts and shares no prefix, as `ridgeline plan` does not, so those terms are left out.
+// Bytes, seconds, dollars. The page shares no prefix, as `ridgeline plan` does not, so that term is left out.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const { WEIGHT_FORMATS, KV_BITS, TYPICAL, ACTIVATION_BYTES, MAX_SEQUENCES, EXPANDED_FROM, LARGEST_BATCH, MOST_DEVICES } = DATA.constants;
+const { WEIGHT_FORMATS, KV_BITS, TYPICAL, ACTIVATION_BYTES, MAX_SEQUENCES, STATE_FLOPS, EXPANDED_FROM, LARGEST_BATCH, MOST_DEVICES } = DATA.constants;
 const IDEAL = { compute: 1, bandwidth: 1 };
 
 // Python's round: halves go to the even neighbour.
@@ -12,8 +12,11 @@ function round(value) {
 }
 const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 const kind_layers = (shape, kind) => shape.layer_kinds.filter((each) => each === kind).length;
+const ranks = ({ tensor, pipeline, expert }) => tensor * pipeline * expert;
 
 // facts.shape, facts.devices
+const kv_layers = (shape) => shape.layers - kind_layers(shape, "none");
+const state_bytes = ({ state }) => (state ? state.layers * (4 * state.recurrent + 2 * state.convolution) : 0);
 function class_bytes(shape, dtype) {
   if (dtype === null && Object.keys(shape.stored_bytes).length) return shape.stored_bytes;
   const form = WEIGHT_FORMATS[dtype ?? shape.dtype];
@@ -25,8 +28,8 @@ const flops = (device, kind) => device.flops_per_second[kind] || device.flops_pe
 
 // planning.memory
 function groups_of(shape) {
-  const kinds = [...new Set(shape.layer_kinds)].sort();
-  const size = kinds.map((kind) => kind_layers(shape, kind)).reduce(gcd);
+  const kinds = [...new Set(shape.layer_kinds)].filter((kind) => kind !== "none").sort();
+  const size = kinds.map((kind) => kind_layers(shape, kind)).reduce(gcd, 0);
   const cut = (kind) => Array(kind_layers(shape, kind) / size).fill({ layers: size, window: kind === "window" ? shape.window : 0 });
   return kinds.flatMap(cut);
 }
@@ -50,7 +53,9 @@ function longest_sequence(groups, block_tokens, pages, chunk, limit) {
 
 // planning.deployment
 function rank_weights(d) {
-  return Object.values(class_bytes(d.shape, d.dtype)).reduce((sum, bytes) => sum + bytes, 0) / d.layout.tensor / d.layout.pipeline;
+  const classes = class_bytes(d.shape, d.dtype), { tensor, pipeline, expert } = d.layout;
+  const rest = Object.values(classes).reduce((sum, bytes) => sum + bytes, 0) - classes.experts;
+  return (rest + classes.experts / expert) / tensor / pipeline;
 }
 
 function kv_share(d) {
@@ -69,25 +74,38 @@ function rank_kv_budget(d) {
   return d.device.memory_bytes * d.utilisation - (rank_weights(d) + rank_activations(d) + d.device.overhead_bytes);
 }
 
+const rank_state = (d) => state_bytes(d.shape) / d.layout.tensor / d.layout.pipeline;
+
+function page_of(d) {
+  const groups = groups_of(d.shape);
+  return groups.length ? block_bytes(groups[0].layers, d.block_tokens, d.shape.kv_elements, KV_BITS[d.kv_dtype]) : 0;
+}
+
+function kv_pages(d, sequences) {
+  const page = page_of(d), left = rank_kv_budget(d) - sequences * rank_state(d);
+  return page ? Math.floor(Math.max(0, left) / (page * kv_share(d))) : 0;
+}
+
 function memory_of(d) {
-  const { shape, device, layout } = d, groups = groups_of(shape), ranks = layout.tensor * layout.pipeline;
-  const page = block_bytes(groups[0].layers, d.block_tokens, shape.kv_elements, KV_BITS[d.kv_dtype]);
-  const budget = rank_kv_budget(d), pages = Math.floor(Math.max(0, budget) / (page * kv_share(d)));
-  const each = sequence_pages(groups, d.block_tokens, d.context, d.chunk), per_copy = Math.ceil(d.users / layout.replicas);
+  const { shape, device, layout } = d, groups = groups_of(shape), copies = layout.expert * layout.replicas, all = ranks(layout);
+  const page = page_of(d), held = page * kv_share(d), state = rank_state(d), budget = rank_kv_budget(d);
+  const each = sequence_pages(groups, d.block_tokens, d.context, d.chunk), per_copy = Math.ceil(d.users / copies);
+  const longest = per_copy * state <= budget ? shape.context : 0;
   return {
-    total: device.memory_bytes * ranks,
-    weights: round(rank_weights(d) * ranks),
-    activations: round(rank_activations(d) * ranks),
-    untiled_activations: round(rank_activations(d, false) * ranks),
-    overhead: device.overhead_bytes * ranks,
-    reserve: round((device.memory_bytes - device.memory_bytes * d.utilisation) * ranks),
-    kv_token: block_bytes(shape.layers, 1, shape.kv_elements, KV_BITS[d.kv_dtype]),
+    total: device.memory_bytes * all,
+    weights: round(rank_weights(d) * all),
+    activations: round(rank_activations(d) * all),
+    untiled_activations: round(rank_activations(d, false) * all),
+    overhead: device.overhead_bytes * all,
+    reserve: round((device.memory_bytes - device.memory_bytes * d.utilisation) * all),
+    kv_token: block_bytes(kv_layers(shape), 1, shape.kv_elements, KV_BITS[d.kv_dtype]),
     kv_sequence: each * page,
-    kv_users: each * per_copy * page * kv_share(d) * ranks,
-    kv_budget: round(budget * ranks),
-    max_sequences: Math.min(MAX_SEQUENCES, Math.floor(pages / each) * layout.replicas),
-    max_context: longest_sequence(groups, d.block_tokens, Math.floor(pages / per_copy), d.chunk, shape.context),
-    shortfall: Math.max(0, round((each * per_copy * page * kv_share(d) - budget) * ranks)),
+    state: state_bytes(shape),
+    kv_users: (each * held + state) * per_copy * all,
+    kv_budget: round(budget * all),
+    max_sequences: Math.min(MAX_SEQUENCES, Math.floor(Math.max(0, budget) / (each * held + state)) * copies),
+    max_context: longest_sequence(groups, d.block_tokens, Math.floor(kv_pages(d, per_copy) / per_copy), d.chunk, longest),
+    shortfall: Math.max(0, round((each * per_copy * held + per_copy * state - budget) * all)),
   };
 }
 
@@ -96,7 +114,7 @@ function automatic_layout(shape, count) {
   const tensor = greatest(Math.min(count, 8), (width) => count % width === 0 && shape.heads % width === 0);
   const rest = count / tensor;
   const pipeline = greatest(Math.min(rest, shape.layers), (stages) => rest % stages === 0);
-  return { tensor, pipeline, replicas: rest / pipeline };
+  return { tensor, pipeline, expert: 1, replicas: rest / pipeline };
 }
 
 // planning.parallel
@@ -112,8 +130,16 @@ function all_reduce_seconds(message, devices, link, hop) {
 
 function link_seconds(d, tokens) {
   const { shape, layout } = d, { link_bytes_per_second: link, hop_seconds: hop } = d.device;
-  const message = Math.ceil(tokens) * shape.hidden * ACTIVATION_BYTES;
-  return 2 * shape.layers * all_reduce_seconds(message, layout.tensor, link, hop) + (layout.pipeline - 1) * (message / (link / 2) + hop);
+  const count = Math.ceil(tokens), wide = shape.hidden * ACTIVATION_BYTES;
+  const tensor = 2 * shape.layers * all_reduce_seconds(Math.ceil(count / layout.expert) * wide, layout.tensor, link, hop);
+  const pipeline = (layout.pipeline - 1) * ((count * wide) / (link / 2) + hop);
+  return tensor + pipeline + (shape.experts ? expert_parallel_seconds(count, shape.hidden, shape.experts, layout.expert, link, hop) : 0);
+}
+
+function expert_parallel_seconds(tokens, hidden, { layers, active }, devices, link, hop) {
+  if (devices === 1) return 0;
+  const sent = (((tokens / devices) * active * hidden * ACTIVATION_BYTES) * (devices - 1)) / devices;
+  return 2 * layers * (sent / (link / 2) + hop);
 }
 
 // planning.step
@@ -141,6 +167,8 @@ function step_work(d, { start, count, sequences }) {
     weight_bytes: classes.attention + classes.ffn + classes.norms + classes[head],
     expert_bytes: experts ? classes.experts * (experts_touched(experts.routed, experts.active, tokens) / experts.routed) : 0,
     kv_bytes: (cached * shape.kv_elements * KV_BITS[d.kv_dtype]) / 8,
+    state_flops: shape.state ? STATE_FLOPS * tokens * shape.state.layers * shape.state.recurrent : 0,
+    state_bytes: 2 * sequences * state_bytes(shape),
   };
 }
 
@@ -148,7 +176,8 @@ function layer_parameters({ parameters, experts }) {
   return parameters.attention + parameters.ffn + parameters.experts * (experts ? experts.active / experts.routed : 0);
 }
 
-const intensity = (work) => (work.linear_flops + work.attention_flops) / (work.weight_bytes + work.expert_bytes + work.kv_bytes);
+const moved_bytes = (work) => work.weight_bytes + work.expert_bytes + work.kv_bytes + work.state_bytes;
+const intensity = (work) => (work.linear_flops + work.attention_flops + work.state_flops) / moved_bytes(work);
 
 function with_prefill(decode, prompt, share) {
   return {
@@ -158,16 +187,19 @@ function with_prefill(decode, prompt, share) {
     weight_bytes: decode.weight_bytes,
     expert_bytes: Math.max(decode.expert_bytes, Math.min(1, share) * prompt.expert_bytes),
     kv_bytes: decode.kv_bytes + share * prompt.kv_bytes,
+    state_flops: decode.state_flops + share * prompt.state_flops,
+    state_bytes: decode.state_bytes + share * prompt.state_bytes,
   };
 }
 
 // [[compute, memory] of the matrix products, [compute, memory] of attention]
 function part_seconds(d, work, efficiency) {
-  const { tensor, pipeline } = d.layout, kind = compute_dtype(d), bandwidth = d.device.bytes_per_second * efficiency.bandwidth;
-  const products = work.linear_flops / tensor / flops(d.device, kind) / efficiency.compute;
-  const scores = work.attention_flops / tensor / flops(d.device, kind === "f32" ? "f32" : "f16") / efficiency.compute;
-  const weights = work.weight_bytes / tensor + work.expert_bytes / tensor;
-  return [[products, weights / bandwidth], [scores, (work.kv_bytes * kv_share(d) * pipeline) / bandwidth]];
+  const { tensor, pipeline, expert } = d.layout, kind = compute_dtype(d), bandwidth = d.device.bytes_per_second * efficiency.bandwidth;
+  const cut = tensor * expert, cache = (work.kv_bytes * kv_share(d) * pipeline) / expert + work.state_bytes / cut;
+  const products = work.linear_flops / cut / flops(d.device, kind) / efficiency.compute;
+  const scores = (work.attention_flops + work.state_flops) / cut / flops(d.device, kind === "f32" ? "f32" : "f16") / efficiency.compute;
+  const weights = work.weight_bytes / tensor + work.expert_bytes / cut;
+  return [[products, weights / bandwidth], [scores, cache / bandwidth]];
 }
 
 function resource_seconds(d, work, efficiency) {
@@ -206,7 +238,7 @@ const million_token_cost = (price_per_hour, tokens_per_second) => (price_per_hou
 
 function batch_point(d, batch) {
   const [compute, memory] = resource_seconds(d, decode_work(d, in_flight(d, batch)), TYPICAL);
-  const itl = decode_itl(d, batch), mixed = mixed_itl(d, batch), { price } = d.device, { tensor, pipeline, replicas } = d.layout;
+  const itl = decode_itl(d, batch), mixed = mixed_itl(d, batch), { price } = d.device, devices = ranks(d.layout) * d.layout.replicas;
   return {
     batch,
     itl,
@@ -216,7 +248,7 @@ function batch_point(d, batch) {
     utilisation: (compute * TYPICAL.compute) / itl,
     kv_bytes: decode_work(d, batch).kv_bytes,
     bound_by: compute > memory ? "compute" : "bandwidth",
-    cost: price ? million_token_cost(price.dollars_per_hour * tensor * pipeline * replicas, batch / mixed) : null,
+    cost: price ? million_token_cost(price.dollars_per_hour * devices, batch / mixed) : null,
   };
 }
 
@@ -272,6 +304,7 @@ function make_report(d, objective, users_given) {
     weights_bytes: memory.weights,
     kv_bytes_per_token: memory.kv_token,
     kv_bytes_per_sequence: memory.kv_sequence,
+    state_bytes_per_sequence: memory.state,
     kv_users_bytes: memory.kv_users,
     activation_bytes: memory.activations,
     untiled_activation_bytes: memory.untiled_activations,
