@@ -3,8 +3,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "isa.h"
 #include "plan.h"
+#include "sampler.h"
 
 namespace nb = nanobind;
 using namespace ridgeline;
@@ -41,39 +45,6 @@ void bind_elements(nb::module_& m) {
         for (std::size_t row = 0; row < rows; ++row)
             table.quantise(pointer<const float>(x) + row * k, k, pointer<std::int8_t>(codes) + row * k, pointer<float>(scales) + row * (k / kCodeGroup),
                            pointer<std::int32_t>(sums) + row * (k / 16));
-    });
-}
-
-// Packed matrices: layout, products of some blocks, rows.
-void bind_linear(nb::module_& m) {
-    m.def("packed_bytes", [](int level, int format, std::size_t n, std::size_t k, std::size_t group) {
-        return kernels(level).linear->packed_bytes(format, n, k, group);
-    });
-    m.def("pack", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address rows, std::size_t row_bytes, Address packed,
-                     std::size_t first, std::size_t count) {
-        const LinearKernels& table = *kernels(level).linear;
-        nb::gil_scoped_release unlocked;
-        table.pack(matrix(format, n, k, group, packed), pointer<const std::uint8_t>(rows), row_bytes, pointer<std::uint8_t>(packed), first, count);
-    });
-    m.def("unpack", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address packed, Address rows, std::size_t row_bytes,
-                       std::size_t first, std::size_t count) {
-        const LinearKernels& table = *kernels(level).linear;
-        nb::gil_scoped_release unlocked;
-        table.unpack(matrix(format, n, k, group, packed), pointer<std::uint8_t>(rows), row_bytes, first, count);
-    });
-    m.def("linear_codes", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address packed, Address codes, Address scales,
-                             Address sums, std::size_t tokens, Address out, std::size_t out_stride, bool add, std::size_t first, std::size_t count,
-                             Address scratch) {
-        const LinearKernels& table = *kernels(level).linear;
-        nb::gil_scoped_release unlocked;
-        table.multiply(matrix(format, n, k, group, packed),
-                       {pointer<const std::int8_t>(codes), pointer<const float>(scales), pointer<const std::int32_t>(sums), k}, tokens,
-                       {pointer<float>(out), out_stride, add}, first, count, pointer<std::uint8_t>(scratch));
-    });
-    m.def("packed_row", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address packed, std::size_t row, Address out) {
-        const LinearKernels& table = *kernels(level).linear;
-        nb::gil_scoped_release unlocked;
-        table.row(matrix(format, n, k, group, packed), row, pointer<float>(out));
     });
 }
 
@@ -240,6 +211,31 @@ void bind_plan(nb::module_& m) {
     });
 }
 
+// Rows are an array of `SampleRow`, whose size Python checks.
+void bind_sample(nb::module_& m) {
+    m.attr("SAMPLE_ROW_BYTES") = sizeof(SampleRow);
+    nb::class_<Sampler>(m, "Sampler")
+        .def("__init__", [](Sampler* self, int level, std::shared_ptr<Team> team, std::size_t vocab) {
+            new (self) Sampler(*kernels(level).sample, std::move(team), vocab);
+        })
+        .def("run", [](Sampler& sampler, Address rows, std::size_t count) {
+            nb::gil_scoped_release unlocked;
+            sampler.run(pointer<SampleRow>(rows), count);
+        });
+    m.def("argmax", [](int level, Address logits, std::size_t count, std::size_t slice) {
+        const SampleKernels& table = *kernels(level).sample;
+        if (count == 0 || slice == 0) throw nb::value_error("there is nothing to take the largest of");
+        std::vector<float> best;
+        std::vector<std::int32_t> ids;
+        for (std::size_t first = 0; first < count; first += slice) {
+            best.emplace_back();
+            ids.emplace_back();
+            table.argmax_slice(pointer<const float>(logits) + first, first, std::min(slice, count - first), &best.back(), &ids.back());
+        }
+        return table.argmax_merge(best.data(), ids.data(), ids.size());
+    });
+}
+
 // Seconds, and what was done in them; `ceiling` as csrc/roofline.h numbers them.
 void bind_roofline(nb::module_& m) {
     m.def("measure", [](int level, Team& team, int ceiling, Address data, std::size_t bytes, std::size_t rounds) {
@@ -272,7 +268,7 @@ NB_MODULE(_C, m) {
     });
     bind_elements(m);
     bind_linear(m);
-    bind_linear(m);
     bind_plan(m);
     bind_roofline(m);
+    bind_sample(m);
 }
