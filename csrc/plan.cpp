@@ -33,6 +33,7 @@ bool same_cut(const Attention& a, const Attention& b) {
 
 Plan::Plan(const Kernels& kernels, std::shared_ptr<Team> team) : kernels_(kernels), team_(std::move(team)) {
     const size_t bytes = std::max(kLinearScratch, kAttentionScratch) + kAlignment;
+    outputs_.resize(static_cast<size_t>(team_->threads()));
     scratch_.assign(static_cast<size_t>(team_->threads()), std::vector<uint8_t>(bytes));
 }
 
@@ -67,19 +68,28 @@ void Plan::add_attention(const Attention& op, const float* q, float* out) {
     }
 }
 
-void Plan::run(const Step& step, size_t first, size_t last, Trace* trace) {
+void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, int32_t* best) {
     step_ = step;
     first_ = first;
     last_ = std::min(last, phases_.size());
     trace_ = trace;
     began_ = trace == nullptr ? 0 : nanoseconds();
     cut_attention();
+    best_ = best != nullptr;
+    const size_t slices = best_ ? chunks(phases_.back(), step_) : 0;
+    if (best_) {
+        best_values_.resize(step.selected * slices);
+        best_ids_.resize(step.selected * slices);
+        for (std::vector<float>& each : outputs_) each.resize(step.selected * blocks_each(phases_.back()) * kBlockRows);
+    }
     const uint64_t tag = team_->next_step() << 32;
     for (Counter& counter : counters_) {
         counter.next.store(tag, std::memory_order_relaxed);
         counter.done.store(tag, std::memory_order_relaxed);
     }
     team_->enter(walk, this);
+    for (size_t row = 0; row < step.selected && best_; ++row)
+        best[row] = kernels_.sample->argmax_merge(&best_values_[row * slices], &best_ids_[row * slices], slices);
 }
 
 void Plan::cut_attention() {
@@ -116,11 +126,11 @@ void Plan::walk(void* work, uint64_t step, int thread) {
 }
 
 size_t Plan::chunks(const Phase& phase, const Step& step) const {
-    const size_t rows = rows_of(phase, step), threads = scratch_.size();
+    const size_t rows = rows_of(phase, step);
     switch (phase.kind) {
-        case PhaseKind::rows: return std::min(rows, threads * kChunksEach);
+        case PhaseKind::rows: return std::min(rows, scratch_.size() * kChunksEach);
         case PhaseKind::products:
-            return rows == 0 ? 0 : ceiling(phase.blocks, std::clamp<size_t>(phase.blocks / (threads * kChunksEach), 1, kMostBlocks));
+            return rows == 0 ? 0 : ceiling(phase.blocks, blocks_each(phase));
         case PhaseKind::attention: return cuts_[phase.cut].count;
         case PhaseKind::merge: return cuts_[phase.cut].partial_floats > 0 ? 1 : 0;
     }
@@ -137,7 +147,8 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
                 for (const RowOp& op : phase.rows) op.run(op, kernels_, step, row);
             return;
         }
-        case PhaseKind::products: return multiply(phase, step, chunk, scratch);
+        case PhaseKind::products:
+            return best_ && &phase == &phases_.back() ? find_best(phase, step, chunk, thread) : multiply(phase, step, chunk, thread);
         case PhaseKind::attention:
             return kernels_.attention->attend(phase.attention, step, cut->items[chunk], phase.q, partials_.data(), phase.out, scratch);
         case PhaseKind::merge:
@@ -145,8 +156,29 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
     }
 }
 
-void Plan::multiply(const Phase& phase, const Step& step, size_t chunk, uint8_t* scratch) {
-    const size_t m = rows_of(phase, step), count = chunks(phase, step), size = ceiling(phase.blocks, count);
+size_t Plan::blocks_each(const Phase& phase) const {
+    return std::clamp<size_t>(phase.blocks / (scratch_.size() * kChunksEach), 1, kMostBlocks);
+}
+
+void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thread) {
+    const ProductOp& op = phase.products.front();
+    const size_t m = step.selected, slices = chunks(phase, step), size = blocks_each(phase);
+    const size_t first = chunk * size, count = std::min(size, phase.blocks - first), column = first * kBlockRows;
+    const size_t columns = std::min(op.matrix.n - column, count * kBlockRows), stride = size * kBlockRows;
+    float* outputs = outputs_[static_cast<size_t>(thread)].data();
+    uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
+    const Product to{outputs - column, stride, false};  // kernels count columns from the matrix's first
+    if (quantised(op.matrix))
+        kernels_.linear->multiply(op.matrix, op.codes, m, to, first, count, scratch);
+    else
+        kernels_.linear->multiply_floats(op.matrix, op.x, op.matrix.k, m, to, first, count, scratch);
+    for (size_t row = 0; row < m; ++row)
+        kernels_.sample->argmax_slice(outputs + row * stride, column, columns, &best_values_[row * slices + chunk], &best_ids_[row * slices + chunk]);
+}
+
+void Plan::multiply(const Phase& phase, const Step& step, size_t chunk, int thread) {
+    uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
+    const size_t m = rows_of(phase, step), size = blocks_each(phase);
     size_t first = chunk * size, left = std::min(size, phase.blocks - std::min(phase.blocks, first)), passed = 0;
     for (const ProductOp& op : phase.products) {
         const size_t blocks = ceiling(op.matrix.n, kBlockRows);

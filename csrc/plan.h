@@ -44,6 +44,7 @@ struct Trace {
 class Plan {
 public:
     Plan(const Kernels& kernels, std::shared_ptr<Team> team);
+    ~Plan() { team_->forget(); }
     Plan(const Plan&) = delete;
     Plan& operator=(const Plan&) = delete;
 
@@ -55,8 +56,9 @@ public:
 
     size_t phases() const { return phases_.size(); }
 
-    // Runs phases first … last - 1. `trace` [threads, phases] or null. Not to be called by two threads at a time.
-    void run(const Step& step, size_t first, size_t last, Trace* trace);
+    // Runs phases first … last - 1. `trace` [threads, phases] or null. `best` [selected] or null: then the product of the last phase is not
+    // written; the number of each row's largest output is. Not to be called by two threads at a time.
+    void run(const Step& step, size_t first, size_t last, Trace* trace, int32_t* best);
 
 private:
     struct Cut {                         // attentions of one shape share how a step is cut into items
@@ -69,7 +71,9 @@ private:
     void cut_attention();
     size_t chunks(const Phase& phase, const Step& step) const;
     void compute(const Phase& phase, const Step& step, size_t chunk, int thread);
-    void multiply(const Phase& phase, const Step& step, size_t chunk, uint8_t* scratch);
+    void multiply(const Phase& phase, const Step& step, size_t chunk, int thread);
+    void find_best(const Phase& phase, const Step& step, size_t chunk, int thread);
+    size_t blocks_each(const Phase& phase) const;
     size_t rows_of(const Phase& phase, const Step& step) const { return phase.selected ? step.selected : step.tokens; }
 
     const Kernels& kernels_;
@@ -78,6 +82,10 @@ private:
     std::vector<Counter> counters_;
     std::vector<Cut> cuts_;
     std::vector<float> partials_;
+    std::vector<std::vector<float>> outputs_;  // a thread each: outputs of a chunk that only their largest is wanted of
+    std::vector<float> best_values_;           // [selected, chunks of the last phase]
+    std::vector<int32_t> best_ids_;
+    bool best_ = false;
     std::vector<std::vector<uint8_t>> scratch_;
     Step step_{};
     size_t first_ = 0, last_ = 0;

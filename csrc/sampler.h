@@ -12,6 +12,7 @@ namespace ridgeline {
 class Sampler {
 public:
     Sampler(const SampleKernels& kernels, std::shared_ptr<Team> team, size_t vocab);
+    ~Sampler() { team_->forget(); }
     Sampler(const Sampler&) = delete;
     Sampler& operator=(const Sampler&) = delete;
 

@@ -83,6 +83,13 @@ void Team::enter(Walk walk, void* work) {
     walk(work, step, 0);
 }
 
+void Team::forget() {
+    edition_.fetch_add(1, std::memory_order_seq_cst);
+    work_ = nullptr;
+    while (inside_.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+    edition_.fetch_add(1, std::memory_order_seq_cst);
+}
+
 void Team::serve(int thread) {
     for (uint64_t seen = 0;;) {
         starts_.wait(step_, seen);
@@ -90,11 +97,13 @@ void Team::serve(int thread) {
         if (now == seen) continue;
         seen = now;
         if (ended_) return;
+        inside_.fetch_add(1, std::memory_order_seq_cst);
         const uint64_t edition = edition_.load();
         const Walk walk = walk_.load();
         void* const work = work_.load();
         // A thread that is late may meet the next step's work half written: that step comes next anyway.
-        if (edition % 2 == 0 && edition == edition_.load()) walk(work, seen & 0xffffffffu, thread);
+        if (edition % 2 == 0 && edition == edition_.load() && work != nullptr) walk(work, seen & 0xffffffffu, thread);
+        inside_.fetch_sub(1, std::memory_order_seq_cst);
     }
 }
 

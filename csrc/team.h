@@ -43,8 +43,11 @@ public:
     uint64_t next_step() const { return (step_.load(std::memory_order_relaxed) + 1) & 0xffffffffu; }
 
     // Every thread calls walk(work, step, its number); returns when the caller's own call returns. Others may still be inside, without
-    // a chunk: `work` must live as long as the team.
+    // a chunk, until `forget`.
     void enter(Walk walk, void* work);
+
+    // Returns when no thread is inside a walk and none will begin one of today's work: its memory may go.
+    void forget();
 
     // Claims chunks of a phase until there are none, then waits until all are finished. `run(chunk)` computes one. False: the step is over.
     template <typename F>
@@ -54,6 +57,7 @@ private:
     void serve(int thread);
 
     std::atomic<uint64_t> step_{0};
+    std::atomic<int> inside_{0};
     std::atomic<uint64_t> edition_{0};   // of what follows; odd while it changes
     std::atomic<Walk> walk_{nullptr};
     std::atomic<void*> work_{nullptr};
