@@ -1,0 +1,57 @@
+"""Single native calls of the quantised product, for tests and benchmarks: serving calls the kernels through a plan.
+
+Owns shapes and scratch of a call; never the weights.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.packing import PackedWeight, allocate
+from ridgeline.compute.ops.definition import Floats, Ints
+from ridgeline.compute.ops.quantised import GROUP
+
+SCRATCH_BYTES = 256 << 10
+"""What a call may use beside its arguments."""
+
+Codes = tuple[NDArray[np.int8], Floats, Ints]
+
+
+def quantise(x: Floats, *, level: str | None = None) -> Codes:
+    """The op `quantise` at an ISA level: x fp32 [M, K] → codes int8 [M, K], scales fp32 [M, K/32], sums int32 [M, K/16]."""
+    if x.ndim != 2 or x.shape[1] == 0 or x.shape[1] % GROUP:
+        raise ValueError(f"activations are [M, K] with K a positive multiple of {GROUP}, got {x.shape}")
+    m, k = x.shape
+    codes, scales, sums = np.empty((m, k), np.int8), np.empty((m, k // GROUP), np.float32), np.empty((m, k // 16), np.int32)
+    source = ext.address(x, np.float32, (m, k))
+    made = (int(array.ctypes.data) for array in (codes, scales, sums))
+    ext.native().quantise(ext.level_number(level), source, *made, m, k)
+    return codes, scales, sums
+
+
+def linear_codes(
+    x: Codes, weight: PackedWeight, *, level: str | None = None, out: Floats | None = None, blocks: range | None = None, add: bool = False
+) -> Floats:
+    """The op `linear_codes` at an ISA level: x as `quantise` makes it, packed weight [N, K] → fp32 [M, N].
+
+    out     where results go, fp32 [M, N], contiguous
+    blocks  consecutive blocks of 16 rows to compute; the others' outputs stay
+    add     onto what is in `out`
+    """
+    (m, k), (n, columns) = x[0].shape, weight.shape
+    if k != columns:
+        raise ValueError(f"activations of width {k} do not fit weights {weight.shape}")
+    blocks = range(weight.blocks) if blocks is None else blocks
+    if len(blocks) and not 0 <= blocks[0] <= blocks[-1] < weight.blocks:
+        raise ValueError(f"{blocks} are not blocks of a matrix of {weight.blocks}")
+    out = np.empty((m, n), np.float32) if out is None else out
+    codes, scales, sums = x
+    given = (
+        ext.address(codes, np.int8, (m, k)),
+        ext.address(scales, np.float32, (m, k // GROUP)),
+        ext.address(sums, np.int32, (m, k // 16)),
+    )
+    target, scratch = ext.address(out, np.float32, (m, n)), allocate(SCRATCH_BYTES)
+    number = ext.level_number(level)
+    ext.native().linear_codes(number, *weight.matrix, *given, m, target, n, add, blocks.start, len(blocks), int(scratch.ctypes.data))
+    return out

@@ -1,0 +1,124 @@
+"""Packed weights: a matrix in the order in which native kernels read it. Lossless: `unpack` gives the file's bytes back.
+
+Owns the memory of packed matrices. The layout is the extension's affair and the same at every ISA level.
+"""
+
+import mmap
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.quant.bits import Bytes, Floats
+from ridgeline.facts.formats import FORMATS as STORED
+
+BLOCK_ROWS: Final = 16
+"""Rows that the kernels take together."""
+
+CHUNK_BYTES: Final = 4 << 20
+"""Packed bytes that a thread writes at a time."""
+
+FORMATS: Final = (
+    *("F32", "F16", "BF16"),
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+    *("INT8", "INT4"),
+)
+"""The extension's formats, by number."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A matrix [N, K] in packed form.
+
+    kind   among `FORMATS`; what the file stored
+    group  inputs that share a scale, for INT8 and INT4; else 0
+    data   uint8, aligned to 64 bytes
+    """
+
+    kind: str
+    shape: tuple[int, int]
+    data: Bytes
+    group: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 16 rows."""
+        return -(-self.shape[0] // BLOCK_ROWS)
+
+    @property
+    def matrix(self) -> tuple[int, int, int, int, int]:
+        """What the extension calls a matrix: number of the format, N, K, group, address."""
+        return FORMATS.index(self.kind), *self.shape, self.group, int(self.data.ctypes.data)
+
+    def unpack(self) -> Bytes:
+        """The file's rows, bit for bit: uint8 [N, bytes of a row]."""
+        rows = np.empty((self.shape[0], row_bytes(self.kind, self.shape[1])), np.uint8)
+        ext.native().unpack(ext.level_number(), *self.matrix, int(rows.ctypes.data), rows.shape[1], 0, self.blocks)
+        return rows
+
+    def rows(self, ids: NDArray[np.integer]) -> Floats:
+        """fp32 [len(ids), K]: the rows `ids`, equal to what `compute.quant` dequantises."""
+        out = np.empty((len(ids), self.shape[1]), np.float32)
+        for place, row in enumerate(ids.tolist()):
+            if not 0 <= row < self.shape[0]:
+                raise IndexError(f"row {row} of a matrix of {self.shape[0]} rows")
+            ext.native().packed_row(ext.level_number(), *self.matrix, row, int(out[place].ctypes.data))
+        return out
+
+
+def row_bytes(kind: str, columns: int) -> int:
+    """Bytes of a stored row of `columns` inputs."""
+    form = STORED[kind]
+    return columns // form.block_elements * form.block_bytes
+
+
+def packable(kind: str, shape: tuple[int, ...]) -> bool:
+    """Whether this build packs matrices of this format and shape."""
+    return len(shape) == 2 and kind in FORMATS and bool(ext.isa_levels()) and _packed_bytes(kind, shape) > 0
+
+
+def pack(kind: str, codes: Bytes, shape: tuple[int, ...], pool: Executor) -> PackedWeight:
+    """codes uint8 [N, bytes of a row], contiguous, may be a read-only map of a file → packed, in chunks over the threads of `pool`.
+
+    Raises ValueError where `packable` is false or codes do not fit the shape.
+    """
+    if not packable(kind, shape):
+        raise ValueError(f"{kind} {shape} cannot be packed by this build")
+    n, k = shape
+    source = ext.address(codes, np.uint8, (n, row_bytes(kind, k)))
+    weight = PackedWeight(kind, (n, k), allocate(_packed_bytes(kind, shape)))
+    number, target = ext.level_number(), weight.matrix[-1]
+    jobs = [
+        pool.submit(ext.native().pack, number, *weight.matrix[:-1], source, codes.shape[1], target, first, count)
+        for first, count in _chunks(weight.blocks, weight.nbytes)
+    ]
+    for job in jobs:
+        job.result()
+    return weight
+
+
+def allocate(count: int) -> Bytes:
+    """Zeroed memory of its own, aligned to pages, huge ones where the system gives them: uint8 [count]."""
+    memory = mmap.mmap(-1, count)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+def _packed_bytes(kind: str, shape: tuple[int, ...]) -> int:
+    return int(ext.native().packed_bytes(ext.level_number(), FORMATS.index(kind), *shape, 0))
+
+
+def _chunks(blocks: int, total: int) -> Iterator[tuple[int, int]]:
+    """(first block, number of blocks) of about `CHUNK_BYTES` each."""
+    step = max(1, blocks * CHUNK_BYTES // total)
+    for first in range(0, blocks, step):
+        yield first, min(step, blocks - first)

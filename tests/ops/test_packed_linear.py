@@ -1,0 +1,208 @@
+"""Packed weights give the file's bytes back, and every ISA level the bits of the references, at every number of tokens and slice."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.linear import Codes, linear_codes, quantise
+from ridgeline.compute.cpu.packing import FORMATS, PackedWeight, pack, packable, row_bytes
+from ridgeline.compute.ops import quantised
+from ridgeline.compute.quant.formats import FORMATS as STORED
+from ridgeline.compute.quant.formats import dequantise
+from ridgeline.compute.quant.groups import KINDS, Groups, groups
+
+pytestmark = pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
+LEVELS = ext.isa_levels() or ("none",)
+PACKED = tuple(kind for kind in sorted(KINDS) if packable(kind, (16, 256)))
+
+ZEROS = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32}
+"""What integer kernels take off a code by themselves; other formats with a minimum have it in fp32."""
+
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where a block has fp16 fields; at 0 where nothing is said."""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as made:
+        yield made
+
+
+def rows_of(kind: str, n: int, k: int, seed: int, size: float = 1.0) -> np.ndarray:
+    """Random rows of a file: every code and integer scale, fp16 scales of many magnitudes."""
+    rng = np.random.default_rng(seed)
+    form = STORED[kind]
+    blocks = rng.integers(0, 256, (n, k // form.block_elements, form.block_bytes), np.uint8) if n else np.zeros((0, 1, form.block_bytes), np.uint8)
+    for start in HALVES.get(kind, (0,)):
+        scales = rng.standard_normal(blocks.shape[:2]) * size * 10.0 ** rng.integers(-4, 1, blocks.shape[:2])
+        blocks[..., start : start + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    return blocks.reshape(n, -1)
+
+
+def activations(m: int, k: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal((m, k)) * 10.0 ** rng.integers(-6, 6, (m, k // 32)).repeat(32, axis=1)).astype(np.float32)
+
+
+def integers(kind: str, rows: np.ndarray) -> Groups:
+    """The weight as kernels see it: symmetric zeros belong to the integers."""
+    found = groups(kind, rows)
+    zero = ZEROS.get(kind)
+    return found if zero is None else Groups((found.codes.astype(np.int16) - zero).astype(np.int8), found.scales, np.zeros_like(found.mins))
+
+
+def assert_same_bits(ours: np.ndarray, reference: np.ndarray) -> None:
+    assert ours.shape == reference.shape
+    nan = np.isnan(reference)
+    assert np.array_equal(np.isnan(ours), nan)
+    assert np.array_equal(ours[~nan].view(np.uint32), reference[~nan].view(np.uint32))
+
+
+def assert_product(kind: str, rows: np.ndarray, weight: PackedWeight, x: Codes) -> None:
+    """Every level gives the reference's bits."""
+    reference = quantised.linear_codes(*x, integers(kind, rows))
+    for level in LEVELS:
+        assert_same_bits(linear_codes(x, weight, level=level), reference)
+
+
+def test_numbers_of_formats() -> None:
+    assert {"Q4_0", "Q5_0", "Q8_0", "Q4_K", "Q6_K"} <= set(PACKED)
+    assert not packable("Q4_K", (16, 640))
+    assert not packable("Q8_0", (16, 40))
+    assert not packable("Q8_0", (640,))
+    assert not packable("Q9_9", (16, 256))
+    assert len(FORMATS) == len(set(FORMATS))
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("n", [1, 16, 37])
+def test_round_trip(kind: str, n: int, pool: ThreadPoolExecutor) -> None:
+    """Any bytes come back, scales that are no numbers too; also where a matrix takes several chunks."""
+    k = 512
+    random = np.random.default_rng(n).integers(0, 256, (n, row_bytes(kind, k)), np.uint8)
+    for rows in (random, np.zeros_like(random), np.full_like(random, 255)):
+        weight = pack(kind, rows, (n, k), pool)
+        assert np.array_equal(weight.unpack(), rows)
+        assert weight.data.ctypes.data % 64 == 0
+
+
+def test_round_trip_of_many_chunks(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.compute.cpu.packing.CHUNK_BYTES", 5000)
+    rows = rows_of("Q5_0", 333, 96, 1)
+    rows.flags.writeable = False
+    assert np.array_equal(pack("Q5_0", rows, (333, 96), pool).unpack(), rows)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_rows(kind: str, pool: ThreadPoolExecutor) -> None:
+    rows = rows_of(kind, 40, 512, 2)
+    weight, ids = pack(kind, rows, (40, 512), pool), np.array([39, 0, 17, 17, 32])
+    assert_same_bits(weight.rows(ids), dequantise(kind, np.ascontiguousarray(rows[ids])))
+    with pytest.raises(IndexError, match="row 40"):
+        weight.rows(np.array([40]))
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 16, 256), (1, 37, 768), (3, 16, 512), (4, 48, 256), (17, 20, 256), (70, 33, 512)])
+def test_product_is_the_references(kind: str, m: int, n: int, k: int, pool: ThreadPoolExecutor) -> None:
+    rows = rows_of(kind, n, k, m)
+    assert_product(kind, rows, pack(kind, rows, (n, k), pool), quantised.quantise(activations(m, k, n)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", PACKED)
+def test_tokens_and_slices_change_no_bit(kind: str, level: str, pool: ThreadPoolExecutor) -> None:
+    """Any number of tokens and any cut of the outputs; what is not asked for stays."""
+    n, k = 41, 1024
+    weight = pack(kind, rows_of(kind, n, k, 3), (n, k), pool)
+    x = quantise(activations(70, k, 4))
+    whole = linear_codes(x, weight, level=level)
+    for m in (*range(1, 17), 23, 24, 25, 64, 69):
+        part = (x[0][:m], x[1][:m], x[2][:m])
+        assert_same_bits(linear_codes(part, weight, level=level), whole[:m])
+    for blocks, columns in ((range(1, 2), slice(16, 32)), (range(2, 3), slice(32, 41)), (range(0, 0), slice(0, 0))):
+        out = np.full((70, n), 7.0, np.float32)
+        linear_codes(x, weight, level=level, out=out, blocks=blocks)
+        assert_same_bits(out[:, columns], whole[:, columns])
+        out[:, columns] = 7.0
+        assert (out == 7.0).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_onto_what_is_there(level: str, pool: ThreadPoolExecutor) -> None:
+    weight, x = pack("Q4_0", rows_of("Q4_0", 21, 64, 5), (21, 64), pool), quantise(activations(6, 64, 6))
+    for m in (2, 6):
+        part = (x[0][:m], x[1][:m], x[2][:m])
+        before = np.random.default_rng(m).standard_normal((m, 21)).astype(np.float32)
+        after = linear_codes(part, weight, level=level, out=before.copy(), add=True)
+        assert_same_bits(after, before + linear_codes(part, weight, level=level))
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0x88, 0x77, 0xFF])
+def test_nothing_saturates(kind: str, byte: int, pool: ThreadPoolExecutor) -> None:
+    """Codes and activations at their limits, of one sign and of both."""
+    k = 256
+    rows = np.full((4, row_bytes(kind, k)), byte, np.uint8)
+    blocks = rows.reshape(4, -1, STORED[kind].block_bytes)
+    for start in HALVES.get(kind, (0,)):
+        blocks[..., start : start + 2] = np.array([0.5], np.float16).view(np.uint8)
+    signs = np.array([np.ones(k), -np.ones(k), np.where(np.arange(k) % 2, 1, -1), np.where(np.arange(k) // 2 % 2, 1, -1), np.where(np.arange(k) % 4, 1, -1)])
+    x = quantised.quantise((127 * signs[[0, 1, 2, 3, 4, 0, 1, 2]]).astype(np.float32))
+    weight = pack(kind, rows, (4, k), pool)
+    assert_product(kind, rows, weight, x)
+    assert_product(kind, rows, weight, (x[0][:3], x[1][:3], x[2][:3]))
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_what_is_not_finite_stays(kind: str, pool: ThreadPoolExecutor) -> None:
+    n, k = 18, 512
+    rows = rows_of(kind, n, k, 7)
+    first = rows[3, : STORED[kind].block_bytes]
+    for start in HALVES.get(kind, (0,)):
+        first[start : start + 2] = np.array([np.inf], np.float16).view(np.uint8)
+    x = activations(9, k, 8)
+    x[1, 40], x[6, 511], x[7] = np.nan, -np.inf, 0
+    codes = quantise(x)
+    weight = pack(kind, rows, (n, k), pool)
+    assert_product(kind, rows, weight, codes)
+    assert_product(kind, rows, weight, (codes[0][:2], codes[1][:2], codes[2][:2]))
+    assert np.isnan(linear_codes(codes, weight)[[1, 6]]).all()
+
+
+def test_quantise_at_every_level() -> None:
+    for sample in quantised.quantise.samples():
+        reference = quantised.quantise(sample.arguments["x"])
+        for level in LEVELS:
+            codes, scales, sums = quantise(sample.arguments["x"], level=level)
+            assert np.array_equal(codes, reference[0])
+            assert_same_bits(scales, reference[1])
+            assert np.array_equal(sums, reference[2])
+
+
+def test_near_the_dequantised_product(pool: ThreadPoolExecutor) -> None:
+    rng = np.random.default_rng(9)
+    for kind in PACKED:
+        rows, x = rows_of(kind, 12, 512, 10), rng.standard_normal((4, 512)).astype(np.float32)
+        exact = x.astype(np.float64) @ dequantise(kind, rows).T.astype(np.float64)
+        ours = linear_codes(quantise(x), pack(kind, rows, (12, 512), pool))
+        assert np.abs(ours - exact).max() <= 0.02 * np.abs(exact).max()
+
+
+def test_misuse_is_refused(pool: ThreadPoolExecutor) -> None:
+    weight = pack("Q8_0", rows_of("Q8_0", 4, 64, 11), (4, 64), pool)
+    with pytest.raises(ValueError, match="multiple of 32"):
+        quantise(np.zeros((1, 40), np.float32))
+    with pytest.raises(ValueError, match="contiguous float32"):
+        quantise(np.zeros((1, 64)))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="do not fit"):
+        linear_codes(quantise(np.zeros((1, 96), np.float32)), weight)
+    with pytest.raises(ValueError, match="not blocks"):
+        linear_codes(quantise(np.zeros((1, 64), np.float32)), weight, blocks=range(0, 2))
+    with pytest.raises(ValueError, match="cannot be packed"):
+        pack("Q4_K", np.zeros((4, 144), np.uint8), (4, 64), pool)
+    with pytest.raises(ValueError, match="contiguous uint8"):
+        pack("Q8_0", np.zeros((4, 67), np.uint8), (4, 64), pool)
