@@ -105,6 +105,8 @@ Loop loop_of(const RooflineKernels& kernels, Ceiling ceiling) {
         case Ceiling::kF32: return kernels.f32;
         case Ceiling::kBF16: return has_bf16() ? kernels.bf16 : Loop{nullptr, 0};
         case Ceiling::kInt4: return kernels.int4;
+        case Ceiling::kInt5: return kernels.int5;
+        case Ceiling::kInt6: return kernels.int6;
         case Ceiling::kInt8: return kernels.int8;
         default: return kernels.clock;
     }

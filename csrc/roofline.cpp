@@ -113,7 +113,7 @@ void int8(size_t rounds) {
     }
 }
 constexpr Loop kInt8 = {int8, kAccumulators * 2};
-constexpr Loop kInt4 = kInt8;
+constexpr Loop kInt4 = kInt8, kInt5 = kInt8, kInt6 = kInt8;
 
 #endif
 
@@ -156,14 +156,15 @@ void int8(size_t rounds) {
         }
 }
 constexpr Loop kInt8 = {int8, kAccumulators * sizeof(Words) * 2};
-constexpr Loop kInt4 = kInt8;
+constexpr Loop kInt4 = kInt8, kInt5 = kInt8, kInt6 = kInt8;
 
 #elif defined(__AVX2__)
 
-constexpr size_t kChains = 4, kDots = 8; // a sum of 32 inputs is eight products of four: 8 * 2 * 15 * 127 < 2^15
+constexpr size_t kChains = 4;            // sums that do not wait for each other
 
-// Products of 8-bit pairs are added up in 16 bits, and widened once for 32 inputs.
-void int4(size_t rounds) {
+// Products of pairs are added up in 16 bits as long as they fit, `kDots` of them, then widened.
+template <size_t kDots>
+void integers(size_t rounds) {
     const Words one = _mm256_set1_epi16(1);
     Words sum[kChains], code = bytes_of(3), x = bytes_of(2);
     for (size_t i = 0; i < kChains; ++i) sum[i] = none();
@@ -181,29 +182,16 @@ void int4(size_t rounds) {
             touch(sum[i]);
         }
 }
-constexpr Loop kInt4 = {int4, kChains * kDots * sizeof(Words) * 2};
-
-// Every product is widened at once: two of them fill 16 bits.
-void int8(size_t rounds) {
-    const Words one = _mm256_set1_epi16(1);
-    Words sum[kChains], code = bytes_of(3), x = bytes_of(2);
-    for (size_t i = 0; i < kChains; ++i) sum[i] = none();
-    for (size_t round = 0; round < rounds; ++round)
-#pragma GCC unroll 4
-        for (size_t i = 0; i < kChains; ++i) {
-            touch(x);
-            sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(_mm256_maddubs_epi16(code, x), one));
-            touch(sum[i]);
-        }
-}
-constexpr Loop kInt8 = {int8, kChains * sizeof(Words) * 2};
+template <size_t kDots>
+constexpr Loop kIntegers = {integers<kDots>, kChains * kDots * sizeof(Words) * 2};
+constexpr Loop kInt4 = kIntegers<8>, kInt5 = kIntegers<4>, kInt6 = kIntegers<2>, kInt8 = kIntegers<1>;
 
 #endif
 
 }  // namespace
 
 extern const RooflineKernels kRoofline;
-const RooflineKernels kRoofline = {read, {clock, 64}, kF32, kBF16, kInt4, kInt8};
+const RooflineKernels kRoofline = {read, {clock, 64}, kF32, kBF16, kInt4, kInt5, kInt6, kInt8};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

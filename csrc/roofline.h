@@ -16,7 +16,7 @@ struct Loop {
     size_t operations;
 };
 
-enum class Ceiling : int { kRead, kClock, kF32, kBF16, kInt4, kInt8 };
+enum class Ceiling : int { kRead, kClock, kF32, kBF16, kInt4, kInt5, kInt6, kInt8 };
 
 struct RooflineKernels {
     // Reads `bytes` bytes, a multiple of kReadStep, in ascending order, `rounds` times.
@@ -25,8 +25,7 @@ struct RooflineKernels {
     Loop clock;                          // additions that wait for each other: one a cycle
     Loop f32;                            // multiply-adds
     Loop bf16;                           // dot products of pairs into fp32
-    Loop int4;                           // 8-bit activations with codes of at most 4 bits, sums of 32 inputs in 16 bits where that is faster
-    Loop int8;                           // 8-bit activations with 8-bit codes
+    Loop int4, int5, int6, int8;         // 8-bit activations with codes of at most so many bits: fewer bits, rarer widening
 };
 
 class Team;

@@ -27,10 +27,12 @@ LOOPS: Final = {
     "f32_flops_per_second": 2,
     "bf16_flops_per_second": 3,
     "int4_ops_per_second": 4,
-    "int8_ops_per_second": 5,
+    "int5_ops_per_second": 5,
+    "int6_ops_per_second": 6,
+    "int8_ops_per_second": 7,
 }
-"""Ceilings and the numbers of their loops (csrc/roofline.h). A multiply-add is two operations; int4 and int8: codes of at most 4, or of 8
-bits, with 8-bit activations."""
+"""Ceilings and the numbers of their loops (csrc/roofline.h). A multiply-add is two operations; int4 … int8: codes of so many bits with 8-bit
+activations."""
 ROUND_SECONDS = 0.004
 """What one round of a loop should take: long beside a clock's grain, short beside a neighbour's slice."""
 LEAST_TURNS, LEAST_BYTES, TRIES = 50_000, 16 << 20, 3

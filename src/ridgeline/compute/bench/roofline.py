@@ -20,8 +20,10 @@ NAMES = {
     "l2_bytes_per_second": "second-level cache, read",
     "f32_flops_per_second": "fp32 multiply-adds",
     "bf16_flops_per_second": "bf16 dot products",
-    "int4_ops_per_second": "int8 × codes of ≤ 4 bits",
-    "int8_ops_per_second": "int8 × int8",
+    "int4_ops_per_second": "int8 × codes of 4 bits",
+    "int5_ops_per_second": "int8 × codes of 5 bits",
+    "int6_ops_per_second": "int8 × codes of 6 bits",
+    "int8_ops_per_second": "int8 × codes of 8 bits",
 }
 
 
