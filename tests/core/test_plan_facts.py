@@ -1,6 +1,7 @@
 """Shapes from config.json and GGUF headers: parameters to the last one, KV heads, windows, mixtures; hostile files get typed errors."""
 
 import json
+from array import array
 from math import prod
 from pathlib import Path
 from random import Random
@@ -17,7 +18,7 @@ from ridgeline.facts.gguf_values import Value
 from ridgeline.facts.json_file import MAX_BYTES
 from ridgeline.facts.model import TensorFacts
 from ridgeline.facts.safetensors import read_file
-from ridgeline.facts.shape import CLASSES, Experts, ModelShape
+from ridgeline.facts.shape import CLASSES, Experts, ModelShape, StateLayers
 
 NOWHERE = Path("/nonexistent")
 SMALL = {
@@ -171,7 +172,7 @@ GOOD = json.dumps({**SMALL, "model_type": "llama"})
         (GOOD.replace("100", "true"), "an integer was expected"),
         (GOOD.replace("100", "0"), "outside 1"),
         (GOOD.replace('"vocab_size": 100, ', ""), "lacks vocab_size"),
-        (GOOD.replace('"llama"', '"bert"'), "known: deepseek"),
+        (GOOD.replace('"llama"', '"bert"'), "known: .*deepseek"),
         (GOOD.replace('"llama"', '["llama"]'), "is not known"),
         (GOOD.replace('"num_key_value_heads": 2', '"num_key_value_heads": 3'), "no multiple of 3"),
         (GOOD[:-1] + ', "layer_types": ["linear_attention", "full_attention", "full_attention"]}', "linear_attention"),
@@ -271,7 +272,7 @@ def test_mutated_configs_give_shapes_or_typed_errors() -> None:
         assert found.total_parameters >= found.active_parameters > 0
 
 
-def header(arch: str, tensors: dict[str, tuple[int, ...]], **values: int) -> Header:
+def header(arch: str, tensors: dict[str, tuple[int, ...]], **values: Value) -> Header:
     """The header of a file with these keys under `arch` and these tensors as Q8_0."""
     metadata: dict[str, Value] = {
         "general.architecture": arch,
@@ -310,16 +311,41 @@ def test_latent_attention_and_experts_of_headers() -> None:
     assert found.active_parameters == found.total_parameters - 0.75 * 8 * 64 * 32
 
 
+def test_heads_that_differ_by_layer() -> None:
+    """OpenELM and DeciLM files have an array where others have a number."""
+    keys = {**BASIC, "attention__head_count": array("i", [4, 8]), "attention__head_count_kv": array("i", [2, 4])}
+    found = gguf_shape(header("openelm", TENSORS, **keys, feed_forward_length=array("i", [96, 128]), attention__key_length=16))
+    assert (found.heads, found.kv_heads, found.ffn, found.kv_elements, found.decode_width) == (8, 2, 128, 3 * 32, 6 * 32)
+    assert found.layers * found.kv_elements == (2 + 4) * 32
+
+
+def test_hybrids_of_headers() -> None:
+    """Nemotron-H: zero KV heads where a layer is a recurrence or a feed-forward; Falcon-H1: both in every layer."""
+    state = {"ssm__inner_size": 128, "ssm__state_size": 32, "ssm__conv_kernel": 4, "ssm__group_count": 2}
+    tensors = {**TENSORS, "blk.0.ssm_in.weight": (424, 64), "blk.0.ssm_norm.weight": (128,), "blk.2.attn_k.weight": (32, 64)}
+    keys = {**BASIC, "block_count": 3, "attention__head_count_kv": array("i", [0, 0, 2])}
+    found = gguf_shape(header("nemotron_h", tensors, **keys, **state))
+    assert (found.layer_kinds, found.kv_layers, found.kv_elements) == (("none", "none", "full"), 1, 2 * 2 * 16)
+    assert found.state == StateLayers(1, 128 * 32, 3 * (128 + 2 * 2 * 32))
+    assert found.parameters["attention"] == 4096 + 424 * 64 + 32 * 64
+    beside = gguf_shape(header("falcon-h1", {**tensors, "blk.0.attn_k.weight": (32, 64)}, **BASIC, attention__head_count_kv=2, **state))
+    assert (beside.layer_kinds, beside.state) == (("full", "full"), found.state)
+
+
 @pytest.mark.parametrize(
     ("tensors", "values", "cause"),
     [
         ({}, {}, "token_embd"),
+        (TENSORS, {"attention__head_count_kv": array("i", [1])}, "1 entries, 2 integers"),
+        (TENSORS, {"attention__head_count_kv": array("d", [1, 2])}, "2 integers"),
+        (TENSORS, {"attention__head_count_kv": array("i", [-1, 2])}, "integers of 0"),
+        ({**TENSORS, "blk.0.ssm_in.weight": (4, 64)}, {}, "ssm.inner_size"),
         ({"token_embd.weight": (100, 64)}, {}, "no layers"),
         (TENSORS, {"block_count": 0}, "outside 1"),
         (TENSORS, {"expert_count": 4, "expert_used_count": 5}, "outside 1 … 4"),
     ],
 )
-def test_headers_without_a_whole_model_are_refused(tensors: dict[str, tuple[int, ...]], values: dict[str, int], cause: str) -> None:
+def test_headers_without_a_whole_model_are_refused(tensors: dict[str, tuple[int, ...]], values: dict[str, Value], cause: str) -> None:
     with pytest.raises(ModelFormatError, match=cause):
         gguf_shape(header("llama", tensors, **{**BASIC, **values}))
 

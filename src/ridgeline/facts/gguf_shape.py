@@ -1,6 +1,7 @@
 """From a GGUF header to a `ModelShape`, for any architecture that uses the format's standard keys. Reads no weights."""
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from ridgeline.facts.architectures import ARCHITECTURES
 from ridgeline.facts.config_json import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 from ridgeline.facts.gguf import Header, read_header
 from ridgeline.facts.model import TensorFacts
-from ridgeline.facts.shape import CLASSES, Experts, ModelShape, attention_kind
+from ridgeline.facts.shape import CLASSES, Experts, ModelShape, StateLayers, attention_kind
 
 
 def read_gguf_shape(path: Path) -> ModelShape:
@@ -22,8 +23,13 @@ def gguf_shape(header: Header) -> ModelShape:
     arch = header.text("general.architecture")
     layers = header.integer(f"{arch}.block_count", 1, MAX_LAYERS)
     hidden = header.integer(f"{arch}.embedding_length", 1, MAX_WIDTH)
-    heads = header.integer(f"{arch}.attention.head_count", 1, MAX_WIDTH)
-    kv_heads = header.integer(f"{arch}.attention.head_count_kv", 1, heads, default=heads)
+    all_heads = _per_layer(header, f"{arch}.attention.head_count", layers, None)
+    heads = max(1, *all_heads)
+    all_kv_heads = _per_layer(header, f"{arch}.attention.head_count_kv", layers, heads)
+    recurring = _layers_with(header, "ssm_") & set(range(layers))
+    keyed = _layers_with(header, "attn_k.")
+    attending = [i for i in range(layers) if all_kv_heads[i] and (i in keyed or i not in recurring)]
+    kv_heads = min((all_kv_heads[i] for i in attending), default=1)
     head_dim = header.integer(f"{arch}.attention.key_length", 1, MAX_WIDTH, default=max(1, hidden // heads))
     value_dim = header.integer(f"{arch}.attention.value_length", 1, MAX_WIDTH, default=head_dim)
     head_dim = header.integer(f"{arch}.attention.key_length_mla", 1, MAX_WIDTH, default=head_dim)
@@ -31,6 +37,9 @@ def gguf_shape(header: Header) -> ModelShape:
     latent = header.integer(f"{arch}.attention.kv_lora_rank", 0, MAX_WIDTH, default=0)
     rotary = header.integer(f"{arch}.rope.dimension_count", 0, MAX_WIDTH, default=head_dim)
     kinds, window = _layer_kinds(header, arch, layers)
+    width = head_dim + value_dim
+    cached = latent + rotary if latent else _mean([all_kv_heads[i] * width for i in attending])
+    looking = _mean([all_heads[i] for i in attending])
     return ModelShape(
         name=header.text("general.name", default=arch),
         architecture=arch,
@@ -39,20 +48,52 @@ def gguf_shape(header: Header) -> ModelShape:
         heads=heads,
         kv_heads=1 if latent else kv_heads,
         head_dim=head_dim,
-        ffn=header.integer(f"{arch}.feed_forward_length", 1, MAX_WIDTH, default=4 * hidden),
+        ffn=max(1, *_per_layer(header, f"{arch}.feed_forward_length", layers, 4 * hidden)),
         vocab=_vocab(header),
         context=header.integer(f"{arch}.context_length", 1, MAX_CONTEXT),
         attention="MLA" if latent else attention_kind(heads, kv_heads),
-        layer_kinds=kinds,
+        layer_kinds=tuple(kind if i in attending else "none" for i, kind in enumerate(kinds)),
         window=window,
-        kv_elements=latent + rotary if latent else kv_heads * (head_dim + value_dim),
-        decode_width=heads * (2 * latent + rotary if latent else head_dim + value_dim),
-        prefill_width=heads * (head_dim + value_dim),
+        kv_elements=cached,
+        decode_width=looking * (2 * latent + rotary if latent else width),
+        prefill_width=looking * width,
         parameters=_by_class(header, _elements),
         dtype=_dominant_format(header),
         experts=_experts(header, arch),
+        state=_state(header, arch, len(recurring)),
         stored_bytes=_by_class(header, lambda tensor: tensor.bytes),
     )
+
+
+def _per_layer(header: Header, key: str, layers: int, default: int | None) -> Sequence[int]:
+    """A number for each layer: an array of the file, else its one number, else `default`."""
+    value = header.metadata.get(key)
+    if not isinstance(value, array):
+        return (header.integer(key, 1, MAX_WIDTH, default=default),) * layers
+    if len(value) != layers or any(type(each) is not int or not 0 <= each <= MAX_WIDTH for each in value):
+        raise ModelFormatError(f"{key} has {len(value)} entries, {layers} integers of 0 … {MAX_WIDTH} were expected")
+    return value
+
+
+def _mean(values: Sequence[int]) -> int:
+    """Of layers that differ, rounded up; 0 of none."""
+    return -(-sum(values) // max(1, len(values)))
+
+
+def _layers_with(header: Header, part: str) -> set[int]:
+    """Layers that have a tensor whose name begins so."""
+    names = (name.split(".", 2) for name in header.tensors if name.startswith("blk."))
+    return {int(name[1]) for name in names if len(name) == 3 and name[1].isdecimal() and name[2].startswith(part)}
+
+
+def _state(header: Header, arch: str, layers: int) -> StateLayers | None:
+    """Recurrences: a state of channels × size, and the last inputs of the convolution over channels and, grouped, both projections."""
+    if not layers:
+        return None
+    channels, size = (header.integer(f"{arch}.ssm.{key}", 1, MAX_WIDTH) for key in ("inner_size", "state_size"))
+    kernel = header.integer(f"{arch}.ssm.conv_kernel", 1, MAX_WIDTH)
+    groups = header.integer(f"{arch}.ssm.group_count", 0, MAX_WIDTH, default=0)
+    return StateLayers(layers, channels * size, (kernel - 1) * (channels + 2 * groups * size))
 
 
 def _vocab(header: Header) -> int:
@@ -87,7 +128,7 @@ def _class(name: str) -> str:
     if name.startswith("output."):
         return "head"
     part = name.split(".")[2] if name.startswith("blk.") and name.count(".") > 2 else ""
-    if part.startswith("attn_") and not part.endswith("norm"):
+    if part.startswith(("attn_", "ssm_")) and not part.endswith("norm"):
         return "attention"
     if part.startswith("ffn_") and not part.endswith("norm"):
         return "experts" if part.endswith("_exps") else "ffn"
