@@ -81,6 +81,57 @@ void bind_linear(nb::module_& m) {
     });
 }
 
+// A layer as (type, address of K, address of V, KV heads, head dimension, tokens of a block).
+KVLayer kv_layer(nb::tuple from) {
+    const auto number = [&](int i) { return nb::cast<Address>(from[i]); };
+    return kv_layer(static_cast<int>(number(0)), number(1), number(2), number(3), number(4), number(5));
+}
+
+Attention attention(nb::tuple from) {
+    return {kv_layer(nb::cast<nb::tuple>(from[0])), nb::cast<std::size_t>(from[1]), 0, nb::cast<float>(from[2]), nb::cast<int>(from[3]),
+            nb::cast<float>(from[4])};
+}
+
+// Tokens, rows, blocks of a row, then the addresses of cu_q, kv_len and the tables of the only KV group.
+Step attention_step(nb::tuple from) {
+    const auto number = [&](int i) { return nb::cast<Address>(from[i]); };
+    Step made{};
+    made.tokens = number(0), made.rows = number(1), made.table_width = number(2);
+    made.cu_q = pointer<const std::int32_t>(number(3));
+    made.kv_len = pointer<const std::int32_t>(number(4));
+    made.tables[0] = pointer<const std::int32_t>(number(5));
+    return made;
+}
+
+// Attention by itself, for tests and benchmarks.
+void bind_attention(nb::module_& m) {
+    m.attr("ATTENTION_SCRATCH") = kAttentionScratch;
+    m.attr("KV_SPLIT") = kSplit;
+    m.def("kv_write", [](int level, nb::tuple layer, Address k, Address v, Address slots, std::size_t tokens) {
+        const AttentionKernels& table = *kernels(level).attention;
+        const KVLayer cache = kv_layer(layer);
+        nb::gil_scoped_release unlocked;
+        table.kv_write(cache, pointer<const float>(k), pointer<const float>(v), pointer<const std::int64_t>(slots), 0, tokens);
+    });
+    m.def("attention_items", [](int level, nb::tuple op, nb::tuple sizes, std::size_t threads, Address items, std::size_t capacity) {
+        std::size_t partial_floats = 0;
+        const std::size_t count = kernels(level).attention->items(attention(op), attention_step(sizes), threads, pointer<AttentionItem>(items),
+                                                                  capacity, &partial_floats);
+        return nb::make_tuple(count, partial_floats);
+    });
+    m.def("attend", [](int level, nb::tuple op, nb::tuple sizes, Address items, std::size_t count, Address q, Address partials, Address out,
+                       Address scratch) {
+        const AttentionKernels& table = *kernels(level).attention;
+        const Attention shape = attention(op);
+        const Step now = attention_step(sizes);
+        const AttentionItem* first = pointer<const AttentionItem>(items);
+        nb::gil_scoped_release unlocked;
+        for (std::size_t i = 0; i < count; ++i)
+            table.attend(shape, now, first[i], pointer<const float>(q), pointer<float>(partials), pointer<float>(out), pointer<std::uint8_t>(scratch));
+        table.merge(shape, now, first, count, pointer<const float>(partials), pointer<float>(out));
+    });
+}
+
 Step step(nb::handle sizes, nb::handle addresses, nb::handle tables, nb::handle slots) {
     const auto number = [](nb::handle from, int i) { return nb::cast<Address>(from[i]); };
     Step made{};
@@ -104,9 +155,9 @@ Step step(nb::handle sizes, nb::handle addresses, nb::handle tables, nb::handle 
 }
 
 void bind_row_ops(nb::class_<Plan>& plan) {
-    plan.def("embed", [](Plan& p, Address out, std::size_t width, bool positions, int format, std::size_t n, std::size_t group, Address data) {
+    plan.def("embed", [](Plan& p, Address out, bool positions, int format, std::size_t n, std::size_t k, std::size_t group, Address data) {
         RowOp op{embed};
-        op.out = pointer<float>(out), op.width = width, op.choice = positions, op.table = matrix(format, n, width, group, data);
+        op.out = pointer<float>(out), op.width = k, op.choice = positions, op.table = matrix(format, n, k, group, data);
         p.add_row(op);
     });
     plan.def("select", [](Plan& p, Address x, Address out, std::size_t width) {
@@ -195,8 +246,8 @@ void bind_plan(nb::module_& m) {
                        nullptr,
                        {pointer<float>(out), n, false}});
     });
-    plan.def("product_of_floats", [](Plan& p, int format, std::size_t n, std::size_t k, Address data, Address x, Address out) {
-        p.add_product({matrix(format, n, k, 0, data), {}, pointer<const float>(x), {pointer<float>(out), n, false}});
+    plan.def("product_of_floats", [](Plan& p, int format, std::size_t n, std::size_t k, std::size_t group, Address data, Address x, Address out) {
+        p.add_product({matrix(format, n, k, group, data), {}, pointer<const float>(x), {pointer<float>(out), n, false}});
     });
     plan.def("attention", [](Plan& p, Address q, Address out, int group, int type, Address keys, Address values, std::size_t kv_heads,
                              std::size_t head_dim, std::size_t block_tokens, std::size_t heads, float scale, int window, float softcap) {
@@ -266,6 +317,7 @@ NB_MODULE(_C, m) {
             if (kLevels[i].supported()) names.append(nb::make_tuple(i, kLevels[i].name));
         return names;
     });
+    bind_attention(m);
     bind_elements(m);
     bind_linear(m);
     bind_plan(m);

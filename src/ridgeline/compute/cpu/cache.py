@@ -1,0 +1,97 @@
+"""The KV cache of the native runner.
+
+Owns the pool's layout: [layers of a group, 2, slots, KV heads, one head's record], K then V, slot = page · block_tokens + offset. A head's
+record is its numbers in fp32 or bf16, or int8 codes and behind them their fp32 scale. All groups share the pool: a page belongs to one
+group at a time, and layer j of any group lies at index j.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.ops.definition import Floats
+from ridgeline.core.plan import KVShape
+
+Records = NDArray[Any]
+"""K or V of one layer: float32 or uint16 [slots, KV heads, head dimension], or int8 [slots, KV heads, head dimension + 4]."""
+
+TYPE_NUMBERS: Final = {"f32": 0, "bf16": 1, "int8": 2}
+"""As `KVType` in csrc/attention.h."""
+
+DTYPES: Final[dict[str, type[np.generic]]] = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
+SCALE_BYTES: Final = 4
+"""Of an int8 head."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeKVCache:
+    """One pool of pages 0 … pages, of which 0 is never handed out; touched lazily, page by page."""
+
+    pool: Records
+    type: str
+    head_dim: int
+
+    @property
+    def type_number(self) -> int:
+        """What the extension calls the type."""
+        return TYPE_NUMBERS[self.type]
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads in a slot."""
+        return int(self.pool.shape[3])
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one head's record."""
+        return int(self.pool.strides[3])
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one token's K or V in one layer."""
+        return int(self.pool.strides[2])
+
+    def layer(self, index: int) -> tuple[Records, Records]:
+        """K and V of the `index`-th layer of a group: views [slots, KV heads, record]."""
+        return self.pool[index, 0], self.pool[index, 1]
+
+    def addresses(self, index: int) -> tuple[int, int]:
+        """Where K and V of the `index`-th layer of a group begin."""
+        keys, values = self.layer(index)
+        return int(keys.ctypes.data), int(values.ctypes.data)
+
+    def read(self, index: int, slots: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """K and V of some slots of a layer, each as fp32 [slots, KV heads, head dimension]."""
+        keys, values = self.layer(index)
+        return widened(keys[slots]), widened(values[slots])
+
+
+def record_width(type: str, head_dim: int) -> int:
+    """Elements of one head's record: numbers, and for int8 the bytes of its scale."""
+    return head_dim + (SCALE_BYTES if type == "int8" else 0)
+
+
+def head_bytes(type: str, head_dim: int) -> int:
+    """Bytes of one head's record."""
+    return record_width(type, head_dim) * np.dtype(DTYPES[type]).itemsize
+
+
+def widened(records: Records) -> Floats:
+    """Records [..., record] of any type as fp32 [..., head dimension]."""
+    if records.dtype == np.float32:
+        return np.array(records)
+    if records.dtype == np.uint16:
+        return (records.astype(np.uint32) << 16).view(np.float32)
+    scales = np.ascontiguousarray(records[..., -SCALE_BYTES:]).view(np.float32)
+    return records[..., :-SCALE_BYTES].astype(np.float32) * scales
+
+
+def allocate_native_kv(shape: KVShape, kv_heads: int, head_dim: int, type: str) -> NativeKVCache:
+    """An empty cache of `shape`; `type` is f32, bf16 or int8. The operating system gives memory when a page is first written."""
+    layers = {len(group.layers) for group in shape.groups}
+    if len(layers) != 1:
+        raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")
+    slots = (shape.pages + 1) * shape.block_tokens
+    return NativeKVCache(np.zeros((layers.pop(), 2, slots, kv_heads, record_width(type, head_dim)), DTYPES[type]), type, head_dim)
