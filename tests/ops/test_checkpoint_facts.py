@@ -301,7 +301,7 @@ REFUSED: dict[str, tuple[str, dict[str, object]]] = {
     "'blk.0.attn_q.bias' of shape .64,. is missing": ("llama", {"attention_bias": True}),
     "21 tensors, 'model.layers.0.mlp.down_proj.bias' among them": ("llama-biased", {"attention_bias": False, "mlp_bias": False}),
     "num_experts is 8; mixtures of experts are not computed": ("qwen3", {"num_experts": 8}),
-    "quantised as 'awq', which is not computed; give the F32": ("llama", {"quantization_config": {"quant_method": "awq"}}),
+    "quantised as 'bitsandbytes', which is not computed; gptq, awq": ("llama", {"quantization_config": {"quant_method": "bitsandbytes"}}),
     "model_type 'gemma' is not supported; supported: gemma2": ("gemma2", {"model_type": "gemma"}),
     "model_type 'mamba' is not known": ("llama", {"model_type": "mamba"}),
     "'token_embd.weight' is missing|has shape .300, 64., the header says .301, 64.": ("llama", {"vocab_size": 301}),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from ridgeline.compute.quant.formats import FORMATS, dequantise, dequantise_all
+from ridgeline.compute.quant.formats import FORMATS, Coded, dequantise, dequantise_all
 from ridgeline.facts.formats import FORMATS as STORED
 from ridgeline.facts.read import read_model_facts
 
@@ -79,7 +79,7 @@ def test_tiles_and_threads_change_nothing(kind: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ridgeline.compute.quant.formats.CHUNK_ELEMENTS", 5 * whole.shape[1])
     out = np.full_like(whole, 7)
     with ThreadPoolExecutor(2) as pool:
-        dequantise_all([(kind, rows, out)], pool)
+        dequantise_all([(Coded(kind, rows), out)], pool)
     assert_same_bits(out, whole)
 
 

@@ -10,9 +10,11 @@ from ridgeline.facts.checkpoint_rope import read_config_ropes
 from ridgeline.facts.config_json import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields, config_fields, layer_kinds
 from ridgeline.facts.fingerprint import fingerprint
 from ridgeline.facts.gguf_values import quoted
+from ridgeline.facts.integers import gather_integers
 from ridgeline.facts.json_file import read_text
 from ridgeline.facts.model import ModelFacts, TensorFacts
 from ridgeline.facts.names import canonical_tensors, expected_shapes, parts_of
+from ridgeline.facts.quantisation import read_quantisation
 from ridgeline.facts.shards import read_shards
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -28,13 +30,15 @@ def read_checkpoint(directory: Path) -> ModelFacts:
     name, layout = _supported(fields, kind)
     architecture = ARCHITECTURES[name]
     _check_neutral(fields, architecture)
+    quantisation = read_quantisation(fields.values)
     stored = read_shards(directory)
-    facts = _numbers(fields, name, architecture, directory.resolve().name, _tied(fields, stored, layout))
+    matrices = gather_integers(stored, quantisation)
+    facts = _numbers(fields, name, architecture, directory.resolve().name, _tied(fields, matrices, layout))
     files = sorted({tensor.file for tensor in stored.values()})
     flags = {flag: fields.flag(flag) for flag in set(architecture.biases.values()) - {"always"}}
     positions = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
     must, may = expected_shapes(architecture, facts, positions, flags)
-    tensors = canonical_tensors(stored, layout, must, may, name)
+    tensors = canonical_tensors(matrices, layout, must, may, name)
     return replace(facts, tensors=tensors, fingerprint=fingerprint(files, stored.values(), text.encode()))
 
 
@@ -45,13 +49,6 @@ def _supported(fields: Fields, kind: str) -> tuple[str, Layout]:
         raise ModelFormatError(f"config.json: {experts} is {count!r:.20}; mixtures of experts are not computed, dense models are")
     if kind not in CHECKPOINTS:
         raise ModelFormatError(f"model_type {kind!r:.60} is not supported; supported: {', '.join(sorted(CHECKPOINTS))}")
-    if fields.values.get("quantization_config") is not None:
-        quantised = fields.values["quantization_config"]
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise ModelFormatError(
-            f"config.json: the weights are quantised as {method!r:.40}, which is not computed; give the F32, F16 or BF16 checkpoint, "
-            "or a quantised GGUF file of the model"
-        )
     return CHECKPOINTS[kind]
 
 

@@ -28,6 +28,45 @@ class TensorFacts:
     plus_one     stored less one: a norm whose formula is (1 + w)
     """
     stride: int = 0
+    integers: "Integers | None" = None
+    """Of a matrix of grouped integers, where its parts are; `offset` is then that of the codes, `bytes` counts scales and zeros too."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Where its numbers are: one file, or those of its parts."""
+        if self.integers is None:
+            return (self.file,)
+        parts = (self.integers.codes, self.integers.scales, self.integers.zeros, self.integers.order, self.integers.stated)
+        return tuple(sorted({part.file for part in parts if part is not None}))
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """A matrix [N, K] of integers of `bits` bits, of which `group` along a row share a scale and perhaps a zero; G = K / group.
+
+    layout  how its tensors are stored. Words are int32, of which the lowest bits come first:
+            gptq    codes: words [K·bits / 32, N], along the inputs; zeros: words [G, N·bits / 32]; scales [G, N]; order [K]
+            awq     codes: words [K, N / 8], along the outputs in the order 0 2 4 6 1 3 5 7; zeros alike [G, N / 8]; scales [G, N]
+            packed  codes: words [N, K·bits / 32], along the inputs; zeros: words [N·bits / 32, G], along the outputs; scales [N, G]
+            bytes   codes: int8 [N, K]; zeros: int8 [N, G]; scales [N, G]
+            Words hold unsigned integers; int8 is signed
+    zeros   None: 2^(bits - 1) for words, 0 for bytes. `zero_added` is added to each stored word's fields
+    order   the group of every input; None: `group` after each other
+    stated  the shape, written as a tensor of two integers
+    rows    rows of the stored matrix, of which this tensor's begin with `first`: projections may be stored as one
+    """
+
+    layout: str
+    bits: int
+    group: int
+    codes: TensorFacts
+    scales: TensorFacts
+    zeros: TensorFacts | None = None
+    order: TensorFacts | None = None
+    stated: TensorFacts | None = None
+    zero_added: int = 0
+    rows: int = 0
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,8 @@ def _check_complete(found: Iterable[str], must: Shapes, may: Shapes, architectur
 def _cut(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, layout: Layout) -> list[TensorFacts]:
     """The parts of a stored tensor, each with its place in the file."""
     wanted = [shapes[part] for part in parts]
+    if tensor.integers is not None:
+        return _cut_integers(tensor, parts, wanted, layout)
     rows = sum(shape[0] for shape in wanted)
     views = [layout.views.get(part.split(".")[-2], "") for part in parts]
     transposed = views[0] == "transposed" and len(wanted[0]) == 2
@@ -128,5 +130,23 @@ def _cut(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, layout: La
         length = tensor.bytes // rows * shape[0]
         stride = rows * form.block_bytes if transposed else 0
         pieces.append(replace(tensor, name=part, shape=shape, offset=tensor.offset + before * unit, bytes=length, view=view, stride=stride))
+        before += shape[0]
+    return pieces
+
+
+def _cut_integers(tensor: TensorFacts, parts: tuple[str, ...], wanted: list[tuple[int, ...]], layout: Layout) -> list[TensorFacts]:
+    """The parts of a matrix of grouped integers: rows of the same stored tensors, and their share of the bytes."""
+    assert tensor.integers is not None
+    rows = sum(shape[0] for shape in wanted)
+    whole = (rows, *wanted[0][1:])
+    if tensor.shape != whole:
+        raise ModelFormatError(f"tensor {quoted(tensor.name)} stands for a matrix of {tensor.shape}, the header says {whole}")
+    views = {layout.views.get(part.split(".")[-2], "") for part in parts} - {"", "transposed" if tensor.integers.layout == "gptq" else ""}
+    if views:
+        raise ModelFormatError(f"tensor {quoted(tensor.name)} is stored as {tensor.kind}, which is not computed for it; F32, F16, BF16 are")
+    pieces, before = [], 0
+    for part, shape in zip(parts, wanted, strict=True):
+        size = tensor.bytes * (before + shape[0]) // rows - tensor.bytes * before // rows
+        pieces.append(replace(tensor, name=part, shape=shape, bytes=size, integers=replace(tensor.integers, first=before)))
         before += shape[0]
     return pieces

@@ -6,13 +6,17 @@ choice between fp32 and codes. Whatever a view reorders is gathered once, as cod
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from math import prod
+from pathlib import Path
 
 import numpy as np
 
+from ridgeline.compute.load.grouped import grouped_weight
 from ridgeline.compute.load.views import halves_order, settled, stored_rows
 from ridgeline.compute.quant.bits import Bytes
-from ridgeline.compute.quant.formats import Rows, dequantise, dequantise_all
+from ridgeline.compute.quant.formats import Coded, Rows, dequantise, dequantise_all
+from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.weight import DENSE_SHARE, CodedWeight, DenseWeight, Weight
 from ridgeline.facts.model import ModelFacts, TensorFacts
 
@@ -21,8 +25,9 @@ Progress = Callable[[str, float], None]
 
 
 def map_weights(facts: ModelFacts) -> dict[str, Weight]:
-    """Every tensor as the file's codes by its canonical name, vectors as fp32. What has no view is not read yet."""
-    return {name: _coded(facts.tensors[name], rows, facts.head_dim) for name, rows in _mapped(facts).items()}
+    """Every tensor as the file's codes by its canonical name, vectors as fp32. What has no view is not read yet, and of grouped integers
+    no codes are."""
+    return {name: _coded(facts.tensors[name], source, facts.head_dim) for name, source in _sources(facts).items()}
 
 
 def dense_bytes(facts: ModelFacts) -> int:
@@ -35,24 +40,36 @@ def load_weights(facts: ModelFacts, memory_bytes: int, threads: int, progress: P
 
     Vectors are always fp32. `threads` dequantise at the same time.
     """
-    mapped = _mapped(facts)
+    sources = _sources(facts)
     dense = dense_bytes(facts) <= DENSE_SHARE * memory_bytes
-    matrices = {name: rows for name, rows in mapped.items() if dense and len(facts.tensors[name].shape) > 1}
-    rest = {name: _coded(facts.tensors[name], rows, facts.head_dim) for name, rows in mapped.items() if name not in matrices}
+    matrices = {name: source for name, source in sources.items() if dense and len(facts.tensors[name].shape) > 1}
+    rest = {name: _coded(facts.tensors[name], source, facts.head_dim) for name, source in sources.items() if name not in matrices}
+    for name, weight in rest.items():
+        if isinstance(weight, GroupedWeight):
+            rest[name] = replace(weight, codes=settled(weight.codes, weight.shape[0], weight.shape[1] * weight.bits // 8))
     return {**rest, **_dequantise(matrices, facts.tensors, threads, progress)}
 
 
-def _mapped(facts: ModelFacts) -> dict[str, Rows]:
-    maps = {path: np.memmap(path, np.uint8, mode="r") for path in sorted({tensor.file for tensor in facts.tensors.values()})}
-    return {name: stored_rows(tensor, maps[tensor.file], facts.head_dim) for name, tensor in facts.tensors.items()}
+def _sources(facts: ModelFacts) -> dict[str, Coded | GroupedWeight]:
+    paths = sorted({path for tensor in facts.tensors.values() for path in tensor.files})
+    maps = {path: np.memmap(path, np.uint8, mode="r") for path in paths}
+    return {name: _source(tensor, maps, facts.head_dim) for name, tensor in facts.tensors.items()}
 
 
-def _coded(tensor: TensorFacts, rows: Rows, head_dim: int) -> Weight:
+def _source(tensor: TensorFacts, maps: Mapping[Path, Bytes], head_dim: int) -> Coded | GroupedWeight:
+    if tensor.integers is not None:
+        return grouped_weight(tensor, maps)
+    return Coded(tensor.kind, stored_rows(tensor, maps[tensor.file], head_dim))
+
+
+def _coded(tensor: TensorFacts, source: Coded | GroupedWeight, head_dim: int) -> Weight:
     """A vector as fp32; a matrix as its codes, in memory if a view had to reorder them, else in the file."""
+    if isinstance(source, GroupedWeight):
+        return source
     if len(tensor.shape) == 1:
-        return DenseWeight(_vector(tensor, rows, head_dim))
+        return DenseWeight(_vector(tensor, source.rows, head_dim))
     count = tensor.shape[0]
-    codes: Bytes = rows if isinstance(rows, np.ndarray) else settled(rows, count, tensor.bytes // count)
+    codes: Bytes = source.rows if isinstance(source.rows, np.ndarray) else settled(source.rows, count, tensor.bytes // count)
     return CodedWeight(tensor.kind, tensor.shape, codes)
 
 
@@ -63,17 +80,19 @@ def _vector(tensor: TensorFacts, rows: Rows, head_dim: int) -> np.ndarray:
     return values + np.float32(1) if tensor.view == "plus_one" else values
 
 
-def _dequantise(mapped: Mapping[str, Rows], tensors: Mapping[str, TensorFacts], threads: int, progress: Progress) -> dict[str, DenseWeight]:
-    """All of `mapped` as fp32, largest first so that threads end together."""
-    order = sorted(mapped, key=lambda name: -tensors[name].bytes)
-    total, done = sum(tensors[name].bytes for name in mapped), 0
+def _dequantise(
+    sources: Mapping[str, Coded | GroupedWeight], tensors: Mapping[str, TensorFacts], threads: int, progress: Progress
+) -> dict[str, DenseWeight]:
+    """All of `sources` as fp32, largest first so that threads end together."""
+    order = sorted(sources, key=lambda name: -tensors[name].bytes)
+    total, done = sum(tensors[name].bytes for name in sources), 0
     ready = {name: DenseWeight(np.empty(tensors[name].shape, np.float32)) for name in order}
 
     def advance(stored: int) -> None:
         nonlocal done
         done += stored
-        progress("dequantising weights", done / total)
+        progress("dequantising weights", min(1.0, done / total))
 
     with ThreadPoolExecutor(threads) as pool:
-        dequantise_all([(tensors[name].kind, mapped[name], ready[name].values) for name in order], pool, advance)
+        dequantise_all([(sources[name], ready[name].values) for name in order], pool, advance)
     return ready

@@ -78,21 +78,37 @@ class Rows(Protocol):
     def __getitem__(self, part: slice) -> Bytes: ...
 
 
-def dequantise_all(tensors: Iterable[tuple[str, Rows, Floats]], pool: Executor, done: Callable[[int], None] = lambda stored: None) -> None:
-    """(kind, rows, out) of many tensors, in chunks over the threads of `pool`; returns when all are written.
+class Source(Protocol):
+    """A stored matrix that can be dequantised a part of its rows at a time."""
+
+    def write(self, part: slice, out: Floats) -> int:
+        """The rows `part` as fp32 into `out`, contiguous; returns the stored bytes that were read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """Rows of blocks of one of the `FORMATS`."""
+
+    kind: str
+    rows: Rows
+
+    def write(self, part: slice, out: Floats) -> int:
+        """As `Source` says. Codes are gathered here, so that only the parts in work are in memory."""
+        codes = self.rows[part]
+        dequantise(self.kind, codes, out)
+        return codes.nbytes
+
+
+def dequantise_all(tensors: Iterable[tuple[Source, Floats]], pool: Executor, done: Callable[[int], None] = lambda stored: None) -> None:
+    """(source, out) of many tensors, in chunks over the threads of `pool`; returns when all are written.
 
     `done` is told the stored bytes of each chunk, in order, when it is written.
     """
     chunks = []
-    for kind, rows, out in tensors:
+    for source, out in tensors:
         step = max(1, CHUNK_ELEMENTS // max(1, out.shape[1]))
-        chunks += [pool.submit(_chunk, kind, rows, out, slice(start, start + step)) for start in range(0, out.shape[0], step)]
+        parts = (slice(start, start + step) for start in range(0, out.shape[0], step))
+        chunks += [pool.submit(source.write, part, out[part]) for part in parts]
     for chunk in chunks:
         done(chunk.result())
-
-
-def _chunk(kind: str, rows: Rows, out: Floats, part: slice) -> int:
-    """Stored bytes of the part that is written. Gathered here, so that only the chunks in work are in memory."""
-    codes = rows[part]
-    dequantise(kind, codes, out[part])
-    return codes.nbytes

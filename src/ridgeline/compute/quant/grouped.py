@@ -55,6 +55,12 @@ class GroupedWeight:
         """The codes of the rows `part`, one a byte: uint8 [rows, K], in the order of the codes."""
         return unpacked(self.codes[part], self.bits)
 
+    def write(self, part: slice, out: Floats) -> int:
+        """The rows `part` as fp32 into `out` [rows, K]; returns the bytes of their codes, scales and zeros."""
+        codes = self.codes[part]
+        out[...] = self._rows(codes, part)
+        return codes.nbytes + self.scales[part].nbytes + self.zeros[part].nbytes
+
     def tiles(self) -> Iterator[tuple[int, Floats]]:
         for start, end in tile_bounds(self.shape):
             yield start, self._rows(self.codes[start:end], slice(start, end))
