@@ -1,18 +1,14 @@
-"""The command `ridgeline`: one verb a file. Owns the process' exit and how errors look: one line with cause, number and fix, status 2.
+"""The command `ridgeline`: one verb a file. Owns the process' exit and how errors look: one line with cause, number and fix, status 2."""
 
-A verb's file is imported when the verb is asked for, so that help costs nothing; a shell that completes a verb's flags asks for it too.
-"""
-
-import importlib
 import shlex
 import sys
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
-import typer.core
 
 from ridgeline import __version__
 from ridgeline.cli.mistakes import PROGRAM, nearest_verb, working_command
+from ridgeline.cli.verbs import group
 from ridgeline.errors import RidgelineError
 
 UsageError: Final[Any] = typer.BadParameter.__base__
@@ -27,6 +23,7 @@ VERBS: Final = {
     "sim": "Simulate serving with the real scheduler, before or without any server.",
     "whatif": "Try other settings on recorded traffic, with the real scheduler, beside today's.",
     "replay": "Decide a recording again and compare; make a trace and a step log of it.",
+    "bench": "Measure servers, kernels and this machine.",
     "doctor": "Say what this machine offers, what is lost, and how to get it back.",
     "laws": "Simulate the engine over many random small worlds and check every law.",
 }
@@ -42,7 +39,7 @@ def main() -> None:
         status = command.main(words, PROGRAM, standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
     except RidgelineError as error:
-        fail(str(error), working_command(words, error, command.commands.get(words[0])))
+        fail(str(error), working_command(words, error, command))
     except UsageError as error:
         _usage(error, words, command)
     except BrokenPipeError:
@@ -65,39 +62,24 @@ def fail(message: str, works: str | None = None) -> NoReturn:
 
 
 def _usage(error: Any, words: list[str], command: Any) -> NoReturn:
-    """A command line that cannot be understood; without any word, help."""
+    """A command line that cannot be understood; without any word, or with a group's name alone, help."""
     if not words:
         print(command.get_help(command.make_context(PROGRAM, [], resilient_parsing=True)))
+        sys.exit(MISTAKEN)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())
         sys.exit(MISTAKEN)
     verb = words[0] if words[0] in VERBS else nearest_verb(words[0], list(VERBS))
     if verb != words[0] and not words[0].startswith("-"):
         fail(error.format_message(), None if verb is None else shlex.join([PROGRAM, verb, *words[1:]]))
-    fail(error.format_message(), working_command(words, error, command.commands.get(words[0])))
-
-
-class Verbs(typer.core.TyperGroup):
-    """All verbs by name and help; one is loaded when words, or the shell that completes them, name it."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The verb that the first word names, ready to run."""
-        if args and args[0] in VERBS:
-            self.commands[args[0]] = _load(args[0])
-        return super().resolve_command(ctx, args)
+    fail(error.format_message(), working_command(words, error, command))
 
 
 def command_line() -> typer.Typer:
     """All verbs, of which none is loaded."""
-    app = typer.Typer(cls=Verbs, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = group(VERBS)
     app.callback()(ridgeline)
-    for verb, text in VERBS.items():
-        app.command(verb, help=text)(_not_loaded)
     return app
-
-
-def _load(verb: str) -> Any:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(verb)(getattr(importlib.import_module(f"ridgeline.cli.{verb}"), verb))
-    return typer.main.get_command(app)
 
 
 def print_version(asked: bool) -> None:
@@ -111,7 +93,3 @@ def ridgeline(
     version: Annotated[bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=print_version)] = False,
 ) -> None:
     """An LLM inference engine and server that explains itself."""
-
-
-def _not_loaded() -> None:
-    raise AssertionError("a verb was run that the command line did not ask for")

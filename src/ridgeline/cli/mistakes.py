@@ -13,18 +13,21 @@ from ridgeline.errors import ModelFormatError, ModelNotFoundError, RidgelineErro
 PROGRAM = "ridgeline"
 DEMO = {"MODEL": "demo"}
 Command = Any
-"""A verb as the command-line library has it: click's class, of which typer carries a copy of its own in some versions."""
+"""A verb, or all of them, as the command-line library has it: click's class, of which typer carries a copy of its own in some versions."""
 
 
-def working_command(words: Sequence[str], error: Exception, command: Command | None) -> str | None:
+def working_command(words: Sequence[str], error: Exception, command: Command) -> str | None:
     """`ridgeline serve demo …` with which `words` (verb first) would do; None where the error names no way out.
 
-    command  the verb's, which knows its flags; None where the verb itself is wrong
+    command  the whole program, which knows its verbs and, of those that were loaded, their flags
     """
-    fix = _fix(error)
-    if not fix or command is None:
+    fix, inner, verb = _fix(error), 0, command.commands.get(words[0])
+    while hasattr(verb, "commands") and inner + 1 < len(words):
+        inner += 1
+        verb = verb.commands.get(words[inner])
+    if not fix or verb is None:
         return None
-    return shlex.join([PROGRAM, *changed(words, fix, command)])
+    return shlex.join([PROGRAM, *words[:inner], *changed(words[inner:], fix, verb)])
 
 
 def changed(words: Sequence[str], fix: Mapping[str, str | None], command: Command) -> list[str]:
