@@ -1,6 +1,6 @@
 """Single native calls of attention, for tests and benchmarks: serving calls the kernels through a plan.
 
-Owns shapes and scratch of a call; never the cache. Signatures are those of `ops/attention.py`, over records as `cpu/cache.py` describes them.
+Owns shapes and scratch of a call; never the cache. Signatures are those of `ops/attention.py`, over records of any type of `cpu/cache.py`.
 """
 
 from collections.abc import Callable
@@ -85,7 +85,8 @@ def _step(q: Floats, tables: Ints, cu_q: Ints, kv_len: Ints, pages: int, block_t
     rows, width = tables.shape
     if not 0 <= tables.min(initial=0) <= tables.max(initial=0) < pages:
         raise ValueError(f"tables name pages {tables.min()} … {tables.max()}, the cache has {pages}")
-    if cu_q[0] != 0 or cu_q[-1] != len(q) or (np.diff(cu_q) < 0).any() or (kv_len < np.diff(cu_q)).any() or kv_len.max() > width * block_tokens:
-        raise ValueError(f"rows of {np.diff(cu_q)} tokens and {kv_len} positions do not fit {len(q)} queries and {width} blocks")
+    counts = np.diff(cu_q)
+    if cu_q[0] != 0 or cu_q[-1] != len(q) or (counts < 0).any() or (kv_len < counts).any() or kv_len.max() > width * block_tokens:
+        raise ValueError(f"rows of {counts} tokens and {kv_len} positions do not fit {len(q)} queries and {width} blocks")
     inputs = ((cu_q, (rows + 1,)), (kv_len, (rows,)), (tables, tables.shape))
     return (len(q), rows, width, *(ext.address(array, np.int32, shape) for array, shape in inputs))
