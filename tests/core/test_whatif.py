@@ -5,12 +5,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ridgeline.cli.scenarios import SETTINGS, parse_changes, scenario_of
+from ridgeline.cli.scenarios import SETTINGS, at_rate, parse_changes, scenario_of
+from ridgeline.cli.sim_tables import Runs
 from ridgeline.errors import ConfigError
-from ridgeline.sim.experiment import interval, least_replicas
+from ridgeline.sim.experiment import Knee, interval, knee_of, least_replicas
 from ridgeline.sim.levers import Tried, binding, candidates, ranked
 from ridgeline.sim.traces import read_trace
 
@@ -59,6 +61,49 @@ def test_least_replicas_is_the_least() -> None:
         return scenario_of("llama-3-8b", base | {"replicas": str(replicas)}, None).run(1).met
 
     assert met(found) >= 0.99 > met(found - 1)
+
+
+class Queue:
+    """M/M/1 as a scenario: throughput is the rate, mean latency 1 / (capacity − rate); power is greatest at half of the capacity."""
+
+    def __init__(self, rate: float, capacity: float) -> None:
+        self.output_tokens_per_second = rate
+        self.e2e = SimpleNamespace(mean=1 / max(1e-9, capacity - rate))
+
+    def run(self, seed: int) -> "Queue":
+        return self
+
+
+@pytest.mark.parametrize("believed", [0.6, 4.0, 10.0, 40.0])
+def test_the_knee_is_found_though_the_range_begins_elsewhere(believed: float) -> None:
+    knee = knee_of(lambda rate: Queue(rate, 10.0), believed, 1)  # type: ignore[arg-type, return-value]
+    assert knee.inside and 3 < knee.rate < 7.6
+    assert [rate for rate, _ in knee.curve] == sorted({rate for rate, _ in knee.curve})
+
+
+def test_a_knee_that_is_nowhere_is_no_knee() -> None:
+    knee = knee_of(lambda rate: Queue(rate, 1e9), 1.0, 1)  # type: ignore[arg-type, return-value]
+    assert not knee.inside and knee.rate == knee.curve[-1][0] == pytest.approx(1.5**6)
+
+
+def test_other_rates_of_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps({"time": n / 10, "prompt": 40, "output": 3}) + "\n" for n in range(41)))
+    twice = at_rate("llama-3-8b", {}, path)(20.5).load
+    assert isinstance(twice, tuple) and twice[-1].time == pytest.approx(2.0)
+    with pytest.raises(ConfigError, match="users who wait"):
+        at_rate("llama-3-8b", {"arrivals": "closed"}, None)
+    path.write_text(json.dumps({"time": 1, "prompt": 40, "output": 3}) + "\n")
+    with pytest.raises(ConfigError, match="come at once"):
+        at_rate("llama-3-8b", {}, path)
+
+
+def test_a_search_without_a_knee_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.cli.sim_tables.knee_of", lambda *_: Knee(3.0, [(3.0, scenario.run(1))], inside=False))
+    scenario = scenario_of("llama-3-8b", {"requests": "5"}, None)
+    with Runs(1, quiet=True) as runs:
+        runs.find_knee(lambda rate: scenario)
+    assert "No knee" in runs.notes[0] and "5 requests do not fill the fleet" in runs.notes[0] and not runs.found["knee_inside"]
 
 
 def test_intervals_are_students() -> None:
@@ -149,9 +194,9 @@ def test_whatif_puts_changes_beside_today(tmp_path: Path) -> None:
     changes = ("--set", "max_num_seqs=64", "--set", "kv_dtype=int8", "--replicas", "2")
     said = run("whatif", str(path), *changes, "--seeds", "2", "--slo", "ttft=1s")
     assert "today" in said and "max_num_seqs=64 kv_dtype=int8 replicas=2" in said and "The lever that helps most" in said
-    found = json.loads(run("whatif", str(path), "--json", "--seeds", "1", "--least-replicas", "--slo", "ttft=1s"))
+    found = json.loads(run("whatif", str(path), "--json", "--seeds", "1", "--least-replicas", "--knee", "--no-levers", "--slo", "ttft=1s"))
     assert found["runs"][0]["name"] == "today" and found["runs"][0]["requests"]["mean"] == 40
-    assert found["levers"] and found["least_replicas"] == 1
+    assert found["least_replicas"] == 1 and found["knee_rate"] > 0
 
 
 def test_sim_starts_without_arrays_and_finds_the_knee() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.cli.scenarios import scenario_of
+from ridgeline.cli.scenarios import at_rate, scenario_of
 from ridgeline.cli.sim_tables import Runs
 from ridgeline.sim.page import runs_page
 
@@ -21,7 +21,7 @@ def runs() -> Runs:
     with Runs(2, quiet=True) as found:
         for limit in ("64", "2"):
             found.run(f"max_num_seqs={limit}", scenario_of("llama-3-8b", BASE | {"max_num_seqs": limit}, None))
-        found.find_knee(found.done[0].scenario, lambda rate: scenario_of("llama-3-8b", BASE | {"rate": f"{rate:g}"}, None))
+        found.find_knee(at_rate("llama-3-8b", BASE, None))
     return found
 
 

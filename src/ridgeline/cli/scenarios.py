@@ -145,6 +145,19 @@ def scenario_of(model: str, settings: Mapping[str, str], trace: Path | None) -> 
     )
 
 
+def at_rate(model: str, settings: Mapping[str, str], trace: Path | None) -> Callable[[float], Scenario]:
+    """The same scenario at other rates of arrival; a trace is played faster or slower, a thousand times at most. Raises ConfigError."""
+    if settings.get("arrivals") == "closed" and trace is None:
+        raise ConfigError("a knee is looked for by the rate of arrivals, and users who wait for their answers have none; give a rate")
+    if trace is None:
+        return lambda rate: scenario_of(model, {**settings, "rate": f"{rate:g}"}, None)
+    arrivals = read_trace(trace)
+    if not arrivals[-1].time:
+        raise ConfigError(f"all requests of {trace.name} come at once, so it has no rate; give a trace that takes some time")
+    own = len(arrivals) / arrivals[-1].time
+    return lambda rate: scenario_of(model, {**settings, "speed": f"{min(1e3, max(1e-3, rate / own)):g}"}, trace)
+
+
 def _load(value: Mapping[str, Any], most: int) -> Traffic | ClosedLoop:
     prompt, output = parse_length("prompt", value["prompt"]), parse_length("output", value["output"])
     if value["arrivals"] == "closed":

@@ -27,7 +27,7 @@ def sim(
 ) -> None:
     """Simulate serving with the real scheduler: throughput, latency, queues, KV use and cost."""
     from ridgeline.cli.pages import check_page, write_page
-    from ridgeline.cli.scenarios import parse_changes, scenario_of
+    from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
     from ridgeline.cli.sim_tables import Runs, show
 
     flags = {"device": device, "replicas": replicas, "rate": rate, "users": users, "prompt": prompt, "output": output}
@@ -41,7 +41,7 @@ def sim(
         if find_replicas:
             runs.find_replicas(scenario)
         if find_knee:
-            runs.find_knee(scenario, lambda wanted: scenario_of(model, settings | {"rate": f"{wanted:g}"}, None))
+            runs.find_knee(at_rate(model, settings, trace))
     if html is not None:
         from ridgeline.sim.page import runs_page
 

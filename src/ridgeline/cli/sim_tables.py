@@ -14,6 +14,9 @@ from ridgeline.sim.levers import Tried, binding, ranked
 from ridgeline.sim.measures import CURVE, Figures
 from ridgeline.sim.scenario import Scenario
 
+FLOOD = 1e5
+"""Requests a second that no fleet answers."""
+
 SECONDS, RATE, SHARE, PLAIN, MONEY = "s", "/s", "%", "", "$"
 ROWS: dict[str, tuple[str, str]] = {
     "requests": ("requests answered", PLAIN), "rejected": ("requests refused", PLAIN), "seconds": ("simulated time", SECONDS),
@@ -93,14 +96,20 @@ class Runs(AbstractContextManager["Runs"]):
         text = f"{found} replicas are the fewest" if found else "no number of replicas up to 1,024 is enough"
         self.notes.append(f"{text} with which 99 % of requests meet the objective.")
 
-    def find_knee(self, scenario: Scenario, at: Callable[[float], Scenario]) -> None:
-        """The rate of the knee, between an eighth of what the fleet can answer and all of it."""
-        flood = at(1e5).run(self.seeds[0])
-        rates = [flood.requests_per_second * part / 8 for part in range(1, 9)]
-        rate, curve = knee_of(at, rates, self.seeds[0])
-        self.found["knee_rate"] = rate
-        self.found["knee_curve"] = [{"rate": each, "tokens_per_second": f.output_tokens_per_second, "e2e": f.e2e.mean} for each, f in curve]
-        self.notes.append(f"The knee is at {rate:.3g} requests/s; flooded, the fleet answers {flood.requests_per_second:.3g}.")
+    def find_knee(self, at: Callable[[float], Scenario]) -> None:
+        """The rate of the knee, looked for from an eighth of what a flooded fleet answers up, and further where it is not in between."""
+        capacity = at(FLOOD).run(self.seeds[0]).requests_per_second
+        knee = knee_of(at, capacity, self.seeds[0])
+        self.found |= {"knee_rate": knee.rate, "knee_inside": knee.inside}
+        self.found["knee_curve"] = [{"rate": r, "tokens_per_second": f.output_tokens_per_second, "e2e": f.e2e.mean} for r, f in knee.curve]
+        if knee.inside:
+            self.notes.append(f"The knee is at {knee.rate:.3g} requests/s; flooded, the fleet answers {capacity:.3g}.")
+        else:
+            tried, count = f"{knee.curve[0][0]:.3g} … {knee.curve[-1][0]:.3g}", knee.curve[0][1].requests
+            self.notes.append(
+                f"No knee at {tried} requests/s: throughput over latency is best at {knee.rate:.3g}, the end of what was tried. "
+                f"{count} requests do not fill the fleet; take more (--requests, or a longer trace)."
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as numbers."""

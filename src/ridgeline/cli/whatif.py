@@ -17,12 +17,13 @@ def whatif(
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different chance, for intervals.")] = 3,
     levers: Annotated[bool, typer.Option(help="Say which resource binds and try the levers that follow, best first.")] = True,
     find_replicas: Annotated[bool, typer.Option("--least-replicas", help="Also find the fewest replicas that meet the objective.")] = False,
+    find_knee: Annotated[bool, typer.Option("--knee", help="Also find the rate from which latency grows faster than throughput.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: seconds, tokens, dollars.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Try other settings on recorded traffic, with the real scheduler, beside today's."""
     from ridgeline.cli.pages import check_page, write_page
-    from ridgeline.cli.scenarios import parse_changes, scenario_of
+    from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
     from ridgeline.cli.sim_tables import Runs, show
     from ridgeline.sim.levers import candidates
 
@@ -37,6 +38,8 @@ def whatif(
             runs.run(" ".join(f"{name}={value}" for name, value in changed.items()), scenario_of(model, base | changed, trace))
         if levers:
             runs.try_levers(lambda settings: scenario_of(model, base | settings, trace), candidates(now))
+        if find_knee:
+            runs.find_knee(at_rate(model, base | changed, trace))
         if find_replicas:
             runs.find_replicas(scenario_of(model, base | changed, trace))
     if html is not None:

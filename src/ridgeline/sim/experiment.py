@@ -13,6 +13,8 @@ STUDENT_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.
 """Two-sided 95 % quantiles of Student's t for 1 … 9 degrees of freedom."""
 
 MOST_REPLICAS: Final = 1_024
+WIDENED: Final = 6
+"""Times that a search for the knee goes on beyond the range that it began with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,30 @@ def least_replicas(scenario: Scenario, seeds: Sequence[int], share: float = 0.99
     return high
 
 
-def knee_of(at: Callable[[float], Scenario], rates: Sequence[float], seed: int) -> tuple[float, list[tuple[float, Figures]]]:
-    """The rate of arrivals at which throughput / mean latency is greatest (Kleinrock's power, 1979), and the curve."""
-    curve = [(rate, at(rate).run(seed)) for rate in rates]
-    best = max(curve, key=lambda point: point[1].output_tokens_per_second / max(1e-9, point[1].e2e.mean))
-    return best[0], curve
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """The rate at which throughput / mean latency is greatest (Kleinrock's power, 1979), and the curve by ascending rate.
+
+    inside  lower and higher rates were tried and are worse; otherwise `rate` is only the end of what was tried
+    """
+
+    rate: float
+    curve: list[tuple[float, Figures]]
+    inside: bool
+
+
+def knee_of(at: Callable[[float], Scenario], capacity: float, seed: int) -> Knee:
+    """Tries every eighth of `capacity`, requests a second; goes on beyond an end as long as that is the best, `WIDENED` times at most."""
+    curve = {capacity * part / 8: at(capacity * part / 8).run(seed) for part in range(1, 9)}
+
+    def power(rate: float) -> float:
+        return curve[rate].output_tokens_per_second / max(1e-9, curve[rate].e2e.mean)
+
+    for _ in range(WIDENED):
+        best, low, high = max(curve, key=power), min(curve), max(curve)
+        if low < best < high:
+            break
+        further = best / 2 if best == low else best * 1.5
+        curve[further] = at(further).run(seed)
+    best = max(curve, key=power)
+    return Knee(best, sorted(curve.items()), min(curve) < best < max(curve))
