@@ -31,7 +31,7 @@ class ContextRunner:
         self.bad = bad
         self.seen: list[StepInputs] = []
 
-    def run(self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    def run(self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = (), *, best: bool = False) -> dict[str, np.ndarray]:
         assert taps == ("hidden",)
         self.seen.append(inputs)
         size = self.shape.block_tokens

@@ -182,11 +182,15 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.shape = KVShape(kv_groups(self.facts), self.block_tokens, self.pages, b"")
+        self.open()
+        self._tables: dict[int, list[list[int]]] = {}
+        self._free: Iterator[int] = iter(np.random.default_rng(3).permutation(np.arange(1, self.pages + 1)).tolist())
+
+    def open(self) -> None:
+        """Makes the runner and its cache."""
         self.runner = NumpyRunner(record(self.facts)["step"], self.weights, self.shape, threads=self.threads)
         self.kv = allocate_kv(self.shape, self.facts.kv_heads, self.facts.head_dim)
         self.kv.pool[:, :, : self.block_tokens] = np.nan  # page 0 is never read
-        self._tables: dict[int, list[list[int]]] = {}
-        self._free: Iterator[int] = iter(np.random.default_rng(3).permutation(np.arange(1, self.pages + 1)).tolist())
 
     def inputs(self, chunks: Sequence[tuple[int, Sequence[int]]], select: Sequence[int] | None = None) -> StepInputs:
         """(sequence, ids) a row: the next ids of each sequence. All positions are selected unless `select` says which."""

@@ -85,10 +85,10 @@ class NumpyRunner:
             for op, dead in zip(self.oplist.ops, last_uses(self.oplist), strict=True)
         ]
 
-    def run(self, inputs: StepInputs, kv: KVCache, taps: Iterable[str] = ()) -> dict[str, Floats]:
+    def run(self, inputs: StepInputs, kv: KVCache, taps: Iterable[str] = (), *, best: bool = False) -> dict[str, Floats]:
         """One step: the list's outputs, and the taps that are asked for, by name. Writes this step's K and V into `kv`.
 
-        `logits` is fp32 [S, V]; a tap over tokens is fp32 [T, …].
+        `logits` is fp32 [S, V], also where only the best of them are needed (`best`); a tap over tokens is fp32 [T, …].
         """
         values = self._start(inputs, kv)
         _run(self._steps, values)

@@ -7,7 +7,7 @@ products of values that exist already share a phase; an attention is a phase by 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ridgeline.compute.graph import SELECTED, Op, OpList, Sizes
+from ridgeline.compute.graph import INPUTS, SELECTED, Op, OpList, Sizes
 
 PRODUCTS, ATTENTIONS = frozenset({"linear", "linear_codes"}), frozenset({"attention"})
 BYTES = {"f32": 4, "i32": 4, "i64": 8, "i8": 1}
@@ -71,7 +71,7 @@ class Arena:
 def arena(oplist: OpList, order: list[Phase], sizes: Sizes, *, reuse: bool = True) -> Arena:
     """Room for all values at the largest `sizes`. A value takes the place of one of its size that no phase needs any more.
 
-    Results and taps keep their places; with `reuse` off every value does.
+    Results, taps and what is read but made by no op keep their places; with `reuse` off every value does.
     """
     last = dict.fromkeys((*oplist.outputs.values(), *oplist.taps.values()), len(order))
     for number, phase in enumerate(order):
@@ -79,6 +79,10 @@ def arena(oplist: OpList, order: list[Phase], sizes: Sizes, *, reuse: bool = Tru
     offsets: dict[str, int] = {}
     free: dict[int, list[int]] = {}
     size = 0
+    made = {name for phase in order for op in phase.ops for name in op.outputs}
+    for name in sorted({name for phase in order for op in phase.ops for name in op.inputs} - made - INPUTS):
+        offsets[name], last[name] = size, len(order)
+        size += _bytes(oplist, name, sizes)
     for number, phase in enumerate(order):
         for name in (name for op in phase.ops for name in op.outputs):
             needed = _bytes(oplist, name, sizes)

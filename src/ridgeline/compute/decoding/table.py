@@ -34,6 +34,12 @@ def edited(logits: Logits, row: RowParams, output: int, history: History | None)
     return logits
 
 
+def plain(row: RowParams, output: int) -> bool:
+    """Whether output number `output` is just the id of the largest logit: greedy, nothing changes the logits, nobody asks for their values."""
+    asked = row.sampling
+    return asked.temperature == 0 and asked.logprobs is None and not any(edit.asked(row, output) for edit in EDITS)
+
+
 def history_of(row: RowParams, ids: Sequence[int]) -> History | None:
     """What such a row looks back at when it knows `ids`; None where nothing that it asks for does."""
     looks_back = row.prompt_logprobs is not None or any(edit.looks_back and edit.asked(row, 0) for edit in EDITS)

@@ -5,15 +5,15 @@ it is collected, so that what it leaves to its rows (the last sampled id, where 
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.decoding.history import History
-from ridgeline.compute.exact.cache import KVCache
+from ridgeline.compute.decoding.table import plain
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.batch import step_inputs
 from ridgeline.compute.runtime.rows import Rows
@@ -31,8 +31,11 @@ Sample = Callable[[NDArray[np.float32], Sequence[RowParams], Sequence[int], Sequ
 class Runner(Protocol):
     """What computes a step."""
 
-    def run(self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = ()) -> dict[str, NDArray[np.float32]]:
-        """`logits` fp32 [S, V] of the selected positions, and the taps asked for; writes K and V into `kv`."""
+    def run(self, inputs: StepInputs, kv: Any, taps: Sequence[str] = (), *, best: bool = False) -> dict[str, NDArray[Any]]:
+        """`logits` fp32 [S, V] of the selected positions, and the taps asked for; writes K and V into `kv`, the runner's cache.
+
+        best: only the lowest id of each row's largest logit is needed; a runner may return these, `best` [S], in place of `logits`.
+        """
         ...
 
     def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -50,13 +53,13 @@ class StepExecutor:
         info: ExecutorInfo,
         decisions: tuple[Decision, ...],
         runner: Runner,
-        kv: KVCache,
+        kv: Any,
         sample: Sample,
     ) -> None:
         self.decisions = decisions
         self._info = info
         self._runner: Runner | None = runner
-        self._kv: KVCache | None = kv
+        self._kv: Any = kv
         self._sample = sample
         blocks = -(-info.max_model_len // info.kv.block_tokens)
         self._rows = Rows(info.rows, len(info.kv.groups), blocks)
@@ -87,11 +90,11 @@ class StepExecutor:
         params = [self._rows.params(row) for row in plan.row]
         inputs = step_inputs(plan, self._rows, self._info.kv.block_tokens)
         ready = perf_counter()
-        values = self._runner.run(inputs, self._kv, taps=("hidden",))
+        greedy = all(plain(row, length - row.prompt_tokens) for row, length in zip(params, inputs.kv_len.tolist(), strict=True))
+        values = self._runner.run(inputs, self._kv, taps=("hidden",), best=greedy)
         finite = _finite(values["hidden"], inputs.cu_q)
-        logits_of, vocab = self._runner.logits, self._info.vocab
-        scores = prompt_logprobs(plan, inputs, self._rows, values["hidden"], logits_of, vocab)
-        sampled, logprobs = self._choose(plan, params, inputs, values["logits"][:, :vocab])
+        sampled, logprobs = self._choose(plan, params, inputs, values)
+        scores = prompt_logprobs(plan, inputs, self._rows, values["hidden"], self._runner.logits, self._info.vocab)
         timings = Timings(queue=began - submitted, copy=ready - began, run=perf_counter() - ready)
         return Result(plan.step, sampled, finite, logprobs, timings, scores)
 
@@ -103,23 +106,26 @@ class StepExecutor:
         self._runner = self._kv = None
 
     def _choose(
-        self, plan: Plan, params: list[RowParams], inputs: StepInputs, logits: NDArray[np.float32]
+        self, plan: Plan, params: list[RowParams], inputs: StepInputs, values: Mapping[str, NDArray[Any]]
     ) -> tuple[tuple[tuple[int, ...], ...], tuple[TokenLogprobs | None, ...] | None]:
         """Samples for the rows that the plan names; `sampled` and `logprobs` are row for row as in the plan."""
         chosen = [index for index, samples in enumerate(plan.sample) if samples]
         if not chosen:
             return ((),) * len(plan.row), None
         rows = [plan.row[index] for index in chosen]
-        asked = [params[index] for index in chosen]
-        positions = inputs.kv_len[chosen].tolist()
-        histories = [self._rows.histories[row] for row in rows]
-        ids, found = self._sample(logits, asked, positions, histories)
+        ids, found = self._sampled(values, [params[index] for index in chosen], inputs.kv_len[chosen].tolist(), rows)
         self._rows.sampled(rows, ids)
         sampled: list[tuple[int, ...]] = [()] * len(plan.row)
         logprobs: list[TokenLogprobs | None] = [None] * len(plan.row)
         for index, token, logprob in zip(chosen, ids, found, strict=True):
             sampled[index], logprobs[index] = (token,), logprob
         return tuple(sampled), tuple(logprobs) if any(each is not None for each in found) else None
+
+
+    def _sampled(self, values: Mapping[str, NDArray[Any]], asked: list[RowParams], positions: list[int], rows: list[int]) -> Sampled:
+        if "best" in values:
+            return values["best"].tolist(), [None] * len(rows)
+        return self._sample(values["logits"][:, : self._info.vocab], asked, positions, [self._rows.histories[row] for row in rows])
 
 
 def _finite(hidden: NDArray[np.float32], cu_q: NDArray[np.int32]) -> bytearray:

@@ -1,0 +1,137 @@
+"""The native runner: one call a step into the extension, which walks the lowered list with a team of threads.
+
+Owns the team and the plan; never owns weights or the cache, and knows nothing of requests.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.cache import NativeKVCache
+from ridgeline.compute.cpu.packing import PackedWeight
+from ridgeline.compute.cpu.phases import PRODUCTS
+from ridgeline.compute.cpu.plan import NativePlan, Stored
+from ridgeline.compute.diff import stored_names
+from ridgeline.compute.graph import Op, OpList, Sizes, StepInputs
+from ridgeline.compute.lower import head_of, lower
+from ridgeline.compute.ops.definition import Floats
+from ridgeline.compute.ops.table import check
+from ridgeline.core.plan import KVShape
+
+class NativeRunner:
+    """Runs one op list over packed weights.
+
+    weights   by name: packed matrices, vectors as fp32
+    tokens, selected  the most that a step has
+    vocab     ids that may be sampled, the first ones of the logits
+    threads   that share a step; no result depends on how many
+    """
+
+    def __init__(
+        self,
+        oplist: OpList,
+        weights: Mapping[str, Stored],
+        shape: KVShape,
+        *,
+        tokens: int,
+        selected: int,
+        vocab: int,
+        threads: int = 1,
+    ) -> None:
+        check(oplist)
+        formats = {name: weight.kind for name, weight in weights.items() if isinstance(weight, PackedWeight)}
+        self.oplist = lower(oplist, "native", formats)
+        self._weights, self._shape = weights, shape
+        # Of a list that ends in a product, the largest of a row is found where it is made.
+        self._reducible = self.oplist.ops[-1].name in PRODUCTS and self.oplist.values[self.oplist.outputs["logits"]].width == vocab
+        self._most = Sizes(T=tokens, R=selected, S=selected)
+        self._team = ext.native().Team(threads)
+        self._plan: NativePlan | None = None
+        self._head: NativePlan | None = None
+
+    @property
+    def team(self) -> Any:
+        """The threads, for others that compute between steps."""
+        return self._team
+
+    def run(self, inputs: StepInputs, kv: NativeKVCache, taps: Iterable[str] = (), *, best: bool = False) -> dict[str, NDArray[Any]]:
+        """One step: `logits` fp32 [S, V], and the taps that are asked for, by name: views that the next step overwrites.
+
+        A tap over tokens is fp32 [T, …]. best: where the list allows it, `best` int32 [S] in place of `logits`: the lowest id of each row's largest.
+        """
+        plan = self._of(kv)
+        found = np.empty(inputs.sizes.S, np.int32)
+        reduced = best and self._reducible
+        plan.native.run(*_arguments(inputs), 0, plan.native.phases, 0, found.ctypes.data if reduced else 0)
+        values = {name: plan.value(self.oplist.taps[name], inputs.sizes) for name in taps}
+        return values | ({"best": found} if reduced else {"logits": plan.value(self.oplist.outputs["logits"], inputs.sizes)})
+
+    def logits(self, hidden: Floats) -> Floats:
+        """Final hidden states fp32 [N, D] to logits fp32 [N, V], N at most what a step selects: a view that the next call overwrites.
+
+        Bit for bit what those steps give the same positions when they are selected.
+        """
+        assert self._plan is not None, "hidden states come from a step"
+        if self._head is None:
+            end = self.oplist.with_ops(self.oplist.ops[head_of(self.oplist) - 1 :])
+            self._head = NativePlan(end, self._weights, self._plan.cache, self._shape, self._most, self._team)
+        sizes = Sizes(T=len(hidden), R=0, S=len(hidden))
+        self._head.value(self.oplist.taps["hidden"], sizes)[:] = hidden
+        self._head.native.run(*_arguments(_all_of(len(hidden))), 0, self._head.native.phases, 0, 0)
+        return self._head.value(self.oplist.outputs["logits"], sizes)
+
+    def values(self, inputs: StepInputs, kv: NativeKVCache, until: int | None = None) -> dict[str, NDArray[Any]]:
+        """Runs ops 0 … `until` and returns every named value that they made; see `compute/diff.py`."""
+        ops = self.oplist.ops if until is None else self.oplist.ops[: until + 1]
+        plan = NativePlan(self.oplist.with_ops(ops), self._weights, kv, self._shape, self._most, self._team, reuse=False)
+        plan.native.run(*_arguments(inputs), 0, plan.native.phases, 0, 0)
+        made = {name: plan.value(name, inputs.sizes).copy() for op in ops for name in op.outputs}
+        for op in ops:
+            made |= dict(zip(stored_names(op), self._stored(op, inputs, kv), strict=False))
+        return made
+
+    def close(self) -> None:
+        """Ends the runner's threads. Safe to call twice."""
+        self._plan = self._head = self._team = None
+
+    def _of(self, kv: NativeKVCache) -> NativePlan:
+        if self._plan is None or self._plan.cache is not kv:
+            self._plan = NativePlan(self.oplist, self._weights, kv, self._shape, self._most, self._team)
+        return self._plan
+
+    def _stored(self, op: Op, inputs: StepInputs, kv: NativeKVCache) -> tuple[Floats, ...]:
+        """What a cache write stored for the step's tokens, as fp32 [T, KV heads, head dimension]: K, then V."""
+        if op.name != "kv_write":
+            return ()
+        layer = int(op.attributes["layer"])
+        group = next(number for number, group in enumerate(self._shape.groups) if layer in group.layers)
+        return kv.read(self._shape.groups[group].layers.index(layer), inputs.slots[group])
+
+
+def _arguments(inputs: StepInputs) -> tuple[tuple[int, ...], ...]:
+    """Sizes and addresses of a step, as the extension takes them. The arrays live in `inputs` while it runs."""
+    columns = (inputs.ids, inputs.positions, inputs.row_of_token, inputs.cu_q, inputs.kv_len, inputs.select)
+    sizes = inputs.sizes
+    width = inputs.tables[0].shape[1]
+    return (
+        (sizes.T, sizes.R, sizes.S, width),
+        tuple(_address(column, np.int32) for column in columns),
+        tuple(_address(table, np.int32) for table in inputs.tables),
+        tuple(_address(slots, np.int64) for slots in inputs.slots),
+    )
+
+
+def _address(column: np.ndarray, dtype: type[np.generic]) -> int:
+    if column.dtype != dtype or not column.flags.c_contiguous:
+        raise ValueError(f"a step input is {column.dtype} with strides {column.strides}, not contiguous {np.dtype(dtype)}")
+    return int(column.ctypes.data)
+
+
+def _all_of(count: int) -> StepInputs:
+    """The inputs of a step whose head reads the first `count` tokens, and which computes nothing else."""
+    none = np.zeros(0, np.int32)
+    slots = (np.zeros(0, np.int64),)
+    return StepInputs(none, none[None], none, none, none, (none[None],), slots, none, np.arange(count, dtype=np.int32))

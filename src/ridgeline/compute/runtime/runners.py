@@ -1,0 +1,60 @@
+"""A runner with its weights and its cache, for the settings that `config.runner` has settled.
+
+Owns which weights a runner takes in which form. Decides nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.cache import allocate_native_kv
+from ridgeline.compute.cpu.runner import NativeRunner
+from ridgeline.compute.cpu.weights import pack_weights
+from ridgeline.compute.exact.cache import allocate_kv
+from ridgeline.compute.load.weights import load_weights
+from ridgeline.compute.models.registry import record
+from ridgeline.compute.numpy_runner import NumpyRunner
+from ridgeline.compute.runtime.executor import Runner
+from ridgeline.compute.runtime.scores import SLICE
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core.plan import KVShape
+from ridgeline.facts.model import ModelFacts
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A runner and the cache that it writes to. `name` is what users see of it."""
+
+    runner: Runner
+    kv: Any
+    name: str
+    weights_bytes: int
+
+
+def load_runner(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_bytes: int, progress: Progress) -> Loaded:
+    """Loads weights and allocates the cache. `config` has nothing left open."""
+    load = _native if config.runner == "native" else _numpy
+    return load(config, facts, shape, memory_bytes, progress)
+
+
+def _native(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_bytes: int, progress: Progress) -> Loaded:
+    threads = config.threads or 1
+    weights = pack_weights(facts, threads, progress)
+    selected = max(config.max_num_seqs, SLICE)
+    runner = NativeRunner(
+        record(facts)["step"], weights, shape, tokens=max(config.max_num_batched_tokens, SLICE), selected=selected, vocab=facts.tokens, threads=threads
+    )
+    kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
+    return Loaded(runner, kv, f"native, {ext.isa()}", sum(weight.nbytes for weight in weights.values()))
+
+
+def _numpy(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_bytes: int, progress: Progress) -> Loaded:
+    threads = config.threads or 1
+    weights = load_weights(facts, memory_bytes, threads, progress)
+    runner = NumpyRunner(record(facts)["step"], weights, shape, threads=threads)
+    exactness = runner.exactness()
+    name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
+    return Loaded(runner, allocate_kv(shape, facts.kv_heads, facts.head_dim), name, sum(weight.nbytes for weight in weights.values()))
