@@ -136,7 +136,10 @@ FILES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     ),
     "has 120 inputs, no whole number of groups of 32": (GPTQ, lambda t: t.update({Q + "qweight": t[Q + "qweight"][1:]})),
     "qweight' has shape .2048,., two dimensions": (GPTQ, lambda t: t.update({Q + "qweight": t[Q + "qweight"].reshape(-1)})),
-    "q_proj.qweight' and model.layers.0.self_attn.q_proj.weight; which one": (AWQ, lambda t: t.update({Q + "weight": t[Q + "scales"].clone()})),
+    "q_proj.qweight' and model.layers.0.self_attn.q_proj.weight; which one": (
+        AWQ,
+        lambda t: t.update({Q + "weight": t[Q + "scales"].clone()}),
+    ),
     "q_proj.input_scale' among them, belong to no llama": (INT8, lambda t: t.update({Q + "input_scale": t[Q + "weight_scale"].clone()})),
 }
 
