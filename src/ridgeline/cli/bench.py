@@ -5,6 +5,10 @@ from typing import Final
 from ridgeline.cli.verbs import group
 
 VERBS: Final[dict[str, str]] = {
+    "serve": "Put load on an OpenAI-compatible server and measure what its users see.",
+    "roofline": "Measure what this machine can do at most.",
+    "kernels": "Time products with packed weights beside what the machine allows.",
+    "offline": "Run batches through the engine alone, without HTTP.",
 }
 
 bench = group(VERBS, "bench_")

@@ -1,4 +1,4 @@
-"""Where `--html` writes. Owns the file and what is said about it; what is on a page is decided elsewhere."""
+"""Where `--html` and `--json` write. Owns the file and what is said about it; what is on a page is decided elsewhere."""
 
 import sys
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 from ridgeline.errors import ConfigError
 
 
-def check_page(path: Path | None) -> None:
+def check_page(path: Path | None, flag: str = "--html") -> None:
     """Opened before anything long begins: what cannot be written to is told at once. Raises ConfigError."""
     try:
         if path is not None:
             path.expanduser().open("a").close()
     except OSError as error:
-        raise ConfigError(f"--html {str(path)!r:.200} cannot be written: {error.strerror}", fix={"--html": "page.html"}) from error
+        raise ConfigError(f"{flag} {str(path)!r:.200} cannot be written: {error.strerror}", fix={flag: f"page.{flag[2:]}"}) from error
 
 
 def write_page(path: Path, document: str) -> None:

@@ -26,6 +26,11 @@ def uniform(mean: float) -> Draw:
     return lambda rng: rng.randint(1, most)
 
 
+def between(low: int, high: int) -> Draw:
+    """`low` … `high`, all equally likely."""
+    return lambda rng: rng.randint(low, high)
+
+
 def exponential(mean: float) -> Draw:
     """Rounded up, so its mean lies half a token higher."""
     return lambda rng: min(MOST, 1 + int(rng.expovariate(1.0 / mean)))
@@ -44,12 +49,18 @@ SHAPES: Final[dict[str, Callable[[float], Draw]]] = {
 
 
 def parse_length(flag: str, text: str) -> Draw:
-    """`500`, `lognormal:500`, `uniform:200` …: a shape and its mean. Raises ConfigError."""
+    """`500`, `lognormal:500`, `uniform:200` …: a shape and its mean; `20-1000`: a range. Raises ConfigError."""
+    low, dash, high = text.partition("-")
+    if dash and low.isdecimal() and high.isdecimal() and max(len(low), len(high)) < 10 and 1 <= int(low) <= int(high) <= MOST:
+        return between(int(low), int(high))
     shape, colon, mean = text.rpartition(":")
     try:
         value = float(mean)
     except ValueError:
         value = 0.0
     if not 1 <= value <= MOST or (colon and shape not in SHAPES):
-        raise ConfigError(f"{flag} {text!r:.40} is not understood; write a mean of 1 … {MOST} tokens, or {':MEAN, '.join(SHAPES)}:MEAN")
+        raise ConfigError(
+            f"{flag} {text!r:.40} is not understood; write a mean of 1 … {MOST} tokens, a range as 20-1000, or "
+            f"{':MEAN, '.join(SHAPES)}:MEAN"
+        )
     return SHAPES[shape or "constant"](value)

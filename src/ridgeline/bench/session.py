@@ -1,0 +1,97 @@
+"""A server that is measured: its model, its words, and loads that are put on it. One for each address, kept over all rounds."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ridgeline.bench.client import Api, Ask, Client, body_of
+from ridgeline.bench.http import Http, HttpError, Target
+from ridgeline.bench.load import Measured, OnDone, closed_loop, open_loop
+from ridgeline.bench.prompts import Prompts, learn_costs
+from ridgeline.errors import ConfigError
+from ridgeline.sim.traffic import Arrival
+
+WARM_UP_SEED: Final = 1 << 40
+"""Added to the seed of warm-up prompts, which nobody should find in a cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is put on a server.
+
+    arrivals  what requests ask for, and in an open loop when; without end only beside `seconds` in a closed loop
+    streams   of a closed loop; in an open one the most requests at once, None for any number
+    seconds   after which a closed loop sends nothing new
+    """
+
+    name: str
+    arrivals: Iterable[Arrival]
+    streams: int | None
+    opened: bool = False
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How requests are put: the same for all. key: bearer token; seconds: the most that an answer may take; extra: fields of the body."""
+
+    api: Api = "completions"
+    model: str | None = None
+    key: str | None = None
+    seconds: float = 600.0
+    ignore_eos: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Session:
+    """Use `await Session.open(…)`; `close` ends its connections."""
+
+    def __init__(self, http: Http, manner: Manner, model: str, costs_source: str, prompts: Prompts) -> None:
+        self._http, self._manner, self._prompts = http, manner, prompts
+        self._client = Client(http, manner.api, manner.seconds)
+        self.model, self.costs_source = model, costs_source
+
+    @classmethod
+    async def open(cls, url: str, manner: Manner, seed: int) -> "Session":
+        """Finds the model and learns what words cost. Raises ConfigError where the server does not answer."""
+        http = Http(Target.of(url), manner.key)
+        model = manner.model or await _first_model(http, url)
+        costs = await learn_costs(http, manner.api, model)
+        return cls(http, manner, model, costs.source, Prompts(costs, seed))
+
+    async def warm_up(self, load: Load, requests: int, at_once: int) -> list[str]:
+        """So many requests as the load has, with other prompts. Returns the messages of those that failed."""
+        asks = self._asks((arrival for arrival, _ in zip(load.arrivals, range(requests), strict=False)), WARM_UP_SEED)
+        measured = await closed_loop(self._client, asks, max(1, min(at_once, requests)), None, lambda outcome: None)
+        return [f"{outcome.error}: {outcome.message}" for outcome in measured.outcomes if outcome.error]
+
+    async def measure(self, load: Load, first: int = 0, on_done: OnDone = lambda outcome: None) -> Measured:
+        """The load, with prompts numbered from `first`. They are made before the first is sent, but for a closed loop without end."""
+        asks = self._asks(load.arrivals, first)
+        if load.opened:
+            return await open_loop(self._client, list(asks), load.streams, on_done)
+        if load.seconds is None:
+            asks = iter(list(asks))
+        return await closed_loop(self._client, asks, load.streams or 1, load.seconds, on_done)
+
+    def close(self) -> None:
+        """Ends idle connections."""
+        self._http.close()
+
+    def _asks(self, arrivals: Iterable[Arrival], first: int) -> Iterator[Ask]:
+        manner = self._manner
+        for number, arrival in enumerate(arrivals, first):
+            text = self._prompts.text(arrival, number)
+            body = body_of(manner.api, self.model, text, arrival.output, manner.ignore_eos, manner.extra)
+            yield Ask(body, arrival.prompt, arrival.output, arrival.time)
+
+
+async def _first_model(http: Http, url: str) -> str:
+    try:
+        found = await http.get("/v1/models")
+    except HttpError as error:
+        raise ConfigError(f"{url[:80]} does not list its models: {error}; is it an OpenAI-compatible server?") from None
+    try:
+        return str(found["data"][0]["id"])[:500]
+    except (KeyError, IndexError, TypeError):
+        raise ConfigError(f"{url[:80]}/v1/models names no model; name one with --model", fix={"--model": "NAME"}) from None

@@ -1,0 +1,143 @@
+"""Runs of a load for people: a bar on stderr while one runs, then a column for each, and all of it as JSON or as a page."""
+
+import asyncio
+import json
+import secrets
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ridgeline.bench.client import Api, Outcome
+from ridgeline.bench.load import Measured
+from ridgeline.bench.page import bench_page
+from ridgeline.bench.report import Figures, as_dict, figures, notes, rows
+from ridgeline.bench.session import Load, Manner, Session
+from ridgeline.errors import ConfigError
+from ridgeline.facts.noise import Noise, Watch
+from ridgeline.planning.objectives import Objective
+
+PROMPTS_OF_A_RUN = 1 << 20
+"""Numbers of prompts that are set aside for each run, so that no two runs have one in common."""
+
+
+class Runs:
+    """One server, measured under one load after the other."""
+
+    def __init__(self, url: str, manner: Manner, seed: int, objective: Objective) -> None:
+        self._url, self._manner, self._seed, self._objective = url, manner, seed, objective
+        self._done: list[tuple[Load, Measured, Figures, Noise]] = []
+        self._notes: list[str] = []
+        self._model = self._source = ""
+
+    @property
+    def answered(self) -> bool:
+        """Whether any request was."""
+        return any(found.requests for _, _, found, _ in self._done)
+
+    def run(self, loads: list[Load], warm_up: int) -> None:
+        """Measures all of them. Raises ConfigError where the server cannot be measured."""
+        asyncio.run(self._run(loads, warm_up))
+
+    async def _run(self, loads: list[Load], warm_up: int) -> None:
+        session = await Session.open(self._url, self._manner, self._seed)
+        self._model, self._source = session.model, session.costs_source
+        with _bar() as bar:
+            for number, load in enumerate(loads):
+                task = bar.add_task(load.name, total=_length(load))
+                failed = await session.warm_up(load, warm_up, load.streams or 1)
+                self._notes += [f"{load.name}: a request to warm up failed, {message}" for message in failed[:1]]
+                watch = Watch()
+                measured = await session.measure(load, number * PROMPTS_OF_A_RUN, lambda outcome, task=task: bar.advance(task))  # type: ignore[misc]
+                found = figures(measured, self._objective)
+                self._done.append((load, measured, found, watch.stop()))
+                self._notes += [f"{load.name}: {note}" for note in notes(found)]
+        session.close()
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Rows of text, a label first."""
+        return rows([found for _, _, found, _ in self._done], self._objective != Objective())
+
+    def notes(self) -> list[str]:
+        """How it was measured, then what else must be known."""
+        how = f"{self._model} at {self._url}; prompts of seed {self._seed}, their tokens known by {self._source}"
+        return [how, "percentiles by the nearest rank; latency counts from when a request should have been sent", *self._notes]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: seconds and tokens."""
+        return {
+            "url": self._url, "model": self._model, "api": self._manner.api, "seed": self._seed, "prompts": self._source,
+            "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "notes": self.notes(),
+            "runs": [
+                {"name": load.name, **as_dict(found), "noise": noise.as_dict(), "each": columns(measured)}
+                for load, measured, found, noise in self._done
+            ],
+        }  # fmt: skip
+
+    def page(self) -> str:
+        """One HTML document."""
+        return bench_page([(load.name, found.curves) for load, _, found, _ in self._done], self.table(), self.notes())
+
+    def show(self) -> None:
+        """The table and the notes on stdout."""
+        console = Console(highlight=False)
+        table = Table(box=None, pad_edge=False)
+        table.add_column("")
+        for load, *_ in self._done:
+            table.add_column(load.name, justify="right")
+        for row in self.table():
+            table.add_row(*row)
+        console.print(table)
+        for note in self.notes():
+            console.print(note, soft_wrap=True, markup=False)
+
+
+def columns(measured: Measured) -> dict[str, list[Any]]:
+    """Every request, in the order in which they should have been sent; seconds since the first of these moments."""
+    ordered = sorted(measured.outcomes, key=lambda outcome: outcome.intended)
+    begun = ordered[0].intended if ordered else 0.0
+
+    def moment(value: float) -> float | None:
+        return round(value - begun, 6) if value else None
+
+    def row(each: Outcome) -> tuple[Any, ...]:
+        moments = [moment(value) for value in (each.intended, each.sent, each.first, each.ended)]
+        return (*moments, each.prompt, each.output, each.cached, each.events, each.error)
+
+    names = ("intended", "sent", "first", "ended", "prompt", "output", "cached", "events", "error")
+    return {name: list(values) for name, values in zip(names, zip(*map(row, ordered), strict=True), strict=False)}
+
+
+def _bar() -> Progress:
+    console = Console(stderr=True)
+    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*shown, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=2)
+
+
+def _length(load: Load) -> int | None:
+    return None if load.seconds is not None else sum(1 for _ in load.arrivals)
+
+
+def drawn_seed() -> int:
+    """One that no earlier run had, as far as chance goes."""
+    return secrets.randbits(31)
+
+
+def parse_api(text: str) -> Api:
+    """Raises ConfigError."""
+    if text not in ("completions", "chat"):
+        raise ConfigError(f"--api is {text!r:.40}; completions and chat are possible", fix={"--api": "completions"})
+    return text  # type: ignore[return-value]
+
+
+def parse_body(text: str | None) -> dict[str, Any]:
+    """Raises ConfigError."""
+    try:
+        found = json.loads(text) if text is not None else {}
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--extra-body {text!r:.60} is no JSON object", fix={"--extra-body": '{"temperature": 1}'})
+    return found
