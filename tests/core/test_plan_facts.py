@@ -133,6 +133,11 @@ def test_text_part_of_a_model_with_eyes() -> None:
     assert found.total_parameters == describe_model("gemma-3-4b", NOWHERE).total_parameters
 
 
+def compressed(kind: str, bits: int, **more: object) -> dict[str, object]:
+    groups = {"g": {"weights": {"type": kind, "num_bits": bits}, **more}}
+    return {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
+
+
 @pytest.mark.parametrize(
     ("values", "dtype"),
     [
@@ -141,6 +146,13 @@ def test_text_part_of_a_model_with_eyes() -> None:
         ({}, "bf16"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, "gptq8"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": [4]}}, "bf16"),
+        (compressed("int", 4), "w4a16"),
+        (compressed("int", 8), "w8a16"),
+        (compressed("int", 8, input_activations={"num_bits": 8}), "w8a8"),
+        (compressed("float", 8, input_activations={"num_bits": 8}), "fp8"),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": 4}}}}, "bf16"),
     ],
 )
 def test_stored_format(values: dict[str, object], dtype: str) -> None:

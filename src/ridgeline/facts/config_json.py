@@ -298,11 +298,35 @@ def _ruled_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
 def _dtype(values: Mapping[str, Any]) -> str:
     """The format of the checkpoint: what `quantization_config` says, else the data type, else bf16."""
     quantised = values.get("quantization_config")
-    if isinstance(quantised, dict):
-        method = quantised.get("quant_method")
-        if method in ("awq", "gptq") and quantised.get("bits", 4) == 4:
-            return str(method)
-        if method == "fp8":
-            return "fp8"
+    found = _quantised(quantised) if isinstance(quantised, dict) else None
+    if found is not None:
+        return found
     stated = values.get("dtype", values.get("torch_dtype"))
     return _DTYPES.get(stated, "bf16") if isinstance(stated, str) else "bf16"
+
+
+def _quantised(config: Mapping[str, Any]) -> str | None:
+    """The weight format that a `quantization_config` names, of any that arithmetic knows; `facts.quantisation` says what is computed."""
+    method, bits = config.get("quant_method"), config.get("bits", 4)
+    if method == "fp8":
+        return "fp8"
+    if method in ("awq", "gptq"):
+        return _METHODS.get((method, str(bits)))
+    groups = config.get("config_groups")
+    schemes = [scheme for scheme in groups.values() if isinstance(scheme, dict)] if isinstance(groups, dict) else []
+    if method != "compressed-tensors" or not schemes:
+        return None
+    weights = schemes[0].get("weights")
+    weights = weights if isinstance(weights, dict) else {}
+    narrow = schemes[0].get("input_activations") is not None
+    return _SCHEMES.get((str(weights.get("type", "int")), str(weights.get("num_bits")), narrow))
+
+
+_METHODS = {("awq", "4"): "awq", ("gptq", "4"): "gptq", ("gptq", "8"): "gptq8"}
+_SCHEMES = {
+    ("int", "4", False): "w4a16",
+    ("int", "8", False): "w8a16",
+    ("int", "8", True): "w8a8",
+    ("float", "8", True): "fp8",
+}
+"""(type and bits of the weights, whether activations are quantised too), of compressed-tensors → weight format."""

@@ -34,6 +34,11 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     # Groups of 128 weights with a 16-bit scale and a 4-bit zero; embedding and head stay in 16 bits.
     "awq": WeightFormat(4 + 20 / 128, 16, "f16"),
     "gptq": WeightFormat(4 + 20 / 128, 16, "f16"),
+    "gptq8": WeightFormat(8 + 24 / 128, 16, "f16"),
+    # Of compressed-tensors: symmetric groups of 128; a 16-bit scale a row, which weighs nothing; the same with 8-bit activations.
+    "w4a16": WeightFormat(4 + 16 / 128, 16, "f16"),
+    "w8a16": WeightFormat(8, 16, "f16"),
+    "w8a8": WeightFormat(8, 16, "int8"),
     **{
         name.lower(): WeightFormat(stored.bits_per_weight, stored.bits_per_weight, "f16") for name, stored in FORMATS.items() if "_" in name
     },
