@@ -15,11 +15,11 @@ from ridgeline.engine.engine import Turn
 from ridgeline.errors import LawViolation
 from ridgeline.sim import replica
 from ridgeline.sim.durations import Constant
-from ridgeline.sim.fleet import FleetSetting
+from ridgeline.sim.fleet import Failures, FleetSetting, Scaling
 from ridgeline.sim.lengths import exponential, uniform
 from ridgeline.sim.replica import Setting
-from ridgeline.sim.service import Service
-from ridgeline.sim.traffic import Traffic, poisson
+from ridgeline.sim.service import Handover, Service
+from ridgeline.sim.traffic import ClosedLoop, Traffic, poisson
 
 FULL, WINDOW = KVGroup("full", (0,)), KVGroup("window", (1,), 24)
 POLICIES = ("fcfs", "static", "one")
@@ -107,6 +107,34 @@ def compare(seeds: range) -> int:
         assert end == slow_end
         jumped += slow_turns - turns
     return jumped
+
+
+FLEETS = {
+    "routed": {"replicas": 4, "routing": "least-tokens"},
+    "failing": {"replicas": 3, "failures": Failures(4.0, repair=1.0)},
+    "scaled": {"scaling": Scaling(1, 4, up=1.0, down=1.0, period=0.5, cold_start=0.7)},
+}
+
+
+@pytest.mark.parametrize("kind", [*FLEETS, "closed", "apart"])
+def test_a_fleet_is_that_of_single_steps(kind: str) -> None:
+    """Whatever a router, a failure, a look at the load or an answer makes of the moment, jumps give every request the same times."""
+
+    def columns(jump: bool) -> tuple[list[list[float]], dict[int, int]]:
+        setting, traffic = world(7)
+        setting = replace(setting, jump=jump, policy="fcfs", limits=replace(setting.limits, rows=16))
+        fleet = FleetSetting(setting, **FLEETS.get(kind, {"replicas": 2}))  # type: ignore[arg-type]
+        service = Service(fleet, 3, Handover(fleet, 0.01, 1e-4) if kind == "apart" else None)
+        if kind == "closed":
+            tally = service.run_closed(ClosedLoop(6, 0.05, uniform(40), exponential(60), 255), 3, 120)
+        else:
+            tally = service.run(replace(traffic, moments=poisson(20.0)).arrivals(3, 120))
+        done = tally.requests
+        return [list(each) for each in (done.arrived, done.started, done.first, done.ended)], tally.gaps._counts
+
+    found = columns(jump=True)
+    assert found == columns(jump=False)
+    assert len(found[0][0]) == 120
 
 
 @pytest.mark.parametrize("broken", ["no publishing", "one step more", "order"])

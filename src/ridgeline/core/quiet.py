@@ -8,8 +8,8 @@ from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence
 
 
-def quiet_steps(scheduler: Scheduler) -> int:
-    """Further calls of `schedule` that plan one token for every running sequence and decide nothing, provided that no command comes.
+def quiet_steps(scheduler: Scheduler, most: int = 1 << 31) -> int:
+    """Further calls of `schedule`, at most `most`, that plan one token for every running sequence and decide nothing, if no command comes.
 
     None starts, none ends by length, none is preempted. Pages that are free or cached suffice: which one is taken is no decision. Stop
     ids, NaN and the front end's closes cannot be foreseen: one of them ends the quiet, and who simulates knows when its own sequences
@@ -25,7 +25,7 @@ def quiet_steps(scheduler: Scheduler) -> int:
         return 0
     if any(s.reach - s.scheduled != 1 or s.needs_commit for s in running):
         return 0
-    low, high = 0, max(0, min(s.limit - s.reach for s in running) - 1)
+    low, high = 0, min(most, max(0, min([s.limit - s.reach for s in running]) - 1))
     available = scheduler.cache.pages.available
     while low < high:
         middle = (low + high + 1) // 2

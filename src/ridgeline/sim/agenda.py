@@ -9,7 +9,7 @@ Happening = Callable[[float], None]
 
 
 class Agenda:
-    """A heap of happenings. `next` is the earliest moment at which anything may still happen."""
+    """A heap of happenings."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Happening]] = []
@@ -18,11 +18,6 @@ class Agenda:
     def at(self, time: float, happen: Happening) -> None:
         """`happen` will be called at `time`, which is not in the past."""
         heapq.heappush(self._heap, (time, next(self._order), happen))
-
-    @property
-    def next(self) -> float:
-        """Seconds; infinity when nothing is noted."""
-        return self._heap[0][0] if self._heap else float("inf")
 
     def run(self, busy: Callable[[], bool]) -> None:
         """Lets everything happen, as long as `busy`: what only repeats itself (a look at the load) would never end."""

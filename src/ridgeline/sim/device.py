@@ -52,11 +52,11 @@ class Device:
             return Result(plan.step, *self._all_sample[rows])
         return Result(plan.step, tuple([(TOKEN,) if samples else () for samples in plan.sample]), bytearray(b"\1") * rows)
 
-    def pass_over(self, seconds: float) -> None:
-        """A step that was jumped over took so long."""
-        self.busy += seconds
-        self._free_at = self._clock.now() + seconds
-        self._clock.advance_to(self._free_at)
+    def pass_until(self, moment: float) -> None:
+        """Steps that were jumped over took until then."""
+        self.busy += moment - self._clock.now()
+        self._free_at = moment
+        self._clock.advance_to(moment)
 
     def close(self) -> None:
         """Drops steps in flight."""

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from ridgeline.core.plan import Plan
 from ridgeline.errors import ConfigError
 from ridgeline.planning.deployment import Deployment
-from ridgeline.planning.step import Rows, pass_seconds, step_work
+from ridgeline.planning.step import TYPICAL, Rows, link_seconds, part_seconds, pass_seconds, step_work
 
 
 class Durations(Protocol):
@@ -42,6 +42,35 @@ class Constant:
         return self.step + self.token * rows + self.cached * (sum(positions) + ahead * rows + rows)
 
 
+FAR: Final = 1 << 20
+"""A position at which a line through position 0 is told precisely."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Seconds of steps in which some rows compute one token each, by the positions that they look back at together:
+    fixed + max(compute · positions, memory + more · positions). Work in full layers is linear in the position."""
+
+    fixed: float
+    compute: float
+    memory: float
+    more: float
+
+    @classmethod
+    def of(cls, deployment: Deployment, rows: int) -> "Lines":
+        """Those of the planner's estimate for so many rows."""
+        near, far = (step_work(deployment, [Rows(start, 1, rows)]) for start in (0, FAR))
+        products, (compute, memory) = part_seconds(deployment, near, TYPICAL)
+        _, (far_compute, far_memory) = part_seconds(deployment, far, TYPICAL)
+        slope, more = (far_compute - compute) / (FAR * rows), (far_memory - memory) / (FAR * rows)
+        state = compute - slope * rows  # what a recurrence computes whatever the position
+        return cls(max(products) + link_seconds(deployment, near.tokens) + state, slope, memory - more * rows - state, more)
+
+    def seconds(self, positions: float) -> float:
+        """At so many positions together."""
+        return self.fixed + max(self.compute * positions, self.memory + self.more * positions)
+
+
 class Roofline:
     """The planner's estimate for a deployment (`planning.step`): operations and bytes of the very rows, over the device's peaks.
 
@@ -52,6 +81,7 @@ class Roofline:
         self._deployment = deployment
         self._host = host
         self._windows = "window" in deployment.shape.layer_kinds
+        self._lines: dict[int, Lines] = {}
 
     def seconds(self, plan: Plan) -> float:
         if len(plan.tokens) == len(plan.row) == plan.sample.count(1):
@@ -60,12 +90,14 @@ class Roofline:
         return self._host + pass_seconds(self._deployment, step_work(self._deployment, rows))
 
     def decode(self, positions: Sequence[int], ahead: int) -> float:
-        """Full layers' work is linear in the position, so alike rows at the mean stand for all; windows need each row."""
+        """Windows need each row; without them the positions' sum says all."""
         if self._windows:
-            rows = [Rows(position + ahead, 1) for position in positions]
-        else:
-            rows = [Rows((sum(positions) + ahead * len(positions)) / len(positions), 1, len(positions))]  # type: ignore[arg-type]
-        return self._host + pass_seconds(self._deployment, step_work(self._deployment, rows))
+            each = [Rows(position + ahead, 1) for position in positions]
+            return self._host + pass_seconds(self._deployment, step_work(self._deployment, each))
+        rows = len(positions)
+        if rows not in self._lines:
+            self._lines[rows] = Lines.of(self._deployment, rows)
+        return self._host + self._lines[rows].seconds(sum(positions) + (ahead + 1) * rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Owns the replicas. A replica is turned when its turn comes; what the router know
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from random import Random
 from typing import Final
 
@@ -79,7 +80,8 @@ class Fleet:
         self._loads: dict[int, Load] = {}
         self._born: dict[int, float] = {}
         self._coming = 0
-        self._turning: set[int] = set()
+        self._due: dict[int, float] = {}
+        """Replica → the moment of its next turn, as it looks now."""
         self._draining: set[int] = set()
         self._homeless: list[tuple[Arrival, float]] = []
         for _ in range(setting.replicas):
@@ -94,6 +96,8 @@ class Fleet:
 
     def end(self) -> None:
         """Nothing will come any more: counts what the replicas did until the last of them stood still."""
+        for replica in self._up.values():
+            replica.catch_up(inf)
         last = max((replica.time for replica in self._up.values()), default=0.0)
         for number in list(self._up):
             self._retire(number, last)
@@ -132,16 +136,20 @@ class Fleet:
     # ── replicas ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _wake(self, replica: Replica, time: float) -> None:
-        if replica.number not in self._turning and replica.has_work:
-            self._turning.add(replica.number)
-            self._agenda.at(max(time, replica.time), lambda at: self._turn(replica))
+        due = max(time, replica.due)
+        if replica.has_work and self._due.get(replica.number) != due:
+            self._due[replica.number] = due
+            self._agenda.at(due, lambda at: self._turn(replica, at))
 
-    def _turn(self, replica: Replica) -> None:
-        """What a turn brings is known when its step ends: then its answers come back, and the next turn begins."""
-        self._turning.discard(replica.number)
-        if self._up.get(replica.number) is not replica:
+    def _turn(self, replica: Replica, at: float) -> None:
+        """What a turn brings is known when its step ends: then its answers come back, and the next turn begins.
+
+        A request that came since this turn was noted has moved it.
+        """
+        if self._due.get(replica.number) != at or self._up.get(replica.number) is not replica:
             return
-        done = replica.turn(self._agenda.next)
+        del self._due[replica.number]
+        done = replica.turn()
         if done:
             self._agenda.at(replica.time, lambda at: self._deliver(replica, done))
         self._wake(replica, replica.time)
@@ -165,6 +173,7 @@ class Fleet:
 
     def _retire(self, number: int, time: float) -> None:
         replica = self._up.pop(number)
+        replica.catch_up(time)
         self._loads.pop(number)
         self._draining.discard(number)
         self.tally.busy_seconds += replica.device.busy

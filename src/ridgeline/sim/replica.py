@@ -1,15 +1,19 @@
 """One server in virtual time: the real engine and scheduler over a device that only takes time.
 
-Owns what is known of its open requests, and the jump over steps in which nothing is decided. Never looks beyond the horizon that it gets.
+Owns what is known of its open requests, and the jump over steps in which nothing is decided. Such steps bring no answer, so that nobody
+needs to see them: they are taken when they are over, or when a command comes, as far as they have begun by then.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
 from typing import Final
 
 from ridgeline.core import events
-from ridgeline.core.commands import Abort, Admit, Command, Output
+from ridgeline.core.commands import Abort, Admit, Command
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.plan import KVShape
@@ -26,6 +30,8 @@ from ridgeline.sim.measures import Tally
 from ridgeline.sim.traffic import Arrival
 
 VOCABULARY: Final = 1 << 31
+FARTHEST: Final = 64
+"""Steps that are looked ahead at most: a command may come, and their times would be for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +91,24 @@ class Replica:
         self._tally = tally
         self._watch = watch
         self._measured = 0.0
+        self._held = 0
+        self._quiet: list[float] = []
+        """When each of the steps ends that will be jumped over if no command comes."""
+        self._ahead = 1
 
     def send(self, request: Admitted, arrival: Arrival, arrived: float, time: float) -> None:
         """A request that came at `arrived` gets here; the engine hears of it at its next turn."""
+        self.catch_up(time)
         self.open[request.request_id] = Open(arrival, arrived)
         self._inbox.append(Admit(request))
-        self._idle_until(time)
 
     def abort(self, request_id: str, time: float) -> None:
         """The client has gone."""
-        if self.open.pop(request_id, None) is not None:
+        if request_id in self.open:
+            self.catch_up(time)
+            del self.open[request_id]
             self._inbox.append(Abort(request_id))
             self._tally.aborted += 1
-            self._idle_until(time)
 
     @property
     def time(self) -> float:
@@ -109,8 +120,23 @@ class Replica:
         """Whether a turn would do anything."""
         return bool(self._inbox) or not self.engine.idle
 
-    def turn(self, horizon: float) -> list[Done]:
-        """One turn, and a jump over quiet steps that begin before `horizon`, the earliest moment at which a command may come."""
+    @property
+    def due(self) -> float:
+        """When its next turn is due, if no command comes before."""
+        return self._quiet[-1] if self._quiet else self.time
+
+    def catch_up(self, time: float) -> None:
+        """Stands where it can hear of something at `time`: at the end of the last step that begins before, or there if it idles."""
+        self._pass_quiet(time)
+        if self.engine.idle and self.time < time < inf:
+            self.measure()
+            self.clock.advance_to(time)
+
+    def turn(self) -> list[Done]:
+        """A jump over the quiet steps that were looked ahead at; then, where no more of them follow, a turn of the engine."""
+        self._pass_quiet(inf)
+        if not self._inbox and self._look_ahead():
+            return []
         commands = tuple(self._inbox)
         self._inbox.clear()
         turn = self.engine.turn(commands)
@@ -119,49 +145,51 @@ class Replica:
         if self._watch is not None:
             self._watch(turn)
         done = self._take(turn)
-        if self.setting.jump and not done and self.time < horizon and not self.engine.in_flight:  # an answer may bring the next request
-            self._jump(horizon)
         self.measure()
+        self._look_ahead()
         return done
 
     def measure(self) -> None:
-        """Adds the time since the last call, at what holds now, to the means over time."""
+        """Adds the time since the last call to the means over time: at what holds now, for pages at the mean of then and now."""
         seconds = self.time - self._measured
         if seconds > 0:
             self._measured = self.time
             life, pages = self.scheduler.life, self.scheduler.cache.pages
-            self._tally.kv_seconds += seconds * pages.held / pages.count
+            self._tally.kv_seconds += seconds * (self._held + pages.held) / 2 / pages.count
             self._tally.row_seconds += seconds * len(life.running)
             self._tally.waiting_seconds += seconds * len(life.waiting)
+            self._held = pages.held
 
-    def _idle_until(self, time: float) -> None:
-        if self.engine.idle and self.time < time:
-            self.measure()
-            self.clock.advance_to(time)
+    def _look_ahead(self) -> bool:
+        """Notes when each of the coming quiet steps would end; whether there is any."""
+        if not self.setting.jump or self.engine.in_flight:
+            return False
+        positions, now = [sequence.scheduled for sequence in self.scheduler.life.running], self.time
+        for step in range(quiet_steps(self.scheduler, self._ahead)):
+            now += self.setting.durations.decode(positions, step)
+            self._quiet.append(now)
+        return bool(self._quiet)
 
-    def _jump(self, horizon: float) -> None:
-        most = quiet_steps(self.scheduler)
-        if not most:
+    def _pass_quiet(self, until: float) -> None:
+        """Jumps over the quiet steps that begin before `until`; a command comes then, so that the others are not quiet any more."""
+        ends, self._quiet = self._quiet, []
+        if not ends or until <= self.time:
             return
+        steps = min(len(ends), 1 + bisect_left(ends, until))
+        self._ahead = min(FARTHEST, 2 * steps) if steps == len(ends) else steps
         running = self.scheduler.life.running
         known = [self.open[sequence.request.request_id] for sequence in running]
-        positions = [sequence.scheduled for sequence in running]
-        steps = 0
-        while steps < most and self.time < horizon:
-            before = self.time
-            self.device.pass_over(self.setting.durations.decode(positions, steps))
-            # The last token of a prompt may have been left over by a chunk: its first output has no gap before it.
-            firsts = [each for each in known if each.first < 0] if steps == 0 else []
-            for each in firsts:
-                each.first = self.time
-            self._tally.gap(self.time - before, len(running) - len(firsts))
-            steps += 1
+        self._tokens(known, ends[0])  # which may be a row's first, or its first after others had the budget
+        for before, after in pairwise(ends[:steps]):
+            self._tally.gap(after - before, len(running))
+        self.device.pass_until(ends[steps - 1])
         advance(self.scheduler, steps, TOKEN)
         for each in known:
             each.last = self.time
+        self.measure()
 
     def _take(self, turn: Turn) -> list[Done]:
-        self._outputs(turn.outputs, turn.time)
+        self._tokens([self.open[output.request_id] for output in turn.outputs if output.request_id in self.open], turn.time)
         done: list[Done] = []
         for event in turn.events:
             kind = type(event)
@@ -175,16 +203,14 @@ class Replica:
                 self._tally.preemptions += 1
         return done
 
-    def _outputs(self, outputs: Sequence[Output], now: float) -> None:
-        """Most sequences got their last token at the same moment: gaps are counted by it."""
+    def _tokens(self, receiving: Sequence[Open], now: float) -> None:
+        """Each gets a token. Most got their last one at the same moment: gaps are counted by it."""
         since: dict[float, int] = {}
-        for output in outputs:
-            known = self.open.get(output.request_id)
-            if known is not None:
-                since[known.last] = since.get(known.last, 0) + 1
-                if known.first < 0:
-                    known.first = now
-                known.last = now
+        for known in receiving:
+            since[known.last] = since.get(known.last, 0) + 1
+            if known.first < 0:
+                known.first = now
+            known.last = now
         since.pop(-1.0, None)
         for last, count in since.items():
             self._tally.gap(now - last, count)
