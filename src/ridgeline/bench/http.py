@@ -18,6 +18,8 @@ from ridgeline.errors import ConfigError
 
 HEAD_BYTES: Final = 64 << 10
 """Of all headers of an answer."""
+READ_BYTES: Final = 64 << 10
+"""Read at once."""
 BODY_BYTES: Final = 64 << 20
 """Of one answer."""
 CONNECT_SECONDS: Final = 30.0
@@ -67,13 +69,16 @@ class Answer:
     size: int = 0
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     """One connection with one exchange at a time. `fresh` until an answer has come over it: a server may close it in between."""
+
+    # A protocol that is given bytes costs three times as much: the loop makes room for 256 kB whenever it reads.
 
     def __init__(self) -> None:
         self.fresh = True
         self.open = False
         self._transport: Any = None
+        self._buffer = memoryview(bytearray(READ_BYTES))
         self._answer = Answer()
         self._done: asyncio.Future[None] | None = None
         self._parser: Any = None
@@ -92,15 +97,20 @@ class _Connection(asyncio.Protocol):
         self._transport.write(request)
         return self._done
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        return self._buffer
+
+    def buffer_updated(self, count: int) -> None:
+        """So many bytes have come."""
         self._now = time.perf_counter()
         if self._done is None or self._done.done():
             return self.close()  # Nobody asked for more.
-        self._head += len(data) if not self._answer.status else 0
+        self._head += count if not self._answer.status else 0
         try:
             if self._head > HEAD_BYTES:
                 raise HttpError("no HTTP", f"the headers of an answer have more than {HEAD_BYTES} bytes")
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._buffer[:count])
         except httptools.HttpParserError as error:
             cause = error.__context__  # What a callback raises comes wrapped.
             self._fail(cause if isinstance(cause, HttpError) else HttpError("no HTTP", f"the answer is no HTTP/1.1: {error}"))

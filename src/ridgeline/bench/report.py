@@ -190,8 +190,10 @@ def notes(found: Figures) -> list[str]:
 
 
 def shown(value: float, unit: str) -> str:
-    """Three digits and a unit that suits the size."""
+    """Three digits and a unit that suits the size; a time of 0 was not measured."""
     if unit == SECONDS:
+        if not value:
+            return "–"
         return f"{value:.4g} s" if value >= 1 else f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
     if unit == SHARE:
         return f"{value:.1%}"
