@@ -13,6 +13,7 @@ from tiny import Driver, log_softmax
 
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.quant.grouped import GroupedWeight
+from ridgeline.facts.describe import describe_model
 from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.read import read_model_facts
 
@@ -96,14 +97,24 @@ def test_weights_and_logits(model: str, name: str, tmp_path: Path) -> None:
     assert np.abs(ours - theirs).max() < 1e-4
 
 
+PLANNED = {
+    "gptq-4": "gptq", "gptq-4-32-act": "gptq", "gptq-4-64-asymmetric": "gptq", "gptq-8": "gptq8", "gptq-8-32-asymmetric": "gptq8",
+    "awq-4": "awq", "int8": "w8a8", "int8-w8a16": "w8a16", "packed-4": "w4a16", "packed-4-32": "w4a16", "packed-4-64-act": "w4a16",
+    "packed-8": "w8a16",
+}  # fmt: skip
+"""Scheme, without its last word → its weight format in plans."""
+
+
 def test_what_files_hold_is_counted(tmp_path: Path) -> None:
-    """Every byte of the data belongs to one tensor; kinds and bits are named."""
+    """Every byte of the data belongs to one tensor; kinds and bits are named; `ridgeline plan` counts the same."""
     for name, scheme in SCHEMES.items():
         directory = tmp_path / name
         _, _, facts = write(directory, "phi3" if "asymmetric" in name else "llama", scheme)
         file = directory / "model.safetensors"
         header = int.from_bytes(file.read_bytes()[:8], "little")
         assert facts.weights_bytes == file.stat().st_size - header - 8
+        planned = describe_model(str(directory), tmp_path)
+        assert sum(planned.class_bytes(None).values()) == facts.weights_bytes and planned.dtype == PLANNED[name[: name.rindex("-")]]
         kinds = {tensor.kind for tensor in facts.tensors.values()} - {"F16", "BF16", "F32"}
         assert kinds == {f"{ {'gptq': 'GPTQ', 'awq': 'AWQ'}.get(scheme.method, 'INT')}{scheme.bits}"}
 

@@ -33,7 +33,7 @@ def test_the_formula_is_exact(bits: int, size: int, act_order: bool, monkeypatch
     stored, wanted = make(bits, size, act_order)
     dense = stored.dense()
     assert dense.dtype == np.float32 and np.array_equal(dense.astype(np.float64), wanted)
-    ours, theirs = list(stored.tiles()), list(DenseWeight(dense).tiles())
+    ours, theirs = [(start, tile.copy()) for start, tile in stored.tiles()], list(DenseWeight(dense).tiles())
     assert [start for start, _ in ours] == [start for start, _ in theirs] == [0, 5, 10, 15, 20]
     assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(ours, theirs, strict=True))
     ids = np.array([22, 0, 7, 7])

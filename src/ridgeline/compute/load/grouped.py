@@ -40,7 +40,7 @@ class StoredCodes:
         codes = _ROWS[self.layout](self.stored, self.first + start, self.first + max(start, end))
         if self.order is None:
             return codes
-        return packed(unpacked(codes, self.bits)[:, self.order], self.bits)
+        return packed(unpacked(codes, self.bits).take(self.order, axis=1), self.bits)
 
 
 def grouped_weight(tensor: TensorFacts, maps: Maps) -> GroupedWeight:
