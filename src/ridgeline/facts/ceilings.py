@@ -31,14 +31,14 @@ LOOPS: Final = {
     "int6_ops_per_second": 6,
     "int8_ops_per_second": 7,
 }
-"""Ceilings and the numbers of their loops (csrc/roofline.h). A multiply-add is two operations; int4 … int8: codes of so many bits with 8-bit
-activations."""
+"""Ceilings and the numbers of their loops (csrc/roofline.h). A multiply-add is two operations; int4 … int8: codes of so many bits with
+8-bit activations."""
 ROUND_SECONDS = 0.004
 """What one round of a loop should take: long beside a clock's grain, short beside a neighbour's slice."""
 LEAST_TURNS, LEAST_BYTES, TRIES = 50_000, 16 << 20, 3
 """Turns of an arithmetic loop, or bytes read, from which the turns of a round are told."""
 PLAN_ROUNDS = 8
-LEAST_DRAM, MOST_DRAM = 256 << 20, 4 << 30
+LEAST_DRAM, MOST_DRAM, DRAM_PARTS = 256 << 20, 4 << 30, 8
 PAGE = 4096
 
 READ_BYTES = 64 << 20
@@ -81,6 +81,7 @@ class Loops:
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._memory[::PAGE] = b"\1" * (self.dram_bytes // PAGE)  # a page that was never written is one page of zeros, for all of them
         self._turns: dict[tuple[str, int], int] = {}
+        self._at = 0
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def rate(self, key: str, threads: int) -> float | None:
@@ -95,13 +96,18 @@ class Loops:
 
     def _calibrated(self, key: str, threads: int, size: int) -> int:
         """Turns of a loop that fill a round. The quickest of some tries tells: a thread may wait for a processor."""
+        if key == "dram_bytes_per_second":
+            return 1  # a second turn would find in caches what the first one left there
         turns = max(1, LEAST_BYTES // size) if size else LEAST_TURNS
         spent = min(self._measure(key, threads, size, turns)[0] for _ in range(TRIES))
         return max(turns, int(turns * ROUND_SECONDS / max(spent, 1e-9)))
 
     def _measure(self, key: str, threads: int, size: int, turns: int) -> tuple[float, float]:
         """Seconds and work."""
-        spent, work = self._native.measure(self._level, self._teams[threads], LOOPS[key], self._address, size, turns)
+        start = 0
+        if key == "dram_bytes_per_second":  # short rounds over ever other parts, so that some fall between a neighbour's slices
+            start, self._at = self._at, (self._at + size) % self.dram_bytes
+        spent, work = self._native.measure(self._level, self._teams[threads], LOOPS[key], self._address + start, size, turns)
         return float(spent), float(work)
 
     def phase_seconds(self, threads: int, count: int = 2_000) -> float:
@@ -119,7 +125,7 @@ class Loops:
             return own // 2 or None
         if key == "l3_bytes_per_second":
             return min(max(shared // 4, 2 * own), 3 * shared // 4) or None
-        return self.dram_bytes if key == "dram_bytes_per_second" else 0
+        return self.dram_bytes // DRAM_PARTS if key == "dram_bytes_per_second" else 0
 
 
 def native() -> ModuleType | None:

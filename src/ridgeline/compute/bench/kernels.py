@@ -1,0 +1,219 @@
+"""`ridgeline bench kernels`: products with packed weights, as a step runs them, beside what the machine allows.
+
+Owns the measurement. Weights come from memory: copies of a matrix are taken in turn, more of them than all caches hold. A product's bound
+is the slower of reading its packed bytes once and of its multiply-adds, at the ceilings of the same run.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+
+from ridgeline.compute.bench.roofline import Roofline, roofline
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.packing import FORMATS, PackedWeight, allocate, pack, packable, row_bytes
+from ridgeline.errors import ConfigError
+from ridgeline.facts.ceilings import caches
+from ridgeline.facts.noise import Noise, Watch
+
+TOKENS: Final = (1, 4, 12, 16, 24, 64, 512)
+SHAPES: Final = ((8192, 2048), (2048, 8192))
+"""(N, K): outputs, inputs."""
+MOST_TOKENS, MOST_SIDE, MOST_CELLS = 8_192, 1 << 20, 10_000
+TIMINGS: Final = 7
+TIMING_SECONDS: Final = 0.01
+"""What one timing should take at least: long beside a call."""
+LEAST_BYTES: Final = 64 << 20
+MOST_COPIES: Final = 1_024
+"""More of a small matrix would cost more to make than to read."""
+FINITE_BYTES: Final = 0x3C
+"""Random bytes below this are halves below 1, whatever the format takes for its scales."""
+
+CODES: Final = {
+    "Q4_0": "int4", "Q4_1": "int4", "Q4_K": "int4", "Q2_K": "int4", "Q3_K": "int4",
+    "Q5_0": "int5", "Q5_1": "int5", "Q5_K": "int5", "Q6_K": "int6",
+    "Q8_0": "int8", "IQ4_NL": "int8", "IQ4_XS": "int8",
+}  # fmt: skip
+"""What a format's codes are multiplied as; formats that are absent are floats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One product: [tokens, k] · [n, k]ᵀ."""
+
+    kind: str
+    tokens: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """best and middle: seconds of one product; memory_seconds and arithmetic_seconds: what each ceiling allows."""
+
+    case: Case
+    packed_bytes: int
+    best: float
+    middle: float
+    memory_seconds: float
+    arithmetic_seconds: float
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Packed bytes a second: weights are read once a product."""
+        return self.packed_bytes / self.best
+
+    @property
+    def ops_per_second(self) -> float:
+        """A multiply-add is two."""
+        return 2 * self.case.tokens * self.case.n * self.case.k / self.best
+
+    @property
+    def binds(self) -> str:
+        """Which ceiling is the nearer one."""
+        return "memory" if self.memory_seconds > self.arithmetic_seconds else "arithmetic"
+
+    @property
+    def share(self) -> float:
+        """Of what the ceiling that binds allows: 1 is perfect."""
+        return max(self.memory_seconds, self.arithmetic_seconds) / self.best
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON: bytes, operations, seconds."""
+        case = self.case
+        return {
+            "format": case.kind, "m": case.tokens, "n": case.n, "k": case.k, "packed_bytes": self.packed_bytes,
+            "seconds": self.best, "median_seconds": self.middle, "bytes_per_second": self.bytes_per_second,
+            "ops_per_second": self.ops_per_second, "share_of_ceiling": self.share, "binds": self.binds,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """All products, the ceilings of the same run, and what disturbed it."""
+
+    threads: int
+    ceilings: Roofline
+    measured: tuple[Measured, ...]
+    noise: Noise
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        products = [each.as_dict() for each in self.measured]
+        return {"threads": self.threads, "ceilings": self.ceilings.as_dict(), "products": products, "noise": self.noise.as_dict()}
+
+
+def cases(kinds: Sequence[str], tokens: Sequence[int], shapes: Sequence[tuple[int, int]]) -> list[Case]:
+    """Every combination; no kinds: all that have a kernel. Raises ConfigError for what was asked for and cannot be run."""
+    for name, values, most in (("--tokens", tokens, MOST_TOKENS), ("--shape", [side for shape in shapes for side in shape], MOST_SIDE)):
+        wrong = next((value for value in values if not 1 <= value <= most), None)
+        if wrong is not None:
+            raise ConfigError(f"{name} has {wrong}; 1 to {most} are possible", fix={name: None})
+    for kind in kinds:
+        if kind not in FORMATS:
+            raise ConfigError(f"--format {kind!r:.40} is not known; known: {', '.join(FORMATS)}", fix={"--format": "Q4_K"})
+        for n, k in shapes:
+            if not packable(kind, (n, k)):
+                raise ConfigError(f"--format {kind} has no kernel for {n} x {k}; K is a multiple of 32, and of 256 for k-quants")
+    lost = without_kernel(shapes)
+    chosen = kinds or [kind for kind in FORMATS if kind not in lost]
+    found = [Case(kind, count, n, k) for kind in chosen for n, k in shapes for count in tokens]
+    if not 0 < len(found) <= MOST_CELLS:
+        raise ConfigError(f"{len(found)} products are asked for; 1 to {MOST_CELLS} are possible")
+    return found
+
+
+def without_kernel(shapes: Sequence[tuple[int, int]]) -> list[str]:
+    """Formats of which some of these shapes cannot be packed."""
+    return [kind for kind in FORMATS if not all(packable(kind, shape) for shape in shapes)]
+
+
+def kernels(asked: Sequence[Case], threads: int, on_progress: Callable[[float], None] = lambda done: None) -> KernelReport:
+    """Measures the ceilings, then every product. Raises ConfigError where the extension is missing."""
+    watch = Watch()
+    ceilings = roofline(threads, on_progress=lambda done: on_progress(0.1 * done))
+    team = ext.native().Team(threads)
+    measured: list[Measured] = []
+    for (kind, n, k), tokens in _matrices(asked):
+        copies = Copies(kind, n, k, max(tokens), team)
+        for count in tokens:
+            timings = copies.seconds(count)
+            measured.append(_beside(Case(kind, count, n, k), copies.packed_bytes, timings, ceilings))
+            on_progress(0.1 + 0.9 * len(measured) / len(asked))
+    return KernelReport(threads, ceilings, tuple(measured), watch.stop())
+
+
+def _matrices(asked: Sequence[Case]) -> Iterator[tuple[tuple[str, int, int], list[int]]]:
+    """Each matrix with the token counts that are wanted of it, in the order of the cases."""
+    wanted: dict[tuple[str, int, int], list[int]] = {}
+    for case in asked:
+        wanted.setdefault((case.kind, case.n, case.k), []).append(case.tokens)
+    yield from wanted.items()
+
+
+def _beside(case: Case, packed_bytes: int, timings: list[float], ceilings: Roofline) -> Measured:
+    key = f"{CODES[case.kind]}_ops_per_second" if case.kind in CODES else "f32_flops_per_second"
+    operations = 2 * case.tokens * case.n * case.k
+    memory = packed_bytes / ceilings.best("dram_bytes_per_second", ceilings.threads)
+    return Measured(case, packed_bytes, min(timings), median(timings), memory, operations / ceilings.best(key, ceilings.threads))
+
+
+class Copies:
+    """One packed matrix over and over in memory, and a native plan whose phases multiply with one copy each."""
+
+    def __init__(self, kind: str, n: int, k: int, most_tokens: int, team: Any) -> None:
+        random = np.random.default_rng(0)
+        rows = random.integers(0, FINITE_BYTES, (n, row_bytes(kind, k)), np.uint8)
+        with ThreadPoolExecutor(team.threads) as pool:
+            first = pack(kind, rows, (n, k), pool)
+        self.packed_bytes = first.nbytes
+        self.count = max(2, min(MOST_COPIES, ceil(max(LEAST_BYTES, 4 * caches().l3) / first.nbytes)))
+        self._weights = [first, *(_copy(first) for _ in range(self.count - 1))]
+        self._inputs = _inputs(random, kind, most_tokens, k)
+        self._out = np.zeros((most_tokens, n), np.float32)
+        self._plan = ext.native().Plan(ext.level_number(), team)
+        for weight in self._weights:
+            self._plan.begin_products(False)
+            at = [int(array.ctypes.data) for array in (*self._inputs, self._out)]
+            number, _, _, group, address = weight.matrix
+            if kind in CODES:
+                self._plan.product(number, n, k, group, address, *at)
+            else:
+                self._plan.product_of_floats(number, n, k, address, *at)
+
+    def seconds(self, tokens: int) -> list[float]:
+        """Seconds of one product, some times. The copies go on where the last timing stopped."""
+        at, products = 0, 1
+        self._run(tokens, 0, 1)
+        products = min(self.count, ceil(TIMING_SECONDS / max(self._run(tokens, 1, 1), 1e-7)))
+        found = []
+        for _ in range(TIMINGS):
+            at = at if at + products <= self.count else 0
+            found.append(self._run(tokens, at, products) / products)
+            at += products
+        return found
+
+    def _run(self, tokens: int, first: int, count: int) -> float:
+        began = perf_counter()
+        self._plan.run((tokens, 0, 0, 0), (0, 0, 0, 0, 0, 0), (), (), first, first + count, 0, 0)
+        return perf_counter() - began
+
+
+def _copy(weight: PackedWeight) -> PackedWeight:
+    data = allocate(weight.nbytes)
+    data[:] = weight.data
+    return PackedWeight(weight.kind, weight.shape, data, weight.group)
+
+
+def _inputs(random: np.random.Generator, kind: str, tokens: int, k: int) -> tuple[np.ndarray, ...]:
+    """Activations as the kernels take them: codes, scales and sums of 16, or fp32."""
+    if kind not in CODES:
+        return (random.standard_normal((tokens, k), np.float32),)
+    codes = random.integers(-127, 128, (tokens, k), np.int8)
+    scales = random.random((tokens, k // 32), np.float32)
+    return codes, scales, codes.reshape(tokens, k // 16, 16).sum(axis=2, dtype=np.int32)

@@ -1,0 +1,59 @@
+"""The engine alone, timed: every batch size has its figures, each beside a bound of the same run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny import write_tiny
+
+from ridgeline.bench import offline as bench
+from ridgeline.bench.offline import Load, Step, offline
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core.plan import Timings
+from ridgeline.errors import ConfigError
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_batch_has_its_figures(tmp_path: Path, depth: int) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf", kind="Q8_0")
+    told: list[tuple[str, float]] = []
+    load = Load((1, 3), prompt_tokens=20, output_tokens=6, repeats=2)
+    report = offline(EngineConfig(str(model), depth=depth), load, lambda *stage: told.append(stage))
+    found = json.loads(json.dumps(report.as_dict()))
+    assert [each["batch"] for each in found["figures"]] == [1, 3]
+    assert found["runner"] and found["bytes_per_second"] > 1e8 and found["flops_per_second"]["f32"] > 1e9
+    for each in found["figures"]:
+        assert 0 < each["prefill_tokens_per_second"] < each["prefill_bound"]
+        assert 0 < each["decode_tokens_per_second"] < each["decode_bound"]
+        assert each["decode_tokens_per_second"] == pytest.approx(each["batch"] / each["step_seconds"])
+        assert each["run"] > 0 and each["step_seconds"] <= each["slowest_step_seconds"]
+        assert each["whole_tokens_per_second"] < 2 * each["decode_tokens_per_second"]
+    assert ("measuring", 1.0) in told
+
+
+def test_figures_take_decoding_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_bound", lambda deployment, rows: 1.0)
+    steps = [
+        Step(1.0, 1, Timings(run=0.9)), Step(2.0, 2, Timings(run=0.9)),  # the second prompt waited for the first
+        Step(2.5, 2, Timings(queue=0.1, copy=0.1, run=0.3)), Step(3.25, 2, Timings(copy=0.1, run=0.5)), Step(3.5, 1, Timings(run=9.0)),
+    ]  # fmt: skip
+    found = bench._figures([steps], 2, Load((2,), prompt_tokens=10, output_tokens=4), None)  # type: ignore[arg-type]
+    assert found.prefill_tokens_per_second == pytest.approx(20 / 2.0)
+    assert found.step_seconds == pytest.approx((0.5 + 0.75) / 2) and found.slowest_step_seconds == pytest.approx(0.75)
+    assert found.decode_tokens_per_second == pytest.approx(2 / 0.625)
+    assert (found.run, found.copy) == (pytest.approx(0.4), pytest.approx(0.1)) and found.rest == pytest.approx(0.125)
+    assert found.whole_tokens_per_second == pytest.approx(8 / 3.5)
+
+
+@pytest.mark.parametrize(
+    ("load", "names"),
+    [
+        (Load((0,)), "--batch"),
+        (Load(prompt_tokens=0), "--prompt-tokens"),
+        (Load(output_tokens=1), "--output-tokens"),
+        (Load(repeats=0), "--repeats"),
+    ],
+)
+def test_loads_that_cannot_be_run_are_refused(load: Load, names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
+        offline(EngineConfig("demo"), load)

@@ -1,0 +1,93 @@
+"""Timing of products: every cell is there, its share is that of the same run's ceilings, and nothing is left out silently."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+
+from ridgeline.compute.bench import kernels as bench
+from ridgeline.compute.bench.roofline import Rate, Roofline, roofline
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.packing import packable
+from ridgeline.errors import ConfigError
+from ridgeline.facts.noise import Noise
+
+native = pytest.mark.skipif(ext.lost() is not None, reason=f"no native extension: {ext.lost()}")
+QUIET = Noise(0.0, 0.0, 0.0)
+
+
+@pytest.fixture
+def few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "MOST_COPIES", 8)
+    monkeypatch.setattr(bench, "TIMINGS", 3)
+    monkeypatch.setattr(bench, "roofline", partial(roofline, rounds=3))
+
+
+def ceilings(**rates: float) -> Roofline:
+    return Roofline("avx2", 1, 3e9, {key: Rate(rate, rate, rate, rate) for key, rate in rates.items()}, 1e-8, 1e-5, QUIET)
+
+
+@native
+@pytest.mark.usefixtures("few_copies")
+def test_products_are_told_beside_the_ceilings_of_their_run() -> None:
+    asked = bench.cases(["Q8_0", "Q4_K"], [1, 8], [(64, 512)])
+    told: list[float] = []
+    report = bench.kernels(asked, 2, told.append)
+    found = json.loads(json.dumps(report.as_dict()))
+    assert [(each["format"], each["m"], each["n"], each["k"]) for each in found["products"]] == [
+        ("Q8_0", 1, 64, 512), ("Q8_0", 8, 64, 512), ("Q4_K", 1, 64, 512), ("Q4_K", 8, 64, 512),
+    ]  # fmt: skip
+    for each, product in zip(report.measured, found["products"], strict=True):
+        assert 0 < product["seconds"] <= product["median_seconds"] < 1
+        key = {"Q8_0": "int8", "Q4_K": "int4"}[each.case.kind] + "_ops_per_second"
+        memory = product["packed_bytes"] / found["ceilings"]["dram_bytes_per_second"]["all"]
+        arithmetic = 2 * product["m"] * 64 * 512 / found["ceilings"][key]["all"]
+        assert product["share_of_ceiling"] == pytest.approx(max(memory, arithmetic) / product["seconds"])
+        assert product["binds"] == ("memory" if memory > arithmetic else "arithmetic")
+    assert told[-1] == 1.0 and told == sorted(told)
+    assert report.measured[0].packed_bytes >= 64 * 512 + 64 * 512 // 16  # codes and halves
+    assert report.measured[2].packed_bytes < report.measured[0].packed_bytes
+
+
+def test_a_share_is_of_the_ceiling_that_binds() -> None:
+    rates = ceilings(dram_bytes_per_second=1e10, int4_ops_per_second=1e11, f32_flops_per_second=1e10)
+    one = bench._beside(bench.Case("Q4_0", 1, 1000, 1000), 10**6, [2e-4, 4e-4, 3e-4], rates)
+    assert (one.binds, one.share, one.middle) == ("memory", pytest.approx(0.5), 3e-4)
+    assert one.bytes_per_second == pytest.approx(5e9) and one.ops_per_second == pytest.approx(1e10)
+    many = bench._beside(bench.Case("Q4_0", 100, 1000, 1000), 10**6, [4e-3], rates)
+    assert (many.binds, many.share) == ("arithmetic", pytest.approx(0.5))
+    assert bench._beside(bench.Case("F32", 1, 1000, 1000), 4 * 10**6, [1e-3], rates).share == pytest.approx(0.4)
+
+
+@native
+@pytest.mark.parametrize(
+    ("kinds", "tokens", "shapes", "names"),
+    [
+        (["Q9"], [1], [(64, 64)], "Q9"), (["Q4_K"], [1], [(64, 64)], "256"), (["Q8_0"], [0], [(64, 64)], "--tokens"),
+        (["Q8_0"], [1], [(64, 1 << 30)], "--shape"), (["Q8_0"], range(1, 8000), [(64, 64), (32, 64)], "15998"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_run_is_refused(kinds: list[str], tokens: list[int], shapes: list[tuple[int, int]], names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
+        bench.cases(kinds, tokens, shapes)
+
+
+@native
+def test_without_a_format_all_that_have_a_kernel_are_run_and_the_others_named() -> None:
+    shapes = [(64, 256), (32, 96)]
+    found, lost = {case.kind for case in bench.cases([], [1], shapes)}, set(bench.without_kernel(shapes))
+    assert "Q8_0" in found and {"Q4_K", "Q6_K"} <= lost
+    assert not found & lost and all(packable(kind, shape) for kind in found for shape in shapes)
+
+
+@native
+@pytest.mark.usefixtures("few_copies")
+def test_copies_hold_numbers() -> None:
+    """Products of made-up weights are finite, and not zero: what is timed is no special case."""
+    kinds = [kind for kind in bench.CODES if packable(kind, (32, 256))]
+    assert {"Q4_0", "Q4_K", "Q8_0"} <= set(kinds)
+    for kind in kinds:
+        copies = bench.Copies(kind, 32, 256, 3, ext.native().Team(1))
+        copies.seconds(3)
+        assert np.isfinite(copies._out).all() and (copies._out != 0).mean() > 0.9, kind
