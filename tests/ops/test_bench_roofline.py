@@ -39,25 +39,23 @@ def test_ceilings_are_physically_plausible(measured: Roofline) -> None:
     assert 1e9 < best["dram_bytes_per_second"] < 1e12
     if best["l2_bytes_per_second"] and best["l3_bytes_per_second"]:
         assert best["l2_bytes_per_second"] > 0.8 * best["l3_bytes_per_second"] > 0.4 * best["dram_bytes_per_second"]
-    cycle = {key: rate / measured.clock_hertz for key, rate in best.items()}
-    if measured.isa == "avx2":
-        assert 8 < cycle["f32_flops_per_second"] < 40
-        assert cycle["f32_flops_per_second"] < cycle["int8_ops_per_second"] < 75
-        assert cycle["int8_ops_per_second"] < cycle["int4_ops_per_second"] < 132
+    if measured.isa == "avx2":  # what two units of 32 bytes can do, at no more than 6 GHz
+        assert 1e9 < best["f32_flops_per_second"] < 32 * 6e9
+        assert best["f32_flops_per_second"] < best["int8_ops_per_second"] < 64 * 6e9
+        assert best["int8_ops_per_second"] < best["int4_ops_per_second"] < 128 * 6e9
     if measured.isa == "avx512vnni":
-        assert cycle["int8_ops_per_second"] > 2 * cycle["f32_flops_per_second"]
+        assert best["int8_ops_per_second"] > 2 * best["f32_flops_per_second"]
     assert 0 < measured.phase_seconds < 1e-2 and 0 < measured.entry_seconds < 1e-1
 
 
 @native
 @pytest.mark.parametrize("level", ext.isa_levels())
 def test_every_level_does_what_it_counts(level: str) -> None:
-    """No loop is dropped or hoisted by the compiler: none is faster than registers of 64 bytes and two units allow."""
+    """No loop is dropped or hoisted by the compiler: none is faster than two units of 64 bytes are at 6 GHz."""
     loops = ceilings.Loops(ext.native(), 2, ext.level_number(level))
-    clock = max(loops.rate("clock_hertz", 1) or 0 for _ in range(4))
     for key in ("f32_flops_per_second", "int4_ops_per_second", "int8_ops_per_second", "l2_bytes_per_second"):
         rate = max(loops.rate(key, 1) or 0 for _ in range(2))
-        assert 0.3 * clock < rate < 260 * clock, (key, rate / clock)
+        assert 1e8 < rate < 256 * 6e9, key
 
 
 @native
