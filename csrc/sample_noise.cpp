@@ -30,6 +30,7 @@ const Lanes kCount = 0;
 #endif
 
 constexpr size_t kQuads = sizeof(Lanes) / sizeof(uint64_t);
+constexpr int kRounds = 10;
 constexpr size_t kPart = 64;             // ids that get their words together
 constexpr double kWords = 4294967296.0;
 constexpr double kRounding = 1e-9;       // covers the rounding of sums of float64 where a bound decides
@@ -51,22 +52,42 @@ struct Words {
     }
 };
 
-void draw(const SampleRow& key, size_t first, Words* words) {
-    for (size_t quad = 0; quad < kPart / 4; quad += kQuads) {
-        Lanes a = all_lanes(first / 4 + quad) + kCount, b = all_lanes(key.position), c = all_lanes(key.choice), d = all_lanes(0);
-        uint32_t low = static_cast<uint32_t>(key.seed), high = static_cast<uint32_t>(key.seed >> 32);
-        for (int round = 0; round < 10; ++round) {
-            const Lanes from_a = product(a, all_lanes(0xD2511F53u)), from_c = product(c, all_lanes(0xCD9E8D57u));
-            a = (from_c >> 32) ^ b ^ all_lanes(low);
-            b = from_c;
-            c = (from_a >> 32) ^ d ^ all_lanes(high);
-            d = from_a;
-            low += 0x9E3779B9u;
-            high += 0xBB67AE85u;
+// What all blocks of a row's generator have in common.
+struct Key {
+    explicit Key(const SampleRow& row) : position(all_lanes(row.position)), choice(all_lanes(row.choice)) {
+        uint32_t words[2] = {static_cast<uint32_t>(row.seed), static_cast<uint32_t>(row.seed >> 32)};
+        for (int round = 0; round < kRounds; ++round) {
+            low[round] = all_lanes(words[0]), high[round] = all_lanes(words[1]);
+            words[0] += 0x9E3779B9u, words[1] += 0xBB67AE85u;
         }
-        const Lanes ab = (a & UINT32_MAX) | (b << 32), cd = (c & UINT32_MAX) | (d << 32);
-        memcpy(words->pairs[0] + 2 * quad, &ab, sizeof ab);
-        memcpy(words->pairs[1] + 2 * quad, &cd, sizeof cd);
+    }
+
+    Lanes position, choice, low[kRounds], high[kRounds];
+};
+
+// Two registers of blocks at a time, so that one's products are computed while the other waits for its own.
+void draw(const Key& key, size_t first, Words* words) {
+    const Lanes to_c = all_lanes(0xD2511F53u), to_a = all_lanes(0xCD9E8D57u);
+    for (size_t quad = 0; quad < kPart / 4; quad += 2 * kQuads) {
+        Lanes a[2], b[2], c[2], d[2];
+        for (int i = 0; i < 2; ++i) {
+            a[i] = all_lanes(first / 4 + quad + i * kQuads) + kCount;
+            b[i] = key.position, c[i] = key.choice, d[i] = all_lanes(0);
+        }
+        for (int round = 0; round < kRounds; ++round) {
+            for (int i = 0; i < 2; ++i) {
+                const Lanes from_a = product(a[i], to_c), from_c = product(c[i], to_a);
+                a[i] = (from_c >> 32) ^ (b[i] ^ key.low[round]);
+                b[i] = from_c;
+                c[i] = (from_a >> 32) ^ (d[i] ^ key.high[round]);
+                d[i] = from_a;
+            }
+        }
+        for (int i = 0; i < 2; ++i) {
+            const Lanes ab = (a[i] & UINT32_MAX) | (b[i] << 32), cd = (c[i] & UINT32_MAX) | (d[i] << 32);
+            memcpy(words->pairs[0] + 2 * (quad + i * kQuads), &ab, sizeof ab);
+            memcpy(words->pairs[1] + 2 * (quad + i * kQuads), &cd, sizeof cd);
+        }
     }
 }
 
@@ -93,32 +114,31 @@ void meet(const float* kept, size_t first, const Words& words, uint32_t floor, S
     }
 }
 
-bool anyone(const float* kept) {
-    bool any = false;
-    for (size_t i = 0; i < kPart; ++i) any |= kept[i] > -INFINITY;
-    return any;
+bool anyone(const float* kept, float able) {
+    uint32_t any = 0;
+    for (size_t i = 0; i < kPart; ++i) any |= kept[i] >= able;
+    return any != 0;
 }
 
 }  // namespace
 
 int32_t gumbel_max(const BlockRow& row, Cut cut, Scale scale, int32_t best, const SampleRow& asked) {
     const double most = gumbel(kWords - 1.0);
+    const Key key(asked);
     Words words;
     const size_t place = static_cast<size_t>(best);
-    draw(asked, place / kPart * kPart, &words);
+    draw(key, place / kPart * kPart, &words);
     Winner winner = {gumbel(words.of(place % kPart)), best};
-    const float able = least_logit(scale, winner.score - most - kRounding);
-    if (able > cut.value) cut = {able, INT32_MAX};
-    float kept[kBlock];
+    const float able = least_logit(scale, winner.score - most - kRounding);  // what lies below cannot win
+    float memory[kBlock];
     for (size_t b = 0; b < row.count; ++b) {
-        if (row.maxima[b] < cut.value || row.maxima[b] == -INFINITY) continue;
         const double missing = winner.score - scale(row.maxima[b]);
-        if (missing > most + kRounding) continue;
+        if (row.maxima[b] < cut.value || row.maxima[b] < able || missing > most + kRounding) continue;
         const uint32_t floor = least_word(missing);
-        survivors(row, b, cut, kept);
+        const float* kept = survivors(row, b, cut, memory);
         for (size_t part = 0; part < kBlock; part += kPart) {
-            if (!anyone(kept + part)) continue;
-            draw(asked, b * kBlock + part, &words);
+            if (!anyone(kept + part, able)) continue;
+            draw(key, b * kBlock + part, &words);
             if (words.reach(floor)) meet(kept + part, b * kBlock + part, words, floor, scale, &winner);
         }
     }

@@ -44,7 +44,7 @@ Best best_of(const BlockRow& row);
 bool edit(BlockRow& row, const SampleRow& asked);                        // false: an id lies outside the vocabulary
 
 // sample_select.cpp
-void survivors(const BlockRow& row, size_t block, Cut cut, float* out);     // [kBlock]: -infinity for tokens that do not survive
+const float* survivors(const BlockRow& row, size_t block, Cut cut, float* memory);  // [kBlock]: -infinity for tokens that do not survive
 float least_logit(Scale scale, double bound);                            // the least logit that `scale` takes to `bound` ≤ 0 or above
 Cut top_k(const BlockRow& row, size_t k);                                // 1 ≤ k ≤ vocab
 Cut top_p(const BlockRow& row, Cut cut, Scale scale, double p);

@@ -108,7 +108,11 @@ float largest(const float* x, size_t count) {
         most = larger(v, most);
         wrong = where_nan(v, v, wrong);
     }
-    return isnan(sum_of(wrong)) ? NAN : largest_of(most);
+    float lanes[kLanes];
+    store(lanes, wrong);
+    uint32_t any = 0;
+    for (size_t i = 0; i < kLanes; ++i) any |= lanes[i] != lanes[i];
+    return any ? NAN : largest_of(most);
 }
 
 size_t place_of(const float* x, float value) {

@@ -16,44 +16,86 @@ namespace RIDGELINE_LEVEL {
 namespace {
 
 constexpr size_t kBins = 256;
-constexpr size_t kSums = 8;              // partial sums of a block: the same at every level
 constexpr double kRounding = 1e-9;       // covers the rounding of float64 where a bound only spares work
 
-// e^x for x ≤ 0 within 2 units in the last place: 2^n times Taylor's polynomial of what is left; 0 below -708. Written without branches and
-// without FMA, so that it is vectorised and gives the same bits at every level.
+// a * b + c, rounded once where the level has FMA.
+inline double multiply_add(double a, double b, double c) {
+#if defined(__FMA__)
+    return __builtin_fma(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+// e^x for -708 ≤ x ≤ 0 within 2 units in the last place: 2^n times Taylor's polynomial of what is left. Without branches, so that it is
+// vectorised.
 inline double exponential_of(double x) {
     constexpr double kShift = 0x1.8p52;  // adding it leaves the nearest integer in the low bits
-    const double shifted = x * 1.4426950408889634 + kShift, n = shifted - kShift;
-    const double r = (x - n * 0x1.62e42fee00000p-1) - n * 0x1.a39ef35793c76p-33;
-    const double r2 = r * r, r4 = r2 * r2;
-    const double p0 = (1.0 + r) + r2 * (1.0 / 2 + r * (1.0 / 6));
-    const double p4 = (1.0 / 24 + r * (1.0 / 120)) + r2 * (1.0 / 720 + r * (1.0 / 5040));
-    const double p8 = (1.0 / 40320 + r * (1.0 / 362880)) + r2 * (1.0 / 3628800 + r * (1.0 / 39916800));
-    const double p12 = 1.0 / 479001600 + r * (1.0 / 6227020800);
+    const double shifted = multiply_add(x, 1.4426950408889634, kShift), n = shifted - kShift;
+    const double r = multiply_add(n, -0x1.a39ef35793c76p-33, multiply_add(n, -0x1.62e42fee00000p-1, x)), r2 = r * r;
+    double even = 1.0 / 479001600, odd = 1.0 / 6227020800;
+    even = multiply_add(even, r2, 1.0 / 3628800), odd = multiply_add(odd, r2, 1.0 / 39916800);
+    even = multiply_add(even, r2, 1.0 / 40320), odd = multiply_add(odd, r2, 1.0 / 362880);
+    even = multiply_add(even, r2, 1.0 / 720), odd = multiply_add(odd, r2, 1.0 / 5040);
+    even = multiply_add(even, r2, 1.0 / 24), odd = multiply_add(odd, r2, 1.0 / 120);
+    even = multiply_add(even, r2, 1.0 / 2), odd = multiply_add(odd, r2, 1.0 / 6);
     const double power = __builtin_bit_cast(double, (__builtin_bit_cast(uint64_t, shifted) + 1023) << 52);
-    const double y = (p0 + r4 * (p4 + r4 * (p8 + r4 * p12))) * power;
-    return x < -708.0 ? 0.0 : y;
+    return multiply_add(multiply_add(odd, r2, 1.0), r, multiply_add(even, r2, 1.0)) * power;
 }
 
-// Weights [kBlock] of logits [kBlock].
-void weigh(const float* x, Scale scale, double* weights) {
-    for (size_t i = 0; i < kBlock; ++i) weights[i] = exponential_of(scale(x[i]));
+// What weights need of a scale. Multiplying by the inverse of a temperature instead of dividing moves a weight by its last bits.
+struct Weight {
+    explicit Weight(Scale scale) : highest(scale.highest), inverse(1.0 / scale.temperature), least(highest - 708.0 * scale.temperature) {}
+
+    double operator()(float logit) const {
+        const double x = static_cast<double>(logit);
+        return exponential_of(((x > least ? x : least) - highest) * inverse);
+    }
+
+    double highest, inverse, least;      // logits below `least` weigh what it does: nothing beside 1
+};
+
+void weigh(const float* x, const Weight& weight, double* weights) {
+    for (size_t i = 0; i < kBlock; ++i) weights[i] = weight(x[i]);
 }
 
-double sum_block(const double* x) {
-    double sums[kSums] = {};
-    for (size_t i = 0; i < kBlock; i += kSums)
-        for (size_t s = 0; s < kSums; ++s) sums[s] += x[i + s];
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
+// Sums in a fixed order.
+struct Sum {
+    double lanes[kLanes] = {};
+
+    template <typename T>
+    void add(const T* x, size_t count) {
+        double sums[kLanes] = {};
+        for (size_t i = 0; i < count; i += kLanes)
+            for (size_t lane = 0; lane < kLanes; ++lane) sums[lane] += static_cast<double>(x[i + lane]);
+        for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += sums[lane];
+    }
+
+    double total() const {
+        double sums[kLanes];
+        memcpy(sums, lanes, sizeof sums);
+        for (size_t half = kLanes / 2; half > 0; half /= 2)
+            for (size_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+        return sums[0];
+    }
+};
 
 bool skipped(const BlockRow& row, size_t block, float value) { return row.maxima[block] < value || row.maxima[block] == -INFINITY; }
 
-// Appends the finite entries of x [kBlock] that are at least `least` to list; the list has room for a block more.
+bool reach(const float* x, float least) {
+    uint32_t any = 0;
+    for (size_t lane = 0; lane < kLanes; ++lane) any |= x[lane] >= least;
+    return any != 0;
+}
+
+// Appends the entries of x [kBlock] that are at least `least` to list, which has room for a block more.
 size_t append(const float* x, float least, float* list, size_t count) {
-    for (size_t i = 0; i < kBlock; ++i) {
-        list[count] = x[i];
-        count += x[i] >= least;
+    for (size_t i = 0; i < kBlock; i += kLanes) {
+        if (!reach(x + i, least)) continue;
+        for (size_t lane = i; lane < i + kLanes; ++lane) {
+            list[count] = x[lane];
+            count += x[lane] >= least;
+        }
     }
     return count;
 }
@@ -63,49 +105,72 @@ struct Selected {
     size_t kept, of;                     // so many of the equals survive
 };
 
-// Bins from the largest to the least; monotone in x.
-inline size_t bin_of(float x, double highest, double width) {
-    const size_t bin = static_cast<size_t>((highest - static_cast<double>(x)) * width);
-    return bin < kBins ? bin : kBins - 1;
+// The bins of x [kBlock], 0 for `highest`; monotone in x. Behind a list's end x may be anything.
+void bins_of(const float* x, double highest, double width, int32_t* bins) {
+    constexpr double kLast = kBins - 1;
+    for (size_t i = 0; i < kBlock; ++i) {
+        const double place = (highest - static_cast<double>(x[i])) * width;
+        bins[i] = static_cast<int32_t>(place < kLast ? place : kLast);
+    }
 }
 
-void fill_bins(float* list, size_t count, const Scale* scale, double highest, double width, double* mass) {
+void fill_bins(const float* list, size_t count, const Weight* weight, double highest, double width, double* mass) {
     double weights[kBlock];
+    int32_t bins[kBlock];
     for (size_t i = 0; i < kBlock; ++i) weights[i] = 1.0;
     for (size_t b = 0; b < kBins; ++b) mass[b] = 0.0;
     for (size_t start = 0; start < count; start += kBlock) {
         const size_t here = count - start < kBlock ? count - start : kBlock;
-        if (scale != nullptr) weigh(list + start, *scale, weights);
-        for (size_t i = 0; i < here; ++i) mass[bin_of(list[start + i], highest, width)] += weights[i];
+        if (weight != nullptr) weigh(list + start, *weight, weights);
+        bins_of(list + start, highest, width, bins);
+        for (size_t i = 0; i < here; ++i) mass[bins[i]] += weights[i];
     }
 }
 
-// The shortest beginning of list [count], in descending order, whose weights reach `needed`; all of it where they do not. Without a scale
-// every weight is 1. The list has kBlock entries more, which are read and do not count; it is left in disorder.
-Selected select(float* list, size_t count, double needed, const Scale* scale) {
-    for (;;) {
-        float most = list[0], least = list[0];
-        for (size_t i = 1; i < count; ++i) {
-            most = list[i] > most ? list[i] : most;
-            least = list[i] < least ? list[i] : least;
+// What of the list is in one bin, moved to its beginning.
+size_t keep_bin(float* list, size_t count, double highest, double width, int32_t bin) {
+    int32_t bins[kBlock];
+    size_t left = 0;
+    for (size_t start = 0; start < count; start += kBlock) {
+        const size_t here = count - start < kBlock ? count - start : kBlock;
+        bins_of(list + start, highest, width, bins);
+        for (size_t i = 0; i < here; ++i) {
+            list[left] = list[start + i];
+            left += bins[i] == bin;
         }
+    }
+    return left;
+}
+
+void range_of(const float* list, size_t count, float* most, float* least) {
+    Vec high = all(list[0]), low = high;
+    size_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+        const Vec v = load(list + i);
+        high = larger(v, high);
+        low = smaller(v, low);
+    }
+    const Vec v = load_first(list + i, count - i, list[0]);
+    *most = largest_of(larger(v, high));
+    *least = -largest_of(zero() - smaller(v, low));
+}
+
+// The shortest beginning of list [count], in descending order, whose weights reach `needed`; all of it where they do not. Without weights
+// each is 1. The list has kBlock entries more, which are read and do not count; it is left in disorder.
+Selected select(float* list, size_t count, double needed, const Weight* weight) {
+    for (;;) {
+        float most, least;
+        range_of(list, count, &most, &least);
         if (most == least) {
-            const double weight = scale == nullptr ? 1.0 : exponential_of((*scale)(most));
-            const double kept = ceil(needed / weight);
+            const double kept = ceil(needed / (weight == nullptr ? 1.0 : (*weight)(most)));
             return {most, kept >= static_cast<double>(count) ? count : kept > 1.0 ? static_cast<size_t>(kept) : 1, count};
         }
         const double highest = most, width = kBins / (highest - static_cast<double>(least));
         double mass[kBins];
-        fill_bins(list, count, scale, highest, width, mass);
-        size_t bin = 0;
-        for (; bin < kBins - 1 && mass[bin] < needed; ++bin) needed -= mass[bin];
-        size_t left = 0;
-        for (size_t i = 0; i < count; ++i) {
-            const float x = list[i];
-            list[left] = x;
-            left += bin_of(x, highest, width) == bin;
-        }
-        count = left;
+        fill_bins(list, count, weight, highest, width, mass);
+        int32_t bin = 0;
+        for (; bin < static_cast<int32_t>(kBins) - 1 && mass[bin] < needed; ++bin) needed -= mass[bin];
+        count = keep_bin(list, count, highest, width, bin);
     }
 }
 
@@ -128,13 +193,15 @@ Cut cut_at(const BlockRow& row, Selected found, int32_t last_before) {
 
 }  // namespace
 
-void survivors(const BlockRow& row, size_t block, Cut cut, float* out) {
+const float* survivors(const BlockRow& row, size_t block, Cut cut, float* memory) {
     const float* x = row.blocks[block];
+    if (cut.value == -INFINITY) return x;
     const int32_t first = static_cast<int32_t>(block * kBlock);
     for (int32_t i = 0; i < static_cast<int32_t>(kBlock); ++i) {
         const bool kept = (x[i] > cut.value) | ((x[i] == cut.value) & (first + i <= cut.last));
-        out[i] = kept ? x[i] : -INFINITY;
+        memory[i] = kept ? x[i] : -INFINITY;
     }
+    return memory;
 }
 
 // Bisects the floats in their order as integers: exact, whatever rounding does to the scaled logits.
@@ -173,13 +240,15 @@ Cut top_k(const BlockRow& row, size_t k) {
 
 Cut top_p(const BlockRow& row, Cut cut, Scale scale, double p) {
     float kept[kBlock];
-    double weights[kBlock], total = 0.0;
+    double weights[kBlock];
+    const Weight weight(scale);
+    Sum sum;
     for (size_t b = 0; b < row.count; ++b) {
         if (skipped(row, b, cut.value)) continue;
-        survivors(row, b, cut, kept);
-        weigh(kept, scale, weights);
-        total += sum_block(weights);
+        weigh(survivors(row, b, cut, kept), weight, weights);
+        sum.add(weights, kBlock);
     }
+    const double total = sum.total();
     // Entries below an equal share of the mass that may be left out are not needed: all of them together are less than that mass.
     const double share = log((1.0 - p) * total / static_cast<double>(row.vocab)) - kRounding;
     const float enough = least_logit(scale, share < 0.0 ? share : 0.0);
@@ -187,10 +256,9 @@ Cut top_p(const BlockRow& row, Cut cut, Scale scale, double p) {
     size_t count = 0;
     for (size_t b = 0; b < row.count; ++b) {
         if (skipped(row, b, least)) continue;
-        survivors(row, b, cut, kept);
-        count = append(kept, least, row.list, count);
+        count = append(survivors(row, b, cut, kept), least, row.list, count);
     }
-    const Selected found = select(row.list, count, p * total, &scale);
+    const Selected found = select(row.list, count, p * total, &weight);
     return cut_at(row, found, found.value == cut.value ? cut.last : INT32_MAX);
 }
 
@@ -208,15 +276,14 @@ void ids_of(const BlockRow& row, Cut cut, int32_t* ids) {
 
 double log_sum_exp(const BlockRow& row, float highest) {
     const Vec shift = all(highest);
-    double total = 0.0, wide[kBlock];
     float powers[kBlock];
+    Sum sum;
     for (size_t b = 0; b < row.count; ++b) {
         if (skipped(row, b, -INFINITY)) continue;
         for (size_t i = 0; i < kBlock; i += kLanes) store(powers + i, exponential(load(row.blocks[b] + i) - shift));
-        for (size_t i = 0; i < kBlock; ++i) wide[i] = powers[i];
-        total += sum_block(wide);
+        sum.add(powers, kBlock);
     }
-    return log(total) + static_cast<double>(highest);
+    return log(sum.total()) + static_cast<double>(highest);
 }
 
 }  // namespace RIDGELINE_LEVEL

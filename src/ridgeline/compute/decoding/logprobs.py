@@ -13,7 +13,7 @@ def token_logprobs(logits: NDArray[np.float32], token: int, k: int) -> TokenLogp
     Logits that are not finite give NaN rather than an error.
     """
     best = top_k(logits, min(k, len(logits))) if k else np.empty(0, dtype=np.int64)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         total = log_sum_exp(logits)
         values = logits[best].astype(np.float64) - total
     top = tuple((int(best[i]), float(values[i])) for i in np.lexsort((best, -values)))

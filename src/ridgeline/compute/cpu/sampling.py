@@ -1,0 +1,156 @@
+"""Sampling in native code: `decoding.sampler.sample` for rows of one vocabulary, with the same answers.
+
+Owns how parameters become records of the extension (`SampleRow` in csrc/sample.h); what they mean is said in `compute/decoding`. Where the
+largest logit of a row is not finite, its log-probabilities are the reference's.
+"""
+
+from collections.abc import Sequence
+from math import inf, isnan, log
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.decoding import bad_words, bias, min_tokens, penalties
+from ridgeline.compute.decoding.history import History
+from ridgeline.compute.decoding.logprobs import token_logprobs
+from ridgeline.core.params import RowParams
+from ridgeline.core.plan import TokenLogprobs
+
+Floats = NDArray[np.float32]
+Record = NDArray[np.void]
+
+RECORD: Final = np.dtype(
+    [
+        ("logits", np.uint64), ("seed", np.uint64), ("choice", np.uint64), ("position", np.uint64),
+        ("temperature", np.float64), ("top_p", np.float64), ("log_min_p", np.float64), ("top_k", np.int64),
+        ("allowed", np.uint64),
+        ("completing", np.uint64), ("completing_count", np.uint64),
+        ("stops", np.uint64), ("stops_count", np.uint64),
+        ("biased", np.uint64), ("bias", np.uint64), ("bias_count", np.uint64),
+        ("seen", np.uint64), ("times", np.uint64), ("seen_count", np.uint64),
+        ("repetition", np.float64), ("frequency", np.float64), ("presence", np.float64),
+        ("best_count", np.int64), ("best_ids", np.uint64),
+        ("token", np.int64), ("log_sum_exp", np.float64),
+    ]
+)  # fmt: skip
+"""`SampleRow`, field for field; pointers are addresses, 0 for none."""
+
+
+class Prepared(NamedTuple):
+    """What stays the same from step to step of a row: its parameters, the record made of them, and the arrays that the record points to."""
+
+    params: RowParams
+    record: Record
+    arrays: tuple[np.ndarray, ...]
+
+
+class Sampler:
+    """Samples rows of `vocab` logits; its threads are those of `team` (an `ext.native().Team`). Used by one thread at a time."""
+
+    def __init__(self, vocab: int, team: Any, *, level: str | None = None) -> None:
+        native = ext.native()
+        assert RECORD.itemsize == native.SAMPLE_ROW_BYTES
+        self._vocab = vocab
+        self._native = native.Sampler(ext.level_number(level), team, vocab)
+        self._prepared: dict[int, Prepared] = {}
+
+    def sample(
+        self, logits: Floats, params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[History | None]
+    ) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """One token for each row of logits fp32 [S, vocab], and its log-probabilities where it asks: see `decoding.sampler.sample`.
+
+        Raises IndexError where a row names an id that the vocabulary has not.
+        """
+        if logits.dtype != np.float32 or logits.shape != (len(params), self._vocab) or logits.strides[1] != logits.itemsize:
+            raise ValueError(f"expected rows of {self._vocab} float32 logits for {len(params)} rows, got {logits.dtype} {logits.shape}")
+        if not params:
+            return [], []
+        rows, alive = self._records(params, positions, histories)
+        rows["logits"] = logits.ctypes.data + logits.strides[0] * np.arange(len(params))
+        best = np.empty((len(params), min(max(0, int(rows["best_count"].max())), self._vocab)), np.int32)
+        rows["best_ids"] = best.ctypes.data + best.strides[0] * np.arange(len(params))
+        self._native.run(rows.ctypes.data, len(rows))
+        del alive
+        tokens = rows["token"].tolist()
+        if min(tokens) < 0:
+            raise IndexError(f"row {tokens.index(-1)} names an id outside the vocabulary of {self._vocab}")
+        sums = rows["log_sum_exp"].tolist()
+        return tokens, [_logprobs(*each) for each in zip(params, logits, tokens, sums, best, strict=True)]
+
+    def _records(
+        self, params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[History | None]
+    ) -> tuple[Record, list[np.ndarray]]:
+        """Records of a step but for where logits are and best ids go, and arrays to be kept until they are answered."""
+        known = self._prepared
+        self._prepared = {id(row): known.get(id(row)) or prepare(row, self._vocab) for row in params}
+        rows = np.concatenate([self._prepared[id(row)].record for row in params])
+        rows["position"] = positions
+        alive: list[np.ndarray] = []
+        for record, row, position, history in zip(rows, params, positions, histories, strict=True):
+            if not min_tokens.asked(row, position - row.prompt_tokens):
+                record["stops_count"] = 0
+            if bad_words.asked(row, 0):
+                assert history is not None
+                completing = bad_words.completing(row.sampling.bad_words, history.ids)
+                alive += _point(record, np.array(completing, np.int32), "completing", "completing_count")
+            if penalties.asked(row, 0):
+                assert history is not None
+                alive += _point(record, np.fromiter(history.counts, np.int32), "seen", "seen_count")
+                alive += _point(record, np.fromiter(history.counts.values(), np.int32), "times", "seen_count")
+        return rows, alive
+
+
+def prepare(row: RowParams, vocab: int) -> Prepared:
+    """The record of a row's parameters; what they ask for only at some outputs is in it too."""
+    asked = row.sampling
+    record = np.zeros(1, RECORD)
+    first = record[0]
+    first["seed"], first["choice"] = row.seed, row.choice
+    first["temperature"], first["top_p"], first["top_k"] = asked.temperature, asked.top_p, asked.top_k
+    first["log_min_p"] = log(asked.min_p) if asked.min_p > 0 else -inf
+    first["repetition"], first["frequency"], first["presence"] = asked.repetition_penalty, asked.frequency_penalty, asked.presence_penalty
+    first["best_count"] = -1 if asked.logprobs is None else asked.logprobs
+    arrays = []
+    if asked.allowed_ids is not None:
+        arrays += _point(first, mask(asked.allowed_ids, vocab), "allowed")
+    if row.banned_until:
+        arrays += _point(first, np.array(row.banned_until, np.int32), "stops", "stops_count")
+    if bias.asked(row, 0):
+        ids, values = zip(*asked.logit_bias, strict=True)
+        arrays += _point(first, np.array(ids, np.int32), "biased", "bias_count")
+        arrays += _point(first, np.array(values, np.float64), "bias", "bias_count")
+    return Prepared(row, record, tuple(arrays))
+
+
+def mask(ids: Sequence[int], vocab: int) -> NDArray[np.uint32]:
+    """A bit for each id of the vocabulary, 32 in a word, lowest first: set where `ids` has it."""
+    bits = np.zeros(-(-vocab // 32) * 32, np.uint8)
+    bits[:vocab][list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view("<u4")
+
+
+def argmax(logits: Floats, slice_size: int, *, level: str | None = None) -> int:
+    """What `logits [V].argmax()` gives, from slices of the vocabulary."""
+    return int(ext.native().argmax(ext.level_number(level), ext.address(logits, np.float32, (len(logits),)), len(logits), slice_size))
+
+
+def _point(record: Any, array: np.ndarray, field: str, count: str | None = None) -> list[np.ndarray]:
+    """Lets a field of a record point to an array, which must live as long."""
+    record[field] = array.ctypes.data
+    if count is not None:
+        record[count] = len(array)
+    return [array]
+
+
+def _logprobs(row: RowParams, logits: Floats, token: int, total: float, best: NDArray[np.int32]) -> TokenLogprobs | None:
+    count = row.sampling.logprobs
+    if count is None:
+        return None
+    if isnan(total):
+        return token_logprobs(logits, token, count)
+    ids = best[:count]
+    values = logits[ids].astype(np.float64) - total
+    order = np.lexsort((ids, -values))
+    return TokenLogprobs(float(logits[token]) - total, tuple(zip(ids[order].tolist(), values[order].tolist(), strict=True)))
