@@ -9,6 +9,9 @@ from ridgeline.core.params import Admitted
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.compose import start_engine
 
+SETTINGS: dict[str, object] = {"kv_dtype": "f32"}
+"""What `serve` sets unless its caller does."""
+
 Answer = tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]
 
 
@@ -22,8 +25,8 @@ class Run:
 
 
 def serve(model: Path, waves: list[list[Admitted]], **settings: object) -> Run:
-    """Gives the engine one wave of requests after the other, each when it has finished the one before."""
-    config = EngineConfig(str(model), **settings)  # type: ignore[arg-type]
+    """Gives the engine one wave of requests after the other, each when it has finished the one before. `settings` over `SETTINGS`."""
+    config = EngineConfig(str(model), **{**SETTINGS, **settings})  # type: ignore[arg-type]
     engine, _ = start_engine(config, lambda stage, fraction: None)
     run = Run()
     for wave in waves:

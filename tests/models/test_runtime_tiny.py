@@ -1,24 +1,39 @@
-"""The whole stack over the numpy runner on a tiny random model: nothing about how a request is computed changes a bit of its answer.
+"""The whole stack over every runner and KV format on a tiny random model: nothing about how a request is computed changes a bit of its answer.
 
 Ids and log-probabilities are compared exactly, whatever the chunk, block size, batch, depth, preemption, cache, threads or kind of weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from serving import Answer, serve
+from serving import SETTINGS, Answer, serve
 from tiny import Tiny, write_tiny
 
-from ridgeline.compute.exact.cache import KVCache, allocate_kv
-from ridgeline.compute.runtime import worker
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.runtime import runners, worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import Admitted, Sampling
 from ridgeline.facts.machine import MachineFacts, machine_facts
+from ridgeline.planning.memory import kv_head_bytes
 
 SIZE = Tiny()
+
+
+KINDS = [("native", "bf16"), ("native", "int8"), ("numpy", "f32")]
+
+
+@pytest.fixture(scope="module", autouse=True, params=KINDS, ids=" ".join)
+def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """The runner and the format of its KV cache, for all that is served."""
+    before = dict(SETTINGS)
+    SETTINGS.update(zip(("runner", "kv_dtype"), request.param, strict=True))
+    yield request.param
+    SETTINGS.clear()
+    SETTINGS.update(before)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +56,7 @@ REQUESTS = [request(number) for number in range(8)]
 
 
 @pytest.fixture(scope="module")
-def alone(tiny: Path) -> dict[tuple[str, int], Answer]:
+def alone(tiny: Path, kind: tuple[str, str]) -> dict[tuple[str, int], Answer]:
     """Every request by itself, whole prompts, without a cache."""
     run = serve(tiny, [[each] for each in REQUESTS], enable_prefix_caching=False)
     assert set(run.answers) == {(each.request_id, 0) for each in REQUESTS}
@@ -67,10 +82,10 @@ def test_company_and_depth(tiny: Path, alone: dict[tuple[str, int], Answer], dep
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_forced_preemption(tiny: Path, depth: int) -> None:
+def test_forced_preemption(tiny: Path, kind: tuple[str, str], depth: int) -> None:
     """Short prompts are admitted together and outgrow the pool."""
     long = [replace(each, max_tokens=40) for each in REQUESTS[::2]]
-    page = 2 * 4 * SIZE.kv_heads * SIZE.head_dim * 4
+    page = 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, kind[1])
     undisturbed = serve(tiny, [[each] for each in long])
     run = serve(tiny, [long], depth=depth, block_size=4, kv_cache_memory_bytes=54 * page, max_model_len=60, max_num_batched_tokens=12)
     assert undisturbed.preempted == 0
@@ -94,7 +109,7 @@ def test_choices_share_a_prompt(tiny: Path, alone: dict[tuple[str, int], Answer]
 
 
 def test_weights_as_codes(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where fp32 weights do not fit, the file's codes give the same bits, tile by tile."""
+    """For numpy: where fp32 weights do not fit, the file's codes give the same bits, tile by tile."""
     monkeypatch.setattr("ridgeline.compute.load.weights.DENSE_SHARE", 0.0)
     run = serve(tiny, [REQUESTS])
     assert run.answers == alone
@@ -111,27 +126,32 @@ def test_threads(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: 
 def test_what_pages_held_before_does_not_matter(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages come back with whatever their last holder wrote, NaN included."""
 
-    def poisoned(allocate: Callable[..., KVCache]) -> Callable[..., KVCache]:
-        def made(*arguments: object) -> KVCache:
+    def poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: object) -> Any:
             kv = allocate(*arguments)
-            kv.pool[...] = np.nan
+            kv.pool.view(np.uint8)[...] = 0xFF  # NaN as fp32, as bf16 and as a scale
             return kv
 
         return made
 
-    monkeypatch.setattr(worker, "allocate_kv", poisoned(allocate_kv))
+    for name in ("allocate_kv", "allocate_native_kv"):
+        monkeypatch.setattr(runners, name, poisoned(getattr(runners, name)))
     assert serve(tiny, [REQUESTS], block_size=4, kv_cache_memory_bytes=1 << 20).answers == alone
 
 
-def test_info_and_start_up_messages(tiny: Path) -> None:
+def test_info_and_start_up_messages(tiny: Path, kind: tuple[str, str]) -> None:
     seen: list[str] = []
-    executor = worker.build(EngineConfig(str(tiny), max_num_seqs=3), lambda stage, fraction: seen.append(stage))
+    runner, dtype = kind
+    executor = worker.build(EngineConfig(str(tiny), max_num_seqs=3, runner=runner, kv_dtype=dtype), lambda stage, fraction: seen.append(stage))
     info = executor.info
-    assert (info.vocab, info.rows, info.max_model_len, info.runner) == (SIZE.vocab, 3, SIZE.context, "numpy")
+    name = f"native, {ext.isa()}" if runner == "native" else "numpy"
+    assert (info.vocab, info.rows, info.max_model_len, info.runner) == (SIZE.vocab, 3, SIZE.context, name)
     assert [group.window for group in info.kv.groups] == [0, *[SIZE.window] * 6]
-    page_bytes = 2 * 16 * SIZE.kv_heads * SIZE.head_dim * 4
+    page_bytes = 2 * 16 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, dtype)
     assert info.kv_bytes // page_bytes == info.kv.pages
-    assert {decision.name for decision in executor.decisions} == {"max_model_len", "kv_cache_memory_bytes"}
-    assert list(dict.fromkeys(seen)) == ["dequantising weights", "warming up"]
-    other = worker.build(EngineConfig(str(tiny), block_size=4), lambda stage, fraction: None)
+    assert {decision.name for decision in executor.decisions} == {
+        *("runner", "kv_dtype", "threads", "max_model_len", "kv_cache_memory_bytes")
+    }
+    assert list(dict.fromkeys(seen)) == ["packing weights" if runner == "native" else "dequantising weights", "warming up"]
+    other = worker.build(EngineConfig(str(tiny), block_size=4, runner=runner, kv_dtype=dtype), lambda stage, fraction: None)
     assert other.info.kv.fingerprint != info.kv.fingerprint

@@ -39,8 +39,13 @@ def serve(
     shutdown_timeout: Annotated[
         float, typer.Option(min=0, max=86400, help="Seconds that accepted requests may run on after SIGTERM.")
     ] = SERVER_DEFAULTS.shutdown_timeout,
+    runner: Annotated[str, typer.Option(help="native, numpy, or auto: native where the extension is.")] = DEFAULTS.runner,
+    kv_dtype: Annotated[str, typer.Option(help="KV cache: bf16, f32, int8, or auto: what the runner keeps.")] = DEFAULTS.kv_dtype,
+    threads: Annotated[int | None, typer.Option(help="Threads that share a step [the processors that may be used].")] = None,
+    depth: Annotated[int, typer.Option(help="Steps in flight: two hide scheduling behind computing.")] = DEFAULTS.depth,
     seed: Annotated[int | None, typer.Option(help="Seed from which requests without a seed draw theirs.")] = None,
     record: Annotated[str | None, typer.Option(help="File for every command, plan and result, token ids included; see `replay`.")] = None,
+    trace: Annotated[str | None, typer.Option(help="File for what every thread did in every step, for Perfetto (native runner).")] = None,
 ) -> None:
     """Serve a model: a page and an OpenAI-compatible API."""
     engine = EngineConfig(
@@ -52,8 +57,13 @@ def serve(
         block_size=block_size,
         enable_prefix_caching=enable_prefix_caching,
         scheduling_policy=scheduling_policy,
+        runner=runner,
+        kv_dtype=kv_dtype,
+        threads=threads,
+        depth=depth,
         seed=seed,
         record=record,
+        trace=trace,
     )
     if generation_config not in ("auto", "none"):
         raise ConfigError(f"--generation-config is {generation_config!r}; auto and none are possible", fix={"--generation-config": "auto"})
@@ -85,7 +95,8 @@ def _run(engine: EngineConfig, config: ServerConfig) -> None:
             for note in model.notes:
                 say(note)
             for decision in model.engine.decisions:
-                say(f"{decision.name} {decision.value:,} ({decision.origin}: {decision.reason})")
+                value = decision.value if isinstance(decision.value, str) else f"{decision.value:,}"
+                say(f"{decision.name} {value} ({decision.origin}: {decision.reason})")
             say(f"Ridgeline serves {model.name} at {url} (ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it)")
 
         run(Service(engine, config, loading.show), ready)

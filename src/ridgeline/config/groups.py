@@ -5,6 +5,7 @@ from dataclasses import dataclass
 FAKE_PREFIX = "fake:"
 """A model named `fake:{…}` needs no weights: the JSON object holds the arguments of `sim.executor.fake_executor`."""
 
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All that the engine process needs; travels to it as JSON.
@@ -18,6 +19,7 @@ class EngineConfig:
     kv_dtype               format of the KV cache: `bf16`, `f32`, `int8`, or `auto`: what the runner keeps by itself
     threads                that share a step; None: the processors that this process may use
     record                 path of a file that takes every command, plan and result, token ids included; see `engine.record`
+    trace                  path of a file for what every thread of the native runner did in every phase of a step, for Perfetto
     step_timeout_seconds   an engine that has work, completes no step and uses no processor for so long is killed and started anew;
                            one that computes for twenty times as long, too
     """
@@ -30,12 +32,13 @@ class EngineConfig:
     block_size: int = 16
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
-    depth: int = 1
+    depth: int = 2
     seed: int | None = None
     runner: str = "auto"
     kv_dtype: str = "auto"
     threads: int | None = None
     record: str | None = None
+    trace: str | None = None
     step_timeout_seconds: float = 30.0
 
 

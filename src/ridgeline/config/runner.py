@@ -1,4 +1,4 @@
-"""What computes a step on a CPU, in which format it keeps K and V, and with how many threads: settled by one pure function that says why."""
+"""What computes a step on a CPU, in which format it keeps K and V, and with how many threads: one pure function that says why."""
 
 from dataclasses import replace
 from typing import Final

@@ -119,6 +119,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     ),
     "threads": Meaning("all processors share a step", "the machine does other work meanwhile: too many"),
     "record": Meaning("a file with every command, plan and result; it holds token ids", "the disk fills up: set"),
+    "trace": Meaning("a file that Perfetto opens; costs a few percent of a step", "the disk fills up: set"),
     "step_timeout_seconds": Meaning("a step that computes nothing for so long is a hang", "engine restarts while it computes: too short"),
 }
 """Every field of `EngineConfig`."""

@@ -33,7 +33,15 @@ class NativePlan:
     """
 
     def __init__(
-        self, oplist: OpList, weights: Mapping[str, Stored], cache: NativeKVCache, shape: KVShape, sizes: Sizes, team: Any, *, reuse: bool = True
+        self,
+        oplist: OpList,
+        weights: Mapping[str, Stored],
+        cache: NativeKVCache,
+        shape: KVShape,
+        sizes: Sizes,
+        team: Any,
+        *,
+        reuse: bool = True,
     ) -> None:
         self.order = phases(oplist)
         self.cache = cache
@@ -48,6 +56,15 @@ class NativePlan:
         self.native = ext.native().Plan(ext.level_number(), team)
         for phase in self.order:
             self._add(phase)
+
+    @property
+    def names(self) -> list[str]:
+        """What each native phase computes, for people."""
+        found: list[str] = []
+        for phase in self.order:
+            found.append("; ".join(str(op) for op in phase.ops))
+            found += [f"merge {phase.ops[0]}"] if phase.kind == "attention" else []
+        return found
 
     def value(self, name: str, sizes: Sizes) -> NDArray[Any]:
         """A view of a value after a step of `sizes`; the next step overwrites it."""

@@ -4,6 +4,7 @@ Owns the team and the plan; never owns weights or the cache, and knows nothing o
 """
 
 from collections.abc import Iterable, Mapping
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.cpu.packing import PackedWeight
 from ridgeline.compute.cpu.phases import PRODUCTS
 from ridgeline.compute.cpu.plan import NativePlan, Stored
+from ridgeline.compute.cpu.trace import StepTrace
 from ridgeline.compute.diff import stored_names
 from ridgeline.compute.graph import Op, OpList, Sizes, StepInputs
 from ridgeline.compute.lower import head_of, lower
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.compute.ops.table import check
 from ridgeline.core.plan import KVShape
+
 
 class NativeRunner:
     """Runs one op list over packed weights.
@@ -28,6 +31,7 @@ class NativeRunner:
     tokens, selected  the most that a step has
     vocab     ids that may be sampled, the first ones of the logits
     threads   that share a step; no result depends on how many
+    trace     takes what they did
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class NativeRunner:
         selected: int,
         vocab: int,
         threads: int = 1,
+        trace: StepTrace | None = None,
     ) -> None:
         check(oplist)
         formats = {name: weight.kind for name, weight in weights.items() if isinstance(weight, PackedWeight)}
@@ -48,6 +53,7 @@ class NativeRunner:
         # Of a list that ends in a product, the largest of a row is found where it is made.
         self._reducible = self.oplist.ops[-1].name in PRODUCTS and self.oplist.values[self.oplist.outputs["logits"]].width == vocab
         self._most = Sizes(T=tokens, R=selected, S=selected)
+        self._trace = trace
         self._team = ext.native().Team(threads)
         self._plan: NativePlan | None = None
         self._head: NativePlan | None = None
@@ -60,12 +66,13 @@ class NativeRunner:
     def run(self, inputs: StepInputs, kv: NativeKVCache, taps: Iterable[str] = (), *, best: bool = False) -> dict[str, NDArray[Any]]:
         """One step: `logits` fp32 [S, V], and the taps that are asked for, by name: views that the next step overwrites.
 
-        A tap over tokens is fp32 [T, …]. best: where the list allows it, `best` int32 [S] in place of `logits`: the lowest id of each row's largest.
+        A tap over tokens is fp32 [T, …]. best: where the list allows it, `best` int32 [S] in place of `logits`: the lowest id of each
+        row's largest.
         """
         plan = self._of(kv)
         found = np.empty(inputs.sizes.S, np.int32)
         reduced = best and self._reducible
-        plan.native.run(*_arguments(inputs), 0, plan.native.phases, 0, found.ctypes.data if reduced else 0)
+        self._run(plan, inputs, found.ctypes.data if reduced else 0)
         values = {name: plan.value(self.oplist.taps[name], inputs.sizes) for name in taps}
         return values | ({"best": found} if reduced else {"logits": plan.value(self.oplist.outputs["logits"], inputs.sizes)})
 
@@ -96,6 +103,18 @@ class NativeRunner:
     def close(self) -> None:
         """Ends the runner's threads. Safe to call twice."""
         self._plan = self._head = self._team = None
+        if self._trace is not None:
+            self._trace.close()
+
+    def _run(self, plan: NativePlan, inputs: StepInputs, best: int) -> None:
+        phases = plan.native.phases
+        if self._trace is None:
+            plan.native.run(*_arguments(inputs), 0, phases, 0, best)
+            return
+        columns = np.zeros((self._team.threads, phases, 3), np.int64)
+        began = perf_counter()
+        plan.native.run(*_arguments(inputs), 0, phases, columns.ctypes.data, best)
+        self._trace.write(began, plan.names, columns)
 
     def _of(self, kv: NativeKVCache) -> NativePlan:
         if self._plan is None or self._plan.cache is not kv:

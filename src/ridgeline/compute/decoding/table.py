@@ -35,7 +35,7 @@ def edited(logits: Logits, row: RowParams, output: int, history: History | None)
 
 
 def plain(row: RowParams, output: int) -> bool:
-    """Whether output number `output` is just the id of the largest logit: greedy, nothing changes the logits, nobody asks for their values."""
+    """Whether output number `output` is just the id of the largest logit: greedy, unchanged logits, and nobody asks for their values."""
     asked = row.sampling
     return asked.temperature == 0 and asked.logprobs is None and not any(edit.asked(row, output) for edit in EDITS)
 

@@ -1,11 +1,13 @@
 """The executor of the computing wing: takes plans, keeps rows and KV pages, runs a runner, samples.
 
-Owns the order of steps and the device state of resident sequences; the runner owns arithmetic and layouts. A submitted plan waits until
-it is collected, so that what it leaves to its rows (the last sampled id, where a row stands) is known at its turn.
+Owns the order of steps and the device state of resident sequences; the runner owns arithmetic and layouts. One thread computes plans in
+the order in which they were submitted, so that what a plan leaves to its rows (the last sampled id, where a row stands) is known at its
+turn, and whoever schedules the next step does so meanwhile.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -63,28 +65,40 @@ class StepExecutor:
         self._sample = sample
         blocks = -(-info.max_model_len // info.kv.block_tokens)
         self._rows = Rows(info.rows, len(info.kv.groups), blocks)
-        self._queue: deque[tuple[Ticket, float]] = deque()
+        self._queue: deque[tuple[Ticket, Future[Result]]] = deque()
+        self._thread = ThreadPoolExecutor(1, "ridgeline-step")
 
     @property
     def info(self) -> ExecutorInfo:
         return self._info
 
     def submit(self, plan: Plan) -> Ticket:
-        """Queues the plan; nothing is computed before it is collected."""
+        """Takes the plan; it is computed as soon as those before it are."""
+        if self._runner is None:
+            raise RuntimeError("the executor is closed")
         if not plan.row:
             raise RuntimeError(f"step {plan.step} is empty")
         ticket = Ticket(plan)
-        self._queue.append((ticket, perf_counter()))
+        self._queue.append((ticket, self._thread.submit(self._compute, plan, perf_counter())))
         return ticket
 
     def collect(self, ticket: Ticket) -> Result:
-        """Computes the oldest plan."""
+        """Waits until the oldest plan is computed; raises what computing it raised."""
         if not self._queue or self._queue[0][0] is not ticket:
             raise RuntimeError(f"step {ticket.plan.step} is not the oldest in flight")
-        if self._runner is None or self._kv is None:
-            raise RuntimeError("the executor is closed")
-        _, submitted = self._queue.popleft()
-        plan = ticket.plan
+        _, computed = self._queue.popleft()
+        return computed.result()
+
+    def close(self) -> None:
+        """Drops steps in flight, weights and KV pages."""
+        self._thread.shutdown(cancel_futures=True)
+        self._queue.clear()
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = self._kv = None
+
+    def _compute(self, plan: Plan, submitted: float) -> Result:
+        assert self._runner is not None
         began = perf_counter()
         self._rows.apply(plan)
         params = [self._rows.params(row) for row in plan.row]
@@ -97,13 +111,6 @@ class StepExecutor:
         scores = prompt_logprobs(plan, inputs, self._rows, values["hidden"], self._runner.logits, self._info.vocab)
         timings = Timings(queue=began - submitted, copy=ready - began, run=perf_counter() - ready)
         return Result(plan.step, sampled, finite, logprobs, timings, scores)
-
-    def close(self) -> None:
-        """Drops steps in flight, weights and KV pages."""
-        self._queue.clear()
-        if self._runner is not None:
-            self._runner.close()
-        self._runner = self._kv = None
 
     def _choose(
         self, plan: Plan, params: list[RowParams], inputs: StepInputs, values: Mapping[str, NDArray[Any]]
@@ -120,7 +127,6 @@ class StepExecutor:
         for index, token, logprob in zip(chosen, ids, found, strict=True):
             sampled[index], logprobs[index] = (token,), logprob
         return tuple(sampled), tuple(logprobs) if any(each is not None for each in found) else None
-
 
     def _sampled(self, values: Mapping[str, NDArray[Any]], asked: list[RowParams], positions: list[int], rows: list[int]) -> Sampled:
         if "best" in values:

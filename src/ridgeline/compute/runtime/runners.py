@@ -5,17 +5,21 @@ Owns which weights a runner takes in which form. Decides nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.runner import NativeRunner
+from ridgeline.compute.cpu.sampling import Sampler
+from ridgeline.compute.cpu.trace import StepTrace
 from ridgeline.compute.cpu.weights import pack_weights
+from ridgeline.compute.decoding.sampler import sample
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.models.registry import record
 from ridgeline.compute.numpy_runner import NumpyRunner
-from ridgeline.compute.runtime.executor import Runner
+from ridgeline.compute.runtime.executor import Runner, Sample
 from ridgeline.compute.runtime.scores import SLICE
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.plan import KVShape
@@ -26,10 +30,11 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A runner and the cache that it writes to. `name` is what users see of it."""
+    """A runner, the cache that it writes to, and what samples from its logits. `name` is what users see of it."""
 
     runner: Runner
     kv: Any
+    sample: Sample
     name: str
     weights_bytes: int
 
@@ -43,12 +48,19 @@ def load_runner(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_
 def _native(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_bytes: int, progress: Progress) -> Loaded:
     threads = config.threads or 1
     weights = pack_weights(facts, threads, progress)
-    selected = max(config.max_num_seqs, SLICE)
     runner = NativeRunner(
-        record(facts)["step"], weights, shape, tokens=max(config.max_num_batched_tokens, SLICE), selected=selected, vocab=facts.tokens, threads=threads
+        record(facts)["step"],
+        weights,
+        shape,
+        tokens=max(config.max_num_batched_tokens, SLICE),
+        selected=max(config.max_num_seqs, SLICE),
+        vocab=facts.tokens,
+        threads=threads,
+        trace=None if config.trace is None else StepTrace(Path(config.trace)),
     )
     kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
-    return Loaded(runner, kv, f"native, {ext.isa()}", sum(weight.nbytes for weight in weights.values()))
+    stored = sum(weight.nbytes for weight in weights.values())
+    return Loaded(runner, kv, Sampler(facts.tokens, runner.team).sample, f"native, {ext.isa()}", stored)
 
 
 def _numpy(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_bytes: int, progress: Progress) -> Loaded:
@@ -57,4 +69,5 @@ def _numpy(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_bytes
     runner = NumpyRunner(record(facts)["step"], weights, shape, threads=threads)
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
-    return Loaded(runner, allocate_kv(shape, facts.kv_heads, facts.head_dim), name, sum(weight.nbytes for weight in weights.values()))
+    kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
+    return Loaded(runner, kv, sample, name, sum(weight.nbytes for weight in weights.values()))

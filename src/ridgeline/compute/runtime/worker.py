@@ -6,18 +6,17 @@ Owns the order of start-up. Decides nothing: sizes come from `config.resolve` an
 import hashlib
 from array import array
 from collections.abc import Callable
+from typing import Any
 
-from ridgeline.compute.decoding.sampler import sample
-from ridgeline.compute.exact.cache import KVCache, allocate_kv
-from ridgeline.compute.load.weights import load_weights
-from ridgeline.compute.models.registry import record
-from ridgeline.compute.numpy_runner import NumpyRunner
+from ridgeline.compute.cpu import ext
 from ridgeline.compute.runtime.batch import step_inputs
 from ridgeline.compute.runtime.executor import Runner, StepExecutor
 from ridgeline.compute.runtime.rows import Rows
+from ridgeline.compute.runtime.runners import load_runner
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision, resolve
+from ridgeline.config.runner import resolve_runner
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import KVShape, NewRow, Plan
 from ridgeline.engine.executor import ExecutorInfo
@@ -39,41 +38,40 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     """
     facts = read_model_facts(resolve_model(config.model, cache_directory(), progress))
     machine = machine_facts()
+    config, said = resolve_runner(config, missing=ext.lost(), processors=machine.processors)
     groups = kv_groups(facts)
-    costs = kv_costs(facts, config.block_size, config.max_num_batched_tokens, "f32")
+    costs = kv_costs(facts, config.block_size, config.max_num_batched_tokens, config.kv_dtype)
     resolved = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
-    assert resolved.config.max_model_len is not None and resolved.config.kv_cache_memory_bytes is not None
-    facts, said = rope_for(facts, resolved.config.max_model_len)
-    decisions = resolved.decisions
-    if said is not None:
-        decisions += (Decision("rope_positions", resolved.config.max_model_len, "model", said),)
-    shape = KVShape(groups, config.block_size, resolved.pages, _fingerprint(facts, config.block_size))
-    weights = load_weights(facts, machine.memory_bytes, machine.processors, progress)
+    config = resolved.config
+    assert config.max_model_len is not None and config.kv_cache_memory_bytes is not None
+    facts, turned = rope_for(facts, config.max_model_len)
+    decisions = said + resolved.decisions
+    if turned is not None:
+        decisions += (Decision("rope_positions", config.max_model_len, "model", turned),)
+    shape = KVShape(groups, config.block_size, resolved.pages, _fingerprint(facts, config))
+    loaded = load_runner(config, facts, shape, machine.memory_bytes, progress)
     progress("warming up", 0.0)
-    runner = NumpyRunner(record(facts)["step"], weights, shape, threads=machine.processors)
-    exactness = runner.exactness()
-    kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
-    _warm_up(runner, kv, shape)
+    _warm_up(loaded.runner, loaded.kv, shape)
     progress("warming up", 1.0)
     info = ExecutorInfo(
         kv=shape,
         vocab=facts.tokens,
-        max_model_len=resolved.config.max_model_len,
+        max_model_len=config.max_model_len,
         rows=config.max_num_seqs,
-        runner="numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})",
-        weights_bytes=sum(weight.nbytes for weight in weights.values()),
-        kv_bytes=resolved.config.kv_cache_memory_bytes,
+        runner=loaded.name,
+        weights_bytes=loaded.weights_bytes,
+        kv_bytes=config.kv_cache_memory_bytes,
     )
-    return StepExecutor(info, decisions, runner, kv, sample)
+    return StepExecutor(info, decisions, loaded.runner, loaded.kv, loaded.sample)
 
 
-def _fingerprint(facts: ModelFacts, block_tokens: int) -> bytes:
+def _fingerprint(facts: ModelFacts, config: EngineConfig) -> bytes:
     """Identity of weights and KV layout: pages are interchangeable only where it is equal."""
-    return hashlib.sha256(facts.fingerprint + f"numpy fp32 {block_tokens}".encode()).digest()
+    return hashlib.sha256(facts.fingerprint + f"{config.runner} {ext.isa()} {config.kv_dtype} {config.block_size}".encode()).digest()
 
 
-def _warm_up(runner: Runner, kv: KVCache, shape: KVShape) -> None:
-    """One token through the whole list, in the reserved page 0: threads start and BLAS takes its buffers before anyone waits."""
+def _warm_up(runner: Runner, kv: Any, shape: KVShape) -> None:
+    """One token through the whole list, in the reserved page 0: threads start and buffers are taken before anyone waits."""
     rows = Rows(1, len(shape.groups), 1)
     nothing = array("i", [0])
     new = NewRow(0, 0, RowParams(seed=0, choice=0, prompt_tokens=1), (0,), ((0,),) * len(shape.groups))

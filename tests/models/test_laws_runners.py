@@ -1,4 +1,4 @@
-"""The simulator's laws with the numpy runner as its executor: whatever happens around a request, its bits stay those it has alone.
+"""The simulator's laws with a real runner as its executor, the native one where the extension is: whatever happens around a request, its bits stay those it has alone.
 
 A tiny random model with window layers and a full one. Aborts, late closes, priorities, several choices, preemption, cold and warm cache,
 depth 1 … 4, block sizes 1, 4 and 16.
@@ -104,6 +104,7 @@ def executor(model: Path, block_tokens: int, pages: int, rows: int, budget: int)
         max_num_batched_tokens=budget,
         kv_cache_memory_bytes=pages * block_tokens * PAGE_TOKEN_BYTES,
         block_size=block_tokens,
+        kv_dtype="f32",
     )
     return worker.build(config, lambda stage, fraction: None)
 
@@ -159,7 +160,7 @@ def world(seed: int, policy: str, limits: Limits) -> World:
 
 
 def run(model: Path, here: World, answers: dict[tuple[str, int], Answer], block_tokens: int, pages: int) -> Counter[str]:
-    """The simulation of `here`, to its end, on the numpy runner: raises LawViolation."""
+    """The simulation of `here`, to its end, on a real runner: raises LawViolation."""
     clock = VirtualClock()
     device = executor(model, block_tokens, pages, here.limits.rows, here.limits.token_budget)
 
