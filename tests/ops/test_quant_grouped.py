@@ -61,3 +61,13 @@ def test_a_scale_that_is_no_number_shows() -> None:
     stored.scales[3, 1] = np.nan
     dense = stored.dense()
     assert np.isnan(dense[3, 128:]).all() and np.isfinite(np.delete(dense, 3, 0)).all() and np.isfinite(dense[3, :128]).all()
+
+
+@pytest.mark.parametrize(("bits", "size", "act_order"), CASES)
+def test_records_hold_everything_but_the_order(bits: int, size: int, act_order: bool) -> None:
+    stored, _ = make(bits, size, act_order)
+    records = stored.records(slice(2, 9))
+    groups, codes = COLUMNS // size, COLUMNS * bits // 8
+    assert records.shape == (7, stored.record_bytes) and records.flags.c_contiguous
+    assert np.array_equal(records[:, :codes], stored.codes[2:9]) and np.array_equal(records[:, codes + 4 * groups :], stored.zeros[2:9])
+    assert np.array_equal(records[:, codes : codes + 4 * groups].copy().view(np.float32), stored.scales[2:9])

@@ -55,6 +55,19 @@ class GroupedWeight:
         """The codes of the rows `part`, one a byte: uint8 [rows, K], in the order of the codes."""
         return unpacked(self.codes[part], self.bits)
 
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a row in `records`."""
+        return self.shape[1] * self.bits // 8 + 5 * self.scales.shape[1]
+
+    def records(self, part: slice) -> Bytes:
+        """The rows `part` whole, as native packing takes them: uint8 [rows, record_bytes].
+
+        A row is its codes, then its scales as fp32 (little-endian, at any byte), then its zeros.
+        """
+        codes, scales = self.codes[part], self.scales[part].astype("<f4")
+        return np.concatenate([codes, scales.view(np.uint8), self.zeros[part]], axis=1)
+
     def write(self, part: slice, out: Floats) -> int:
         """The rows `part` as fp32 into `out` [rows, K]; returns the bytes of their codes, scales and zeros."""
         codes = self.codes[part]
