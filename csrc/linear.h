@@ -11,7 +11,7 @@ namespace ridgeline {
 
 constexpr size_t kBlockRows = 16;        // rows of a packed block; the last block is padded with zero rows
 constexpr size_t kCodeGroup = 32;        // activations that share a scale
-constexpr size_t kLinearScratch = 256 << 10;  // bytes of scratch that a thread hands to every call
+constexpr size_t kLinearScratch = 1 << 20;  // bytes of scratch that a thread hands to every call
 
 enum Format : int {
     kF32, kF16, kBF16,

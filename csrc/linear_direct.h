@@ -27,10 +27,10 @@ inline void fetch(const uint8_t* p, size_t bytes) {
 }
 
 // acc += (integers of a part) * scale * activation's scale, minus minimum * activation's scale * (sum of the codes): the order that every
-// kernel keeps.
+// kernel keeps. The sign is the sum's: the product's sign is then the same even of zeros.
 inline Vec add_part(Vec acc, Ints dot, Vec scale, float x_scale) { return fma(floats(dot), scale * all(x_scale), acc); }
 inline Vec add_minimum(Vec acc, int32_t sum, Vec minimum, float x_scale) {
-    return fma(all(static_cast<float>(sum)), zero() - minimum * all(x_scale), acc);
+    return fma(all(-static_cast<float>(sum)), minimum * all(x_scale), acc);
 }
 
 // One record of 32 inputs onto M accumulators.

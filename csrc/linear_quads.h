@@ -87,6 +87,11 @@ template <int kBits> inline Ints widen(Pairs x) {
     const __m256i one = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(x.a, one), _mm256_madd_epi16(x.b, one)};
 }
+// Hides from the compiler how a sum came about: it would add products up in another order, and lack the registers for it.
+inline __m256i kept(__m256i sum) {
+    asm("" : "+x"(sum));
+    return sum;
+}
 // |w| is the unsigned operand and x takes w's sign.
 inline __m256i signed_products(__m256i w, __m256i x) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)), _mm256_set1_epi16(1));
@@ -96,9 +101,9 @@ template <int kBits> inline Pairs products(Pairs sum, Quad w, const int8_t* x) {
     if (kBits == 8) {
         const __m256i centre = _mm256_set1_epi8(static_cast<char>(0x80));
         const __m256i a = _mm256_xor_si256(w.a, centre), b = _mm256_xor_si256(w.b, centre);
-        return {_mm256_add_epi32(sum.a, signed_products(a, v)), _mm256_add_epi32(sum.b, signed_products(b, v))};
+        return {kept(_mm256_add_epi32(sum.a, signed_products(a, v))), kept(_mm256_add_epi32(sum.b, signed_products(b, v)))};
     }
-    return {_mm256_add_epi16(sum.a, _mm256_maddubs_epi16(w.a, v)), _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(w.b, v))};
+    return {kept(_mm256_add_epi16(sum.a, _mm256_maddubs_epi16(w.a, v))), kept(_mm256_add_epi16(sum.b, _mm256_maddubs_epi16(w.b, v)))};
 }
 
 #else

@@ -11,7 +11,7 @@ from ridgeline.compute.cpu.packing import PackedWeight, allocate
 from ridgeline.compute.ops.definition import Floats, Ints
 from ridgeline.compute.ops.quantised import GROUP
 
-SCRATCH_BYTES = 256 << 10
+SCRATCH_BYTES = 1 << 20
 """What a call may use beside its arguments."""
 
 Codes = tuple[NDArray[np.int8], Floats, Ints]
