@@ -15,6 +15,7 @@ from ridgeline.planning.arguments import Question, deployment_of, parse_objectiv
 from ridgeline.sim.durations import Constant, Durations, Observed, fitted
 from ridgeline.sim.fleet import Failures, Scaling
 from ridgeline.sim.lengths import parse_length
+from ridgeline.sim.sample import Sample
 from ridgeline.sim.scenario import Knobs, Scenario
 from ridgeline.sim.traces import read_steps, read_trace
 from ridgeline.sim.traffic import ClosedLoop, Traffic, parse_process
@@ -92,6 +93,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "prefixes": Setting(_whole(0, 1 << 20), 0, "different shared beginnings"),
     "shared": Setting(_whole(0, _MANY), 0, "tokens of a shared beginning"),
     "requests": Setting(_whole(1, 100_000_000), 2000, "requests to simulate"),
+    "sample": Setting(_number(1e-4, 1.0), None, "share of a diurnal day to simulate, in windows of all its hours"),
     "speed": Setting(_number(1e-3, 1e3), 1.0, "a trace played so many times as fast"),
     "step_time": Setting(_text, "roofline", "roofline, constant:STEP,TOKEN,CACHED in seconds, or the path of a step log"),
     "slo": Setting(_text, None, "objective, for instance ttft=500ms,itl=50ms"),
@@ -129,12 +131,13 @@ def scenario_of(model: str, settings: Mapping[str, str], trace: Path | None) -> 
         ),
     )
     load = tuple(read_trace(trace, value["speed"])) if trace is not None else _load(value, deployment.context)
+    sample = _sample(value, settings, trace)
     knobs = Knobs(**{name: value[name] for name in Knobs.__dataclass_fields__})
     return Scenario(
         deployment=deployment,
         knobs=knobs,
         load=load,
-        requests=len(load) if isinstance(load, tuple) and "requests" not in settings else value["requests"],
+        requests=_requests(value, settings, load, sample),
         replicas=value["replicas"],
         decode_replicas=value["decode_replicas"],
         routing=value["routing"],
@@ -142,6 +145,7 @@ def scenario_of(model: str, settings: Mapping[str, str], trace: Path | None) -> 
         failures=None if value["mtbf"] is None else Failures(value["mtbf"]),
         durations=_durations(value["step_time"]),
         objective=parse_objective(value["slo"]),
+        sample=sample,
     )
 
 
@@ -163,6 +167,24 @@ def _load(value: Mapping[str, Any], most: int) -> Traffic | ClosedLoop:
     if value["arrivals"] == "closed":
         return ClosedLoop(value["users"], value["think"], prompt, output, most, value["prefixes"], value["shared"])
     return Traffic(parse_process(value["arrivals"], value["rate"]), prompt, output, most, value["prefixes"], value["shared"])
+
+
+def _sample(value: Mapping[str, Any], settings: Mapping[str, str], trace: Path | None) -> Sample | None:
+    if value["sample"] is None:
+        return None
+    if trace is not None or value["arrivals"] != "diurnal" or "requests" in settings:
+        raise ConfigError("sample takes a share of a diurnal day; set arrivals=diurnal and a rate, and leave requests and traces out")
+    if value["autoscale"] is not None or value["mtbf"] is not None:
+        raise ConfigError("sample begins every window with a whole fleet; leave autoscale and mtbf out, or simulate the whole day")
+    return Sample(value["sample"])
+
+
+def _requests(value: Mapping[str, Any], settings: Mapping[str, str], load: object, sample: Sample | None) -> int:
+    asked: int = value["requests"]
+    rate: float = value["rate"]
+    if sample is not None:
+        return round(rate * sample.seconds)
+    return len(load) if isinstance(load, tuple) and "requests" not in settings else asked
 
 
 def _scaling(text: str | None, cold_start: float) -> Scaling | None:

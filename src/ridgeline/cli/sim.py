@@ -16,6 +16,7 @@ def sim(
     prompt: Annotated[str | None, typer.Option(help="Prompt tokens: 500, lognormal:500, uniform:500, exponential:500.")] = None,
     output: Annotated[str | None, typer.Option(help="Output tokens, the same way.")] = None,
     requests: Annotated[int | None, typer.Option(help="Requests to simulate [2000, or the whole trace].")] = None,
+    sample: Annotated[float | None, typer.Option(help="Simulate this share of a diurnal day, in windows of all its hours.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (ours, Mooncake) or csv (BurstGPT).")] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, name=value; a wrong name lists all.")] = None,
@@ -31,13 +32,15 @@ def sim(
     from ridgeline.cli.sim_tables import Runs, show
 
     flags = {"device": device, "replicas": replicas, "rate": rate, "users": users, "prompt": prompt, "output": output}
-    flags |= {"requests": requests, "slo": slo, "arrivals": "closed" if users is not None else None}
+    flags |= {"requests": requests, "slo": slo, "sample": sample}
+    flags |= {"arrivals": "closed" if users is not None else "diurnal" if sample is not None else None}
     given = {name: str(value) for name, value in flags.items() if value is not None}
     settings = given | parse_changes(change or [])
     check_page(html)
     with Runs(seeds, quiet=as_json) as runs:
         scenario = scenario_of(model, settings, trace)
         runs.run("as set", scenario)
+        runs.tell_sample()
         if find_replicas:
             runs.find_replicas(scenario)
         if find_knee:

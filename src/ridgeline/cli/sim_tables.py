@@ -77,6 +77,16 @@ class Runs(AbstractContextManager["Runs"]):
         self.done.append(Run(name, scenario, reports))
         return self.done[-1]
 
+    def tell_sample(self) -> None:
+        """What a sample stands for, and where its error is."""
+        first = self.done[0]
+        if first.scenario.sample is None:
+            return
+        sample, counted = first.scenario.sample, sum(report.requests for report in first.reports)
+        of = round(first.scenario.requests / sample.share)
+        error = "95 % intervals over the seeds are its error" if len(first.reports) > 1 else "its error needs --seeds 2 or more"
+        self.notes.append(f"A sample: {counted:,} requests counted, of days of {of:,}, in {sample.parts} windows a day; {error}.")
+
     def try_levers(self, changed: Callable[[dict[str, str]], Scenario], levers: dict[str, dict[str, str]]) -> None:
         """Runs every lever on the first run's requests, puts the best first and says what binds."""
         today = self.done[0]

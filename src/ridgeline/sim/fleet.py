@@ -94,6 +94,17 @@ class Fleet:
         """Those that are up."""
         return list(self._up.values())
 
+    def so_far(self, time: float) -> Tally:
+        """Sums and gaps at `time`, with those of steps that have begun."""
+        found = Tally()
+        for number, replica in self._up.items():
+            replica.catch_up(time)
+            self._wake(replica, time)
+            found.busy_seconds += replica.device.busy
+            found.replica_seconds += time - self._born[number]
+        found.add(self.tally)
+        return found
+
     def end(self) -> None:
         """Nothing will come any more: counts what the replicas did until the last of them stood still."""
         for replica in self._up.values():

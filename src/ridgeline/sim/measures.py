@@ -32,10 +32,10 @@ class Gaps:
         bucket = self._last[1]
         self._counts[bucket] = self._counts.get(bucket, 0) + count
 
-    def merge(self, other: "Gaps") -> None:
-        """Counts of another."""
+    def merge(self, other: "Gaps", sign: int = 1) -> None:
+        """Adds the counts of another, or takes those of an earlier moment away."""
         for bucket, count in other._counts.items():
-            self._counts[bucket] = self._counts.get(bucket, 0) + count
+            self._counts[bucket] = self._counts.get(bucket, 0) + sign * count
 
     def percentile(self, share: float) -> float:
         """The gap that a `share` of all gaps does not exceed; 0 where there are none."""
@@ -68,6 +68,13 @@ class Requests:
             column.append(value)
         for count, tokens_of in zip((self.prompt, self.output, self.cached), tokens, strict=True):
             count.append(tokens_of)
+
+    def extend(self, others: "Requests", begin: float, end: float) -> None:
+        """Appends those of `others` that arrived within [begin, end)."""
+        rows = zip(others.arrived, others.started, others.first, others.ended, others.prompt, others.output, others.cached, strict=True)
+        for arrived, started, first, ended, prompt, output, cached in rows:
+            if begin <= arrived < end:
+                self.add((arrived, started, first, ended), (prompt, output, cached))
 
     def __len__(self) -> int:
         return len(self.ended)
@@ -142,6 +149,13 @@ def curve(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(ranked[ceil(share * len(ranked)) - 1] for share in CURVE) if ranked else ()
 
 
+SUMS: Final = (
+    "gap_seconds", "gap_count", "rejected", "aborted", "preemptions",
+    "kv_seconds", "row_seconds", "waiting_seconds", "busy_seconds", "replica_seconds",
+)  # fmt: skip
+"""What a tally adds up."""
+
+
 @dataclass(slots=True)
 class Tally:
     """Everything that a fleet counts while it runs."""
@@ -165,19 +179,17 @@ class Tally:
         self.gap_seconds += seconds * count
         self.gap_count += count
 
-    def add_pool(self, other: "Tally") -> None:
-        """What the servers of a pool counted."""
-        self.gaps.merge(other.gaps)
-        for name in ("gap_seconds", "gap_count", "aborted", "preemptions", "kv_seconds", "row_seconds", "waiting_seconds"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.busy_seconds += other.busy_seconds
-        self.replica_seconds += other.replica_seconds
+    def add(self, other: "Tally", sign: int = 1) -> None:
+        """Adds sums and gaps of another, or takes those of an earlier moment away; requests are left as they are."""
+        self.gaps.merge(other.gaps, sign)
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + sign * getattr(other, name))
 
-    def figures(self, objective: Objective, dollars_per_hour: float | None = None) -> Figures:
-        """The report; `dollars_per_hour` for one replica."""
+    def figures(self, objective: Objective, dollars_per_hour: float | None = None, measured: float | None = None) -> Figures:
+        """The report; `dollars_per_hour` for one replica. `measured` seconds, where that is not the time from first to last."""
         done, ttft, tpot = self.requests, self.requests.ttft(), self.requests.tpot()
         e2e = [end - begin for end, begin in zip(done.ended, done.arrived, strict=True)]
-        seconds = max(1e-9, max(done.ended, default=0.0) - min(done.arrived, default=0.0))
+        seconds = measured or max(1e-9, max(done.ended, default=0.0) - min(done.arrived, default=0.0))
         output = sum(done.output)
         served = [Served(tokens, *times) for tokens, times in zip(done.output, zip(ttft, tpot, strict=True), strict=True)]
         met = request_goodput(served, seconds, objective)

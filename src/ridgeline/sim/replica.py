@@ -129,8 +129,8 @@ class Replica:
         """Stands where it can hear of something at `time`: at the end of the last step that begins before, or there if it idles."""
         self._pass_quiet(time)
         if self.engine.idle and self.time < time < inf:
-            self.measure()
             self.clock.advance_to(time)
+            self.measure()
 
     def turn(self) -> list[Done]:
         """A jump over the quiet steps that were looked ahead at; then, where no more of them follow, a turn of the engine."""
@@ -145,18 +145,19 @@ class Replica:
         if self._watch is not None:
             self._watch(turn)
         done = self._take(turn)
-        self.measure()
+        self.measure(ended=len(done))
         self._look_ahead()
         return done
 
-    def measure(self) -> None:
-        """Adds the time since the last call to the means over time: at what holds now, for pages at the mean of then and now."""
+    def measure(self, ended: int = 0) -> None:
+        """Adds the time since the last call to the means over time: at what holds now and the rows that `ended` with the step, for pages
+        at the mean of then and now."""
         seconds = self.time - self._measured
         if seconds > 0:
             self._measured = self.time
             life, pages = self.scheduler.life, self.scheduler.cache.pages
             self._tally.kv_seconds += seconds * (self._held + pages.held) / 2 / pages.count
-            self._tally.row_seconds += seconds * len(life.running)
+            self._tally.row_seconds += seconds * (len(life.running) + ended)
             self._tally.waiting_seconds += seconds * len(life.waiting)
             self._held = pages.held
 

@@ -15,6 +15,7 @@ from ridgeline.sim.durations import Durations, Roofline
 from ridgeline.sim.fleet import Failures, FleetSetting, Scaling
 from ridgeline.sim.measures import Figures
 from ridgeline.sim.replica import Setting
+from ridgeline.sim.sample import Sample, sample_cycle
 from ridgeline.sim.service import Handover, Service, Transferred
 from ridgeline.sim.traffic import Arrival, ClosedLoop, Traffic
 
@@ -40,6 +41,7 @@ class Scenario:
     """One question to the simulator. `load` is a stream, a closed loop, or recorded arrivals.
 
     decode_replicas  0: every replica does both; else `replicas` compute prompts and so many others the answers
+    sample           of a diurnal stream: windows of it in place of all of it
     """
 
     deployment: Deployment
@@ -53,17 +55,26 @@ class Scenario:
     failures: Failures | None = None
     durations: Durations | None = None
     objective: Objective = field(default_factory=Objective)
+    sample: Sample | None = None
 
     def run(self, seed: int, progress: Callable[[int], None] = lambda answered: None) -> Figures:
         """Simulates it once."""
-        setting = self.setting()
-        service = Service(FleetSetting(setting, self.replicas, self.routing, self.scaling, self.failures), seed, self._handover(setting))
+        price = self.deployment.device.price
+        dollars = price.dollars_per_hour * self.deployment.layout.ranks if price else None
+        if self.sample is not None:
+            assert isinstance(self.load, Traffic)
+            tally = sample_cycle(lambda: self._service(seed), self.load, self.sample, seed, progress)
+            return tally.figures(self.objective, dollars, self.sample.seconds)
+        service = self._service(seed)
         if isinstance(self.load, ClosedLoop):
             tally = service.run_closed(self.load, seed, self.requests, progress)
         else:
             tally = service.run(self._arrivals(seed), progress)
-        price = self.deployment.device.price
-        return tally.figures(self.objective, price.dollars_per_hour * self.deployment.layout.ranks if price else None)
+        return tally.figures(self.objective, dollars)
+
+    def _service(self, seed: int) -> Service:
+        setting = self.setting()
+        return Service(FleetSetting(setting, self.replicas, self.routing, self.scaling, self.failures), seed, self._handover(setting))
 
     def setting(self) -> Setting:
         """One replica. Raises ConfigError where a sequence of the deployment's context does not fit, with the flag that fixes it."""

@@ -58,6 +58,7 @@ class Service:
         self._agenda = Agenda()
         self._open = 0
         self._more = 0
+        self._marks = 0
         self._loop: dict[int, Iterator[Arrival]] = {}
         self.pools = [Fleet(setting, seed, self._agenda, self._finish if handover is None else self._hand_over, watch)]
         self._prefilled: dict[int, Done] = {}
@@ -78,15 +79,29 @@ class Service:
             self._ask_again(user, 0.0)
         return self._run(progress)
 
+    def mark(self, moment: float) -> Tally:
+        """Sums and gaps as they will be at `moment`: filled when the run gets there."""
+        found = Tally()
+        self._marks += 1
+
+        def note(time: float) -> None:
+            self._marks -= 1
+            found.add(self.tally)
+            for pool in self.pools:
+                found.add(pool.so_far(time))
+
+        self._agenda.at(moment, note)
+        return found
+
     def _run(self, progress: Progress) -> Tally:
         def busy() -> bool:
             progress(self.ended)
-            return self._open > 0 or self._more > 0
+            return self._open > 0 or self._more > 0 or self._marks > 0
 
         self._agenda.run(busy)
         for pool in self.pools:
             pool.end()
-            self.tally.add_pool(pool.tally)
+            self.tally.add(pool.tally)
         return self.tally
 
     def _next(self, arrivals: Iterator[Arrival]) -> None:

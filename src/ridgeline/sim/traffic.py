@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from math import cos, pi
 from random import Random
 from typing import Final
@@ -29,15 +30,17 @@ class Arrival:
     ticket: int = 0
 
 
-Gaps = Callable[[Random], Iterator[float]]
-"""Moments of arrival, ascending, without end."""
+DAY: Final = 86_400.0
+"""Seconds."""
+
+Gaps = Callable[[Random, float], Iterator[float]]
+"""Moments of arrival from a moment on, ascending, without end."""
 
 
 def poisson(rate: float) -> Gaps:
     """Independent arrivals, `rate` a second."""
 
-    def moments(rng: Random) -> Iterator[float]:
-        now = 0.0
+    def moments(rng: Random, now: float) -> Iterator[float]:
         while True:
             now += rng.expovariate(rate)
             yield now
@@ -55,7 +58,7 @@ def bursty(rate: float, burst: float = 4.0, cycle: float = 60.0) -> Gaps:
     return _thinned(rate * burst, at)
 
 
-def diurnal(rate: float, peak: float = 2.0, period: float = 86_400.0) -> Gaps:
+def diurnal(rate: float, peak: float = 2.0, period: float = DAY) -> Gaps:
     """A day: the rate follows a cosine between (2 − peak) and peak times the mean; 1 ≤ peak ≤ 2. It starts at its lowest."""
 
     def at(now: float) -> float:
@@ -67,8 +70,7 @@ def diurnal(rate: float, peak: float = 2.0, period: float = 86_400.0) -> Gaps:
 def _thinned(highest: float, at: Callable[[float], float]) -> Gaps:
     """A Poisson process of varying rate (Lewis and Shedler 1979)."""
 
-    def moments(rng: Random) -> Iterator[float]:
-        now = 0.0
+    def moments(rng: Random, now: float) -> Iterator[float]:
         while True:
             now += rng.expovariate(highest)
             if rng.random() * highest < at(now):
@@ -97,10 +99,16 @@ class Traffic:
 
     def arrivals(self, seed: int, count: int) -> Iterator[Arrival]:
         """The first `count` requests, in order of time."""
+        return islice(self._asked(seed, 0.0), count)
+
+    def within(self, seed: int, start: float, seconds: float) -> Iterator[Arrival]:
+        """The requests of so many seconds from the moment `start` on, whose time is counted from there."""
+        return takewhile(lambda arrival: arrival.time < seconds, self._asked(seed, start))
+
+    def _asked(self, seed: int, start: float) -> Iterator[Arrival]:
         rng = Random(seed)
-        moments = self.moments(Random(rng.getrandbits(64)))
-        for number in range(count):
-            yield _ask(next(moments), self, rng, -1, number)
+        for moment in self.moments(Random(rng.getrandbits(64)), start):
+            yield _ask(moment - start, self, rng, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +126,11 @@ class ClosedLoop:
     def requests(self, seed: int, user: int) -> Iterator[Arrival]:
         """What one user asks, one after the other; `time` is the pause before it."""
         rng = Random(f"{seed}:{user}")
-        number = 0
         while True:
-            pause = rng.expovariate(1.0 / self.think) if self.think else 0.0
-            yield _ask(pause, self, rng, user, number)
-            number += 1
+            yield _ask(rng.expovariate(1.0 / self.think) if self.think else 0.0, self, rng, user)
 
 
-def _ask(time: float, load: "Traffic | ClosedLoop", rng: Random, user: int, number: int) -> Arrival:
+def _ask(time: float, load: "Traffic | ClosedLoop", rng: Random, user: int) -> Arrival:
     prompt = min(load.prompt(rng), load.most - 1)
     prefix = rng.randrange(load.prefixes) + 1 if load.prefixes else 0
     return Arrival(time, prompt, min(load.output(rng), load.most - prompt), prefix, min(load.shared, prompt) if prefix else 0, user)

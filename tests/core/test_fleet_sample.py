@@ -1,0 +1,126 @@
+"""A sample of a day in windows says what the whole day says, within its error; looking at a fleet changes nothing of it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from ridgeline.cli.scenarios import parse_changes, scenario_of
+from ridgeline.core.params import Limits
+from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.errors import ConfigError
+from ridgeline.planning.objectives import Objective
+from ridgeline.sim.durations import Constant
+from ridgeline.sim.experiment import interval
+from ridgeline.sim.fleet import FleetSetting
+from ridgeline.sim.lengths import constant, uniform
+from ridgeline.sim.measures import Figures, Tally
+from ridgeline.sim.replica import Setting
+from ridgeline.sim.sample import Sample, sample_cycle
+from ridgeline.sim.service import Service
+from ridgeline.sim.traffic import Arrival, Traffic, diurnal
+
+SERVER = Setting(
+    Limits(rows=2, token_budget=256, max_model_len=512, max_waiting=10_000, prefix_caching=False),
+    KVShape((KVGroup("full", (0,)),), 16, 200, b"sample"),
+    Constant(0.01),
+)
+FLEET = FleetSetting(SERVER, replicas=3)
+PERIOD, RATE = 240.0, 10.0
+TRAFFIC = Traffic(diurnal(RATE, 1.8, PERIOD), constant(20), uniform(25), 500)
+
+
+def whole(seed: int) -> Figures:
+    """A whole cycle."""
+    arrivals = TRAFFIC.within(seed, 0.0, PERIOD)
+    return Service(FLEET, seed).run(arrivals).figures(Objective(ttft=0.1), measured=PERIOD)
+
+
+def thin(seed: int, sample: Sample) -> Figures:
+    """A sample of it."""
+    tally = sample_cycle(lambda: Service(FLEET, seed), TRAFFIC, sample, seed, lambda ended: None)
+    return tally.figures(Objective(ttft=0.1), measured=sample.seconds)
+
+
+def test_a_sample_is_near_the_whole() -> None:
+    full = [whole(seed) for seed in range(3)]
+    part = [thin(seed, Sample(0.2, PERIOD, settle=2.0)) for seed in range(5)]
+    assert sum(each.requests for each in part) < 0.4 * sum(each.requests for each in full)
+    for name in ("output_tokens_per_second", "running", "utilisation", "met"):
+        found = interval([getattr(each, name) for each in part])
+        expected = interval([getattr(each, name) for each in full])
+        assert found.half is not None and expected.half is not None
+        assert abs(found.mean - expected.mean) < found.half + expected.half, name
+        assert found.half < 0.15 * found.mean, name
+
+
+def test_windows_lie_in_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[float] = []
+    within = Traffic.within
+
+    def noted(self: Traffic, seed: int, start: float, seconds: float):  # type: ignore[no-untyped-def]
+        begun.append(start)
+        assert seconds == pytest.approx(0.1 * 60 + 2 * 4)
+        return within(self, seed, start, seconds)
+
+    monkeypatch.setattr(Traffic, "within", noted)
+    found = thin(1, Sample(0.1, PERIOD, parts=4, settle=4.0))
+    assert [int((start + 4.0) // 60) for start in begun] == [0, 1, 2, 3]
+    assert found.seconds == pytest.approx(24) and found.replica_seconds == pytest.approx(72)
+    assert found.requests == pytest.approx(RATE * 24, rel=0.25)
+
+
+@pytest.mark.parametrize("jump", [False, True])
+def test_means_over_time_obey_little(jump: bool) -> None:
+    """Mean rows = answers a second · seconds in a row (Little 1961), at a load at which servers idle half of the time."""
+    fleet = replace(FLEET, replica=replace(SERVER, jump=jump))
+    found = Service(fleet, 1).run(TRAFFIC.within(1, 0.0, 60.0)).figures(Objective())
+    served = found.requests * (found.e2e.mean - found.queue.mean)
+    assert found.running * found.replica_seconds == pytest.approx(served, rel=1e-6)
+
+
+def test_looking_changes_nothing() -> None:
+    rng = Random(2)
+    asked = sorted(rng.uniform(0, 30) for _ in range(150))
+
+    def run(moments: list[float]) -> tuple[Tally, list[Tally]]:
+        service = Service(FLEET, 4)
+        marks = [service.mark(moment) for moment in moments]
+        return service.run(Arrival(time, 20, 30) for time in asked), marks
+
+    plain, _ = run([])
+    seen, marks = run([rng.uniform(0, 40) for _ in range(60)])
+    assert list(seen.requests.ended) == list(plain.requests.ended) and seen.gaps._counts == plain.gaps._counts
+    assert all(mark.gap_count <= plain.gap_count for mark in marks) and len({mark.gap_count for mark in marks}) > 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (["sample=0.1"], "arrivals=diurnal"),
+        (["sample=0.1", "arrivals=diurnal", "requests=5"], "leave requests"),
+        (["sample=0.1", "arrivals=diurnal", "autoscale=1:2"], "leave autoscale"),
+        (["sample=0", "arrivals=diurnal"], "0.0001 … 1"),
+    ],
+)
+def test_a_sample_that_cannot_be(changes: list[str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        scenario_of("llama-3-8b", parse_changes(changes), None)
+
+
+def test_the_command_tells_what_the_sample_stands_for() -> None:
+    settings = ["--set", "step_time=constant:0.05", "--rate", "0.05", "--prompt", "20", "--output", "4", "--sample", "0.01", "--seeds", "2"]
+    command = [sys.executable, "-c", "from ridgeline.cli.main import main; main()", "sim", "llama-3-8b", *settings]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "of days of 4,300" in said.replace("\n", " ") and "12 windows a day; 95 %" in said.replace("\n", " ")
+    found = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True).stdout)
+    assert found["runs"][0]["seconds"]["mean"] == pytest.approx(864)
+
+
+def test_a_sample_of_nothing_is_nothing() -> None:
+    empty = replace(TRAFFIC, moments=diurnal(1e-6, 1.8, PERIOD))
+    tally = sample_cycle(lambda: Service(FLEET, 1), empty, Sample(0.1, PERIOD, parts=2, settle=1.0), 1, lambda ended: None)
+    assert len(tally.requests) == 0 and tally.replica_seconds == pytest.approx(72)
