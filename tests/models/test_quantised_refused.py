@@ -181,6 +181,20 @@ def test_data_that_do_not_fit_are_refused_at_load(words: str, home: Path, tmp_pa
         map_weights(facts)
 
 
+def test_biases_of_zeros(home: Path, tmp_path: Path) -> None:
+    """AutoGPTQ wrote them for every module; without a place in the architecture they may be nothing but zeros."""
+    import torch
+
+    plain = read_model_facts(home / GPTQ)
+    zeros = {Q + "bias": torch.zeros(128, dtype=torch.float16)}
+    facts = read_model_facts(change_tensors(home / GPTQ, tmp_path / "zeros", lambda t: t.update(zeros)))
+    assert facts.tensors.keys() == plain.tensors.keys()
+    for words, bias in (("and it is not zero", torch.eye(1, 128)[0].half()), (r"has shape \(127,\)", torch.zeros(127))):
+        changed = change_tensors(home / GPTQ, tmp_path / str(len(bias)), lambda t, bias=bias: t.update({Q + "bias": bias}))
+        with pytest.raises(ModelFormatError, match=words):
+            read_model_facts(changed)
+
+
 def test_an_order_that_was_never_set_is_none(home: Path, tmp_path: Path) -> None:
     facts = read_model_facts(change_tensors(home / GPTQ, tmp_path / "changed", lambda t: t[Q + "g_idx"].fill_(-1)))
     assert map_weights(facts)["blk.0.attn_q.weight"].order is None  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from ridgeline.facts.checkpoint_rope import read_config_ropes
 from ridgeline.facts.config_json import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields, config_fields, layer_kinds
 from ridgeline.facts.fingerprint import fingerprint
 from ridgeline.facts.gguf_values import quoted
-from ridgeline.facts.integers import gather_integers
+from ridgeline.facts.integers import drop_zero_biases, gather_integers
 from ridgeline.facts.json_file import read_text
 from ridgeline.facts.model import ModelFacts, TensorFacts
 from ridgeline.facts.names import canonical_tensors, expected_shapes, parts_of
@@ -38,6 +38,7 @@ def read_checkpoint(directory: Path) -> ModelFacts:
     flags = {flag: fields.flag(flag) for flag in set(architecture.biases.values()) - {"always"}}
     positions = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
     must, may = expected_shapes(architecture, facts, positions, flags)
+    matrices = drop_zero_biases(matrices, lambda stored_name: set(parts_of(stored_name, layout) or ()) <= must.keys())
     tensors = canonical_tensors(matrices, layout, must, may, name)
     return replace(facts, tensors=tensors, fingerprint=fingerprint(files, stored.values(), text.encode()))
 

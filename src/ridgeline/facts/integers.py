@@ -1,9 +1,10 @@
 """From the tensors of a quantised checkpoint to matrices: codes, scales, zeros and order of a module become one `TensorFacts`.
 
-Owns the names and shapes of those tensors. Reads no weights: what only the data says is checked where it is loaded.
+Owns the names and shapes of those tensors. Reads no weights but biases that should be zero: what only the data says is checked where
+it is loaded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 
 from ridgeline.errors import ModelFormatError
@@ -60,6 +61,32 @@ def gather_integers(stored: Mapping[str, TensorFacts], quantisation: Quantisatio
             raise ModelFormatError(f"the files hold {quoted(name)} and {module[-80:]}.weight; which one is meant cannot be known")
         found[f"{module}.weight"] = _matrix(module, codes, parts, quantisation)
     return found
+
+
+def drop_zero_biases(tensors: Mapping[str, TensorFacts], known: Callable[[str], bool]) -> dict[str, TensorFacts]:
+    """Without the biases of quantised modules that the architecture does not have: AutoGPTQ wrote zeros for every module. Those are read.
+
+    known  whether the architecture has a place for a stored name
+    Raises ModelFormatError where such a bias is not zero.
+    """
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        module, _, last = name.rpartition(".")
+        matrix = tensors.get(f"{module}.weight")
+        if last != "bias" or matrix is None or matrix.integers is None or known(name):
+            continue
+        _check_zero(tensor, matrix.shape[0])
+        del found[name]
+    return found
+
+
+def _check_zero(bias: TensorFacts, rows: int) -> None:
+    if bias.shape != (rows,):
+        raise ModelFormatError(f"tensor {quoted(bias.name)} has shape {bias.shape}, {(rows,)} was expected; download the file again")
+    with bias.file.open("rb") as file:
+        file.seek(bias.offset)
+        if file.read(bias.bytes).strip(b"\0"):
+            raise ModelFormatError(f"tensor {quoted(bias.name)} is a bias that the architecture does not have, and it is not zero")
 
 
 def _check_plain(stored: Mapping[str, TensorFacts]) -> None:
