@@ -149,8 +149,8 @@ def test_a_history_is_a_function_of_ids() -> None:
     for token in OUTPUTS:
         grown.push(token)
     made = history_of(asked, IDS)
-    assert made is not None and (made.ids, made.counts) == (grown.ids, grown.counts)
-    assert made.counts == {3: 0, 5: 1, 7: 0, 9: 2, 11: 1}
+    assert made is not None and (made.ids, made.seen, made.times) == (grown.ids, grown.seen, grown.times)
+    assert dict(zip(made.seen, made.times, strict=True)) == {3: 0, 5: 1, 7: 0, 9: 2, 11: 1}
 
 
 def test_the_order_is_vllms() -> None:

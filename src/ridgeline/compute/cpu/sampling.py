@@ -19,7 +19,7 @@ from ridgeline.core.params import RowParams
 from ridgeline.core.plan import TokenLogprobs
 
 Floats = NDArray[np.float32]
-Record = NDArray[np.void]
+Records = NDArray[np.void]
 
 RECORD: Final = np.dtype(
     [
@@ -42,8 +42,10 @@ class Prepared(NamedTuple):
     """What stays the same from step to step of a row: its parameters, the record made of them, and the arrays that the record points to."""
 
     params: RowParams
-    record: Record
+    record: bytes
     arrays: tuple[np.ndarray, ...]
+    changes: bool
+    """Whether more than the position changes."""
 
 
 class Sampler:
@@ -81,47 +83,57 @@ class Sampler:
 
     def _records(
         self, params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[History | None]
-    ) -> tuple[Record, list[np.ndarray]]:
+    ) -> tuple[Records, list[np.ndarray]]:
         """Records of a step but for where logits are and best ids go, and arrays to be kept until they are answered."""
         known = self._prepared
         self._prepared = {id(row): known.get(id(row)) or prepare(row, self._vocab) for row in params}
-        rows = np.concatenate([self._prepared[id(row)].record for row in params])
+        prepared = [self._prepared[id(row)] for row in params]
+        rows: Records = np.frombuffer(bytearray().join(each.record for each in prepared), RECORD)
         rows["position"] = positions
         alive: list[np.ndarray] = []
-        for record, row, position, history in zip(rows, params, positions, histories, strict=True):
-            if not min_tokens.asked(row, position - row.prompt_tokens):
-                record["stops_count"] = 0
-            if bad_words.asked(row, 0):
-                assert history is not None
-                completing = bad_words.completing(row.sampling.bad_words, history.ids)
-                alive += _point(record, np.array(completing, np.int32), "completing", "completing_count")
-            if penalties.asked(row, 0):
-                assert history is not None
-                alive += _point(record, np.fromiter(history.counts, np.int32), "seen", "seen_count")
-                alive += _point(record, np.fromiter(history.counts.values(), np.int32), "times", "seen_count")
+        for index, (each, position, history) in enumerate(zip(prepared, positions, histories, strict=True)):
+            if each.changes:
+                alive += _change(rows[index], each.params, position, history)
         return rows, alive
 
 
 def prepare(row: RowParams, vocab: int) -> Prepared:
     """The record of a row's parameters; what they ask for only at some outputs is in it too."""
     asked = row.sampling
-    record = np.zeros(1, RECORD)
-    first = record[0]
-    first["seed"], first["choice"] = row.seed, row.choice
-    first["temperature"], first["top_p"], first["top_k"] = asked.temperature, asked.top_p, asked.top_k
-    first["log_min_p"] = log(asked.min_p) if asked.min_p > 0 else -inf
-    first["repetition"], first["frequency"], first["presence"] = asked.repetition_penalty, asked.frequency_penalty, asked.presence_penalty
-    first["best_count"] = -1 if asked.logprobs is None else asked.logprobs
-    arrays = []
+    record = np.zeros((), RECORD)
+    record["seed"], record["choice"] = row.seed, row.choice
+    record["temperature"], record["top_p"], record["top_k"] = asked.temperature, asked.top_p, asked.top_k
+    record["log_min_p"] = log(asked.min_p) if asked.min_p > 0 else -inf
+    record["repetition"] = asked.repetition_penalty
+    record["frequency"], record["presence"] = asked.frequency_penalty, asked.presence_penalty
+    record["best_count"] = -1 if asked.logprobs is None else asked.logprobs
+    arrays: list[np.ndarray] = []
     if asked.allowed_ids is not None:
-        arrays += _point(first, mask(asked.allowed_ids, vocab), "allowed")
+        arrays += _point(record, mask(asked.allowed_ids, vocab), "allowed")
     if row.banned_until:
-        arrays += _point(first, np.array(row.banned_until, np.int32), "stops", "stops_count")
+        arrays += _point(record, np.array(row.banned_until, np.int32), "stops", "stops_count")
     if bias.asked(row, 0):
         ids, values = zip(*asked.logit_bias, strict=True)
-        arrays += _point(first, np.array(ids, np.int32), "biased", "bias_count")
-        arrays += _point(first, np.array(values, np.float64), "bias", "bias_count")
-    return Prepared(row, record, tuple(arrays))
+        arrays += _point(record, np.array(ids, np.int32), "biased", "bias_count")
+        arrays += _point(record, np.array(values, np.float64), "bias", "bias_count")
+    changes = bool(row.banned_until) or bad_words.asked(row, 0) or penalties.asked(row, 0)
+    return Prepared(row, record.tobytes(), tuple(arrays), changes)
+
+
+def _change(record: Any, row: RowParams, position: int, history: History | None) -> list[np.ndarray]:
+    """Writes into a row's record what differs from step to step; what is returned must live until it is answered."""
+    alive: list[np.ndarray] = []
+    if not min_tokens.asked(row, position - row.prompt_tokens):
+        record["stops_count"] = 0
+    if bad_words.asked(row, 0):
+        assert history is not None
+        completing = bad_words.completing(row.sampling.bad_words, history.ids)
+        alive += _point(record, np.array(completing, np.int32), "completing", "completing_count")
+    if penalties.asked(row, 0):
+        assert history is not None
+        record["seen"], record["seen_count"] = history.seen.buffer_info()
+        record["times"], _ = history.times.buffer_info()
+    return alive
 
 
 def mask(ids: Sequence[int], vocab: int) -> NDArray[np.uint32]:

@@ -20,9 +20,8 @@ def asked(row: RowParams, output: int) -> bool:
 def apply(logits: Logits, row: RowParams, history: History | None) -> None:
     """Changes the logits of the ids in the row's history."""
     assert history is not None
-    counts, sampling = history.counts, row.sampling
-    ids = np.fromiter(counts, np.int64, len(counts))
-    times = np.fromiter(counts.values(), np.float64, len(counts))
+    sampling = row.sampling
+    ids, times = np.array(history.seen), np.array(history.times, np.float64)
     values = logits[ids].astype(np.float64)
     values = np.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
     values -= sampling.frequency_penalty * times + sampling.presence_penalty * (times > 0)
