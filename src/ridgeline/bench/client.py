@@ -16,7 +16,8 @@ from msgspec import Meta, Struct
 from ridgeline.bench.http import Http, HttpError, message_of
 
 Api = Literal["completions", "chat"]
-PATHS: Final[Mapping[Api, str]] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+PATHS: Final[Mapping[Api, str]] = {"completions": "/completions", "chat": "/chat/completions"}
+"""Behind the API's version."""
 KEPT_CHARACTERS: Final = 4_000
 """Of an answer's text."""
 LINE_BYTES: Final = 4 << 20
@@ -58,8 +59,9 @@ _DECODER: Final = msgspec.json.Decoder(_Event)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request that is ready to be sent. due: seconds after the start of an open loop; prompt, output: tokens that are asked for."""
+    """A request that is ready to be sent. prompt, output: tokens that are asked for; due: seconds after the start of an open loop."""
 
+    number: int
     body: bytes
     prompt: int
     output: int
@@ -173,7 +175,7 @@ class Client:
     """Requests to one server by one of its APIs."""
 
     def __init__(self, http: Http, api: Api, seconds: float) -> None:
-        self._http, self._path, self._seconds = http, PATHS[api], seconds
+        self._http, self._path, self._seconds = http, http.version + PATHS[api], seconds
 
     async def run(self, ask: Ask, intended: float) -> Outcome:
         """Sends the request now and reads its answer to the end. What fails is in the outcome; nothing is raised."""

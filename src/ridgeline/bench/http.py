@@ -4,6 +4,7 @@ Owns connections, which stay open for the next request, and the limits of what a
 """
 
 import asyncio
+import re
 import ssl
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ READ_BYTES: Final = 64 << 10
 BODY_BYTES: Final = 64 << 20
 """Of one answer."""
 CONNECT_SECONDS: Final = 30.0
+VERSION: Final = re.compile(r"/v\d+$")
 
 
 class HttpError(Exception):
@@ -35,16 +37,17 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a server is: the host and port of its URL, and the path before `/v1`."""
+    """Where a server is: the host and port of its URL, the path before its API, and the API's version (`/v1`, with OpenVINO `/v3`)."""
 
     host: str
     port: int
-    path: str
+    root: str
+    version: str
     secure: bool
 
     @classmethod
     def of(cls, url: str) -> "Target":
-        """`http://host:port`, with or without a path, a trailing slash or `/v1`. Raises ConfigError."""
+        """`http://host:port`, with or without a path, a trailing slash or a version. Raises ConfigError."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -52,8 +55,9 @@ class Target:
             host, port = None, None
         if not host or parts.scheme not in ("http", "https") or not url.isascii() or not url.isprintable() or " " in url:
             raise ConfigError(f"{url[:80]!r} is no address of a server; write http://HOST:PORT")
-        secure = parts.scheme == "https"
-        return cls(host, port or (443 if secure else 80), parts.path.rstrip("/").removesuffix("/v1"), secure)
+        secure, path = parts.scheme == "https", parts.path.rstrip("/")
+        found = VERSION.search(path)
+        return cls(host, port or (443 if secure else 80), path[: found.start()] if found else path, found[0] if found else "/v1", secure)
 
 
 @dataclass(slots=True)
@@ -168,6 +172,7 @@ class Http:
 
     def __init__(self, target: Target, key: str | None = None) -> None:
         self._target = target
+        self.version = target.version
         self._idle: list[_Connection] = []
         self._tls = ssl.create_default_context() if target.secure else None
         name = f"[{target.host}]" if ":" in target.host else target.host
@@ -194,7 +199,7 @@ class Http:
             self._idle.pop().close()
 
     def _request(self, method: str, path: str, body: bytes) -> bytes:
-        head = f"{method} {self._target.path}{path} HTTP/1.1\r\n{self._headers}"
+        head = f"{method} {self._target.root}{path} HTTP/1.1\r\n{self._headers}"
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if method == "POST" else ""
         return head.encode() + b"\r\n" + body
 

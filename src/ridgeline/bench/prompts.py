@@ -3,12 +3,13 @@
 Owns the words and how their cost is found: by `/tokenize` where the server has it, else by the usage of two requests for one token.
 """
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from ridgeline.bench.client import PATHS, Api
+from ridgeline.bench.client import Api, Ask, Client, body_of
 from ridgeline.bench.http import Http, HttpError
 from ridgeline.errors import ConfigError
 from ridgeline.sim.traffic import Arrival
@@ -117,13 +118,15 @@ async def _asked(http: Http, form: tuple[str, str], model: str) -> Costs | None:
 
 
 def _probe(http: Http, api: Api, model: str) -> Count:
+    client = Client(http, api, 600.0)
+
     async def count(text: str) -> int:
-        asked: dict[str, Any] = {"prompt": text} if api == "completions" else {"messages": [{"role": "user", "content": text}]}
-        found = await http.post(PATHS[api], {"model": model, **asked, "max_tokens": 1, "temperature": 0}, 600.0)
-        tokens = found.get("usage", {}).get("prompt_tokens") if isinstance(found, dict) else None
-        if type(tokens) is not int or not 0 < tokens < 1 << 24:
-            raise HttpError("no usage", "an answer has no usage.prompt_tokens")
-        return tokens
+        found = await client.run(Ask(0, body_of(api, model, text, 1, False, {}), 0, 1), time.perf_counter())
+        if found.error is not None:
+            raise HttpError(found.error, found.message)
+        if not found.counted or not found.prompt:
+            raise HttpError("no usage", "an answer has no usage")
+        return found.prompt
 
     return count
 

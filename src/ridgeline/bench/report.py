@@ -55,6 +55,7 @@ class Figures:
     ttft, e2e          from when a request should have been sent          tpot  of answers of two tokens and more
     itl                between events that brought tokens                 tokens_per_event  how many such an event had
     decode_tokens_per_second   of one stream: the inverse of the median TPOT
+    prefill_tokens_per_second  of one prompt: the median of its tokens over its TTFT
     at_once            requests in progress, mean over time               short  answers with fewer tokens than asked for
     exact              share of prompts with as many tokens as asked for, by the server's count
     counted            share of answers whose tokens the server counted; others by events
@@ -79,6 +80,7 @@ class Figures:
     tpot: Spread
     e2e: Spread
     decode_tokens_per_second: float
+    prefill_tokens_per_second: float
     tokens_per_event: float
     at_once: float
     cached_share: float
@@ -123,6 +125,7 @@ def figures(measured: Measured, objective: Objective) -> Figures:
         tpot=between,
         e2e=Spread.of(e2e),
         decode_tokens_per_second=1 / between.p50 if between.p50 else 0.0,
+        prefill_tokens_per_second=Spread.of([tokens / max(1e-9, wait) for tokens, wait in zip(table.prompt, ttft, strict=True)]).p50,
         tokens_per_event=output / max(1, sum(each.events for each in done)),
         at_once=sum(e2e) / seconds,
         cached_share=sum(table.cached) / max(1, prompt),
@@ -150,6 +153,7 @@ ROWS: Final[Mapping[str, tuple[str, str]]] = {
     "at_once": ("in progress, mean", PLAIN),
     "output_tokens_per_second": ("output tokens", RATE), "total_tokens_per_second": ("prompt and output tokens", RATE),
     "requests_per_second": ("requests", RATE), "decode_tokens_per_second": ("output tokens of one stream", RATE),
+    "prefill_tokens_per_second": ("prompt tokens over TTFT", RATE),
     "goodput_tokens": ("goodput, useful tokens", RATE), "goodput_requests": ("goodput, requests within the objective", RATE),
     "met": ("requests within the objective", SHARE),
     **{f"{key}.{share}": (f"{key.upper()} {share}", SECONDS) for key in ("ttft", "itl", "tpot", "e2e") for share in (*SHARES, "mean")},

@@ -1,7 +1,7 @@
 """A server that is measured: its model, its words, and loads that are put on it. One for each address, kept over all rounds."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ridgeline.bench.client import Api, Ask, Client, body_of
@@ -13,6 +13,9 @@ from ridgeline.sim.traffic import Arrival
 
 WARM_UP_SEED: Final = 1 << 40
 """Added to the seed of warm-up prompts, which nobody should find in a cache."""
+
+UNNAMED: Final = "unnamed"
+"""What a server is asked for that has no list of models, where no name is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,10 @@ class Manner:
     ignore_eos: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    def named(self, model: str | None) -> "Manner":
+        """The same with a model where none is named."""
+        return self if self.model is not None or model is None else replace(self, model=model)
+
 
 class Session:
     """Use `await Session.open(…)`; `close` ends its connections."""
@@ -55,7 +62,10 @@ class Session:
     async def open(cls, url: str, manner: Manner, seed: int) -> "Session":
         """Finds the model and learns what words cost. Raises ConfigError where the server does not answer."""
         http = Http(Target.of(url), manner.key)
-        model = manner.model or await _first_model(http, url)
+        try:
+            model = manner.model or await first_model(http)
+        except HttpError as error:
+            raise ConfigError(f"{url[:80]} does not list its models: {error}; is it an OpenAI-compatible server?") from None
         costs = await learn_costs(http, manner.api, model)
         return cls(http, manner, model, costs.source, Prompts(costs, seed))
 
@@ -83,15 +93,18 @@ class Session:
         for number, arrival in enumerate(arrivals, first):
             text = self._prompts.text(arrival, number)
             body = body_of(manner.api, self.model, text, arrival.output, manner.ignore_eos, manner.extra)
-            yield Ask(body, arrival.prompt, arrival.output, arrival.time)
+            yield Ask(number, body, arrival.prompt, arrival.output, arrival.time)
 
 
-async def _first_model(http: Http, url: str) -> str:
+async def first_model(http: Http) -> str:
+    """The name of the first model that the server lists; `UNNAMED` where it has no list. Raises HttpError where it does not answer."""
     try:
-        found = await http.get("/v1/models")
+        found = await http.get(f"{http.version}/models")
     except HttpError as error:
-        raise ConfigError(f"{url[:80]} does not list its models: {error}; is it an OpenAI-compatible server?") from None
+        if error.kind == "HTTP 404":
+            return UNNAMED
+        raise
     try:
         return str(found["data"][0]["id"])[:500]
     except (KeyError, IndexError, TypeError):
-        raise ConfigError(f"{url[:80]}/v1/models names no model; name one with --model", fix={"--model": "NAME"}) from None
+        raise HttpError("no models", f"{http.version}/models names no model; name one with --model") from None

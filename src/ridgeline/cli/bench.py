@@ -6,6 +6,7 @@ from ridgeline.cli.verbs import group
 
 VERBS: Final[dict[str, str]] = {
     "serve": "Put load on an OpenAI-compatible server and measure what its users see.",
+    "compare": "Measure servers in turn, on the same prompts, and say by what ratio they differ.",
     "roofline": "Measure what this machine can do at most.",
     "kernels": "Time products with packed weights beside what the machine allows.",
     "offline": "Run batches through the engine alone, without HTTP.",

@@ -57,7 +57,8 @@ def loads_of(asked: Asked) -> list[Load]:
         return [Load(f"burst of {asked.requests or REQUESTS}", _burst(asked), most, opened=True)]
     if rates:
         return [Load(f"{rate:g}/s", _open(asked, rate), most, opened=True) for rate in rates]
-    return [Load(f"{count} stream{'' if count == 1 else 's'}", _closed(asked), count, seconds=asked.seconds) for count in map(int, streams or [1])]
+    counts = [int(each) for each in streams or [1]]
+    return [Load(f"{count} stream{'s' * (count > 1)}", _closed(asked), count, seconds=asked.seconds) for count in counts]
 
 
 def _listed(flag: str, text: str | None) -> list[float]:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from ridgeline.bench.load import Measured
 from ridgeline.bench.page import bench_page
 from ridgeline.bench.report import Figures, as_dict, figures, notes, rows
 from ridgeline.bench.session import Load, Manner, Session
+from ridgeline.cli.pages import check_page
 from ridgeline.errors import ConfigError
 from ridgeline.facts.noise import Noise, Watch
 from ridgeline.planning.objectives import Objective
@@ -141,3 +143,19 @@ def parse_body(text: str | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"--extra-body {text!r:.60} is no JSON object", fix={"--extra-body": '{"temperature": 1}'})
     return found
+
+
+def check_json(path: Path | None) -> None:
+    """Before anything long begins. Raises ConfigError where the file cannot be written."""
+    check_page(path if str(path) != "-" else None, "--json")
+
+
+def write_json(path: Path | None, found: dict[str, Any]) -> None:
+    """To the file, or for - to stdout."""
+    if path is None:
+        return
+    text = json.dumps(found, ensure_ascii=False)
+    if str(path) == "-":
+        print(text)
+    else:
+        path.expanduser().write_text(text + "\n", encoding="utf-8")

@@ -1,6 +1,5 @@
 """`ridgeline bench serve`: load on an OpenAI-compatible server, and what its users see. Owns the flags, and where results go."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +36,7 @@ def serve(
     """Put load on an OpenAI-compatible server and measure what its users see."""
     from ridgeline.bench.session import Manner
     from ridgeline.cli.bench_loads import Asked, loads_of
-    from ridgeline.cli.bench_runs import Runs, drawn_seed, parse_api, parse_body
+    from ridgeline.cli.bench_runs import Runs, check_json, drawn_seed, parse_api, parse_body, write_json
     from ridgeline.cli.pages import check_page, write_page
     from ridgeline.planning.arguments import parse_objective
 
@@ -47,16 +46,11 @@ def serve(
     runs = Runs(url, manner, number, parse_objective(slo))
     loads = loads_of(asked)
     check_page(html)
-    check_page(as_json if str(as_json) != "-" else None, "--json")
+    check_json(as_json)
     runs.run(loads, warm_up)
     if html is not None:
         write_page(html, runs.page())
-    if as_json is not None:
-        text = json.dumps(runs.as_dict(), ensure_ascii=False)
-        if str(as_json) == "-":
-            print(text)
-        else:
-            as_json.expanduser().write_text(text + "\n", encoding="utf-8")
+    write_json(as_json, runs.as_dict())
     if str(as_json) != "-":
         runs.show()
     if not runs.answered:
