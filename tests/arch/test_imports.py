@@ -137,7 +137,7 @@ def test_one_door_in() -> None:
 
 def test_model_families_are_named_in_their_files_and_tables_only() -> None:
     tables = ("facts/architectures.py", "facts/families.py", "facts/source.py", "text/choose.py", "text/pretokenizers.py")
-    words_of_files = ("facts/checkpoint_rope.py", "facts/rope.py")  # a kind of RoPE scaling is called "llama3"
+    words_of_files = ("facts/checkpoint_rope.py", "facts/rope.py", "bench/servers.py")  # a RoPE scaling "llama3", a program "llama-server"
     allowed = ("compute/models/", *tables, *words_of_files)
     for name, tree in modules():
         if name.startswith(allowed):
@@ -151,9 +151,8 @@ def test_model_families_are_named_in_their_files_and_tables_only() -> None:
 
 @pytest.mark.parametrize("blocked", ["numpy", "torch"])
 def test_core_and_command_line_import_without(blocked: str) -> None:
-    names = [
-        n[:-3].replace("/", ".") for n, _ in modules() if n.startswith(("core/", "sim/", "server/", "engine/", "cli/", "facts/", "text/"))
-    ]
+    folders = ("core/", "sim/", "server/", "engine/", "cli/", "facts/", "text/", "bench/")
+    names = [n[:-3].replace("/", ".") for n, _ in modules() if n.startswith(folders)]
     names = [f"ridgeline.{n.removesuffix('.__init__')}" for n in names if not n.endswith("__main__")]
     program = f"import sys\nsys.modules[{blocked!r}] = None\nimport importlib\nfor n in {names!r}: importlib.import_module(n)\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
