@@ -159,8 +159,10 @@ def tensors_of(matrix: Quantised, scheme: Scheme) -> dict[str, np.ndarray]:
     return found | ({"weight_g_idx": order["g_idx"]} if scheme.act_order else {})
 
 
-def write_quantised(directory: Path, model: Any, scheme: Scheme, keep: tuple[str, ...] = ("lm_head",)) -> dict[str, Quantised]:
-    """Writes the model of transformers with its linear layers quantised, and puts their dequantised weights into it.
+def write_quantised(
+    directory: Path, model: Any, scheme: Scheme, keep: tuple[str, ...] = ("lm_head",), kinds: tuple[str, ...] = ("Linear", "Conv1D")
+) -> dict[str, Quantised]:
+    """Writes the model of transformers with its modules of some `kinds` quantised, and puts their dequantised weights into it.
 
     Returns the matrices by module. Modules that are named in `keep`, and all others, stay in the type of the scales.
     """
@@ -171,7 +173,7 @@ def write_quantised(directory: Path, model: Any, scheme: Scheme, keep: tuple[str
     kind = getattr(torch, scheme.scales)
     made: dict[str, Quantised] = {}
     for seed, (name, module) in enumerate(model.named_modules()):
-        if type(module).__name__ not in ("Linear", "Conv1D") or name in keep:
+        if type(module).__name__ not in kinds or name in keep:
             continue
         turned = type(module).__name__ == "Conv1D"
         values = module.weight.detach().numpy()

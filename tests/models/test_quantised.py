@@ -128,6 +128,16 @@ def test_a_head_may_be_quantised_and_modules_may_be_left(tmp_path: Path) -> None
     assert np.abs(ours - theirs).max() < 1e-4
 
 
+def test_an_embedding_may_be_quantised_and_be_the_head(tmp_path: Path) -> None:
+    scheme = SCHEMES["int8-w8a16-asymmetric"]
+    made, matrices, facts = write(tmp_path, "llama-biases", scheme, kinds=("Embedding",))
+    weights = load_weights(facts, 0, 1, lambda stage, fraction: None)
+    assert facts.tied and {tensor.kind for tensor in facts.tensors.values()} == {"INT8", "F32"}
+    check(weights["token_embd.weight"], matrices["model.embed_tokens"], scheme)
+    ours, theirs = (log_softmax(logits) for logits in (Driver(facts, weights).step((0, PROMPT)), logits_of(made, PROMPT)))
+    assert np.abs(ours - theirs).max() < 1e-4
+
+
 @pytest.mark.parametrize("name", ["gptq-4-64-asymmetric-v1", "awq-4-32", "int8-w8a16-asymmetric", "packed-4-64-act-order"])
 def test_data_may_start_at_any_byte(name: str, tmp_path: Path) -> None:
     _, matrices, facts = write(tmp_path, "llama", SCHEMES[name])

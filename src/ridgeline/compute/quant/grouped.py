@@ -125,7 +125,8 @@ def packed(codes: Bytes, bits: int) -> Bytes:
     if bits == 8:
         return codes
     pairs = codes.view("<u2")
-    return (pairs | (pairs >> np.uint16(4))).astype(np.uint8)
+    halves: Bytes = (pairs | (pairs >> np.uint16(4))).astype(np.uint8)
+    return halves
 
 
 def dequantise_grouped(codes: Bytes, scales: Scales, zeros: Bytes) -> Floats:
