@@ -74,6 +74,13 @@ void bind_linear(nb::module_& m) {
                        {pointer<const std::int8_t>(codes), pointer<const float>(scales), pointer<const std::int32_t>(sums), k}, tokens,
                        {pointer<float>(out), out_stride, add}, first, count, pointer<std::uint8_t>(scratch));
     });
+    m.def("linear_floats", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address packed, Address x, std::size_t tokens,
+                              Address out, std::size_t out_stride, bool add, std::size_t first, std::size_t count, Address scratch) {
+        const LinearKernels& table = *kernels(level).linear;
+        nb::gil_scoped_release unlocked;
+        table.multiply_floats(matrix(format, n, k, group, packed), pointer<const float>(x), k, tokens, {pointer<float>(out), out_stride, add}, first,
+                              count, pointer<std::uint8_t>(scratch));
+    });
     m.def("packed_row", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address packed, std::size_t row, Address out) {
         const LinearKernels& table = *kernels(level).linear;
         nb::gil_scoped_release unlocked;

@@ -1,7 +1,9 @@
-"""Single native calls of the quantised product, for tests and benchmarks: serving calls the kernels through a plan.
+"""Single native calls of products with packed weights, for tests and benchmarks: serving calls the kernels through a plan.
 
 Owns shapes and scratch of a call; never the weights.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,20 +40,44 @@ def linear_codes(
     blocks  consecutive blocks of 16 rows to compute; the others' outputs stay
     add     onto what is in `out`
     """
-    (m, k), (n, columns) = x[0].shape, weight.shape
+    codes, scales, sums = x
+    m, k = codes.shape
+    given = (
+        ext.address(codes, np.int8, (m, k)),
+        ext.address(scales, np.float32, (m, k // GROUP)),
+        ext.address(sums, np.int32, (m, k // 16)),
+    )
+    return _multiply(ext.native().linear_codes, given, (m, k), weight, level, out, blocks, add)
+
+
+def linear_floats(
+    x: Floats, weight: PackedWeight, *, level: str | None = None, out: Floats | None = None, blocks: range | None = None, add: bool = False
+) -> Floats:
+    """The product with a packed matrix of floats at an ISA level: x fp32 [M, K] → fp32 [M, N]. The rest as `linear_codes`.
+
+    An output is summed with fused multiply-adds over ascending inputs, in fp32.
+    """
+    given = (ext.address(x, np.float32, x.shape),)
+    return _multiply(ext.native().linear_floats, given, x.shape, weight, level, out, blocks, add)
+
+
+def _multiply(
+    kernel: Callable[..., None],
+    given: tuple[int, ...],
+    shape: tuple[int, ...],
+    weight: PackedWeight,
+    level: str | None,
+    out: Floats | None,
+    blocks: range | None,
+    add: bool,
+) -> Floats:
+    (m, k), (n, columns) = shape, weight.shape
     if k != columns:
         raise ValueError(f"activations of width {k} do not fit weights {weight.shape}")
     blocks = range(weight.blocks) if blocks is None else blocks
     if len(blocks) and not 0 <= blocks[0] <= blocks[-1] < weight.blocks:
         raise ValueError(f"{blocks} are not blocks of a matrix of {weight.blocks}")
     out = np.empty((m, n), np.float32) if out is None else out
-    codes, scales, sums = x
-    given = (
-        ext.address(codes, np.int8, (m, k)),
-        ext.address(scales, np.float32, (m, k // GROUP)),
-        ext.address(sums, np.int32, (m, k // 16)),
-    )
     target, scratch = ext.address(out, np.float32, (m, n)), allocate(SCRATCH_BYTES)
-    number = ext.level_number(level)
-    ext.native().linear_codes(number, *weight.matrix, *given, m, target, n, add, blocks.start, len(blocks), int(scratch.ctypes.data))
+    kernel(ext.level_number(level), *weight.matrix, *given, m, target, n, add, blocks.start, len(blocks), int(scratch.ctypes.data))
     return out
