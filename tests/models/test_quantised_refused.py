@@ -65,7 +65,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "kv_cache_scheme is set": config(INT8, kv_cache_scheme={"num_bits": 8}),
     "transform_config is set": config(INT8, transform_config={"config_groups": {"R1": {}}}),
     "sparsity_config: format is 'sparse-24-bitmask'": config(INT8, sparsity_config={"format": "sparse-24-bitmask"}),
-    "quantization_status is 'frozen'": config(INT8, quantization_status="frozen"),
+    "quantization_status is 'calibration'": config(INT8, quantization_status="calibration"),
     "config_groups is ..W8A8.": config(INT8, config_groups={"W8A8": ["Linear"]}),
     "config_groups is {}": config(INT8, config_groups={}),
     "2 schemes of weights in one model": config(
@@ -94,7 +94,9 @@ def test_configs_are_refused_by_name(words: str) -> None:
 
 
 def test_keys_of_other_writers() -> None:
-    """AutoAWQ's own names; a config of GPTQ from before formats had names; GPTQModel's for AWQ."""
+    """AutoAWQ's own names; a config of GPTQ from before formats had names; GPTQModel's for AWQ; earlier compressed-tensors."""
+    older = config(INT8, quantization_status="frozen", sparsity_config={"format": "dense", "registry": None}, format="naive-quantized")
+    assert read_quantisation(older) == read_quantisation(config(INT8))
     kept = read_quantisation({"quantization_config": {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"}})
     assert kept is not None and (kept.bits, kept.group, kept.kind) == (4, 64, "AWQ4")
     kept = read_quantisation({"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": -1, "desc_act": True}})
@@ -139,6 +141,10 @@ FILES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "q_proj.qweight' and model.layers.0.self_attn.q_proj.weight; which one": (
         AWQ,
         lambda t: t.update({Q + "weight": t[Q + "scales"].clone()}),
+    ),
+    "tensors, 'model.layers.0.self_attn.q_proj.weight_scale' among them, belong to no llama": (
+        INT8,
+        lambda t: t.update({Q + "weight": t[Q + "weight"].half()}),
     ),
     "q_proj.input_scale' among them, belong to no llama": (INT8, lambda t: t.update({Q + "input_scale": t[Q + "weight_scale"].clone()})),
 }

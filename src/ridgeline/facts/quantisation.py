@@ -83,7 +83,8 @@ def _compressed(config: Mapping[str, Any]) -> Quantisation:
             raise ModelFormatError(f"config.json: compressed-tensors: {key} is set, which is not computed; {_GIVE}")
     sparsity = config.get("sparsity_config")
     _only("sparsity_config: format", sparsity.get("format") if isinstance(sparsity, dict) else sparsity, (None, "dense"))
-    _only("quantization_status", config.get("quantization_status"), (None, "compressed"))
+    # Older files of integers call themselves frozen. Frozen ones that hold floats have tensors that belong to nothing: refused for that.
+    _only("quantization_status", config.get("quantization_status"), (None, "compressed", "frozen"))
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or not groups or not all(isinstance(scheme, dict) for scheme in groups.values()):
         raise ModelFormatError(f"config.json: compressed-tensors: config_groups is {groups!r:.40}, schemes by name were expected; {_GIVE}")
