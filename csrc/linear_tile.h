@@ -15,7 +15,7 @@ namespace RIDGELINE_LEVEL {
 namespace {
 
 constexpr int kTileTokens = 4;
-constexpr size_t kDirectTokens = 1;      // at most so many are faster straight from the records
+constexpr size_t kDirectTokens = 4;      // at most so many are faster straight from the records
 constexpr size_t kPanelTokens = 256, kPanelBytes = 192 << 10;        // of activations: they stay in the second-level cache
 
 // Of one format: bytes of an expanded group and its parts, groups of a slice.
@@ -58,12 +58,15 @@ inline void expand_group(const uint8_t* head, const uint8_t* record, uint8_t* to
     }
 }
 
+// Bytes of a record with its share of what stands in front of a span.
+template <class F>
+constexpr size_t kFetched = (kSpanBytes<F> + F::kSpan / kCodeGroup - 1) / (F::kSpan / kCodeGroup);
+
 template <class F>
 void expand(const uint8_t* span, size_t spans, uint8_t* to) {
     for (size_t s = 0; s < spans; ++s, span += kSpanBytes<F>) {
         const uint8_t* record = span + F::kHead;
         for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g, record += kRecordBytes<F>, to += Expanded<F>::kGroup) {
-            fetch(record + kAhead, kRecordBytes<F>);
             expand_group<F>(span, record, to);
         }
     }
@@ -151,15 +154,17 @@ inline void wide_products(const uint8_t* quads, const uint8_t* codes, size_t str
     for (size_t i = 0; i < M; ++i) sums[i] = dot[i];
 }
 
-// First step: sums of products of `count` groups for M tokens, to `sums` [count, parts, M]. Nothing waits for anything here.
+// First step: sums of products of `count` groups for M tokens, to `sums` [count, parts, M]. Nothing waits for anything here, so this is where
+// the records of the next slice are fetched, unless `next` is null.
 template <class F, int M>
-void sum_products(const uint8_t* slice, const Panel& panel, size_t token, size_t group, size_t count, Sum* sums) {
+void sum_products(const uint8_t* slice, const uint8_t* next, const Panel& panel, size_t token, size_t group, size_t count, Sum* sums) {
     using E = Expanded<F>;
     constexpr size_t kQuads = kGroupQuads / F::kParts;
     const size_t stride = panel.x.stride, prepared_stride = panel.prepared_stride;
     const int8_t* codes = panel.x.codes + token * stride + group * kCodeGroup;
     const uint8_t* prepared = panel.prepared + token * prepared_stride + group * E::kPrepared;
     for (size_t g = 0; g < count; ++g, slice += E::kGroup, codes += kCodeGroup, prepared += E::kPrepared) {
+        if (next) fetch(next + g * kFetched<F>, kFetched<F>);
         RIDGELINE_UNROLL
         for (size_t part = 0; part < F::kParts; ++part, sums += M) {
             if constexpr (E::kWide) {
@@ -210,17 +215,17 @@ void add_sums(const uint8_t* slice, const Panel& panel, size_t token, size_t gro
 }
 
 template <class F, int M>
-void tile(const uint8_t* slice, const Panel& panel, size_t token, size_t group, size_t count, float* acc) {
+void tile(const uint8_t* slice, const uint8_t* next, const Panel& panel, size_t token, size_t group, size_t count, float* acc) {
     Sum sums[Expanded<F>::kSliceGroups * F::kParts * M];
-    sum_products<F, M>(slice, panel, token, group, count, sums);
+    sum_products<F, M>(slice, next, panel, token, group, count, sums);
     add_sums<F, M>(slice, panel, token, group, count, sums, acc);
 }
 
 template <class F, int M>
-void tile_of(size_t m, const uint8_t* slice, const Panel& panel, size_t token, size_t group, size_t count, float* acc) {
+void tile_of(size_t m, const uint8_t* slice, const uint8_t* next, const Panel& panel, size_t token, size_t group, size_t count, float* acc) {
     if constexpr (M > 1)
-        if (m < M) return tile_of<F, M - 1>(m, slice, panel, token, group, count, acc);
-    tile<F, M>(slice, panel, token, group, count, acc);
+        if (m < M) return tile_of<F, M - 1>(m, slice, next, panel, token, group, count, acc);
+    tile<F, M>(slice, next, panel, token, group, count, acc);
 }
 
 // Bytes of a token: a line more, so that the tokens of a tile never lie 4096 bytes apart, where loads wait for stores of each other's.
@@ -259,9 +264,10 @@ void multiply_panel(const Matrix& matrix, const Tokens& x, size_t m, const Produ
         memset(acc, 0, m * kLanes * 4);
         for (size_t group = 0; group < x.groups; group += E::kSliceGroups) {
             const size_t groups = x.groups - group < E::kSliceGroups ? x.groups - group : E::kSliceGroups, each = F::kSpan / kCodeGroup;
-            expand<F>(data + group / each * kSpanBytes<F>, groups / each, slice);
+            const uint8_t *span = data + group / each * kSpanBytes<F>, *next = span + groups / each * kSpanBytes<F>;
+            expand<F>(span, groups / each, slice);
             for (size_t i = 0; i < m; i += kTileTokens)
-                tile_of<F, kTileTokens>(m - i < kTileTokens ? m - i : kTileTokens, slice, panel, i, group, groups, acc + i * kLanes);
+                tile_of<F, kTileTokens>(m - i < kTileTokens ? m - i : kTileTokens, slice, i == 0 ? next : nullptr, panel, i, group, groups, acc + i * kLanes);
         }
         const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
         for (size_t i = 0; i < m; ++i) write(load(acc + i * kLanes), to.out + i * to.stride + block * kBlockRows, columns, to.add);
