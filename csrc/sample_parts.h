@@ -43,13 +43,18 @@ BlockRow split(const float* logits, size_t vocab, void* scratch);
 Best best_of(const BlockRow& row);
 bool edit(BlockRow& row, const SampleRow& asked);                        // false: an id lies outside the vocabulary
 
+// sample_weights.cpp
+void weigh(const float* x, Scale scale, double* weights);                // [kBlock] each
+double mass_of(const BlockRow& row, Cut cut, Scale scale);               // sum of the survivors' weights
+double mass_nearly(const BlockRow& row, Cut cut, Scale scale, double* error);   // the same within a share `error` of it, in half the time
+double log_sum_exp(const BlockRow& row, float highest);
+
 // sample_select.cpp
 const float* survivors(const BlockRow& row, size_t block, Cut cut, float* memory);  // [kBlock]: -infinity for tokens that do not survive
 float least_logit(Scale scale, double bound);                            // the least logit that `scale` takes to `bound` ≤ 0 or above
 Cut top_k(const BlockRow& row, size_t k);                                // 1 ≤ k ≤ vocab
 Cut top_p(const BlockRow& row, Cut cut, Scale scale, double p);
 void ids_of(const BlockRow& row, Cut cut, int32_t* ids);                 // ascending
-double log_sum_exp(const BlockRow& row, float highest);
 
 // sample_noise.cpp
 int32_t gumbel_max(const BlockRow& row, Cut cut, Scale scale, int32_t best, const SampleRow& asked);

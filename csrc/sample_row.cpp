@@ -54,7 +54,8 @@ void allow(BlockRow& row, const uint32_t* mask) {
             continue;
         }
         float* x = own(row, b);
-        for (size_t i = 0; i < kBlock; ++i) x[i] = bits[i / 32] >> (i % 32) & 1 ? x[i] : -INFINITY;
+        for (size_t w = 0; w < kMaskWords; ++w)
+            for (size_t bit = 0; bit < 32; ++bit) x[w * 32 + bit] = (bits[w] >> bit & 1) != 0 ? x[w * 32 + bit] : -INFINITY;
         row.maxima[b] = largest(x, kBlock);
     }
 }

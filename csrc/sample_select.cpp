@@ -1,11 +1,10 @@
-// Which tokens survive min-p, top-k and top-p, and the sum of exponentials. Selection never sorts: candidates above a first bound go into
-// bins of equal width, and the bin that holds the last survivor into bins again, until its logits are equal.
+// Which tokens survive min-p, top-k and top-p. Selection never sorts: candidates above a first bound go into bins of equal width, and the
+// bin that holds the last survivor into bins again, until its logits are equal.
 //
 // Weights and their sums are float64. They can differ from the reference's in the last bits, and with them the set of survivors where
 // mass meets top-p within that rounding; all comparisons of logits are exact.
 #include <float.h>
 #include <math.h>
-#include <string.h>
 
 #include "sample_parts.h"
 #include "simd.h"
@@ -16,69 +15,8 @@ namespace RIDGELINE_LEVEL {
 namespace {
 
 constexpr size_t kBins = 256;
-constexpr double kRounding = 1e-9;       // covers the rounding of float64 where a bound only spares work
-
-// a * b + c, rounded once where the level has FMA.
-inline double multiply_add(double a, double b, double c) {
-#if defined(__FMA__)
-    return __builtin_fma(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
-
-// e^x for -708 ≤ x ≤ 0 within 2 units in the last place: 2^n times Taylor's polynomial of what is left. Without branches, so that it is
-// vectorised.
-inline double exponential_of(double x) {
-    constexpr double kShift = 0x1.8p52;  // adding it leaves the nearest integer in the low bits
-    const double shifted = multiply_add(x, 1.4426950408889634, kShift), n = shifted - kShift;
-    const double r = multiply_add(n, -0x1.a39ef35793c76p-33, multiply_add(n, -0x1.62e42fee00000p-1, x)), r2 = r * r;
-    double even = 1.0 / 479001600, odd = 1.0 / 6227020800;
-    even = multiply_add(even, r2, 1.0 / 3628800), odd = multiply_add(odd, r2, 1.0 / 39916800);
-    even = multiply_add(even, r2, 1.0 / 40320), odd = multiply_add(odd, r2, 1.0 / 362880);
-    even = multiply_add(even, r2, 1.0 / 720), odd = multiply_add(odd, r2, 1.0 / 5040);
-    even = multiply_add(even, r2, 1.0 / 24), odd = multiply_add(odd, r2, 1.0 / 120);
-    even = multiply_add(even, r2, 1.0 / 2), odd = multiply_add(odd, r2, 1.0 / 6);
-    const double power = __builtin_bit_cast(double, (__builtin_bit_cast(uint64_t, shifted) + 1023) << 52);
-    return multiply_add(multiply_add(odd, r2, 1.0), r, multiply_add(even, r2, 1.0)) * power;
-}
-
-// What weights need of a scale. Multiplying by the inverse of a temperature instead of dividing moves a weight by its last bits.
-struct Weight {
-    explicit Weight(Scale scale) : highest(scale.highest), inverse(1.0 / scale.temperature), least(highest - 708.0 * scale.temperature) {}
-
-    double operator()(float logit) const {
-        const double x = static_cast<double>(logit);
-        return exponential_of(((x > least ? x : least) - highest) * inverse);
-    }
-
-    double highest, inverse, least;      // logits below `least` weigh what it does: nothing beside 1
-};
-
-void weigh(const float* x, const Weight& weight, double* weights) {
-    for (size_t i = 0; i < kBlock; ++i) weights[i] = weight(x[i]);
-}
-
-// Sums in a fixed order.
-struct Sum {
-    double lanes[kLanes] = {};
-
-    template <typename T>
-    void add(const T* x, size_t count) {
-        double sums[kLanes] = {};
-        for (size_t i = 0; i < count; i += kLanes)
-            for (size_t lane = 0; lane < kLanes; ++lane) sums[lane] += static_cast<double>(x[i + lane]);
-        for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += sums[lane];
-    }
-
-    double total() const {
-        double sums[kLanes];
-        memcpy(sums, lanes, sizeof sums);
-        for (size_t half = kLanes / 2; half > 0; half /= 2)
-            for (size_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
-        return sums[0];
-    }
-};
+constexpr double kDoubt = 0.25;          // error of a sum, in shares of one candidate of many, beyond which it will not decide
+constexpr double kMargin = 1e-4;         // covers rounding where a bound only spares work
 
 bool skipped(const BlockRow& row, size_t block, float value) { return row.maxima[block] < value || row.maxima[block] == -INFINITY; }
 
@@ -103,6 +41,7 @@ size_t append(const float* x, float least, float* list, size_t count) {
 struct Selected {
     float value;                         // of the last survivor
     size_t kept, of;                     // so many of the equals survive
+    double spare;                        // weight of the survivors beyond what was needed
 };
 
 // The bins of x [kBlock], 0 for `highest`; monotone in x. Behind a list's end x may be anything.
@@ -114,14 +53,14 @@ void bins_of(const float* x, double highest, double width, int32_t* bins) {
     }
 }
 
-void fill_bins(const float* list, size_t count, const Weight* weight, double highest, double width, double* mass) {
+void fill_bins(const float* list, size_t count, const Scale* scale, double highest, double width, double* mass) {
     double weights[kBlock];
     int32_t bins[kBlock];
     for (size_t i = 0; i < kBlock; ++i) weights[i] = 1.0;
     for (size_t b = 0; b < kBins; ++b) mass[b] = 0.0;
     for (size_t start = 0; start < count; start += kBlock) {
         const size_t here = count - start < kBlock ? count - start : kBlock;
-        if (weight != nullptr) weigh(list + start, *weight, weights);
+        if (scale != nullptr) weigh(list + start, *scale, weights);
         bins_of(list + start, highest, width, bins);
         for (size_t i = 0; i < here; ++i) mass[bins[i]] += weights[i];
     }
@@ -155,19 +94,22 @@ void range_of(const float* list, size_t count, float* most, float* least) {
     *least = -largest_of(zero() - smaller(v, low));
 }
 
-// The shortest beginning of list [count], in descending order, whose weights reach `needed`; all of it where they do not. Without weights
-// each is 1. The list has kBlock entries more, which are read and do not count; it is left in disorder.
-Selected select(float* list, size_t count, double needed, const Weight* weight) {
+// The shortest beginning of list [count], in descending order, whose weights reach `needed`; all of it where they do not. Without a scale
+// every weight is 1. The list has kBlock entries more, which are read and do not count; it is left in disorder.
+Selected select(float* list, size_t count, double needed, const Scale* scale) {
     for (;;) {
         float most, least;
         range_of(list, count, &most, &least);
         if (most == least) {
-            const double kept = ceil(needed / (weight == nullptr ? 1.0 : (*weight)(most)));
-            return {most, kept >= static_cast<double>(count) ? count : kept > 1.0 ? static_cast<size_t>(kept) : 1, count};
+            double weights[kBlock] = {1.0};
+            if (scale != nullptr) weigh(list, *scale, weights);
+            const double wanted = ceil(needed / weights[0]);
+            const size_t kept = wanted >= static_cast<double>(count) ? count : wanted > 1.0 ? static_cast<size_t>(wanted) : 1;
+            return {most, kept, count, static_cast<double>(kept) * weights[0] - needed};
         }
         const double highest = most, width = kBins / (highest - static_cast<double>(least));
         double mass[kBins];
-        fill_bins(list, count, weight, highest, width, mass);
+        fill_bins(list, count, scale, highest, width, mass);
         int32_t bin = 0;
         for (; bin < static_cast<int32_t>(kBins) - 1 && mass[bin] < needed; ++bin) needed -= mass[bin];
         count = keep_bin(list, count, highest, width, bin);
@@ -238,28 +180,23 @@ Cut top_k(const BlockRow& row, size_t k) {
     return cut_at(row, select(row.list, count, static_cast<double>(k), nullptr), INT32_MAX);
 }
 
+// What a sum in float32 decides, whatever its error, needs none in float64.
 Cut top_p(const BlockRow& row, Cut cut, Scale scale, double p) {
-    float kept[kBlock];
-    double weights[kBlock];
-    const Weight weight(scale);
-    Sum sum;
-    for (size_t b = 0; b < row.count; ++b) {
-        if (skipped(row, b, cut.value)) continue;
-        weigh(survivors(row, b, cut, kept), weight, weights);
-        sum.add(weights, kBlock);
+    float memory[kBlock];
+    double error, total = mass_nearly(row, cut, scale, &error);
+    for (;;) {
+        // Entries below an equal share of the mass that may be left out are not needed: all of them together are less than that mass.
+        const double share = log((1.0 - p) * total / static_cast<double>(row.vocab)) - kMargin;
+        const float enough = least_logit(scale, share < 0.0 ? share : 0.0);
+        const float least = enough > cut.value ? enough : cut.value;
+        size_t count = 0;
+        for (size_t b = 0; b < row.count; ++b)
+            if (!skipped(row, b, least)) count = append(survivors(row, b, cut, memory), least, row.list, count);
+        if (error * static_cast<double>(count) > kDoubt) total = mass_of(row, cut, scale), error = 0.0;
+        const Selected found = select(row.list, count, p * total * (1.0 - error), &scale);
+        if (error == 0.0 || found.spare > 2.0 * p * total * error) return cut_at(row, found, found.value == cut.value ? cut.last : INT32_MAX);
+        total = mass_of(row, cut, scale), error = 0.0;
     }
-    const double total = sum.total();
-    // Entries below an equal share of the mass that may be left out are not needed: all of them together are less than that mass.
-    const double share = log((1.0 - p) * total / static_cast<double>(row.vocab)) - kRounding;
-    const float enough = least_logit(scale, share < 0.0 ? share : 0.0);
-    const float least = enough > cut.value ? enough : cut.value;
-    size_t count = 0;
-    for (size_t b = 0; b < row.count; ++b) {
-        if (skipped(row, b, least)) continue;
-        count = append(survivors(row, b, cut, kept), least, row.list, count);
-    }
-    const Selected found = select(row.list, count, p * total, &weight);
-    return cut_at(row, found, found.value == cut.value ? cut.last : INT32_MAX);
 }
 
 void ids_of(const BlockRow& row, Cut cut, int32_t* ids) {
@@ -272,18 +209,6 @@ void ids_of(const BlockRow& row, Cut cut, int32_t* ids) {
             if (x > cut.value || (x == cut.value && first + i <= cut.last)) ids[count++] = first + i;
         }
     }
-}
-
-double log_sum_exp(const BlockRow& row, float highest) {
-    const Vec shift = all(highest);
-    float powers[kBlock];
-    Sum sum;
-    for (size_t b = 0; b < row.count; ++b) {
-        if (skipped(row, b, -INFINITY)) continue;
-        for (size_t i = 0; i < kBlock; i += kLanes) store(powers + i, exponential(load(row.blocks[b] + i) - shift));
-        sum.add(powers, kBlock);
-    }
-    return log(sum.total()) + static_cast<double>(highest);
 }
 
 }  // namespace RIDGELINE_LEVEL
