@@ -80,9 +80,10 @@ void softcap(const float* x, float cap, size_t width, float* out) {
 
 inline Vec silu(Vec x) { return x / (all(1.0f) + exponential(zero() - x)); }
 
+// (1 + tanh u) / 2 = 1 / (1 + e^(-2 u))
 inline Vec gelu_tanh(Vec x) {
-    const Vec inner = fma(x * x, all(0.044715f), all(1.0f)) * x * all(0.7978845608f);
-    return x * all(0.5f) * (hyperbolic_tangent(inner) + all(1.0f));
+    const Vec inner = fma(x * x, all(0.044715f), all(1.0f)) * x * all(-2.0f * 0.7978845608f);
+    return x / (all(1.0f) + exponential(inner));
 }
 
 template <typename F>

@@ -156,26 +156,44 @@ inline void store_first(float* p, Vec a, size_t n) {
     memcpy(p, part, n * sizeof(float));
 }
 
-// Sum and maximum of the lanes, by halves: the same tree at every level.
+// Sum and maximum of the lanes, by halves: lane i and i + 8, then i + 4, i + 2, i + 1; the same tree at every level.
+#if defined(__AVX2__)
+inline __m256 halves(Vec x, bool upper) {
+#if defined(__AVX512F__)
+    return upper ? _mm512_extractf32x8_ps(x.v, 1) : _mm512_castps512_ps256(x.v);
+#else
+    return upper ? x.b : x.a;
+#endif
+}
+inline float sum_of(Vec x) {
+    const __m256 eight = _mm256_add_ps(halves(x, false), halves(x, true));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+inline float largest_of(Vec x) {
+    const __m256 eight = _mm256_max_ps(halves(x, false), halves(x, true));
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+#else
 inline float sum_of(Vec a) {
-    float p[kLanes];
-    store(p, a);
-    for (size_t half = 8; half > 0; half /= 2)
-        for (size_t i = 0; i < half; ++i) p[i] += p[i + half];
-    return p[0];
+    for (size_t half = kLanes / 2; half > 0; half /= 2)
+        for (size_t i = 0; i < half; ++i) a.v[i] += a.v[i + half];
+    return a.v[0];
 }
 inline float largest_of(Vec a) {
-    float p[kLanes];
-    store(p, a);
-    float best = p[0];
-    for (size_t i = 1; i < kLanes; ++i) best = p[i] > best ? p[i] : best;
-    return best;
+    for (size_t half = kLanes / 2; half > 0; half /= 2)
+        for (size_t i = 0; i < half; ++i) a.v[i] = a.v[i] > a.v[i + half] ? a.v[i] : a.v[i + half];
+    return a.v[0];
 }
+#endif
 
 // e^x, within 2 units in the last place; 0 below -87.3, infinity above 88.7, NaN of NaN. Cephes' argument reduction and polynomial.
 inline Vec exponential(Vec x) {
     const Vec low = all(-87.33654f), high = all(88.72283f);
-    const Vec inside = smaller(larger(x, low), high);
+    const Vec inside = smaller(high, larger(low, x));  // NaN stays: both give the second where either is NaN
     const Vec n = smaller(nearest(inside * all(1.44269504f)), all(127.0f));
     const Vec r = fma(n, all(2.12194440e-4f), fma(n, all(-0.693359375f), inside));
     Vec p = all(1.9875691500e-4f);
@@ -187,8 +205,7 @@ inline Vec exponential(Vec x) {
     p = fma(p, r * r, r + all(1.0f));
     Vec y = p * power_of_two(n);
     y = where_below(x, low, zero(), y);
-    y = where_below(high, x, all(INFINITY), y);
-    return where_nan(x, x, y);
+    return where_below(high, x, all(INFINITY), y);
 }
 
 // tanh x, within 4 units in the last place of 1: (1 - t) / (1 + t) with t = e^(-2 |x|), the sign put back.
