@@ -129,13 +129,13 @@ class Ratio:
 
 
 def values(turns: Turns, figure: str) -> list[float]:
-    """A figure in each round; what nothing was answered in, or has no such figure, is not a number of any size: 0."""
-    return [value_of(report, figure) if report.requests else 0.0 for report in turns.reports]
+    """A figure in each round; none at all where a round was not answered."""
+    return [value_of(report, figure) for report in turns.reports] if all(report.requests for report in turns.reports) else []
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> Ratio | None:
-    """Median over median of paired rounds; None where a round of either has no value."""
-    if not ours or len(ours) != len(theirs) or min(*ours, *theirs) <= 0:
+    """Median over median of paired rounds; None where there is nothing to divide, or to divide by."""
+    if not ours or len(ours) != len(theirs) or min(theirs) <= 0:
         return None
     rng, rounds = Random(seed), range(len(ours))
     found = []

@@ -1,4 +1,4 @@
-"""What a load measured: figures from outcomes, by the definitions of the simulator's report (`sim.measures`), and their rows for people.
+"""What a load measured: figures from outcomes, by the definitions of the simulator's report (docs/physics.md), and their rows for people.
 
 Owns rounding and units. Nothing is left out: what failed is counted by kind, and what the client itself cost stands beside the rest.
 """
@@ -11,7 +11,7 @@ from typing import Any, Final
 from ridgeline.bench.client import Outcome
 from ridgeline.bench.load import Measured
 from ridgeline.planning.objectives import Objective, Served, request_goodput, token_goodput
-from ridgeline.sim.measures import Requests, curve
+from ridgeline.sim.measures import curve
 
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
@@ -95,18 +95,16 @@ class Figures:
 def figures(measured: Measured, objective: Objective) -> Figures:
     """The report on a load."""
     done = [outcome for outcome in measured.outcomes if outcome.error is None]
-    table = Requests()
-    for each in done:
-        table.add((each.intended, each.sent, each.first, each.ended), (each.prompt, each.output, each.cached))
-    ttft, tpot = table.ttft(), table.tpot()
+    ttft = [each.first - each.intended for each in done]
+    tpot = [(each.ended - each.first) / (each.output - 1) if each.output > 1 else 0.0 for each in done]
     e2e = [each.ended - each.intended for each in done]
     gaps = [gap for each in done for gap in each.gaps]
     begun = min((each.intended for each in measured.outcomes), default=0.0)
-    seconds = max(1e-9, max(table.ended, default=begun) - begun)
-    output, prompt, count = sum(table.output), sum(table.prompt), max(1, len(done))
-    served = [Served(tokens, *times) for tokens, times in zip(table.output, zip(ttft, tpot, strict=True), strict=True)]
+    seconds = max(1e-9, max((each.ended for each in done), default=begun) - begun)
+    output, prompt, count = sum(each.output for each in done), sum(each.prompt for each in done), max(1, len(done))
+    served = [Served(each.output, *times) for each, times in zip(done, zip(ttft, tpot, strict=True), strict=True)]
     good = request_goodput(served, seconds, objective)
-    between = Spread.of([value for value, tokens in zip(tpot, table.output, strict=True) if tokens > 1])
+    between = Spread.of([value for value, each in zip(tpot, done, strict=True) if each.output > 1])
     return Figures(
         requests=len(done),
         failed=len(measured.outcomes) - len(done),
@@ -125,10 +123,10 @@ def figures(measured: Measured, objective: Objective) -> Figures:
         tpot=between,
         e2e=Spread.of(e2e),
         decode_tokens_per_second=1 / between.p50 if between.p50 else 0.0,
-        prefill_tokens_per_second=Spread.of([tokens / max(1e-9, wait) for tokens, wait in zip(table.prompt, ttft, strict=True)]).p50,
+        prefill_tokens_per_second=Spread.of([each.prompt / max(1e-9, wait) for each, wait in zip(done, ttft, strict=True)]).p50,
         tokens_per_event=output / max(1, sum(each.events for each in done)),
         at_once=sum(e2e) / seconds,
-        cached_share=sum(table.cached) / max(1, prompt),
+        cached_share=sum(each.cached for each in done) / max(1, prompt),
         short=sum(each.output < each.asked.output for each in done),
         exact=sum(each.prompt == each.asked.prompt for each in done) / count,
         counted=sum(each.counted for each in done) / count,
@@ -175,7 +173,12 @@ def value_of(found: Figures, key: str) -> float:
 def rows(runs: Sequence[Figures], objective: bool) -> list[tuple[str, ...]]:
     """The report's lines: a label and a text for each run. Those on the objective only where there is one."""
     keys = [key for key in ROWS if objective or key not in ("goodput_requests", "met")]
-    return [(ROWS[key][0], *[shown(value_of(each, key), ROWS[key][1]) for each in runs]) for key in keys]
+    return [(ROWS[key][0], *[_cell(each, key) for each in runs]) for key in keys]
+
+
+def _cell(found: Figures, key: str) -> str:
+    """A time where nothing was answered is none."""
+    return "–" if ROWS[key][1] == SECONDS and not found.requests and key != "lag.p99" else shown(value_of(found, key), ROWS[key][1])
 
 
 def notes(found: Figures) -> list[str]:
@@ -194,11 +197,11 @@ def notes(found: Figures) -> list[str]:
 
 
 def shown(value: float, unit: str) -> str:
-    """Three digits and a unit that suits the size; a time of 0 was not measured."""
+    """Three digits and a unit that suits the size."""
     if unit == SECONDS:
-        if not value:
-            return "–"
-        return f"{value:.4g} s" if value >= 1 else f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
+        return (
+            "0" if not value else f"{value:.4g} s" if value >= 1 else f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
+        )
     if unit == SHARE:
         return f"{value:.1%}"
     text = f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.4g}"

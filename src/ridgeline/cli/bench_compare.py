@@ -31,7 +31,8 @@ def compare(
     from ridgeline.bench.scenarios import parse_scenarios
     from ridgeline.bench.session import Manner
     from ridgeline.cli.bench_runs import check_json, drawn_seed, parse_api, parse_body, write_json
-    from ridgeline.cli.bench_table import Comparing, ceilings_of, show, specs_of, table
+    from ridgeline.cli.bench_specs import ceilings_of, specs_of
+    from ridgeline.cli.bench_table import Comparing, show
 
     number = drawn_seed() if seed is None else seed
     start, chosen = parse_scenarios(scenarios)
@@ -43,6 +44,6 @@ def compare(
     comparing.run(manner, restart)
     write_json(as_json, comparing.as_dict())
     if str(as_json) != "-":
-        show(table(comparing), specs, comparing.said())
+        show(comparing)
     if not comparing.answered:
         raise typer.Exit(1)

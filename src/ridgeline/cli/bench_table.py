@@ -2,68 +2,22 @@
 
 import asyncio
 import shlex
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.bench.ceiling import ceilings, read_roofline
 from ridgeline.bench.compare import CONFIDENCE, Comparison, Found, Ratio, agreement, ratio, values
-from ridgeline.bench.report import ROWS, SECONDS, as_dict, shown
-from ridgeline.bench.scenarios import SCENARIOS, START, Scenario
-from ridgeline.bench.servers import RECIPES, Size, Spec, parse_spec
+from ridgeline.bench.report import RATE, ROWS, SECONDS, as_dict
+from ridgeline.bench.scenarios import START, Scenario
+from ridgeline.bench.servers import Spec
 from ridgeline.bench.session import Manner
-from ridgeline.config.env import cache_directory
-from ridgeline.errors import ConfigError
-from ridgeline.facts.describe import describe_model
-from ridgeline.facts.machine import machine_facts
+from ridgeline.cli.bench_specs import Limits
 from ridgeline.facts.noise import Watch
-
-SPARE_TOKENS = 64
-"""Of a sequence's context beyond the longest request: a server's own special tokens."""
-
-Limits = Mapping[str, Mapping[str, float]]
-"""Scenario → figure → the most that the machine allows."""
-
-
-def specs_of(texts: Sequence[str], scenarios: Sequence[Scenario], threads: int | None, programs: Sequence[str]) -> list[Spec]:
-    """Servers with names of their own, large enough for the scenarios. Raises ConfigError."""
-    if len(texts) < 2:
-        raise ConfigError("one server is not compared with anything; give two or more, or use `ridgeline bench serve`")
-    every = list(scenarios) or list(SCENARIOS.values())
-    streams, context = max(each.streams for each in every), max(each.context for each in every) + SPARE_TOKENS
-    size = Size(threads or machine_facts().processors, streams, context)
-    paths = dict(_program(text) for text in programs)
-    specs = [parse_spec(text, size, paths) for text in texts]
-    for before, each in pairwise(sorted(spec.name for spec in specs)):
-        if before == each:
-            raise ConfigError(f"two servers are called {each[:60]!r}; name them: first={texts[0][:60]}")
-    return specs
-
-
-def _program(text: str) -> tuple[str, str]:
-    kind, equals, path = text.partition("=")
-    if not equals or kind not in RECIPES:
-        raise ConfigError(f"--program {text[:60]!r} is not understood; write KIND=PATH, a kind of {', '.join(RECIPES)}")
-    return kind, path
-
-
-def ceilings_of(scenarios: Sequence[Scenario], roofline: Path | None, shape: str | None, first: str, threads: int | None) -> Limits:
-    """What the machine of a roofline allows for a model; nothing without a roofline. Raises ConfigError."""
-    if roofline is None:
-        return {}
-    device = read_roofline(roofline, threads or machine_facts().processors)
-    kind, _, detail = first.rpartition("=")[2].partition(":")
-    name = shape or (shlex.split(detail)[0] if kind in RECIPES else None)
-    if name is None:
-        raise ConfigError("--roofline needs the model's size, and the first server is not started here; name a file of it with --shape")
-    model = describe_model(name, cache_directory())
-    return {each.name: ceilings(each, model, device) for each in scenarios}
 
 
 class Comparing:
@@ -92,7 +46,7 @@ class Comparing:
                 status.update(f"{scenario}, round {number + 1} of {self._starts if scenario == START else self._rounds}: {server}")
 
             comparison = Comparison(self.specs, manner, self._seed, restart, turn)
-            self.found = asyncio.run(comparison.run(self.scenarios, self._rounds, self._starts))
+            self.found = asyncio.run(_ended_by_signals(comparison.run(self.scenarios, self._rounds, self._starts)))
         self._noise = watch.stop().as_dict()
 
     def said(self) -> list[str]:
@@ -143,34 +97,51 @@ class Comparing:
         }  # fmt: skip
 
 
+async def _ended_by_signals(work: Coroutine[Any, Any, Found]) -> Found:
+    """SIGTERM ends the work as Ctrl-C does: no server is left behind."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
 class Line:
-    """One figure of all servers: the rounds of each, and the ratio of the first to each other."""
+    """One figure of all servers: the rounds of each, the ratio of the first to each other, and among several to the best of them."""
 
     def __init__(self, figure: str, label: str, unit: str, rounds: Mapping[str, Sequence[float]], ceiling: float | None = None) -> None:
-        self.figure, self.label, self.unit, self.rounds, self.ceiling = figure, label, unit, rounds, ceiling
+        self._figure, self._label, self._unit, self._rounds, self._ceiling = figure, label, unit, rounds, ceiling
         first, *others = rounds
-        self.ratios: dict[str, Ratio | None] = {name: ratio(rounds[first], rounds[name]) for name in others}
+        self._ratios: dict[str, Ratio | None] = {name: ratio(rounds[first], rounds[name]) for name in others}
+        known = [name for name in others if self._ratios[name] is not None]
+        if len(others) > 1:
+            # More is better of rates, less of seconds and bytes: the best rival is the one beside whom the ratio is worst.
+            worst = min if unit == RATE else max
+            best = worst(known, key=lambda name: median(rounds[first]) / median(rounds[name])) if known else None
+            self._ratios[BEST] = None if best is None else self._ratios[best]
 
     def cells(self) -> list[str]:
         """The line of a table: the label, each server's median and spread, each ratio, and the ceiling with the first server's share."""
-        cells = [self.label]
-        for found in self.rounds.values():
-            whole = bool(found) and min(found) > 0
-            cells.append(
-                f"{_text(median(found), self.unit)} [{_text(min(found), self.unit)}–{_text(max(found), self.unit)}]" if whole else "–"
-            )
-        for each in self.ratios.values():
-            cells.append("–" if each is None else f"{each.value:.2f} [{each.low:.2f}–{each.high:.2f}]")
-        ours = next(iter(self.rounds.values()))
-        if self.ceiling is not None and ours:
-            cells.append(f"{_text(self.ceiling, self.unit)} ({median(ours) / self.ceiling:.0%})")
+        ours = next(iter(self._rounds.values()))
+        cells = [self._label, *[_spread(found, self._unit) for found in self._rounds.values()]]
+        cells += ["–" if each is None else f"{each.value:.2f} [{each.low:.2f}–{each.high:.2f}]" for each in self._ratios.values()]
+        if self._ceiling is not None:
+            cells.append(f"{_spread([self._ceiling], self._unit)} ({median(ours) / self._ceiling:.0%})" if ours else "–")
         return cells
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        ratios = {name: None if each is None else asdict(each) for name, each in self.ratios.items()}
-        medians = {name: median(found) if found else None for name, found in self.rounds.items()}
-        return {"figure": self.figure, "medians": medians, "ratios": ratios, "ceiling": self.ceiling}
+        """For JSON; None for a server that did not answer in every round."""
+        ratios = {name: None if each is None else asdict(each) for name, each in self._ratios.items()}
+        medians = {name: median(found) if found else None for name, found in self._rounds.items()}
+        return {"figure": self._figure, "medians": medians, "ratios": ratios, "ceiling": self._ceiling}
+
+
+BEST: Final = "best other"
+BYTES: Final = "B"
+FILE_WIDTH: Final = 200
+"""Columns of a table that goes to a file."""
+SCALES: Final = {SECONDS: ((1.0, " s"), (1e-3, " ms"), (1e-6, " µs")), RATE: ((1.0, "/s"),), BYTES: ((2.0**20, " MiB"),)}
 
 
 def lines(comparing: Comparing, scenario: Scenario) -> list[Line]:
@@ -180,57 +151,47 @@ def lines(comparing: Comparing, scenario: Scenario) -> list[Line]:
         Line(figure, *ROWS[figure], {name: values(each, figure) for name, each in turns.items()}, limits.get(figure))
         for figure in scenario.figures
     ]
-    memory = {name: [float(size) for size in each.resident_bytes] for name, each in turns.items()}
-    if any(size for sizes in memory.values() for size in sizes):
+    memory = {name: [float(size) for size in each.resident_bytes if size] for name, each in turns.items()}
+    if any(memory.values()):
         found.append(Line("resident_bytes", "resident memory", BYTES, memory))
     return found
 
 
-BYTES = "B"
+def _spread(found: Sequence[float], unit: str) -> str:
+    """`1.98 s [1.7–2.31]`: the median, and what the rounds lie between, in the same unit."""
+    if not found:
+        return "–"
+    middle = median(found)
+    size, name = next(((size, name) for size, name in SCALES[unit] if middle >= size), SCALES[unit][-1])
+    texts = [f"{value / size:,.0f}" if value >= 1000 * size else f"{value / size:.3g}" for value in (middle, min(found), max(found))]
+    return f"{texts[0]}{name}" if len(found) == 1 else f"{texts[0]}{name} [{texts[1]}–{texts[2]}]"
 
 
-def _text(value: float, unit: str) -> str:
-    return f"{value / 2**20:,.0f} MiB" if unit == BYTES else shown(value, unit)
-
-
-def table(comparing: Comparing) -> list[list[str]]:
-    """The whole table's rows; a row of one cell begins a scenario."""
-    found: list[list[str]] = []
-    starts = {spec.name: comparing.found.starts[spec.name] for spec in comparing.specs}
+def blocks(comparing: Comparing) -> list[tuple[str, list[Line]]]:
+    """The whole table: a title and its lines, for the starts and for each scenario."""
+    found: list[tuple[str, list[Line]]] = []
+    starts = comparing.found.starts
     if any(each.seconds for each in starts.values()):
-        found += [
-            ["start"],
-            Line("seconds", "to the first token", SECONDS, {name: each.seconds for name, each in starts.items()}).cells(),
-            Line("bytes", "resident then", BYTES, {name: list(map(float, each.resident_bytes)) for name, each in starts.items()}).cells(),
-        ]
-    for scenario in comparing.scenarios:
-        found += [[f"{scenario.name}: {scenario.text}"], *[line.cells() for line in lines(comparing, scenario)]]
-    return found
+        seconds = Line("seconds", "to the first token", SECONDS, {name: each.seconds for name, each in starts.items()})
+        memory = {name: [float(size) for size in each.resident_bytes if size] for name, each in starts.items()}
+        found.append((START, [seconds, Line("resident_bytes", "resident then", BYTES, memory)]))
+    return found + [(f"{each.name}: {each.text}", lines(comparing, each)) for each in comparing.scenarios]
 
 
-def show(rows: Sequence[Sequence[str]], specs: Sequence[Spec], notes: Sequence[str]) -> None:
+def show(comparing: Comparing) -> None:
     """The table and what is to be said, on stdout."""
     console = Console(highlight=False)
-    first, *others = [spec.name for spec in specs]
-    heads = ["", first, *others, *[f"{first} / {name}" for name in others], "ceiling (share)"]
-    wide = max(len(row) for row in rows)
-    for title, block in _blocks(rows):
-        shown_table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
-        for at, head in enumerate(heads[: max(wide, 2)]):
-            shown_table.add_column(head, justify="left" if at == 0 else "right", no_wrap=at == 0)
-        for row in block:
-            shown_table.add_row(*row)
-        console.print(shown_table)
-        console.print()
-    for note in notes:
+    if not console.is_terminal:
+        console = Console(highlight=False, width=FILE_WIDTH)
+    first, *others = [spec.name for spec in comparing.specs]
+    rivals = [*others, *([BEST] if len(others) > 1 else [])]
+    heads = ["", first, *others, *[f"{first} / {name}" for name in rivals], *(["ceiling (share)"] if comparing.limits else [])]
+    for title, block in blocks(comparing):
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+        for at, head in enumerate(heads):
+            table.add_column(head, justify="right" if at else "left", no_wrap=not at)
+        for line in block:
+            table.add_row(*line.cells())
+        console.print(table, "")
+    for note in comparing.said():
         console.print(note, soft_wrap=True, markup=False)
-
-
-def _blocks(rows: Sequence[Sequence[str]]) -> list[tuple[str, list[Sequence[str]]]]:
-    found: list[tuple[str, list[Sequence[str]]]] = []
-    for row in rows:
-        if len(row) == 1:
-            found.append((row[0], []))
-        else:
-            found[-1][1].append(row)
-    return found
