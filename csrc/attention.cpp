@@ -14,7 +14,8 @@ namespace RIDGELINE_LEVEL {
 
 namespace {
 
-constexpr size_t kMixRows = 6;
+constexpr size_t kManyRows = 2 * kMixRows;  // from here on it pays to lay values out in strips
+constexpr size_t kCacheLine = 64;
 
 // Scratch of one call, cut up for `rows` query rows.
 struct Work {
@@ -63,6 +64,7 @@ public:
             work_.first[row] = static_cast<int32_t>(some.first);
             work_.last[row] = static_cast<int32_t>(some.last);
         }
+        visible_ = static_cast<size_t>(position(rows_ - 1) + 1 - begin_);
         // Rows that see nothing of the split stand at the ends.
         low_ = 0, high_ = rows_;
         while (low_ < high_ && !sees(low_)) ++low_;
@@ -110,11 +112,11 @@ private:
     // f(key, its bytes) for keys first … last - 1 of the split.
     template <typename F>
     void each(const uint8_t* cache, size_t first, size_t last, F f) const {
-        const size_t block_tokens = op_.cache.block_tokens, stride = op_.cache.slot_bytes;
+        const size_t block_tokens = op_.cache.block_tokens, stride = op_.cache.record_bytes;
         const uint8_t* base = cache + static_cast<size_t>(item_.kv_head) * op_.cache.head_bytes;
         for (size_t key = first; key < last;) {
             const size_t at = static_cast<size_t>(begin_) + key, offset = at % block_tokens;
-            const uint8_t* bytes = base + (static_cast<size_t>(table_[at / block_tokens]) * block_tokens + offset) * stride;
+            const uint8_t* bytes = base + static_cast<size_t>(table_[at / block_tokens]) * op_.cache.page_bytes + offset * stride;
             const size_t end = last - key < block_tokens - offset ? last : key + block_tokens - offset;
             for (; key < end; ++key, bytes += stride) f(key, bytes);
         }
@@ -124,11 +126,14 @@ private:
         each(cache, first, last, [&](size_t key, const uint8_t* bytes) { memcpy(scales + key, bytes + op_.cache.head_dim, sizeof(float)); });
     }
 
-    // Keys or values first … last - 1 of the split in fp32, behind work_.at[first …]; then the last one again, up to a whole block.
-    void take_tile(const uint8_t* cache, size_t first, size_t last);
+    // Keys or values first … last - 1 of the split in fp32, behind work_.at[first …]: d is d * step floats in, for whole vectors.
+    void take_tile(const uint8_t* cache, size_t first, size_t last, size_t step);
+    // Brings keys or values first … last - 1 of the split near, as far as there are any; 256 and more are the next split's.
+    void ask_for(const uint8_t* cache, size_t first, size_t last) const;
     void score_keys(size_t first, size_t last);
     void soften(size_t row);
     void mix_values(size_t first, size_t last);
+    void mix_rows_of(size_t row, size_t rows, size_t first, size_t last, size_t d, size_t offset, size_t size);
 
     const Attention& op_;
     const Step& step_;
@@ -139,43 +144,60 @@ private:
     const int32_t* table_;
     int64_t begin_ = 0;
     size_t low_ = 0, high_ = 0;          // rows that see something of the split
+    size_t visible_ = 0;                 // positions from the split's first one to the last that any row sees
 };
 
-// A head in fp32, padded with zeros. Codes stay without their scale: it goes onto the score, or onto the weight.
-inline void widen(int type, const uint8_t* bytes, size_t head_dim, size_t width, float* to) {
-    const size_t whole = head_dim / kLanes * kLanes;
-    const auto* halves = reinterpret_cast<const uint16_t*>(bytes);
-    const auto* codes = reinterpret_cast<const int8_t*>(bytes);
-    size_t d = 0;
-    if (type == kKVF32) memcpy(to, bytes, head_dim * sizeof(float)), d = head_dim;
-    else if (type == kKVBF16) for (; d < whole; d += kLanes) store(to + d, load_bf16(halves + d));
-    else for (; d < whole; d += kLanes) store(to + d, load_int8(codes + d));
-    for (; d < head_dim; ++d) {
-        const uint32_t bits = type == kKVBF16 ? static_cast<uint32_t>(halves[d]) << 16 : 0;
-        if (type == kKVBF16) memcpy(to + d, &bits, 4);
-        else to[d] = static_cast<float>(codes[d]);
-    }
-    for (; d < width; ++d) to[d] = 0.0f;
+template <int Type>
+inline Vec widened(const uint8_t* bytes, size_t d) {
+    if constexpr (Type == kKVF32) return load(reinterpret_cast<const float*>(bytes) + d);
+    else if constexpr (Type == kKVBF16) return load_bf16(reinterpret_cast<const uint16_t*>(bytes) + d);
+    else return load_int8(reinterpret_cast<const int8_t*>(bytes) + d);
 }
 
-void Walk::take_tile(const uint8_t* cache, size_t first, size_t last) {
-    const size_t width = shape_.width;
-    const bool direct = op_.cache.type == kKVF32 && op_.cache.head_dim == width && rows_ < 2 * kMixRows;
-    each(cache, first, last, [&](size_t key, const uint8_t* bytes) {
-        float* to = work_.tile + (key - first) * width;
-        if (!direct) widen(op_.cache.type, bytes, op_.cache.head_dim, width, to);
-        work_.at[key] = direct ? reinterpret_cast<const float*>(bytes) : to;
+// A head in fp32, padded with zeros, d at to[d * step]. Codes stay without their scale: it goes onto the score, or onto the weight.
+template <int Type>
+inline void widen(const uint8_t* bytes, size_t head_dim, float* to, size_t step) {
+    constexpr size_t kBytes = Type == kKVF32 ? 4 : Type == kKVBF16 ? 2 : 1;
+    const size_t whole = head_dim / kLanes * kLanes;
+    for (size_t d = 0; d < whole; d += kLanes) store(to + d * step, widened<Type>(bytes, d));
+    if (whole == head_dim) return;
+    uint8_t rest[kLanes * 4] = {};
+    memcpy(rest, bytes + whole * kBytes, (head_dim - whole) * kBytes);
+    store(to + whole * step, widened<Type>(rest, 0));
+}
+
+void Walk::take_tile(const uint8_t* cache, size_t first, size_t last, size_t step) {
+    const size_t apart = step == 1 ? shape_.width : kLanes;
+    const bool direct = op_.cache.type == kKVF32 && op_.cache.head_dim == shape_.width && step == 1 && rows_ < kManyRows;
+    const auto take = [&](auto widen_head) {
+        each(cache, first, last, [&](size_t key, const uint8_t* bytes) {
+            float* to = work_.tile + (key - first) * apart;
+            widen_head(bytes, op_.cache.head_dim, to, step);
+            work_.at[key] = to;
+        });
+    };
+    if (direct) each(cache, first, last, [&](size_t key, const uint8_t* bytes) { work_.at[key] = reinterpret_cast<const float*>(bytes); });
+    else if (op_.cache.type == kKVF32) take(widen<kKVF32>);
+    else if (op_.cache.type == kKVBF16) take(widen<kKVBF16>);
+    else take(widen<kKVInt8>);
+}
+
+void Walk::ask_for(const uint8_t* cache, size_t first, size_t last) const {
+    each(cache, first, last < visible_ ? last : visible_, [&](size_t, const uint8_t* bytes) {
+        for (size_t line = 0; line < op_.cache.record_bytes; line += kCacheLine) __builtin_prefetch(bytes + line);
     });
-    for (size_t key = last; key < last + kKeyBlock; ++key) work_.at[key] = work_.at[last - 1];
 }
 
 void Walk::score_keys(size_t first, size_t last) {
-    const size_t step = shape_.tile_keys();
+    const size_t step = shape_.near_keys();
     if (op_.cache.type == kKVInt8) take_scales(op_.cache.keys, first, last, work_.key_scales);
     size_t begin = low_, end = low_;     // rows that see something of the tile
     for (size_t key = first; key < last; key += step) {
         const size_t stop = last - key < step ? last : key + step;
-        take_tile(op_.cache.keys, key, stop);
+        take_tile(op_.cache.keys, key, stop, 1);
+        for (size_t i = stop; i < stop + kKeyBlock; ++i) work_.at[i] = work_.at[stop - 1];
+        if (stop < last) ask_for(op_.cache.keys, stop, stop + step);
+        else ask_for(op_.cache.values, first, first + step);
         while (begin < high_ && static_cast<size_t>(work_.last[begin]) <= key) ++begin;
         while (end < high_ && static_cast<size_t>(work_.first[end]) < stop) ++end;
         const size_t count = (stop - key + kKeyBlock - 1) / kKeyBlock * kKeyBlock;
@@ -217,28 +239,34 @@ void Walk::soften(size_t row) {
 }
 
 void Walk::mix_values(size_t first, size_t last) {
-    const size_t step = shape_.tile_keys(), width = shape_.width;
-    for (size_t key = first; key < last; key += step) {
-        const size_t stop = last - key < step ? last : key + step;
-        take_tile(op_.cache.values, key, stop);
-        for (size_t row = low_; row < high_; row += kMixRows) {
-            const size_t rows = high_ - row < kMixRows ? high_ - row : kMixRows;
-            const auto from = [&](size_t r) { return static_cast<size_t>(work_.first[r]) > key ? static_cast<size_t>(work_.first[r]) : key; };
-            const auto to = [&](size_t r) { return static_cast<size_t>(work_.last[r]) < stop ? static_cast<size_t>(work_.last[r]) : stop; };
-            const auto some = [&](size_t r, size_t count, size_t begin, size_t end) {
-                mix(count, work_.scores + r * kScoreStride, work_.at, begin, end, width, work_.sums + r * width);
-            };
-            // What all rows see they mix together; what lies before and behind, each for itself.
-            const size_t begin = from(row + rows - 1), end = to(row);
-            if (begin >= end) {
-                for (size_t r = row; r < row + rows; ++r) some(r, 1, from(r), to(r));
-                continue;
-            }
-            for (size_t r = row; r < row + rows; ++r) some(r, 1, from(r), begin);
-            some(row, rows, begin, end);
-            for (size_t r = row; r < row + rows; ++r) some(r, 1, end, to(r));
-        }
+    // Few rows read a value once; many read it in strips of a vector, which stay in the first-level cache.
+    const bool strips = rows_ >= kManyRows;
+    const size_t count = strips ? shape_.far_keys() : shape_.near_keys(), step = strips ? count : 1, size = strips ? kLanes : shape_.width;
+    for (size_t key = first; key < last; key += count) {
+        const size_t stop = last - key < count ? last : key + count;
+        take_tile(op_.cache.values, key, stop, step);
+        if (stop < last) ask_for(op_.cache.values, stop, stop + count);
+        else ask_for(op_.cache.keys, kSplit, kSplit + shape_.near_keys());
+        for (size_t d = 0; d < shape_.width; d += size)
+            for (size_t row = low_; row < high_; row += kMixRows) mix_rows_of(row, high_ - row < kMixRows ? high_ - row : kMixRows, key, stop, d, d * step, size);
     }
+}
+
+// Some rows and `size` numbers from d on; what all rows see they mix together, what lies before and behind each for itself.
+void Walk::mix_rows_of(size_t row, size_t rows, size_t first, size_t last, size_t d, size_t offset, size_t size) {
+    const size_t width = shape_.width;
+    const auto from = [&](size_t r) { return static_cast<size_t>(work_.first[r]) > first ? static_cast<size_t>(work_.first[r]) : first; };
+    const auto to = [&](size_t r) { return static_cast<size_t>(work_.last[r]) < last ? static_cast<size_t>(work_.last[r]) : last; };
+    const auto some = [&](size_t r, size_t count, size_t begin, size_t end) {
+        mix(count, work_.scores + r * kScoreStride, work_.at, begin, end, offset, size, width, work_.sums + r * width + d);
+    };
+    const size_t begin = from(row + rows - 1), end = to(row);
+    if (begin <= from(row) && end >= to(row + rows - 1)) return some(row, rows, begin, end);
+    const bool together = begin < end;
+    for (size_t r = row; r < row + rows; ++r) some(r, 1, from(r), together ? begin : to(r));
+    if (!together) return;
+    some(row, rows, begin, end);
+    for (size_t r = row; r < row + rows; ++r) some(r, 1, end, to(r));
 }
 
 // (total, its greatest score and weight) becomes what it is with one split more.

@@ -13,13 +13,14 @@ enum KVType : int { kKVF32, kKVBF16, kKVInt8 };
 constexpr size_t kSplit = 256;           // positions of a KV split: split s holds 256 s … 256 s + 255
 constexpr size_t kAttentionScratch = 512 << 10;  // bytes of scratch that a thread hands to every call
 
-// One layer's keys and values. A slot (page * block_tokens + offset) holds for each KV head `head_dim` numbers:
-// fp32, bf16, or int8 followed by one fp32 scale. Slots lie `slot_bytes` apart, heads `head_bytes`.
+// One layer's keys and values. A page holds for each KV head its `block_tokens` records one behind the other, so that what one head reads
+// lies together: record (page, head, offset) of slot page * block_tokens + offset begins at page * page_bytes + head * head_bytes +
+// offset * record_bytes. A record is `head_dim` numbers: fp32, bf16, or int8 followed by one fp32 scale.
 struct KVLayer {
     int type;
     uint8_t* keys;
     uint8_t* values;
-    size_t slot_bytes, head_bytes;
+    size_t page_bytes, head_bytes, record_bytes;
     size_t kv_heads, head_dim, block_tokens;
 };
 

@@ -12,7 +12,8 @@ size_t attention_items(const Attention& op, const Step& step, size_t threads, At
 namespace {
 
 constexpr size_t kScoreStride = kSplit + 16;  // floats from row to row of scores: whole vectors, and room behind the last key
-constexpr size_t kTileFloats = 8192;          // of a tile of keys or values in fp32: it stays in the first-level cache
+constexpr size_t kNearFloats = 4096;          // of a tile of keys or values in fp32 that stays in the first-level cache
+constexpr size_t kFarFloats = 16384;          // of one that stays in the second-level cache
 constexpr size_t kKeyBlock = 6;               // keys of a tile come in whole blocks of so many
 
 // Query rows are (token, head of the KV group), tokens first. What one of them needs in scratch and in partial results.
@@ -22,8 +23,9 @@ struct Shape {
 
     explicit Shape(const Attention& op) : group(op.heads / op.cache.kv_heads), width((op.cache.head_dim + 15) / 16 * 16) {}
     size_t row_bytes() const { return (3 * width + kScoreStride + 6) * 4; }
-    size_t tile_keys() const { return (kTileFloats / width > kKeyBlock ? kTileFloats / width : kKeyBlock) / kKeyBlock * kKeyBlock; }
-    size_t tile_bytes() const { return tile_keys() * width * 4; }
+    size_t near_keys() const { return (kNearFloats / width > kKeyBlock ? kNearFloats / width : kKeyBlock) / kKeyBlock * kKeyBlock; }
+    size_t far_keys() const { return kFarFloats / width > kKeyBlock ? kFarFloats / width : kKeyBlock; }
+    size_t tile_bytes() const { return far_keys() * width * 4; }
     size_t partial_floats() const { return width + 2; }
     // Rows that scratch has room for.
     size_t most_rows() const { return (kAttentionScratch - tile_bytes() - 32 * kScoreStride - 1024) / row_bytes(); }

@@ -7,21 +7,51 @@
 #include "attention_parts.h"
 #include "simd.h"
 
+// Loops over registers: an array stays in registers only where every index is known.
+#define RIDGELINE_UNROLL _Pragma("GCC unroll 16")
+
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-#if defined(__AVX2__)
-
-inline __m256 halves_added(Vec x) {
+// A register: what is left of a vector's abstraction where it matters how many there are.
 #if defined(__AVX512F__)
-    return _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
+using Part = __m512;
+inline Part load_part(const float* p) { return _mm512_loadu_ps(p); }
+inline Part all_part(float x) { return _mm512_set1_ps(x); }
+inline Part fma_part(Part a, Part b, Part c) { return _mm512_fmadd_ps(a, b, c); }
+inline void store_part(float* p, Part a) { _mm512_storeu_ps(p, a); }
+inline __m256 halves_added(const Part* x) { return _mm256_add_ps(_mm512_castps512_ps256(x[0]), _mm512_extractf32x8_ps(x[0], 1)); }
+#elif defined(__AVX2__)
+using Part = __m256;
+inline Part load_part(const float* p) { return _mm256_loadu_ps(p); }
+inline Part all_part(float x) { return _mm256_set1_ps(x); }
+inline Part fma_part(Part a, Part b, Part c) { return _mm256_fmadd_ps(a, b, c); }
+inline void store_part(float* p, Part a) { _mm256_storeu_ps(p, a); }
+inline __m256 halves_added(const Part* x) { return _mm256_add_ps(x[0], x[1]); }
 #else
-    return _mm256_add_ps(x.a, x.b);
+using Part = Vec;
+inline Part load_part(const float* p) { return load(p); }
+inline Part all_part(float x) { return all(x); }
+inline Part fma_part(Part a, Part b, Part c) { return fma(a, b, c); }
+inline void store_part(float* p, Part a) { store(p, a); }
 #endif
+
+// Into a register: the compiler would rather read from memory at every use, and the ports that load are what binds.
+inline Part load_once(const float* p) {
+    Part x = load_part(p);
+#if defined(__AVX2__)
+    __asm__("" : "+v"(x));
+#endif
+    return x;
 }
 
-inline __m256 quarters_added(Vec x, Vec y) {
+constexpr size_t kPartLanes = sizeof(Part) / sizeof(float);
+constexpr int kParts = static_cast<int>(kLanes / kPartLanes);  // of a vector
+
+#if defined(__AVX2__)
+
+inline __m256 quarters_added(const Part* x, const Part* y) {
     const __m256 a = halves_added(x), b = halves_added(y);
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
@@ -30,42 +60,67 @@ inline __m256 eighths_added(__m256 a, __m256 b) {
     return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
 }
 
-// Sums of the lanes of eight vectors, each by the tree of `sum_of`.
-inline void sums_of(const Vec* x, float* sums) {
-    const __m256 a = eighths_added(quarters_added(x[0], x[4]), quarters_added(x[1], x[5]));
-    const __m256 b = eighths_added(quarters_added(x[2], x[6]), quarters_added(x[3], x[7]));
-    _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd)));
+// Sums of the lanes of eight vectors, each by the tree of `sum_of`: a to d in the lower half, e to h in the upper one.
+inline __m256 sums_of(const Part* a, const Part* b, const Part* c, const Part* d, const Part* e, const Part* f, const Part* g, const Part* h) {
+    const __m256 x = eighths_added(quarters_added(a, e), quarters_added(b, f)), y = eighths_added(quarters_added(c, g), quarters_added(d, h));
+    return _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x88), _mm256_shuffle_ps(x, y, 0xdd));
+}
+
+// Sums of [R, K] vectors to rows of scores. What stands behind the last key of a row may be overwritten.
+template <int R, int K>
+inline void put_scores(const Part (*x)[kParts], float* scores) {
+    const auto row = [&](int r) { return scores + static_cast<size_t>(r) * kScoreStride; };
+    if constexpr (R == 2) {
+        const __m256 sums = sums_of(x[0], x[1], x[2], x[2], x[3], x[4], x[5], x[5]);
+        _mm_storeu_ps(row(0), _mm256_castps256_ps128(sums));
+        _mm_storeu_ps(row(1), _mm256_extractf128_ps(sums, 1));
+    } else {
+        const __m256 sums = sums_of(x[0], x[1], x[2], x[3], x[4], x[5], x[4], x[5]);
+        _mm_storeu_ps(row(0), _mm256_castps256_ps128(sums));
+        _mm_storel_pi(reinterpret_cast<__m64*>(row(0) + 4), _mm256_extractf128_ps(sums, 1));
+    }
 }
 
 #else
 
-inline void sums_of(const Vec* x, float* sums) {
-    for (size_t i = 0; i < 8; ++i) sums[i] = sum_of(x[i]);
+template <int R, int K>
+inline void put_scores(const Part (*x)[kParts], float* scores) {
+    for (int r = 0; r < R; ++r)
+        for (int j = 0; j < K; ++j) scores[static_cast<size_t>(r) * kScoreStride + static_cast<size_t>(j)] = sum_of(x[r * K + j][0]);
 }
 
 #endif
 
-// Scores of R rows of queries, `width` apart, with K keys; R * K <= 8. Scores of a row are consecutive.
-template <int R, int K>
-inline void score_block(const float* q, const float* const* keys, size_t width, float* scores) {
-    Vec sum[8];
-    for (int i = 0; i < 8; ++i) sum[i] = zero();
-    for (size_t d = 0; d < width; d += kLanes) {
-        Vec key[K];
-        for (int j = 0; j < K; ++j) key[j] = load(keys[j] + d);
-        for (int r = 0; r < R; ++r) {
-            const Vec query = load(q + static_cast<size_t>(r) * width + d);
-            for (int j = 0; j < K; ++j) sum[r * K + j] = fma(query, key[j], sum[r * K + j]);
-        }
-    }
-    float sums[8];
-    sums_of(sum, sums);
-    for (int r = 0; r < R; ++r) memcpy(scores + static_cast<size_t>(r) * kScoreStride, sums + r * K, K * sizeof(float));
-}
-
+// Scores of R rows of queries, `width` apart, with `count` keys, K at a time; R * K = 6, which fills sixteen registers.
 template <int R, int K>
 inline void score_rows(const float* q, const float* const* keys, size_t count, size_t width, float* scores) {
-    for (size_t key = 0; key < count; key += K) score_block<R, K>(q, keys + key, width, scores + key);
+    for (size_t first = 0; first < count; first += K) {
+        Part sum[6][kParts];
+        RIDGELINE_UNROLL
+        for (auto& one : sum)
+            RIDGELINE_UNROLL
+            for (Part& part : one) part = all_part(0.0f);
+        const float* from[K];
+        RIDGELINE_UNROLL
+        for (int j = 0; j < K; ++j) from[j] = keys[first + static_cast<size_t>(j)];
+        size_t d = 0;
+        do {                             // at least once: sums then never leave their registers
+            RIDGELINE_UNROLL
+            for (int p = 0; p < kParts; ++p) {
+                const size_t at = d + static_cast<size_t>(p) * kPartLanes;
+                Part query[R];
+                RIDGELINE_UNROLL
+                for (int r = 0; r < R; ++r) query[r] = load_once(q + static_cast<size_t>(r) * width + at);
+                RIDGELINE_UNROLL
+                for (int j = 0; j < K; ++j) {
+                    const Part key = load_once(from[j] + at);
+                    RIDGELINE_UNROLL
+                    for (int r = 0; r < R; ++r) sum[r * K + j][p] = fma_part(query[r], key, sum[r * K + j][p]);
+                }
+            }
+        } while ((d += kLanes) < width);
+        put_scores<R, K>(sum, scores + first);
+    }
 }
 
 // Scores of `rows` rows of queries with `count` keys, a multiple of kKeyBlock.
@@ -75,41 +130,74 @@ inline void score(const float* q, size_t rows, const float* const* keys, size_t 
         block(q + row * width, keys, count, width, scores + row * kScoreStride);
         row += size;
     };
-    while (rows - row >= 5 || rows - row == 3) next(score_rows<3, 2>, 3);
     while (rows - row >= 2) next(score_rows<2, 3>, 2);
     if (rows > row) next(score_rows<1, 6>, 1);
 }
 
-// Adds weights [R, kScoreStride] times values first … last - 1 to sums [R, width], C vectors of the width at a time.
+// Adds weights [R, kScoreStride] times values first … last - 1 (one or more), each from `offset` on, to sums, rows `width` apart: C registers.
 template <int R, int C>
-inline void mix_block(const float* weights, const float* const* values, size_t first, size_t last, size_t width, float* sums) {
-    for (size_t d = 0; d < width; d += C * kLanes) {
-        Vec sum[R][C];
-        for (int r = 0; r < R; ++r)
-            for (int c = 0; c < C; ++c) sum[r][c] = load(sums + static_cast<size_t>(r) * width + d + c * kLanes);
-        for (size_t key = first; key < last; ++key) {
-            Vec value[C];
-            for (int c = 0; c < C; ++c) value[c] = load(values[key] + d + c * kLanes);
+inline void mix_block(const float* weights, const float* const* values, size_t first, size_t last, size_t offset, size_t width, float* sums) {
+    Part sum[R][C];
+    RIDGELINE_UNROLL
+    for (int r = 0; r < R; ++r)
+        RIDGELINE_UNROLL
+        for (int c = 0; c < C; ++c) sum[r][c] = load_part(sums + static_cast<size_t>(r) * width + static_cast<size_t>(c) * kPartLanes);
+    size_t key = first;
+    do {
+        const float* value = values[key] + offset;
+        const auto weight = [&](int r) { return all_part(weights[static_cast<size_t>(r) * kScoreStride + key]); };
+        const auto part = [&](int c) { return load_part(value + static_cast<size_t>(c) * kPartLanes); };
+        // What there is less of stays in registers.
+        if constexpr (R > C) {
+            Part held[C];
+            RIDGELINE_UNROLL
+            for (int c = 0; c < C; ++c) held[c] = part(c);
+            RIDGELINE_UNROLL
             for (int r = 0; r < R; ++r) {
-                const Vec weight = all(weights[static_cast<size_t>(r) * kScoreStride + key]);
-                for (int c = 0; c < C; ++c) sum[r][c] = fma(weight, value[c], sum[r][c]);
+                const Part one = weight(r);
+                RIDGELINE_UNROLL
+                for (int c = 0; c < C; ++c) sum[r][c] = fma_part(one, held[c], sum[r][c]);
+            }
+        } else {
+            Part held[R];
+            RIDGELINE_UNROLL
+            for (int r = 0; r < R; ++r) held[r] = weight(r);
+            RIDGELINE_UNROLL
+            for (int c = 0; c < C; ++c) {
+                const Part one = part(c);
+                RIDGELINE_UNROLL
+                for (int r = 0; r < R; ++r) sum[r][c] = fma_part(held[r], one, sum[r][c]);
             }
         }
-        for (int r = 0; r < R; ++r)
-            for (int c = 0; c < C; ++c) store(sums + static_cast<size_t>(r) * width + d + c * kLanes, sum[r][c]);
-    }
+    } while (++key < last);
+    RIDGELINE_UNROLL
+    for (int r = 0; r < R; ++r)
+        RIDGELINE_UNROLL
+        for (int c = 0; c < C; ++c) store_part(sums + static_cast<size_t>(r) * width + static_cast<size_t>(c) * kPartLanes, sum[r][c]);
 }
 
-// The same for a number of rows up to six; all see the same keys.
-inline void mix(size_t rows, const float* weights, const float* const* values, size_t first, size_t last, size_t width, float* sums) {
+// The same over `size` floats of the width, C registers at a time where that goes.
+template <int R, int C>
+inline void mix_rows(const float* weights, const float* const* values, size_t first, size_t last, size_t offset, size_t size, size_t width, float* sums) {
+    if (C == kParts || size % (C * kPartLanes) == 0)
+        for (size_t d = 0; d < size; d += C * kPartLanes) mix_block<R, C>(weights, values, first, last, offset + d, width, sums + d);
+    else
+        for (size_t d = 0; d < size; d += kLanes) mix_block<R, kParts>(weights, values, first, last, offset + d, width, sums + d);
+}
+
+// The same for a number of rows up to kMixRows; all see the same keys.
+constexpr size_t kMixRows = 6;
+
+inline void mix(size_t rows, const float* weights, const float* const* values, size_t first, size_t last, size_t offset, size_t size, size_t width,
+                float* sums) {
     if (first >= last) return;
     switch (rows) {
-        case 6: return mix_block<6, 1>(weights, values, first, last, width, sums);
-        case 5: return mix_block<5, 1>(weights, values, first, last, width, sums);
-        case 4: return mix_block<4, 1>(weights, values, first, last, width, sums);
-        case 3: return mix_block<3, 1>(weights, values, first, last, width, sums);
-        case 2: return width % 32 ? mix_block<2, 1>(weights, values, first, last, width, sums) : mix_block<2, 2>(weights, values, first, last, width, sums);
-        default: return width % 64 ? mix_block<1, 1>(weights, values, first, last, width, sums) : mix_block<1, 4>(weights, values, first, last, width, sums);
+        case 6: return mix_rows<6, kParts>(weights, values, first, last, offset, size, width, sums);
+        case 5: return mix_rows<5, kParts>(weights, values, first, last, offset, size, width, sums);
+        case 4: return mix_rows<4, kParts>(weights, values, first, last, offset, size, width, sums);
+        case 3: return mix_rows<3, 4>(weights, values, first, last, offset, size, width, sums);
+        case 2: return mix_rows<2, 4>(weights, values, first, last, offset, size, width, sums);
+        default: return mix_rows<1, 8>(weights, values, first, last, offset, size, width, sums);
     }
 }
 

@@ -51,9 +51,10 @@ void write_head(int type, const float* x, size_t width, uint8_t* to) {
 void kv_write(const KVLayer& cache, const float* k, const float* v, const int64_t* slots, size_t first, size_t count) {
     const size_t width = cache.head_dim;
     for (size_t token = first; token < first + count; ++token) {
-        const size_t slot = static_cast<size_t>(slots[token]) * cache.slot_bytes;
+        const size_t slot = static_cast<size_t>(slots[token]);
+        const size_t place = slot / cache.block_tokens * cache.page_bytes + slot % cache.block_tokens * cache.record_bytes;
         for (size_t head = 0; head < cache.kv_heads; ++head) {
-            const size_t from = (token * cache.kv_heads + head) * width, to = slot + head * cache.head_bytes;
+            const size_t from = (token * cache.kv_heads + head) * width, to = place + head * cache.head_bytes;
             write_head(cache.type, k + from, width, cache.keys + to);
             write_head(cache.type, v + from, width, cache.values + to);
         }

@@ -33,8 +33,8 @@ Matrix matrix(int format, std::size_t n, std::size_t k, std::size_t group, Addre
 }
 
 KVLayer kv_layer(int type, Address keys, Address values, std::size_t kv_heads, std::size_t head_dim, std::size_t block_tokens) {
-    const std::size_t head = type == kKVInt8 ? head_dim + 4 : head_dim * (type == kKVBF16 ? 2 : 4);
-    return {type, pointer<std::uint8_t>(keys), pointer<std::uint8_t>(values), head * kv_heads, head, kv_heads, head_dim, block_tokens};
+    const std::size_t record = type == kKVInt8 ? head_dim + 4 : head_dim * (type == kKVBF16 ? 2 : 4), head = record * block_tokens;
+    return {type, pointer<std::uint8_t>(keys), pointer<std::uint8_t>(values), head * kv_heads, head, record, kv_heads, head_dim, block_tokens};
 }
 
 // Row functions of one level, on `rows` rows: what the tests hold against the references.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.attention import Items, attention, kv_write
-from ridgeline.compute.cpu.cache import DTYPES, allocate_native_kv, head_bytes, record_width, widened
+from ridgeline.compute.cpu.cache import DTYPES, allocate_native_kv, head_bytes, of_slots, record_width, widened
 from ridgeline.compute.diff import relative_error
 from ridgeline.compute.ops.attention import attention as definition
 from ridgeline.compute.ops.attention import kv_write as write_definition
@@ -25,26 +25,31 @@ Q = floats(1, LENGTH, HEADS * WIDTH)
 K, V = floats(2, LENGTH, KV_HEADS * WIDTH), floats(3, LENGTH, KV_HEADS * WIDTH)
 
 
-def poisoned(slots: int, kv_heads: int, head_dim: int, kind: str) -> np.ndarray:
+def poisoned(pages: int, kv_heads: int, block_tokens: int, head_dim: int, kind: str) -> np.ndarray:
     """Records whose every bit is set: NaN in fp32, in bf16 and in the scale of an int8 head."""
-    shape = (slots, kv_heads, record_width(kind, head_dim))
+    shape = (pages, kv_heads, block_tokens, record_width(kind, head_dim))
     return np.full((*shape, np.dtype(DTYPES[kind]).itemsize), 0xFF, np.uint8).view(DTYPES[kind]).reshape(shape)
 
 
-def stored(records: np.ndarray, kind: str) -> np.ndarray:
-    """fp32 [slots, KV heads, D] as a cache of another type."""
-    slots, kv_heads, head_dim = records.shape
-    made = poisoned(slots, kv_heads, head_dim, kind)
-    flat = np.ascontiguousarray(records).reshape(slots, -1)
+def stored(x: np.ndarray, block_tokens: int, kind: str) -> np.ndarray:
+    """fp32 [slots, KV heads, D] as records of a type."""
+    slots, kv_heads, head_dim = x.shape
+    made = poisoned(slots // block_tokens, kv_heads, block_tokens, head_dim, kind)
+    flat = np.ascontiguousarray(x).reshape(slots, -1)
     kv_write(flat, flat, made, made.copy(), np.arange(slots))
     return made
 
 
+def by_slot(records: np.ndarray) -> np.ndarray:
+    """Records as fp32 [slots, KV heads, D]: what the reference takes."""
+    return widened(of_slots(records, np.arange(len(records) * records.shape[2])))
+
+
 def against_the_reference(arguments: dict[str, Any], kind: str, **how: Any) -> float:
     """The greatest error over a cache of `kind` against the reference over what that cache holds, in units of the largest value."""
-    own = {**arguments, "keys": stored(arguments["keys"], kind), "values": stored(arguments["values"], kind)}
-    ours, values = attention(**own, **how), widened(own["values"])
-    theirs = definition(**{**own, "keys": widened(own["keys"]), "values": values})
+    cache = {name: stored(arguments[name], arguments["block_tokens"], kind) for name in ("keys", "values")}
+    ours, values = attention(**{**arguments, **cache}, **how), by_slot(cache["values"])
+    theirs = definition(**{**arguments, "keys": by_slot(cache["keys"]), "values": values})
     assert isinstance(theirs, np.ndarray)
     return float(np.abs(ours - theirs).max() / np.nanmax(np.abs(values)))
 
@@ -108,7 +113,7 @@ class Paged:
         blocks = -(-LENGTH // block_tokens)
         pages = np.random.default_rng(4).permutation(np.arange(1, 2 * blocks + 1)).astype(np.int32)
         self.tables = np.stack([pages[:blocks], pages[blocks:]])
-        self.keys, self.values = (poisoned((2 * blocks + 1) * block_tokens, KV_HEADS, WIDTH, kind) for _ in range(2))
+        self.keys, self.values = (poisoned(2 * blocks + 1, KV_HEADS, block_tokens, WIDTH, kind) for _ in range(2))
         self.write(1, floats(5, 200, KV_HEADS * WIDTH), floats(6, 200, KV_HEADS * WIDTH), 0)
 
     def write(self, row: int, k: np.ndarray, v: np.ndarray, start: int) -> None:
@@ -213,7 +218,7 @@ def test_edge_of_the_window(window: int) -> None:
         paged.chunk(0, 600, window)
         before = paged.attend(Q[599:600], 600, 0, window)
         at = 599 - distance
-        paged.values[paged.tables[0, at // 4] * 4 + at % 4] = np.nan
+        paged.values[paged.tables[0, at // 4], :, at % 4] = np.nan
         after = paged.attend(Q[599:600], 600, 0, window)
         assert np.isnan(after).all() == seen
         assert np.array_equal(before, after) != seen
@@ -228,9 +233,9 @@ def cut(threads: int, rows: list[tuple[int, int]], kv_heads: int, group: int, he
         return items
 
     sample = dict(paged_sample("", rows, window=window, block_tokens=16).arguments)
-    slots = len(sample["keys"])
+    pages = len(sample["keys"]) // 16
     sample |= {"q": floats(1, len(sample["q"]), kv_heads * group * head_dim), "head_dim": head_dim}
-    sample |= {name: np.zeros((slots, kv_heads, head_dim), np.float32) for name in ("keys", "values")}
+    sample |= {name: np.zeros((pages, kv_heads, 16, head_dim), np.float32) for name in ("keys", "values")}
     attention(**sample, threads=threads, arrange=keep)
     return found[0]
 
@@ -267,13 +272,13 @@ def test_bf16_is_rounded_to_the_nearest(level: str) -> None:
     halves = np.arange(0, 1 << 16, 7, dtype=np.uint32) << 16
     bits = np.concatenate([halves + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]).astype(np.uint32)
     x = np.ascontiguousarray(bits[: len(bits) // 16 * 16].view(np.float32).reshape(-1, 16))
-    made = np.zeros((len(x), 1, 16), np.uint16)
+    made = np.zeros((len(x), 1, 1, 16), np.uint16)
     kv_write(x, x, made, made.copy(), np.arange(len(x)), level=level)
     nan = np.isnan(x)
     expected = (x.view(np.uint32).astype(np.uint64) + 0x7FFF + ((x.view(np.uint32) >> 16) & 1)) >> 16
     assert nan.any()
-    assert np.array_equal(np.isnan(widened(made[:, 0])), nan)
-    assert np.array_equal(made[:, 0][~nan], expected[~nan])
+    assert np.array_equal(np.isnan(widened(made[:, 0, 0])), nan)
+    assert np.array_equal(made[:, 0, 0][~nan], expected[~nan])
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -281,7 +286,7 @@ def test_int8_has_a_scale_for_each_head(level: str) -> None:
     k = floats(1, 9, 2 * 20)
     k[1, :20], k[2, 3], k[3, 25], k[4, :20] = 0, np.inf, np.nan, 1e-38
     k[5, :20], k[5, 0] = 0.5, 127
-    made = poisoned(9, 2, 20, "int8")
+    made = poisoned(3, 2, 3, 20, "int8")
     kv_write(k, k, made, made.copy(), np.arange(9), level=level)
     heads = k.reshape(9, 2, 20)
     finite = np.isfinite(heads).all(axis=2)
@@ -290,26 +295,27 @@ def test_int8_has_a_scale_for_each_head(level: str) -> None:
     scales = np.where(finite, np.where(live, amax / np.float32(127), 0), np.nan).astype(np.float32)
     inverse = np.float32(127) / np.where(live, amax, 1)
     codes = np.rint(np.where(live[..., None], heads, 0) * inverse[..., None]).astype(np.int8)
-    assert np.array_equal(made[..., :20], codes)
-    assert np.array_equal(np.ascontiguousarray(made[..., 20:]).view(np.float32)[..., 0], scales, equal_nan=True)
-    near = np.abs(widened(made) - heads)[live]
+    records = of_slots(made, np.arange(9))
+    assert np.array_equal(records[..., :20], codes)
+    assert np.array_equal(np.ascontiguousarray(records[..., 20:]).view(np.float32)[..., 0], scales, equal_nan=True)
+    near = np.abs(widened(records) - heads)[live]
     assert (near <= np.broadcast_to(scales[..., None], heads.shape)[live] * 0.5001).all()
 
 
 def test_fp32_is_stored_as_it_is() -> None:
     for sample in write_definition.samples():
-        ours, theirs = ({name: array.copy() for name, array in sample.arguments.items()} for _ in range(2))
+        theirs = {name: array.copy() for name, array in sample.arguments.items()}
+        ours = {**theirs, **{name: stored(theirs[name], 4, "f32") for name in ("keys", "values")}}
         kv_write(**ours)
         write_definition(**theirs)
-        assert all(np.array_equal(ours[name], theirs[name]) for name in ("keys", "values"))
+        assert all(np.array_equal(by_slot(ours[name]), theirs[name]) for name in ("keys", "values"))
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_cache_costs_what_planning_says(kind: str) -> None:
     shape = KVShape((KVGroup("full", (0, 2)), KVGroup("window", (1, 3), 32)), 16, 10, b"")
     cache = allocate_native_kv(shape, 3, 20, kind)
-    assert cache.head_bytes == head_bytes(kind, 20) == kv_head_bytes(20, kind)
-    assert cache.slot_bytes == 3 * cache.head_bytes
+    assert head_bytes(kind, 20) == kv_head_bytes(20, kind)
     assert cache.pool.nbytes == 2 * 2 * 11 * 16 * 3 * kv_head_bytes(20, kind)
     keys, values = cache.layer(1)
     assert cache.addresses(1) == (keys.ctypes.data, values.ctypes.data)
@@ -334,11 +340,13 @@ def test_groups_must_agree() -> None:
         ("kv_len", lambda x: x * 0, "positions"),
         ("cu_q", lambda x: x + 1, "positions"),
         ("q", lambda x: x.astype(np.float64), "float32"),
+        ("block_tokens", lambda x: x * 2, "blocks"),
     ],
 )
-def test_misuse_is_refused(name: str, spoil: Callable[[np.ndarray], np.ndarray], message: str) -> None:
+def test_misuse_is_refused(name: str, spoil: Callable[[Any], Any], message: str) -> None:
     arguments = dict(definition.samples()[0].arguments)
+    arguments |= {name: stored(arguments[name], 4, "f32") for name in ("keys", "values")}
     with pytest.raises(ValueError, match=message):
         attention(**{**arguments, name: spoil(arguments[name])})
     with pytest.raises(ValueError, match="slots reach"):
-        kv_write(K[:1], V[:1], *(poisoned(4, KV_HEADS, WIDTH, "f32") for _ in range(2)), np.array([4]))
+        kv_write(K[:1], V[:1], *(poisoned(2, KV_HEADS, 2, WIDTH, "f32") for _ in range(2)), np.array([4]))

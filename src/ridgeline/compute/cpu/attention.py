@@ -22,13 +22,13 @@ Items = NDArray[np.void]
 
 def kv_write(k: Floats, v: Floats, keys: Records, values: Records, slots: NDArray[np.int64], *, level: str | None = None) -> None:
     """k, v fp32 [T, KV heads · D] into the slots [T] of a cache layer: copied, rounded to bf16, or as int8 with one scale a head."""
-    tokens, heads = len(slots), keys.shape[1]
+    tokens, heads, room = len(slots), keys.shape[1], len(keys) * keys.shape[2]
     head_dim = k.shape[1] // heads
-    if tokens and not 0 <= slots.min() <= slots.max() < len(keys):
-        raise ValueError(f"slots reach from {slots.min()} to {slots.max()}, the cache has {len(keys)}")
+    if tokens and not 0 <= slots.min() <= slots.max() < room:
+        raise ValueError(f"slots reach from {slots.min()} to {slots.max()}, the cache has {room}")
     ext.native().kv_write(
         ext.level_number(level),
-        _layer(keys, values, head_dim, 1),
+        _layer(keys, values, head_dim),
         ext.address(k, np.float32, (tokens, heads * head_dim)),
         ext.address(v, np.float32, (tokens, heads * head_dim)),
         ext.address(slots, np.int64, (tokens,)),
@@ -58,10 +58,12 @@ def attention(
     threads  for how many the step is cut into items, which are computed one after the other
     arrange  puts the items in another order; those of the same tokens and KV head must stay together, splits ascending
     """
+    if keys.shape[2] != block_tokens:
+        raise ValueError(f"blocks are of {block_tokens} tokens, the cache's of {keys.shape[2]}")
     native, number = ext.native(), ext.level_number(level)
-    layer = _layer(keys, values, head_dim, block_tokens)
+    layer = _layer(keys, values, head_dim)
     operands = (layer, q.shape[1] // head_dim, scale, window, softcap)
-    step = _step(q, tables, cu_q, kv_len, len(keys) // block_tokens, block_tokens)
+    step = _step(q, tables, cu_q, kv_len, len(keys), keys.shape[2])
     room = np.empty((2 * len(q) + int((kv_len // native.KV_SPLIT).sum()) + len(kv_len)) * keys.shape[1], ITEM)
     count, partial_floats = native.attention_items(number, operands, step, threads, int(room.ctypes.data), len(room))
     items = room[:count] if arrange is None else np.ascontiguousarray(arrange(room[:count]))
@@ -72,12 +74,12 @@ def attention(
     return out
 
 
-def _layer(keys: Records, values: Records, head_dim: int, block_tokens: int) -> tuple[int, ...]:
+def _layer(keys: Records, values: Records, head_dim: int) -> tuple[int, ...]:
     """Type, addresses of K and V, KV heads, head dimension and block size of a layer."""
     type = next(name for name, dtype in DTYPES.items() if dtype == keys.dtype)
-    shape = (*keys.shape[:2], record_width(type, head_dim))
+    shape = (*keys.shape[:3], record_width(type, head_dim))
     at = (ext.address(records, DTYPES[type], shape) for records in (keys, values))
-    return (TYPE_NUMBERS[type], *at, keys.shape[1], head_dim, block_tokens)
+    return (TYPE_NUMBERS[type], *at, keys.shape[1], head_dim, keys.shape[2])
 
 
 def _step(q: Floats, tables: Ints, cu_q: Ints, kv_len: Ints, pages: int, block_tokens: int) -> tuple[int, ...]:

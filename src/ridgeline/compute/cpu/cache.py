@@ -1,21 +1,23 @@
 """The KV cache of the native runner.
 
-Owns the pool's layout: [layers of a group, 2, slots, KV heads, one head's record], K then V, slot = page · block_tokens + offset. A head's
-record is its numbers in fp32 or bf16, or int8 codes and behind them their fp32 scale. All groups share the pool: a page belongs to one
-group at a time, and layer j of any group lies at index j.
+Owns the pool's layout: [layers of a group, 2, pages, KV heads, tokens of a block, record], K then V; slot = page · block_tokens + offset.
+What one head reads of a page lies together. A record is a head's numbers in fp32 or bf16, or int8 codes and behind them their fp32 scale.
+All groups share the pool: a page belongs to one group at a time, and layer j of any group lies at index j.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.compute.cpu.packing import allocate
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.core.plan import KVShape
 
 Records = NDArray[Any]
-"""K or V of one layer: float32 or uint16 [slots, KV heads, head dimension], or int8 [slots, KV heads, head dimension + 4]."""
+"""K or V of one layer [pages, KV heads, tokens of a block, record]: a record is head_dim float32 or uint16, or head_dim + 4 int8."""
 
 TYPE_NUMBERS: Final = {"f32": 0, "bf16": 1, "int8": 2}
 """As `KVType` in csrc/attention.h."""
@@ -40,21 +42,11 @@ class NativeKVCache:
 
     @property
     def kv_heads(self) -> int:
-        """Heads in a slot."""
+        """Heads in a page."""
         return int(self.pool.shape[3])
 
-    @property
-    def head_bytes(self) -> int:
-        """Bytes of one head's record."""
-        return int(self.pool.strides[3])
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one token's K or V in one layer."""
-        return int(self.pool.strides[2])
-
     def layer(self, index: int) -> tuple[Records, Records]:
-        """K and V of the `index`-th layer of a group: views [slots, KV heads, record]."""
+        """K and V of the `index`-th layer of a group: views [pages, KV heads, tokens of a block, record]."""
         return self.pool[index, 0], self.pool[index, 1]
 
     def addresses(self, index: int) -> tuple[int, int]:
@@ -65,7 +57,14 @@ class NativeKVCache:
     def read(self, index: int, slots: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """K and V of some slots of a layer, each as fp32 [slots, KV heads, head dimension]."""
         keys, values = self.layer(index)
-        return widened(keys[slots]), widened(values[slots])
+        return widened(of_slots(keys, slots)), widened(of_slots(values, slots))
+
+
+def of_slots(records: Records, slots: NDArray[np.int64]) -> Records:
+    """Records [slots, KV heads, record] of some slots of a layer."""
+    block_tokens = records.shape[2]
+    found: Records = records[slots // block_tokens, :, slots % block_tokens]
+    return found
 
 
 def record_width(type: str, head_dim: int) -> int:
@@ -93,5 +92,6 @@ def allocate_native_kv(shape: KVShape, kv_heads: int, head_dim: int, type: str) 
     layers = {len(group.layers) for group in shape.groups}
     if len(layers) != 1:
         raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")
-    slots = (shape.pages + 1) * shape.block_tokens
-    return NativeKVCache(np.zeros((layers.pop(), 2, slots, kv_heads, record_width(type, head_dim)), DTYPES[type]), type, head_dim)
+    extent = (layers.pop(), 2, shape.pages + 1, kv_heads, shape.block_tokens)
+    memory = allocate(prod(extent) * head_bytes(type, head_dim))
+    return NativeKVCache(memory.view(DTYPES[type]).reshape(*extent, record_width(type, head_dim)), type, head_dim)
