@@ -92,6 +92,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "output": Setting(_text, "lognormal:150", "output tokens"),
     "prefixes": Setting(_whole(0, 1 << 20), 0, "different shared beginnings"),
     "shared": Setting(_whole(0, _MANY), 0, "tokens of a shared beginning"),
+    "background": Setting(_number(0, 1), 0.0, "share of requests of a lower class: no objective, last under scheduling_policy=priority"),
+    "patience": Setting(_number(1e-3, 1e6), None, "seconds after which a client who waits for its answer leaves"),
     "requests": Setting(_whole(1, 100_000_000), 2000, "requests to simulate"),
     "sample": Setting(_number(1e-4, 1.0), None, "share of a diurnal day to simulate, in windows of all its hours"),
     "speed": Setting(_number(1e-3, 1e3), 1.0, "a trace played so many times as fast"),
@@ -145,6 +147,7 @@ def scenario_of(model: str, settings: Mapping[str, str], trace: Path | None) -> 
         failures=None if value["mtbf"] is None else Failures(value["mtbf"]),
         durations=_durations(value["step_time"]),
         objective=parse_objective(value["slo"]),
+        patience=value["patience"],
         sample=sample,
     )
 
@@ -164,9 +167,10 @@ def at_rate(model: str, settings: Mapping[str, str], trace: Path | None) -> Call
 
 def _load(value: Mapping[str, Any], most: int) -> Traffic | ClosedLoop:
     prompt, output = parse_length("prompt", value["prompt"]), parse_length("output", value["output"])
+    shares = {name: value[name] for name in ("prefixes", "shared", "background")}
     if value["arrivals"] == "closed":
-        return ClosedLoop(value["users"], value["think"], prompt, output, most, value["prefixes"], value["shared"])
-    return Traffic(parse_process(value["arrivals"], value["rate"]), prompt, output, most, value["prefixes"], value["shared"])
+        return ClosedLoop(value["users"], value["think"], prompt, output, most, **shares)
+    return Traffic(parse_process(value["arrivals"], value["rate"]), prompt, output, most, **shares)
 
 
 def _sample(value: Mapping[str, Any], settings: Mapping[str, str], trace: Path | None) -> Sample | None:

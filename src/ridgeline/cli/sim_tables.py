@@ -19,7 +19,8 @@ FLOOD = 1e5
 
 SECONDS, RATE, SHARE, PLAIN, MONEY = "s", "/s", "%", "", "$"
 ROWS: dict[str, tuple[str, str]] = {
-    "requests": ("requests answered", PLAIN), "rejected": ("requests refused", PLAIN), "seconds": ("simulated time", SECONDS),
+    "requests": ("requests answered", PLAIN), "rejected": ("requests refused", PLAIN),
+    "aborted": ("clients who left", PLAIN), "seconds": ("simulated time", SECONDS),
     "output_tokens_per_second": ("output tokens", RATE), "requests_per_second": ("requests", RATE),
     "goodput_tokens": ("goodput, useful tokens", RATE), "goodput_requests": ("goodput, requests within the objective", RATE),
     "met": ("requests within the objective", SHARE),
@@ -27,6 +28,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "itl.p50": ("ITL p50", SECONDS), "itl.p99": ("ITL p99", SECONDS), "tpot.p50": ("TPOT p50", SECONDS), "tpot.p99": ("TPOT p99", SECONDS),
     "e2e.p50": ("E2E p50", SECONDS), "e2e.p99": ("E2E p99", SECONDS),
     "queue.mean": ("queue, mean", SECONDS), "queue.p99": ("queue p99", SECONDS),
+    "background.p50": ("background E2E p50", SECONDS), "background.p99": ("background E2E p99", SECONDS),
     "running": ("running, mean", PLAIN), "waiting": ("waiting, mean", PLAIN), "kv_use": ("KV cache held, mean", SHARE),
     "cached_share": ("prompt tokens from the prefix cache", SHARE), "preemptions": ("preemptions", PLAIN),
     "utilisation": ("time computing", SHARE), "replica_seconds": ("replica seconds", SECONDS), "cost": ("a million output tokens", MONEY),

@@ -49,13 +49,17 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class FleetSetting:
-    """`replicas` alike servers and how requests are spread over them."""
+    """`replicas` alike servers and how requests are spread over them.
+
+    patience  seconds after which a client who has not got all of its answer leaves; None: never
+    """
 
     replica: Setting
     replicas: int = 1
     routing: str = "least-requests"
     scaling: Scaling | None = None
     failures: Failures | None = None
+    patience: float | None = None
 
 
 class Fleet:
@@ -134,6 +138,17 @@ class Fleet:
             self._agenda.at(time, lambda at: self._finished(load.number, Done(arrival, arrived, at, at, at, 0, answered=False)))
             return
         replica.send(request, arrival, arrived, time)
+        if self.setting.patience is not None:
+            self._agenda.at(max(time, arrived + self.setting.patience), lambda at: self._leave(replica, request.request_id, at))
+        self._wake(replica, time)
+
+    def _leave(self, replica: Replica, request_id: str, time: float) -> None:
+        """The client's patience has ended; nothing to do where its request has, or is answered by a step under way."""
+        known = replica.open.get(request_id)
+        if known is None or self._up.get(replica.number) is not replica:
+            return
+        replica.abort(request_id, time)
+        self._finished(replica.number, Done(known.arrival, known.arrived, known.started, known.first, time, 0, answered=False, left=True))
         self._wake(replica, time)
 
     def _finished(self, number: int, done: Done) -> None:
@@ -233,4 +248,5 @@ def as_request(arrival: Arrival, number: int, limits: ModelLimits) -> Admitted:
     start = IDS + number * 2_654_435_761 % IDS
     own = range(start, start + arrival.prompt - arrival.shared)
     ids = (*(each % IDS for each in shared), *own) if arrival.shared else tuple(own)
-    return admit(ids, SamplingParams(max_tokens=arrival.output), limits, request_id=str(number), draw_seed=lambda: 0)
+    asked = SamplingParams(max_tokens=arrival.output)
+    return admit(ids, asked, limits, request_id=str(number), draw_seed=lambda: 0, priority=arrival.level)

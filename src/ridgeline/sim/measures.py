@@ -6,6 +6,7 @@ Owns the definitions of the figures; see docs/physics.md for goodput, TPOT and I
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from math import ceil, exp, log
 from typing import Final
 
@@ -51,7 +52,7 @@ class Gaps:
 class Requests:
     """Columns, one entry a request that was answered; seconds since the start, and tokens.
 
-    arrived, started (its first step began), first (its first token), ended
+    arrived, started (its first step began), first (its first token), ended; level is `Arrival.level`
     """
 
     arrived: "array[float]" = field(default_factory=lambda: array("d"))
@@ -61,20 +62,36 @@ class Requests:
     prompt: "array[int]" = field(default_factory=lambda: array("i"))
     output: "array[int]" = field(default_factory=lambda: array("i"))
     cached: "array[int]" = field(default_factory=lambda: array("i"))
+    level: "array[int]" = field(default_factory=lambda: array("b"))
 
-    def add(self, times: tuple[float, float, float, float], tokens: tuple[int, int, int]) -> None:
-        """One request: (arrived, started, first, ended) and (prompt, output, cached)."""
+    def add(self, times: tuple[float, float, float, float], tokens: tuple[int, int, int, int]) -> None:
+        """One request: (arrived, started, first, ended) and (prompt, output, cached, level)."""
         for column, value in zip((self.arrived, self.started, self.first, self.ended), times, strict=True):
             column.append(value)
-        for count, tokens_of in zip((self.prompt, self.output, self.cached), tokens, strict=True):
+        for count, tokens_of in zip((self.prompt, self.output, self.cached, self.level), tokens, strict=True):
             count.append(tokens_of)
 
     def extend(self, others: "Requests", begin: float, end: float) -> None:
         """Appends those of `others` that arrived within [begin, end)."""
-        rows = zip(others.arrived, others.started, others.first, others.ended, others.prompt, others.output, others.cached, strict=True)
-        for arrived, started, first, ended, prompt, output, cached in rows:
-            if begin <= arrived < end:
-                self.add((arrived, started, first, ended), (prompt, output, cached))
+        times = zip(others.arrived, others.started, others.first, others.ended, strict=True)
+        tokens = zip(others.prompt, others.output, others.cached, others.level, strict=True)
+        for each, counts in zip(times, tokens, strict=True):
+            if begin <= each[0] < end:
+                self.add(each, counts)
+
+    def of(self, level: int) -> "Requests":
+        """Those of one level."""
+        if not any(self.level) and level == 0:
+            return self
+        found = Requests()
+        kept = [each == level for each in self.level]
+        for name in ("arrived", "started", "first", "ended", "prompt", "output", "cached", "level"):
+            getattr(found, name).extend(compress(getattr(self, name), kept))
+        return found
+
+    def e2e(self) -> list[float]:
+        """Seconds from arrival to end of each."""
+        return [end - begin for end, begin in zip(self.ended, self.arrived, strict=True)]
 
     def __len__(self) -> int:
         return len(self.ended)
@@ -104,6 +121,7 @@ class Figures:
 
     goodput_requests   requests a second that met the objective         goodput_tokens  output tokens a second of clients who stayed
     met                share of all requests, refused ones included, that met the objective
+    ttft … queue       of requests of level 0, whom the objective is about; `background` is the E2E of the others
     kv_use, running, waiting  means over time       utilisation  share of the time in which replicas computed
     cost               dollars a million output tokens, None without a price
     curves             seconds at each share of `CURVE`, by what was measured: "ttft", "itl", "e2e"
@@ -123,6 +141,7 @@ class Figures:
     itl: Spread
     e2e: Spread
     queue: Spread
+    background: Spread
     cached_share: float
     preemptions: int
     kv_use: float
@@ -187,11 +206,12 @@ class Tally:
 
     def figures(self, objective: Objective, dollars_per_hour: float | None = None, measured: float | None = None) -> Figures:
         """The report; `dollars_per_hour` for one replica. `measured` seconds, where that is not the time from first to last."""
-        done, ttft, tpot = self.requests, self.requests.ttft(), self.requests.tpot()
-        e2e = [end - begin for end, begin in zip(done.ended, done.arrived, strict=True)]
+        done, front = self.requests, self.requests.of(0)
+        ttft, tpot, e2e = front.ttft(), front.tpot(), front.e2e()
         seconds = measured or max(1e-9, max(done.ended, default=0.0) - min(done.arrived, default=0.0))
         output = sum(done.output)
-        served = [Served(tokens, *times) for tokens, times in zip(done.output, zip(ttft, tpot, strict=True), strict=True)]
+        served = [Served(tokens, *times) for tokens, times in zip(front.output, zip(ttft, tpot, strict=True), strict=True)]
+        back = done.of(1)
         met = request_goodput(served, seconds, objective)
         spent = None if dollars_per_hour is None else dollars_per_hour * self.replica_seconds / 3600
         up = max(1e-9, self.replica_seconds)
@@ -203,15 +223,16 @@ class Tally:
             output_tokens_per_second=output / seconds,
             requests_per_second=len(done) / seconds,
             goodput_requests=met,
-            goodput_tokens=token_goodput(served, seconds),
-            met=met * seconds / max(1, len(done) + self.rejected + self.aborted),
+            goodput_tokens=token_goodput(served, seconds) + sum(back.output) / seconds,
+            met=met * seconds / max(1, len(front) + self.rejected + self.aborted),
             ttft=spread(ttft),
             tpot=spread(tpot),
             itl=Spread(
                 self.gaps.percentile(0.5), self.gaps.percentile(0.9), self.gaps.percentile(0.99), self.gap_seconds / max(1, self.gap_count)
             ),
             e2e=spread(e2e),
-            queue=spread([start - begin for start, begin in zip(done.started, done.arrived, strict=True)]),
+            queue=spread([start - begin for start, begin in zip(front.started, front.arrived, strict=True)]),
+            background=spread(back.e2e()),
             cached_share=sum(done.cached) / max(1, sum(done.prompt)),
             preemptions=self.preemptions,
             kv_use=self.kv_seconds / up,

@@ -61,7 +61,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A request that ended at `time`; refused where `answered` is false. Moments in seconds, `cached` prompt tokens were not computed."""
+    """A request that ended at `time`: where `answered` is false it was refused, or its client `left`. Moments in seconds, `cached`
+    prompt tokens were not computed.
+    """
 
     arrival: Arrival
     arrived: float
@@ -70,6 +72,7 @@ class Done:
     time: float
     cached: int
     answered: bool = True
+    left: bool = False
 
 
 class Replica:

@@ -55,6 +55,7 @@ class Scenario:
     failures: Failures | None = None
     durations: Durations | None = None
     objective: Objective = field(default_factory=Objective)
+    patience: float | None = None
     sample: Sample | None = None
 
     def run(self, seed: int, progress: Callable[[int], None] = lambda answered: None) -> Figures:
@@ -74,7 +75,8 @@ class Scenario:
 
     def _service(self, seed: int) -> Service:
         setting = self.setting()
-        return Service(FleetSetting(setting, self.replicas, self.routing, self.scaling, self.failures), seed, self._handover(setting))
+        fleet = FleetSetting(setting, self.replicas, self.routing, self.scaling, self.failures, self.patience)
+        return Service(fleet, seed, self._handover(setting))
 
     def setting(self) -> Setting:
         """One replica. Raises ConfigError where a sequence of the deployment's context does not fit, with the flag that fixes it."""
@@ -113,7 +115,8 @@ class Scenario:
         pool = replace(setting, limits=limits, durations=Transferred(setting.durations))
         link = deployment.device.link_bytes_per_second
         fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.shape.state_bytes, link)
-        return Handover(FleetSetting(pool, self.decode_replicas, self.routing), fixed, kv_transfer_seconds(token, link))
+        fleet = FleetSetting(pool, self.decode_replicas, self.routing, patience=self.patience)
+        return Handover(fleet, fixed, kv_transfer_seconds(token, link))
 
     def _arrivals(self, seed: int) -> Iterator[Arrival]:
         if isinstance(self.load, Traffic):

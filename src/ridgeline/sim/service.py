@@ -144,7 +144,7 @@ class Service:
         self._open -= 1
         before = self._prefilled.pop(done.arrival.ticket, None)
         if not done.answered:
-            self.tally.rejected += 1
+            self.tally.rejected += not done.left
         elif before is None:
             self._count(done, done.arrival.prompt, done.arrival.output)
         else:
@@ -155,4 +155,4 @@ class Service:
             self._ask_again(done.arrival.user, done.time)
 
     def _count(self, done: Done, prompt: int, output: int) -> None:
-        self.tally.requests.add((done.arrived, done.started, done.first, done.time), (prompt, output, done.cached))
+        self.tally.requests.add((done.arrived, done.started, done.first, done.time), (prompt, output, done.cached, done.arrival.level))

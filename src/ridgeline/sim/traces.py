@@ -7,6 +7,7 @@ Formats: Qin et al. 2024, "Mooncake" (timestamp in ms, input_length, output_leng
 import csv
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ def read_trace(path: Path, speed: float = 1.0) -> list[Arrival]:
         raise ConfigError(f"{path.name} holds no request; give a trace with at least one")
     found.sort(key=lambda arrival: arrival.time)
     start = found[0].time
-    return [Arrival((each.time - start) / speed, each.prompt, each.output, each.prefix, each.shared) for each in found]
+    return [replace(each, time=(each.time - start) / speed) for each in found]
 
 
 def _jsonl(path: Path, lines: Iterator[str]) -> Iterator[Arrival]:
@@ -65,6 +66,7 @@ def _own(path: Path, number: int, entry: dict[str, Any]) -> Arrival:
         int(_number(path, number, entry, "output", 1, MOST)),
         prefix,
         int(_number(path, number, entry, "shared", 0, prompt, 0)) if prefix else 0,
+        level=int(_number(path, number, entry, "level", 0, 1, 0)),
     )
 
 

@@ -17,6 +17,7 @@ class Arrival:
 
     time  seconds since the start; for a closed loop, seconds after its user's last answer
     user  of a closed loop; −1 where requests come whatever the answers
+    level  0: what the objective is about; 1: work in the background, served after it where the policy is `priority`
     remaining  output tokens that another pool will give; ticket  under which the part before is known there
     """
 
@@ -28,6 +29,7 @@ class Arrival:
     user: int = -1
     remaining: int = 0
     ticket: int = 0
+    level: int = 0
 
 
 DAY: Final = 86_400.0
@@ -86,8 +88,9 @@ PROCESSES: Final[dict[str, Callable[[float], Gaps]]] = {"poisson": poisson, "bur
 class Traffic:
     """An open stream: requests come whether or not earlier ones are answered.
 
-    most      tokens of prompt and output together: what is drawn longer is cut
-    prefixes  so many different shared beginnings of `shared` tokens each, equally likely; 0: nothing is shared
+    most        tokens of prompt and output together: what is drawn longer is cut
+    prefixes    so many different shared beginnings of `shared` tokens each, equally likely; 0: nothing is shared
+    background  share of requests of level 1
     """
 
     moments: Gaps
@@ -96,6 +99,7 @@ class Traffic:
     most: int = 1 << 27
     prefixes: int = 0
     shared: int = 0
+    background: float = 0.0
 
     def arrivals(self, seed: int, count: int) -> Iterator[Arrival]:
         """The first `count` requests, in order of time."""
@@ -122,6 +126,7 @@ class ClosedLoop:
     most: int = 1 << 27
     prefixes: int = 0
     shared: int = 0
+    background: float = 0.0
 
     def requests(self, seed: int, user: int) -> Iterator[Arrival]:
         """What one user asks, one after the other; `time` is the pause before it."""
@@ -133,7 +138,9 @@ class ClosedLoop:
 def _ask(time: float, load: "Traffic | ClosedLoop", rng: Random, user: int) -> Arrival:
     prompt = min(load.prompt(rng), load.most - 1)
     prefix = rng.randrange(load.prefixes) + 1 if load.prefixes else 0
-    return Arrival(time, prompt, min(load.output(rng), load.most - prompt), prefix, min(load.shared, prompt) if prefix else 0, user)
+    output, shared = min(load.output(rng), load.most - prompt), min(load.shared, prompt) if prefix else 0
+    level = int(rng.random() < load.background) if load.background else 0
+    return Arrival(time, prompt, output, prefix, shared, user, level=level)
 
 
 def parse_process(text: str, rate: float) -> Gaps:
