@@ -19,16 +19,28 @@ inline Vec halves(const uint8_t* p) {
     return load_half(h);
 }
 
-// 16 bytes whose lower nibbles are the first 16 codes.
+// `count` bytes whose lower nibbles are the first codes, eight at a time.
 inline void split_nibbles(const uint8_t* bytes, uint8_t* codes, size_t count = 16) {
-    for (size_t i = 0; i < count; ++i) codes[i] = bytes[i] & 15, codes[i + count] = bytes[i] >> 4;
+    for (size_t i = 0; i < count; i += 8) {
+        uint64_t eight, low, high;
+        memcpy(&eight, bytes + i, 8);
+        low = eight & 0x0f0f0f0f0f0f0f0fu, high = eight >> 4 & 0x0f0f0f0f0f0f0f0fu;
+        memcpy(codes + i, &low, 8);
+        memcpy(codes + i + count, &high, 8);
+    }
 }
 inline void join_nibbles(uint8_t* bytes, const uint8_t* codes, size_t count = 16) {
     for (size_t i = 0; i < count; ++i) bytes[i] = static_cast<uint8_t>((codes[i] & 15) | (codes[i + count] & 15) << 4);
 }
-// 32 bits that are the fifth bits of 32 codes.
+// 32 bits that are the fifth bits of 32 codes, eight at a time: byte i of `spread` keeps bit i.
 inline void add_fifth_bits(const uint8_t* bits, uint8_t* codes) {
-    for (size_t i = 0; i < 32; ++i) codes[i] = static_cast<uint8_t>(codes[i] | ((bits[i / 8] >> i % 8) & 1) << 4);
+    for (size_t i = 0; i < 4; ++i) {
+        const uint64_t spread = bits[i] * 0x0101010101010101u & 0x8040201008040201u;
+        uint64_t eight;
+        memcpy(&eight, codes + 8 * i, 8);
+        eight |= (spread + 0x7f7f7f7f7f7f7f7fu) >> 3 & 0x1010101010101010u;
+        memcpy(codes + 8 * i, &eight, 8);
+    }
 }
 inline void take_fifth_bits(uint8_t* bits, const uint8_t* codes) {
     memset(bits, 0, 4);

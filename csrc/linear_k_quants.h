@@ -67,6 +67,11 @@ struct Q4_K : AffineSuperblock<Codings<4>, 144> {
     }
 };
 
+// Two bits of each of 32 bytes, from bit `from` on, are the upper bits of 32 codes.
+inline void add_upper_bits(const uint8_t* __restrict bytes, size_t from, uint8_t* __restrict codes) {
+    for (size_t i = 0; i < 32; ++i) codes[i] = static_cast<uint8_t>(codes[i] | (bytes[i] >> from & 3) << 4);
+}
+
 // 128 bytes of nibbles, 64 of upper two bits, 16 signed scales, d: (q - 32) d s. Packed: 16 d in front of a span; behind the codes of a record
 // the scales of its first half, 16 rows, and of its second.
 struct Q6_K {
@@ -78,10 +83,7 @@ struct Q6_K {
         for (size_t half = 0; half < 2; ++half) {
             const uint8_t *low = block + 64 * half, *high = block + 128 + 32 * half;
             split_nibbles(low, codes + 128 * half, 64);
-            for (size_t i = 0; i < 128; ++i) {
-                uint8_t& code = codes[128 * half + i];
-                code = static_cast<uint8_t>(code | (high[i % 32] >> 2 * (i / 32) & 3) << 4);
-            }
+            for (size_t quarter = 0; quarter < 4; ++quarter) add_upper_bits(high, 2 * quarter, codes + 128 * half + 32 * quarter);
         }
     }
     static void set_codes(uint8_t* block, const uint8_t* codes) {

@@ -13,12 +13,22 @@ void for_spans(const Matrix& matrix, size_t block, const Each& each) {
     for (size_t span = 0; span < matrix.k / F::kSpan; ++span) each(span, block * block_bytes<F>(matrix.k) + span * kSpanBytes<F>);
 }
 
+// A span of 16 rows: `files` are their blocks in the file.
 template <class F>
-void pack_row(const uint8_t* file, uint8_t* span, size_t row) {
-    uint8_t codes[F::kSpan];
-    F::codes(file, codes);
-    for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g) F::Coding::write(span + F::kHead + g * kRecordBytes<F>, row, codes + g * kCodeGroup);
-    F::pack_scales(file, span, row);
+void pack_span(const uint8_t* const* files, uint8_t* span) {
+    uint8_t codes[kBlockRows][F::kSpan];
+    for (size_t r = 0; r < kBlockRows; ++r) {
+        F::codes(files[r], codes[r]);
+        F::pack_scales(files[r], span, r);
+    }
+    for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g) {
+        uint8_t quads[kGroupQuads][kQuadBytes];
+        for (size_t r = 0; r < kBlockRows; ++r)
+            for (size_t t = 0; t < kGroupQuads; ++t) set_word(quads[t] + 4 * r, word(codes[r] + g * kCodeGroup + 4 * t));
+        Quad all[kGroupQuads];
+        for (size_t t = 0; t < kGroupQuads; ++t) all[t] = load_quad(quads[t]);
+        F::Coding::write(span + F::kHead + g * kRecordBytes<F>, all);
+    }
 }
 
 template <class F>
@@ -33,10 +43,12 @@ template <class F>
 void pack_block(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t block) {
     const uint8_t nothing[F::kFileBytes] = {};
     for_spans<F>(matrix, block, [&](size_t span, size_t place) {
+        const uint8_t* files[kBlockRows];
         for (size_t r = 0; r < kBlockRows; ++r) {
             const size_t row = block * kBlockRows + r;
-            pack_row<F>(row < matrix.n ? rows + row * row_bytes + span * F::kFileBytes : nothing, packed + place, r);
+            files[r] = row < matrix.n ? rows + row * row_bytes + span * F::kFileBytes : nothing;
         }
+        pack_span<F>(files, packed + place);
     });
 }
 

@@ -133,8 +133,11 @@ template <int kBits> inline Pairs products(Pairs sum, Quad w, const int8_t* x) {
 
 #endif
 
-// Planes of bits, the parts of codes of one group of 32 inputs: how many bytes, how quad t is read, how row r is written and read back.
-// A plane of b bits holds 8 / b quads in each 64 bytes, the first in the lowest bits: 64-byte piece t * b / 8, bits t * b % 8 ….
+// Bits `from` … of each byte moved to bits `to` …, under a mask.
+inline Quad shifted(Quad w, unsigned from, unsigned to, char mask) { return from >= to ? down(w, from - to, mask) : up(w, to - from, mask); }
+
+// Planes of bits, the parts of codes of one group of 32 inputs: how many bytes, how quad t is read, how all quads are written, how row r is
+// read. A plane of b bits holds 8 / b quads in each 64 bytes, the first in the lowest bits: 64-byte piece t * b / 8, bits t * b % 8 ….
 template <int kBits>
 struct Plane {
     static constexpr size_t kBytes = kQuadBytes * kBits;
@@ -143,16 +146,18 @@ struct Plane {
     // Quad t, shifted left by `lift`.
     static Quad quad(const uint8_t* plane, size_t t, unsigned lift = 0) {
         const Quad w = load_quad(plane + t * kBits / 8 * kQuadBytes);
-        const unsigned at = static_cast<unsigned>(t * kBits % 8);
         if (kBits == 8) return w;
-        const char mask = static_cast<char>(kMask << lift);
-        return at >= lift ? down(w, at - lift, mask) : up(w, lift - at, mask);
+        return shifted(w, static_cast<unsigned>(t * kBits % 8), lift, static_cast<char>(kMask << lift));
     }
-    static void write(uint8_t* plane, size_t row, const uint8_t* codes, unsigned lift = 0) {
+    static void write(uint8_t* plane, const Quad* quads, unsigned lift = 0) {
         for (size_t piece = 0; piece < kBits; ++piece) {
-            uint32_t w = 0;
-            for (size_t i = 0; i < 8 / kBits; ++i) w |= ((word(codes + 4 * (piece * 8 / kBits + i)) >> lift) & kMask * 0x01010101u) << (i * kBits);
-            set_word(plane + piece * kQuadBytes + 4 * row, w);
+            constexpr size_t kEach = 8 / kBits;
+            Quad joined = quads[piece * kEach];
+            for (size_t i = 0; i < kEach; ++i) {
+                const Quad part = shifted(quads[piece * kEach + i], lift, static_cast<unsigned>(i * kBits), static_cast<char>(kMask << i * kBits));
+                joined = i == 0 ? part : either(joined, part);
+            }
+            store_quad(plane + piece * kQuadBytes, joined);
         }
     }
     // Onto codes, which begin as 0.
@@ -173,9 +178,9 @@ struct Codings {
     static Quad quad(const uint8_t* planes, size_t t) {
         return either(Plane<kLow>::quad(planes, t), Plane<kHigh>::quad(planes + Plane<kLow>::kBytes, t, kLow));
     }
-    static void write(uint8_t* planes, size_t row, const uint8_t* codes) {
-        Plane<kLow>::write(planes, row, codes);
-        Plane<kHigh>::write(planes + Plane<kLow>::kBytes, row, codes, kLow);
+    static void write(uint8_t* planes, const Quad* quads) {
+        Plane<kLow>::write(planes, quads);
+        Plane<kHigh>::write(planes + Plane<kLow>::kBytes, quads, kLow);
     }
     static void read(const uint8_t* planes, size_t row, uint8_t* codes) {
         memset(codes, 0, 4 * kGroupQuads);
@@ -189,7 +194,7 @@ struct Codings<kLow, 0> {
     static constexpr size_t kBytes = kQuadBytes * kBits;
     static int value(uint8_t code) { return code; }
     static Quad quad(const uint8_t* planes, size_t t) { return Plane<kLow>::quad(planes, t); }
-    static void write(uint8_t* planes, size_t row, const uint8_t* codes) { Plane<kLow>::write(planes, row, codes); }
+    static void write(uint8_t* planes, const Quad* quads) { Plane<kLow>::write(planes, quads); }
     static void read(const uint8_t* planes, size_t row, uint8_t* codes) {
         memset(codes, 0, 4 * kGroupQuads);
         Plane<kLow>::read(planes, row, codes);
