@@ -16,7 +16,7 @@ def plan(
     context: Annotated[int | None, typer.Option(help="Tokens of a sequence, prompt and output [4096].")] = None,
     users: Annotated[int | None, typer.Option(help="Sequences at once [1; then the batch to run is the knee's].")] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
-    workload: Annotated[str | None, typer.Option(help="Average request: in=2000,out=500,prefix=0.5,burst=3.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Average request: in=2000,out=500,prefix=0.5,burst=3; or a recorded trace.")] = None,
     tensor_parallel_size: Annotated[int | None, typer.Option(help="Devices over which matrices are cut [automatic].")] = None,
     pipeline_parallel_size: Annotated[int | None, typer.Option(help="Stages of layers [automatic].")] = None,
     expert_parallel_size: Annotated[int | None, typer.Option(help="Devices over which a mixture's experts are spread [1].")] = None,
@@ -31,19 +31,21 @@ def plan(
     html: Annotated[Path | None, typer.Option(help="Also write a page with sliders and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Say what a model needs and yields on given devices, before anything is downloaded."""
+    from ridgeline.cli.workloads import workload_of
     from ridgeline.config.env import cache_directory
     from ridgeline.facts.describe import describe_model
     from ridgeline.planning.arguments import Question, api_price_of, deployment_of, parse_objective
     from ridgeline.planning.report import make_report
 
+    words, longest = workload_of(workload)
     asked = Question(
         device=device,
         count=count,
         dtype=dtype,
         kv_dtype=kv_dtype,
-        context=context,
+        context=longest if context is None else context,
         users=users,
-        workload=workload,
+        workload=words,
         tensor=tensor_parallel_size,
         pipeline=pipeline_parallel_size,
         expert=expert_parallel_size,

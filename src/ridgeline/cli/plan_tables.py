@@ -76,6 +76,9 @@ def memory_table(report: Report) -> Table:
     for name, value in rows.items():
         table.add_row(name, gigabytes(value), f"{value / report.memory_bytes:.1%}")
     table.add_section()
+    for name, size in report.weights_by_class_bytes.items():
+        if size:
+            table.add_row(f"weights: {name}", gigabytes(size), "")
     table.add_row("KV of a token", f"{report.kv_bytes_per_token:,} B", "")
     table.add_row(f"KV of {report.context} tokens", gigabytes(report.kv_bytes_per_sequence), "")
     if report.state_bytes_per_sequence:

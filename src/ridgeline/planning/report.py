@@ -5,7 +5,7 @@ from typing import Any
 
 from ridgeline.planning.advice import Flag, Scaling, flags, scaling
 from ridgeline.planning.cost import break_even_tokens_per_day, hosting
-from ridgeline.planning.deployment import Deployment, automatic_layout
+from ridgeline.planning.deployment import Deployment, automatic_layout, weight_classes
 from ridgeline.planning.levers import Lever, PhaseSplit, levers, phase_split
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.speed import (
@@ -50,6 +50,7 @@ class SelfHosting:
 class Report:
     """All numbers of a plan. Bytes are of one replica over all its devices; sequences, tokens/s and dollars are of all replicas.
 
+    weights_by_class_bytes  of one uncut copy, in the format planned; weights_bytes counts what ranks copy
     activation_bytes  with tiled attention; untiled_activation_bytes where scores of one layer are stored
     overhead_bytes    driver, context and framework; reserve_bytes what --memory-utilization leaves untouched
     ..._floor_seconds at the data sheet's peaks: nothing is faster; the batch table and what follows from it are estimates
@@ -72,6 +73,7 @@ class Report:
     fits: bool
     memory_bytes: int
     weights_bytes: int
+    weights_by_class_bytes: dict[str, int]
     kv_bytes_per_token: int
     kv_bytes_per_sequence: int
     state_bytes_per_sequence: int
@@ -138,6 +140,7 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         fits=memory.fits,
         memory_bytes=memory.total,
         weights_bytes=memory.weights,
+        weights_by_class_bytes={name: round(size) for name, size in weight_classes(deployment).items()},
         kv_bytes_per_token=memory.kv_token,
         kv_bytes_per_sequence=memory.kv_sequence,
         state_bytes_per_sequence=memory.state,
