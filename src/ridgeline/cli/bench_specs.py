@@ -47,10 +47,10 @@ def ceilings_of(scenarios: Sequence[Scenario], roofline: Path | None, shape: str
     """What the machine of a roofline allows for a model; nothing without a roofline. Raises ConfigError."""
     if roofline is None:
         return {}
-    device = read_roofline(roofline, threads or machine_facts().processors)
     kind, _, detail = first.rpartition("=")[2].partition(":")
     name = shape or (shlex.split(detail)[0] if kind in RECIPES else None)
     if name is None:
         raise ConfigError("--roofline needs the model's size, and the first server is not started here; name a file of it with --shape")
     model = describe_model(name, cache_directory())
+    device = read_roofline(roofline, threads or machine_facts().processors, model)
     return {each.name: ceilings(each, model, device) for each in scenarios}
