@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import exp
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,16 @@ def test_mass_that_meets_top_p_exactly(p: float, count: int) -> None:
     logits = np.full((60, 5000), -np.inf, np.float32)
     logits[:, np.random.default_rng(1).choice(5000, count, replace=False)] = 2.5
     check(logits, [row(seed, top_p=p) for seed in range(60)], [[0, 0]] * 60)
+
+
+@pytest.mark.parametrize("beside", [-1e-13, 1e-13])
+def test_mass_that_nearly_meets_top_p(beside: float) -> None:
+    """Two candidates; whether the second survives is decided in the last digits of float64."""
+    for second in np.linspace(-3, -0.1, 7, dtype=np.float32):
+        logits = np.full((20, 300), -np.inf, np.float32)
+        logits[:, 7], logits[:, 260] = 0.0, second
+        p = (1 + beside) / (1 + exp(float(second)))
+        check(logits, [row(seed, top_p=p) for seed in range(20)], [[0, 0]] * 20)
 
 
 # ── what is not finite, and corners ─────────────────────────────────────────────────────────────────────────────────
