@@ -104,7 +104,9 @@ void row_of(const uint8_t* data, size_t k, float* out) {
 
 }  // namespace
 
-size_t float_packed_bytes(int format, size_t n, size_t k) { return (n + kBlockRows - 1) / kBlockRows * kBlockRows * k * element_bytes(format); }
+size_t float_packed_bytes(int format, size_t n, size_t k, size_t) {
+    return (n + kBlockRows - 1) / kBlockRows * kBlockRows * k * element_bytes(format);
+}
 
 void pack_floats(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t first, size_t count) {
     const size_t bytes = matrix.k * kBlockRows * element_bytes(matrix.format);

@@ -6,7 +6,7 @@
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 
-size_t float_packed_bytes(int format, size_t n, size_t k);
+size_t float_packed_bytes(int format, size_t n, size_t k, size_t group);
 void pack_floats(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t first, size_t count);
 void unpack_floats(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first, size_t count);
 void multiply_floats(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,

@@ -1,9 +1,8 @@
-// Every quantised format by its number.
+// Sizes that follow from what a quantised format says of itself (linear_groups32.h).
 #pragma once
 
 #include "linear.h"
-#include "linear_groups32.h"
-#include "linear_k_quants.h"
+#include "linear_quads.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -17,19 +16,6 @@ constexpr size_t kSpanBytes = F::kHead + F::kSpan / kCodeGroup * kRecordBytes<F>
 // Bytes of a packed block of 16 rows.
 template <class F>
 size_t block_bytes(size_t k) { return k / F::kSpan * kSpanBytes<F>; }
-
-// Calls `work` with the format of this number; false where there is none.
-template <class Work>
-bool with_format(int format, const Work& work) {
-    switch (format) {
-        case kQ4_0: work(Q4_0()); return true;
-        case kQ5_0: work(Q5_0()); return true;
-        case kQ8_0: work(Q8_0()); return true;
-        case kQ4_K: work(Q4_K()); return true;
-        case kQ6_K: work(Q6_K()); return true;
-        default: return false;
-    }
-}
 
 }  // namespace
 }  // namespace RIDGELINE_LEVEL
