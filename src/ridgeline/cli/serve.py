@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from typing import Annotated, Any, Final
 
 import typer
@@ -48,36 +49,12 @@ def serve(
     trace: Annotated[str | None, typer.Option(help="File for what every thread did in every step, for Perfetto (native runner).")] = None,
 ) -> None:
     """Serve a model: a page and an OpenAI-compatible API."""
-    engine = EngineConfig(
-        model=model,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        block_size=block_size,
-        enable_prefix_caching=enable_prefix_caching,
-        scheduling_policy=scheduling_policy,
-        runner=runner,
-        kv_dtype=kv_dtype,
-        threads=threads,
-        depth=depth,
-        seed=seed,
-        record=record,
-        trace=trace,
-    )
+    given = locals()
     if generation_config not in ("auto", "none"):
         raise ConfigError(f"--generation-config is {generation_config!r}; auto and none are possible", fix={"--generation-config": "auto"})
-    config = ServerConfig(
-        host=host,
-        port=port,
-        api_key=api_key,
-        served_model_name=served_model_name,
-        max_waiting=max_num_queued_reqs,
-        chat_template=chat_template,
-        generation_config=generation_config,
-        sse_keep_alive_interval=sse_keep_alive_interval,
-        shutdown_timeout=shutdown_timeout,
-    )
+    engine = EngineConfig(**{field.name: given[field.name] for field in fields(EngineConfig) if field.name in given})
+    server = {field.name: given[field.name] for field in fields(ServerConfig) if field.name in given}
+    config = ServerConfig(max_waiting=max_num_queued_reqs, **server)
     _run(engine, config)
 
 
