@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from ridgeline.planning.report import Report
 
 
 def plan(
@@ -64,6 +67,10 @@ def plan(
         from ridgeline.planning.page import plan_page
 
         write_page(html, plan_page(deployment, objective, users is not None))
+    _tell(report, as_json)
+
+
+def _tell(report: "Report", as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
         return

@@ -117,9 +117,7 @@ class Report:
 def make_report(deployment: Deployment, objective: Objective, users_given: bool, api_price: float | None) -> Report:
     """Everything that can be said of a deployment. `users_given`: the batch to run is the users', not the knee's."""
     shape, memory, layout = deployment.shape, deployment.memory, deployment.layout
-    batch, limit = best_batch(deployment, objective)
-    if users_given and objective == Objective():
-        batch, limit = min(deployment.users, memory.max_sequences), "users" if deployment.users <= memory.max_sequences else "memory"
+    batch, limit = _batch(deployment, objective, users_given)
     table = [batch_point(deployment, each) for each in _table_batches(deployment, batch)]
     run = next((point for point in table if point.batch == batch), None)
     price = deployment.device.price
@@ -176,6 +174,14 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         scaling=scaling(deployment),
         self_hosting=_self_hosting(deployment, run, api_price),
     )
+
+
+def _batch(deployment: Deployment, objective: Objective, users_given: bool) -> tuple[int, Limit]:
+    """The batch to run and what sets it."""
+    users, most = deployment.users, deployment.memory.max_sequences
+    if users_given and objective == Objective():
+        return (users, "users") if users <= most else (most, "memory")
+    return best_batch(deployment, objective)
 
 
 def least_devices(deployment: Deployment) -> int | None:
