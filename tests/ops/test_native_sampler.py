@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.cpu import ext, sampling
 from ridgeline.compute.decoding import sampler
 from ridgeline.compute.decoding.history import History
+from ridgeline.compute.decoding.rng import gumbel
 from ridgeline.compute.decoding.table import history_of
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import TokenLogprobs
@@ -139,6 +140,15 @@ def test_the_noise_that_decides_is_found_wherever_it_is() -> None:
     for temperature in (1.0, 0.6):
         params = [row(seed, temperature=temperature) for seed in range(300)]
         check(np.broadcast_to(logits, (300, 8000)), params, [[0, 0]] * 300)
+
+
+def test_equal_noise_goes_to_the_lowest_id() -> None:
+    """With this seed the largest word of a whole flat vocabulary belongs to two ids."""
+    drawn = gumbel(23_259, 0, 1, np.array([29_870, 213_403]))
+    assert drawn[0] == drawn[1]
+    logits = np.zeros((1, LARGE), np.float32)
+    assert sampler.sample(logits, [row(23_259)], [1], [None])[0] == [29_870]
+    check(logits, [row(23_259)], [[0]])
 
 
 @pytest.mark.parametrize("p", [0.25, 0.5, 0.75, 1 - 2**-53])
