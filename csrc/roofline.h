@@ -30,7 +30,8 @@ struct RooflineKernels {
 
 class Team;
 
-// Seconds from the first thread's begin to the last one's end, and what all did together: bytes, or operations.
+// What all threads did together: bytes, operations. Seconds from the first one's begin to the last one's end; for loops over registers
+// those of the processor, on the thread that needed most: who shares its processor with others computes no slower.
 struct Effort {
     double seconds, work;
 };
