@@ -5,7 +5,7 @@ Owns the order of what is measured and the statistics: medians of rounds, and th
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from random import Random
@@ -45,49 +45,48 @@ class Starts:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Everything by name of server, and by scenario where there are such."""
+    """Everything by name of server, turns by scenario before that; grows while it is measured. notes: of reports, each once."""
 
-    starts: Mapping[str, Starts]
-    turns: Mapping[str, Mapping[str, Turns]]
-    models: dict[str, str]
-    notes: list[str]
+    starts: dict[str, Starts] = field(default_factory=dict)
+    turns: dict[str, dict[str, Turns]] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
 
 
 class Comparison:
-    """Several servers. `restart`: only the one whose turn it is runs; else all that are started stay in memory, at rest."""
+    """Several servers. `restart`: only the one whose turn it is runs; else all that are started stay in memory, at rest.
+
+    found  what is known so far, also after a run that was broken off
+    """
 
     def __init__(self, specs: Sequence[Spec], manner: Manner, seed: int, restart: bool, on_turn: Callable[[str, str, int], None]) -> None:
         self._specs, self._manner, self._seed, self._restart, self._on_turn = specs, manner, seed, restart, on_turn
         self._running: dict[str, tuple[Session, Server | None]] = {}
-        self._starts = {spec.name: Starts() for spec in specs}
-        self._models: dict[str, str] = {}
-        self._notes: list[str] = []
+        self.found = Found({spec.name: Starts() for spec in specs})
 
-    async def run(self, scenarios: Sequence[Scenario], rounds: int, starts: int) -> Found:
+    async def run(self, scenarios: Sequence[Scenario], rounds: int, starts: int) -> None:
         """`starts` starts of each server that is started here, in turn, then the scenarios. Raises ConfigError."""
         for number in range(starts):
             for spec in self._specs:
                 if spec.command is not None:
                     self._on_turn("start", spec.name, number)
                     await (await self._start(spec)).stop()
-        turns: dict[str, dict[str, Turns]] = {}
         async with AsyncExitStack() as stack:
             if not self._restart and scenarios:
                 for spec in self._specs:
                     await self._ready(spec, stack)
             for place, scenario in enumerate(scenarios):
-                turns[scenario.name] = {spec.name: Turns() for spec in self._specs}
+                turns = self.found.turns[scenario.name] = {spec.name: Turns() for spec in self._specs}
                 for number in range(rounds):
                     for spec in self._specs:
                         self._on_turn(scenario.name, spec.name, number)
                         first = (place * rounds + number) * ROUND_PROMPTS
-                        await self._turn(spec, scenario, number, first, turns[scenario.name][spec.name])
-        return Found(self._starts, turns, self._models, list(dict.fromkeys(self._notes)))
+                        await self._turn(spec, scenario, number, first, turns[spec.name])
 
     async def _start(self, spec: Spec) -> Server:
         server = await Server.start(spec, self._manner)
-        self._starts[spec.name].seconds.append(server.first_token_seconds)
-        self._starts[spec.name].resident_bytes.append(server.started_bytes)
+        self.found.starts[spec.name].seconds.append(server.first_token_seconds)
+        self.found.starts[spec.name].resident_bytes.append(server.started_bytes)
         return server
 
     async def _ready(self, spec: Spec, stack: AsyncExitStack) -> tuple[Session, Server | None]:
@@ -98,7 +97,7 @@ class Comparison:
             stack.push_async_callback(server.stop)
         session = await Session.open(spec.url, self._manner.named(spec.model), self._seed)
         stack.callback(session.close)
-        self._models[spec.name] = session.model
+        self.found.models[spec.name] = session.model
         self._running[spec.name] = session, server
         return session, server
 
@@ -108,7 +107,7 @@ class Comparison:
             load = scenario.load(number, self._seed)
             if self._restart or number == 0:
                 failed = await session.warm_up(scenario.load(-1, self._seed), 1, 1)
-                self._notes += [f"{spec.name}, {scenario.name}: the request to warm up failed, {message}" for message in failed]
+                self._note(spec, scenario, [f"the request to warm up failed, {message}" for message in failed])
             await asyncio.sleep(SETTLE_SECONDS)
             measured = await session.measure(load, first)
             earliest = min(measured.outcomes, key=lambda outcome: outcome.asked.number)
@@ -116,7 +115,10 @@ class Comparison:
             turns.reports.append(report)
             turns.texts.append(earliest.text)
             turns.resident_bytes.append(0 if server is None else server.resident_bytes())
-            self._notes += [f"{spec.name}, {scenario.name}: {note}" for note in notes(report)]
+            self._note(spec, scenario, notes(report))
+
+    def _note(self, spec: Spec, scenario: Scenario, said: Sequence[str]) -> None:
+        self.found.notes.update({f"{spec.name}, {scenario.name}: {each}": None for each in said})
 
 
 @dataclass(frozen=True, slots=True)

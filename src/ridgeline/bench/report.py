@@ -103,7 +103,6 @@ def figures(measured: Measured, objective: Objective) -> Figures:
     seconds = max(1e-9, max((each.ended for each in done), default=begun) - begun)
     output, prompt, count = sum(each.output for each in done), sum(each.prompt for each in done), max(1, len(done))
     served = [Served(each.output, *times) for each, times in zip(done, zip(ttft, tpot, strict=True), strict=True)]
-    good = request_goodput(served, seconds, objective)
     between = Spread.of([value for value, each in zip(tpot, done, strict=True) if each.output > 1])
     return Figures(
         requests=len(done),
@@ -115,9 +114,9 @@ def figures(measured: Measured, objective: Objective) -> Figures:
         output_tokens_per_second=output / seconds,
         total_tokens_per_second=(output + prompt) / seconds,
         requests_per_second=len(done) / seconds,
-        goodput_requests=good,
+        goodput_requests=request_goodput(served, seconds, objective),
         goodput_tokens=token_goodput(served, seconds),
-        met=good * seconds / max(1, len(measured.outcomes)),
+        met=sum(objective.met(each.ttft, each.tpot) for each in served) / max(1, len(measured.outcomes)),
         ttft=Spread.of(ttft),
         itl=Spread.of(gaps),
         tpot=between,

@@ -41,9 +41,11 @@ def compare(
     limits = ceilings_of(chosen, roofline, shape, servers[0], threads)
     check_json(as_json)
     comparing = Comparing(specs, chosen, rounds, starts if start else 0, number, limits)
-    comparing.run(manner, restart)
+    whole = comparing.run(manner, restart)
     write_json(as_json, comparing.as_dict())
     if str(as_json) != "-":
         show(comparing)
+    if not whole:
+        raise KeyboardInterrupt
     if not comparing.answered:
         raise typer.Exit(1)

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from ridgeline.bench.client import Api, Outcome
 from ridgeline.bench.load import Measured
-from ridgeline.bench.page import bench_page
 from ridgeline.bench.report import Figures, as_dict, figures, notes, rows
 from ridgeline.bench.session import Load, Manner, Session
 from ridgeline.cli.pages import check_page
@@ -80,6 +79,8 @@ class Runs:
 
     def page(self) -> str:
         """One HTML document."""
+        from ridgeline.bench.page import bench_page  # brings the planner along
+
         return bench_page([(load.name, found.curves) for load, _, found, _ in self._done], self.table(), self.notes())
 
     def show(self) -> None:

@@ -17,7 +17,7 @@ from ridgeline.bench.scenarios import START, Scenario
 from ridgeline.bench.servers import Spec
 from ridgeline.bench.session import Manner
 from ridgeline.cli.bench_specs import Limits
-from ridgeline.facts.noise import Watch
+from ridgeline.facts.noise import Noise, Watch
 
 
 class Comparing:
@@ -26,8 +26,8 @@ class Comparing:
     def __init__(self, specs: list[Spec], scenarios: list[Scenario], rounds: int, starts: int, seed: int, limits: Limits) -> None:
         self.specs, self.scenarios, self.limits = specs, scenarios, limits
         self._rounds, self._starts, self._seed, self._restart = rounds, starts, seed, False
-        self.found = Found({}, {}, {}, [])
-        self._noise: dict[str, Any] = {}
+        self.found = Found()
+        self._noise: Noise | None = None
 
     @property
     def answered(self) -> bool:
@@ -35,19 +35,27 @@ class Comparing:
         every = [turns for of in self.found.turns.values() for turns in of.values()]
         return not every or any(report.requests for turns in every for report in turns.reports)
 
-    def run(self, manner: Manner, restart: bool) -> None:
-        """Measures; a line on a terminal says what. Raises ConfigError."""
+    def run(self, manner: Manner, restart: bool) -> bool:
+        """Measures; says on stderr what. False where it was broken off: what was found until then stays. Raises ConfigError."""
         self._restart = restart
-        console = Console(stderr=True)
-        watch = Watch()
+        console, watch, whole = Console(stderr=True, highlight=False), Watch(), True
         with console.status("starting") as status:
 
             def turn(scenario: str, server: str, number: int) -> None:
-                status.update(f"{scenario}, round {number + 1} of {self._starts if scenario == START else self._rounds}: {server}")
+                text = f"{scenario}, round {number + 1} of {self._starts if scenario == START else self._rounds}: {server}"
+                if console.is_terminal:
+                    status.update(text)
+                else:
+                    console.print(text, markup=False)
 
             comparison = Comparison(self.specs, manner, self._seed, restart, turn)
-            self.found = asyncio.run(_ended_by_signals(comparison.run(self.scenarios, self._rounds, self._starts)))
-        self._noise = watch.stop().as_dict()
+            self.found = comparison.found
+            try:
+                asyncio.run(_ended_by_signals(comparison.run(self.scenarios, self._rounds, self._starts)))
+            except KeyboardInterrupt:
+                whole = False
+        self._noise = watch.stop()
+        return whole
 
     def said(self) -> list[str]:
         """How it was measured, whether the answers agree, and what must be known."""
@@ -67,7 +75,7 @@ class Comparing:
         for scenario, turns in self.found.turns.items():
             ours = turns[self.specs[0].name].texts
             for spec in self.specs[1:]:
-                found = [agreement(*pair) for pair in zip(ours, turns[spec.name].texts, strict=True)]
+                found = [agreement(*pair) for pair in zip(ours, turns[spec.name].texts, strict=False)]
                 same = sum(begun == whole for begun, whole in found)
                 text = f"{scenario}: {self.specs[0].name} and {spec.name} answer the first prompt alike in {same} of {len(found)} rounds"
                 least = min((pair for pair in found if pair[0] < pair[1]), default=None)
@@ -77,7 +85,8 @@ class Comparing:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: seconds, bytes, tokens; each round."""
         return {
-            "seed": self._seed, "rounds": self._rounds, "restart": self._restart, "noise": self._noise, "notes": self.said(),
+            "seed": self._seed, "rounds": self._rounds, "restart": self._restart, "notes": self.said(),
+            "noise": None if self._noise is None else self._noise.as_dict(),
             "servers": [{**asdict(spec), "model": self.found.models.get(spec.name)} for spec in self.specs],
             "starts": {name: asdict(each) for name, each in self.found.starts.items()},
             "scenarios": [
@@ -93,16 +102,17 @@ class Comparing:
                     },
                 }
                 for each in self.scenarios
+                if each.name in self.found.turns
             ],
         }  # fmt: skip
 
 
-async def _ended_by_signals(work: Coroutine[Any, Any, Found]) -> Found:
+async def _ended_by_signals(work: Coroutine[Any, Any, None]) -> None:
     """SIGTERM ends the work as Ctrl-C does: no server is left behind."""
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
-        return await task
+        await task
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
@@ -175,7 +185,9 @@ def blocks(comparing: Comparing) -> list[tuple[str, list[Line]]]:
         seconds = Line("seconds", "to the first token", SECONDS, {name: each.seconds for name, each in starts.items()})
         memory = {name: [float(size) for size in each.resident_bytes if size] for name, each in starts.items()}
         found.append((START, [seconds, Line("resident_bytes", "resident then", BYTES, memory)]))
-    return found + [(f"{each.name}: {each.text}", lines(comparing, each)) for each in comparing.scenarios]
+    return found + [
+        (f"{each.name}: {each.text}", lines(comparing, each)) for each in comparing.scenarios if each.name in comparing.found.turns
+    ]
 
 
 def show(comparing: Comparing) -> None:
