@@ -15,7 +15,7 @@ from ridgeline.planning.arguments import Question, deployment_of, parse_objectiv
 from ridgeline.sim.durations import Constant, Durations, Observed, fitted
 from ridgeline.sim.fleet import Failures, Scaling
 from ridgeline.sim.lengths import parse_length
-from ridgeline.sim.sample import Sample
+from ridgeline.sim.sample import SETTLE, Sample
 from ridgeline.sim.scenario import Knobs, Scenario
 from ridgeline.sim.traces import read_steps, read_trace
 from ridgeline.sim.traffic import ClosedLoop, Traffic, parse_process
@@ -96,6 +96,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "patience": Setting(_number(1e-3, 1e6), None, "seconds after which a client who waits for its answer leaves"),
     "requests": Setting(_whole(1, 100_000_000), 2000, "requests to simulate"),
     "sample": Setting(_number(1e-4, 1.0), None, "share of a diurnal day to simulate, in windows of all its hours"),
+    "settle": Setting(_number(0, 3600), SETTLE, "seconds of traffic before and after each window of a sample"),
     "speed": Setting(_number(1e-3, 1e3), 1.0, "a trace played so many times as fast"),
     "step_time": Setting(_text, "roofline", "roofline, constant:STEP,TOKEN,CACHED in seconds, or the path of a step log"),
     "slo": Setting(_text, None, "objective, for instance ttft=500ms,itl=50ms"),
@@ -180,7 +181,7 @@ def _sample(value: Mapping[str, Any], settings: Mapping[str, str], trace: Path |
         raise ConfigError("sample takes a share of a diurnal day; set arrivals=diurnal and a rate, and leave requests and traces out")
     if value["autoscale"] is not None or value["mtbf"] is not None:
         raise ConfigError("sample begins every window with a whole fleet; leave autoscale and mtbf out, or simulate the whole day")
-    return Sample(value["sample"])
+    return Sample(value["sample"], settle=value["settle"])
 
 
 def _requests(value: Mapping[str, Any], settings: Mapping[str, str], load: object, sample: Sample | None) -> int:

@@ -8,6 +8,7 @@ from ridgeline.config.resolve import KVCosts
 from ridgeline.core.plan import KVGroup
 from ridgeline.facts.model import ModelFacts
 
+
 def kv_head_bytes(head_dim: int, kv_dtype: str) -> int:
     """Bytes of one token's K, or V, of one head: f32, bf16, or int8 with one fp32 scale behind it."""
     return {"f32": 4 * head_dim, "bf16": 2 * head_dim, "int8": head_dim + 4}[kv_dtype]
