@@ -87,14 +87,14 @@ class NativeRunner:
             self._head = NativePlan(end, self._weights, self._plan.cache, self._shape, self._most, self._team)
         sizes = Sizes(T=len(hidden), R=0, S=len(hidden))
         self._head.value(self.oplist.taps["hidden"], sizes)[:] = hidden
-        self._head.native.run(*_arguments(_all_of(len(hidden))), 0, self._head.native.phases, 0, 0)
+        self._head.native.run(*arguments(_all_of(len(hidden))), 0, self._head.native.phases, 0, 0)
         return self._head.value(self.oplist.outputs["logits"], sizes)
 
     def values(self, inputs: StepInputs, kv: NativeKVCache, until: int | None = None) -> dict[str, NDArray[Any]]:
         """Runs ops 0 … `until` and returns every named value that they made; see `compute/diff.py`."""
         ops = self.oplist.ops if until is None else self.oplist.ops[: until + 1]
         plan = NativePlan(self.oplist.with_ops(ops), self._weights, kv, self._shape, self._most, self._team, reuse=False)
-        plan.native.run(*_arguments(inputs), 0, plan.native.phases, 0, 0)
+        plan.native.run(*arguments(inputs), 0, plan.native.phases, 0, 0)
         made = {name: plan.value(name, inputs.sizes).copy() for op in ops for name in op.outputs}
         for op in ops:
             made |= dict(zip(stored_names(op), self._stored(op, inputs, kv), strict=False))
@@ -109,11 +109,11 @@ class NativeRunner:
     def _run(self, plan: NativePlan, inputs: StepInputs, best: int) -> None:
         phases = plan.native.phases
         if self._trace is None:
-            plan.native.run(*_arguments(inputs), 0, phases, 0, best)
+            plan.native.run(*arguments(inputs), 0, phases, 0, best)
             return
         columns = np.zeros((self._team.threads, phases, 3), np.int64)
         began = perf_counter()
-        plan.native.run(*_arguments(inputs), 0, phases, columns.ctypes.data, best)
+        plan.native.run(*arguments(inputs), 0, phases, columns.ctypes.data, best)
         self._trace.write(began, plan.names, columns)
 
     def _of(self, kv: NativeKVCache) -> NativePlan:
@@ -130,7 +130,7 @@ class NativeRunner:
         return kv.read(self._shape.groups[group].layers.index(layer), inputs.slots[group])
 
 
-def _arguments(inputs: StepInputs) -> tuple[tuple[int, ...], ...]:
+def arguments(inputs: StepInputs) -> tuple[tuple[int, ...], ...]:
     """Sizes and addresses of a step, as the extension takes them. The arrays live in `inputs` while it runs."""
     columns = (inputs.ids, inputs.positions, inputs.row_of_token, inputs.cu_q, inputs.kv_len, inputs.select)
     sizes = inputs.sizes

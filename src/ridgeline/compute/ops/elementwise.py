@@ -58,7 +58,7 @@ def _softcap_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_softcap_samples, per_token=True)
+@op(samples=_softcap_samples, per_token=True, tolerance={"native": 1e-6})
 def softcap(x: Floats, *, cap: float) -> Floats:
     """cap · tanh(x / cap). Gemma Team 2024, "Gemma 2", section 2."""
     return softcap_in_place(x / np.float32(cap), cap)
@@ -81,7 +81,7 @@ def _glu_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_glu_samples, per_token=True)
+@op(samples=_glu_samples, per_token=True, tolerance={"native": 1e-6})
 def glu(gate: Floats, up: Floats, *, activation: str) -> Floats:
     """activation(gate) · up. Shazeer 2020, "GLU Variants Improve Transformer"."""
     return _ACTIVATIONS[activation](gate) * up
@@ -96,7 +96,7 @@ def _activate_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_activate_samples, per_token=True)
+@op(samples=_activate_samples, per_token=True, tolerance={"native": 1e-6})
 def activate(x: Floats, *, activation: str) -> Floats:
     """activation(x)."""
     return _ACTIVATIONS[activation](x)
