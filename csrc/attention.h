@@ -38,22 +38,23 @@ struct AttentionItem {
     int32_t row, kv_head;
     int32_t first_token, tokens;         // tokens of the step, all of `row`
     int32_t first_split, splits;
-    int32_t partial;                     // where its partial results go, or -1: it covers all splits and writes the output itself
+    int32_t partial;                     // float at which its partial results begin, or -1: it covers all splits and writes the output itself
 };
 
 struct AttentionKernels {
     // k, v [tokens, kv_heads * head_dim] fp32 of tokens first … first + count into their slots, rounded or quantised.
     void (*kv_write)(const KVLayer& cache, const float* k, const float* v, const int64_t* slots, size_t first, size_t count);
 
-    // Cuts a step into items of about equal work for `threads` threads; returns how many (at most `capacity`), and how many floats
-    // of partial results they need. Which items there are never changes a bit of the output.
+    // Cuts a step into items of about equal work for `threads` threads, heavy ones first; returns how many (at most `capacity`, which is
+    // at least rows * KV heads), and how many floats of partial results they need. Items of the same tokens and KV head stand together,
+    // splits ascending. Which items there are never changes a bit of the output.
     size_t (*items)(const Attention& op, const Step& step, size_t threads, AttentionItem* items, size_t capacity, size_t* partial_floats);
 
     // One item: reads q [tokens, heads * head_dim], writes its part of `partials`, or of out [tokens, heads * head_dim].
     void (*attend)(const Attention& op, const Step& step, const AttentionItem& item, const float* q, float* partials, float* out,
                    uint8_t* scratch);
 
-    // Merges partial results of tokens that have them, splits ascending: item by item of one (row, KV head).
+    // Merges the partial results of all items of a step, split by split ascending; items without any are passed over.
     void (*merge)(const Attention& op, const Step& step, const AttentionItem* items, size_t count, const float* partials, float* out);
 };
 
