@@ -1,7 +1,8 @@
 // Products with packed weights at one ISA level: the table, and which family a format belongs to.
 //
 // Output of a token and a row: acc = 0; for groups ascending acc = fma(float(sum of integers), fp32(weight's scale * activation's scale), acc),
-// for formats with minima then acc = fma(float(sum of codes), -fp32(minimum * activation's scale), acc). The same at every M, tile and level.
+// for formats with minima then acc = fma(float(sum of codes), -fp32(minimum * activation's scale), acc). Zeros are taken off the integers. The
+// same at every M, tile and level.
 #include "linear.h"
 
 #include "linear_families.h"
@@ -18,6 +19,7 @@ const FamilyKernels& family(int format) {
         case kF32: case kF16: case kBF16: return kFloats;
         case kQ4_0: case kQ4_1: case kQ5_0: case kQ5_1: case kQ8_0: return kGroups32;
         case kIQ4_NL: case kIQ4_XS: return kTables;
+        case kInt8: case kInt4: return kGrouped;
         default: return kKQuants;
     }
 }

@@ -28,7 +28,8 @@ inline void fetch(const uint8_t* p, size_t bytes) {
 
 // acc += (integers of a part) * scale * activation's scale, minus minimum * activation's scale * (sum of the codes): the order that every
 // kernel keeps. The sign is the sum's: the product's sign is then the same even of zeros.
-inline Vec add_part(Vec acc, Ints dot, Vec scale, float x_scale) { return fma(floats(dot), scale * all(x_scale), acc); }
+inline Vec add_part(Vec acc, Vec dot, Vec scale, float x_scale) { return fma(dot, scale * all(x_scale), acc); }
+inline Vec without_zeros(Ints dot, float minus_sum, Vec zeros) { return fma(all(minus_sum), zeros, floats(dot)); }
 inline Vec add_minimum(Vec acc, int32_t sum, Vec minimum, float x_scale) {
     return fma(all(-static_cast<float>(sum)), minimum * all(x_scale), acc);
 }
@@ -69,8 +70,9 @@ inline void add_record(const uint8_t* head, const uint8_t* record, const Tokens&
         RIDGELINE_UNROLL
         for (size_t i = 0; i < M; ++i) {
             const float x_scale = x.scales[i * x.groups + group];
-            acc[i] = add_part(acc[i], dot[i], scale[part], x_scale);
-            if (F::kMinima) acc[i] = add_minimum(acc[i], sum[i], minimum[part], x_scale);
+            const Vec whole = kZerosOfRows<F> ? without_zeros(dot[i], -static_cast<float>(sum[i]), minimum[part]) : floats(dot[i]);
+            acc[i] = add_part(acc[i], whole, scale[part], x_scale);
+            if (F::kMinima && !kZerosOfRows<F>) acc[i] = add_minimum(acc[i], sum[i], minimum[part], x_scale);
         }
     }
 }

@@ -18,6 +18,7 @@ struct FamilyKernels {
 extern const FamilyKernels kGroups32;    // Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 extern const FamilyKernels kKQuants;     // Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 extern const FamilyKernels kTables;      // IQ4_NL, IQ4_XS
+extern const FamilyKernels kGrouped;     // kInt8, kInt4
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

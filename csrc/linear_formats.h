@@ -13,6 +13,10 @@ constexpr size_t kRecordBytes = F::Coding::kBytes + F::kScales;
 template <class F>
 constexpr size_t kSpanBytes = F::kHead + F::kSpan / kCodeGroup * kRecordBytes<F>;
 
+// Whether what a format calls minima are zeros: integers of each row, off its codes before they are scaled. All of it is exact.
+template <class F>
+constexpr bool kZerosOfRows = false;
+
 // Bytes of a packed block of 16 rows.
 template <class F>
 size_t block_bytes(size_t k) { return k / F::kSpan * kSpanBytes<F>; }

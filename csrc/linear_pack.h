@@ -79,8 +79,9 @@ void row_floats(const Matrix& matrix, size_t row, float* out) {
             float* to = out + span * F::kSpan + g * kCodeGroup;
             for (size_t i = 0; i < kCodeGroup; ++i) {
                 const size_t part = i / (kCodeGroup / F::kParts);
-                to[i] = static_cast<float>(F::Coding::value(codes[i]) - F::kZero) * scales[part][r];
-                if (F::kMinima) to[i] -= minima[part][r];
+                const float code = static_cast<float>(F::Coding::value(codes[i]) - F::kZero);
+                to[i] = (kZerosOfRows<F> ? code - minima[part][r] : code) * scales[part][r];
+                if (F::kMinima && !kZerosOfRows<F>) to[i] -= minima[part][r];
             }
         }
     });

@@ -201,12 +201,12 @@ void add_sums(const uint8_t* slice, const Panel& panel, size_t token, size_t gro
             for (size_t i = 0; i < M; ++i) {
                 const Vec x_scale = all(scales[i * x.groups]);
                 const Ints dot = E::kWide || E::kLong ? Ints{sums[i].a, sums[i].b} : widen<E::kBits>(Pairs{sums[i].a, sums[i].b});
-                sum[i] = fma(ridgeline::RIDGELINE_LEVEL::floats(dot), scale * x_scale, sum[i]);
-                if (F::kMinima) {
-                    float total;
-                    memcpy(&total, prepared + i * panel.prepared_stride + 4 * part, 4);
-                    sum[i] = fma(all(total), load(floats + (F::kParts + part) * kLanes) * x_scale, sum[i]);
-                }
+                float total = 0.0f;
+                if (F::kMinima) memcpy(&total, prepared + i * panel.prepared_stride + 4 * part, 4);
+                const float* minima = floats + (F::kParts + part) * kLanes;
+                const Vec whole = kZerosOfRows<F> ? without_zeros(dot, total, load(minima)) : ridgeline::RIDGELINE_LEVEL::floats(dot);
+                sum[i] = fma(whole, scale * x_scale, sum[i]);
+                if (F::kMinima && !kZerosOfRows<F>) sum[i] = fma(all(total), load(minima) * x_scale, sum[i]);
             }
         }
     }

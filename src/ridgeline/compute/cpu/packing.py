@@ -4,7 +4,7 @@ Owns the memory of packed matrices. The layout is the extension's affair and the
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.quant.bits import Bytes, Floats
+from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.facts.formats import FORMATS as STORED
 
 BLOCK_ROWS: Final = 16
@@ -28,6 +29,9 @@ FORMATS: Final = (
     *("INT8", "INT4"),
 )
 """The extension's formats, by number."""
+
+INTEGER_BITS: Final = {"INT8": 8, "INT4": 4}
+"""Those of grouped integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,8 @@ class PackedWeight:
         return FORMATS.index(self.kind), *self.shape, self.group, int(self.data.ctypes.data)
 
     def unpack(self) -> Bytes:
-        """The file's rows, bit for bit: uint8 [N, bytes of a row]."""
-        rows = np.empty((self.shape[0], row_bytes(self.kind, self.shape[1])), np.uint8)
+        """The file's rows, bit for bit, for INT8 and INT4 `GroupedWeight.records`: uint8 [N, bytes of a row]."""
+        rows = np.empty((self.shape[0], row_bytes(self.kind, self.shape[1], self.group)), np.uint8)
         ext.native().unpack(ext.level_number(), *self.matrix, int(rows.ctypes.data), rows.shape[1], 0, self.blocks)
         return rows
 
@@ -74,15 +78,17 @@ class PackedWeight:
         return out
 
 
-def row_bytes(kind: str, columns: int) -> int:
-    """Bytes of a stored row of `columns` inputs."""
+def row_bytes(kind: str, columns: int, group: int = 0) -> int:
+    """Bytes of a stored row of `columns` inputs; of INT8 and INT4 with `group` inputs a scale, of a record."""
+    if group:
+        return columns * INTEGER_BITS[kind] // 8 + 5 * (columns // group)
     form = STORED[kind]
     return columns // form.block_elements * form.block_bytes
 
 
-def packable(kind: str, shape: tuple[int, ...]) -> bool:
+def packable(kind: str, shape: tuple[int, ...], group: int = 0) -> bool:
     """Whether this build packs matrices of this format and shape."""
-    return len(shape) == 2 and kind in FORMATS and bool(ext.isa_levels()) and _packed_bytes(kind, shape) > 0
+    return len(shape) == 2 and kind in FORMATS and bool(ext.isa_levels()) and _packed_bytes(kind, shape, group) > 0
 
 
 def pack(kind: str, codes: Bytes, shape: tuple[int, ...], pool: Executor) -> PackedWeight:
@@ -95,14 +101,46 @@ def pack(kind: str, codes: Bytes, shape: tuple[int, ...], pool: Executor) -> Pac
     n, k = shape
     source = ext.address(codes, np.uint8, (n, row_bytes(kind, k)))
     weight = PackedWeight(kind, (n, k), allocate(_packed_bytes(kind, shape)))
-    number, target = ext.level_number(), weight.matrix[-1]
-    jobs = [
-        pool.submit(ext.native().pack, number, *weight.matrix[:-1], source, codes.shape[1], target, first, count)
-        for first, count in _chunks(weight.blocks, weight.nbytes)
-    ]
-    for job in jobs:
-        job.result()
+    _fill(weight, pool, lambda first, count: _pack(weight, source, first, count))
     return weight
+
+
+def integer_kind(weight: GroupedWeight) -> str:
+    """The extension's name of grouped integers."""
+    return next(kind for kind, bits in INTEGER_BITS.items() if bits == weight.bits)
+
+
+def pack_grouped(stored: GroupedWeight, pool: Executor) -> PackedWeight:
+    """Grouped integers → packed, their columns in the order of the codes: inputs are for the caller to bring into it. Codes are gathered
+    chunk by chunk, as many at a time as `pool` has threads.
+
+    Raises ValueError where `packable` is false.
+    """
+    kind, shape = integer_kind(stored), stored.shape
+    if not packable(kind, shape, stored.size):
+        raise ValueError(f"{kind} {shape} in groups of {stored.size} cannot be packed by this build")
+    weight = PackedWeight(kind, shape, allocate(_packed_bytes(kind, shape, stored.size)), stored.size)
+
+    def chunk(first: int, count: int) -> None:
+        start = first * BLOCK_ROWS
+        records = stored.records(slice(start, min(start + count * BLOCK_ROWS, shape[0])))
+        source = ext.address(records, np.uint8, (len(records), stored.record_bytes))
+        # Kernels count rows from the matrix's first; those before the chunk's are never touched.
+        _pack(weight, source - start * stored.record_bytes, first, count)
+
+    _fill(weight, pool, chunk)
+    return weight
+
+
+def _pack(weight: PackedWeight, source: int, first: int, count: int) -> None:
+    *matrix, target = weight.matrix
+    width = row_bytes(weight.kind, weight.shape[1], weight.group)
+    ext.native().pack(ext.level_number(), *matrix, source, width, target, first, count)
+
+
+def _fill(weight: PackedWeight, pool: Executor, chunk: Callable[[int, int], None]) -> None:
+    for job in [pool.submit(chunk, first, count) for first, count in _chunks(weight.blocks, weight.nbytes)]:
+        job.result()
 
 
 def allocate(count: int) -> Bytes:
@@ -113,8 +151,8 @@ def allocate(count: int) -> Bytes:
     return np.frombuffer(memory, np.uint8)
 
 
-def _packed_bytes(kind: str, shape: tuple[int, ...]) -> int:
-    return int(ext.native().packed_bytes(ext.level_number(), FORMATS.index(kind), *shape, 0))
+def _packed_bytes(kind: str, shape: tuple[int, ...], group: int = 0) -> int:
+    return int(ext.native().packed_bytes(ext.level_number(), FORMATS.index(kind), *shape, group))
 
 
 def _chunks(blocks: int, total: int) -> Iterator[tuple[int, int]]:
