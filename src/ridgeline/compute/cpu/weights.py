@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ridgeline.compute.cpu.packing import PackedWeight, pack, packable
+from ridgeline.compute.cpu.packing import PackedWeight, integer_kind, pack, pack_grouped, packable
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.ops.definition import Floats
+from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.weight import CodedWeight, Weight
 from ridgeline.facts.model import ModelFacts
 
@@ -35,4 +36,6 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[st
 def _packed(weight: Weight, pool: ThreadPoolExecutor) -> PackedWeight:
     if isinstance(weight, CodedWeight) and packable(weight.kind, weight.shape):
         return pack(weight.kind, weight.codes, weight.shape, pool)
+    if isinstance(weight, GroupedWeight) and weight.order is None and packable(integer_kind(weight), weight.shape, weight.size):
+        return pack_grouped(weight, pool)
     return pack("F32", weight.dense().view(np.uint8), weight.shape, pool)
