@@ -55,7 +55,7 @@ def test_answers_begin_as_llama_cpps(client: openai.OpenAI) -> None:
     for choice, line in zip(answer.choices, lines, strict=True):
         assert line["text"].startswith(choice.text), (line["prompt"], choice.text)
         found = choice.logprobs.token_logprobs[0]  # type: ignore[union-attr, index]
-        assert found == pytest.approx(line["top5"][0][0]["logprob"], abs=0.3), line["prompt"]
+        assert found == pytest.approx(line["top5"][0][0]["logprob"], abs=0.5), line["prompt"]
 
 
 MESSAGES: Any = [{"role": "user", "content": "Name the capital of France. <end_of_turn>"}]

@@ -70,16 +70,30 @@ class Sampler:
         if not params:
             return [], []
         rows, alive = self._records(params, positions, histories)
-        rows["logits"] = logits.ctypes.data + logits.strides[0] * np.arange(len(params))
-        best = np.empty((len(params), min(max(0, int(rows["best_count"].max())), self._vocab)), np.int32)
-        rows["best_ids"] = best.ctypes.data + best.strides[0] * np.arange(len(params))
-        self._native.run(rows.ctypes.data, len(rows))
+        best = self._answer(rows, logits)
         del alive
         tokens = rows["token"].tolist()
         if min(tokens) < 0:
             raise IndexError(f"row {tokens.index(-1)} names an id outside the vocabulary of {self._vocab}")
         sums = rows["log_sum_exp"].tolist()
-        return tokens, [_logprobs(*each) for each in zip(params, logits, tokens, sums, best, strict=True)]
+        counts = [row.sampling.logprobs for row in params]
+        return tokens, [_logprobs(*each) for each in zip(counts, logits, tokens, sums, best, strict=True)]
+
+    def score(self, logits: Floats, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+        """Log-probabilities of given tokens and of the best ids, so many as `counts` say: to the bit those of `sample`."""
+        rows: Records = np.zeros(len(tokens), RECORD)
+        rows["top_p"], rows["log_min_p"], rows["repetition"], rows["best_count"] = 1.0, -inf, 1.0, counts
+        best = self._answer(rows, logits)
+        found = [_logprobs(*each) for each in zip(counts, logits, tokens, rows["log_sum_exp"].tolist(), best, strict=True)]
+        return [each for each in found if each is not None]
+
+    def _answer(self, rows: Records, logits: Floats) -> NDArray[np.int32]:
+        """Answers records, whose logits are rows of `logits`; the ids that are best, row for row."""
+        rows["logits"] = logits.ctypes.data + logits.strides[0] * np.arange(len(rows))
+        best = np.empty((len(rows), min(max(0, int(rows["best_count"].max())), self._vocab)), np.int32)
+        rows["best_ids"] = best.ctypes.data + best.strides[0] * np.arange(len(rows))
+        self._native.run(rows.ctypes.data, len(rows))
+        return best
 
     def _records(
         self, params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[History | None]
@@ -156,8 +170,7 @@ def _point(record: Any, array: np.ndarray, field: str, count: str | None = None)
     return [array]
 
 
-def _logprobs(row: RowParams, logits: Floats, token: int, total: float, best: NDArray[np.int32]) -> TokenLogprobs | None:
-    count = row.sampling.logprobs
+def _logprobs(count: int | None, logits: Floats, token: int, total: float, best: NDArray[np.int32]) -> TokenLogprobs | None:
     if count is None:
         return None
     if isnan(total):

@@ -1,5 +1,7 @@
 """Log-probabilities of a sampled position: from the raw logits, before temperature, filters and bans."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,11 @@ def token_logprobs(logits: NDArray[np.float32], token: int, k: int) -> TokenLogp
         values = logits[best].astype(np.float64) - total
     top = tuple((int(best[i]), float(values[i])) for i in np.lexsort((best, -values)))
     return TokenLogprobs(float(logits[token]) - total, top)
+
+
+def score(logits: NDArray[np.float32], tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """`token_logprobs` of each row of logits [N, V]."""
+    return [token_logprobs(*each) for each in zip(logits, tokens, counts, strict=True)]
 
 
 def log_sum_exp(logits: NDArray[np.float32]) -> float:

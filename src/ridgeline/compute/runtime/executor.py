@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.decoding.history import History
+from ridgeline.compute.decoding.logprobs import score
 from ridgeline.compute.decoding.table import plain
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.batch import step_inputs
 from ridgeline.compute.runtime.rows import Rows
-from ridgeline.compute.runtime.scores import prompt_logprobs
+from ridgeline.compute.runtime.scores import Score, prompt_logprobs
 from ridgeline.config.resolve import Decision
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import Plan, Result, Timings, TokenLogprobs
@@ -57,12 +58,13 @@ class StepExecutor:
         runner: Runner,
         kv: Any,
         sample: Sample,
+        score: Score = score,
     ) -> None:
         self.decisions = decisions
         self._info = info
         self._runner: Runner | None = runner
         self._kv: Any = kv
-        self._sample = sample
+        self._sample, self._score = sample, score
         blocks = -(-info.max_model_len // info.kv.block_tokens)
         self._rows = Rows(info.rows, len(info.kv.groups), blocks)
         self._queue: deque[tuple[Ticket, Future[Result]]] = deque()
@@ -108,7 +110,7 @@ class StepExecutor:
         values = self._runner.run(inputs, self._kv, taps=("hidden",), best=greedy)
         finite = _finite(values["hidden"], inputs.cu_q)
         sampled, logprobs = self._choose(plan, params, inputs, values)
-        scores = prompt_logprobs(plan, inputs, self._rows, values["hidden"], self._runner.logits, self._info.vocab)
+        scores = prompt_logprobs(plan, inputs, self._rows, values["hidden"], self._runner.logits, self._info.vocab, self._score)
         timings = Timings(queue=began - submitted, copy=ready - began, run=perf_counter() - ready)
         return Result(plan.step, sampled, finite, logprobs, timings, scores)
 

@@ -14,13 +14,14 @@ from ridgeline.compute.cpu.runner import NativeRunner
 from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.cpu.trace import StepTrace
 from ridgeline.compute.cpu.weights import pack_weights
+from ridgeline.compute.decoding.logprobs import score
 from ridgeline.compute.decoding.sampler import sample
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.models.registry import record
 from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.runtime.executor import Runner, Sample
-from ridgeline.compute.runtime.scores import SLICE
+from ridgeline.compute.runtime.scores import SLICE, Score
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import ModelFacts
@@ -35,6 +36,7 @@ class Loaded:
     runner: Runner
     kv: Any
     sample: Sample
+    score: Score
     name: str
     weights_bytes: int
 
@@ -60,7 +62,8 @@ def _native(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_byte
     )
     kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
     stored = sum(weight.nbytes for weight in weights.values())
-    return Loaded(runner, kv, Sampler(facts.tokens, runner.team).sample, f"native, {ext.isa()}", stored)
+    sampler = Sampler(facts.tokens, runner.team)
+    return Loaded(runner, kv, sampler.sample, sampler.score, f"native, {ext.isa()}", stored)
 
 
 def _numpy(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_bytes: int, progress: Progress) -> Loaded:
@@ -70,4 +73,4 @@ def _numpy(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_bytes
     exactness = runner.exactness()
     name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
     kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
-    return Loaded(runner, kv, sample, name, sum(weight.nbytes for weight in weights.values()))
+    return Loaded(runner, kv, sample, score, name, sum(weight.nbytes for weight in weights.values()))

@@ -3,13 +3,12 @@
 Owns nothing: what is scored is in the plan, what comes next in a prompt is in the rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.decoding.logprobs import token_logprobs
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.rows import Rows
 from ridgeline.core.plan import Plan, TokenLogprobs
@@ -19,9 +18,12 @@ SLICE: Final = 16
 
 Floats = NDArray[np.float32]
 
+Score = Callable[[Floats, Sequence[int], Sequence[int]], list[TokenLogprobs]]
+"""(logits fp32 [N, V], a token for each row, how many best ids) → log-probabilities, to the bit those that sampling reports."""
+
 
 def prompt_logprobs(
-    plan: Plan, inputs: StepInputs, rows: Rows, hidden: Floats, logits_of: Callable[[Floats], Floats], vocab: int
+    plan: Plan, inputs: StepInputs, rows: Rows, hidden: Floats, logits_of: Callable[[Floats], Floats], vocab: int, score: Score
 ) -> tuple[tuple[TokenLogprobs, ...], ...] | None:
     """Row for row those of the tokens behind the positions that the plan selects and does not sample at; None where there are none.
 
@@ -33,9 +35,10 @@ def prompt_logprobs(
     found: list[list[TokenLogprobs]] = [[] for _ in plan.row]
     for start in range(0, len(tokens), SLICE):
         part = tokens[start : start + SLICE]
-        for token, logits in zip(part.tolist(), logits_of(hidden[part])[:, :vocab], strict=True):
-            index = int(inputs.row_of_token[token])
-            row = plan.row[index]
-            following, best = rows.prompt_token(row, int(inputs.positions[0, token]) + 1), rows.params(row).prompt_logprobs
-            found[index].append(token_logprobs(logits, following, best or 0))
+        indices = inputs.row_of_token[part].tolist()
+        at = inputs.positions[0, part].tolist()
+        following = [rows.prompt_token(plan.row[index], position + 1) for index, position in zip(indices, at, strict=True)]
+        counts = [rows.params(plan.row[index]).prompt_logprobs or 0 for index in indices]
+        for index, scored in zip(indices, score(logits_of(hidden[part])[:, :vocab], following, counts), strict=True):
+            found[index].append(scored)
     return tuple(map(tuple, found))
