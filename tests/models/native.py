@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+from tiny import Driver
+
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.runner import NativeRunner
 from ridgeline.compute.models.registry import record
-from tiny import Driver
 
 
 @dataclass

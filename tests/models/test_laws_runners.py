@@ -1,4 +1,4 @@
-"""The simulator's laws with a real runner as its executor, the native one where the extension is: whatever happens around a request, its bits stay those it has alone.
+"""The simulator's laws with a real runner as its executor, the native one where the extension is: a request's bits stay those it has alone.
 
 A tiny random model with window layers and a full one. Aborts, late closes, priorities, several choices, preemption, cold and warm cache,
 depth 1 … 4, block sizes 1, 4 and 16.

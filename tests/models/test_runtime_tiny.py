@@ -1,4 +1,4 @@
-"""The whole stack over every runner and KV format on a tiny random model: nothing about how a request is computed changes a bit of its answer.
+"""The whole stack over every runner and KV format on a tiny random model: how a request is computed changes no bit of its answer.
 
 Ids and log-probabilities are compared exactly, whatever the chunk, block size, batch, depth, preemption, cache, threads or kind of weights.
 """
@@ -142,7 +142,8 @@ def test_what_pages_held_before_does_not_matter(tiny: Path, alone: dict[tuple[st
 def test_info_and_start_up_messages(tiny: Path, kind: tuple[str, str]) -> None:
     seen: list[str] = []
     runner, dtype = kind
-    executor = worker.build(EngineConfig(str(tiny), max_num_seqs=3, runner=runner, kv_dtype=dtype), lambda stage, fraction: seen.append(stage))
+    config = EngineConfig(str(tiny), max_num_seqs=3, runner=runner, kv_dtype=dtype)
+    executor = worker.build(config, lambda stage, fraction: seen.append(stage))
     info = executor.info
     name = f"native, {ext.isa()}" if runner == "native" else "numpy"
     assert (info.vocab, info.rows, info.max_model_len, info.runner) == (SIZE.vocab, 3, SIZE.context, name)

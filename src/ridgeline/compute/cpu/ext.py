@@ -24,7 +24,8 @@ def lost() -> str | None:
     if _C is not None:
         return None
     return (
-        f"the native extension is not there ({_missing}): the native runner and native sampling are lost, numpy computes alone and many times slower; "
+        f"the native extension is not there ({_missing}): the native runner and native sampling are lost, "
+        "numpy computes alone and many times slower; "
         "reinstall with a C++17 compiler and without RIDGELINE_NO_EXT"
     )
 
