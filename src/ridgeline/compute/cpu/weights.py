@@ -3,7 +3,7 @@
 Owns the choice between a matrix's own format and fp32 where no kernel knows the format. A file's codes are read once and never kept.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -31,6 +31,12 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[st
             done += weight.nbytes
             progress("packing weights", done / total)
     return ready
+
+
+def widened(facts: ModelFacts, weights: Mapping[str, PackedWeight | Floats]) -> list[str]:
+    """Names of matrices that no kernel multiplies as they are stored, and that are kept as fp32 instead."""
+    packed = {name: weight.kind for name, weight in weights.items() if isinstance(weight, PackedWeight)}
+    return [name for name, kind in packed.items() if kind == "F32" != facts.tensors[name].kind]
 
 
 def _packed(weight: Weight, pool: ThreadPoolExecutor) -> PackedWeight:

@@ -13,7 +13,7 @@ from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.runner import NativeRunner
 from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.cpu.trace import StepTrace
-from ridgeline.compute.cpu.weights import pack_weights
+from ridgeline.compute.cpu.weights import pack_weights, widened
 from ridgeline.compute.decoding.logprobs import score
 from ridgeline.compute.decoding.sampler import sample
 from ridgeline.compute.exact.cache import allocate_kv
@@ -23,6 +23,7 @@ from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.runtime.executor import Runner, Sample
 from ridgeline.compute.runtime.scores import SLICE, Score
 from ridgeline.config.groups import EngineConfig
+from ridgeline.config.resolve import Decision
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import ModelFacts
 
@@ -39,6 +40,8 @@ class Loaded:
     score: Score
     name: str
     weights_bytes: int
+    said: tuple[Decision, ...] = ()
+    """What users should know of how it was loaded."""
 
 
 def load_runner(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_bytes: int, progress: Progress) -> Loaded:
@@ -63,7 +66,10 @@ def _native(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_byte
     kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
     stored = sum(weight.nbytes for weight in weights.values())
     sampler = Sampler(facts.tokens, runner.team)
-    return Loaded(runner, kv, sampler.sample, sampler.score, f"native, {ext.isa()}", stored)
+    wide = widened(facts, weights)
+    reason = f"no kernel multiplies {', '.join(wide[:3])}{' …' if len(wide) > 3 else ''} as stored: more memory, and slower"
+    said = (Decision("fp32_matrices", len(wide), "model", reason),) if wide else ()
+    return Loaded(runner, kv, sampler.sample, sampler.score, f"native, {ext.isa()}", stored, said)
 
 
 def _numpy(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_bytes: int, progress: Progress) -> Loaded:

@@ -62,7 +62,7 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
         weights_bytes=loaded.weights_bytes,
         kv_bytes=config.kv_cache_memory_bytes,
     )
-    return StepExecutor(info, decisions, loaded.runner, loaded.kv, loaded.sample, loaded.score)
+    return StepExecutor(info, decisions + loaded.said, loaded.runner, loaded.kv, loaded.sample, loaded.score)
 
 
 def _fingerprint(facts: ModelFacts, config: EngineConfig) -> bytes:
