@@ -48,7 +48,10 @@ def company(tiny: Path, seed: int) -> dict[tuple[str, int], Answer]:
     ).answers
 
 
-@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 1000), marks=pytest.mark.night)], ids=["few", "many"])
+MANY = pytest.param(range(25, 1000), marks=[pytest.mark.night, pytest.mark.timeout(7200)], id="many")
+
+
+@pytest.mark.parametrize("seeds", [pytest.param(range(25), id="few"), MANY])
 def test_company_changes_no_bit(tiny: Path, alone: dict[tuple[str, int], Answer], seeds: range) -> None:
     for seed in seeds:
         answers = company(tiny, seed)
