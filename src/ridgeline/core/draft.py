@@ -18,6 +18,7 @@ class Draft:
     bound      indices of the rows that need their commit before they go on
     fresh      sequences whose row is new
     closed     no further waiting sequence may start in this step
+    beside     tokens that rows which catch up may still have in this step; None until one asks
     """
 
     def __init__(self, step: int, budget: int) -> None:
@@ -32,6 +33,7 @@ class Draft:
         self.fresh: list[Sequence] = []
         self.blocks: list[tuple[int, int, int, tuple[int, ...]]] = []
         self.closed = False
+        self.beside: int | None = None
 
     @property
     def left(self) -> int:
@@ -56,6 +58,8 @@ class Draft:
         sequence.unsent.clear()
         if count != 1 or not samples:
             self.odd[len(self.sequences)] = count, samples
+            if self.beside is not None:
+                self.beside -= count
             if sequence.scored < sequence.to_score:
                 self._score(sequence, start, end)
         if sequence.needs_commit:

@@ -139,11 +139,29 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """How long a step takes: `fixed`, `row` for each row that computes one token and samples, `token` for each token of other rows."""
+
+    fixed: float
+    row: float
+    token: float
+
+
+UNBOUNDED: Final = 1 << 20
+"""As many tokens as a step may ever have."""
+
+LEAST_SHARE: Final = 8
+"""Rows that catch up may always have this part of `mixed_tokens`: however many keep up, nobody's first token waits for ever."""
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What the scheduler may spend.
 
     rows                 sequences resident at once (`--max-num-seqs`)
     token_budget         tokens in one step (`--max-num-batched-tokens`)
+    mixed_tokens         what a step may cost in which rows keep up, in tokens; a row keeps up when one token brings it to its reach
+    row_tokens           what each of these rows costs, in tokens
     depth                steps in flight, 1 … 4
     max_model_len        prompt and outputs together
     max_preemptions      a sequence preempted so often is never a victim again
@@ -153,8 +171,18 @@ class Limits:
 
     rows: int = 256
     token_budget: int = 2048
+    mixed_tokens: int = UNBOUNDED
+    row_tokens: float = 1.0
     depth: int = 1
     max_model_len: int = 4096
     max_preemptions: int = 8
     max_waiting: int = 4096
     prefix_caching: bool = True
+
+    def beside(self, rows: int) -> int:
+        """Tokens that all rows which catch up may have together in a step beside so many rows that keep up: these wait for the step
+        with every token. At least 1; without rows that keep up nobody waits between two tokens, and the whole budget may be had."""
+        if not rows:
+            return self.token_budget
+        tokens = max(self.mixed_tokens // LEAST_SHARE, int(self.mixed_tokens - rows * self.row_tokens))
+        return max(1, min(tokens, self.token_budget - rows))

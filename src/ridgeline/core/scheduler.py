@@ -18,14 +18,20 @@ from ridgeline.core.draft import Draft
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
 from ridgeline.core.kv import Cache
 from ridgeline.core.lifecycle import Lifecycle, by_rank
-from ridgeline.core.params import Limits
+from ridgeline.core.params import UNBOUNDED, Limits
 from ridgeline.core.plan import FROM_ROW, KVShape, Plan, Result
 from ridgeline.core.policy import Policy
 from ridgeline.core.room import Room
 from ridgeline.core.sequence import Sequence, State
 from ridgeline.errors import ConfigError
 
-KNOBS = {"token_budget": (1, 1 << 20), "depth": (1, 4), "max_waiting": (0, 1 << 20), "max_preemptions": (0, 1 << 20)}
+KNOBS = {
+    "token_budget": (1, UNBOUNDED),
+    "mixed_tokens": (1, UNBOUNDED),
+    "depth": (1, 4),
+    "max_waiting": (0, 1 << 20),
+    "max_preemptions": (0, 1 << 20),
+}
 """Limits that may change while running, with their bounds."""
 
 OWN_REASONS = (Wait.PREFIX, Wait.DRAIN)
@@ -171,17 +177,28 @@ class Scheduler:
                 return
         if sequence.waiting_for:
             self.life.clear(sequence, Wait.PREFIX)
-        count = self.room.for_tokens(sequence, self._wanted(sequence, draft), draft)
+        wanted = self._wanted(sequence, draft)
+        count = self.room.for_tokens(sequence, wanted, draft) if wanted else 0
         if count:
             self.cache.grow(sequence, sequence.scheduled + count)
             draft.add(sequence, count)
 
     def _wanted(self, sequence: Sequence, draft: Draft) -> int:
-        """Tokens that bring it to its reach, as many as the step has left; 0 where its prompt is to be scored and the step may not."""
+        """Tokens that bring it to its reach, as many as the step has left; 0 where its prompt is to be scored and the step may not, or
+        where others have had what rows that catch up may have."""
         wanted = min(draft.left, sequence.reach - sequence.scheduled)
+        if sequence.reach - sequence.scheduled > 1:
+            wanted = min(wanted, self._beside(draft))
         if sequence.scored < sequence.to_score:
             wanted = min(wanted, sequence.scored - sequence.scheduled + draft.scores_left)
         return wanted
+
+    def _beside(self, draft: Draft) -> int:
+        """Tokens that rows which catch up may still have in the step, from how many rows keep up in it."""
+        if draft.beside is None:
+            keep_up = [s.reach - s.scheduled == 1 and (s.reach < s.limit or s.last_step == draft.step) for s in self.life.running]
+            draft.beside = self.limits.beside(sum(keep_up))
+        return draft.beside
 
     def _stands_at_blocks_edge(self, sequence: Sequence) -> bool:
         """Nothing in flight and its pages full: a prefix can go on here. While some are pinned, pages are taken through `room` only."""
@@ -209,7 +226,7 @@ class Scheduler:
         if sequence.waiting_for and (sequence.waiting_for != {Wait.PREFIX} or self._blocker(sequence, sequence.blocked_at) is not None):
             return
         unscorable = sequence.scored < sequence.to_score and not draft.scores_left
-        if unscorable or self._still_refused(sequence) or not self.room.for_row(sequence, draft):
+        if unscorable or self._still_refused(sequence) or not self._beside(draft) or not self.room.for_row(sequence, draft):
             draft.closed = True
             return
         hit = self.cache.longest_hit(sequence)

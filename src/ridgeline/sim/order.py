@@ -1,6 +1,6 @@
-"""Who starts and who is pushed out, checked from events alone: law 6, and the rules for victims.
+"""Who starts and who is pushed out, checked from events alone: law 6, and the rules for victims. Who waits for whose tokens: law 5.
 
-Owns a second opinion on the policy's order, kept apart from the scheduler's queues; never reads them.
+`Order` owns a second opinion on the policy's order, kept apart from the scheduler's queues; it never reads them.
 """
 
 from bisect import insort
@@ -11,6 +11,8 @@ from typing import Any
 from ridgeline.core import events
 from ridgeline.core.commands import Admit, Command
 from ridgeline.core.events import Event, Finish
+from ridgeline.core.plan import Plan
+from ridgeline.core.scheduler import Scheduler
 from ridgeline.errors import LawViolation
 from ridgeline.sim.workload import World
 
@@ -96,6 +98,27 @@ class Order:
             self._running.remove(entry)
         elif entry in self._waiting:
             self._waiting.remove(entry)
+
+
+class Pace:
+    """Rows that keep up wait for the step with every token of the others, which have what `Limits.beside` leaves them: law 5."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._schedule, self._scheduler = scheduler.schedule, scheduler
+        scheduler.schedule = self.schedule  # type: ignore[method-assign]
+
+    def schedule(self, now: float) -> Plan | None:
+        """The scheduler's plan, after a look at who keeps up before it and who is in it."""
+        running = self._scheduler.life.running
+        keeping = {s.row for s in running if s.reach - s.scheduled == 1 and s.reach < s.limit}
+        plan = self._schedule(now)
+        if plan is not None:
+            kept = [count for row, count in zip(plan.row, plan.count, strict=True) if row in keeping]
+            others = [count for count, samples in zip(plan.count, plan.sample, strict=True) if count > 1 or not samples]
+            most = self._scheduler.limits.beside(len(kept))
+            if kept and sum(others) > most:
+                raise LawViolation(5, f"step {plan.step}: {sum(others)} tokens beside {len(kept)} rows that keep up, {most} are allowed")
+        return plan
 
 
 class Quiet:

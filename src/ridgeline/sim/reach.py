@@ -62,6 +62,7 @@ SITUATIONS = (
     "rows all taken while requests wait",
     "budget spent to the last token",
     "a chunk beside single tokens",
+    "a chunk cut for rows that keep up",
     "2 steps in flight",
     "3 steps in flight",
     "4 steps in flight",
@@ -132,6 +133,9 @@ class Reach:
             self._count("second victim spared as pages were coming", self._spared(plan.step))
         self._count("budget spent to the last token", spent)
         self._count("prompt scored beside single tokens", len(plan.select) > sum(plan.sample) and 1 in plan.count)
+        limits, singles = self._scheduler.limits, plan.count.count(1)
+        cut = singles and limits.mixed_tokens < limits.token_budget and len(plan.tokens) - singles == limits.beside(singles)
+        self._count("a chunk cut for rows that keep up", bool(cut))
         self._count("a chunk beside single tokens", 1 < len(plan.row) < len(plan.tokens) and 1 in plan.count)
 
     def on_result(self, plan: Plan, result: Result) -> None:

@@ -27,7 +27,7 @@ from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.edge import Edge
 from ridgeline.sim.executor import SimExecutor
 from ridgeline.sim.oracle import Computed, Source
-from ridgeline.sim.order import Order, Quiet
+from ridgeline.sim.order import Order, Pace, Quiet
 from ridgeline.sim.reach import Reach
 from ridgeline.sim.workload import World, draw
 
@@ -129,6 +129,7 @@ class Simulation:
         self.edge = Edge(world, source, not_finite, self._send)
         self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy])
         self._watch_victims()
+        Pace(self.scheduler)
         self.reach = Reach(world, self.edge, self.scheduler)
         self._order = Order(world)
         self._quiet = Quiet()

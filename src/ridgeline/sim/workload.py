@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from ridgeline.core.commands import Abort, Admit, Command, Drain, SetKnob
-from ridgeline.core.params import Admitted, Limits, SamplingParams
+from ridgeline.core.params import UNBOUNDED, Admitted, Limits, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.executor import ExecutorInfo
@@ -52,7 +52,7 @@ class World:
 
 def draw(seed: int) -> World:
     """The world of this seed."""
-    rng = Random(seed)
+    rng, paced = Random(seed), Random(seed + 3)
     block_tokens = rng.choice((1, 2, 4, 4, 16))
     windows = rng.choice(WINDOWS)
     longest = rng.choice((16, 24, 32, 48, 64, 96))
@@ -61,6 +61,8 @@ def draw(seed: int) -> World:
         rows=rows,
         token_budget=rng.choice((1, 8, 16, 24, 32, 48, *(64,) * 4)),
         depth=rng.randint(1, 4),
+        mixed_tokens=paced.choice((UNBOUNDED, 24, 12, 5)),
+        row_tokens=paced.choice((1.0, 2.75)),
         max_model_len=longest,
         max_preemptions=rng.choice((1, 2, 8)),
         max_waiting=rng.choice((6,) + (256,) * 9),

@@ -32,6 +32,16 @@ BUGS = (
         [("left", "return self.budget - len(self.tokens)", "return self.budget - len(self.tokens) + 1")],
     ),
     (
+        "a long prompt delays everyone's next token",
+        "generation stalls: Agrawal et al. 2024 (Sarathi-Serve)",
+        [("_beside", "draft.beside = self.limits.beside(sum(keep_up))", "draft.beside = self.limits.beside(0)")],
+    ),
+    (
+        "each of two prompts has what both may have together",
+        "generation stalls: Agrawal et al. 2024 (Sarathi-Serve)",
+        [("add", "self.beside -= count", "pass")],
+    ),
+    (
         "the latest arrival runs first",
         "section 1.14: vLLM#2901",
         [("admit", "sequence.rank = self.policy.rank(sequence)", "sequence.rank = (-sequence.number,)")],

@@ -1,0 +1,62 @@
+"""Rows that keep up wait for a step with every token of those that catch up: what these may have together is bounded."""
+
+import pytest
+
+from ridgeline.core.commands import SetKnob
+from ridgeline.core.params import Limits
+from ridgeline.core.plan import Plan
+
+
+def counts(plan: Plan) -> list[int]:
+    return list(plan.count)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens"),
+    [(0, 512), (1, 77), (10, 55), (30, 10), (500, 10), (505, 7), (600, 1)],
+)
+def test_what_may_be_computed_beside_rows(rows: int, tokens: int) -> None:
+    limits = Limits(token_budget=512, mixed_tokens=80, row_tokens=2.5)
+    assert limits.beside(rows) == tokens
+
+
+def test_a_long_prompt_comes_in_pieces_while_others_wait_for_their_next_token(loop) -> None:
+    run = loop(token_budget=64, rows=4, mixed_tokens=16, row_tokens=2.5)
+    run.turn(run.request("a", 6, max_tokens=12), run.request("b", 6, max_tokens=12))
+    run.turn(run.request("long", 40, max_tokens=2))
+    run.finish()
+    assert [counts(plan) for plan in run.plans[:6]] == [[6, 6], [1, 1, 11], [1, 1, 11], [1, 1, 11], [1, 1, 7], [1, 1, 1]]
+    run.check_ended()
+
+
+def test_alone_it_has_the_whole_budget(loop) -> None:
+    run = loop(token_budget=64, rows=4, mixed_tokens=16)
+    run.finish(run.request("a", 100, max_tokens=1), run.request("b", 20, max_tokens=1))
+    assert [counts(plan) for plan in run.plans] == [[64], [36, 20]]
+
+
+def test_prompts_share_what_there_is_in_order(loop) -> None:
+    run = loop(token_budget=64, rows=4, mixed_tokens=17)
+    run.turn(run.request("a", 6, max_tokens=12))
+    run.turn(run.request("b", 20, max_tokens=2), run.request("c", 20, max_tokens=2))
+    run.finish()
+    assert [counts(plan) for plan in run.plans[:5]] == [[6], [1, 16], [1, 4, 12], [1, 1, 8], [1, 1]]
+    run.check_ended()
+
+
+def test_however_many_keep_up_a_prompt_goes_on(loop) -> None:
+    run = loop(token_budget=64, rows=8, mixed_tokens=16, row_tokens=9.0)
+    run.turn(*[run.request(f"r{i}", 2, max_tokens=30) for i in range(6)])
+    run.turn(run.request("late", 12, max_tokens=2))
+    run.finish()
+    assert [counts(plan)[-1] for plan in run.plans[1:7]] == [2] * 6
+    assert all(counts(plan)[:6] == [1] * 6 for plan in run.plans[1:7])
+    run.check_ended()
+
+
+def test_it_may_change_while_running(loop) -> None:
+    run = loop(token_budget=64, rows=4)
+    run.turn(run.request("a", 6, max_tokens=20))
+    run.turn(SetKnob("mixed_tokens", 9), run.request("b", 30, max_tokens=2))
+    run.turn(SetKnob("mixed_tokens", 5))
+    assert [counts(plan) for plan in run.plans] == [[6], [1, 8], [1, 4]]
