@@ -138,7 +138,9 @@ def test_a_ratio_of_medians_lies_in_its_interval() -> None:
     assert found is not None and found.value == 2.0 and 1.9 < found.low <= 2.0 <= found.high < 2.1
     wide = ratio([20.0, 40.0, 10.0, 30.0, 20.0], [10.0, 11.0, 10.5, 10.2, 10.8])
     assert wide is not None and wide.high - wide.low > 10 * (found.high - found.low)
-    assert ratio([1.0], [0.0]) is None and ratio([], []) is None and ratio([1.0, 2.0], [1.0]) is None
+    assert ratio([1.0], [0.0]) is None and ratio([], []) is None and ratio([1.0], []) is None
+    whole = ratio([2.0, 9.0], [1.0])
+    assert whole is not None and whole.value == 2.0
 
 
 def test_a_round_without_an_answer_leaves_no_figure() -> None:

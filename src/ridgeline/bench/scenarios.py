@@ -68,14 +68,14 @@ START: Final = "start"
 SCENARIOS: Final[Mapping[str, Scenario]] = {
     each.name: each
     for each in (
-        _streams(1, 4), _streams(4, 4), _streams(16, 16), _streams(32, 32),
-        Scenario("prefill-512", "1 stream, prompts of 512 tokens, 1 out", 1, 4, "512", "1", PREFILL),
-        Scenario("prefill-2048", "1 stream, prompts of 2,048 tokens, 1 out", 1, 2, "2048", "1", PREFILL),
+        _streams(1, 2), _streams(4, 4), _streams(16, 16), _streams(32, 32),
+        Scenario("prefill-512", "1 stream, prompts of 512 tokens, 1 out", 1, 2, "512", "1", PREFILL),
+        Scenario("prefill-2048", "1 stream, prompts of 2,048 tokens, 1 out", 1, 1, "2048", "1", PREFILL),
         Scenario("shared-prefix", "16 streams, prompts of 1,024 shared and 32 own tokens, 64 out; not cached before", 16, 16,
                  "1056", "64", THROUGHPUT, shared=1024),
-        Scenario("decode-2000", "1 stream, 2,000 tokens of context, 64 out", 1, 2, "2000", "64", DECODE),
-        Scenario("mixed", "prompts of 20 to 1,000 tokens, 10 to 300 out, 32 requests, 4 a second on average (Poisson)", 32, 32, "20-1000",
-                 "10-300", THROUGHPUT, rate=4.0),
+        Scenario("decode-2000", "1 stream, 2,000 tokens of context, 64 out", 1, 1, "2000", "64", DECODE),
+        Scenario("mixed", "prompts of 20 to 1,000 tokens, 10 to 300 out, 24 requests, 2 a second on average (Poisson)", 24, 24, "20-1000",
+                 "10-300", THROUGHPUT, rate=2.0),
     )
 }  # fmt: skip
 

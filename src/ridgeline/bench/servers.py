@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from ridgeline.bench.client import Ask, Client, body_of
+from ridgeline.bench.guard import Guard
 from ridgeline.bench.http import Http, HttpError, Target
 from ridgeline.bench.prompts import LEAD
 from ridgeline.bench.session import Manner, first_model
@@ -61,7 +62,7 @@ def _llama_cpp(program: str, model: str, port: int, size: Size) -> list[str]:
 
 def _vllm(program: str, model: str, port: int, size: Size) -> list[str]:
     sized = ["--max-num-seqs", str(size.streams), "--max-model-len", str(size.context)]
-    begin = ["env", "VLLM_CPU_KVCACHE_SPACE=2", f"OMP_NUM_THREADS={size.threads}"]
+    begin = ["env", "VLLM_TARGET_DEVICE=cpu", "VLLM_CPU_KVCACHE_SPACE=2", f"OMP_NUM_THREADS={size.threads}"]
     return [*begin, program, "serve", model, "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", *sized]
 
 
@@ -145,13 +146,13 @@ def _free_port() -> int:
 
 
 class Server:
-    """One running server, in a process group of its own.
+    """One running server, in a process group of its own, which does not outlive this process.
 
     first_token_seconds  from the start of its process        started_bytes  resident after that token
     """
 
     def __init__(self, spec: Spec, process: asyncio.subprocess.Process, log: Path) -> None:
-        self._spec, self._process, self._log = spec, process, log
+        self._spec, self._process, self._log, self._guard = spec, process, log, Guard(process.pid)
         self.first_token_seconds = 0.0
         self.started_bytes = 0
 
@@ -186,7 +187,7 @@ class Server:
         http = Http(Target.of(self._spec.url), manner.key)
         model, said = manner.model or self._spec.model, ""
         while True:
-            if self._process.returncode is not None:
+            if self.ended:
                 raise ConfigError(f"{self._spec.name} ended with status {self._process.returncode}: {self._last_lines()}")
             try:
                 model = model or await first_model(http)
@@ -205,6 +206,11 @@ class Server:
         lines = self._log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
         return " / ".join(line.strip()[:200] for line in lines) or "it said nothing"
 
+    @property
+    def ended(self) -> bool:
+        """Whether its process has."""
+        return self._process.returncode is not None
+
     def resident_bytes(self) -> int:
         """Of all its processes; what they share counts in each."""
         return resident_bytes(self._process.pid)
@@ -221,6 +227,7 @@ class Server:
                     continue
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # whoever of its group has outlived it
+        self._guard.release()
         self._log.unlink(missing_ok=True)
 
 

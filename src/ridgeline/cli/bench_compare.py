@@ -12,9 +12,10 @@ def compare(
         typer.Argument(help='Two or more, ours first: http://HOST:PORT, "KIND:MODEL [FLAGS]" or "cmd:COMMAND {port}"; NAME=… names one.'),
     ],
     scenarios: Annotated[str | None, typer.Option(help="Names with commas [all]; a wrong name lists them.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Turns of each server in each scenario; intervals need five.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds, each of every scenario and server; intervals need five.")] = 5,
     starts: Annotated[int, typer.Option(min=1, max=100, help="Starts of each server, for the time to its first token.")] = 5,
     restart: Annotated[bool, typer.Option("--restart", help="Start and stop for every turn: only one server is in memory.")] = False,
+    within: Annotated[float | None, typer.Option(min=1, max=86_400, help="Seconds: begin no scenario that would end later.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of servers started here [processors].")] = None,
     program: Annotated[list[str] | None, typer.Option(help="Where a kind's program is, KIND=PATH, if not on the PATH.")] = None,
     model: Annotated[str | None, typer.Option(help="Name of the model, for all [the first that each server lists].")] = None,
@@ -28,6 +29,7 @@ def compare(
     as_json: Annotated[Path | None, typer.Option("--json", help="Write everything to this file, each round too; - is stdout.")] = None,
 ) -> None:
     """Measure servers in turn, on the same prompts, and say by what ratio they differ."""
+    from ridgeline.bench.compare import Course
     from ridgeline.bench.scenarios import parse_scenarios
     from ridgeline.bench.session import Manner
     from ridgeline.cli.bench_runs import check_json, drawn_seed, parse_api, parse_body, write_json
@@ -40,8 +42,9 @@ def compare(
     manner = Manner(parse_api(api), model, api_key, timeout, True, parse_body(extra_body))
     limits = ceilings_of(chosen, roofline, shape, servers[0], threads)
     check_json(as_json)
-    comparing = Comparing(specs, chosen, rounds, starts if start else 0, number, limits)
-    whole = comparing.run(manner, restart)
+    comparing = Comparing(specs, chosen, Course(rounds, starts if start else 0, restart, within), number, limits)
+    kept = as_json if str(as_json) != "-" else None
+    whole = comparing.run(manner, lambda: write_json(kept, comparing.as_dict()))
     write_json(as_json, comparing.as_dict())
     if str(as_json) != "-":
         show(comparing)

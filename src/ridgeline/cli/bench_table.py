@@ -3,15 +3,16 @@
 import asyncio
 import shlex
 import signal
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
+from time import perf_counter
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.bench.compare import CONFIDENCE, Comparison, Found, Ratio, agreement, ratio, values
+from ridgeline.bench.compare import CONFIDENCE, Comparison, Course, Found, Ratio, Turns, agreement, ratio, values
 from ridgeline.bench.report import RATE, ROWS, SECONDS, as_dict
 from ridgeline.bench.scenarios import START, Scenario
 from ridgeline.bench.servers import Spec
@@ -23,35 +24,47 @@ from ridgeline.facts.noise import Noise, Watch
 class Comparing:
     """One comparison: what is asked, and what was found."""
 
-    def __init__(self, specs: list[Spec], scenarios: list[Scenario], rounds: int, starts: int, seed: int, limits: Limits) -> None:
+    def __init__(self, specs: list[Spec], scenarios: list[Scenario], course: Course, seed: int, limits: Limits) -> None:
         self.specs, self.scenarios, self.limits = specs, scenarios, limits
-        self._rounds, self._starts, self._seed, self._restart = rounds, starts, seed, False
+        self._course, self._seed = course, seed
         self.found = Found()
         self._noise: Noise | None = None
 
     @property
     def answered(self) -> bool:
-        """Whether any server answered anything."""
+        """Whether every server ran, and any of them answered anything."""
         every = [turns for of in self.found.turns.values() for turns in of.values()]
-        return not every or any(report.requests for turns in every for report in turns.reports)
+        return not self.found.lost and (not every or any(report.requests for turns in every for report in turns.reports))
 
-    def run(self, manner: Manner, restart: bool) -> bool:
-        """Measures; says on stderr what. False where it was broken off: what was found until then stays. Raises ConfigError."""
-        self._restart = restart
-        console, watch, whole = Console(stderr=True, highlight=False), Watch(), True
+    def run(self, manner: Manner, on_round: Callable[[], None] = lambda: None) -> bool:
+        """Measures; says on stderr what, and behind the first round how long all may take. `on_round`: behind each round of a scenario.
+
+        False where it was broken off: what was found until then stays. Raises ConfigError.
+        """
+        console, watch, whole, course, began = Console(stderr=True, highlight=False), Watch(), True, self._course, perf_counter()
+        left = len(self.scenarios)
         with console.status("starting") as status:
 
             def turn(scenario: str, server: str, number: int) -> None:
-                text = f"{scenario}, round {number + 1} of {self._starts if scenario == START else self._rounds}: {server}"
+                text = f"{scenario}, round {number + 1} of {course.starts if scenario == START else course.rounds}: {server}"
                 if console.is_terminal:
                     status.update(text)
                 else:
-                    console.print(text, markup=False)
+                    console.print(f"{perf_counter() - began:7.1f} s  {text}", markup=False)
 
-            comparison = Comparison(self.specs, manner, self._seed, restart, turn)
+            def rounded() -> None:
+                nonlocal left
+                left -= 1
+                if left == 0 and course.rounds > 1:
+                    seconds = perf_counter() - began
+                    most = course.rounds * seconds
+                    console.print(f"starts and the first round took {seconds:.0f} s: {course.rounds} rounds take {most:.0f} s at most")
+                on_round()
+
+            comparison = Comparison(self.specs, manner, self._seed, course)
             self.found = comparison.found
             try:
-                asyncio.run(_ended_by_signals(comparison.run(self.scenarios, self._rounds, self._starts)))
+                asyncio.run(_ended_by_signals(comparison.run(self.scenarios, turn, rounded)))
             except KeyboardInterrupt:
                 whole = False
         self._noise = watch.stop()
@@ -59,33 +72,53 @@ class Comparing:
 
     def said(self) -> list[str]:
         """How it was measured, whether the answers agree, and what must be known."""
-        how = "servers started and stopped for every turn" if self._restart else "all servers resident, at rest while another is measured"
+        at_rest = "all servers resident, at rest while another is measured"
+        how = "servers started and stopped for every turn" if self._course.restart else at_rest
         said = [
-            f"{self._rounds} rounds, in each every server in turn on the same prompts (seed {self._seed}); {how}",
+            f"{self._course.rounds} rounds, in each every server in turn on the same prompts (seed {self._seed}); {how}",
             f"medians [least–most]; ratios of medians [{CONFIDENCE:.0%} interval, bootstrap over rounds]",
         ]
         for spec in self.specs:
             said.append(
                 f"{spec.name}: {shlex.join(spec.command) if spec.command else spec.url}; model {self.found.models.get(spec.name, '–')}"
             )
-        return [*said, *self._agreements(), *self.found.notes]
+        lost = [f"{name} is left out: {why}" for name, why in self.found.lost.items()]
+        return [*said, *lost, *self._agreements(), *self._companies(), *self.found.notes]
+
+    def turns(self, scenario: str) -> dict[str, Turns]:
+        """Of every server, also of those without any."""
+        known = self.found.turns[scenario]
+        return {spec.name: known.get(spec.name, Turns()) for spec in self.specs}
 
     def _agreements(self) -> list[str]:
         said = []
-        for scenario, turns in self.found.turns.items():
+        for scenario in self.found.turns:
+            turns = self.turns(scenario)
             ours = turns[self.specs[0].name].texts
             for spec in self.specs[1:]:
                 found = [agreement(*pair) for pair in zip(ours, turns[spec.name].texts, strict=False)]
+                if not found:
+                    continue
                 same = sum(begun == whole for begun, whole in found)
                 text = f"{scenario}: {self.specs[0].name} and {spec.name} answer the first prompt alike in {same} of {len(found)} rounds"
                 least = min((pair for pair in found if pair[0] < pair[1]), default=None)
                 said.append(text if least is None else f"{text}, in the others for at least {least[0]} of {least[1]} characters")
         return said
 
+    def _companies(self) -> list[str]:
+        said = []
+        for scenario in self.found.turns:
+            for name, each in self.turns(scenario).items():
+                if each.alone is not None and each.texts:
+                    begun, whole = agreement(each.texts[0], each.alone)
+                    text = "as in company" if begun == whole else f"otherwise than in company behind {begun} of {whole} characters"
+                    said.append(f"{scenario}: {name} answers the first prompt by itself {text}")
+        return said
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON: seconds, bytes, tokens; each round."""
         return {
-            "seed": self._seed, "rounds": self._rounds, "restart": self._restart, "notes": self.said(),
+            "seed": self._seed, **asdict(self._course), "lost": self.found.lost, "notes": self.said(),
             "noise": None if self._noise is None else self._noise.as_dict(),
             "servers": [{**asdict(spec), "model": self.found.models.get(spec.name)} for spec in self.specs],
             "starts": {name: asdict(each) for name, each in self.found.starts.items()},
@@ -96,9 +129,9 @@ class Comparing:
                     "rounds": {
                         name: {
                             "reports": [as_dict(report) for report in turns.reports],
-                            "resident_bytes": turns.resident_bytes, "texts": turns.texts,
+                            "resident_bytes": turns.resident_bytes, "texts": turns.texts, "alone": turns.alone,
                         }
-                        for name, turns in self.found.turns[each.name].items()
+                        for name, turns in self.turns(each.name).items()
                     },
                 }
                 for each in self.scenarios
@@ -156,7 +189,7 @@ SCALES: Final = {SECONDS: ((1.0, " s"), (1e-3, " ms"), (1e-6, " µs")), RATE: ((
 
 def lines(comparing: Comparing, scenario: Scenario) -> list[Line]:
     """The figures that a scenario is about, and the memory after it where all servers were started here."""
-    turns, limits = comparing.found.turns[scenario.name], comparing.limits.get(scenario.name, {})
+    turns, limits = comparing.turns(scenario.name), comparing.limits.get(scenario.name, {})
     found = [
         Line(figure, *ROWS[figure], {name: values(each, figure) for name, each in turns.items()}, limits.get(figure))
         for figure in scenario.figures
