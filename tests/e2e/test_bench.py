@@ -139,6 +139,42 @@ def test_restarted_servers_are_never_in_memory_together(bench: Callable[..., Any
     assert found["restart"] and [len(each["seconds"]) for each in found["starts"].values()] == [1, 1]
 
 
+def test_a_server_that_cannot_start_takes_no_figures_along(bench: Callable[..., Any], tmp_path: Path) -> None:
+    """The others are measured; in company and alone the answers are the same; a limit leaves rounds out, and says so."""
+    out = tmp_path / "out.json"
+    words = ["good=" + own(0.00103), "bad=cmd:false {port}", "--scenarios", "streams-4", "--rounds", "500", "--within", "4"]
+    shown = bench("compare", *words, "--json", str(out), status=1)
+    found = json.loads(out.read_text())
+    rounds = found["scenarios"][0]["rounds"]
+    assert "bad ended with status 1" in found["lost"]["bad"] and rounds["bad"]["reports"] == []
+    assert 1 <= len(rounds["good"]["reports"]) < 500 and f"time was left for {len(rounds['good']['reports'])} of 500" in shown.stdout
+    assert "bad is left out" in shown.stdout and "good answers the first prompt by itself as in company" in shown.stdout
+    assert "500 rounds take" in shown.stderr
+
+
+def test_who_is_killed_leaves_no_server_and_what_was_found(environment: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    servers = ["one=" + own(0.00205), "other=" + own(0.00206)]
+    words = ["bench", "compare", *servers, "--scenarios", "streams-4", "--rounds", "900", "--json", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        end = time.monotonic() + 60
+        while not (out.exists() and out.read_text().count("\n")) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert alive("0.00205") and alive("0.00206")
+        process.kill()
+        process.wait()
+        while (alive("0.00205") or alive("0.00206")) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not alive("0.00205") and not alive("0.00206")
+        assert json.loads(out.read_text())["scenarios"][0]["rounds"]["one"]["reports"]
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_ending_a_comparison_ends_its_servers(environment: dict[str, str]) -> None:
     words = ["bench", "compare", "one=" + own(0.05003), "other=" + own(0.05004), "--scenarios", "streams-32", "--rounds", "50"]
     process = subprocess.Popen(

@@ -152,11 +152,14 @@ def check_json(path: Path | None) -> None:
 
 
 def write_json(path: Path | None, found: dict[str, Any]) -> None:
-    """To the file, or for - to stdout."""
+    """To the file, which at any moment is a whole one, or for - to stdout."""
     if path is None:
         return
     text = json.dumps(found, ensure_ascii=False)
     if str(path) == "-":
         print(text)
-    else:
-        path.expanduser().write_text(text + "\n", encoding="utf-8")
+        return
+    file = path.expanduser().resolve()
+    part = file.with_name(file.name + ".part") if file.is_file() else file
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(file)
