@@ -71,7 +71,7 @@ class Course:
 
     rounds   all scenarios in turn, so many times: what a limit cuts off, it cuts off from all of them
     starts   of each server that is started here, before the rounds
-    seconds  no scenario begins that would end later, as long as its longest round took; None for no limit
+    seconds  behind its first round no scenario begins that would end later, by the longest of its rounds; None for no limit
     """
 
     rounds: int
@@ -116,9 +116,9 @@ class Comparison:
         return [spec for spec in self._specs if spec.name not in self.found.lost]
 
     def _in_time(self, scenario: Scenario, number: int) -> bool:
-        """Whether a round may begin; a scenario that was never measured has taken no time."""
+        """Whether a round may begin; the first always."""
         limit = self._course.seconds
-        if limit is None or perf_counter() - self._began + self._took.get(scenario.name, 0.0) <= limit:
+        if limit is None or number == 0 or perf_counter() - self._began + self._took[scenario.name] <= limit:
             return True
         self.found.notes[f"{scenario.name}: time was left for {number} of {self._course.rounds} rounds"] = None
         return False
