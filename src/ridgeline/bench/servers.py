@@ -62,7 +62,9 @@ def _llama_cpp(program: str, model: str, port: int, size: Size) -> list[str]:
 
 def _vllm(program: str, model: str, port: int, size: Size) -> list[str]:
     sized = ["--max-num-seqs", str(size.streams), "--max-model-len", str(size.context)]
-    begin = ["env", "VLLM_TARGET_DEVICE=cpu", "VLLM_CPU_KVCACHE_SPACE=2", f"OMP_NUM_THREADS={size.threads}"]
+    # By itself it leaves a processor to HTTP, which is half of two.
+    bound = [f"OMP_NUM_THREADS={size.threads}", f"VLLM_CPU_OMP_THREADS_BIND=0-{size.threads - 1}"]
+    begin = ["env", "VLLM_TARGET_DEVICE=cpu", "VLLM_CPU_KVCACHE_SPACE=2", *bound]
     return [*begin, program, "serve", model, "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", *sized]
 
 

@@ -15,7 +15,7 @@ def compare(
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds, each of every scenario and server; intervals need five.")] = 5,
     starts: Annotated[int, typer.Option(min=1, max=100, help="Starts of each server, for the time to its first token.")] = 5,
     restart: Annotated[bool, typer.Option("--restart", help="Start and stop for every turn: only one server is in memory.")] = False,
-    within: Annotated[float | None, typer.Option(min=1, max=86_400, help="Seconds: behind the first round begin nothing that would end later.")] = None,
+    within: Annotated[float | None, typer.Option(min=1, max=86_400, help="Seconds: no further round that would end later.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of servers started here [processors].")] = None,
     program: Annotated[list[str] | None, typer.Option(help="Where a kind's program is, KIND=PATH, if not on the PATH.")] = None,
     model: Annotated[str | None, typer.Option(help="Name of the model, for all [the first that each server lists].")] = None,
