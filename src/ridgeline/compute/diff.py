@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.graph import Op, OpList, StepInputs
 
+WRITES = frozenset({"kv_write", "rotate_write", "norm_rotate_write"})
+"""Ops that write to the cache."""
+
 
 class Runner(Protocol):
     """What executes an op list. `kv` is the runner's own cache: its layout is nobody else's business."""
@@ -40,7 +43,7 @@ class Difference:
 
 def stored_names(op: Op) -> tuple[str, ...]:
     """Names under which a cache write shows what it stored, K then V; none for other ops."""
-    return tuple(f"{part}.{op.attributes['layer']}" for part in ("keys", "values")) if op.name == "kv_write" else ()
+    return tuple(f"{part}.{op.attributes['layer']}" for part in ("keys", "values")) if op.name in WRITES else ()
 
 
 def diff(a: Runner, b: Runner, inputs: StepInputs, kv_a: Any, kv_b: Any, tolerance: float = 0.0) -> Difference | None:

@@ -56,7 +56,7 @@ TOKENS, SELECTED = Dim(T=1), Dim(S=1)
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A named value that will exist when the list runs: `dtype` is f32, i32, i64 or i8."""
+    """A named value that will exist when the list runs: `dtype` is f32, i32, i64, i8 or f8 (e4m3)."""
 
     name: str
     shape: tuple[Dim, ...]

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import reduce
 
+from ridgeline.compute.fuse import fuse_norms, fuse_writes, merge_products, quantise_fp8
 from ridgeline.compute.graph import Dim, Handle, Op, OpList
 from ridgeline.facts.model import Rope
 
@@ -76,7 +77,11 @@ def share_rotations(oplist: OpList, formats: Formats) -> OpList:
     return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
 
 
-PASSES: dict[str, tuple[Pass, ...]] = {"numpy": (), "native": (share_rotations, quantise_activations)}
+PASSES: dict[str, tuple[Pass, ...]] = {
+    "numpy": (),
+    "native": (share_rotations, quantise_activations),
+    "cuda": (share_rotations, merge_products, fuse_norms, fuse_writes, quantise_fp8),
+}
 """Runner → its passes. The numpy runner defines what ops mean, so it runs the semantic list."""
 
 

@@ -1,10 +1,10 @@
 """Every op there is, by name, and the check of a list against them."""
 
 from ridgeline.compute.graph import INPUTS, OpList
-from ridgeline.compute.ops import attention, elementwise, gather, linear, norm, quantised, rope
+from ridgeline.compute.ops import attention, elementwise, fp8, fused, gather, linear, norm, quantised, rope
 from ridgeline.compute.ops.definition import Definition
 
-FAMILIES = (gather, elementwise, norm, linear, quantised, rope, attention)
+FAMILIES = (gather, elementwise, norm, linear, quantised, rope, attention, fused, fp8)
 
 OPS: dict[str, Definition] = {found.name: found for family in FAMILIES for found in vars(family).values() if isinstance(found, Definition)}
 """Name → definition: every one that a family's file makes."""
