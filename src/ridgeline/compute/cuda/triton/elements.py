@@ -1,0 +1,161 @@
+"""Ops on each number by itself, and ops that pick rows: add, scale, bias, softcap, activations, embedding, selection, copies of a type."""
+
+import torch
+import triton
+import triton.language as tl
+
+from ridgeline.compute.cuda.triton.formulas import activation as activated
+from ridgeline.compute.cuda.triton.formulas import fp8_scale, tanh, to_fp8
+from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
+
+BLOCK = 1024
+"""Numbers of a row that one program takes."""
+
+
+@triton.jit
+def elements_kernel(x, y, out, number, x_stride, y_stride, out_stride, width, OP: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """Each program: `BLOCK` numbers of one row. y is a second operand, a bias (stride 0), or rows' indices."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < width
+    source = row
+    if OP == "gather":
+        source = tl.load(y + row).to(tl.int64)
+    first = tl.load(x + source * x_stride + at, mask=mask, other=0.0).to(tl.float32)
+    if OP == "add":
+        made = first + tl.load(y + row * y_stride + at, mask=mask, other=0.0).to(tl.float32)
+    elif OP == "scale":
+        made = first * number
+    elif OP == "softcap":
+        made = number * tanh(first / number)
+    elif OP == "activate":
+        made = activated(first, KIND)
+    elif OP == "glu":
+        made = activated(first, KIND) * tl.load(y + row * y_stride + at, mask=mask, other=0.0).to(tl.float32)
+    else:
+        tl.static_assert(OP == "gather" or OP == "copy")
+        made = first
+    tl.store(out + row * out_stride + at, made.to(out.dtype.element_ty), mask=mask)
+
+
+def _launch(op: str, x: torch.Tensor, out: torch.Tensor, *, y: torch.Tensor | None = None, number: float = 1.0, kind: str = "") -> None:
+    """One row of `out` after the other; y has as many rows, or none (a bias), or is an index."""
+    width = same_width(x, out)
+    second = x if y is None else y
+    if not len(out):
+        return
+    elements_kernel[(len(out), ceil_div(width, BLOCK))](
+        x,
+        second,
+        out,
+        number,
+        x.stride(0),
+        second.stride(0) if second.dim() == 2 else 0,
+        out.stride(0),
+        width,
+        OP=op,
+        KIND=kind,
+        BLOCK=BLOCK,
+    )
+
+
+def add(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
+    """x + y [T, D]. `out` may be either."""
+    rows_of(x, y, out)
+    same_width(x, y)
+    _launch("add", x, out, y=y)
+
+
+def add_bias(x: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> None:
+    """x [T, D] + bias [D]. `out` may be x."""
+    rows_of(x, out)
+    same_width(x, bias)
+    _launch("add", x, out, y=bias)
+
+
+def scale(x: torch.Tensor, factor: float, out: torch.Tensor) -> None:
+    """x · factor. `out` may be x."""
+    rows_of(x, out)
+    _launch("scale", x, out, number=factor)
+
+
+def softcap(x: torch.Tensor, cap: float, out: torch.Tensor) -> None:
+    """cap · tanh(x / cap). `out` may be x. Gemma Team 2024, section 2."""
+    rows_of(x, out)
+    _launch("softcap", x, out, number=cap)
+
+
+def activate(x: torch.Tensor, activation: str, out: torch.Tensor) -> None:
+    """activation(x); `activation` is silu or gelu_tanh. `out` may be x."""
+    rows_of(x, out)
+    _launch("activate", x, out, kind=activation)
+
+
+def glu(gate: torch.Tensor, up: torch.Tensor, activation: str, out: torch.Tensor) -> None:
+    """activation(gate) · up, both [T, F]. `out` may be either. Shazeer 2020."""
+    rows_of(gate, up, out)
+    same_width(gate, up)
+    _launch("glu", gate, out, y=up, kind=activation)
+
+
+def copy(x: torch.Tensor, out: torch.Tensor) -> None:
+    """x as `out`'s type, rounded to the nearest: widens and narrows."""
+    rows_of(x, out)
+    _launch("copy", x, out)
+
+
+def embed(ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
+    """Rows `ids` [T] or [1, T] of a table of floats [V, D], into `out` [T, D]. Whoever builds the step has checked the ids."""
+    select(table, ids.view(-1), out)
+
+
+def select(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+    """Rows `index` [S] of x [T, D], into `out` [S, D]."""
+    rows_of(index, out)
+    _launch("gather", x, out, y=index)
+
+
+@triton.jit
+def glu_fp8_kernel(
+    gate,
+    up,
+    codes,
+    scales,
+    gate_stride,
+    up_stride,
+    codes_stride,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Each program: one row, whole in registers."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    mask = at < WIDTH
+    made = activated(tl.load(gate + row * gate_stride + at, mask=mask, other=0.0).to(tl.float32), KIND)
+    made *= tl.load(up + row * up_stride + at, mask=mask, other=0.0).to(tl.float32)
+    factor, inverse = fp8_scale(tl.max(tl.abs(made), axis=0))
+    tl.store(codes + row * codes_stride + at, to_fp8(made * inverse, NATIVE), mask=mask)
+    tl.store(scales + row, factor)
+
+
+def glu_fp8(gate: torch.Tensor, up: torch.Tensor, activation: str, codes: torch.Tensor, scales: torch.Tensor) -> None:
+    """glu(gate, up) as e4m3 `codes` [T, F] and fp32 `scales` [T] = the row's largest size / 448."""
+    rows, width = rows_of(gate, up, codes, scales[:, None]), same_width(gate, up, codes)
+    if rows:
+        block = power_of_2(width)
+        glu_fp8_kernel[(rows,)](
+            gate,
+            up,
+            codes_of(codes),
+            scales,
+            gate.stride(0),
+            up.stride(0),
+            codes.stride(0),
+            WIDTH=width,
+            BLOCK=block,
+            KIND=activation,
+            NATIVE=native_fp8(gate.device),
+            num_warps=warps(block),
+        )

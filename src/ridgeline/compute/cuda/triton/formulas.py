@@ -1,0 +1,68 @@
+"""Formulas that several kernels use, on fp32 in registers: activations, rounding, fp8 as bytes. No libdevice, no inline assembly."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tanh(x):
+    """tanh(x) to a few units in the last place: an odd series near 0, where 1 - exp(-2x) would cancel."""
+    square = x * x
+    near = x * (1 + square * (-0.33333333 + square * (0.13333334 + square * (-0.05396825 + square * 0.021869488))))
+    decayed = tl.exp(-2 * tl.abs(x))
+    far = (1 - decayed) / (1 + decayed)
+    return tl.where(tl.abs(x) < 0.25, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def activation(x, KIND: tl.constexpr):
+    """silu(x) or gelu_tanh(x). Hendrycks and Gimpel 2016, section 2; (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))."""
+    tl.static_assert(KIND == "silu" or KIND == "gelu_tanh")
+    if KIND == "silu":
+        bent = x
+    else:
+        bent = 1.5957691216 * x * (1 + 0.044715 * x * x)
+    return x / (1 + tl.exp(-bent))
+
+
+@triton.jit
+def round_even(x):
+    """To the nearest whole number, ties to even, for |x| < 2^22: above 1.5 · 2^23 the step of fp32 is 1."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def to_fp8(x, NATIVE: tl.constexpr):
+    """fp32 → bytes of e4m3, to the nearest, ties to even; beyond ±448 saturated, NaN kept. Micikevicius et al. 2022."""
+    limited = tl.where(x > 448.0, 448.0, tl.where(x < -448.0, -448.0, x))
+    if NATIVE:
+        codes = limited.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        bits = limited.to(tl.uint32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960  # 8 · (127 - 7): the exponents' offsets
+        # The step of fp32 at 2^14 is 2^-9, that of e4m3 below 2^-6.
+        small = (tl.abs(limited) + 16384.0).to(tl.uint32, bitcast=True) & 0xF
+        code = tl.where(size < 0x3C800000, small, tl.where(size > 0x7F800000, 0x7F, normal))
+        codes = (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+    return codes
+
+
+@triton.jit
+def from_fp8(codes, NATIVE: tl.constexpr):
+    """Bytes of e4m3 → fp32, exactly."""
+    if NATIVE:
+        numbers = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        wide = codes.to(tl.uint16)
+        # The same bits as fp16, whose exponent is offset by 8 more.
+        half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        numbers = tl.where((wide & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0)
+    return numbers
+
+
+@triton.jit
+def fp8_scale(largest):
+    """Of a row whose largest size is `largest`: (scale, its inverse); a row too small to invert becomes zeros."""
+    live = largest > 1e-36
+    return tl.where(live, largest / 448.0, 0.0), tl.where(live, 448.0 / tl.where(live, largest, 1.0), 0.0)

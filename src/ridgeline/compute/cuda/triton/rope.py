@@ -1,0 +1,286 @@
+"""Rotary position embedding, and the write to the KV cache that follows it: norms of heads, rotation and write in one launch."""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from ridgeline.compute.cuda.cache import CacheLayer
+from ridgeline.compute.cuda.triton.formulas import round_even, to_fp8
+from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of
+from ridgeline.facts.model import Rope
+
+NUMBERS = 1024
+"""A program takes as many heads of a token as make up about so many numbers."""
+
+
+def turns(rope: Rope, device: torch.device) -> torch.Tensor:
+    """fp64 [dim / 2]: by how much of a full turn each pair of a head turns from one position to the next. For `rotation`."""
+    half = rope.dim // 2
+    divisors = rope.divisors or (1.0,) * half
+    made = [rope.base ** (-i / half) / divisor / (2 * math.pi) for i, divisor in enumerate(divisors)]
+    return torch.tensor(made, dtype=torch.float64, device=device)
+
+
+@triton.jit
+def rotation_kernel(positions, turns, out, scale, out_stride, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """Each program: one token. Whole turns are taken off in double precision, what is left is a small angle."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    mask = at < HALF
+    turned = tl.load(positions + row).to(tl.float64) * tl.load(turns + at, mask=mask, other=0.0)
+    angle = ((turned - tl.floor(turned + 0.5)) * 6.283185307179586).to(tl.float32)
+    place = out + row * out_stride + at
+    tl.store(place, tl.cos(angle) * scale, mask=mask)
+    tl.store(place + HALF, tl.sin(angle) * scale, mask=mask)
+
+
+def rotation(positions: torch.Tensor, turns: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+    """positions int32 [T] or [1, T], `turns(rope)`, `rope.scale` → out fp32 [T, dim]: the cosines of a head's pairs, then their sines."""
+    at, half = positions.view(-1), len(turns)
+    if rows_of(at, out) and out.shape[1] == 2 * half:
+        rotation_kernel[(len(at),)](at, turns, out, scale, out.stride(0), HALF=half, BLOCK=power_of_2(half), num_warps=1)
+
+
+@triton.jit
+def turned_heads(
+    x,
+    weight,
+    table,
+    heads,
+    eps,
+    HEAD: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+    FIRST,
+    NORM: tl.constexpr,
+):
+    """Heads FIRST … FIRST + HEADS of the token at x, fp32 [HEADS, BLOCK]: over their root mean square where NORM, turned by `table`."""
+    head = FIRST + tl.arange(0, HEADS)
+    at = tl.arange(0, BLOCK)
+    whole = (head < heads)[:, None] & (at < HEAD)[None, :]
+    place = x + head[:, None] * HEAD
+    made = tl.load(place + at[None, :], mask=whole, other=0.0).to(tl.float32)
+    if NORM:
+        inverse = tl.rsqrt(tl.sum(made * made, axis=1) / HEAD + eps)[:, None]
+        made = made * inverse * tl.load(weight + at, mask=at < HEAD, other=0.0).to(tl.float32)[None, :]
+    if HALF:
+        first = at < HALF
+        turns = at < 2 * HALF
+        other = tl.where(first, at + HALF, at - HALF)
+        pair = tl.where(first, at, at - HALF)
+        partner = tl.load(place + other[None, :], mask=whole & turns[None, :], other=0.0).to(tl.float32)
+        if NORM:
+            partner = partner * inverse * tl.load(weight + other, mask=turns, other=0.0).to(tl.float32)[None, :]
+        cosine = tl.load(table + pair, mask=turns, other=1.0)
+        sine = tl.load(table + HALF + pair, mask=turns, other=0.0)
+        made = made * cosine[None, :] + partner * tl.where(first, -sine, sine)[None, :]
+    return made
+
+
+@triton.jit
+def rotate_kernel(
+    x,
+    table,
+    out,
+    heads,
+    x_stride,
+    table_stride,
+    out_stride,
+    HEAD: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Each program: `HEADS` heads of one token."""
+    row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
+    made = turned_heads(x + row * x_stride, x, table + row * table_stride, heads, 0.0, HEAD, HALF, BLOCK, HEADS, first, False)
+    head, at = first + tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
+    tl.store(out + row * out_stride + head * HEAD + at, made.to(out.dtype.element_ty), mask=(head < heads) & (at < HEAD))
+
+
+def rotate(x: torch.Tensor, rotation: torch.Tensor, head_dim: int, out: torch.Tensor) -> None:
+    """x [T, H · head_dim] by `rotation` [T, dim], into `out`, which may not overlap x. Su et al. 2021, halves as pairs."""
+    rows, heads, block = rows_of(x, rotation, out), x.shape[1] // head_dim, power_of_2(head_dim)
+    together = _together(heads, block)
+    if rows:
+        rotate_kernel[(rows, ceil_div(heads, together))](
+            x,
+            rotation,
+            out,
+            heads,
+            x.stride(0),
+            rotation.stride(0),
+            out.stride(0),
+            HEAD=head_dim,
+            HALF=rotation.shape[1] // 2,
+            BLOCK=block,
+            HEADS=together,
+        )
+
+
+@triton.jit
+def write_heads(made, numbers, scales, mask, plain, KIND: tl.constexpr, NATIVE: tl.constexpr):
+    """fp32 [heads, D] to the cache: `numbers` [heads, D] and, for int8, `scales` [heads] are addresses; `plain` masks heads."""
+    if KIND == "fp8":
+        tl.store(numbers, to_fp8(made, NATIVE), mask=mask)
+    elif KIND == "int8":
+        size = tl.abs(made)
+        # NaN fails every comparison: a head with a number that is not finite gets the scale NaN, and codes 0.
+        finite = tl.sum((size < float("inf")).to(tl.int32) - 1, axis=1) == 0
+        largest = tl.max(tl.where(finite[:, None], size, 0.0), axis=1)
+        live = largest > 1e-36
+        inverse = tl.where(live, 127.0 / tl.where(live, largest, 1.0), 0.0)
+        codes = round_even(tl.where(finite[:, None], made, 0.0) * inverse[:, None])
+        tl.store(numbers, codes.to(tl.int32).to(tl.int8), mask=mask)
+        tl.store(scales, tl.where(finite, tl.where(live, largest / 127.0, 0.0), float("nan")), mask=plain)
+    else:
+        tl.store(numbers, made.to(numbers.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def rotate_write_kernel(
+    q,
+    k,
+    v,
+    table,
+    slots,
+    q_out,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    q_weight,
+    k_weight,
+    eps,
+    q_heads,
+    kv_heads,
+    q_stride,
+    k_stride,
+    v_stride,
+    table_stride,
+    out_stride,
+    page_stride,
+    scale_stride,
+    HEAD: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    KIND: tl.constexpr,
+    NORM_Q: tl.constexpr,
+    NORM_K: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Each program: some heads of one token, of q (the first programs) or of k and v."""
+    row = tl.program_id(0).to(tl.int64)
+    table += row * table_stride
+    at = tl.arange(0, BLOCK)[None, :]
+    q_programs = tl.cdiv(q_heads, Q_HEADS)
+    if tl.program_id(1) < q_programs:
+        first = tl.program_id(1) * Q_HEADS
+        made = turned_heads(q + row * q_stride, q_weight, table, q_heads, eps, HEAD, HALF, BLOCK, Q_HEADS, first, NORM_Q)
+        head = first + tl.arange(0, Q_HEADS)[:, None]
+        place = q_out + row * out_stride + head * HEAD + at
+        tl.store(place, made.to(q_out.dtype.element_ty), mask=(head < q_heads) & (at < HEAD))
+    else:
+        first = (tl.program_id(1) - q_programs) * KV_HEADS
+        made = turned_heads(k + row * k_stride, k_weight, table, kv_heads, eps, HEAD, HALF, BLOCK, KV_HEADS, first, NORM_K)
+        head = first + tl.arange(0, KV_HEADS)
+        plain, mask = head < kv_heads, (head < kv_heads)[:, None] & (at < HEAD)
+        slot = tl.load(slots + row)
+        page, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
+        place = page * page_stride + (offset * kv_heads + head)[:, None] * HEAD + at
+        scale_place = page * scale_stride + offset * kv_heads + head
+        write_heads(made, keys + place, key_scales + scale_place, mask, plain, KIND, NATIVE)
+        whole = turned_heads(v + row * v_stride, v, table, kv_heads, eps, HEAD, 0, BLOCK, KV_HEADS, first, False)
+        write_heads(whole, values + place, value_scales + scale_place, mask, plain, KIND, NATIVE)
+
+
+def rotate_write(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rotation: torch.Tensor,
+    slots: torch.Tensor,
+    layer: CacheLayer,
+    head_dim: int,
+    q_out: torch.Tensor,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """q [T, H · head_dim] turned into `q_out`, k turned and v [T, KV heads · head_dim] into `slots` int64 [T] of a cache layer.
+
+    `q_norm`, `k_norm` [head_dim]: heads are first divided by their root mean square and multiplied by these. `q_out` may not overlap q.
+    """
+    _write(q, k, v, rotation, slots, layer, head_dim, q_out, (q_norm, k_norm), eps)
+
+
+def kv_write(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, layer: CacheLayer) -> None:
+    """k, v [T, KV heads · head_dim] into the slots int64 [T] of a cache layer: as they are, rounded to the cache's type."""
+    _write(k[:, :0], k, v, None, slots, layer, layer.keys.shape[3], k[:, :0], (None, None), 0.0)
+
+
+def _write(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rotation: torch.Tensor | None,
+    slots: torch.Tensor,
+    layer: CacheLayer,
+    head_dim: int,
+    q_out: torch.Tensor,
+    norms: tuple[torch.Tensor | None, torch.Tensor | None],
+    eps: float,
+) -> None:
+    table = k if rotation is None else rotation
+    rows, q_heads, kv_heads, block = rows_of(q, k, v, table, slots, q_out), q.shape[1] // head_dim, layer.kv_heads, power_of_2(head_dim)
+    if (k.shape[1], v.shape[1], layer.keys.shape[3]) != (kv_heads * head_dim, kv_heads * head_dim, head_dim):
+        raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} for a cache of {kv_heads} heads x {layer.keys.shape[3]}")
+    if not rows:
+        return
+    fp8, scales = layer.keys.dtype == torch.float8_e4m3fn, layer.key_scales
+    keys, values = (codes_of(layer.keys), codes_of(layer.values)) if fp8 else (layer.keys, layer.values)
+    of_q, of_kv = _together(q_heads, block), _together(kv_heads, block)
+    rotate_write_kernel[(rows, ceil_div(q_heads, of_q) + ceil_div(kv_heads, of_kv))](
+        q,
+        k,
+        v,
+        table,
+        slots,
+        q_out,
+        keys,
+        values,
+        keys if scales is None else scales,
+        values if layer.value_scales is None else layer.value_scales,
+        *(k if norm is None else norm for norm in norms),
+        eps,
+        q_heads,
+        kv_heads,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        table.stride(0),
+        q_out.stride(0),
+        keys.stride(0),
+        0 if scales is None else scales.stride(0),
+        HEAD=head_dim,
+        HALF=0 if rotation is None else rotation.shape[1] // 2,
+        BLOCK=block,
+        Q_HEADS=of_q,
+        KV_HEADS=of_kv,
+        BLOCK_TOKENS=layer.block_tokens,
+        KIND="fp8" if fp8 else "plain" if scales is None else "int8",
+        NORM_Q=norms[0] is not None,
+        NORM_K=norms[1] is not None,
+        NATIVE=native_fp8(k.device),
+    )
+
+
+def _together(heads: int, block: int) -> int:
+    """Heads that one program takes."""
+    return min(power_of_2(heads), max(1, NUMBERS // block))
