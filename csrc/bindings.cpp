@@ -1,9 +1,10 @@
-// The only file that knows nanobind. Pointers arrive as integers, sizes as numbers; Python owns all memory and has
-// checked shapes and strides; outputs are passed in. The GIL is released while a kernel runs.
+// The only file that knows nanobind. Pointers arrive as integers, a step's inputs as arrays, sizes as numbers; Python owns all memory and
+// has checked shapes and strides; outputs are passed in. The GIL is released while a kernel runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "isa.h"
@@ -139,24 +140,36 @@ void bind_attention(nb::module_& m) {
     });
 }
 
-Step step(nb::handle sizes, nb::handle addresses, nb::handle tables, nb::handle slots) {
-    const auto number = [](nb::handle from, int i) { return nb::cast<Address>(from[i]); };
+// Where a step input begins: a contiguous array of such integers. It lives while the step runs.
+template <typename T>
+const T* column(nb::handle array) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) throw nb::python_error();
+    const bool fits = view.itemsize == sizeof(T) && std::strchr("ilq", view.format[0]) != nullptr;
+    const T* begin = static_cast<const T*>(view.buf);
+    PyBuffer_Release(&view);
+    if (!fits) throw nb::value_error("a step input has another type of number");
+    return begin;
+}
+
+Step step(nb::handle sizes, nb::handle columns, nb::handle tables, nb::handle slots) {
+    const auto number = [&](int i) { return nb::cast<std::size_t>(sizes[i]); };
     Step made{};
-    made.tokens = number(sizes, 0);
-    made.rows = number(sizes, 1);
-    made.selected = number(sizes, 2);
-    made.table_width = number(sizes, 3);
-    made.ids = pointer<const std::int32_t>(number(addresses, 0));
-    made.positions = pointer<const std::int32_t>(number(addresses, 1));
-    made.row_of_token = pointer<const std::int32_t>(number(addresses, 2));
-    made.cu_q = pointer<const std::int32_t>(number(addresses, 3));
-    made.kv_len = pointer<const std::int32_t>(number(addresses, 4));
-    made.select = pointer<const std::int32_t>(number(addresses, 5));
+    made.tokens = number(0);
+    made.rows = number(1);
+    made.selected = number(2);
+    made.table_width = number(3);
+    made.ids = column<std::int32_t>(columns[0]);
+    made.positions = column<std::int32_t>(columns[1]);
+    made.row_of_token = column<std::int32_t>(columns[2]);
+    made.cu_q = column<std::int32_t>(columns[3]);
+    made.kv_len = column<std::int32_t>(columns[4]);
+    made.select = column<std::int32_t>(columns[5]);
     const int groups = static_cast<int>(nb::len(tables));
     if (groups > kMaxGroups) throw nb::value_error("too many KV groups");
     for (int g = 0; g < groups; ++g) {
-        made.tables[g] = pointer<const std::int32_t>(number(tables, g));
-        made.slots[g] = pointer<const std::int64_t>(number(slots, g));
+        made.tables[g] = column<std::int32_t>(tables[g]);
+        made.slots[g] = column<std::int64_t>(slots[g]);
     }
     return made;
 }
@@ -261,9 +274,9 @@ void bind_plan(nb::module_& m) {
         const KVLayer cache = kv_layer(type, keys, values, kv_heads, head_dim, block_tokens);
         p.add_attention({cache, heads, group, scale, window, softcap}, pointer<const float>(q), pointer<float>(out));
     });
-    plan.def("run", [](Plan& p, nb::tuple sizes, nb::tuple addresses, nb::tuple tables, nb::tuple slots, std::size_t first, std::size_t last,
+    plan.def("run", [](Plan& p, nb::tuple sizes, nb::tuple columns, nb::tuple tables, nb::tuple slots, std::size_t first, std::size_t last,
                        Address trace, Address best) {
-        const Step now = step(sizes, addresses, tables, slots);
+        const Step now = step(sizes, columns, tables, slots);
         nb::gil_scoped_release unlocked;
         p.run(now, first, last, pointer<Trace>(trace), pointer<std::int32_t>(best));
     });

@@ -53,6 +53,7 @@ class NativePlan:
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}
         self._index = {layer: index for group in shape.groups for index, layer in enumerate(group.layers)}
         self._kept: list[np.ndarray] = []
+        self._wholes: dict[str, NDArray[Any]] = {}
         self.native = ext.native().Plan(ext.level_number(), team)
         for phase in self.order:
             self._add(phase)
@@ -73,6 +74,13 @@ class NativePlan:
         dtype = np.dtype(DTYPES[handle.dtype])
         start = self._arena.offsets[name]
         return self._memory[start : start + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape)
+
+    def first(self, name: str, count: int) -> NDArray[Any]:
+        """`value` for one whose rows are tokens or selected positions, of which the step has `count`. Quick: behind every step."""
+        whole = self._wholes.get(name)
+        if whole is None:
+            whole = self._wholes[name] = self.value(name, self._sizes)
+        return whole[:count]
 
     def _add(self, phase: Phase) -> None:
         if phase.kind == "rows":

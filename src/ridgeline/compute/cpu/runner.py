@@ -70,11 +70,11 @@ class NativeRunner:
         row's largest.
         """
         plan = self._of(kv)
-        found = np.empty(inputs.sizes.S, np.int32)
+        found = np.empty(len(inputs.select), np.int32)
         reduced = best and self._reducible
         self._run(plan, inputs, found.ctypes.data if reduced else 0)
-        values = {name: plan.value(self.oplist.taps[name], inputs.sizes) for name in taps}
-        return values | ({"best": found} if reduced else {"logits": plan.value(self.oplist.outputs["logits"], inputs.sizes)})
+        values = {name: plan.first(self.oplist.taps[name], len(inputs.ids)) for name in taps}
+        return values | ({"best": found} if reduced else {"logits": plan.first(self.oplist.outputs["logits"], len(found))})
 
     def logits(self, hidden: Floats) -> Floats:
         """Final hidden states fp32 [N, D] to logits fp32 [N, V], N at most what a step selects: a view that the next call overwrites.
@@ -130,23 +130,15 @@ class NativeRunner:
         return kv.read(self._shape.groups[group].layers.index(layer), inputs.slots[group])
 
 
-def arguments(inputs: StepInputs) -> tuple[tuple[int, ...], ...]:
-    """Sizes and addresses of a step, as the extension takes them. The arrays live in `inputs` while it runs."""
-    columns = (inputs.ids, inputs.positions, inputs.row_of_token, inputs.cu_q, inputs.kv_len, inputs.select)
-    sizes = inputs.sizes
+def arguments(inputs: StepInputs) -> tuple[tuple[Any, ...], ...]:
+    """Sizes and arrays of a step, as the extension takes them; it refuses arrays of another type, or that are not contiguous."""
     width = inputs.tables[0].shape[1]
     return (
-        (sizes.T, sizes.R, sizes.S, width),
-        tuple(_address(column, np.int32) for column in columns),
-        tuple(_address(table, np.int32) for table in inputs.tables),
-        tuple(_address(slots, np.int64) for slots in inputs.slots),
+        (len(inputs.ids), len(inputs.kv_len), len(inputs.select), width),
+        (inputs.ids, inputs.positions, inputs.row_of_token, inputs.cu_q, inputs.kv_len, inputs.select),
+        inputs.tables,
+        inputs.slots,
     )
-
-
-def _address(column: np.ndarray, dtype: type[np.generic]) -> int:
-    if column.dtype != dtype or not column.flags.c_contiguous:
-        raise ValueError(f"a step input is {column.dtype} with strides {column.strides}, not contiguous {np.dtype(dtype)}")
-    return int(column.ctypes.data)
 
 
 def _all_of(count: int) -> StepInputs:

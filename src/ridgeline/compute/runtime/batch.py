@@ -1,14 +1,35 @@
 """From a plan and the rows it refers to, the closed set of step inputs. Array operations only: no loop over tokens."""
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.rows import Rows
 from ridgeline.core.plan import FROM_ROW, Plan
 
 
-def step_inputs(plan: Plan, rows: Rows, block_tokens: int) -> StepInputs:
-    """Resolves what the plan leaves to the rows (where they stand, what they sampled last); advances `rows.computed`.
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The inputs of a step that waits for its turn: complete but for the ids that steps before it are yet to sample.
+
+    open  int64 [O]  tokens whose id is not known
+    rows  int32 [O]  the permanent row of each: its id is the one that the row sampled last
+    """
+
+    inputs: StepInputs
+    open: NDArray[np.int64]
+    rows: NDArray[np.int32]
+
+    def complete(self, last: NDArray[np.int32]) -> StepInputs:
+        """The inputs with every id, when all steps before this one have sampled: `last` as in `Rows`."""
+        self.inputs.ids[self.open] = last[self.rows]
+        return self.inputs
+
+
+def step_inputs(plan: Plan, rows: Rows, block_tokens: int) -> Batch:
+    """Resolves where rows stand when all plans before this one are computed; advances `rows.computed`.
 
     Logits are selected where rows sample. Prompt positions that are to be scored get theirs afterwards, few at a time (`runtime.scores`).
     """
@@ -16,17 +37,18 @@ def step_inputs(plan: Plan, rows: Rows, block_tokens: int) -> StepInputs:
     count = np.array(plan.count, np.int32)
     start = np.array(plan.start, np.int64)
     start = np.where(start == FROM_ROW, rows.computed[row], start)
-    cu_q = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
-    row_of_token = np.repeat(np.arange(len(row), dtype=np.int32), count)
+    cu_q = np.zeros(len(row) + 1, np.int32)
+    count.cumsum(out=cu_q[1:])
+    row_of_token = np.arange(len(row), dtype=np.int32).repeat(count)
     positions = np.arange(cu_q[-1], dtype=np.int64) + (start - cu_q[:-1])[row_of_token]
     ids = np.array(plan.tokens, np.int32)
-    ids = np.where(ids == FROM_ROW, rows.last[row][row_of_token], ids)
+    (unknown,) = (ids == FROM_ROW).nonzero()
     kv_len = start + count
     blocks = -(-int(kv_len.max()) // block_tokens)
     tables = tuple(table[row, :blocks] for table in rows.tables)
-    block, offset = positions // block_tokens, positions % block_tokens
+    block, offset = np.divmod(positions, block_tokens)
     rows.computed[row] = kv_len
-    return StepInputs(
+    inputs = StepInputs(
         ids=ids,
         positions=positions.astype(np.int32)[None],
         row_of_token=row_of_token,
@@ -37,3 +59,4 @@ def step_inputs(plan: Plan, rows: Rows, block_tokens: int) -> StepInputs:
         adapter=np.zeros(len(ids), np.int32),
         select=(cu_q[1:] - 1)[np.frombuffer(plan.sample, np.bool_)],
     )
+    return Batch(inputs, unknown, row[row_of_token[unknown]])

@@ -1,13 +1,14 @@
 """The executor of the computing wing: takes plans, keeps rows and KV pages, runs a runner, samples.
 
 Owns the order of steps and the device state of resident sequences; the runner owns arithmetic and layouts. One thread computes plans in
-the order in which they were submitted, so that what a plan leaves to its rows (the last sampled id, where a row stands) is known at its
-turn, and whoever schedules the next step does so meanwhile.
+the order in which they were submitted, and whoever schedules the next step does so meanwhile. All of a step's inputs but the ids that are
+sampled before its turn are made when it is submitted, while the step before it computes: between two steps the device waits for little.
+That is safe since a row is given away only when no step in flight has it.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -18,7 +19,8 @@ from ridgeline.compute.decoding.history import History
 from ridgeline.compute.decoding.logprobs import score
 from ridgeline.compute.decoding.table import plain
 from ridgeline.compute.graph import StepInputs
-from ridgeline.compute.runtime.batch import step_inputs
+from ridgeline.compute.runtime.batch import Batch, step_inputs
+from ridgeline.compute.runtime.line import Line
 from ridgeline.compute.runtime.rows import Rows
 from ridgeline.compute.runtime.scores import Score, prompt_logprobs
 from ridgeline.config.resolve import Decision
@@ -48,6 +50,18 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A plan on its way: its rows' parameters, whether all that sample only want the largest logit, when it was submitted and was ready."""
+
+    plan: Plan
+    batch: Batch
+    params: list[RowParams]
+    greedy: bool
+    submitted: float
+    ready: float
+
+
 class StepExecutor:
     """Implements `engine.executor.Executor` over a runner."""
 
@@ -67,8 +81,8 @@ class StepExecutor:
         self._sample, self._score = sample, score
         blocks = -(-info.max_model_len // info.kv.block_tokens)
         self._rows = Rows(info.rows, len(info.kv.groups), blocks)
-        self._queue: deque[tuple[Ticket, Future[Result]]] = deque()
-        self._thread = ThreadPoolExecutor(1, "ridgeline-step")
+        self._tickets: deque[Ticket] = deque()
+        self._line: Line[_Work, Result] = Line("ridgeline-step", self._compute)
 
     @property
     def info(self) -> ExecutorInfo:
@@ -81,37 +95,44 @@ class StepExecutor:
         if not plan.row:
             raise RuntimeError(f"step {plan.step} is empty")
         ticket = Ticket(plan)
-        self._queue.append((ticket, self._thread.submit(self._compute, plan, perf_counter())))
+        self._line.put(self._prepared(plan))
+        self._tickets.append(ticket)
         return ticket
 
     def collect(self, ticket: Ticket) -> Result:
         """Waits until the oldest plan is computed; raises what computing it raised."""
-        if not self._queue or self._queue[0][0] is not ticket:
+        if not self._tickets or self._tickets[0] is not ticket:
             raise RuntimeError(f"step {ticket.plan.step} is not the oldest in flight")
-        _, computed = self._queue.popleft()
-        return computed.result()
+        self._tickets.popleft()
+        return self._line.take()
 
     def close(self) -> None:
         """Drops steps in flight, weights and KV pages."""
-        self._thread.shutdown(cancel_futures=True)
-        self._queue.clear()
+        self._line.close()
+        self._tickets.clear()
         if self._runner is not None:
             self._runner.close()
         self._runner = self._kv = None
 
-    def _compute(self, plan: Plan, submitted: float) -> Result:
-        assert self._runner is not None
-        began = perf_counter()
+    def _prepared(self, plan: Plan) -> _Work:
+        """Takes over what the plan changes, and makes all that steps before it do not decide."""
+        submitted = perf_counter()
         self._rows.apply(plan)
         params = [self._rows.params(row) for row in plan.row]
-        inputs = step_inputs(plan, self._rows, self._info.kv.block_tokens)
-        ready = perf_counter()
-        greedy = all(plain(row, length - row.prompt_tokens) for row, length in zip(params, inputs.kv_len.tolist(), strict=True))
-        values = self._runner.run(inputs, self._kv, taps=("hidden",), best=greedy)
+        batch = step_inputs(plan, self._rows, self._info.kv.block_tokens)
+        lengths = batch.inputs.kv_len.tolist()
+        greedy = all(plain(row, length - row.prompt_tokens) for row, length in zip(params, lengths, strict=True))
+        return _Work(plan, batch, params, greedy, submitted, perf_counter())
+
+    def _compute(self, work: _Work) -> Result:
+        assert self._runner is not None
+        began = perf_counter()
+        plan, inputs = work.plan, work.batch.complete(self._rows.last)
+        values = self._runner.run(inputs, self._kv, taps=("hidden",), best=work.greedy)
         finite = _finite(values["hidden"], inputs.cu_q)
-        sampled, logprobs = self._choose(plan, params, inputs, values)
+        sampled, logprobs = self._choose(plan, work.params, inputs, values)
         scores = prompt_logprobs(plan, inputs, self._rows, values["hidden"], self._runner.logits, self._info.vocab, self._score)
-        timings = Timings(queue=began - submitted, copy=ready - began, run=perf_counter() - ready)
+        timings = Timings(queue=began - work.ready, copy=work.ready - work.submitted, run=perf_counter() - began)
         return Result(plan.step, sampled, finite, logprobs, timings, scores)
 
     def _choose(
@@ -138,5 +159,5 @@ class StepExecutor:
 
 def _finite(hidden: NDArray[np.float32], cu_q: NDArray[np.int32]) -> bytearray:
     """1 for each row all of whose tokens' final hidden states [T, D] are finite."""
-    tokens = np.isfinite(hidden).all(axis=1)
-    return bytearray(np.logical_and.reduceat(tokens, cu_q[:-1]).astype(np.uint8).tobytes())
+    tokens = np.logical_and.reduce(np.isfinite(hidden), axis=1)
+    return bytearray(tokens if len(tokens) == len(cu_q) - 1 else np.logical_and.reduceat(tokens, cu_q[:-1]))

@@ -11,6 +11,7 @@ from typing import Any
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.runtime.batch import step_inputs
 from ridgeline.compute.runtime.executor import Runner, StepExecutor
+from ridgeline.compute.runtime.pace import measure
 from ridgeline.compute.runtime.rows import Rows
 from ridgeline.compute.runtime.runners import load_runner
 from ridgeline.config.env import cache_directory
@@ -52,6 +53,8 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     loaded = load_runner(config, facts, shape, machine.memory_bytes, progress)
     progress("warming up", 0.0)
     _warm_up(loaded.runner, loaded.kv, shape)
+    longest = min(config.max_num_batched_tokens, config.max_model_len)
+    seconds = measure(loaded.runner, loaded.kv, shape, config.threads or 1, config.max_num_seqs, longest)
     progress("warming up", 1.0)
     info = ExecutorInfo(
         kv=shape,
@@ -61,6 +64,7 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
         runner=loaded.name,
         weights_bytes=loaded.weights_bytes,
         kv_bytes=config.kv_cache_memory_bytes,
+        seconds=seconds,
     )
     return StepExecutor(info, decisions + loaded.said, loaded.runner, loaded.kv, loaded.sample, loaded.score)
 
@@ -77,4 +81,4 @@ def _warm_up(runner: Runner, kv: Any, shape: KVShape) -> None:
     new = NewRow(0, 0, RowParams(seed=0, choice=0, prompt_tokens=1), (0,), ((0,),) * len(shape.groups))
     plan = Plan(0, nothing, nothing, array("i", [1]), nothing, nothing, bytearray(1), bytearray(1), (new,))
     rows.apply(plan)
-    runner.run(step_inputs(plan, rows, shape.block_tokens), kv)
+    runner.run(step_inputs(plan, rows, shape.block_tokens).complete(rows.last), kv)
