@@ -1,0 +1,181 @@
+"""Weights in a device's memory: matrices as the kernels read them, whatever file they came from.
+
+Owns the layout of packed integers and of fp8. Multiplies nothing: `compute/cuda/linear.py` does.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ridgeline.compute.cuda.integers import Integers, merged_integers, pack_blocks, pack_grouped
+from ridgeline.compute.quant.formats import FORMATS, dequantise
+from ridgeline.compute.quant.grouped import GroupedWeight
+from ridgeline.compute.quant.groups import KINDS
+from ridgeline.compute.quant.scaled import ScaledWeight
+from ridgeline.compute.quant.weight import CodedWeight, Weight
+
+FP8_MAX: Final = 448.0
+"""The largest number of e4m3."""
+
+CHUNK_ELEMENTS: Final = 1 << 24
+"""Weights that are converted at a time."""
+
+_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """A matrix [N, K] of fp32, bf16 or fp16 numbers."""
+
+    values: Tensor
+
+    @property
+    def kind(self) -> str:
+        return _NAMES[self.values.dtype]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.values.shape
+        return rows, columns
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """weight[n, k] = codes[n, k] · scales[n // block[0], k // block[1]]
+
+    codes   e4m3 [N, K]
+    scales  fp32 [ceil(N / block[0]), ceil(K / block[1])]
+    block   (1, K): a scale a row, which stands for a scale a tensor too; (128, 128) and others as a checkpoint has them
+    """
+
+    codes: Tensor
+    scales: Tensor
+    block: tuple[int, int]
+
+    @property
+    def kind(self) -> str:
+        return "fp8" if self.per_channel else "fp8 block"
+
+    @property
+    def per_channel(self) -> bool:
+        return self.block == (1, self.shape[1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.codes.shape
+        return rows, columns
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+
+DeviceWeight = Floats | Fp8 | Integers
+
+
+def place(weight: Weight, dtype: torch.dtype, device: torch.device, *, fp8: bool = False) -> DeviceWeight:
+    """A stored matrix in the device's memory.
+
+    dtype  of the activations, which matrices of floats are kept in: fp32 is exact, bf16 and fp16 round to the nearest
+    fp8    quantise what the file has as floats, a scale a row
+    """
+    if isinstance(weight, GroupedWeight):
+        return pack_grouped(weight, device)
+    if isinstance(weight, ScaledWeight):
+        return _fp8(weight, device)
+    if isinstance(weight, CodedWeight) and weight.kind in KINDS:
+        return pack_blocks(weight, device)
+    if fp8:
+        return _quantised(weight, device)
+    rows, columns = weight.shape
+    values = torch.empty((rows, columns), dtype=dtype, device=device)
+    for start, tile in _float_tiles(weight):
+        values[start : start + len(tile)] = torch.from_numpy(tile).to(dtype)
+    return Floats(values)
+
+
+def merged(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
+    """One matrix with the rows of all, one after the other; None where their formats do not agree."""
+    first = weights[0]
+    if any(weight.shape[1] != first.shape[1] for weight in weights):
+        return None
+    floats = [weight for weight in weights if isinstance(weight, Floats)]
+    if len(floats) == len(weights):
+        return Floats(torch.cat([weight.values for weight in floats])) if len({weight.kind for weight in floats}) == 1 else None
+    scaled = [weight for weight in weights if isinstance(weight, Fp8)]
+    if len(scaled) == len(weights):
+        return _merged_fp8(scaled)
+    integers = [weight for weight in weights if isinstance(weight, Integers)]
+    return merged_integers(integers) if len(integers) == len(weights) else None
+
+
+def placed_bytes(kind: str, shape: tuple[int, int], dtype: torch.dtype, group: int = 0) -> int:
+    """Bytes that a matrix of the stored format `kind` takes at most once it is placed, before any data is read.
+
+    group  of grouped integers (GPTQ4, AWQ4, INT8 …): inputs of a scale
+    """
+    rows, columns = shape
+    if kind in FORMATS and kind not in KINDS:
+        return rows * columns * dtype.itemsize
+    return Integers.bytes_of(kind, shape, group)
+
+
+def _merged_fp8(weights: Sequence[Fp8]) -> Fp8 | None:
+    block = weights[0].block
+    if any(weight.block != block or weight.shape[0] % block[0] for weight in weights[:-1]) or weights[-1].block != block:
+        return None
+    codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights]).view(torch.float8_e4m3fn)
+    return Fp8(codes, torch.cat([weight.scales for weight in weights]), block)
+
+
+def _fp8(weight: ScaledWeight, device: torch.device) -> Fp8:
+    """As stored; one scale for a tensor becomes one for each row, which is what products take."""
+    rows, columns = weight.shape
+    codes = torch.empty((rows, columns), dtype=torch.uint8, device=device)
+    step = max(1, CHUNK_ELEMENTS // columns)
+    for start in range(0, rows, step):
+        part = weight.codes[start : min(start + step, rows)]
+        codes[start : start + len(part)] = torch.from_numpy(np.array(part))
+    scales, block = weight.scales, weight.block
+    if block[0] >= rows and block[1] >= columns:
+        scales, block = np.repeat(scales, rows, axis=0), (1, columns)
+    elif block[0] == 1 and block[1] >= columns:
+        block = (1, columns)
+    return Fp8(codes.view(torch.float8_e4m3fn), torch.from_numpy(np.ascontiguousarray(scales)).to(device), block)
+
+
+def _quantised(weight: Weight, device: torch.device) -> Fp8:
+    """e4m3 to the nearest, the largest of a row at 448; a row that is not finite gets the scale NaN."""
+    rows, columns = weight.shape
+    codes = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=device)
+    scales = torch.empty((rows, 1), device=device)
+    for start, tile in _float_tiles(weight):
+        part = torch.from_numpy(tile).to(device)
+        amax = part.abs().amax(dim=1, keepdim=True)
+        amax = torch.where(torch.isfinite(part).all(dim=1, keepdim=True), amax, torch.nan)
+        scale = amax / FP8_MAX
+        inside = (part / torch.where(scale > 0, scale, 1)).nan_to_num(0, 0, 0).clamp(-FP8_MAX, FP8_MAX)
+        codes[start : start + len(tile)] = inside.to(torch.float8_e4m3fn)
+        scales[start : start + len(tile)] = scale
+    return Fp8(codes, scales, (1, columns))
+
+
+def _float_tiles(weight: Weight) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """(first row, fp32 [rows, K]) over all rows, copies of a bounded size."""
+    rows, columns = weight.shape
+    step = max(1, CHUNK_ELEMENTS // columns)
+    for start in range(0, rows, step):
+        end = min(rows, start + step)
+        if isinstance(weight, CodedWeight):
+            yield start, dequantise(weight.kind, np.ascontiguousarray(weight.codes[start:end]))
+        else:
+            yield start, weight.rows(np.arange(start, end))
