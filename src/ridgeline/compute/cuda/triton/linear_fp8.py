@@ -1,0 +1,69 @@
+"""Products of e4m3 with e4m3: activations with a scale a row, weights with a scale a row or a block of rows and inputs.
+
+Sums of `BLOCK_K` products become fp32 before they are added up: the tensor cores of a Hopper keep fewer bits inside a sum of fp8 products
+(DeepSeek-AI 2024, section 3.3.2), and a block's scale belongs there. Needs a device that computes with fp8 by itself.
+"""
+
+from typing import Final
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.compute.cuda.triton.launch import ceil_div, rows_of, same_width
+from ridgeline.compute.cuda.triton.matmul import Tile
+from ridgeline.compute.cuda.weights import Fp8
+
+TILES: Final = ((16, Tile(16, 32, 128, 4, 5)), (32, Tile(32, 32, 128, 4, 5)), (64, Tile(64, 64, 128, 4, 4)))
+"""Rows up to which a tile serves: few rows need many programs, for the weights stream past them."""
+LARGEST: Final = Tile(128, 128, 128, 8, 3)
+INVARIANT: Final = Tile(64, 64, 128, 4, 4)
+"""For every number of rows where results may not depend on the batch."""
+
+
+@triton.jit
+def linear_fp8_kernel(
+    x, x_scales, weight, scales, out,
+    rows, columns, inputs, x_stride, x_scales_stride, weight_stride, scales_stride, out_stride,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M rows, BLOCK_N outputs, all inputs. WIDTH 0: a scale a row of weights."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    x_at = x + m[:, None].to(tl.int64) * x_stride + k[None, :]
+    weight_at = weight + n[None, :].to(tl.int64) * weight_stride + k[:, None]
+    scale_at = scales + (n // HEIGHT) * scales_stride
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, inputs, BLOCK_K):
+        inside = k < inputs - start
+        left = (m < rows)[:, None] if EVEN else (m < rows)[:, None] & inside[None, :]
+        right = (n < columns)[None, :] if EVEN else (n < columns)[None, :] & inside[:, None]
+        dots = tl.dot(tl.load(x_at + start, mask=left, other=0.0), tl.load(weight_at + start, mask=right, other=0.0))
+        if WIDTH == 0:
+            total += dots
+        else:
+            total += dots * tl.load(scale_at + start // WIDTH, mask=n < columns, other=0.0)[None, :]
+    if WIDTH == 0:
+        total *= tl.load(scale_at, mask=n < columns, other=0.0)[None, :]
+    total *= tl.load(x_scales + m * x_scales_stride, mask=m < rows, other=0.0)[:, None]
+    place = out + m[:, None].to(tl.int64) * out_stride + n[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < columns)[None, :])
+
+
+def linear_fp8(codes: Tensor, scales: Tensor, weight: Fp8, out: Tensor, *, invariant: bool = False) -> None:
+    """codes e4m3 [M, K] with scales fp32 [M], weightᵀ → out [M, N]. `invariant`: results do not depend on M."""
+    rows, inputs, columns = rows_of(codes, out), same_width(codes, weight.codes), weight.shape[0]
+    if out.shape[1] != columns or len(scales) != rows or not (weight.per_channel or weight.block[1] % LARGEST.k == 0):
+        raise ValueError(f"out {tuple(out.shape)}, {len(scales)} scales and weights {weight.shape} of blocks {weight.block} do not fit")
+    if not rows:
+        return
+    tile = INVARIANT if invariant else next((tile for most, tile in TILES if rows <= most), LARGEST)
+    height, width = weight.block
+    linear_fp8_kernel[(ceil_div(columns, tile.n), ceil_div(rows, tile.m))](
+        codes, scales, weight.codes, weight.scales, out,
+        rows, columns, inputs, codes.stride(0), scales.stride(0), inputs, weight.scales.stride(0), out.stride(0),
+        HEIGHT=height, WIDTH=0 if weight.per_channel else width, EVEN=inputs % tile.k == 0,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip

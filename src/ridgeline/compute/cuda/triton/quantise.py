@@ -1,0 +1,127 @@
+"""From numbers to fp8 and back, and from packed integers to numbers: what products need that read a matrix in another form.
+
+`dequantise` gives the bits of the reference in fp32, rounded once to the type of its output.
+"""
+
+from typing import Final
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ridgeline.compute.cuda.integers import Integers
+from ridgeline.compute.cuda.triton.formulas import fp8_scale, from_fp8, to_fp8
+from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
+from ridgeline.compute.cuda.weights import Fp8
+
+BLOCK_N: Final = 64
+BLOCK_K: Final = 128
+
+_ZEROS: Final = {"centre": 0, "zeros": 1, "mins": 2}
+
+
+@triton.jit
+def quantise_fp8_kernel(x, codes, scales, x_stride, codes_stride, scales_stride, width, NATIVE: tl.constexpr, BLOCK: tl.constexpr):
+    """One row a program."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    mask = at < width
+    numbers = tl.load(x + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
+    scale, inverse = fp8_scale(tl.max(tl.abs(numbers), axis=0))
+    tl.store(codes + row * codes_stride + at, to_fp8(numbers * inverse, NATIVE), mask=mask)
+    tl.store(scales + row * scales_stride, scale)
+
+
+@triton.jit
+def dequantise_grouped_kernel(
+    low, high, scales, fine, mins, fine_mins, zeros, out,
+    first, rows, columns, inputs, out_stride, groups, bases,
+    LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BASE: tl.constexpr,
+    ZERO: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """One program: one tile of BLOCK_N rows, of which the first is row `first` of the matrix. `Integers` says how planes lie."""
+    tile = tl.program_id(0)
+    row = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    w = tl.arange(0, WIDTH)
+    there = row < rows
+    n = first + row
+    TILE: tl.constexpr = FIELDS * WIDTH
+    place = tile.to(tl.int64) * columns + n
+    for field in tl.static_range(FIELDS):
+        low_at = low + place[:, None] * (TILE * LOW // 8) + field // (8 // LOW) * WIDTH
+        codes = tl.load(low_at + w[None, :], mask=there[:, None], other=0)
+        codes = (codes >> (LOW * (field % (8 // LOW)))) & ((1 << LOW) - 1)
+        if HIGH > 0:
+            high_at = high + place[:, None] * (TILE * HIGH // 8) + field // (8 // HIGH) * WIDTH
+            more = tl.load(high_at + w[None, :], mask=there[:, None], other=0)
+            codes = codes | (((more >> (HIGH * (field % (8 // HIGH)))) & ((1 << HIGH) - 1)) << LOW)
+        k = tile * TILE + field * WIDTH + w
+        group = tl.minimum((tile * TILE + field * WIDTH) // SIZE, groups - 1) if SIZE > 0 else 0
+        base = tl.minimum((tile * TILE + field * WIDTH) // BASE, bases - 1) if BASE > 0 else group
+        scale = tl.load(scales + base * columns + n, mask=there, other=0.0).to(tl.float32)
+        if BASE > 0:
+            scale *= tl.load(fine + group * columns + n, mask=there, other=0).to(tl.float32)
+        numbers = codes.to(tl.float32)
+        if ZERO == 2:
+            least = tl.load(mins + base * columns + n, mask=there, other=0.0).to(tl.float32)
+            if BASE > 0:
+                least *= tl.load(fine_mins + group * columns + n, mask=there, other=0).to(tl.float32)
+            numbers = scale[:, None] * numbers - least[:, None]
+        elif ZERO == 1:
+            zero = tl.load(zeros + group * columns + n, mask=there, other=0).to(tl.float32)
+            numbers = scale[:, None] * (numbers - zero[:, None])
+        else:
+            numbers = scale[:, None] * (numbers - CENTRE)
+        target = out + row[:, None].to(tl.int64) * out_stride + k[None, :]
+        tl.store(target, numbers.to(out.dtype.element_ty), mask=there[:, None] & (k < inputs)[None, :])
+
+
+@triton.jit
+def dequantise_fp8_kernel(
+    codes, scales, out, first, rows, inputs, out_stride, scales_stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    NATIVE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_N rows, of which the first is row `first` of the matrix, and BLOCK_K inputs."""
+    row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    mask = (row < rows)[:, None] & (k < inputs)[None, :]
+    n = (first + row).to(tl.int64)
+    numbers = from_fp8(tl.load(codes + n[:, None] * inputs + k[None, :], mask=mask, other=0), NATIVE)
+    scale = tl.load(scales + (n // HEIGHT)[:, None] * scales_stride + (k // WIDTH)[None, :], mask=mask, other=0.0)
+    tl.store(out + row[:, None].to(tl.int64) * out_stride + k[None, :], (numbers * scale).to(out.dtype.element_ty), mask=mask)
+
+
+def quantise_fp8(x: Tensor, codes: Tensor, scales: Tensor) -> None:
+    """x [T, K] → codes e4m3 [T, K], scales fp32 [T]: amax / 448 of a row, codes to the nearest. A row that is not finite has a NaN."""
+    rows, width = rows_of(x, codes), same_width(x, codes)
+    if not rows:
+        return
+    block = power_of_2(width)
+    quantise_fp8_kernel[(rows,)](
+        x, codes_of(codes), scales, x.stride(0), codes.stride(0), scales.stride(0), width,
+        NATIVE=native_fp8(x.device), BLOCK=block, num_warps=warps(block),
+    )  # fmt: skip
+
+
+def dequantise(weight: Integers | Fp8, first: int, out: Tensor) -> None:
+    """Rows `first` … of a matrix into out [rows, K], columns in the order of the codes."""
+    rows, (columns, inputs) = len(out), weight.shape
+    if not 0 <= first <= first + rows <= columns or out.shape[1] != inputs:
+        raise ValueError(f"rows {first} … of weights {weight.shape} do not fill {tuple(out.shape)}")
+    if not rows:
+        return
+    if isinstance(weight, Fp8):
+        height, width = weight.block
+        dequantise_fp8_kernel[(ceil_div(rows, BLOCK_N), ceil_div(inputs, BLOCK_K))](
+            codes_of(weight.codes), weight.scales, out, first, rows, inputs, out.stride(0), weight.scales.stride(0),
+            HEIGHT=height, WIDTH=width, NATIVE=native_fp8(out.device), BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K,
+        )  # fmt: skip
+        return
+    form, nothing = weight.form, weight.low
+    parts = (weight.high, weight.scales, weight.fine, weight.mins, weight.fine_mins, weight.zeros)
+    dequantise_grouped_kernel[(weight.tiles, ceil_div(rows, BLOCK_N))](
+        weight.low, *(nothing if part is None else part for part in parts), out,
+        first, rows, columns, inputs, out.stride(0), inputs // (form.size or inputs), weight.scales.shape[0],
+        LOW=form.low, HIGH=form.high, FIELDS=weight.fields, WIDTH=weight.width, SIZE=form.size, BASE=form.base,
+        ZERO=_ZEROS[form.zero], CENTRE=form.centre, BLOCK_N=BLOCK_N,
+    )  # fmt: skip

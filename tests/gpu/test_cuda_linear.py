@@ -1,0 +1,163 @@
+"""`linear` for every format and number of rows, fp8 and dequantisation, and products that do not know their batch."""
+
+import numpy as np
+import pytest
+import torch
+from quantised_weights import blocks, grouped, scaled
+from tensors import DEVICE, error, numbers, on_device, poisoned, within
+
+from ridgeline.compute.cuda.integers import FORMS, Integers, unpack
+from ridgeline.compute.cuda.linear import linear, scratch_bytes
+from ridgeline.compute.cuda.triton.linear_fp8 import linear_fp8
+from ridgeline.compute.cuda.triton.matmul import matmul
+from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
+from ridgeline.compute.cuda.weights import DeviceWeight, Floats, Fp8, merged, place
+from ridgeline.compute.ops.definition import floats
+from ridgeline.compute.quant.weight import DenseWeight, Weight
+
+HALF = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+"""Errors of results that are rounded to the type, of weights that are too."""
+
+STORED: dict[str, Weight] = {
+    "f32": DenseWeight(floats(1, 40, 96)),
+    "Q4_K": blocks("Q4_K", 40, 256),
+    "Q6_K": blocks("Q6_K", 40, 256),
+    "Q8_0": blocks("Q8_0", 40, 96),
+    "GPTQ, act-order": grouped(4, 40, 128, 64, ordered=True),
+    "int8 per channel": grouped(8, 40, 96, 96, symmetric=True),
+}
+
+
+def dense(weight: DeviceWeight) -> np.ndarray:
+    if isinstance(weight, Floats):
+        return numbers(weight.values).astype(np.float64)
+    if isinstance(weight, Integers):
+        return unpack(weight).astype(np.float64)
+    scales = np.repeat(np.repeat(numbers(weight.scales), weight.block[0], 0), weight.block[1], 1)
+    rows, columns = weight.shape
+    return numbers(weight.codes).astype(np.float64) * scales[:rows, :columns]
+
+
+def run(
+    x: torch.Tensor | tuple[torch.Tensor, torch.Tensor], weight: DeviceWeight, dtype: torch.dtype, *, invariant: bool = False
+) -> torch.Tensor:
+    rows = len(x[0]) if isinstance(x, tuple) else len(x)
+    out = within(poisoned(rows, weight.shape[0], dtype=dtype))
+    linear(x, weight, out, poisoned(max(1, scratch_bytes(weight, rows, invariant=invariant)), dtype=torch.uint8), invariant=invariant)
+    return out
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("rows", [1, 32, 33])
+@pytest.mark.parametrize("name", STORED)
+def test_every_format(name: str, rows: int, dtype: torch.dtype) -> None:
+    weight = place(STORED[name], dtype, DEVICE)
+    x = on_device(floats(rows, rows, weight.shape[1]), dtype)
+    assert error(run(x, weight, dtype), x.double().cpu().numpy() @ dense(weight).T) < HALF[dtype]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_placed_matrices_are_the_stored_ones(name: str) -> None:
+    assert np.array_equal(dense(place(STORED[name], torch.float32, DEVICE)), STORED[name].dense())
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_dequantise_blocks(kind: str) -> None:
+    stored = blocks(kind, 70, 256 if FORMS[kind].base else 96, 7)
+    weight = place(stored, torch.float32, DEVICE)
+    assert not isinstance(weight, Floats)
+    out = within(poisoned(67, stored.shape[1]))
+    dequantise(weight, 3, out)
+    assert error(out, stored.dense()[3:]) < 2e-7
+
+
+@pytest.mark.parametrize("block", [(1, 200), (70, 200), (128, 128), (32, 64)])
+def test_dequantise_fp8(block: tuple[int, int]) -> None:
+    stored = scaled(70, 200, block)
+    weight = place(stored, torch.float32, DEVICE)
+    assert isinstance(weight, Fp8) and weight.per_channel == (block[1] == 200)
+    out = within(poisoned(69, 200))
+    dequantise(weight, 1, out)
+    assert np.array_equal(numbers(out), stored.dense()[1:])
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_quantise_fp8(dtype: torch.dtype) -> None:
+    x = within(on_device(np.concatenate([floats(1, 5, 200, size=30), np.zeros((1, 200), np.float32)]), dtype))
+    codes, scales = within(poisoned(6, 200, dtype=torch.float8_e4m3fn)), poisoned(6)
+    quantise_fp8(x, codes, scales)
+    assert torch.equal(scales, x.float().abs().amax(1) / 448)
+    back = codes.float() * scales[:, None]
+    assert ((back - x.float()).abs() <= x.float().abs() / 16 + scales[:, None] / 1024 * 1.01).all()
+
+
+def test_quantise_fp8_keeps_what_is_not_finite() -> None:
+    x = floats(1, 3, 40)
+    x[0, 3], x[1, 4] = np.nan, np.inf
+    codes, scales = poisoned(3, 40, dtype=torch.float8_e4m3fn), poisoned(3)
+    quantise_fp8(on_device(x), codes, scales)
+    assert (codes.float() * scales[:, None]).isfinite().all(1).tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("rows", [1, 17, 40, 70])
+@pytest.mark.parametrize("block", [(1, 320), (128, 128)])
+def test_fp8_kernel(block: tuple[int, int], rows: int) -> None:
+    """Every tile but the largest: a scale a row, blocks, an input count that is no multiple of a step."""
+    weight = place(scaled(70, 320, block), torch.float32, DEVICE)
+    assert isinstance(weight, Fp8)
+    codes, scales = poisoned(rows, 320, dtype=torch.float8_e4m3fn), poisoned(rows)
+    quantise_fp8(on_device(floats(3, rows, 320)), codes, scales)
+    out = within(poisoned(rows, 70))
+    linear_fp8(codes, scales, weight, out)
+    expected = (codes.double() * scales[:, None]).cpu().numpy() @ dense(weight).T
+    assert error(out, expected) < 1e-5
+    assert error(run((codes, scales), weight, torch.float32), expected) < 1e-5
+    assert error(run((codes, scales), weight, torch.float32, invariant=True), expected) < 1e-5
+
+
+def test_fp8_weights_take_floats_too() -> None:
+    weight = place(scaled(24, 256, (128, 128)), torch.bfloat16, DEVICE)
+    x = on_device(floats(4, 5, 256), torch.bfloat16)
+    assert error(run(x, weight, torch.bfloat16), x.double().cpu().numpy() @ dense(weight).T) < 0.06
+
+
+def test_fp8_on_load() -> None:
+    values = floats(5, 30, 64)
+    values[3], values[4, 2] = 0, np.nan
+    weight = place(DenseWeight(values), torch.bfloat16, DEVICE, fp8=True)
+    assert isinstance(weight, Fp8) and weight.per_channel
+    got = dense(weight)
+    kept = [row for row in range(30) if row != 4]
+    assert np.isnan(got[4]).all() and not got[3].any()
+    assert (np.abs(got[kept] - values[kept]) <= np.abs(values[kept]) / 15 + np.abs(values[kept]).max(1, keepdims=True) / 2**18).all()
+
+
+def test_merged_fp8() -> None:
+    parts = [place(scaled(rows, 256, (128, 128), rows), torch.float32, DEVICE) for rows in (128, 256, 30)]
+    whole = merged(parts)
+    assert isinstance(whole, Fp8) and np.array_equal(dense(whole), np.concatenate([dense(part) for part in parts]))
+    assert merged(parts[::-1]) is None
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize(("rows", "columns", "inputs"), [(0, 8, 64), (1, 70, 128), (70, 65, 100)])
+def test_matmul(rows: int, columns: int, inputs: int, dtype: torch.dtype) -> None:
+    x, weight = on_device(floats(1, rows, inputs), dtype), on_device(floats(2, columns, inputs), dtype)
+    out = poisoned(rows, columns, dtype=torch.float32)
+    matmul(x, weight, out)
+    assert error(out, x.double().cpu().numpy() @ weight.double().cpu().numpy().T) < 1e-5
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_invariant_products_do_not_know_their_batch(name: str) -> None:
+    weight = place(STORED[name], torch.bfloat16, DEVICE)
+    x = on_device(floats(6, 70, weight.shape[1]), torch.bfloat16)
+    together = run(x, weight, torch.bfloat16, invariant=True)
+    for row in (0, 37, 69):
+        assert torch.equal(run(x[row : row + 1], weight, torch.bfloat16, invariant=True)[0], together[row])
+
+
+def test_scratch_is_checked() -> None:
+    weight = place(grouped(4, 8, 128, 64, ordered=True), torch.float32, DEVICE)
+    with pytest.raises(ValueError, match="scratch"):
+        linear(on_device(floats(1, 2, 128)), weight, poisoned(2, 8), poisoned(16, dtype=torch.uint8))
