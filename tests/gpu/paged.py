@@ -1,0 +1,62 @@
+"""Paged samples of attention as tensors of a cache's type, everything that no sequence owns poisoned."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensors import DEVICE, on_device, poisoned
+
+from ridgeline.compute.cuda.cache import DeviceKVCache, allocate_device_kv
+from ridgeline.compute.cuda.triton import attention
+from ridgeline.compute.cuda.triton.rope import kv_write
+from ridgeline.core.plan import KVGroup, KVShape
+
+OPERANDS = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16, "int8": torch.bfloat16}
+"""Type of the queries over a cache of each type."""
+
+
+def empty_cache(kind: str, pages: int, block_tokens: int, kv_heads: int, head_dim: int, layers: int = 1) -> DeviceKVCache:
+    """A cache full of NaN: codes of int8 are 0x7F, their scales NaN."""
+    shape = KVShape((KVGroup("full", tuple(range(layers)), 0),), block_tokens, pages, b"")
+    cache = allocate_device_kv(shape, kv_heads, head_dim, kind, DEVICE)
+    cache.pool.fill_(0xFF)
+    if kind == "int8":
+        for index in range(layers):
+            layer = cache.layer(index)
+            layer.keys.fill_(127)
+            layer.values.fill_(127)
+    return cache
+
+
+def stored(keys: np.ndarray, values: np.ndarray, block_tokens: int, kind: str) -> DeviceKVCache:
+    """fp32 [slots, KV heads, D] in a cache; slots whose keys are NaN stay poisoned."""
+    slots, kv_heads, head_dim = keys.shape
+    cache = empty_cache(kind, slots // block_tokens - 1, block_tokens, kv_heads, head_dim)
+    mine = np.flatnonzero(np.isfinite(keys).all(axis=(1, 2)))
+    rows = [on_device(x[mine].reshape(len(mine), -1)) for x in (keys, values)]
+    kv_write(*rows, on_device(mine.astype(np.int64)), cache.layer(0))
+    return cache
+
+
+def attend(arguments: dict[str, Any], cache: DeviceKVCache, dtype: torch.dtype, *, invariant: bool = False, pad: int = 0) -> torch.Tensor:
+    """Our attention of a sample's arguments; `pad` rows without tokens behind its own, and as many tokens that no row owns."""
+    q = on_device(np.pad(arguments["q"], ((0, pad), (0, 0)), constant_values=np.nan), dtype)
+    cu_q = np.pad(arguments["cu_q"], (0, pad), mode="edge")
+    kv_len, tables = np.pad(arguments["kv_len"], (0, pad)), np.pad(arguments["tables"], ((0, pad), (0, 0)))
+    row_of_token = np.pad(np.repeat(np.arange(len(arguments["kv_len"])), np.diff(arguments["cu_q"])), (0, pad))
+    most_q, head_dim = int(np.diff(cu_q).max(initial=0)), arguments["head_dim"]
+    sizes = {"heads": q.shape[1] // head_dim, "kv_heads": cache.kv_heads, "head_dim": head_dim, "most_q": most_q, "invariant": invariant}
+    most_kv, fp32 = tables.shape[1] * cache.block_tokens, dtype == torch.float32
+    work = attention.work_bytes(len(q), len(kv_len), most_kv=most_kv, device=DEVICE, fp32=fp32, **sizes)
+    out = poisoned(*q.shape, dtype=dtype)
+    attention.attention(
+        q,
+        cache.layer(0),
+        *(on_device(x.astype(np.int32)) for x in (tables, cu_q, kv_len, row_of_token)),
+        **{name: arguments[name] for name in ("head_dim", "scale", "window", "softcap")},
+        out=out,
+        work=poisoned(work // 4) if work else None,
+        most_q=most_q,
+        invariant=invariant,
+    )
+    return out
