@@ -30,6 +30,8 @@ from ridgeline.planning.step import IDEAL, Rows, resource_seconds, step_work
 MOST_SEQUENCES, MOST_TOKENS, MOST_REPEATS = 1_024, 1 << 20, 1_000
 FIRST_ID: Final = 16
 """Ids below it are often control tokens."""
+WHOLE_STEPS: Final = 60_000
+"""Milliseconds of a step: prompts are computed as fast as they can be, for nobody waits for a next token meanwhile."""
 Progress = Callable[[str, float], None]
 
 
@@ -111,6 +113,7 @@ def offline(config: EngineConfig, load: Load, progress: Progress = lambda stage,
     load.check()
     length, most = load.prompt_tokens + load.output_tokens, max(load.batches)
     settings = replace(config, max_model_len=length, max_num_seqs=max(most, config.max_num_seqs), enable_prefix_caching=False)
+    settings = replace(settings, step_ms=WHOLE_STEPS)
     question = Question(device="this", context=length, users=most, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
     deployment = deployment_of(describe_model(config.model, cache_directory()), question)
     engine, _ = start_engine(settings, progress)

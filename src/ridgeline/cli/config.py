@@ -53,6 +53,7 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
     from ridgeline.config.env import cache_directory
     from ridgeline.config.resolve import resolve
     from ridgeline.config.runner import resolve_runner
+    from ridgeline.engine.compose import pace
     from ridgeline.facts.describe import describe_model
     from ridgeline.facts.machine import extension_missing, machine_facts
     from ridgeline.facts.read import read_model_facts
@@ -60,6 +61,7 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
     from ridgeline.planning.arguments import Question, deployment_of
     from ridgeline.planning.memory import kv_costs
     from ridgeline.planning.settings import Case, explain
+    from ridgeline.planning.step import step_seconds
 
     facts = read_model_facts(resolve_model(given.model, cache_directory()))
     machine = machine_facts()
@@ -69,7 +71,8 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
     resolved = replace(resolved, decisions=decided + resolved.decisions)
     asked = Question(device=device, kv_dtype=settled.kv_dtype, context=resolved.config.max_model_len, chunk=given.max_num_batched_tokens)
     deployment = deployment_of(describe_model(given.model, cache_directory()), asked)
-    return explain(given, resolved, Case(resolved.config, resolved.pages, costs, facts, deployment))
+    paced = pace(resolved.config, step_seconds(deployment, given.max_num_batched_tokens))
+    return explain(given, resolved, Case(resolved.config, resolved.pages, costs, facts, deployment, paced))
 
 
 def _show(rows: list[Any]) -> None:

@@ -25,6 +25,7 @@ def serve(
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and output [what model and cache hold].")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = DEFAULTS.max_num_batched_tokens,
+    step_ms: Annotated[int, typer.Option(help="Milliseconds of a step in which somebody waits for the next token.")] = DEFAULTS.step_ms,
     kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache [the need, up to 30 % of all].")] = None,
     block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.")] = DEFAULTS.block_size,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache of shared prefixes.")] = True,

@@ -12,7 +12,8 @@ class EngineConfig:
 
     model                  `demo`, or the path of a GGUF file (the first of a split file)
     max_model_len          None: the model's context, shrunk (with a message) to what the KV cache holds
-    max_num_batched_tokens  tokens in one step: what a long prompt may delay everyone else's next token by
+    max_num_batched_tokens  tokens in one step
+    step_ms                milliseconds that a step may take in which somebody waits for the next token: bounds the prompts' part of it
     kv_cache_memory_bytes  None: the lesser of the need and 30 % of the memory that this process may use
     depth                  steps in flight
     runner                 `native` (the extension), `numpy`, or `auto`: native where the extension is
@@ -28,6 +29,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    step_ms: int = 100
     kv_cache_memory_bytes: int | None = None
     block_size: int = 16
     enable_prefix_caching: bool = True

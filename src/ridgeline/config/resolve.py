@@ -12,6 +12,7 @@ MEMORY_SHARE = 0.30
 LIMITS = {
     "max_num_seqs": (1, 4_096),
     "max_num_batched_tokens": (1, 1 << 20),
+    "step_ms": (1, 60_000),
     "block_size": (1, 1_024),
     "depth": (1, 4),
 }

@@ -6,6 +6,8 @@ A request is a value: `(Admitted, output token ids)`. Everything else about it i
 from dataclasses import dataclass, field
 from typing import Final
 
+from ridgeline.core.pace import UNBOUNDED
+
 BAD_WORDS: Final = 64
 BAD_WORD_CHARACTERS: Final = 64
 """At most so many bad words of so many characters each: they become ids before a request is admitted."""
@@ -137,18 +139,6 @@ class Admitted:
             prompt_logprobs=None if choice else self.prompt_logprobs,
         )
 
-
-@dataclass(frozen=True, slots=True)
-class StepSeconds:
-    """How long a step takes: `fixed`, `row` for each row that computes one token and samples, `token` for each token of other rows."""
-
-    fixed: float
-    row: float
-    token: float
-
-
-UNBOUNDED: Final = 1 << 20
-"""As many tokens as a step may ever have."""
 
 LEAST_SHARE: Final = 8
 """Rows that catch up may always have this part of `mixed_tokens`: however many keep up, nobody's first token waits for ever."""

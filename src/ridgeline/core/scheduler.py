@@ -18,7 +18,8 @@ from ridgeline.core.draft import Draft
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
 from ridgeline.core.kv import Cache
 from ridgeline.core.lifecycle import Lifecycle, by_rank
-from ridgeline.core.params import UNBOUNDED, Limits
+from ridgeline.core.pace import UNBOUNDED
+from ridgeline.core.params import Limits
 from ridgeline.core.plan import FROM_ROW, KVShape, Plan, Result
 from ridgeline.core.policy import Policy
 from ridgeline.core.room import Room

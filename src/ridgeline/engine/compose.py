@@ -6,10 +6,12 @@ The one place where the two wings meet; used by the engine process and by the in
 import importlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision, check_bounds
+from ridgeline.core.pace import StepSeconds
 from ridgeline.core.params import Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
@@ -45,7 +47,22 @@ def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tupl
         max_model_len=info.max_model_len,
         prefix_caching=config.enable_prefix_caching,
     )
+    if info.seconds is not None:
+        limits = replace(limits, mixed_tokens=info.seconds.mixed_tokens(config.step_ms / 1e3), row_tokens=info.seconds.row_tokens)
+        decisions += (pace(config, info.seconds),)
     return Engine(Scheduler(limits, info.kv, policy), executor, MonotonicClock(), config.depth), decisions
+
+
+def pace(config: EngineConfig, seconds: StepSeconds) -> Decision:
+    """What a step may cost in which somebody waits for the next token, in tokens of prompts, and why."""
+    wanted = config.step_ms / 1e3
+    return Decision(
+        "mixed_tokens",
+        seconds.mixed_tokens(wanted),
+        "machine",
+        f"a step takes {seconds.fixed * 1e3:.1f} ms and {seconds.token * 1e3:.2f} ms a token of prompts, each row that gets its next token "
+        f"counts for {seconds.row_tokens:.1f}; while anybody waits for one it may take {seconds.aimed(wanted) * 1e3:.0f} ms",
+    )
 
 
 def start_executor(config: EngineConfig, progress: Progress) -> tuple[Executor, tuple[Decision, ...]]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from ridgeline.core.pace import StepSeconds
 from ridgeline.core.plan import KVShape, Plan, Result
 
 
@@ -13,6 +14,7 @@ class ExecutorInfo:
     vocab          ids that may be sampled or sent: every id anywhere is below it; padded rows of the logits are beyond
     max_model_len  positions that fit the model and the KV cache, whichever is less
     rows           sequences that can be resident at once
+    seconds        how long a step takes, as measured when it was warm; None where nobody knows
     """
 
     kv: KVShape
@@ -22,6 +24,7 @@ class ExecutorInfo:
     runner: str
     weights_bytes: int
     kv_bytes: int
+    seconds: StepSeconds | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.config.resolve import KVCosts, Resolved
+from ridgeline.config.resolve import Decision, KVCosts, Resolved
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.step import Rows, pass_seconds, step_work
@@ -29,13 +29,14 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What costs are computed from."""
+    """What costs are computed from. `pace`: how many tokens `step_ms` comes to, by the planner's estimate; an engine measures."""
 
     config: EngineConfig
     pages: int
     costs: KVCosts
     facts: ModelFacts
     deployment: Deployment
+    pace: Decision
 
     def step_seconds(self, rows: list[Rows]) -> float:
         """The planner's estimate of a step on the deployment's device."""
@@ -93,9 +94,13 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
         _rows,
     ),
     "max_num_batched_tokens": Meaning(
-        "the cost is a step full of a prompt: what a long prompt adds to everyone's next token",
+        "the cost is a step full of a prompt; less is computed while somebody waits for the next token",
         "vllm:inter_token_latency_seconds p99 far above p50: too many; vllm:time_to_first_token_seconds too high: too few",
         _step,
+    ),
+    "step_ms": Meaning(
+        "bounds what prompts add to everyone's next token",
+        "vllm:inter_token_latency_seconds p99 above it: too many sequences; vllm:time_to_first_token_seconds too high: too short",
     ),
     "kv_cache_memory_bytes": Meaning(
         "all pages together", "vllm:kv_cache_usage_perc > 0.9, or vllm:num_preemptions growing: too small", _cache
@@ -138,5 +143,7 @@ def explain(given: EngineConfig, resolved: Resolved, case: Case) -> list[Explain
         if field.name == "model":
             origin = "argument"
         reason = f"{decision.reason}; {meaning.reason}" if decision else meaning.reason
+        if field.name == "step_ms":
+            reason = f"{meaning.reason}: {case.pace.value} tokens, as {case.pace.reason}; an engine measures its own seconds at its start"
         found.append(Explained(field.name, value, origin, reason, meaning.metric, *meaning.cost(case)))
     return found

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
+from ridgeline.core.pace import StepSeconds
 from ridgeline.facts.shape import KV_BITS, ModelShape
 from ridgeline.planning.deployment import ACTIVATION_BYTES, Deployment, kv_share, weight_classes
 from ridgeline.planning.parallel import expert_parallel_seconds, experts_touched, pipeline_seconds, tensor_parallel_seconds
@@ -66,6 +67,9 @@ TYPICAL = Efficiency(compute=0.5, bandwidth=0.75)
 STATE_FLOPS = 6
 """Operations a token and element of a recurrent state: decay (1), update by an outer product (2), reading out (2), and the delta rule's
 correction (2) in half of the families. Dao & Gu 2024; Yang et al. 2024."""
+
+ROWS = 16
+"""Rows of the step that tells what a row costs."""
 
 EXPANDED_FROM = 64
 """Tokens of a row from which expanding MLA's latent into heads pays."""
@@ -172,3 +176,10 @@ def pass_seconds(deployment: Deployment, work: Work) -> float:
     """
     products, attention = part_seconds(deployment, work, TYPICAL)
     return max(products) + max(attention) + link_seconds(deployment, work.tokens)
+
+
+def step_seconds(deployment: Deployment, tokens: int) -> StepSeconds:
+    """What a step takes, as a line through three estimates: one row, `ROWS` rows, and `tokens` tokens of a prompt. Longer contexts take
+    longer; a step that waits for memory has tokens for nothing, which a line tells the better the more tokens it goes through."""
+    one, many, chunk = (pass_seconds(deployment, step_work(deployment, [rows])) for rows in (Rows(0, 1), Rows(0, 1, ROWS), Rows(0, tokens)))
+    return StepSeconds.fitted(one, many, ROWS, chunk, tokens)

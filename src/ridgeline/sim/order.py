@@ -110,10 +110,10 @@ class Pace:
     def schedule(self, now: float) -> Plan | None:
         """The scheduler's plan, after a look at who keeps up before it and who is in it."""
         running = self._scheduler.life.running
-        keeping = {s.row for s in running if s.reach - s.scheduled == 1 and s.reach < s.limit}
+        keeping = {s.number for s in running if s.reach - s.scheduled == 1 and s.reach < s.limit}
         plan = self._schedule(now)
         if plan is not None:
-            kept = [count for row, count in zip(plan.row, plan.count, strict=True) if row in keeping]
+            kept = keeping.intersection(self._scheduler.flights[-1].numbers)
             others = [count for count, samples in zip(plan.count, plan.sample, strict=True) if count > 1 or not samples]
             most = self._scheduler.limits.beside(len(kept))
             if kept and sum(others) > most:

@@ -8,7 +8,8 @@ from random import Random
 from typing import Any
 
 from ridgeline.core.commands import Abort, Admit, Command, Drain, SetKnob
-from ridgeline.core.params import UNBOUNDED, Admitted, Limits, SamplingParams
+from ridgeline.core.pace import UNBOUNDED
+from ridgeline.core.params import Admitted, Limits, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.executor import ExecutorInfo
