@@ -36,8 +36,9 @@ class Pages:
     def take(self, count: int) -> list[int]:
         """`count` ≥ 1 pages with one holder each: free ones, then those cached and unused for longest. The caller checks `available`."""
         while len(self.free) < count:
-            page = next(iter(self.cached))
-            self.withdraw(page)
+            page, _ = self.cached.popitem(last=False)
+            self.published[page] = 0
+            self.free.append(page)
             self._evicted(page)
         free, holders = self.free, self.holders
         pages = free[: -count - 1 : -1]

@@ -5,6 +5,7 @@ One columnar event a step (`Scheduled`, `Computed`); the rest per request. The c
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from ridgeline.core.plan import IntColumn, Timings
 
@@ -110,13 +111,13 @@ class Preempted:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Evicted:
+class Evicted(NamedTuple):
+    """One for every page, so made cheaply, as is `Published`."""
+
     page: int
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     page: int
     group: int
     key: bytes

@@ -117,12 +117,11 @@ class Cache:
         if not self.index.shares(sequence):
             self._offered(sequence, filled)
             return
-        keys = self.index.keys(sequence, filled)
+        keys, published = self.index.keys(sequence, filled), self.pages.published
         for block in range(sequence.published, filled):
             for group, page in self.index.publish(sequence, block):
-                self.pages.published[page] = 1
+                published[page] = 1
                 self._emit(Published(page, group, keys[block]))
-            self.index.settle(sequence, block)
         self._offered(sequence, filled)
 
     def _offered(self, sequence: Sequence, blocks: int) -> None:

@@ -17,11 +17,11 @@ class Block:
 
     __slots__ = ("identity", "ids", "key", "pages")
 
-    def __init__(self, key: bytes, ids: tuple[int, ...], identity: bytes, groups: int) -> None:
+    def __init__(self, key: bytes, ids: tuple[int, ...], identity: bytes, pages: list[int]) -> None:
         self.key = key
         self.ids = ids
         self.identity = identity
-        self.pages = [0] * groups
+        self.pages = pages
 
 
 class PrefixIndex:
@@ -107,24 +107,25 @@ class PrefixIndex:
         return max(0, position - window + 1) // self.shape.block_tokens if window else 0
 
     def publish(self, sequence: Sequence, block: int) -> list[tuple[int, int]]:
-        """Offers a computed, full block; the (group, page) that are taken: not where another page holds the block already."""
-        key = sequence.keys[block]
+        """Offers a computed, full block, so that who waited for it may look again; the (group, page) that are taken: not where another page
+        holds the block already."""
+        key, pages = sequence.keys[block], [table[block] for table in sequence.tables]
+        self.computing.pop(key, None)
         found = self.blocks.get(key)
         if found is None:
             size = self.shape.block_tokens
             ids = tuple(sequence.known[block * size : (block + 1) * size])
-            found = self.blocks[key] = Block(key, ids, self.identity(sequence), self._groups)
+            taken = [(g, page) for g, page in enumerate(pages) if page]
+            found = Block(key, ids, self.identity(sequence), pages)
+            if taken:
+                self.blocks[key] = found
         elif not self._same(found, sequence, block):
             return []
-        taken = []
-        for g, table in enumerate(sequence.tables):
-            page = table[block]
-            if page and not found.pages[g]:
-                found.pages[g] = page
-                self.holding[page] = found
-                taken.append((g, page))
-        if not taken and not any(found.pages):
-            del self.blocks[key]
+        else:
+            taken = [(g, page) for g, page in enumerate(pages) if page and not found.pages[g]]
+        for g, page in taken:
+            found.pages[g] = page
+            self.holding[page] = found
         return taken
 
     def forget(self, page: int) -> None:
@@ -147,7 +148,7 @@ class PrefixIndex:
                 del self.computing[key]
 
     def settle(self, sequence: Sequence, block: int) -> None:
-        """The block is computed: who waited for it may look again."""
+        """The block is there, computed by another: who waited for it may look again."""
         self.computing.pop(sequence.keys[block], None)
 
     def blocker(self, sequence: Sequence, block: int) -> Sequence | None:

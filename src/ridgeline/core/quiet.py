@@ -23,23 +23,26 @@ def quiet_steps(scheduler: Scheduler, most: int = 1 << 31) -> int:
         return 0
     if waiting and scheduler.room.victim(waiting[0]) is not None:
         return 0
-    if any(s.reach - s.scheduled != 1 or s.needs_commit for s in running):
+    left = [s.limit - s.reach for s in running if s.reach - s.scheduled == 1 and not s.needs_commit]
+    if len(left) < len(running):
         return 0
-    low, high = 0, min(most, max(0, min([s.limit - s.reach for s in running]) - 1))
+    low, high = 0, min(most, max(0, min(left) - 1))
     available = scheduler.cache.pages.available
+    middle = high
     while low < high:
-        middle = (low + high + 1) // 2
         if _pages(scheduler, running, middle) <= available:
             low = middle
         else:
             high = middle - 1
+        middle = (low + high + 1) // 2
     return low
 
 
 def _pages(scheduler: Scheduler, running: list[Sequence], steps: int) -> int:
     """Pages that `steps` further tokens of every running sequence take; what windows give back is not counted."""
     size, groups = scheduler.cache.shape.block_tokens, len(scheduler.cache.shape.groups)
-    return groups * sum(max(0, -(-(s.scheduled + steps - s.capacity) // size)) for s in running)
+    beyond = [-(-end // size) for s in running if (end := s.scheduled + steps - s.capacity) > 0]
+    return groups * sum(beyond)
 
 
 def advance(scheduler: Scheduler, steps: int, token: int) -> None:
@@ -50,10 +53,14 @@ def advance(scheduler: Scheduler, steps: int, token: int) -> None:
     cache, running, size = scheduler.cache, scheduler.life.running, scheduler.cache.shape.block_tokens
     starts = [sequence.scheduled for sequence in running]
     edges: list[tuple[int, bool, int]] = []
+    sampled = [token] * steps
     for index, sequence in enumerate(running):
-        sequence.known += [token] * steps
-        edges += [(ahead, False, index) for ahead in range(sequence.capacity - starts[index], steps, size)]
-        edges += [(ahead, True, index) for ahead in range(sequence.full_at - starts[index] - 1, steps, size)]
+        sequence.known += sampled
+        end = starts[index] + steps
+        if sequence.capacity < end:
+            edges += [(ahead, False, index) for ahead in range(sequence.capacity - starts[index], steps, size)]
+        if sequence.full_at <= end:
+            edges += [(ahead, True, index) for ahead in range(sequence.full_at - starts[index] - 1, steps, size)]
     for ahead, commits, index in sorted(edges):
         sequence = running[index]
         sequence.scheduled = starts[index] + ahead

@@ -86,7 +86,12 @@ class Roofline:
     def seconds(self, plan: Plan) -> float:
         if len(plan.tokens) == len(plan.row) == plan.sample.count(1):
             return self.decode(plan.start, 0)
-        rows = [Rows(start, count, 1.0, samples) for start, count, samples in zip(plan.start, plan.count, plan.sample, strict=True)]
+        columns = zip(plan.start, plan.count, plan.sample, strict=True)
+        rows = [Rows(start, count, 1.0, samples) for start, count, samples in columns if self._windows or count > 1 or not samples]
+        if len(rows) < len(plan.row):  # of the others the positions' sum says all, so that two kinds of rows stand for them
+            others = len(plan.row) - len(rows)
+            near, farther = divmod(sum(plan.start) - sum([row.start for row in rows]), others)
+            rows += [Rows(near, 1, others - farther), Rows(near + 1, 1, farther)]
         return self._host + pass_seconds(self._deployment, step_work(self._deployment, rows))
 
     def decode(self, positions: Sequence[int], ahead: int) -> float:

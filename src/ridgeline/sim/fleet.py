@@ -5,6 +5,7 @@ Owns the replicas. A replica is turned when its turn comes; what the router know
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from math import inf
 from random import Random
@@ -21,7 +22,7 @@ from ridgeline.sim.replica import VOCABULARY, Done, Replica, Setting
 from ridgeline.sim.traffic import Arrival
 
 IDS: Final = 1 << 30
-"""Token ids of prompts lie below this; those of shared prefixes in the lower half."""
+"""Token ids of shared prefixes lie below this, those that are a request's own begin here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +240,18 @@ class Fleet:
         self._agenda.at(time + scaling.period, self._scale)
 
 
+@lru_cache(maxsize=4096)
+def _asked(output: int) -> SamplingParams:
+    return SamplingParams(max_tokens=output)
+
+
 def as_request(arrival: Arrival, number: int, limits: ModelLimits) -> Admitted:
-    """The request with made-up ids: those of a shared prefix are a function of its name, the others of the request's number.
+    """The request with made-up ids: those of a shared prefix are a function of its name. Of the others the first is the request's own,
+    which makes a block of its own of every one from there on.
 
     Raises RequestError where it is longer than the server takes.
     """
-    shared = range(arrival.prefix * 8191, arrival.prefix * 8191 + arrival.shared)
-    start = IDS + number * 2_654_435_761 % IDS
-    own = range(start, start + arrival.prompt - arrival.shared)
-    ids = (*(each % IDS for each in shared), *own) if arrival.shared else tuple(own)
-    asked = SamplingParams(max_tokens=arrival.output)
-    return admit(ids, asked, limits, request_id=str(number), draw_seed=lambda: 0, priority=arrival.level)
+    shared = tuple([each % IDS for each in range(arrival.prefix * 8191, arrival.prefix * 8191 + arrival.shared)])
+    own = arrival.prompt - arrival.shared
+    ids = (*shared, IDS + number % IDS, *(0,) * (own - 1)) if own else shared
+    return admit(ids, _asked(arrival.output), limits, request_id=str(number), draw_seed=lambda: 0, priority=arrival.level)

@@ -5,7 +5,7 @@ needs to see them: they are taken when they are over, or when a command comes, a
 """
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -193,7 +193,8 @@ class Replica:
         self.measure()
 
     def _take(self, turn: Turn) -> list[Done]:
-        self._tokens([self.open[output.request_id] for output in turn.outputs if output.request_id in self.open], turn.time)
+        known = self.open
+        self._tokens([known[output.request_id] for output in turn.outputs if output.request_id in known], turn.time)
         done: list[Done] = []
         for event in turn.events:
             kind = type(event)
@@ -209,13 +210,13 @@ class Replica:
 
     def _tokens(self, receiving: Sequence[Open], now: float) -> None:
         """Each gets a token. Most got their last one at the same moment: gaps are counted by it."""
-        since: dict[float, int] = {}
+        since = Counter([known.last for known in receiving])
+        if since.pop(-1.0, 0):
+            for known in receiving:
+                if known.first < 0:
+                    known.first = now
         for known in receiving:
-            since[known.last] = since.get(known.last, 0) + 1
-            if known.first < 0:
-                known.first = now
             known.last = now
-        since.pop(-1.0, None)
         for last, count in since.items():
             self._tally.gap(now - last, count)
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from ridgeline.core.pace import UNBOUNDED
 from ridgeline.core.params import Limits
-from ridgeline.core.plan import KVShape
+from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.core.policy import POLICIES
 from ridgeline.errors import ConfigError
 from ridgeline.planning.deployment import Deployment, kv_pages
@@ -14,6 +15,7 @@ from ridgeline.planning.objectives import Objective
 from ridgeline.sim.durations import Durations, Roofline
 from ridgeline.sim.fleet import Failures, FleetSetting, Scaling
 from ridgeline.sim.measures import Figures
+from ridgeline.sim.pace import step_seconds
 from ridgeline.sim.replica import Setting
 from ridgeline.sim.sample import Sample, sample_cycle
 from ridgeline.sim.service import Handover, Service, Transferred
@@ -29,6 +31,7 @@ class Knobs:
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    step_ms: int = 80
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
     max_waiting: int = 1 << 20
@@ -99,10 +102,27 @@ class Scenario:
             depth=knobs.depth,
             max_model_len=deployment.context,
             max_waiting=knobs.max_waiting,
-            prefix_caching=knobs.enable_prefix_caching,
+            prefix_caching=knobs.enable_prefix_caching and self._may_share(groups, pages),
         )
         shape = KVShape(groups, deployment.block_tokens, pages, b"simulated")
-        return Setting(limits, shape, self.durations or Roofline(deployment, HOST_SECONDS), knobs.scheduling_policy)
+        durations = self.durations or Roofline(deployment, HOST_SECONDS)
+        seconds = step_seconds(durations, knobs.max_num_batched_tokens)
+        limits = replace(limits, mixed_tokens=seconds.mixed_tokens(knobs.step_ms / 1e3), row_tokens=seconds.row_tokens)
+        return Setting(limits, shape, durations, knobs.scheduling_policy)
+
+    def _may_share(self, groups: tuple[KVGroup, ...], pages: int) -> bool:
+        """Whether a block can ever be taken over: by a request that begins like another, or by one that resumes after a preemption.
+
+        Where none can, the prefix cache is left out: looked up and filled for nothing, it is half of a simulation's cost.
+        """
+        load, knobs, size = self.load, self.knobs, self.deployment.block_tokens
+        if isinstance(load, tuple):
+            alike = any(arrival.shared for arrival in load)
+            longest = max((arrival.prompt + arrival.output for arrival in load), default=0)
+        else:
+            alike, longest = load.prefixes > 0 and load.shared > 0, load.longest
+        held = knobs.max_num_seqs * sequence_pages(groups, size, longest, knobs.max_num_batched_tokens)
+        return alike or knobs.scheduling_policy == "priority" or held > pages
 
     def _handover(self, setting: Setting) -> Handover | None:
         """A decode pool of the same servers, and KV that travels over the device's link, one prompt after it is computed."""
@@ -110,8 +130,9 @@ class Scenario:
             return None
         deployment = self.deployment
         token = block_bytes(deployment.shape.kv_layers, 1, deployment.shape.kv_elements, deployment.kv_bits)
+        most = max(setting.limits.token_budget, deployment.context + setting.limits.rows)
         # A prompt is taken at once: it was computed elsewhere, so that no budget of tokens bounds it.
-        limits = replace(setting.limits, token_budget=max(setting.limits.token_budget, deployment.context + setting.limits.rows))
+        limits = replace(setting.limits, token_budget=most, mixed_tokens=UNBOUNDED)
         pool = replace(setting, limits=limits, durations=Transferred(setting.durations))
         link = deployment.device.link_bytes_per_second
         fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.shape.state_bytes, link)

@@ -101,6 +101,11 @@ class Traffic:
     shared: int = 0
     background: float = 0.0
 
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and output that no request exceeds."""
+        return min(self.most, self.prompt.most + self.output.most)
+
     def arrivals(self, seed: int, count: int) -> Iterator[Arrival]:
         """The first `count` requests, in order of time."""
         return islice(self._asked(seed, 0.0), count)
@@ -127,6 +132,11 @@ class ClosedLoop:
     prefixes: int = 0
     shared: int = 0
     background: float = 0.0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and output that no request exceeds."""
+        return min(self.most, self.prompt.most + self.output.most)
 
     def requests(self, seed: int, user: int) -> Iterator[Arrival]:
         """What one user asks, one after the other; `time` is the pause before it."""
