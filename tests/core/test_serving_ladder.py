@@ -44,8 +44,11 @@ def test_rows_are_full_where_they_are_refilled(ladder: dict[str, Figures]) -> No
 def test_pieces_of_prompts_keep_streams_even() -> None:
     """Chunked prefill: what bounds a step bounds the gap that everybody sees."""
     load = {"prompt": "3000", "output": "100", "rate": "3", "requests": "60"}
-    whole, pieces = served(**load, max_num_batched_tokens="8192"), served(**load, max_num_batched_tokens="512")
+    whole = served(**load, max_num_batched_tokens="8192", step_ms="60000")
+    pieces = served(**load, max_num_batched_tokens="512", step_ms="60000")
+    timed = served(**load, max_num_batched_tokens="8192", step_ms="100")
     assert pieces.itl.p99 < 0.4 * whole.itl.p99
+    assert timed.itl.p99 < 0.11 and timed.itl.p99 < 0.5 * whole.itl.p99
 
 
 def test_a_reservation_of_the_longest_wastes_most() -> None:

@@ -29,7 +29,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
-    step_ms: int = 100
+    step_ms: int = 80
     kv_cache_memory_bytes: int | None = None
     block_size: int = 16
     enable_prefix_caching: bool = True
