@@ -1,19 +1,26 @@
 """Triton's interpreter, made to round as a GPU does.
 
 As shipped (triton 3.6) it multiplies bf16 operands as the integers that hold their bits, truncates fp32 to bf16, rounds ties to fp8
-upwards, loses carries and NaN there, and draws a DeprecationWarning from numpy wherever a kernel's value bounds a loop.
+upwards, loses carries and NaN there, draws a DeprecationWarning from numpy wherever a kernel's value bounds a loop, and spends most of
+its time on replacing `triton.language` anew at every call of one function by another.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
 _FP8 = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 _LARGEST = {tl.float8e4nv: 448.0, tl.float8e5: 57344.0}
 _CAST = InterpreterBuilder.cast_impl
 _PATCH_TENSOR = interpreter._patch_lang_tensor
+_PATCH_LANGUAGE = interpreter._patch_lang
+_replaced: set[str] = set()
+"""Modules of the language that the launch in progress has replaced."""
 
 
 def install() -> None:
@@ -22,6 +29,8 @@ def install() -> None:
     InterpreterBuilder.cast_impl = _cast
     InterpreterBuilder.create_fp_to_fp = lambda self, source, target, rounding: _cast(self, source, target)
     interpreter._patch_lang_tensor = _patch_tensor
+    interpreter._patch_lang = _patch_language
+    interpreter.interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)  # as on a GPU: each addition costs one
 
 
 def _widened(handle: TensorHandle) -> np.ndarray:
@@ -56,3 +65,23 @@ def _cast(self: InterpreterBuilder, source: TensorHandle, target: tl.dtype) -> T
 def _patch_tensor(tensor: type, scope: interpreter._LangPatchScope) -> None:
     _PATCH_TENSOR(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+class _Launch:
+    """What a launch replaced, until it ends."""
+
+    def __init__(self, scope: interpreter._LangPatchScope) -> None:
+        self._scope = scope
+
+    def restore(self) -> None:
+        self._scope.restore()
+        _replaced.clear()
+
+
+def _patch_language(function: Callable[..., Any]) -> Any:
+    """As shipped, but once a launch and module instead of once a call."""
+    wanted = {module.__name__ for module in function.__globals__.values() if module is tl or module is tl.core}
+    if wanted <= _replaced:
+        return interpreter._LangPatchScope()
+    _replaced.update(wanted)
+    return _Launch(_PATCH_LANGUAGE(function))

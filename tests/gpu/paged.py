@@ -8,7 +8,6 @@ from tensors import DEVICE, on_device, poisoned
 
 from ridgeline.compute.cuda.cache import DeviceKVCache, allocate_device_kv
 from ridgeline.compute.cuda.triton import attention
-from ridgeline.compute.cuda.triton.rope import kv_write
 from ridgeline.core.plan import KVGroup, KVShape
 
 OPERANDS = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16, "int8": torch.bfloat16}
@@ -32,9 +31,15 @@ def stored(keys: np.ndarray, values: np.ndarray, block_tokens: int, kind: str) -
     """fp32 [slots, KV heads, D] in a cache; slots whose keys are NaN stay poisoned."""
     slots, kv_heads, head_dim = keys.shape
     cache = empty_cache(kind, slots // block_tokens - 1, block_tokens, kv_heads, head_dim)
-    mine = np.flatnonzero(np.isfinite(keys).all(axis=(1, 2)))
-    rows = [on_device(x[mine].reshape(len(mine), -1)) for x in (keys, values)]
-    kv_write(*rows, on_device(mine.astype(np.int64)), cache.layer(0))
+    mine, layer = torch.from_numpy(np.isfinite(keys).all(axis=(1, 2))).to(DEVICE), cache.layer(0)
+    page, offset = (part[mine] for part in (torch.arange(slots) // block_tokens, torch.arange(slots) % block_tokens))
+    for records, scales, numbers in ((layer.keys, layer.key_scales, keys), (layer.values, layer.value_scales, values)):
+        found = on_device(numbers)[mine]
+        if scales is not None:
+            largest = found.abs().amax(dim=2) / 127
+            scales[page, offset] = largest
+            found = (found / largest[..., None]).round()
+        records[page, offset] = found.to(records.dtype)
     return cache
 
 

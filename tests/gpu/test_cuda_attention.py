@@ -8,10 +8,8 @@ import torch
 from paged import OPERANDS, attend, stored
 from tensors import error, numbers, on_device
 
-from ridgeline.compute.cuda.triton import attention as ours
 from ridgeline.compute.ops.attention import attention as definition
-from ridgeline.compute.ops.attention import paged_sample
-from ridgeline.compute.ops.definition import Sample, floats
+from ridgeline.compute.ops.definition import Sample
 
 TOLERANCE = {"f32": 1e-5, "bf16": 1e-2, "fp16": 2e-3, "fp8": 1e-2, "int8": 1e-2}
 

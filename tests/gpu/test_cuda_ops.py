@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensors import DEVICE, error, numbers, on_device, poisoned, within
+from tensors import error, numbers, on_device, poisoned, within
 
-from ridgeline.compute.cuda.triton import copy, elements, norm, rope
-from ridgeline.compute.ops.definition import Sample, floats
+from ridgeline.compute.cuda.triton import elements, norm, rope
+from ridgeline.compute.ops.definition import Sample
 from ridgeline.compute.ops.table import OPS
-from ridgeline.facts.model import Rope
 
 Launcher = Callable[[dict[str, Any], torch.Tensor], None]
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
