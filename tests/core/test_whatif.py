@@ -14,6 +14,7 @@ from ridgeline.cli.sim_tables import Runs
 from ridgeline.errors import ConfigError
 from ridgeline.sim.experiment import Knee, interval, knee_of, least_replicas
 from ridgeline.sim.levers import Tried, binding, candidates, ranked
+from ridgeline.sim.scenario import Scenario
 from ridgeline.sim.traces import read_trace
 
 CASES = {
@@ -205,3 +206,26 @@ def test_sim_starts_without_arrays_and_finds_the_knee() -> None:
     assert found["runs"][0]["requests"]["mean"] == 40
     assert time.monotonic() - began < 5
     assert json.loads(run("sim", "llama-3-8b", "--requests", "60", "--knee", "--json"))["knee_rate"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "shares"),
+    [
+        ({}, False),
+        ({"arrivals": "closed", "users": "30"}, False),
+        ({"max_num_seqs": "32", "output": "uniform:150", "kv_pages": "1600", "decode_replicas": "1"}, False),
+        ({"prefixes": "9"}, False),
+        ({"prefixes": "9", "shared": "200"}, True),
+        ({"max_num_seqs": "32", "context": "1024", "kv_pages": "700"}, True),
+        ({"max_num_seqs": "8", "scheduling_policy": "priority", "background": "0.5"}, True),
+    ],
+)
+def test_the_prefix_cache_is_left_out_only_where_it_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], shares: bool
+) -> None:
+    asked = {"rate": "40", "prompt": "300", "output": "150", "requests": "150"} | settings
+    scenario = scenario_of("llama-3-8b", asked, None)
+    assert scenario.setting().limits.prefix_caching is shares
+    found = scenario.run(1)
+    monkeypatch.setattr(Scenario, "_may_share", lambda *_: not shares)
+    assert (scenario.run(1) == found) is not shares
