@@ -11,6 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Final
 
+from ridgeline.bench.hogs import hogs
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
@@ -27,7 +28,7 @@ from ridgeline.planning.arguments import Question, deployment_of
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.step import IDEAL, Rows, resource_seconds, step_work
 
-MOST_SEQUENCES, MOST_TOKENS, MOST_REPEATS = 1_024, 1 << 20, 1_000
+MOST_SEQUENCES, MOST_TOKENS, MOST_REPEATS, MOST_HOGS = 1_024, 1 << 20, 1_000, 1_024
 FIRST_ID: Final = 16
 """Ids below it are often control tokens."""
 WHOLE_STEPS: Final = 60_000
@@ -37,12 +38,16 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is run: every batch size in turn, `repeats` times, with prompts of `prompt_tokens` and answers of `output_tokens`."""
+    """What is run: every batch size in turn, `repeats` times, with prompts of `prompt_tokens` and answers of `output_tokens`.
+
+    hogs  each repeat is run again beside so many foreign processes that take a processor each
+    """
 
     batches: tuple[int, ...] = (1, 4, 16)
     prompt_tokens: int = 128
     output_tokens: int = 64
     repeats: int = 3
+    hogs: int = 0
 
     def check(self) -> None:
         """Raises ConfigError for what cannot be run."""
@@ -51,6 +56,7 @@ class Load:
             ("--prompt-tokens", self.prompt_tokens, 1, MOST_TOKENS),
             ("--output-tokens", self.output_tokens, 2, MOST_TOKENS),
             ("--repeats", self.repeats, 1, MOST_REPEATS),
+            ("--hogs", self.hogs, 0, MOST_HOGS),
         ):
             if not least <= value <= most:
                 raise ConfigError(f"{name} is {value}; {least} to {most} are possible", fix={name: None})
@@ -71,6 +77,7 @@ class BatchFigures:
 
     prefill_*   all prompts, until the last of them has its first token       decode_*  steps in which every sequence gets a token
     *_bound     the same at this machine's ceilings                           whole     output tokens a second from first to last
+    hogged_tokens_per_second  the latter beside foreign processes, None without any
     run, copy, queue, rest  seconds of a decoding step: computing, inputs and outputs, waiting in the executor, everything else
     """
 
@@ -80,6 +87,7 @@ class BatchFigures:
     decode_tokens_per_second: float
     decode_bound: float
     whole_tokens_per_second: float
+    hogged_tokens_per_second: float | None
     step_seconds: float
     slowest_step_seconds: float
     run: float
@@ -121,11 +129,14 @@ def offline(config: EngineConfig, load: Load, progress: Progress = lambda stage,
     try:
         _run(engine, replace(load, output_tokens=2), 1, draws)
         for number, batch in enumerate(load.batches):
-            runs = []
+            runs, hogged = [], []
             for repeat in range(load.repeats):
                 runs.append(_run(engine, load, batch, draws))
+                if load.hogs:
+                    with hogs(load.hogs):
+                        hogged.append(_run(engine, load, batch, draws))
                 progress("measuring", (number + (repeat + 1) / load.repeats) / len(load.batches))
-            figures.append(_figures(runs, batch, load, deployment))
+            figures.append(_figures(runs, hogged, batch, load, deployment))
         info, device = engine.executor.info, deployment.device
     finally:
         engine.executor.close()
@@ -152,7 +163,9 @@ def _run(engine: Engine, load: Load, batch: int, draws: random.Random) -> list[S
         turn = engine.turn()
 
 
-def _figures(runs: Sequence[list[Step]], batch: int, load: Load, deployment: Deployment) -> BatchFigures:
+def _figures(
+    runs: Sequence[list[Step]], hogged: Sequence[list[Step]], batch: int, load: Load, deployment: Deployment
+) -> BatchFigures:
     prefill, whole, decoding = [], [], []
     for steps in runs:
         done, started = 0, None
@@ -174,6 +187,7 @@ def _figures(runs: Sequence[list[Step]], batch: int, load: Load, deployment: Dep
         decode_tokens_per_second=batch / seconds,
         decode_bound=batch / _bound(deployment, Rows(middle, 1, batch)),
         whole_tokens_per_second=batch * load.output_tokens / median(whole),
+        hogged_tokens_per_second=batch * load.output_tokens / median(steps[-1].ended for steps in hogged) if hogged else None,
         step_seconds=seconds,
         slowest_step_seconds=max(each for each, _ in decoding),
         run=run,

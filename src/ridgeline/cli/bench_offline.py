@@ -18,6 +18,7 @@ def offline(
     kv_dtype: Annotated[str, typer.Option(help="KV cache: auto, bf16, f32 or int8.")] = "auto",
     depth: Annotated[int, typer.Option(help="Steps in flight.")] = 1,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 512,
+    hogs: Annotated[int, typer.Option(help="Run everything again beside so many foreign processes that take a processor each.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: tokens, bytes, seconds.")] = False,
 ) -> None:
     """Run batches through the engine in this process: prompt and output tokens a second, and where a step's time goes."""
@@ -25,7 +26,7 @@ def offline(
     from ridgeline.cli.serve import Loading
     from ridgeline.config.groups import EngineConfig
 
-    load = Load(numbers("--batch", batch), prompt_tokens, output_tokens, repeats)
+    load = Load(numbers("--batch", batch), prompt_tokens, output_tokens, repeats, hogs)
     config = EngineConfig(
         model, runner=runner, threads=threads, kv_dtype=kv_dtype, depth=depth, max_num_batched_tokens=max_num_batched_tokens
     )
@@ -44,6 +45,11 @@ def offline(
         for each in report.figures
     ]  # fmt: skip
     show_table(f"{report.model}, {report.runner}: prompts of {load.prompt_tokens}, answers of {load.output_tokens} tokens", heads, rows)
+    for each in report.figures:
+        if each.hogged_tokens_per_second is not None:
+            free, beside = each.whole_tokens_per_second, each.hogged_tokens_per_second
+            others = f"{hogs} foreign process{'es' * (hogs > 1)}"
+            print(f"batch {each.batch}, whole answers: {free:,.1f} tok/s, beside {others} {beside:,.1f}: {free / beside:.2f} x slower")
     peaks = [f"{kind} {rate / 1e9:,.0f} GFLOP/s" for kind, rate in report.flops_per_second.items()]
     print(f"bounds: memory {report.bytes_per_second / 1e9:.1f} GB/s, {', '.join(peaks)}")
     print(report.noise.words())
