@@ -181,23 +181,23 @@ def rotate_write_kernel(
     at = tl.arange(0, BLOCK)[None, :]
     q_programs = tl.cdiv(q_heads, Q_HEADS)
     if tl.program_id(1) < q_programs:
-        first = tl.program_id(1) * Q_HEADS
-        made = turned_heads(q + row * q_stride, q_weight, table, q_heads, eps, HEAD, HALF, BLOCK, Q_HEADS, first, NORM_Q)
-        head = first + tl.arange(0, Q_HEADS)[:, None]
-        place = q_out + row * out_stride + head * HEAD + at
-        tl.store(place, made.to(q_out.dtype.element_ty), mask=(head < q_heads) & (at < HEAD))
+        q_first = tl.program_id(1) * Q_HEADS
+        turned = turned_heads(q + row * q_stride, q_weight, table, q_heads, eps, HEAD, HALF, BLOCK, Q_HEADS, q_first, NORM_Q)
+        q_head = q_first + tl.arange(0, Q_HEADS)[:, None]
+        q_place = q_out + row * out_stride + q_head * HEAD + at
+        tl.store(q_place, turned.to(q_out.dtype.element_ty), mask=(q_head < q_heads) & (at < HEAD))
     else:
         first = (tl.program_id(1) - q_programs) * KV_HEADS
-        made = turned_heads(k + row * k_stride, k_weight, table, kv_heads, eps, HEAD, HALF, BLOCK, KV_HEADS, first, NORM_K)
+        key = turned_heads(k + row * k_stride, k_weight, table, kv_heads, eps, HEAD, HALF, BLOCK, KV_HEADS, first, NORM_K)
+        value = turned_heads(v + row * v_stride, v, table, kv_heads, eps, HEAD, 0, BLOCK, KV_HEADS, first, False)
         head = first + tl.arange(0, KV_HEADS)
         plain, mask = head < kv_heads, (head < kv_heads)[:, None] & (at < HEAD)
         slot = tl.load(slots + row)
         page, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
         place = page * page_stride + (offset * kv_heads + head)[:, None] * HEAD + at
         scale_place = page * scale_stride + offset * kv_heads + head
-        write_heads(made, keys + place, key_scales + scale_place, mask, plain, KIND, NATIVE)
-        whole = turned_heads(v + row * v_stride, v, table, kv_heads, eps, HEAD, 0, BLOCK, KV_HEADS, first, False)
-        write_heads(whole, values + place, value_scales + scale_place, mask, plain, KIND, NATIVE)
+        write_heads(key, keys + place, key_scales + scale_place, mask, plain, KIND, NATIVE)
+        write_heads(value, values + place, value_scales + scale_place, mask, plain, KIND, NATIVE)
 
 
 def rotate_write(

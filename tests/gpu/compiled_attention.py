@@ -1,0 +1,60 @@
+"""Attention as it is launched for real models: the tiles of both tables, every type of cache, prefill, decode, verification."""
+
+from functools import partial
+
+import torch
+from compile_only import Case
+
+from ridgeline.compute.cuda.cache import allocate_device_kv
+from ridgeline.compute.cuda.triton.attention import attention, work_bytes
+from ridgeline.core.plan import KVGroup, KVShape
+
+CPU = torch.device("cpu")
+
+
+def launch(
+    rows: int,
+    most_q: int,
+    most_kv: int,
+    *,
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    kind: str = "bf16",
+    dtype: torch.dtype = torch.bfloat16,
+    window: int = 0,
+    softcap: float = 0.0,
+    invariant: bool = False,
+) -> None:
+    """One step of `rows` rows of `most_q` tokens each."""
+    tokens = rows * most_q
+    layer = allocate_device_kv(KVShape((KVGroup("full", (0,), 0),), 16, 3, b""), kv_heads, head_dim, kind, CPU).layer(0)
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "most_q": most_q, "invariant": invariant}
+    work = work_bytes(tokens, rows, most_kv=most_kv, device=CPU, fp32=dtype == torch.float32, **sizes)
+    integers = (torch.empty(shape, dtype=torch.int32) for shape in ((rows, most_kv // 16), (rows + 1,), (rows,), (tokens,)))
+    q, out = (torch.empty(tokens, heads * head_dim, dtype=dtype) for _ in range(2))
+    how = {"head_dim": head_dim, "scale": 0.1, "window": window, "softcap": softcap, "most_q": most_q, "invariant": invariant}
+    attention(q, layer, *integers, out=out, work=torch.empty(work, dtype=torch.uint8), **how)
+
+
+DECODE = {"attention_kernel": {80: ("mma.sync", "cp.async.cg"), 90: ("mma.sync", "cp.async.cg")}}
+PREFILL = {"attention_kernel": {80: ("mma.sync", "cp.async.cg"), 90: ("wgmma.mma_async", "cp.async.cg")}}
+FP8 = {"attention_kernel": {90: ("cvt.rn.f16x2.e4m3x2",)}}
+
+CASES = [
+    Case("decode, 256 rows", partial(launch, 256, 1, 1024), DECODE),
+    Case("decode, one row of 32k in splits", partial(launch, 1, 1, 32768), DECODE),
+    Case("decode, fp8", partial(launch, 256, 1, 1024, kind="fp8"), FP8),
+    Case("decode, int8 in splits", partial(launch, 4, 1, 4096, kind="int8")),
+    Case("decode, window, softcap, 256 dimensions", partial(launch, 64, 1, 8192, heads=16, head_dim=256, window=4096, softcap=50.0), DECODE),
+    Case("decode, fp16, 80 dimensions", partial(launch, 64, 1, 512, kind="fp16", dtype=torch.float16, head_dim=80)),
+    Case("verification of 4", partial(launch, 32, 4, 2048), DECODE),
+    Case("prefill", partial(launch, 2, 1024, 2048), PREFILL),
+    Case("prefill, fp8", partial(launch, 2, 1024, 2048, kind="fp8"), FP8),
+    Case("prefill, 64 dimensions, int8", partial(launch, 2, 1024, 2048, head_dim=64, kind="int8")),
+    Case("prefill, window, softcap, 256 dimensions", partial(launch, 2, 512, 8192, heads=16, head_dim=256, window=4096, softcap=50.0), PREFILL),
+    Case("mixed, invariant", partial(launch, 8, 64, 2048, invariant=True), DECODE),
+    Case("mixed, few tokens a row", partial(launch, 64, 20, 2048), PREFILL),
+    Case("fp32", partial(launch, 2, 64, 512, heads=4, kv_heads=2, head_dim=64, kind="f32", dtype=torch.float32)),
+    Case("fp32, 256 dimensions", partial(launch, 2, 64, 512, heads=4, kv_heads=1, head_dim=256, kind="f32", dtype=torch.float32)),
+]

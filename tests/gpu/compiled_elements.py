@@ -1,0 +1,89 @@
+"""Norms, elements, rotations, KV writes and copies as they are launched for real models."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from compile_only import Case
+
+from ridgeline.compute.cuda.cache import allocate_device_kv
+from ridgeline.compute.cuda.triton import copy, elements, norm, rope
+from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.facts.model import Rope
+
+CPU, FP8, F32 = torch.device("cpu"), torch.float8_e4m3fn, torch.float32
+
+
+def rows(width: int, dtype: torch.dtype = torch.bfloat16, count: int = 16) -> torch.Tensor:
+    """Rows of activations, of no particular numbers."""
+    return torch.empty(count, width, dtype=dtype)
+
+
+def vector(width: int, dtype: torch.dtype = F32) -> torch.Tensor:
+    """A norm's weight, a bias, scales of rows."""
+    return torch.empty(width, dtype=dtype)
+
+
+def write(kind: str, head_dim: int, *, norms: bool) -> None:
+    """RoPE, norms of heads and the KV write of 32 heads over 8."""
+    cache = allocate_device_kv(KVShape((KVGroup("full", (0,), 0),), 16, 3, b""), 8, head_dim, kind, CPU)
+    q, kv, slots = rows(32 * head_dim), (rows(8 * head_dim), rows(8 * head_dim)), torch.empty(16, dtype=torch.int64)
+    weights = (vector(head_dim), vector(head_dim)) if norms else (None, None)
+    rope.rotate_write(q, *kv, rows(head_dim, F32), slots, cache.layer(0), head_dim, rows(32 * head_dim), *weights, 1e-6)
+    rope.kv_write(*kv, slots, cache.layer(0))
+
+
+def rotation() -> None:
+    """Cosines and sines of a step."""
+    turns = rope.turns(Rope(500_000.0, 128), CPU)
+    rope.rotation(torch.empty(1, 16, dtype=torch.int32), turns, 1.0, rows(128, F32))
+
+
+def copies() -> None:
+    """A few pages of a pool."""
+    copy.copy_blocks(torch.empty(4, 2, 9, 32768, dtype=torch.uint8), torch.empty(2, 2, dtype=torch.int64))
+
+
+def every_norm(width: int) -> None:
+    """All norms of a residual stream."""
+    x, y, total, out, weight = rows(width), rows(width), rows(width), rows(width), vector(width)
+    norm.rms_norm(x, weight, 1e-6, out)
+    norm.add_rms_norm(x, y, weight, 1e-6, total, out)
+    norm.rms_norm_fp8(x, weight, 1e-6, rows(width, FP8), vector(16))
+    norm.add_rms_norm_fp8(x, y, weight, 1e-6, total, rows(width, FP8), vector(16))
+    norm.layer_norm(x, weight, vector(width), 1e-6, out)
+
+
+def every_element(width: int) -> None:
+    """All ops on numbers and rows."""
+    x, y, out, ids = rows(width), rows(width), rows(width), torch.empty(16, dtype=torch.int32)
+    calls: list[Callable[[], None]] = [
+        partial(elements.add, x, y, out),
+        partial(elements.add_bias, x, vector(width), out),
+        partial(elements.scale, x, 2.0, out),
+        partial(elements.softcap, x, 30.0, out),
+        partial(elements.activate, x, "silu", out),
+        partial(elements.glu, x, y, "gelu_tanh", out),
+        partial(elements.glu, x, y, "silu", out),
+        partial(elements.embed, ids, rows(width, count=99), out),
+        partial(elements.select, x, ids, out),
+        partial(elements.copy, x, rows(width, F32)),
+    ]
+    for call in calls:
+        call()
+
+
+CASES = [
+    Case("norms", partial(every_norm, 4096)),
+    Case("norms of wide rows", partial(every_norm, 16384)),
+    Case("norms of heads", lambda: norm.rms_norm(rows(4096), vector(128), 1e-6, rows(4096))),
+    Case("elements", partial(every_element, 4096)),
+    Case("glu into fp8", lambda: elements.glu_fp8(rows(14336), rows(14336), "silu", rows(14336, FP8), vector(16))),
+    Case("wide glu into fp8", lambda: elements.glu_fp8(rows(28672), rows(28672), "gelu_tanh", rows(28672, FP8), vector(16))),
+    Case("rotation", rotation),
+    Case("rotate", lambda: rope.rotate(rows(4096), rows(128, F32), 128, rows(4096))),
+    Case("write bf16, norms of heads", partial(write, "bf16", 128, norms=True)),
+    Case("write fp8", partial(write, "fp8", 128, norms=False)),
+    Case("write int8", partial(write, "int8", 64, norms=False)),
+    Case("copies", copies),
+]

@@ -1,0 +1,52 @@
+"""Every kernel compiles for an A100 and an H200 as it is launched there: shared memory, spills, instructions. Nothing is run."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compile_only import SHARED, Compiled
+
+HERE = Path(__file__).parent
+KERNELS = HERE.parents[1] / "src/ridgeline/compute/cuda/triton"
+
+
+@pytest.fixture(scope="module")
+def compiled(pytestconfig: pytest.Config) -> list[Compiled]:
+    """What all cases became."""
+    assert pytestconfig.cache is not None
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(pytestconfig.cache.mkdir("triton"))
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *(path for path in sys.path if path)])
+    command = [sys.executable, str(HERE / "compile_only.py"), *map(str, SHARED)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.timeout(600)
+def test_every_kernel_is_compiled(compiled: list[Compiled]) -> None:
+    """A kernel is a jitted function whose name ends with `_kernel`; each is launched by a case, on both machines."""
+    there = {
+        (path.stem, node.name)
+        for path in KERNELS.glob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
+    }
+    for capability in SHARED:
+        assert there == {(made.module.rsplit(".", 1)[1], made.kernel) for made in compiled if made.capability == capability}
+
+
+def test_shared_memory(compiled: list[Compiled]) -> None:
+    assert not [made for made in compiled if made.shared > SHARED[made.capability]]
+
+
+def test_nothing_spills(compiled: list[Compiled]) -> None:
+    assert not [made for made in compiled if made.stack]
+
+
+def test_expected_instructions(compiled: list[Compiled]) -> None:
+    assert not [made for made in compiled if made.missing]
