@@ -12,8 +12,8 @@ from ridgeline.compute.graph import Dim, Handle, Op, OpList
 MERGED: Final = {2: "linear_pair", 3: "linear_triple"}
 """Products of one value with so many matrices of one format."""
 
-FP8: Final = "fp8"
-"""The kind of a weight whose products take e4m3 activations."""
+FP8: Final = frozenset({"fp8", "fp8 block"})
+"""Kinds of weights whose products take e4m3 activations."""
 
 _TWINS: Final = {"rms_norm": "rms_norm_fp8", "add_rms_norm": "add_rms_norm_fp8", "glu": "glu_fp8"}
 _PRODUCTS: Final = {"linear": "linear_fp8", "linear_pair": "linear_fp8_pair", "linear_triple": "linear_fp8_triple"}
@@ -86,8 +86,8 @@ def fuse_writes(oplist: OpList, formats: Mapping[str, str]) -> OpList:
 def quantise_fp8(oplist: OpList, formats: Mapping[str, str]) -> OpList:
     """Products with fp8 weights take e4m3 codes: from a twin of the op that makes their input where nothing else reads it, else from
     `quantise_fp8`."""
-    coded = {op.inputs[0] for op in oplist.ops if op.name in _PRODUCTS and formats.get(op.weights[0].name) == FP8}
-    readers = Counter(op.inputs[0] for op in oplist.ops if op.name in _PRODUCTS and formats.get(op.weights[0].name) == FP8)
+    coded = {op.inputs[0] for op in oplist.ops if op.name in _PRODUCTS and formats.get(op.weights[0].name) in FP8}
+    readers = Counter(op.inputs[0] for op in oplist.ops if op.name in _PRODUCTS and formats.get(op.weights[0].name) in FP8)
     uses = _uses(oplist)
     values = dict(oplist.values)
     ops: list[Op] = []
@@ -98,7 +98,7 @@ def quantise_fp8(oplist: OpList, formats: Mapping[str, str]) -> OpList:
             values |= _codes(values[last])
             ops.append(Op(_TWINS[op.name], op.inputs, (*op.outputs[:-1], *_names(last)), op.attributes, op.weights))
             ready.add(last)
-        elif op.name in _PRODUCTS and formats.get(op.weights[0].name) == FP8:
+        elif op.name in _PRODUCTS and formats.get(op.weights[0].name) in FP8:
             (source,) = op.inputs
             if source not in ready:
                 values |= _codes(values[source])

@@ -1,0 +1,128 @@
+"""The torch device that a runner computes on, and what it can.
+
+Owns the names of data types and the calls that differ between a GPU and the interpreter (device "cpu", for tests): pinned memory, events,
+graphs. Triton decides when a kernel is defined whether it is interpreted, by TRITON_INTERPRET; nothing here reads the environment.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+
+from ridgeline.errors import ConfigError
+
+DTYPES: Final[dict[str, torch.dtype]] = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "f8": torch.float8_e4m3fn,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+
+LEAST_CAPABILITY: Final = (8, 0)
+"""Ampere: bf16 on tensor cores."""
+
+
+class Graph(Protocol):
+    """A captured run."""
+
+    def replay(self) -> None: ...
+
+
+class Event(Protocol):
+    """A place in the order of what the device does."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device. `capability` is (0, 0) and there are no graphs where kernels are interpreted."""
+
+    torch: torch.device
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+
+    @property
+    def real(self) -> bool:
+        """Whether it is a GPU."""
+        return self.torch.type == "cuda"
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the device, not initialised."""
+        return torch.empty(shape, dtype=dtype, device=self.torch)
+
+    def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the device, of zeros."""
+        return torch.zeros(shape, dtype=dtype, device=self.torch)
+
+    def host(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the host that the device copies from and to by itself: pinned, zeros."""
+        return torch.zeros(shape, dtype=dtype, pin_memory=self.real)
+
+    def event(self) -> Event:
+        """An event that is not timed; to wait for it gives the processor away."""
+        return torch.cuda.Event(blocking=True) if self.real else _Now()
+
+    def free_bytes(self) -> int:
+        """Memory that nobody has taken, this process's unused reserve included."""
+        if not self.real:
+            return self.memory_bytes
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self.torch)
+        return int(free)
+
+    def settle(self) -> None:
+        """Waits until everything that was launched is done. Only while starting and for results that a host asks for."""
+        if self.real:
+            torch.cuda.synchronize(self.torch)
+
+    def capture(self, run: Callable[[], None], pool: Any) -> Graph:
+        """What `run` launches, as a graph whose memory comes from `pool` (of `graph_pool`). Everything in it must have run once before."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            run()
+        return graph
+
+    def graph_pool(self) -> Any:
+        """Memory that graphs share: only one of them runs at a time."""
+        return torch.cuda.graph_pool_handle() if self.real else None
+
+
+class _Now:
+    """An event of a device that computes at once."""
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+def open_device() -> Device:
+    """The first GPU that this process may use. Raises ConfigError where there is none, or where it is too old."""
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"--runner cuda: torch {torch.__version__} finds no CUDA device; look at `ridgeline doctor`, or use --runner auto",
+            fix={"--runner": "auto"},
+        )
+    properties = torch.cuda.get_device_properties(0)
+    capability = (properties.major, properties.minor)
+    if capability < LEAST_CAPABILITY:
+        least = ".".join(map(str, LEAST_CAPABILITY))
+        raise ConfigError(
+            f"--runner cuda: {properties.name} has compute capability {properties.major}.{properties.minor}, {least} is the least; "
+            "use --runner auto",
+            fix={"--runner": "auto"},
+        )
+    return Device(torch.device("cuda", 0), properties.name, capability, int(properties.total_memory))
+
+
+def interpreted(memory_bytes: int) -> Device:
+    """The device "cpu", on which Triton's kernels run interpreted: for tests, thousands of times slower than a GPU."""
+    return Device(torch.device("cpu"), "interpreter", (0, 0), memory_bytes)

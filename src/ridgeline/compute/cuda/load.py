@@ -1,0 +1,125 @@
+"""A model's weights on their way to a device, and the list that is lowered for the formats that they have there.
+
+Owns the choice of what is quantised on load, and of what is merged. A file's codes are read once and never kept on the host.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ridgeline.compute.cuda.device import Device
+from ridgeline.compute.cuda.plan import Weights
+from ridgeline.compute.cuda.providers import MERGED
+from ridgeline.compute.cuda.triton.launch import native_fp8
+from ridgeline.compute.cuda.weights import DeviceWeight, Floats, Fp8, merged, place
+from ridgeline.compute.fuse import FP8
+from ridgeline.compute.graph import OpList
+from ridgeline.compute.load.weights import map_weights
+from ridgeline.compute.lower import head_of, lower
+from ridgeline.compute.quant.weight import DenseWeight, Weight
+from ridgeline.facts.model import ModelFacts
+
+Progress = Callable[[str, float], None]
+"""Called with (stage, fraction done)."""
+
+
+def load_weights(
+    facts: ModelFacts, oplist: OpList, device: Device, dtype: torch.dtype, *, fp8: bool = False, progress: Progress = lambda *_: None
+) -> tuple[OpList, Weights]:
+    """The model's list, lowered, and its weights. `fp8`: matrices of floats become e4m3, but for the head's and tables of embeddings."""
+    mapped = map_weights(facts)
+    return place_weights(mapped, oplist, device, dtype, fp8=fp8, progress=progress)
+
+
+def place_weights(
+    mapped: Mapping[str, Weight],
+    oplist: OpList,
+    device: Device,
+    dtype: torch.dtype,
+    *,
+    fp8: bool = False,
+    progress: Progress = lambda *_: None,
+) -> tuple[OpList, Weights]:
+    """As `load_weights`, of weights that are already found."""
+    embedded = {op.weights[0].name for op in oplist.ops if op.name == "embed"}
+    head = {weight.name for op in oplist.ops[head_of(oplist) :] for weight in op.weights}
+    used = {weight.name for op in oplist.ops for weight in op.weights}
+    multiplied = {op.weights[0].name for op in oplist.ops if op.name == "linear"}
+    total, done = sum(mapped[name].nbytes for name in used), 0
+    matrices: dict[str, DeviceWeight] = {}
+    tables: dict[str, torch.Tensor] = {}
+    vectors: dict[str, torch.Tensor] = {}
+    for name in sorted(used):
+        weight = mapped[name]
+        if len(weight.shape) == 1:
+            vectors[name] = torch.from_numpy(weight.dense()).to(device.torch)
+        if name in multiplied:
+            matrices[name] = place(weight, dtype, device.torch, fp8=fp8 and name not in head)
+        if name in embedded:
+            tables[name] = _table(weight, matrices.get(name), dtype, device)
+        done += weight.nbytes
+        progress("placing weights", done / total)
+    return merge(oplist, device, matrices, tables, vectors)
+
+
+def _table(weight: Weight, placed: DeviceWeight | None, dtype: torch.dtype, device: Device) -> torch.Tensor:
+    """A table whose rows are gathered: floats, the head's own where it is tied to them."""
+    if not isinstance(placed, Floats):
+        placed = place(DenseWeight(weight.dense()), dtype, device.torch)
+    assert isinstance(placed, Floats)
+    return placed.values
+
+
+def merge(
+    oplist: OpList,
+    device: Device,
+    matrices: dict[str, DeviceWeight],
+    tables: Mapping[str, torch.Tensor],
+    vectors: Mapping[str, torch.Tensor],
+) -> tuple[OpList, Weights]:
+    """Lowers a model's list for the formats of its matrices, and unites those whose products it merges. Takes matrices out of the
+    dictionary that it is given, so that at most the rows of one product exist twice.
+
+    A device that cannot multiply e4m3 takes activations as they are.
+    """
+    codes = native_fp8(device.torch)
+    formats = {name: weight.kind if codes or weight.kind not in FP8 else f"{weight.kind}, as numbers" for name, weight in matrices.items()}
+    lowered = lower(oplist, "cuda", formats)
+    for op in lowered.ops:
+        if op.name in MERGED:
+            names = [weight.name for weight in op.weights]
+            whole = merged([matrices[name] for name in names])
+            if whole is not None:
+                for name in names:
+                    del matrices[name]
+                matrices[op.outputs[0]] = whole
+    return lowered, Weights(matrices, tables, vectors)
+
+
+def random_weights(
+    facts: ModelFacts, oplist: OpList, device: Device, dtype: torch.dtype, *, fp8: bool = False, seed: int = 0
+) -> tuple[OpList, Weights]:
+    """Weights of a model's shape without its numbers, made on the device: for benchmarks, whose speed does not depend on them.
+
+    Matrices are normal numbers of the standard deviation K^-½, vectors ones; `fp8` as in `load_weights`.
+    """
+    generator = torch.Generator(device.torch).manual_seed(seed)
+    head = {weight.name for op in oplist.ops[head_of(oplist) :] for weight in op.weights}
+    embedded = {op.weights[0].name for op in oplist.ops if op.name == "embed"}
+    matrices: dict[str, DeviceWeight] = {}
+    tables: dict[str, torch.Tensor] = {}
+    vectors: dict[str, torch.Tensor] = {}
+    for weight in {weight.name: weight for op in oplist.ops for weight in op.weights}.values():
+        if len(weight.shape) == 1:
+            vectors[weight.name] = torch.ones(weight.shape, dtype=torch.float32, device=device.torch)
+            continue
+        rows, columns = weight.shape
+        values = device.empty(rows, columns, dtype=dtype).normal_(0, columns**-0.5, generator=generator)
+        if weight.name in embedded:
+            tables[weight.name] = values
+        if fp8 and weight.name not in head | embedded:
+            scales = torch.full((rows, 1), columns**-0.5, dtype=torch.float32, device=device.torch)
+            matrices[weight.name] = Fp8((values * columns**0.5).to(torch.float8_e4m3fn), scales, (1, columns))
+        else:
+            matrices[weight.name] = Floats(values)
+    return merge(oplist, device, matrices, tables, vectors)

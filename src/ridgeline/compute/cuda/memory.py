@@ -1,0 +1,87 @@
+"""How much of a device's memory goes where: scratch before anything runs, the KV cache when the largest step has been seen to run.
+
+Owns sizes; allocates nothing.
+"""
+
+from typing import Final
+
+import torch
+
+from ridgeline.compute.cuda import linear, sampler
+from ridgeline.compute.cuda.buckets import SEGMENT_TOKENS, Bucket, Buckets
+from ridgeline.compute.cuda.device import Device
+from ridgeline.compute.cuda.plan import Weights
+from ridgeline.compute.cuda.triton import attention
+from ridgeline.compute.graph import OpList
+from ridgeline.errors import ConfigError
+
+GRAPH_BYTES: Final = 2 << 20
+"""What one graph takes of the device beside the values that it shares with all others; published sizes are 1 to 2 MB."""
+
+FEW_QUERIES: Final = (2, 4, 8, 16, 32, 64)
+"""Queries of a row for which attention may give splits programs of their own."""
+
+RESERVE_SHARE: Final = 0.03
+"""Of the device's memory, what stays free: fragments, and libraries that ask for more when they first see a size."""
+
+
+def scratch_bytes(
+    oplist: OpList,
+    weights: Weights,
+    buckets: Buckets,
+    *,
+    kv_heads: int,
+    block_tokens: int,
+    dtype: torch.dtype,
+    device: Device,
+    invariant: bool,
+) -> int:
+    """The most that any product or attention of any step uses beside its arguments: they follow each other, so one piece serves all."""
+    rows = buckets.largest.tokens
+    products = (linear.scratch_bytes(weight, rows, invariant=invariant) for weight in weights.matrices.values())
+    sampling = sampler.scratch_bytes(buckets.largest.rows)
+    return max(sampling, *products, _attention_bytes(oplist, buckets, kv_heads, block_tokens, dtype, device, invariant))
+
+
+def _attention_bytes(
+    oplist: OpList, buckets: Buckets, kv_heads: int, block_tokens: int, dtype: torch.dtype, device: Device, invariant: bool
+) -> int:
+    """The most that an attention of the list needs in any bucket. Of mixed steps those with few queries a row need any."""
+    dims = {op.inputs[0]: int(op.attributes["head_dim"]) for op in oplist.ops if op.name == "attention"}  # type: ignore[arg-type]
+    shapes = {(oplist.values[name].width // head_dim, head_dim) for name, head_dim in dims.items()}
+    few = [
+        Bucket(tokens, rows, blocks, most_q)
+        for tokens in SEGMENT_TOKENS
+        for rows in buckets.rows
+        for blocks in buckets.blocks
+        for most_q in FEW_QUERIES
+        if rows <= tokens <= min(buckets.tokens, rows * most_q)
+    ]
+    return max(
+        attention.work_bytes(
+            bucket.tokens,
+            bucket.rows,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            most_q=bucket.most_q,
+            most_kv=bucket.blocks * block_tokens,
+            device=device.torch,
+            fp32=dtype == torch.float32,
+            invariant=invariant,
+        )
+        for heads, head_dim in shapes
+        for bucket in (*buckets.single, *few, *map(buckets.mixed, buckets.segments), buckets.largest)
+    )
+
+
+def cache_bytes(device: Device, free_bytes: int, graphs: int) -> int:
+    """What the KV cache may take of what the largest step has left. Raises ConfigError where nothing is left."""
+    reserved = int(RESERVE_SHARE * device.memory_bytes) + graphs * GRAPH_BYTES
+    if free_bytes <= reserved:
+        raise ConfigError(
+            f"{free_bytes} bytes of {device.name} are free behind weights and the largest step, {reserved} are kept for graphs and "
+            "libraries: nothing is left for the KV cache; lower --max-num-batched-tokens or --max-num-seqs, or take --dtype fp8",
+            fix={"--dtype": "fp8"},
+        )
+    return free_bytes - reserved
