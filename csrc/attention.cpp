@@ -23,15 +23,15 @@ struct Work {
     float *peak, *weight, *total_peak, *total_weight;  // [rows]: greatest score and sum of exponentials, of the split and so far
     int32_t *first, *last;                         // [rows]: what a row sees of the split
     float *key_scales, *value_scales;              // [kScoreStride]
-    const float** at;                              // [kScoreStride]: keys or values of a tile in fp32, by position in the split
-    float* tile;
+    const uint8_t** at;                            // [kScoreStride]: keys or values of a tile, by position in the split
+    float* tile;                                   // in fp32
 
     Work(uint8_t* scratch, const Shape& shape, size_t rows) {
         const auto take = [&](size_t bytes) { uint8_t* mine = scratch; scratch += (bytes + 63) / 64 * 64; return mine; };
         const auto floats = [&](size_t count) { return reinterpret_cast<float*>(take(count * sizeof(float))); };
         tile = floats(shape.tile_bytes() / sizeof(float));
         key_scales = floats(kScoreStride), value_scales = floats(kScoreStride);
-        at = reinterpret_cast<const float**>(take(kScoreStride * sizeof(float*)));
+        at = reinterpret_cast<const uint8_t**>(take(kScoreStride * sizeof(uint8_t*)));
         q = floats(rows * shape.width), sums = floats(rows * shape.width), totals = floats(rows * shape.width);
         scores = floats(rows * kScoreStride);
         peak = floats(rows), weight = floats(rows), total_peak = floats(rows), total_weight = floats(rows);
@@ -44,7 +44,8 @@ class Walk {
 public:
     Walk(const Attention& op, const Step& step, const AttentionItem& item, size_t first_row, size_t rows, uint8_t* scratch)
         : op_(op), step_(step), item_(item), shape_(op), first_row_(first_row), rows_(rows), work_(scratch, shape_, rows),
-          table_(step.tables[op.group] + static_cast<size_t>(item.row) * step.table_width) {}
+          table_(step.tables[op.group] + static_cast<size_t>(item.row) * step.table_width),
+          direct_(rows < kManyRows && op.cache.head_dim == shape_.width), read_(direct_ ? op.cache.type : kKVF32) {}
 
     // Rows of q [tokens, heads * head_dim], scaled and padded with zeros.
     void take_queries(const float* q) {
@@ -126,7 +127,7 @@ private:
         each(cache, first, last, [&](size_t key, const uint8_t* bytes) { memcpy(scales + key, bytes + op_.cache.head_dim, sizeof(float)); });
     }
 
-    // Keys or values first … last - 1 of the split in fp32, behind work_.at[first …]: d is d * step floats in, for whole vectors.
+    // Keys or values first … last - 1 of the split, behind work_.at[first …]: where they lie, or in fp32, whose vector d is d * step floats in.
     void take_tile(const uint8_t* cache, size_t first, size_t last, size_t step);
     // Brings keys or values first … last - 1 of the split near, as far as there are any; 256 and more are the next split's.
     void ask_for(const uint8_t* cache, size_t first, size_t last) const;
@@ -142,6 +143,8 @@ private:
     const size_t first_row_, rows_;
     Work work_;
     const int32_t* table_;
+    const bool direct_;                  // few rows read the cache itself, many a tile in fp32
+    const int read_;                     // type of what work_.at points to
     int64_t begin_ = 0;
     size_t low_ = 0, high_ = 0;          // rows that see something of the split
     size_t visible_ = 0;                 // positions from the split's first one to the last that any row sees
@@ -168,15 +171,14 @@ inline void widen(const uint8_t* bytes, size_t head_dim, float* to, size_t step)
 
 void Walk::take_tile(const uint8_t* cache, size_t first, size_t last, size_t step) {
     const size_t apart = step == 1 ? shape_.width : kLanes;
-    const bool direct = op_.cache.type == kKVF32 && op_.cache.head_dim == shape_.width && step == 1 && rows_ < kManyRows;
     const auto take = [&](auto widen_head) {
         each(cache, first, last, [&](size_t key, const uint8_t* bytes) {
             float* to = work_.tile + (key - first) * apart;
             widen_head(bytes, op_.cache.head_dim, to, step);
-            work_.at[key] = to;
+            work_.at[key] = reinterpret_cast<const uint8_t*>(to);
         });
     };
-    if (direct) each(cache, first, last, [&](size_t key, const uint8_t* bytes) { work_.at[key] = reinterpret_cast<const float*>(bytes); });
+    if (direct_) each(cache, first, last, [&](size_t key, const uint8_t* bytes) { work_.at[key] = bytes; });
     else if (op_.cache.type == kKVF32) take(widen<kKVF32>);
     else if (op_.cache.type == kKVBF16) take(widen<kKVBF16>);
     else take(widen<kKVInt8>);
@@ -188,20 +190,38 @@ void Walk::ask_for(const uint8_t* cache, size_t first, size_t last) const {
     });
 }
 
+template <int kValue>
+struct Constant {
+    static constexpr int value = kValue;
+};
+
+// Calls f with a type of the cache as a constant.
+template <typename F>
+inline void with_type(int type, F f) {
+    if (type == kKVF32) f(Constant<kKVF32>());
+    else if (type == kKVBF16) f(Constant<kKVBF16>());
+    else f(Constant<kKVInt8>());
+}
+
 void Walk::score_keys(size_t first, size_t last) {
-    const size_t step = shape_.near_keys();
+    // What is read as it lies is asked for a little at a time, a constant way ahead, and values behind keys.
+    const size_t ahead = direct_ ? shape_.few_keys(op_.cache.record_bytes) : shape_.near_keys(), step = direct_ ? kKeyBlock : ahead;
     if (op_.cache.type == kKVInt8) take_scales(op_.cache.keys, first, last, work_.key_scales);
+    if (direct_) ask_for(op_.cache.keys, first, first + ahead < last ? first + ahead : last);
     size_t begin = low_, end = low_;     // rows that see something of the tile
     for (size_t key = first; key < last; key += step) {
         const size_t stop = last - key < step ? last : key + step;
+        if (key + ahead < last) ask_for(op_.cache.keys, key + ahead, key + ahead + step < last ? key + ahead + step : last);
+        else ask_for(op_.cache.values, key + ahead - last + first, key + ahead + step - last + first);
         take_tile(op_.cache.keys, key, stop, 1);
         for (size_t i = stop; i < stop + kKeyBlock; ++i) work_.at[i] = work_.at[stop - 1];
-        if (stop < last) ask_for(op_.cache.keys, stop, stop + step);
-        else ask_for(op_.cache.values, first, first + step);
         while (begin < high_ && static_cast<size_t>(work_.last[begin]) <= key) ++begin;
         while (end < high_ && static_cast<size_t>(work_.first[end]) < stop) ++end;
         const size_t count = (stop - key + kKeyBlock - 1) / kKeyBlock * kKeyBlock;
-        if (begin < end) score(work_.q + begin * shape_.width, end - begin, work_.at + key, count, shape_.width, work_.scores + begin * kScoreStride + key);
+        if (begin == end) continue;
+        with_type(read_, [&](auto type) {
+            score<type.value>(work_.q + begin * shape_.width, end - begin, work_.at + key, count, shape_.width, work_.scores + begin * kScoreStride + key);
+        });
     }
 }
 
@@ -239,16 +259,21 @@ void Walk::soften(size_t row) {
 }
 
 void Walk::mix_values(size_t first, size_t last) {
-    // Few rows read a value once; many read it in strips of a vector, which stay in the first-level cache.
+    // Many rows read values in strips of a vector, which stay in the first-level cache; few read some whole values there.
     const bool strips = rows_ >= kManyRows;
-    const size_t count = strips ? shape_.far_keys() : shape_.near_keys(), step = strips ? count : 1, size = strips ? kLanes : shape_.width;
+    const size_t count = direct_ ? shape_.few_keys(op_.cache.record_bytes) : strips ? shape_.far_keys() : shape_.near_keys();
+    const size_t step = strips ? count : 1, size = strips || direct_ ? kLanes : shape_.width, passes = shape_.width / size;
     for (size_t key = first; key < last; key += count) {
         const size_t stop = last - key < count ? last : key + count;
         take_tile(op_.cache.values, key, stop, step);
-        if (stop < last) ask_for(op_.cache.values, stop, stop + count);
-        else ask_for(op_.cache.keys, kSplit, kSplit + shape_.near_keys());
-        for (size_t d = 0; d < shape_.width; d += size)
+        for (size_t pass = 0; pass < passes; ++pass) {
+            // What comes next is asked for a little at a time: a processor waits for few lines at once.
+            const size_t from = count * pass / passes, to = count * (pass + 1) / passes;
+            if (stop < last) ask_for(op_.cache.values, stop + from, stop + to);
+            else ask_for(op_.cache.keys, kSplit + from, kSplit + to);
+            const size_t d = pass * size;
             for (size_t row = low_; row < high_; row += kMixRows) mix_rows_of(row, high_ - row < kMixRows ? high_ - row : kMixRows, key, stop, d, d * step, size);
+        }
     }
 }
 
@@ -258,7 +283,9 @@ void Walk::mix_rows_of(size_t row, size_t rows, size_t first, size_t last, size_
     const auto from = [&](size_t r) { return static_cast<size_t>(work_.first[r]) > first ? static_cast<size_t>(work_.first[r]) : first; };
     const auto to = [&](size_t r) { return static_cast<size_t>(work_.last[r]) < last ? static_cast<size_t>(work_.last[r]) : last; };
     const auto some = [&](size_t r, size_t count, size_t begin, size_t end) {
-        mix(count, work_.scores + r * kScoreStride, work_.at, begin, end, offset, size, width, work_.sums + r * width + d);
+        with_type(read_, [&](auto type) {
+            mix<type.value>(count, work_.scores + r * kScoreStride, work_.at, begin, end, offset, size, width, work_.sums + r * width + d);
+        });
     };
     const size_t begin = from(row + rows - 1), end = to(row);
     if (begin <= from(row) && end >= to(row + rows - 1)) return some(row, rows, begin, end);

@@ -14,6 +14,7 @@ namespace {
 constexpr size_t kScoreStride = kSplit + 16;  // floats from row to row of scores: whole vectors, and room behind the last key
 constexpr size_t kNearFloats = 4096;          // of a tile of keys or values in fp32 that stays in the first-level cache
 constexpr size_t kFarFloats = 16384;          // of one that stays in the second-level cache
+constexpr size_t kFewBytes = 13 << 10;        // of keys or values as the cache has them: less than half of the first-level cache
 constexpr size_t kKeyBlock = 6;               // keys of a tile come in whole blocks of so many
 
 // Query rows are (token, head of the KV group), tokens first. What one of them needs in scratch and in partial results.
@@ -24,6 +25,8 @@ struct Shape {
     explicit Shape(const Attention& op) : group(op.heads / op.cache.kv_heads), width((op.cache.head_dim + 15) / 16 * 16) {}
     size_t row_bytes() const { return (3 * width + kScoreStride + 6) * 4; }
     size_t near_keys() const { return (kNearFloats / width > kKeyBlock ? kNearFloats / width : kKeyBlock) / kKeyBlock * kKeyBlock; }
+    // Keys or values as the cache has them, of which two lots stay in the first-level cache.
+    size_t few_keys(size_t record_bytes) const { return (kFewBytes / record_bytes > kKeyBlock ? kFewBytes / record_bytes : kKeyBlock) / kKeyBlock * kKeyBlock; }
     size_t far_keys() const { return kFarFloats / width > kKeyBlock ? kFarFloats / width : kKeyBlock; }
     size_t tile_bytes() const { return far_keys() * width * 4; }
     size_t partial_floats() const { return width + 2; }

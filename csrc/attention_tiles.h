@@ -1,4 +1,5 @@
-// The two products of attention over a tile of keys or values in fp32: scores, and sums of weighted values.
+// The two products of attention over some keys or values: scores, and sums of weighted values. Keys and values are read as the cache has
+// them and widened in registers, or from a tile in fp32, where many rows read them.
 //
 // A score is sixteen partial sums over the head's width, ascending, then the tree of `sum_of`; a value's sum has one accumulator a number,
 // keys ascending. Neither depends on how many rows or keys are computed together. Widths are whole vectors.
@@ -49,6 +50,22 @@ inline Part load_once(const float* p) {
 constexpr size_t kPartLanes = sizeof(Part) / sizeof(float);
 constexpr int kParts = static_cast<int>(kLanes / kPartLanes);  // of a vector
 
+// Numbers at … of a record, without its scale, in a register.
+template <int Type>
+inline Part numbers(const uint8_t* record, size_t at) {
+    if constexpr (Type == kKVF32) return load_once(reinterpret_cast<const float*>(record) + at);
+#if defined(__AVX512F__)
+    else if constexpr (Type == kKVBF16) return load_bf16(reinterpret_cast<const uint16_t*>(record) + at).v;
+    else return load_int8(reinterpret_cast<const int8_t*>(record) + at).v;
+#elif defined(__AVX2__)
+    else if constexpr (Type == kKVBF16) return widen_bf16(reinterpret_cast<const uint16_t*>(record) + at);
+    else return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(record + at))));
+#else
+    else if constexpr (Type == kKVBF16) return load_bf16(reinterpret_cast<const uint16_t*>(record) + at);
+    else return load_int8(reinterpret_cast<const int8_t*>(record) + at);
+#endif
+}
+
 #if defined(__AVX2__)
 
 inline __m256 quarters_added(const Part* x, const Part* y) {
@@ -92,15 +109,15 @@ inline void put_scores(const Part (*x)[kParts], float* scores) {
 #endif
 
 // Scores of R rows of queries, `width` apart, with `count` keys, K at a time; R * K = 6, which fills sixteen registers.
-template <int R, int K>
-inline void score_rows(const float* q, const float* const* keys, size_t count, size_t width, float* scores) {
+template <int Type, int R, int K>
+inline void score_rows(const float* q, const uint8_t* const* keys, size_t count, size_t width, float* scores) {
     for (size_t first = 0; first < count; first += K) {
         Part sum[6][kParts];
         RIDGELINE_UNROLL
         for (auto& one : sum)
             RIDGELINE_UNROLL
             for (Part& part : one) part = all_part(0.0f);
-        const float* from[K];
+        const uint8_t* from[K];
         RIDGELINE_UNROLL
         for (int j = 0; j < K; ++j) from[j] = keys[first + static_cast<size_t>(j)];
         size_t d = 0;
@@ -113,7 +130,7 @@ inline void score_rows(const float* q, const float* const* keys, size_t count, s
                 for (int r = 0; r < R; ++r) query[r] = load_once(q + static_cast<size_t>(r) * width + at);
                 RIDGELINE_UNROLL
                 for (int j = 0; j < K; ++j) {
-                    const Part key = load_once(from[j] + at);
+                    const Part key = numbers<Type>(from[j], at);
                     RIDGELINE_UNROLL
                     for (int r = 0; r < R; ++r) sum[r * K + j][p] = fma_part(query[r], key, sum[r * K + j][p]);
                 }
@@ -123,20 +140,52 @@ inline void score_rows(const float* q, const float* const* keys, size_t count, s
     }
 }
 
+// The same for four rows: so many sums that the parts of vectors come one after the other. A key is then widened once for all rows.
+template <int Type>
+inline void score_four_rows(const float* q, const uint8_t* const* keys, size_t count, size_t width, float* scores) {
+    constexpr int kKeys = 3, kSums = 4 * kKeys;
+    for (size_t first = 0; first < count; first += kKeys) {
+        Part sum[kSums][kParts];
+        for (int p = 0; p < kParts; ++p) {
+            Part one[kSums];
+            RIDGELINE_UNROLL
+            for (Part& each : one) each = all_part(0.0f);
+            size_t at = static_cast<size_t>(p) * kPartLanes;
+            do {
+                Part key[kKeys];
+                RIDGELINE_UNROLL
+                for (int j = 0; j < kKeys; ++j) key[j] = numbers<Type>(keys[first + static_cast<size_t>(j)], at);
+                RIDGELINE_UNROLL
+                for (int r = 0; r < 4; ++r) {
+                    const Part query = load_once(q + static_cast<size_t>(r) * width + at);
+                    RIDGELINE_UNROLL
+                    for (int j = 0; j < kKeys; ++j) one[r * kKeys + j] = fma_part(query, key[j], one[r * kKeys + j]);
+                }
+            } while ((at += kLanes) < width);
+            RIDGELINE_UNROLL
+            for (int i = 0; i < kSums; ++i) sum[i][p] = one[i];
+        }
+        put_scores<2, kKeys>(sum, scores + first);
+        put_scores<2, kKeys>(sum + 2 * kKeys, scores + 2 * kScoreStride + first);
+    }
+}
+
 // Scores of `rows` rows of queries with `count` keys, a multiple of kKeyBlock.
-inline void score(const float* q, size_t rows, const float* const* keys, size_t count, size_t width, float* scores) {
+template <int Type>
+inline void score(const float* q, size_t rows, const uint8_t* const* keys, size_t count, size_t width, float* scores) {
     size_t row = 0;
     const auto next = [&](auto block, size_t size) {
         block(q + row * width, keys, count, width, scores + row * kScoreStride);
         row += size;
     };
-    while (rows - row >= 2) next(score_rows<2, 3>, 2);
-    if (rows > row) next(score_rows<1, 6>, 1);
+    while (rows - row >= 4) next(score_four_rows<Type>, 4);
+    if (rows - row >= 2) next(score_rows<Type, 2, 3>, 2);
+    if (rows > row) next(score_rows<Type, 1, 6>, 1);
 }
 
 // Adds weights [R, kScoreStride] times values first … last - 1 (one or more), each from `offset` on, to sums, rows `width` apart: C registers.
-template <int R, int C>
-inline void mix_block(const float* weights, const float* const* values, size_t first, size_t last, size_t offset, size_t width, float* sums) {
+template <int Type, int R, int C>
+inline void mix_block(const float* weights, const uint8_t* const* values, size_t first, size_t last, size_t offset, size_t width, float* sums) {
     Part sum[R][C];
     RIDGELINE_UNROLL
     for (int r = 0; r < R; ++r)
@@ -144,9 +193,9 @@ inline void mix_block(const float* weights, const float* const* values, size_t f
         for (int c = 0; c < C; ++c) sum[r][c] = load_part(sums + static_cast<size_t>(r) * width + static_cast<size_t>(c) * kPartLanes);
     size_t key = first;
     do {
-        const float* value = values[key] + offset;
+        const uint8_t* value = values[key];
         const auto weight = [&](int r) { return all_part(weights[static_cast<size_t>(r) * kScoreStride + key]); };
-        const auto part = [&](int c) { return load_part(value + static_cast<size_t>(c) * kPartLanes); };
+        const auto part = [&](int c) { return numbers<Type>(value, offset + static_cast<size_t>(c) * kPartLanes); };
         // What there is less of stays in registers.
         if constexpr (R > C) {
             Part held[C];
@@ -177,27 +226,29 @@ inline void mix_block(const float* weights, const float* const* values, size_t f
 }
 
 // The same over `size` floats of the width, C registers at a time where that goes.
-template <int R, int C>
-inline void mix_rows(const float* weights, const float* const* values, size_t first, size_t last, size_t offset, size_t size, size_t width, float* sums) {
+template <int Type, int R, int C>
+inline void mix_rows(const float* weights, const uint8_t* const* values, size_t first, size_t last, size_t offset, size_t size, size_t width,
+                     float* sums) {
     if (C == kParts || size % (C * kPartLanes) == 0)
-        for (size_t d = 0; d < size; d += C * kPartLanes) mix_block<R, C>(weights, values, first, last, offset + d, width, sums + d);
+        for (size_t d = 0; d < size; d += C * kPartLanes) mix_block<Type, R, C>(weights, values, first, last, offset + d, width, sums + d);
     else
-        for (size_t d = 0; d < size; d += kLanes) mix_block<R, kParts>(weights, values, first, last, offset + d, width, sums + d);
+        for (size_t d = 0; d < size; d += kLanes) mix_block<Type, R, kParts>(weights, values, first, last, offset + d, width, sums + d);
 }
 
 // The same for a number of rows up to kMixRows; all see the same keys.
 constexpr size_t kMixRows = 6;
 
-inline void mix(size_t rows, const float* weights, const float* const* values, size_t first, size_t last, size_t offset, size_t size, size_t width,
+template <int Type>
+inline void mix(size_t rows, const float* weights, const uint8_t* const* values, size_t first, size_t last, size_t offset, size_t size, size_t width,
                 float* sums) {
     if (first >= last) return;
     switch (rows) {
-        case 6: return mix_rows<6, kParts>(weights, values, first, last, offset, size, width, sums);
-        case 5: return mix_rows<5, kParts>(weights, values, first, last, offset, size, width, sums);
-        case 4: return mix_rows<4, kParts>(weights, values, first, last, offset, size, width, sums);
-        case 3: return mix_rows<3, 4>(weights, values, first, last, offset, size, width, sums);
-        case 2: return mix_rows<2, 4>(weights, values, first, last, offset, size, width, sums);
-        default: return mix_rows<1, 8>(weights, values, first, last, offset, size, width, sums);
+        case 6: return mix_rows<Type, 6, kParts>(weights, values, first, last, offset, size, width, sums);
+        case 5: return mix_rows<Type, 5, kParts>(weights, values, first, last, offset, size, width, sums);
+        case 4: return mix_rows<Type, 4, kParts>(weights, values, first, last, offset, size, width, sums);
+        case 3: return mix_rows<Type, 3, 4>(weights, values, first, last, offset, size, width, sums);
+        case 2: return mix_rows<Type, 2, 4>(weights, values, first, last, offset, size, width, sums);
+        default: return mix_rows<Type, 1, 8>(weights, values, first, last, offset, size, width, sums);
     }
 }
 

@@ -7,7 +7,8 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-constexpr size_t kAhead = 3072;          // bytes between the record in work and the one that is fetched
+constexpr size_t kAhead = 4096;          // bytes between the record in work and the one that is fetched from memory
+constexpr size_t kBack = 3584;           // bytes from there back to the one that is fetched from the second-level cache into the first
 
 // Activations of up to M tokens, from the first of them.
 struct Tokens {
@@ -22,8 +23,10 @@ inline Tokens tokens(const Codes& x, size_t k, size_t from) {
     return {x.codes + from * x.stride, x.scales + from * groups, x.sums + from * groups * 2, x.stride, groups};
 }
 
+// Records come from memory into the second-level cache, which bears more lines on their way than the first, and from there into the first.
 inline void fetch(const uint8_t* p, size_t bytes) {
-    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);
+    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 0, 2);
+    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p - kBack + line, 0, 3);
 }
 
 // acc += (integers of a part) * scale * activation's scale, minus minimum * activation's scale * (sum of the codes): the order that every

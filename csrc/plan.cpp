@@ -24,6 +24,12 @@ size_t ceiling(size_t n, size_t d) { return (n + d - 1) / d; }
 
 bool quantised(const Matrix& matrix) { return matrix.format > kBF16; }
 
+// Chunks claimed one after the other lie a stream a thread apart, so that threads in step each read ascending memory: the place of `claim`.
+size_t in_streams(size_t claim, size_t chunks, size_t streams) {
+    const size_t stream = claim % streams;
+    return stream * (chunks / streams) + std::min(stream, chunks % streams) + claim / streams;
+}
+
 bool same_cut(const Attention& a, const Attention& b) {
     return a.heads == b.heads && a.window == b.window && a.cache.kv_heads == b.cache.kv_heads && a.cache.head_dim == b.cache.head_dim &&
            a.cache.type == b.cache.type;
@@ -147,8 +153,10 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
                 for (const RowOp& op : phase.rows) op.run(op, kernels_, step, row);
             return;
         }
-        case PhaseKind::products:
-            return best_ && &phase == &phases_.back() ? find_best(phase, step, chunk, thread) : multiply(phase, step, chunk, thread);
+        case PhaseKind::products: {
+            const size_t place = in_streams(chunk, chunks(phase, step), scratch_.size());
+            return best_ && &phase == &phases_.back() ? find_best(phase, step, place, thread) : multiply(phase, step, place, thread);
+        }
         case PhaseKind::attention:
             return kernels_.attention->attend(phase.attention, step, cut->items[chunk], phase.q, partials_.data(), phase.out, scratch);
         case PhaseKind::merge:

@@ -41,12 +41,14 @@ class PackedWeight:
     kind   among `FORMATS`; what the file stored
     group  inputs that share a scale, for INT8 and INT4; else 0
     data   uint8, aligned to 64 bytes
+    order  name of the vector that says which input each column multiplies; "": the columns are in the order of the inputs
     """
 
     kind: str
     shape: tuple[int, int]
     data: Bytes
     group: int = 0
+    order: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -145,7 +147,8 @@ def _fill(weight: PackedWeight, pool: Executor, chunk: Callable[[int, int], None
 
 def allocate(count: int) -> Bytes:
     """Zeroed memory of its own, aligned to pages, huge ones where the system gives them: uint8 [count]."""
-    memory = mmap.mmap(-1, count)
+    # Private: Python's default is shared memory, which systems do not give in huge pages.
+    memory = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)
