@@ -133,6 +133,16 @@ def test_traces_of_three_formats_are_read(tmp_path: Path) -> None:
     assert [(each.time, each.prompt, each.output) for each in read_trace(tmp_path / "burst.csv")] == [(0.0, 472, 18), (4.0, 1087, 230)]
 
 
+def test_mooncakes_prompts_share_what_their_blocks_say(tmp_path: Path) -> None:
+    """A prompt, its conversation's next turn, another answer to the first, the turn after the next."""
+    path = tmp_path / "mooncake.jsonl"
+    turns = [[7, 8], [7, 8, 9], [7, 8, 11], [7, 8, 9, 10]]
+    lines = [{"timestamp": 9_000 * i, "input_length": 512 * len(ids), "output_length": 2, "hash_ids": ids} for i, ids in enumerate(turns)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = scenario_of("llama-3-8b", {}, path).run(1)
+    assert found.cached_share == (1024 + 1024 + 1536) / (1024 + 1536 + 1536 + 2048)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

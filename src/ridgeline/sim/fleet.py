@@ -19,7 +19,7 @@ from ridgeline.errors import ConfigError, RequestError
 from ridgeline.sim.agenda import Agenda
 from ridgeline.sim.measures import Tally
 from ridgeline.sim.replica import VOCABULARY, Done, Replica, Setting
-from ridgeline.sim.traffic import Arrival
+from ridgeline.sim.traffic import CONTENT_BLOCK, Arrival
 
 IDS: Final = 1 << 30
 """Token ids of shared prefixes lie below this, those that are a request's own begin here."""
@@ -246,12 +246,15 @@ def _asked(output: int) -> SamplingParams:
 
 
 def as_request(arrival: Arrival, number: int, limits: ModelLimits) -> Admitted:
-    """The request with made-up ids: those of a shared prefix are a function of its name. Of the others the first is the request's own,
-    which makes a block of its own of every one from there on.
+    """The request with made-up ids: those that others may have, too, are a function of their names. Of the rest the first is the request's
+    own, which makes a block of its own of every one from there on.
 
     Raises RequestError where it is longer than the server takes.
     """
-    shared = tuple([each % IDS for each in range(arrival.prefix * 8191, arrival.prefix * 8191 + arrival.shared)])
-    own = arrival.prompt - arrival.shared
-    ids = (*shared, IDS + number % IDS, *(0,) * (own - 1)) if own else shared
+    if arrival.blocks:
+        shared = [token for block in arrival.blocks for token in (block % IDS, *(0,) * (CONTENT_BLOCK - 1))][: arrival.prompt]
+    else:
+        shared = [each % IDS for each in range(arrival.prefix * 8191, arrival.prefix * 8191 + arrival.shared)]
+    own = arrival.prompt - len(shared)
+    ids = (*shared, IDS + number % IDS, *(0,) * (own - 1)) if own else tuple(shared)
     return admit(ids, _asked(arrival.output), limits, request_id=str(number), draw_seed=lambda: 0, priority=arrival.level)

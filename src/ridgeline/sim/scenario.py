@@ -117,7 +117,7 @@ class Scenario:
         """
         load, knobs, size = self.load, self.knobs, self.deployment.block_tokens
         if isinstance(load, tuple):
-            alike = any(arrival.shared for arrival in load)
+            alike = any(arrival.shared or arrival.blocks for arrival in load)
             longest = max((arrival.prompt + arrival.output for arrival in load), default=0)
         else:
             alike, longest = load.prefixes > 0 and load.shared > 0, load.longest

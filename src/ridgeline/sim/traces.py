@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from ridgeline.errors import ConfigError
 from ridgeline.sim.lengths import MOST
-from ridgeline.sim.traffic import Arrival
+from ridgeline.sim.traffic import CONTENT_BLOCK, Arrival
 
-MOONCAKE_BLOCK: Final = 512
 LONGEST_LINE: Final = 1 << 20
 MOST_SECONDS: Final = 1e9
 
@@ -71,7 +70,7 @@ def _own(path: Path, number: int, entry: dict[str, Any]) -> Arrival:
 
 
 def _mooncake(path: Path, number: int, entry: dict[str, Any], seen: dict[int, int]) -> Arrival:
-    """A prompt shares its leading blocks with the earlier prompt that had the same first block, as far as that is known from the ids."""
+    """Its blocks say all; `shared` is what an earlier prompt with the same first block had, too, as far as that is known from the ids."""
     prompt = int(_number(path, number, entry, "input_length", 1, MOST))
     hashes = entry.get("hash_ids", [])
     if not isinstance(hashes, list) or not all(type(each) is int for each in hashes):
@@ -86,7 +85,8 @@ def _mooncake(path: Path, number: int, entry: dict[str, Any], seen: dict[int, in
         prompt,
         int(_number(path, number, entry, "output_length", 1, MOST)),
         hashes[0] % 2**31 + 1 if hashes else 0,
-        min(prompt, known * MOONCAKE_BLOCK) if hashes else 0,
+        min(prompt, known * CONTENT_BLOCK) if hashes else 0,
+        blocks=tuple(hashes[: -(-prompt // CONTENT_BLOCK)]),
     )
 
 

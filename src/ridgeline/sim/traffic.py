@@ -19,6 +19,7 @@ class Arrival:
     user  of a closed loop; −1 where requests come whatever the answers
     level  0: what the objective is about; 1: work in the background, served after it where the policy is `priority`
     remaining  output tokens that another pool will give; ticket  under which the part before is known there
+    blocks  names of what its leading blocks of `CONTENT_BLOCK` tokens hold, where a trace tells: requests begin alike as far as these agree
     """
 
     time: float
@@ -30,7 +31,11 @@ class Arrival:
     remaining: int = 0
     ticket: int = 0
     level: int = 0
+    blocks: tuple[int, ...] = ()
 
+
+CONTENT_BLOCK: Final = 512
+"""Tokens, as Mooncake's traces have it."""
 
 DAY: Final = 86_400.0
 """Seconds."""
