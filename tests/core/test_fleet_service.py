@@ -1,14 +1,17 @@
 """Fleets: routing, prefixes, scaling, failures, separate pools, closed loops. What must hold is known before the run."""
 
+from array import array
 from dataclasses import replace
 
 import pytest
 
+from ridgeline.cli.scenarios import scenario_of
 from ridgeline.core.params import Limits
-from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.core.plan import KVGroup, KVShape, Plan
 from ridgeline.core.routing import ROUTING, Asked, Load
 from ridgeline.planning.objectives import Objective
-from ridgeline.sim.durations import Constant, Observed, fitted
+from ridgeline.planning.step import Rows, pass_seconds, step_work
+from ridgeline.sim.durations import Constant, Observed, Roofline, fitted
 from ridgeline.sim.fleet import Failures, FleetSetting, Scaling
 from ridgeline.sim.lengths import constant, lognormal
 from ridgeline.sim.measures import Figures
@@ -128,3 +131,13 @@ def test_a_step_log_gives_its_constants_back() -> None:
     assert fitted([replace(each, cached=0) for each in log]).cached == 0.0
     downhill = fitted([Observed(t, 0, 1.0 - 0.001 * t) for t in range(1, 50)])
     assert downhill.token == 0.0 and downhill.step > 0
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "deepseek-v3", "gemma-3-4b", "jamba-v0.1"])
+def test_a_mixed_step_takes_what_its_rows_take_one_by_one(model: str) -> None:
+    """Full attention, MLA with experts, windows, states: rows of one token are summed up, those of a prompt are not."""
+    deployment = scenario_of(model, {"device": "h200", "tensor_parallel_size": "16" if model == "deepseek-v3" else "1"}, None).deployment
+    start, count, sample = array("i", [17, 900, 33, 0, 4000, 64]), array("i", [1, 1, 1, 70, 200, 1]), bytearray([1, 1, 1, 1, 0, 0])
+    plan = Plan(0, array("i", range(6)), start, count, array("i", [0] * sum(count)), array("i", []), sample, bytearray(6))
+    rows = [Rows(*each) for each in zip(start, count, [1.0] * 6, sample, strict=True)]
+    assert Roofline(deployment, 0.5).seconds(plan) == pytest.approx(0.5 + pass_seconds(deployment, step_work(deployment, rows)), rel=1e-12)
