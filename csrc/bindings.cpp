@@ -185,6 +185,11 @@ void bind_row_ops(nb::class_<Plan>& plan) {
         op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width;
         p.add_row(op);
     });
+    plan.def("reorder", [](Plan& p, Address x, Address out, std::size_t width, Address order) {
+        RowOp op{reorder};
+        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.order = pointer<const std::int32_t>(order);
+        p.add_row(op);
+    });
     plan.def("quantise", [](Plan& p, Address x, std::size_t k, Address codes, Address scales, Address sums) {
         RowOp op{quantise};
         op.x = pointer<const float>(x), op.width = k, op.codes = pointer<std::int8_t>(codes), op.scales = pointer<float>(scales);

@@ -70,6 +70,10 @@ void add(const float* x, const float* y, size_t width, float* out) {
     each(width, [&](size_t i, size_t n) { put(out + i, take(x + i, n) + take(y + i, n), n); });
 }
 
+void reorder(const float* x, const int32_t* order, size_t width, float* out) {
+    for (size_t i = 0; i < width; ++i) out[i] = x[order[i]];
+}
+
 void scale(const float* x, float factor, size_t width, float* out) {
     each(width, [&](size_t i, size_t n) { put(out + i, take(x + i, n) * all(factor), n); });
 }
@@ -124,7 +128,7 @@ void rope(const float* x, const float* turn, size_t width, size_t head_dim, size
 }  // namespace
 
 extern const ElementKernels kElements;
-const ElementKernels kElements = {quantise, rms_norm, layer_norm, add, scale, softcap, activate, rotation, rope};
+const ElementKernels kElements = {quantise, rms_norm, layer_norm, add, reorder, scale, softcap, activate, rotation, rope};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

@@ -20,6 +20,9 @@ struct ElementKernels {
     void (*layer_norm)(const float* x, const float* weight, const float* bias, size_t width, float eps, float* out);
 
     void (*add)(const float* x, const float* y, size_t width, float* out);
+    // out [i] = x[order[i]]; out is not x.
+    void (*reorder)(const float* x, const int32_t* order, size_t width, float* out);
+
     void (*scale)(const float* x, float factor, size_t width, float* out);
 
     // cap * tanh(x / cap)

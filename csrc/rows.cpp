@@ -17,6 +17,10 @@ void select(const RowOp& op, const Kernels&, const Step& step, size_t row) {
     memcpy(op.out + row * op.width, at(op.x, static_cast<size_t>(step.select[row]), op.width), op.width * sizeof(float));
 }
 
+void reorder(const RowOp& op, const Kernels& kernels, const Step&, size_t row) {
+    kernels.elements->reorder(at(op.x, row, op.width), op.order, op.width, op.out + row * op.width);
+}
+
 void quantise(const RowOp& op, const Kernels& kernels, const Step&, size_t row) {
     const size_t k = op.width;
     kernels.elements->quantise(at(op.x, row, k), k, op.codes + row * k, op.scales + row * (k / kCodeGroup), op.sums + row * (k / 16));

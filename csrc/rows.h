@@ -18,6 +18,7 @@ struct RowOp {
     int choice = 0;                      // activation, KV group, or whether ids are positions
     const float* weight = nullptr;
     const float* bias = nullptr;
+    const int32_t* order = nullptr;      // of reorder: [width]
     const double* frequencies = nullptr; // of a rotation: [half]
     size_t half = 0;
     int8_t* codes = nullptr;             // of quantise
@@ -29,6 +30,7 @@ struct RowOp {
 
 void embed(const RowOp&, const Kernels&, const Step&, size_t);
 void select(const RowOp&, const Kernels&, const Step&, size_t);
+void reorder(const RowOp&, const Kernels&, const Step&, size_t);
 void quantise(const RowOp&, const Kernels&, const Step&, size_t);
 void rms_norm(const RowOp&, const Kernels&, const Step&, size_t);
 void layer_norm(const RowOp&, const Kernels&, const Step&, size_t);

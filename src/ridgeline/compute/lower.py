@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 
 from ridgeline.compute.fuse import fuse_norms, fuse_writes, merge_products, quantise_fp8
-from ridgeline.compute.graph import Dim, Handle, Op, OpList
+from ridgeline.compute.graph import Dim, Handle, Op, OpList, Weight
 from ridgeline.facts.model import Rope
 
 Formats = Mapping[str, str]
-"""Name of a weight → the stored kind that its runner multiplies with (Q8_0, BF16 …)."""
+"""Name of a weight → the stored kind that its runner multiplies with (Q8_0, BF16 …). Where a matrix has its columns in another order than
+its inputs come in: its name and `ORDER` → the name of the vector that says in which."""
+
+ORDER = " order"
 
 Pass = Callable[[OpList, Formats], OpList]
 
@@ -30,21 +33,28 @@ def lower(oplist: OpList, runner: str, formats: Formats | None = None) -> OpList
 
 
 def quantise_activations(oplist: OpList, formats: Formats) -> OpList:
-    """Gives every `linear` over integer weights codes: one `quantise` for each value that such products read."""
+    """Gives every `linear` over integer weights codes: one `quantise` for each value that such products read, and for each order of its
+    columns that their matrices have."""
     ops: list[Op] = []
     values = dict(oplist.values)
-    coded: dict[str, tuple[str, ...]] = {}
+    coded: dict[tuple[str, str | None], tuple[str, ...]] = {}
     for op in oplist.ops:
         if op.name != "linear" or formats[op.weights[0].name] in FLOATS:
             ops.append(op)
             continue
         (source,) = op.inputs
-        if source not in coded:
-            made = _codes(values[source])
+        order = formats.get(op.weights[0].name + ORDER)
+        if (source, order) not in coded:
+            read = values[source]
+            if order is not None:
+                read = Handle(f"{source} by {order}", read.shape)
+                values[read.name] = read
+                ops.append(Op("reorder", (source,), (read.name,), weights=(Weight(order, (read.width,)),)))
+            made = _codes(read)
             values |= {handle.name: handle for handle in made}
-            coded[source] = tuple(handle.name for handle in made)
-            ops.append(Op("quantise", (source,), coded[source]))
-        ops.append(Op("linear_codes", coded[source], op.outputs, op.attributes, op.weights))
+            coded[source, order] = tuple(handle.name for handle in made)
+            ops.append(Op("quantise", (read.name,), coded[source, order]))
+        ops.append(Op("linear_codes", coded[source, order], op.outputs, op.attributes, op.weights))
     return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
 
 

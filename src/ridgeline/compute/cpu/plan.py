@@ -14,16 +14,13 @@ from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.cpu.packing import PackedWeight
 from ridgeline.compute.cpu.phases import Phase, arena, phases
+from ridgeline.compute.cpu.weights import Stored
 from ridgeline.compute.graph import Op, OpList, Sizes
-from ridgeline.compute.ops.definition import Floats
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import Rope
 
 ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
 DTYPES: Final = {"f32": np.float32, "i32": np.int32, "i64": np.int64, "i8": np.int8}
-
-Stored = PackedWeight | Floats
-"""A packed matrix, or a vector as fp32."""
 
 
 class NativePlan:
@@ -102,7 +99,7 @@ class NativePlan:
         """Address of one of the op's vectors."""
         found = self._weights[op.weights[number].name]
         assert isinstance(found, np.ndarray)
-        return ext.address(found, np.float32, op.weights[number].shape)
+        return ext.address(found, np.int32 if op.name == "reorder" else np.float32, op.weights[number].shape)
 
     def matrix(self, op: Op) -> tuple[int, int, int, int, int]:
         """The op's matrix as the extension takes it."""
@@ -130,6 +127,10 @@ def _embed(plan: NativePlan, op: Op) -> None:
 
 def _select(plan: NativePlan, op: Op) -> None:
     plan.native.select(plan.at(op.inputs[0]), plan.at(op.outputs[0]), plan.width(op.outputs[0]))
+
+
+def _reorder(plan: NativePlan, op: Op) -> None:
+    plan.native.reorder(plan.at(op.inputs[0]), plan.at(op.outputs[0]), plan.width(op.inputs[0]), plan.vector(op))
 
 
 def _quantise(plan: NativePlan, op: Op) -> None:
@@ -203,6 +204,7 @@ def _attention(plan: NativePlan, op: Op) -> None:
 EMIT: Final[Mapping[str, Callable[[NativePlan, Op], None]]] = {
     "embed": _embed,
     "select": _select,
+    "reorder": _reorder,
     "quantise": _quantise,
     "linear": _linear,
     "linear_codes": _linear_codes,

@@ -1,4 +1,4 @@
-"""Ops that pick rows: embedding, and the tokens whose logits are wanted."""
+"""Ops that pick: rows of an embedding, the tokens whose logits are wanted, columns in another order."""
 
 import numpy as np
 
@@ -31,3 +31,18 @@ def _select_samples() -> list[Sample]:
 def select(x: Floats, select: Ints) -> Floats:
     """x [T, D] → the S selected rows [S, D]."""
     return x[select]
+
+
+def _reorder_samples() -> list[Sample]:
+    orders = [np.random.default_rng(width).permutation(width).astype(np.int32) for width in (64, 96, 640)]
+    return [
+        Sample("ragged", {"x": floats(4, 7, 64), "order": orders[0]}),
+        Sample("no row", {"x": np.zeros((0, 96), np.float32), "order": orders[1]}),
+        Sample("one row", {"x": floats(5, 1, 640), "order": orders[2]}),
+    ]
+
+
+@op(samples=_reorder_samples, weights=("order",), per_token=True, semantic=False)
+def reorder(x: Floats, order: Ints) -> Floats:
+    """x [T, K], order [K], a permutation of 0 … K - 1 → [T, K]: column k is column order[k] of x (act-order of GPTQ)."""
+    return x[:, order]
