@@ -55,6 +55,7 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
     from ridgeline.config.runner import resolve_runner
     from ridgeline.engine.compose import pace
     from ridgeline.facts.describe import describe_model
+    from ridgeline.facts.gpu import gpu_missing
     from ridgeline.facts.machine import extension_missing, machine_facts
     from ridgeline.facts.read import read_model_facts
     from ridgeline.facts.source import resolve_model
@@ -65,7 +66,7 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
 
     facts = read_model_facts(resolve_model(given.model, cache_directory()))
     machine = machine_facts()
-    settled, decided = resolve_runner(given, missing=extension_missing(), processors=machine.processors)
+    settled, decided = resolve_runner(given, missing=extension_missing(), no_gpu=gpu_missing(), processors=machine.processors)
     costs = kv_costs(facts, given.block_size, given.max_num_batched_tokens, settled.kv_dtype)
     resolved = resolve(settled, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
     resolved = replace(resolved, decisions=decided + resolved.decisions)

@@ -41,8 +41,10 @@ def serve(
     shutdown_timeout: Annotated[
         float, typer.Option(min=0, max=86400, help="Seconds that accepted requests may run on after SIGTERM.")
     ] = SERVER_DEFAULTS.shutdown_timeout,
-    runner: Annotated[str, typer.Option(help="native, numpy, or auto: native where the extension is.")] = DEFAULTS.runner,
-    kv_dtype: Annotated[str, typer.Option(help="KV cache: bf16, f32, int8, or auto: what the runner keeps.")] = DEFAULTS.kv_dtype,
+    runner: Annotated[str, typer.Option(help="cuda, native, numpy, or auto: the first that is there.")] = DEFAULTS.runner,
+    dtype: Annotated[str, typer.Option(help="On a GPU: bf16, fp16, f32, fp8 (matrices as e4m3), or auto.")] = DEFAULTS.dtype,
+    kv_dtype: Annotated[str, typer.Option(help="KV cache: bf16, f32, int8, on a GPU fp16, fp8, or auto.")] = DEFAULTS.kv_dtype,
+    batch_invariant: Annotated[bool, typer.Option(help="On a GPU: answers do not depend on what runs beside; slower.")] = False,
     threads: Annotated[int | None, typer.Option(help="Threads that share a step [the processors that may be used].")] = None,
     depth: Annotated[int, typer.Option(help="Steps in flight: two hide scheduling behind computing.")] = DEFAULTS.depth,
     seed: Annotated[int | None, typer.Option(help="Seed from which requests without a seed draw theirs.")] = None,

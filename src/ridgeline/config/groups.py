@@ -16,8 +16,10 @@ class EngineConfig:
     step_ms                milliseconds that a step may take in which somebody waits for the next token: bounds the prompts' part of it
     kv_cache_memory_bytes  None: the lesser of the need and 30 % of the memory that this process may use
     depth                  steps in flight
-    runner                 `native` (the extension), `numpy`, or `auto`: native where the extension is
-    kv_dtype               format of the KV cache: `bf16`, `f32`, `int8`, or `auto`: what the runner keeps by itself
+    runner                 `cuda` (a GPU), `native` (the extension), `numpy`, or `auto`: the first of these that is there
+    dtype                  what a GPU computes with: `bf16`, `fp16`, `f32`, or `fp8`: bf16, with matrices of floats as e4m3
+    kv_dtype               format of the KV cache: `bf16`, `f32`, `int8`, on a GPU also `fp16` and `fp8`, or `auto`: the runner's own
+    batch_invariant        on a GPU: a token's bits do not depend on what else is computed with it; slower. Other runners always are
     threads                that share a step; None: the processors that this process may use
     record                 path of a file that takes every command, plan and result, token ids included; see `engine.record`
     trace                  path of a file for what every thread of the native runner did in every phase of a step, for Perfetto
@@ -37,7 +39,9 @@ class EngineConfig:
     depth: int = 2
     seed: int | None = None
     runner: str = "auto"
+    dtype: str = "auto"
     kv_dtype: str = "auto"
+    batch_invariant: bool = False
     threads: int | None = None
     record: str | None = None
     trace: str | None = None

@@ -51,17 +51,18 @@ class Resolved:
     decisions: tuple[Decision, ...]
 
 
-def resolve(config: EngineConfig, *, context: int, memory_bytes: int, costs: KVCosts) -> Resolved:
+def resolve(config: EngineConfig, *, context: int, memory_bytes: int, costs: KVCosts, share: float = MEMORY_SHARE) -> Resolved:
     """Settles `kv_cache_memory_bytes` and `max_model_len`.
 
     context       positions the model was trained for
     memory_bytes  memory that this process may use
+    share         of it that the KV cache may take when nobody says otherwise
     Raises ConfigError with the numbers and the flag that fixes it.
     """
     check_bounds(config)
     length = _wanted_length(config, context)
     wanted = int(length.value)
-    cache = _cache_bytes(config, wanted, memory_bytes, costs)
+    cache = _cache_bytes(config, wanted, memory_bytes, costs, share)
     pages = int(cache.value) // costs.page_bytes
     fits = costs.longest(pages, wanted)
     if fits < 1:
@@ -104,7 +105,7 @@ def _wanted_length(config: EngineConfig, context: int) -> Decision:
     return Decision("max_model_len", config.max_model_len, "flag", "--max-model-len")
 
 
-def _cache_bytes(config: EngineConfig, length: int, memory_bytes: int, costs: KVCosts) -> Decision:
+def _cache_bytes(config: EngineConfig, length: int, memory_bytes: int, costs: KVCosts, part: float) -> Decision:
     name = "kv_cache_memory_bytes"
     if config.kv_cache_memory_bytes is not None:
         if not costs.page_bytes <= config.kv_cache_memory_bytes <= memory_bytes:
@@ -115,9 +116,7 @@ def _cache_bytes(config: EngineConfig, length: int, memory_bytes: int, costs: KV
             )
         return Decision(name, config.kv_cache_memory_bytes, "flag", "--kv-cache-memory-bytes")
     need = costs.sequence_pages(length) * config.max_num_seqs * costs.page_bytes
-    share = int(memory_bytes * MEMORY_SHARE)
+    share = int(memory_bytes * part)
     if need <= share:
         return Decision(name, need, "model", f"the need of {config.max_num_seqs} sequences of {length} tokens")
-    return Decision(
-        name, share, "machine", f"{MEMORY_SHARE:.0%} of the {memory_bytes} bytes that this process may use (the need is {need})"
-    )
+    return Decision(name, share, "machine", f"{part:.0%} of the {memory_bytes} bytes that this process may use (the need is {need})")

@@ -1,4 +1,4 @@
-"""What computes a step on a CPU, in which format it keeps K and V, and with how many threads: one pure function that says why."""
+"""What computes a step, in which formats, and with how many threads: one pure function that says why."""
 
 from dataclasses import replace
 from typing import Final
@@ -7,41 +7,71 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.errors import ConfigError
 
-KV_DTYPES: Final = {"native": ("bf16", "f32", "int8"), "numpy": ("f32",)}
+KV_DTYPES: Final = {"cuda": ("bf16", "fp16", "f32", "fp8", "int8"), "native": ("bf16", "f32", "int8"), "numpy": ("f32",)}
 """Runner → formats of its KV cache, the default first."""
+
+DTYPES: Final = ("bf16", "fp16", "f32", "fp8")
+"""What a GPU computes with, the default first."""
 
 THREADS: Final = 1_024
 """More than any machine of today has processors."""
 
 
-def resolve_runner(config: EngineConfig, *, missing: str | None, processors: int) -> tuple[EngineConfig, tuple[Decision, ...]]:
-    """Settles `runner`, `kv_dtype` and `threads`.
+def resolve_runner(
+    config: EngineConfig, *, missing: str | None, no_gpu: str | None, processors: int
+) -> tuple[EngineConfig, tuple[Decision, ...]]:
+    """Settles `runner`, `dtype`, `kv_dtype` and `threads`.
 
     missing     why the native extension is not there; None where it is
+    no_gpu      why no GPU can be used; None where one can
     processors  that this process may use: affinity and cgroup quota
     Raises ConfigError where flags contradict each other or this machine.
     """
-    runner = _runner(config, missing)
-    dtype = _kv_dtype(config, str(runner.value))
+    runner = _runner(config, missing, no_gpu)
+    dtype = _dtype(config, str(runner.value))
+    kv_dtype = _kv_dtype(config, str(runner.value), "" if dtype is None else str(dtype.value))
     threads = _threads(config, processors)
-    settled = replace(config, runner=str(runner.value), kv_dtype=str(dtype.value), threads=int(threads.value))
-    return settled, (runner, dtype, threads)
+    settled = replace(config, runner=str(runner.value), kv_dtype=str(kv_dtype.value), threads=int(threads.value))
+    if dtype is None:
+        return settled, (runner, kv_dtype, threads)
+    return replace(settled, dtype=str(dtype.value)), (runner, dtype, kv_dtype, threads)
 
 
-def _runner(config: EngineConfig, missing: str | None) -> Decision:
+def _runner(config: EngineConfig, missing: str | None, no_gpu: str | None) -> Decision:
     if config.runner not in ("auto", *KV_DTYPES):
-        raise ConfigError(f"--runner is {config.runner[:40]!r}; auto, native and numpy are possible", fix={"--runner": None})
-    if config.runner == "native" and missing is not None:
-        raise ConfigError(f"--runner native: {missing}", fix={"--runner": None})
+        raise ConfigError(f"--runner is {config.runner[:40]!r}; auto, {', '.join(KV_DTYPES)} are possible", fix={"--runner": None})
+    lost = {"native": missing, "cuda": no_gpu}.get(config.runner)
+    if lost is not None:
+        raise ConfigError(f"--runner {config.runner}: {lost}", fix={"--runner": None})
     if config.runner != "auto":
         return Decision("runner", config.runner, "flag", "--runner")
+    if no_gpu is None:
+        return Decision("runner", "cuda", "machine", "a GPU is there, and torch and triton are installed")
     if missing is not None:
         return Decision("runner", "numpy", "machine", f"many times slower: {missing}")
     return Decision("runner", "native", "machine", "the extension is there")
 
 
-def _kv_dtype(config: EngineConfig, runner: str) -> Decision:
+def _dtype(config: EngineConfig, runner: str) -> Decision | None:
+    """None where runners compute with what a model's file has."""
+    if runner != "cuda":
+        if config.dtype != "auto" or config.batch_invariant:
+            flag = "--dtype" if config.dtype != "auto" else "--batch-invariant"
+            raise ConfigError(f"{flag} is for --runner cuda; the {runner} runner is exact and computes with the file's own formats",
+                              fix={flag: None})  # fmt: skip
+        return None
+    if config.dtype == "auto":
+        return Decision("dtype", DTYPES[0], "default", "what GPUs multiply fastest without a loss of range")
+    if config.dtype not in DTYPES:
+        raise ConfigError(f"--dtype is {config.dtype[:40]!r}; auto, {', '.join(DTYPES)} are possible", fix={"--dtype": None})
+    return Decision("dtype", config.dtype, "flag", "--dtype")
+
+
+def _kv_dtype(config: EngineConfig, runner: str, dtype: str) -> Decision:
     possible = KV_DTYPES[runner]
+    if config.kv_dtype == "auto" and dtype in possible:
+        own = dtype if dtype != "fp8" else possible[0]
+        return Decision("kv_dtype", own, "default", f"what --dtype {dtype} computes attention with, unless --kv-dtype says otherwise")
     if config.kv_dtype == "auto":
         return Decision("kv_dtype", possible[0], "default", f"what the {runner} runner keeps unless --kv-dtype says otherwise")
     if config.kv_dtype not in possible:

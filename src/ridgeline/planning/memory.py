@@ -3,15 +3,27 @@
 from collections.abc import Sequence
 from functools import reduce
 from math import gcd
+from typing import Final
 
 from ridgeline.config.resolve import KVCosts
 from ridgeline.core.plan import KVGroup
 from ridgeline.facts.model import ModelFacts
 
+GRAPH_BYTES: Final = 2 << 20
+"""What a captured graph takes of a device beside the values that it shares with all others: published sizes are 1 to 2 MB."""
+
+RESERVE_SHARE: Final = 0.03
+"""Of a device's memory, what stays free: fragments, and libraries that ask for more when they first see a size."""
+
 
 def kv_head_bytes(head_dim: int, kv_dtype: str) -> int:
-    """Bytes of one token's K, or V, of one head: f32, bf16, or int8 with one fp32 scale behind it."""
-    return {"f32": 4 * head_dim, "bf16": 2 * head_dim, "int8": head_dim + 4}[kv_dtype]
+    """Bytes of one token's K, or V, of one head: f32, bf16, fp16, fp8 without a scale, or int8 with one fp32 scale."""
+    return {"f32": 4 * head_dim, "bf16": 2 * head_dim, "fp16": 2 * head_dim, "fp8": head_dim, "int8": head_dim + 4}[kv_dtype]
+
+
+def left_for_cache(device_bytes: int, free_bytes: int, graphs: int) -> int:
+    """Bytes of a device that its KV cache may take, of those that weights and the largest step leave free; below 0 where too few are."""
+    return free_bytes - int(RESERVE_SHARE * device_bytes) - graphs * GRAPH_BYTES
 
 
 def kv_groups(facts: ModelFacts) -> tuple[KVGroup, ...]:

@@ -118,9 +118,15 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     ),
     "depth": Meaning("steps in flight: two hide the host behind the device", "time between steps beside their own: too shallow"),
     "seed": Meaning("requests without a seed draw theirs from it; none: unpredictable", "answers that repeat after a restart: set"),
-    "runner": Meaning("native code where the extension is, numpy everywhere", "`ridgeline doctor` says LOST: reinstall with a compiler"),
+    "runner": Meaning(
+        "a GPU where one is, native code where the extension is, numpy everywhere", "`ridgeline doctor` says LOST: it names the fix"
+    ),
+    "dtype": Meaning("what a GPU computes with; other runners compute with the file's own formats", "answers lose quality with fp8: bf16"),
     "kv_dtype": Meaning(
         "half the bytes of a token are twice the sequences", "vllm:kv_cache_usage_perc > 0.9 and vllm:num_preemptions growing: too wide"
+    ),
+    "batch_invariant": Meaning(
+        "on a GPU the last bits of an answer may depend on its neighbours; elsewhere they never do", "vllm:inter_token_latency_seconds: on"
     ),
     "threads": Meaning("all processors share a step", "the machine does other work meanwhile: too many"),
     "record": Meaning("a file with every command, plan and result; it holds token ids", "the disk fills up: set"),

@@ -3,6 +3,7 @@
 Owns sizes; allocates nothing.
 """
 
+from math import prod
 from typing import Final
 
 import torch
@@ -12,17 +13,14 @@ from ridgeline.compute.cuda.buckets import SEGMENT_TOKENS, Bucket, Buckets
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.plan import Weights
 from ridgeline.compute.cuda.triton import attention
+from ridgeline.compute.cuda.weights import placed_bytes
 from ridgeline.compute.graph import OpList
 from ridgeline.errors import ConfigError
-
-GRAPH_BYTES: Final = 2 << 20
-"""What one graph takes of the device beside the values that it shares with all others; published sizes are 1 to 2 MB."""
+from ridgeline.facts.model import ModelFacts
+from ridgeline.planning.memory import left_for_cache
 
 FEW_QUERIES: Final = (2, 4, 8, 16, 32, 64)
 """Queries of a row for which attention may give splits programs of their own."""
-
-RESERVE_SHARE: Final = 0.03
-"""Of the device's memory, what stays free: fragments, and libraries that ask for more when they first see a size."""
 
 
 def scratch_bytes(
@@ -77,11 +75,25 @@ def _attention_bytes(
 
 def cache_bytes(device: Device, free_bytes: int, graphs: int) -> int:
     """What the KV cache may take of what the largest step has left. Raises ConfigError where nothing is left."""
-    reserved = int(RESERVE_SHARE * device.memory_bytes) + graphs * GRAPH_BYTES
-    if free_bytes <= reserved:
+    left = left_for_cache(device.memory_bytes, free_bytes, graphs)
+    if left <= 0:
         raise ConfigError(
-            f"{free_bytes} bytes of {device.name} are free behind weights and the largest step, {reserved} are kept for graphs and "
-            "libraries: nothing is left for the KV cache; lower --max-num-batched-tokens or --max-num-seqs, or take --dtype fp8",
+            f"{free_bytes} bytes of {device.name} are free behind weights and the largest step, {free_bytes - left} are kept for graphs "
+            "and libraries: nothing is left for the KV cache; lower --max-num-batched-tokens or --max-num-seqs, or take --dtype fp8",
             fix={"--dtype": "fp8"},
         )
-    return free_bytes - reserved
+    return left
+
+
+def weights_bytes(facts: ModelFacts, dtype: torch.dtype, *, fp8: bool) -> int:
+    """What a model's tensors take of a device at most, from their headers."""
+    total = 0
+    for tensor in facts.tensors.values():
+        if len(tensor.shape) == 1:
+            total += 4 * tensor.shape[0]
+        elif tensor.kind.startswith("F8") or fp8:
+            total += prod(tensor.shape) + 4 * tensor.shape[0]
+        else:
+            rows, columns = tensor.shape
+            total += placed_bytes(tensor.kind, (rows, columns), dtype, tensor.integers.group if tensor.integers else 0)
+    return total

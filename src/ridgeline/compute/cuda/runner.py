@@ -1,6 +1,6 @@
-"""The runner of a GPU: steps as launches over permanent memory, ids that stay on the device from step to step.
+"""The runner of a GPU: steps as launches over permanent memory.
 
-Owns the buffers of a step, the last id of every permanent row, and which bucket a step is padded to. Between start-up and the end it
+Owns the buffers of a step, and which bucket a step is padded to. Between start-up and the end it
 allocates nothing on the device and waits for it only where a host asks for results. Knows no request.
 """
 
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ridgeline.compute.cuda import sampler
 from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.device import Device, Event
 from ridgeline.compute.cuda.graphs import Capture, Graphs, run_all
+from ridgeline.compute.cuda.ids import Ids
 from ridgeline.compute.cuda.memory import scratch_bytes
 from ridgeline.compute.cuda.plan import Binding, Call, DevicePlan, Weights
 from ridgeline.compute.cuda.providers import BIND
@@ -55,7 +55,7 @@ class CudaRunner:
     kv_heads                 of the cache
     depth                    steps that may be launched and not yet read
     invariant                a token's bits do not depend on what else is in its step
-    capture                  makes graphs; None: everything is launched
+    capture                  makes graphs; None: the device does, if it can
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class CudaRunner:
         check(oplist)
         self.oplist, self.device, self.vocab = oplist, device, vocab
         self._shape, self._head = shape, head_of(oplist)
+        self._results = {"logits": oplist.outputs["logits"], "hidden": oplist.taps["hidden"]}
         self.buckets = Buckets(tokens, rows, positions, shape.block_tokens)
         largest = self.buckets.largest
         needed = scratch_bytes(
@@ -88,22 +89,27 @@ class CudaRunner:
         sizes = {"tokens": largest.tokens, "rows": largest.rows}
         self.plan = DevicePlan(oplist, weights, shape, device, dtype, scratch=scratch, invariant=invariant, **sizes)
         self.buffers = StepBuffers(device, len(shape.groups), largest, depth, nobody=rows)
-        self._last = device.zeros(rows + 1, dtype=torch.int32)
-        self._taken, self._ids = device.zeros(2, largest.tokens, dtype=torch.int32)
-        self._unknown = device.zeros(largest.tokens, dtype=torch.bool)
-        self._out = device.zeros(2, largest.rows, dtype=torch.int32)
+        self.ids = Ids(device, rows, largest, vocab)
         self._read = [(device.event(), device.host(2, largest.rows, dtype=torch.int32)) for _ in range(depth + 1)]
         self._turn = 0
         self._current = largest
         self._cache: DeviceKVCache | None = None
         self._programs: dict[Bucket, Program] = {}
         self._capture = capture or device.capture
+        self._captures = device.real or capture is not None
         self._graphs = Graphs(self._capture, None)
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device beside weights, cache and graphs."""
-        return self.plan.nbytes + self.buffers.nbytes + 4 * (self._last.numel() + self._out.numel()) + 9 * self._ids.numel()
+        return self.plan.nbytes + self.buffers.nbytes + self.ids.nbytes
+
+    @property
+    def graphs_wanted(self) -> int:
+        """Graphs that `warm_up` will capture; none where kernels are interpreted."""
+        if not self._captures:
+            return 0
+        return len(self.buckets.single) + len(self.buckets.segments) * (1 + sum(op.name == "attention" for op in self.oplist.ops))
 
     @property
     def graphs(self) -> int:
@@ -118,7 +124,9 @@ class CudaRunner:
             self._graphs = Graphs(self._capture, None)
 
     def warm_up(self, progress: Callable[[str, float], None]) -> None:
-        """Captures every graph, over steps that are nothing but padding."""
+        """Captures every graph there may be, over steps that are nothing but padding."""
+        if not self._captures:
+            return
         self._graphs = Graphs(self._capture, self.device.graph_pool())
         whole = [(bucket, True) for bucket in self.buckets.single]
         pieces = [(self.buckets.mixed(tokens), False) for tokens in self.buckets.segments]
@@ -151,7 +159,7 @@ class CudaRunner:
         self._graphs.run(bucket, program.body, program.tail)
         event, host = self._read[self._turn]
         self._turn = (self._turn + 1) % len(self._read)
-        host.copy_(self._out, non_blocking=True)
+        host.copy_(self.ids.out, non_blocking=True)
         event.record()
         return Launched(event, host, inputs.sizes.R)
 
@@ -231,7 +239,7 @@ class CudaRunner:
 
     def _binding(self, plan: DevicePlan, bucket: Bucket) -> Binding:
         assert self._cache is not None, "a runner computes with a cache: attach one"
-        return Binding(plan, self.buffers.views(bucket), self._cache, self._ids[: bucket.tokens])
+        return Binding(plan, self.buffers.views(bucket), self._cache, self.ids.of_tokens[: bucket.tokens])
 
     def _program(self, bucket: Bucket) -> Program:
         """The calls of a bucket, over views that are made when it is first met."""
@@ -240,37 +248,11 @@ class CudaRunner:
             binding = self._binding(self.plan, bucket)
             calls = self.plan.bind(binding)
             first = self._head - 1
-            body = [Call(partial(self._resolve, binding)), *calls[:first]]
-            found = self._programs[bucket] = Program(
-                body, [*calls[first:], Call(self._sampling(binding)), Call(partial(self._remember, binding))]
-            )
+            logits, hidden = (binding.value(self._results[name]) for name in ("logits", "hidden"))
+            tail = [Call(self.ids.sampling(binding, logits, hidden)), Call(partial(self.ids.remember, binding))]
+            body = [Call(partial(self.ids.resolve, binding)), *calls[:first]]
+            found = self._programs[bucket] = Program(body, [*calls[first:], *tail])
         return found
-
-    def _resolve(self, binding: Binding) -> None:
-        """Ids of the step: those that the host knows, else the last one of the token's row."""
-        tokens = binding.inputs.bucket.tokens
-        ids, taken, unknown = binding.inputs["ids"], self._taken[:tokens], self._unknown[:tokens]
-        torch.index_select(self._last, 0, binding.inputs["source"], out=taken)
-        torch.lt(ids, 0, out=unknown)
-        torch.where(unknown, taken, ids, out=binding.ids)
-
-    def _sampling(self, binding: Binding) -> Callable[[], None]:
-        """Samples a token for every row, and looks whether its hidden states are finite."""
-        inputs, rows = binding.inputs, binding.inputs.bucket.rows
-        logits = binding.value(self.oplist.outputs["logits"])[:, : self.vocab]
-        columns = {name: inputs[name] for name in sampler.COLUMNS}
-        choose = partial(sampler.sample, logits, columns, inputs["kv_len"], self._out[0, :rows], self.plan.scratch)
-        look = partial(sampler.finite, binding.value(self.oplist.taps["hidden"]), inputs["row_of_token"], self._out[1, :rows])
-
-        def run() -> None:
-            choose()
-            look()
-
-        return run
-
-    def _remember(self, binding: Binding) -> None:
-        """The sampled ids to the rows that take them."""
-        self._last.index_copy_(0, binding.inputs["target"], self._out[0, : binding.inputs.bucket.rows])
 
     def _stored(self, op: Op, inputs: StepInputs, kv: DeviceKVCache) -> tuple[Floats, ...]:
         """What a cache write stored for the step's tokens, as fp32 [T, KV heads, head dimension]: K, then V."""

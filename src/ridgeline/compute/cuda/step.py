@@ -58,7 +58,7 @@ class Column(NamedTuple):
 
 
 def columns_of(bucket: Bucket, groups: int) -> tuple[Column, ...]:
-    """All columns of a step, in their order. `source` is the permanent row of each token; `target` of each row, or one that nobody reads."""
+    """All columns of a step, in their order. `source`: the permanent row of each token; `target`: of each row, or nobody."""
     tokens, rows = bucket.tokens, bucket.rows
     return (
         Column("slots", "i64", (groups, tokens)),
@@ -135,7 +135,7 @@ class StepBuffers:
         return DeviceInputs(found, bucket, found["tables"].unbind(), found["slots"].unbind())
 
     def send(self, bucket: Bucket, inputs: StepInputs, sampled: Sampled) -> None:
-        """Packs a step into the next buffer of the ring and starts its copy. The step that used the buffer before must have been waited for."""
+        """Packs a step into the next buffer of the ring and starts its copy. The step that used it before must have been read."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._ring)
         _, size = layout(bucket, self.groups)
         pack(self._columns(bucket, turn), bucket, inputs, sampled, self.nobody)

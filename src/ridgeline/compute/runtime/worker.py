@@ -20,7 +20,8 @@ from ridgeline.config.resolve import Decision, resolve
 from ridgeline.config.runner import resolve_runner
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import KVShape, NewRow, Plan
-from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.engine.executor import Executor, ExecutorInfo
+from ridgeline.facts.gpu import gpu_missing
 from ridgeline.facts.machine import machine_facts
 from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.read import read_model_facts
@@ -32,14 +33,19 @@ Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
 
 
-def build(config: EngineConfig, progress: Progress) -> StepExecutor:
+def build(config: EngineConfig, progress: Progress) -> Executor:
     """Loads `config.model` and returns an executor that is ready for its first plan.
 
     Raises ModelNotFoundError, ModelFormatError or ConfigError where the model or the settings are at fault.
     """
     facts = read_model_facts(resolve_model(config.model, cache_directory(), progress))
     machine = machine_facts()
-    config, said = resolve_runner(config, missing=ext.lost(), processors=machine.processors)
+    config, said = resolve_runner(config, missing=ext.lost(), no_gpu=gpu_missing(), processors=machine.processors)
+    if config.runner == "cuda":
+        # Loaded here alone: it imports torch.
+        from ridgeline.compute.runtime.gpu import build_on_gpu
+
+        return build_on_gpu(config, facts, said, progress)
     groups = kv_groups(facts)
     costs = kv_costs(facts, config.block_size, config.max_num_batched_tokens, config.kv_dtype)
     resolved = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)

@@ -1,0 +1,99 @@
+"""Where a GPU starts: weights, buffers, the largest step there can be, and the KV cache out of what that leaves.
+
+Owns the order of start-up on a device. The context is planned from headers, so that every buffer can be sized before anything runs; how
+many pages there are is measured, so that nothing runs out of memory later.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from ridgeline.compute.cuda.cache import allocate_device_kv
+from ridgeline.compute.cuda.device import DTYPES, Device, open_device
+from ridgeline.compute.cuda.load import load_weights
+from ridgeline.compute.cuda.memory import cache_bytes, weights_bytes
+from ridgeline.compute.cuda.runner import CudaRunner
+from ridgeline.compute.models.registry import record
+from ridgeline.compute.runtime.device_executor import DeviceExecutor
+from ridgeline.config.groups import EngineConfig
+from ridgeline.config.resolve import Decision, KVCosts, resolve
+from ridgeline.core.plan import KVShape
+from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.facts.model import ModelFacts
+from ridgeline.facts.rope import rope_for
+from ridgeline.planning.memory import kv_costs, kv_groups
+
+Progress = Callable[[str, float], None]
+"""Called with (stage, fraction done)."""
+
+
+def build_on_gpu(config: EngineConfig, facts: ModelFacts, said: tuple[Decision, ...], progress: Progress) -> DeviceExecutor:
+    """Loads a model to the GPU. `config` has its runner and its types settled; raises ConfigError where it does not fit."""
+    device = open_device()
+    dtype = DTYPES["bf16" if config.dtype == "fp8" else config.dtype]
+    costs = kv_costs(facts, config.block_size, config.max_num_batched_tokens, config.kv_dtype)
+    length = planned_length(config, facts, device, weights_bytes(facts, dtype, fp8=config.dtype == "fp8"), costs)
+    facts, turned = rope_for(facts, length)
+    oplist, weights = load_weights(facts, record(facts)["step"], device, dtype, fp8=config.dtype == "fp8", progress=progress)
+    shape = KVShape(kv_groups(facts), config.block_size, 1, b"")
+    runner = CudaRunner(
+        oplist,
+        weights,
+        shape,
+        device,
+        dtype,
+        tokens=config.max_num_batched_tokens,
+        rows=config.max_num_seqs,
+        positions=length,
+        vocab=facts.tokens,
+        kv_heads=facts.kv_heads,
+        depth=config.depth,
+        invariant=config.batch_invariant,
+    )
+    progress("warming up", 0.0)
+    runner.attach(allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch))
+    runner.dry()
+    left = cache_bytes(device, device.free_bytes(), runner.graphs_wanted)
+    progress("warming up", 1.0)
+    resolved = resolve(config, context=length, memory_bytes=left, costs=costs, share=1.0)
+    settled = resolved.config
+    assert settled.max_model_len is not None and settled.kv_cache_memory_bytes is not None
+    shape = replace(shape, pages=resolved.pages, fingerprint=_fingerprint(facts, settled, device))
+    cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch)
+    runner.attach(cache)
+    runner.warm_up(progress)
+    decisions = (*said, *resolved.decisions, *_told(runner, turned, settled.max_model_len))
+    info = ExecutorInfo(
+        kv=shape,
+        vocab=facts.tokens,
+        max_model_len=settled.max_model_len,
+        rows=config.max_num_seqs,
+        runner=f"cuda, {device.name}",
+        weights_bytes=weights.nbytes,
+        kv_bytes=settled.kv_cache_memory_bytes,
+    )
+    return DeviceExecutor(info, decisions, runner, cache)
+
+
+def planned_length(config: EngineConfig, facts: ModelFacts, device: Device, weights: int, costs: KVCosts) -> int:
+    """Positions that a sequence may have: those asked for, else what the memory behind weights has room for, by their headers."""
+    if config.max_model_len is not None:
+        return min(config.max_model_len, facts.context)
+    room = config.kv_cache_memory_bytes or cache_bytes(device, device.memory_bytes - weights, 0)
+    return max(1, costs.longest(room // costs.page_bytes, facts.context))
+
+
+def _told(runner: CudaRunner, turned: str | None, length: int) -> tuple[Decision, ...]:
+    """What users should know of how the device was set up."""
+    told = [Decision("step_bytes", runner.nbytes, "machine", "what the largest step takes of the device beside weights and KV cache")]
+    if runner.graphs:
+        told.append(Decision("graphs", runner.graphs, "machine", "steps, or parts of them, that are replayed instead of launched"))
+    if turned is not None:
+        told.append(Decision("rope_positions", length, "model", turned))
+    return tuple(told)
+
+
+def _fingerprint(facts: ModelFacts, config: EngineConfig, device: Device) -> bytes:
+    """Identity of weights and KV layout: pages are interchangeable only where it is equal."""
+    named = f"{config.runner} {device.name} {config.dtype} {config.kv_dtype} {config.block_size} {config.batch_invariant}"
+    return hashlib.sha256(facts.fingerprint + named.encode()).digest()
