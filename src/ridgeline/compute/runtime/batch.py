@@ -33,21 +33,25 @@ def step_inputs(plan: Plan, rows: Rows, block_tokens: int) -> Batch:
 
     Logits are selected where rows sample. Prompt positions that are to be scored get theirs afterwards, few at a time (`runtime.scores`).
     """
-    row = np.array(plan.row, np.int32)
-    count = np.array(plan.count, np.int32)
+    row, ids = np.frombuffer(plan.row, np.int32), np.array(plan.tokens, np.int32)
     start = np.array(plan.start, np.int64)
-    start = np.where(start == FROM_ROW, rows.computed[row], start)
-    cu_q = np.zeros(len(row) + 1, np.int32)
-    count.cumsum(out=cu_q[1:])
-    row_of_token = np.arange(len(row), dtype=np.int32).repeat(count)
-    positions = np.arange(cu_q[-1], dtype=np.int64) + (start - cu_q[:-1])[row_of_token]
-    ids = np.array(plan.tokens, np.int32)
+    standing = start == FROM_ROW
+    start[standing] = rows.computed[row[standing]]
+    if len(ids) == len(row):  # one token a row: most steps, and there is little time between them
+        cu_q = np.arange(len(row) + 1, dtype=np.int32)
+        row_of_token, positions, kv_len = cu_q[:-1], start, start + 1
+    else:
+        count = np.frombuffer(plan.count, np.int32)
+        cu_q = np.zeros(len(row) + 1, np.int32)
+        count.cumsum(out=cu_q[1:])
+        row_of_token = np.arange(len(row), dtype=np.int32).repeat(count)
+        positions, kv_len = np.arange(len(ids)) + (start - cu_q[:-1])[row_of_token], start + count
+    rows.computed[row] = kv_len
     (unknown,) = (ids == FROM_ROW).nonzero()
-    kv_len = start + count
     blocks = -(-int(kv_len.max()) // block_tokens)
     tables = tuple(table[row, :blocks] for table in rows.tables)
-    block, offset = np.divmod(positions, block_tokens)
-    rows.computed[row] = kv_len
+    block = positions // block_tokens
+    offset = positions - block * block_tokens
     inputs = StepInputs(
         ids=ids,
         positions=positions.astype(np.int32)[None],
