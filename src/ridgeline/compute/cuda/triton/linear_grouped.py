@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.integers import Integers
+from ridgeline.compute.cuda.integers import HEAD_BYTES, Integers
 from ridgeline.compute.cuda.triton.launch import ceil_div, rows_of
+from ridgeline.compute.cuda.triton.packed import field_of, less_of, scale_of
 
 BLOCK_N: Final = 64
 MOST_ROWS: Final = 32
@@ -27,7 +28,9 @@ PROGRAMS: Final = 528
 LEAST_TILES: Final = 4
 """A program reads at least so many tiles, or its start costs more than its work."""
 
-_ZEROS: Final = {"centre": 0, "zeros": 1, "mins": 2}
+STAGES: Final = 4
+"""Tiles on their way at a time: 2 to 4 KB each for every program."""
+
 _OFFSETS: Final = {torch.float32: 0, torch.bfloat16: 128, torch.float16: 64}
 """What setting the exponent adds to a code."""
 
@@ -48,67 +51,84 @@ def _operand(codes, SUBTRACT: tl.constexpr, OFFSET: tl.constexpr, kind: tl.const
 
 @triton.jit
 def grouped_kernel(
-    x, low, high, scales, fine, mins, fine_mins, zeros, out,
-    rows, columns, inputs, x_stride, out_stride, out_split, tiles, tiles_a_split, groups, bases,
+    x, low, high, heads, bases, out,
+    rows, columns, inputs, x_stride, out_stride, out_split, tiles, tiles_a_split, words, superblocks,
     LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BASE: tl.constexpr,
-    ZERO: tl.constexpr, CENTRE: tl.constexpr, OFFSET: tl.constexpr, EVEN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
+    HEAD: tl.constexpr, HEAD_BYTES: tl.constexpr, MINS: tl.constexpr, ZEROS: tl.constexpr, CENTRE: tl.constexpr, OFFSET: tl.constexpr,
+    EVEN: tl.constexpr, STAGES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N outputs of BLOCK_M rows over one split of the inputs. `Integers` says how planes lie; SIZE 0: a group a row."""
+    """One program: BLOCK_N outputs of BLOCK_M rows over one split of the inputs. SIZE 0: a group is a row."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     w = tl.arange(0, WIDTH)
     there = n < columns
     TILE: tl.constexpr = FIELDS * WIDTH
-    SPAN: tl.constexpr = TILE if SIZE == 0 or SIZE > TILE else SIZE
-    LOW_BYTES: tl.constexpr = TILE * LOW // 8
-    HIGH_BYTES: tl.constexpr = TILE * HIGH // 8
-    SUBTRACT: tl.constexpr = CENTRE if OFFSET == 0 and ZERO == 0 else 0
-    SUMS: tl.constexpr = OFFSET + CENTRE - SUBTRACT != 0 or ZERO != 0
+    SPAN: tl.constexpr = TILE if SIZE > TILE or SIZE == 0 else SIZE
+    SUBTRACT: tl.constexpr = 0 if OFFSET != 0 or MINS or ZEROS else CENTRE
+    ADDED: tl.constexpr = OFFSET if MINS else OFFSET + CENTRE - SUBTRACT
+    SUMS: tl.constexpr = ADDED != 0 or MINS or ZEROS
     kind: tl.constexpr = x.dtype.element_ty
     ones = tl.full((BLOCK_N, WIDTH), 1.0, tl.float32).to(kind)
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     dots = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    base = tl.zeros((BLOCK_N,), tl.int32)
+    after = tl.zeros((BLOCK_N,), tl.int32)
     first = split * tiles_a_split
-    for tile in range(first, tl.minimum(first + tiles_a_split, tiles)):
+    # With their stages stated heads are fetched ahead as codes are, though no product reads them.
+    for tile in tl.range(first, tl.minimum(first + tiles_a_split, tiles), num_stages=STAGES):
         row = tile * tl.cast(columns, tl.int64) + n
+        if BASE > 0:
+            base = tl.load(bases + tl.minimum(tile * TILE // BASE, superblocks - 1) * columns + n, mask=there, other=0)
         for field in tl.static_range(FIELDS):
             if field % (8 // LOW) == 0:
-                low_run = tl.load(low + row[:, None] * LOW_BYTES + field // (8 // LOW) * WIDTH + w[None, :], mask=there[:, None], other=0)
-            codes = (low_run >> (LOW * (field % (8 // LOW)))) & ((1 << LOW) - 1)
+                low_at = low + row[:, None] * (TILE * LOW // 8) + field // (8 // LOW) * WIDTH
+                low_run = tl.load(low_at + w[None, :], mask=there[:, None], other=0)
+            codes = field_of(low_run, field, LOW)
             if HIGH > 0:
                 if field % (8 // HIGH) == 0:
-                    high_at = high + row[:, None] * HIGH_BYTES + field // (8 // HIGH) * WIDTH
+                    high_at = high + row[:, None] * (TILE * HIGH // 8) + field // (8 // HIGH) * WIDTH
                     high_run = tl.load(high_at + w[None, :], mask=there[:, None], other=0)
-                codes = codes | (((high_run >> (HIGH * (field % (8 // HIGH)))) & ((1 << HIGH) - 1)) << LOW)
+                codes = codes | (field_of(high_run, field, HIGH) << LOW)
             k = tile * TILE + field * WIDTH + w
             mask = (m < rows)[None, :] if EVEN else (m < rows)[None, :] & (k < inputs)[:, None]
             part = tl.load(x + m[None, :].to(tl.int64) * x_stride + k[:, None], mask=mask, other=0.0)
             dots = tl.dot(_operand(codes, SUBTRACT, OFFSET, kind), part, dots, input_precision="ieee")
             if SUMS:
                 sums = tl.dot(ones, part, sums, input_precision="ieee")
-            if (field + 1) * WIDTH % SPAN == 0:
-                start = tile * TILE + field * WIDTH
-                group = tl.minimum(start // SIZE, groups - 1) if SIZE > 0 else 0
-                base = tl.minimum(start // BASE, bases - 1) if BASE > 0 else group
-                scale = tl.load(scales + base * columns + n, mask=there, other=0.0).to(tl.float32)
-                if BASE > 0:
-                    scale *= tl.load(fine + group * columns + n, mask=there, other=0).to(tl.float32)
-                if ZERO == 0:
-                    total += scale[:, None] * (dots - (OFFSET + CENTRE - SUBTRACT) * sums)
-                elif ZERO == 1:
-                    zero = OFFSET + tl.load(zeros + group * columns + n, mask=there, other=0).to(tl.float32)
-                    total += scale[:, None] * (dots - zero[:, None] * sums)
-                else:
-                    least = tl.load(mins + base * columns + n, mask=there, other=0.0).to(tl.float32)
-                    if BASE > 0:
-                        least *= tl.load(fine_mins + group * columns + n, mask=there, other=0).to(tl.float32)
-                    total += scale[:, None] * (dots - OFFSET * sums) - least[:, None] * sums
+            if SIZE > 0 and (field + 1) * WIDTH % SPAN == 0:
+                if ((field + 1) * WIDTH // SPAN - 1) * HEAD_BYTES % 4 == 0:
+                    number = (tile * TILE + (field + 1) * WIDTH - SPAN) // SIZE * HEAD_BYTES // 4
+                    word = tl.load(heads + tl.minimum(number, words - 1) * columns + n, mask=there, other=0)
+                    if HEAD_BYTES == 8:
+                        after = tl.load(heads + tl.minimum(number + 1, words - 1) * columns + n, mask=there, other=0)
+                scale = scale_of(word, base, HEAD, ((field + 1) * WIDTH // SPAN - 1) * HEAD_BYTES % 4)
+                less = less_of(word, after, base, HEAD, ((field + 1) * WIDTH // SPAN - 1) * HEAD_BYTES % 4, 0)
+                total += _scaled(dots, sums, scale, less, MINS, ZEROS, ADDED)
                 dots = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
                 sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    if SIZE == 0:
+        word = tl.load(heads + n, mask=there, other=0)
+        if HEAD_BYTES == 8:
+            after = tl.load(heads + columns + n, mask=there, other=0)
+        total = _scaled(dots, sums, scale_of(word, base, HEAD, 0), less_of(word, after, base, HEAD, 0, 0), MINS, ZEROS, ADDED)
     place = out + split.to(tl.int64) * out_split + m[None, :].to(tl.int64) * out_stride + n[:, None]
     tl.store(place, total.to(out.dtype.element_ty), mask=there[:, None] & (m < rows)[None, :])
+
+
+@triton.jit
+def _scaled(dots, sums, scale, less, MINS: tl.constexpr, ZEROS: tl.constexpr, ADDED: tl.constexpr):
+    """A group's share of the result [N, M]; ADDED is what was added to every code."""
+    if MINS:
+        share = scale[:, None] * (dots - ADDED * sums) - less[:, None] * sums
+    elif ZEROS:
+        share = scale[:, None] * (dots - (less + ADDED)[:, None] * sums)
+    elif ADDED != 0:
+        share = scale[:, None] * (dots - ADDED * sums)
+    else:
+        share = scale[:, None] * dots
+    return share
 
 
 @triton.jit
@@ -149,16 +169,15 @@ def linear_grouped(x: Tensor, weight: Integers, out: Tensor, scratch: Tensor, *,
     block = block_rows or (16 if rows <= 16 else MOST_ROWS)
     parts = scratch[: scratch_bytes(weight, rows)].view(torch.float32) if splits > 1 else out
     offset = 0 if form.low + form.high == 8 else _OFFSETS[x.dtype]
-    nothing = weight.low
     grid = (ceil_div(columns, BLOCK_N), splits, ceil_div(rows, block))
     grouped_kernel[grid](
-        x, weight.low, _or(weight.high, nothing), weight.scales, _or(weight.fine, nothing), _or(weight.mins, nothing),
-        _or(weight.fine_mins, nothing), _or(weight.zeros, nothing), parts,
+        x, weight.low, weight.low if weight.high is None else weight.high, weight.heads,
+        weight.heads if weight.bases is None else weight.bases, parts,
         rows, columns, inputs, x.stride(0), columns if splits > 1 else out.stride(0), rows * columns if splits > 1 else 0,
-        weight.tiles, ceil_div(weight.tiles, splits), inputs // (form.size or inputs), weight.scales.shape[0],
+        weight.tiles, ceil_div(weight.tiles, splits), len(weight.heads), 1 if weight.bases is None else len(weight.bases),
         LOW=form.low, HIGH=form.high, FIELDS=weight.fields, WIDTH=weight.width, SIZE=form.size, BASE=form.base,
-        ZERO=_ZEROS[form.zero], CENTRE=form.centre, OFFSET=offset, EVEN=weight.tiles * weight.tile == inputs,
-        BLOCK_N=BLOCK_N, BLOCK_M=block, num_warps=4, num_stages=4,
+        HEAD=form.head, HEAD_BYTES=HEAD_BYTES[form.head], MINS=form.zero == "mins", ZEROS=form.zero == "zeros", CENTRE=form.centre,
+        OFFSET=offset, EVEN=weight.tiles * weight.tile == inputs, STAGES=STAGES, BLOCK_N=BLOCK_N, BLOCK_M=block, num_warps=4,
     )  # fmt: skip
     if splits > 1:
         reduce_splits(parts, splits, out)
@@ -169,8 +188,3 @@ def reduce_splits(parts: Tensor, splits: int, out: Tensor) -> None:
     rows, columns = out.shape
     grid = (rows, ceil_div(columns, REDUCE_BLOCK))
     reduce_kernel[grid](parts, out, columns, splits, rows * columns, out.stride(0), BLOCK=REDUCE_BLOCK)
-
-
-def _or(part: Tensor | None, nothing: Tensor) -> Tensor:
-    """Kernels take a pointer even for what they never read."""
-    return nothing if part is None else part

@@ -9,15 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.integers import Integers
+from ridgeline.compute.cuda.integers import HEAD_BYTES, Integers
 from ridgeline.compute.cuda.triton.formulas import fp8_scale, from_fp8, to_fp8
 from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
+from ridgeline.compute.cuda.triton.packed import field_of, less_of, scale_of
 from ridgeline.compute.cuda.weights import Fp8
 
 BLOCK_N: Final = 64
 BLOCK_K: Final = 128
-
-_ZEROS: Final = {"centre": 0, "zeros": 1, "mins": 2}
 
 
 @triton.jit
@@ -34,10 +33,9 @@ def quantise_fp8_kernel(x, codes, scales, x_stride, codes_stride, scales_stride,
 
 @triton.jit
 def dequantise_grouped_kernel(
-    low, high, scales, fine, mins, fine_mins, zeros, out,
-    first, rows, columns, inputs, out_stride, groups, bases,
+    low, high, heads, bases, out, first, rows, columns, inputs, out_stride, words, superblocks,
     LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BASE: tl.constexpr,
-    ZERO: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD: tl.constexpr, HEAD_BYTES: tl.constexpr, MINS: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One program: one tile of BLOCK_N rows, of which the first is row `first` of the matrix. `Integers` says how planes lie."""
     tile = tl.program_id(0)
@@ -46,32 +44,27 @@ def dequantise_grouped_kernel(
     there = row < rows
     n = first + row
     TILE: tl.constexpr = FIELDS * WIDTH
+    SPAN: tl.constexpr = TILE if SIZE > TILE or SIZE == 0 else SIZE
     place = tile.to(tl.int64) * columns + n
+    base = tl.zeros((BLOCK_N,), tl.int32)
+    after = tl.zeros((BLOCK_N,), tl.int32)
+    if BASE > 0:
+        base = tl.load(bases + tl.minimum(tile * TILE // BASE, superblocks - 1) * columns + n, mask=there, other=0)
     for field in tl.static_range(FIELDS):
         low_at = low + place[:, None] * (TILE * LOW // 8) + field // (8 // LOW) * WIDTH
-        codes = tl.load(low_at + w[None, :], mask=there[:, None], other=0)
-        codes = (codes >> (LOW * (field % (8 // LOW)))) & ((1 << LOW) - 1)
+        codes = field_of(tl.load(low_at + w[None, :], mask=there[:, None], other=0), field, LOW)
         if HIGH > 0:
             high_at = high + place[:, None] * (TILE * HIGH // 8) + field // (8 // HIGH) * WIDTH
-            more = tl.load(high_at + w[None, :], mask=there[:, None], other=0)
-            codes = codes | (((more >> (HIGH * (field % (8 // HIGH)))) & ((1 << HIGH) - 1)) << LOW)
-        k = tile * TILE + field * WIDTH + w
-        group = tl.minimum((tile * TILE + field * WIDTH) // SIZE, groups - 1) if SIZE > 0 else 0
-        base = tl.minimum((tile * TILE + field * WIDTH) // BASE, bases - 1) if BASE > 0 else group
-        scale = tl.load(scales + base * columns + n, mask=there, other=0.0).to(tl.float32)
-        if BASE > 0:
-            scale *= tl.load(fine + group * columns + n, mask=there, other=0).to(tl.float32)
+            codes = codes | (field_of(tl.load(high_at + w[None, :], mask=there[:, None], other=0), field, HIGH) << LOW)
+        number = (tile * TILE + field * WIDTH) // SIZE * HEAD_BYTES // 4 if SIZE > 0 else 0
+        word = tl.load(heads + tl.minimum(number, words - 1) * columns + n, mask=there, other=0)
+        if HEAD_BYTES == 8:
+            after = tl.load(heads + tl.minimum(number + 1, words - 1) * columns + n, mask=there, other=0)
+        scale = scale_of(word, base, HEAD, field * WIDTH // SPAN * HEAD_BYTES % 4)
+        less = less_of(word, after, base, HEAD, field * WIDTH // SPAN * HEAD_BYTES % 4, CENTRE)[:, None]
         numbers = codes.to(tl.float32)
-        if ZERO == 2:
-            least = tl.load(mins + base * columns + n, mask=there, other=0.0).to(tl.float32)
-            if BASE > 0:
-                least *= tl.load(fine_mins + group * columns + n, mask=there, other=0).to(tl.float32)
-            numbers = scale[:, None] * numbers - least[:, None]
-        elif ZERO == 1:
-            zero = tl.load(zeros + group * columns + n, mask=there, other=0).to(tl.float32)
-            numbers = scale[:, None] * (numbers - zero[:, None])
-        else:
-            numbers = scale[:, None] * (numbers - CENTRE)
+        numbers = scale[:, None] * numbers - less if MINS else scale[:, None] * (numbers - less)
+        k = tile * TILE + field * WIDTH + w
         target = out + row[:, None].to(tl.int64) * out_stride + k[None, :]
         tl.store(target, numbers.to(out.dtype.element_ty), mask=there[:, None] & (k < inputs)[None, :])
 
@@ -117,11 +110,11 @@ def dequantise(weight: Integers | Fp8, first: int, out: Tensor) -> None:
             HEIGHT=height, WIDTH=width, NATIVE=native_fp8(out.device), BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K,
         )  # fmt: skip
         return
-    form, nothing = weight.form, weight.low
-    parts = (weight.high, weight.scales, weight.fine, weight.mins, weight.fine_mins, weight.zeros)
+    form = weight.form
     dequantise_grouped_kernel[(weight.tiles, ceil_div(rows, BLOCK_N))](
-        weight.low, *(nothing if part is None else part for part in parts), out,
-        first, rows, columns, inputs, out.stride(0), inputs // (form.size or inputs), weight.scales.shape[0],
+        weight.low, weight.low if weight.high is None else weight.high, weight.heads,
+        weight.heads if weight.bases is None else weight.bases, out,
+        first, rows, columns, inputs, out.stride(0), len(weight.heads), 1 if weight.bases is None else len(weight.bases),
         LOW=form.low, HIGH=form.high, FIELDS=weight.fields, WIDTH=weight.width, SIZE=form.size, BASE=form.base,
-        ZERO=_ZEROS[form.zero], CENTRE=form.centre, BLOCK_N=BLOCK_N,
+        HEAD=form.head, HEAD_BYTES=HEAD_BYTES[form.head], MINS=form.zero == "mins", CENTRE=form.centre, BLOCK_N=BLOCK_N,
     )  # fmt: skip
