@@ -55,8 +55,8 @@ class Rows:
 
     def sampled(self, rows: Sequence[int], ids: Sequence[int]) -> None:
         """Remembers what rows sampled in the step that has just run."""
-        self.last[list(rows)] = ids
         for row, token in zip(rows, ids, strict=True):
+            self.last[row] = token
             history = self.histories[row]
             if history is not None:
                 history.push(token)
