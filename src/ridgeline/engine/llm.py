@@ -22,12 +22,10 @@ from ridgeline.engine.compose import Progress
 from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import RequestOutput
 from ridgeline.errors import ConfigError, RequestError
-from ridgeline.facts.generation import GenerationDefaults, read_generation
 from ridgeline.facts.source import resolve_model
-from ridgeline.text.bytes import ByteTokenizer
-from ridgeline.text.chat import ChatTemplate, load_chat_template, no_template
+from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_conversation import Conversation
-from ridgeline.text.choose import load_tokenizer
+from ridgeline.text.files import read_files
 from ridgeline.text.words import bad_word_ids
 
 Prompt = str | Sequence[int]
@@ -57,12 +55,10 @@ class LLM:
         if generation_config not in ("auto", "none"):
             raise ConfigError(f"generation_config is {generation_config!r}; auto and none are possible")
         self.config = EngineConfig(model, **settings)
-        self._path = None if model.startswith(FAKE_PREFIX) else resolve_model(model, cache_directory(), on_progress)
-        self._template_file = None if chat_template is None else Path(chat_template).expanduser()
-        self.tokenizer = ByteTokenizer() if self._path is None else load_tokenizer(self._path)
-        generation = GenerationDefaults() if self._path is None else read_generation(self._path)
-        self._defaults = generation.sampling if generation_config == "auto" else {}
-        if self._template_file is not None:
+        path = None if model.startswith(FAKE_PREFIX) else resolve_model(model, cache_directory(), on_progress)
+        self._files = read_files(model, path, chat_template=chat_template, generation_config=generation_config)
+        self.tokenizer = self._files.tokenizer
+        if chat_template is not None:
             _ = self.chat_template  # what is wrong with it is told before weights are read
         try:
             self._engine = LocalEngine(self.config, on_progress)
@@ -71,20 +67,18 @@ class LLM:
             raise
         self.decisions = self._engine.decisions
         info = self._engine.info
-        # An id must be an input of the model and a token of the text side: padded embeddings have rows that no token names.
-        vocab = min(info.vocab, self.tokenizer.vocab_size)
-        ends = self.tokenizer.eos_ids | frozenset(token for token in generation.eos_ids if token < vocab)
-        self.limits = ModelLimits(vocab, info.max_model_len, ends, info.kv)
+        vocab = self._files.vocab(info.vocab)
+        self.limits = ModelLimits(vocab, info.max_model_len, self._files.ends(vocab), info.kv)
         self._draw_seed = seed_source(self.config.seed)
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The model's, or the one that replaces it; None where there is none. Starts the process that renders, when first asked for."""
-        return load_chat_template(self._path, self.config.model, self.tokenizer, self._template_file)
+        return self._files.load_template()
 
     def get_default_sampling_params(self, max_tokens: int | None = 16) -> SamplingParams:
         """What the model's authors recommend, else our defaults; `max_tokens` where they recommend none."""
-        return SamplingParams(**{"max_tokens": max_tokens, **self._defaults})  # type: ignore[arg-type]
+        return SamplingParams(**{"max_tokens": max_tokens, **self._files.generation.sampling})  # type: ignore[arg-type]
 
     def generate(
         self,

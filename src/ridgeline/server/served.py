@@ -6,17 +6,15 @@ Owns what the front end reads of a model's files. Weights are the engine's.
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ridgeline.config.groups import FAKE_PREFIX, ServerConfig
 from ridgeline.engine.admit import ModelLimits, check_number
 from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, RequestError
-from ridgeline.facts.generation import GenerationDefaults, read_generation
-from ridgeline.text.bytes import ByteTokenizer
-from ridgeline.text.chat import ChatTemplate, load_chat_template
-from ridgeline.text.choose import load_tokenizer
+from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.files import ModelFiles, read_files
 from ridgeline.text.prompt_cache import PromptCache
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -75,32 +73,26 @@ class Model:
 class Texts:
     """What the front end reads of a model's files, before the engine is ready."""
 
-    tokenizer: Tokenizer
+    files: ModelFiles
     prompts: PromptCache
     chat: ChatTemplate | None
-    generation: GenerationDefaults
 
     def model(self, name: str, ready: Ready) -> Model:
         """Together with what the engine says of itself."""
-        # An id must be an input of the model and a token of the text side: padded embeddings have rows that no token names.
-        vocab = min(ready.info.vocab, self.tokenizer.vocab_size)
-        ends = frozenset(token for token in self.tokenizer.eos_ids | self.generation.eos_ids if token < vocab)
-        limits = ModelLimits(vocab, ready.info.max_model_len, ends, ready.info.kv)
-        return Model(name, self.tokenizer, limits, ready, int(time.time()), self.prompts, self.chat, self.generation.sampling)
+        files, info = self.files, ready.info
+        vocab = files.vocab(info.vocab)
+        limits = ModelLimits(vocab, info.max_model_len, files.ends(vocab), info.kv)
+        return Model(name, files.tokenizer, limits, ready, int(time.time()), self.prompts, self.chat, files.generation.sampling)
 
 
 def load_texts(name: str, path: Path | None, config: ServerConfig) -> Texts:
     """Of the model that the user calls `name`, at `path`; None: a fake one, which speaks bytes.
 
-    Raises ConfigError for a template that is of no use, ModelFormatError for malformed files.
+    Raises ConfigError for a template or defaults that are of no use, ModelFormatError for malformed files.
     """
-    tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
-    generation = read_generation(path) if path is not None else GenerationDefaults()
-    if config.generation_config == "none":
-        generation = replace(generation, sampling={})
-    _check_defaults(generation.sampling)
-    file = None if config.chat_template is None else Path(config.chat_template).expanduser()
-    return Texts(tokenizer, PromptCache(tokenizer), load_chat_template(path, name, tokenizer, file), generation)
+    files = read_files(name, path, chat_template=config.chat_template, generation_config=config.generation_config)
+    _check_defaults(files.generation.sampling)
+    return Texts(files, PromptCache(files.tokenizer), files.load_template())
 
 
 def _check_defaults(sampling: Mapping[str, int | float]) -> None:
