@@ -25,6 +25,13 @@ FLAGS: Final[Mapping[str, Any]] = {
     "seed": Annotated[int | None, typer.Option(help="Seed of every answer [random].")],
     "stop": Annotated[list[str] | None, typer.Option(help="Text that ends a choice; may be repeated.")],
     "bad_words": Annotated[list[str] | None, typer.Option("--bad-word", help="Text that may not come; may be repeated.")],
+    "stop_token_ids": Annotated[list[str] | None, typer.Option("--stop-token-id", help="Token id that ends a choice; may be repeated.")],
+    "allowed_token_ids": Annotated[
+        list[str] | None, typer.Option("--allowed-token-id", help="Token id that may come, and no other; may be repeated.")
+    ],
+    "logit_bias": Annotated[
+        list[str] | None, typer.Option("--logit-bias", metavar="ID=BIAS", help="Added to the logit of a token id; may be repeated.")
+    ],
     "min_tokens": Annotated[int | None, typer.Option(help="Output tokens before which nothing ends a choice.")],
     "ignore_eos": Annotated[bool | None, typer.Option("--ignore-eos", help="Go on after the end-of-sequence token.")],
 }
@@ -47,8 +54,32 @@ def chosen(sampling: Mapping[str, Any], default: SamplingParams) -> SamplingPara
     given: dict[str, Any] = {}
     for name, value in sampling.items():
         if value is not None:
-            given[name] = tuple(value) if isinstance(value, list) else value
+            given[name] = tuple(_item(name, each) for each in value) if isinstance(value, list) else value
     return replace(default, **given)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    return int(token), float(bias)
+
+
+_ITEMS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
+    "stop_token_ids": (int, "a token id"),
+    "allowed_token_ids": (int, "a token id"),
+    "logit_bias": (_bias, "ID=BIAS, a token id and a number,"),
+}
+"""Of fields with many values that are no texts: how one is read, and what it is."""
+
+
+def _item(name: str, text: str) -> Any:
+    """One of a field's values. Raises ConfigError with the cause."""
+    if name not in _ITEMS:
+        return text
+    read, kind = _ITEMS[name]
+    try:
+        return read(text)
+    except ValueError:
+        raise ConfigError(f"{name} has {text[:40]!r}, {kind} was expected") from None
 
 
 def parsed(name: str, text: str) -> Any:
@@ -57,8 +88,8 @@ def parsed(name: str, text: str) -> Any:
         raise ConfigError(f"there is no parameter {name[:40]!r}; there are: {', '.join(FLAGS)}")
     default = getattr(SamplingParams(), name)
     try:
-        if isinstance(default, tuple):
-            return (text,)
+        if isinstance(default, tuple) or name in _ITEMS:
+            return (_item(name, text),)
         if isinstance(default, bool):
             return {"true": True, "false": False}[text.lower()]
         return float(text) if isinstance(default, float) else int(text)
