@@ -23,6 +23,15 @@ BLOCK_ROWS: Final = 16
 CHUNK_BYTES: Final = 4 << 20
 """Packed bytes that a thread writes at a time."""
 
+PIECE_BYTES: Final = 32 << 20
+"""Of memory that matrices share."""
+
+ALIGNMENT: Final = 64
+"""Of a matrix, in bytes: a cache line."""
+
+Take = Callable[[int], Bytes]
+"""Gives so many bytes of zeroed memory."""
+
 FORMATS: Final = (
     *("F32", "F16", "BF16"),
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
@@ -93,8 +102,9 @@ def packable(kind: str, shape: tuple[int, ...], group: int = 0) -> bool:
     return len(shape) == 2 and kind in FORMATS and bool(ext.isa_levels()) and _packed_bytes(kind, shape, group) > 0
 
 
-def pack(kind: str, codes: Bytes, shape: tuple[int, ...], pool: Executor) -> PackedWeight:
-    """codes uint8 [N, bytes of a row], contiguous, may be a read-only map of a file → packed, in chunks over the threads of `pool`.
+def pack(kind: str, codes: Bytes, shape: tuple[int, ...], pool: Executor, take: Take | None = None) -> PackedWeight:
+    """codes uint8 [N, bytes of a row], contiguous, may be a read-only map of a file → packed, in chunks over the threads of `pool`, in
+    memory of its own or that `take` gives.
 
     Raises ValueError where `packable` is false or codes do not fit the shape.
     """
@@ -102,7 +112,7 @@ def pack(kind: str, codes: Bytes, shape: tuple[int, ...], pool: Executor) -> Pac
         raise ValueError(f"{kind} {shape} cannot be packed by this build")
     n, k = shape
     source = ext.address(codes, np.uint8, (n, row_bytes(kind, k)))
-    weight = PackedWeight(kind, (n, k), allocate(_packed_bytes(kind, shape)))
+    weight = PackedWeight(kind, (n, k), (take or allocate)(_packed_bytes(kind, shape)))
     _fill(weight, pool, lambda first, count: _pack(weight, source, first, count))
     return weight
 
@@ -112,7 +122,7 @@ def integer_kind(weight: GroupedWeight) -> str:
     return next(kind for kind, bits in INTEGER_BITS.items() if bits == weight.bits)
 
 
-def pack_grouped(stored: GroupedWeight, pool: Executor) -> PackedWeight:
+def pack_grouped(stored: GroupedWeight, pool: Executor, take: Take | None = None) -> PackedWeight:
     """Grouped integers → packed, their columns in the order of the codes: inputs are for the caller to bring into it. Codes are gathered
     chunk by chunk, as many at a time as `pool` has threads.
 
@@ -121,7 +131,7 @@ def pack_grouped(stored: GroupedWeight, pool: Executor) -> PackedWeight:
     kind, shape = integer_kind(stored), stored.shape
     if not packable(kind, shape, stored.size):
         raise ValueError(f"{kind} {shape} in groups of {stored.size} cannot be packed by this build")
-    weight = PackedWeight(kind, shape, allocate(_packed_bytes(kind, shape, stored.size)), stored.size)
+    weight = PackedWeight(kind, shape, (take or allocate)(_packed_bytes(kind, shape, stored.size)), stored.size)
 
     def chunk(first: int, count: int) -> None:
         start = first * BLOCK_ROWS
@@ -152,6 +162,22 @@ def allocate(count: int) -> Bytes:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)
+
+
+class Pieces:
+    """Memory for many matrices, cut from large pieces: a small one by itself would lie in small pages, and be read the slower for it."""
+
+    def __init__(self) -> None:
+        self._left: Bytes = np.empty(0, np.uint8)
+
+    def take(self, count: int) -> Bytes:
+        """Zeroed memory, aligned to 64 bytes: uint8 [count]. What is left of a piece is never touched, and costs nothing."""
+        if count > PIECE_BYTES:
+            return allocate(count)
+        if count > len(self._left):
+            self._left = allocate(PIECE_BYTES)
+        taken, self._left = self._left[:count], self._left[-(-count // ALIGNMENT) * ALIGNMENT :]
+        return taken
 
 
 def _packed_bytes(kind: str, shape: tuple[int, ...], group: int = 0) -> int:

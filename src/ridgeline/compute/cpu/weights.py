@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from ridgeline.compute.cpu.packing import PackedWeight, integer_kind, pack, pack_grouped, packable
+from ridgeline.compute.cpu.packing import PackedWeight, Pieces, Take, integer_kind, pack, pack_grouped, packable
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.ops.definition import Floats, Ints
 from ridgeline.compute.quant.grouped import GroupedWeight
@@ -35,10 +35,11 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[st
     total, done = sum(weight.nbytes for weight in mapped.values()), 0
     ready: dict[str, Stored] = {}
     orders: dict[bytes, str] = {}
+    take = Pieces().take
     with ThreadPoolExecutor(threads) as pool:
         for name in list(mapped):
             weight = mapped.pop(name)
-            ready[name] = packed = _packed(name, weight, pool) if len(weight.shape) == 2 else weight.dense()
+            ready[name] = packed = _packed(name, weight, pool, take) if len(weight.shape) == 2 else weight.dense()
             if isinstance(packed, PackedWeight) and isinstance(weight, GroupedWeight) and packed.kind != "F32" and weight.order is not None:
                 order = weight.order.astype(np.int32)
                 known = orders.setdefault(order.tobytes(), f"{name.removesuffix('.weight')}.order")
@@ -55,10 +56,10 @@ def widened(facts: ModelFacts, weights: Mapping[str, Stored]) -> list[str]:
     return [name for name, kind in packed.items() if kind == "F32" != facts.tensors[name].kind]
 
 
-def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor) -> PackedWeight:
+def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor, take: Take) -> PackedWeight:
     if isinstance(weight, CodedWeight) and packable(weight.kind, weight.shape):
-        return pack(weight.kind, weight.codes, weight.shape, pool)
+        return pack(weight.kind, weight.codes, weight.shape, pool, take)
     usable = name != EMBEDDING or not isinstance(weight, GroupedWeight) or weight.order is None
     if usable and isinstance(weight, GroupedWeight) and packable(integer_kind(weight), weight.shape, weight.size):
-        return pack_grouped(weight, pool)
-    return pack("F32", weight.dense().view(np.uint8), weight.shape, pool)
+        return pack_grouped(weight, pool, take)
+    return pack("F32", weight.dense().view(np.uint8), weight.shape, pool, take)
