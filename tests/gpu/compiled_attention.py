@@ -1,6 +1,7 @@
 """Attention as it is launched for real models: the tiles of both tables, every type of cache, prefill, decode, verification."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from compile_only import Case
@@ -39,6 +40,7 @@ def launch(
 
 DECODE = {"attention_kernel": {80: ("mma.sync", "cp.async.cg"), 90: ("mma.sync", "cp.async.cg")}}
 PREFILL = {"attention_kernel": {80: ("mma.sync", "cp.async.cg"), 90: ("wgmma.mma_async", "cp.async.cg")}}
+GEMMA: dict[str, Any] = {"heads": 16, "head_dim": 256, "window": 4096, "softcap": 50.0}
 FP8 = {"attention_kernel": {90: ("cvt.rn.f16x2.e4m3x2",)}}
 
 CASES = [
@@ -46,13 +48,13 @@ CASES = [
     Case("decode, one row of 32k in splits", partial(launch, 1, 1, 32768), DECODE),
     Case("decode, fp8", partial(launch, 256, 1, 1024, kind="fp8"), FP8),
     Case("decode, int8 in splits", partial(launch, 4, 1, 4096, kind="int8")),
-    Case("decode, window, softcap, 256 dimensions", partial(launch, 64, 1, 8192, heads=16, head_dim=256, window=4096, softcap=50.0), DECODE),
+    Case("decode, window, softcap, 256 dimensions", partial(launch, 64, 1, 8192, **GEMMA), DECODE),
     Case("decode, fp16, 80 dimensions", partial(launch, 64, 1, 512, kind="fp16", dtype=torch.float16, head_dim=80)),
     Case("verification of 4", partial(launch, 32, 4, 2048), DECODE),
     Case("prefill", partial(launch, 2, 1024, 2048), PREFILL),
     Case("prefill, fp8", partial(launch, 2, 1024, 2048, kind="fp8"), FP8),
     Case("prefill, 64 dimensions, int8", partial(launch, 2, 1024, 2048, head_dim=64, kind="int8")),
-    Case("prefill, window, softcap, 256 dimensions", partial(launch, 2, 512, 8192, heads=16, head_dim=256, window=4096, softcap=50.0), PREFILL),
+    Case("prefill, window, softcap, 256 dimensions", partial(launch, 2, 512, 8192, **GEMMA), PREFILL),
     Case("mixed, invariant", partial(launch, 8, 64, 2048, invariant=True), DECODE),
     Case("mixed, few tokens a row", partial(launch, 64, 20, 2048), PREFILL),
     Case("fp32", partial(launch, 2, 64, 512, heads=4, kv_heads=2, head_dim=64, kind="f32", dtype=torch.float32)),

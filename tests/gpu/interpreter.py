@@ -44,7 +44,10 @@ def _widened(handle: TensorHandle) -> np.ndarray:
 
 
 def _dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, precision: object, imprecise: int) -> TensorHandle:
-    return TensorHandle(np.matmul(_widened(a), _widened(b), dtype=d.data.dtype) + d.data, d.dtype.scalar)
+    """Sums of exact products in double precision: numpy's fp32 sums depend on where in a matrix a row stands."""
+    wide = np.float64 if a.dtype.scalar.is_floating() else d.data.dtype
+    product = np.matmul(_widened(a), _widened(b), dtype=wide).astype(d.data.dtype)
+    return TensorHandle(product + d.data, d.dtype.scalar)
 
 
 def _cast(self: InterpreterBuilder, source: TensorHandle, target: tl.dtype) -> TensorHandle:

@@ -5,7 +5,7 @@ which tile a step gets stands in plain tables by capability, queries a row and h
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -40,23 +40,29 @@ class Tile:
 
 
 FEW: Final = {
-    (80, 128): Tile(16, 32, 4, 3),
-    (80, 256): Tile(16, 32, 4, 2),
-    (90, 128): Tile(16, 64, 4, 3),
-    (90, 256): Tile(16, 32, 4, 3),
+    (80, 128): Tile(16, 32, 4, 5),
+    (80, 256): Tile(16, 32, 4, 3),
+    (90, 128): Tile(16, 64, 4, 5),
+    (90, 256): Tile(16, 32, 4, 5),
 }
-"""One row of queries, or few: (capability, head dimension at most) → tile; `queries` grows to what a row has."""
+"""One row of queries, or few: (capability, head dimension at most) → tile; `queries` grows to what a row has.
+
+A page's number is loaded before the page, so five stages keep two tiles of keys and values in flight.
+"""
 
 MANY: Final = {
-    (80, 128): Tile(128, 64, 8, 2),
-    (80, 256): Tile(64, 32, 4, 2),
-    (90, 128): Tile(128, 64, 8, 3),
-    (90, 256): Tile(64, 64, 4, 2),
+    (80, 128): Tile(128, 64, 8, 5),
+    (80, 256): Tile(64, 32, 8, 5),
+    (90, 128): Tile(128, 64, 8, 5),
+    (90, 256): Tile(128, 32, 8, 5),
 }
 """Prompts."""
 
-FP32: Final = {128: Tile(64, 64, 4, 1), 256: Tile(32, 32, 4, 1)}
-"""Head dimension at most → tile. Operands in fp32 know no matrix unit that keeps their precision; models of such operands are for tests."""
+CONVERTED: Final = {(80, 128): 32}
+"""Keys of a prompt's tile where an A100 makes operands of fp8 or int8 by arithmetic, which takes registers."""
+
+FP32: Final = {128: Tile(32, 32, 4, 3), 256: Tile(16, 16, 4, 3)}
+"""Head dimension at most → tile for operands in fp32, which are products of three tf32 numbers: such models are for tests."""
 
 FEW_ROWS: Final = 64
 """Query rows of one program up to which a sequence's step counts as few."""
@@ -91,23 +97,38 @@ def cut(
     most_kv: int,
     capability: int,
     fp32: bool = False,
+    converted: bool = False,
     invariant: bool = False,
 ) -> Cut:
     """The cut of a step of so many tokens and rows, of which a row has at most `most_q` queries and `most_kv` keys.
 
+    `fp32`: queries are. `converted`: the cache is of fp8 or int8.
     `invariant`: a token gets the same bits whatever its step: one tile and one order of sums for all. ValueError for more than 128
     query heads a KV head or head dimensions beyond 256.
     """
     group = heads // kv_heads
     if group > 128 or head_dim > 256:
         raise ValueError(f"attention on a GPU takes at most 128 query heads a KV head and 256 dimensions, got {group} and {head_dim}")
-    tile, few = _tile(group, head_dim, most_q, tokens, rows, capability, fp32, invariant)
+    key = (90 if capability >= 90 else 80, 128 if head_dim <= 128 else 256)
+    least, mean = max(16, power_of_2(group)), power_of_2(ceil_div(tokens, max(1, rows)) * group)
+    needed = power_of_2(most_q) * power_of_2(group)
+    few = invariant or needed <= max(FEW_ROWS, least)
+    tile = FP32[key[1]] if fp32 else FEW[key] if few else MANY[key]
+    if converted and not few:
+        tile = replace(tile, keys=CONVERTED.get(key, tile.keys))
+    if few:
+        tile = replace(tile, queries=least if invariant else max(least, needed))
+    else:
+        tile = replace(tile, queries=max(least, min(tile.queries, max(32, mean))))
+    tile = replace(tile, warps=max(4, min(tile.warps, tile.queries // 8)))
     queries = tile.queries // group
     one_block = most_q <= queries
     blocks = rows if one_block else tokens // queries + rows
     splits, programs = ceil_div(most_kv, SPLIT), blocks * kv_heads
-    many, limit = programs >= SPLIT_BELOW * _multiprocessors(capability), WORK_LIMIT < _work_bytes(tokens, heads, head_dim, splits)
-    lanes = 0 if not few or splits < 2 or many or limit else min(splits, ceil_div(SPLIT_PROGRAMS * _multiprocessors(capability), programs))
+    lanes, processors = 0, MULTIPROCESSORS[key[0]]
+    alone = programs >= SPLIT_BELOW * processors or _work_bytes(tokens, heads, head_dim, splits) > WORK_LIMIT
+    if few and splits > 1 and programs and not alone:
+        lanes = min(splits, ceil_div(SPLIT_PROGRAMS * processors, programs))
     return Cut(tile, blocks, one_block, few, lanes, splits)
 
 
@@ -165,10 +186,10 @@ def attention(
     """
     tokens, rows, kv_heads = rows_of(q, out, row_of_token), len(kv_len), layer.kv_heads
     heads = q.shape[1] // head_dim
-    if (cu_q.shape[0], tables.shape[0], layer.keys.shape[3]) != (rows + 1, rows, head_dim) or heads % kv_heads or tables.stride(1) != 1:
-        raise ValueError(f"{heads} heads x {head_dim} over {tuple(layer.keys.shape)}, {rows} rows, tables {tuple(tables.shape)}")
     if not tokens or not rows:
         return
+    if (cu_q.shape[0], tables.shape[0], layer.keys.shape[3]) != (rows + 1, rows, head_dim) or heads % kv_heads or tables.stride(1) != 1:
+        raise ValueError(f"{heads} heads x {head_dim} over {tuple(layer.keys.shape)}, {rows} rows, tables {tuple(tables.shape)}")
     made = cut(
         tokens,
         rows,
@@ -179,6 +200,7 @@ def attention(
         most_kv=tables.shape[1] * layer.block_tokens,
         capability=capability(q.device),
         fp32=q.dtype == torch.float32,
+        converted=layer.keys.dtype.itemsize == 1,
         invariant=invariant,
     )
     partial, sums = _partials(made, tokens, heads, head_dim, work, out)
@@ -253,29 +275,6 @@ def _launch(
         num_warps=made.tile.warps,
         num_stages=made.tile.stages,
     )
-
-
-def _tile(
-    group: int, head_dim: int, most_q: int, tokens: int, rows: int, capability: int, fp32: bool, invariant: bool
-) -> tuple[Tile, bool]:
-    """The tile of a step, and whether its rows count as few."""
-    key = (90 if capability >= 90 else 80, 128 if head_dim <= 128 else 256)
-    least = max(16, power_of_2(group))
-    rows_of_q = power_of_2(most_q) * power_of_2(group)
-    few, many = (FP32[key[1]], FP32[key[1]]) if fp32 else (FEW[key], MANY[key])
-    if invariant or rows_of_q <= max(FEW_ROWS, least):
-        return _of(few, least if invariant else max(least, rows_of_q)), True
-    mean = power_of_2(ceil_div(tokens, rows) * group)
-    return _of(many, max(least, min(many.queries, max(32, mean)))), False
-
-
-def _of(tile: Tile, queries: int) -> Tile:
-    """The tile with so many rows of queries. A warp has at least 16."""
-    return Tile(queries, tile.keys, max(1, min(tile.warps, 8 if queries > 64 else 4)), tile.stages)
-
-
-def _multiprocessors(capability: int) -> int:
-    return MULTIPROCESSORS[90 if capability >= 90 else 80]
 
 
 def _work_bytes(tokens: int, heads: int, head_dim: int, splits: int) -> int:

@@ -18,10 +18,7 @@ def tanh(x):
 def activation(x, KIND: tl.constexpr):
     """silu(x) or gelu_tanh(x). Hendrycks and Gimpel 2016, section 2; (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))."""
     tl.static_assert(KIND == "silu" or KIND == "gelu_tanh")
-    if KIND == "silu":
-        bent = x
-    else:
-        bent = 1.5957691216 * x * (1 + 0.044715 * x * x)
+    bent = x if KIND == "silu" else 1.5957691216 * x * (1 + 0.044715 * x * x)
     return x / (1 + tl.exp(-bent))
 
 
