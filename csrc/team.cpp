@@ -13,8 +13,8 @@ namespace ridgeline {
 
 namespace {
 
-// About 30 microseconds: longer than what lies between two phases, shorter than a scheduler's slice.
-constexpr int kSpins = 1000;
+// About 60 microseconds: longer than a phase that one thread computes alone, as attention of one short row; shorter than a scheduler's slice.
+constexpr int kSpins = 2000;
 
 inline void pause() {
 #if defined(__x86_64__)
