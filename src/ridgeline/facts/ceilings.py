@@ -76,7 +76,8 @@ class Loops:
         self.caches = caches(root)
         spare = machine_facts(root).available_bytes // 4
         self.dram_bytes = max(LEAST_DRAM, min(4 * self.caches.l3, MOST_DRAM, spare))
-        self._memory = mmap.mmap(-1, self.dram_bytes)
+        # Private: a shared mapping, mmap's default, is never held in huge pages.
+        self._memory = mmap.mmap(-1, self.dram_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._memory[::PAGE] = b"\1" * (self.dram_bytes // PAGE)  # a page that was never written is one page of zeros, for all of them
