@@ -49,7 +49,7 @@ struct Sum { __m256i a, b; };
 
 // Products of `kQuads` quads with M of four tokens, words [kQuads, 4] of four codes or two 16-bit integers; onto what `sums` begin with if kOnto.
 template <bool kBytes, int M, size_t kQuads, bool kOnto>
-inline void sum_quads(const uint8_t* quads, const uint8_t* words, Sum* sums) {
+__attribute__((always_inline)) inline void sum_quads(const uint8_t* quads, const uint8_t* words, Sum* sums) {
     constexpr size_t kLag = 2, kTemporary = kLag + 1, kSteps = kQuads * M;
     Sum product[kTemporary];
     Quad w = {};

@@ -16,7 +16,7 @@ namespace RIDGELINE_LEVEL {
 namespace {
 
 constexpr size_t kTileTokens = 4;
-constexpr size_t kPanelTokens = 256, kPanelBytes = 256 << 10;        // of prepared tokens: they stay in the second-level cache
+constexpr size_t kPanelTokens = 256, kPanelBytes = 320 << 10;        // of prepared tokens: they stay in the second-level cache
 
 constexpr size_t kForeseen = 3072;       // bytes between the record in work and the one that is fetched
 
@@ -48,7 +48,7 @@ inline __m256i evens(__m256i codes) { return _mm256_srai_epi16(_mm256_slli_epi16
 inline __m256i odds(__m256i codes) { return _mm256_srai_epi16(codes, 8); }
 
 template <class F>
-inline void expand_group(const uint8_t* head, const uint8_t* record, uint8_t* to) {
+__attribute__((always_inline)) inline void expand_group(const uint8_t* head, const uint8_t* record, uint8_t* to) {
     using E = Expanded<F>;
     RIDGELINE_UNROLL
     for (size_t t = 0; t < kGroupQuads; ++t) {
@@ -120,7 +120,7 @@ inline __m256i broadcast(const void* p) { return _mm256_set1_epi32(static_cast<i
 // Sums of products of one part of a group, which begin with what is in `sums` where a format is centred. Where a part overflows 16 bits they
 // are widened on the way.
 template <class F, int M>
-inline void part_products(const uint8_t* quads, const uint8_t* words, Sum* sums) {
+__attribute__((always_inline)) inline void part_products(const uint8_t* quads, const uint8_t* words, Sum* sums) {
     using E = Expanded<F>;
     constexpr size_t kQuads = E::kWords / F::kParts, kSteps = E::kLong ? kRun<E::kBits> : kQuads;
     if constexpr (kSteps == kQuads) {
@@ -141,7 +141,7 @@ inline void part_products(const uint8_t* quads, const uint8_t* words, Sum* sums)
 
 // One group onto the accumulators [M, 16] of a tile.
 template <class F, int M>
-inline void add_group(const uint8_t* group, const uint8_t* tile, float* acc) {
+__attribute__((always_inline)) inline void add_group(const uint8_t* group, const uint8_t* tile, float* acc) {
     using E = Expanded<F>;
     const float* floats = reinterpret_cast<const float*>(group + E::kCodes);
     RIDGELINE_UNROLL
