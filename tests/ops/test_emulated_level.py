@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("native_floats", "packed_linear", "packed_formats", "native_attention", "native_sampler")
+TESTS = ("native_ops", "native_floats", "packed_linear", "packed_formats", "native_attention", "native_sampler")
 
 pytestmark = [
-    pytest.mark.night,  # a build of the extension takes minutes
+    pytest.mark.night,
+    pytest.mark.timeout(7200),  # a build of the extension takes minutes
     pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="avx512vnni is a level of x86-64"),
     pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("c++")), reason="cmake and a C++ compiler are not installed"),
     pytest.mark.skipif(importlib.util.find_spec("nanobind") is None, reason="nanobind is not installed"),
