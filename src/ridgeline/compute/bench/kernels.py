@@ -1,13 +1,15 @@
 """`ridgeline bench kernels`: products with packed weights, as a step runs them, beside what the machine allows.
 
 Owns the measurement. Weights come from memory: copies of a matrix are taken in turn, more of them than all caches hold. A product's bound
-is the slower of reading its packed bytes once and of its multiply-adds, at the ceilings of the same run. On one thread the time is that
-of the processor, so that others' work disturbs it little; on several it is the clock's.
+is the slower of reading its packed bytes once and of its multiply-adds. Both ceilings are measured again in front of every timing, some
+milliseconds before it, and the share is the median one of all timings: who disturbs the product disturbs its ceiling too. On one thread
+the time is that of the processor; on several it is the clock's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from statistics import median
 from time import perf_counter, thread_time
@@ -19,19 +21,26 @@ from ridgeline.compute.bench.roofline import Roofline, roofline
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.packing import FORMATS, PackedWeight, allocate, pack, packable, row_bytes
 from ridgeline.errors import ConfigError
-from ridgeline.facts.ceilings import caches
+from ridgeline.facts.ceilings import Loops, caches
 from ridgeline.facts.noise import Noise, Watch
 
 TOKENS: Final = (1, 4, 12, 16, 24, 64, 512)
 SHAPES: Final = ((8192, 2048), (2048, 8192))
 """(N, K): outputs, inputs."""
 MOST_TOKENS, MOST_SIDE, MOST_CELLS = 8_192, 1 << 20, 10_000
-TIMINGS: Final = 7
-TIMING_SECONDS: Final = 0.01
-"""What one timing should take at least: long beside a call."""
+TIMINGS: Final = 15
+LEAST_TIMINGS: Final = 5
+CASE_SECONDS: Final = 0.5
+"""Of a product: fewer where it takes long."""
+TIMING_SECONDS: Final = 0.004
+"""What one timing should take at least: long beside a call, and no longer than its ceilings take."""
+CEILING_ROUNDS: Final = 6
+"""Of the ceilings that are told with the report; shares do not rest on them."""
 LEAST_BYTES: Final = 64 << 20
 MOST_COPIES: Final = 1_024
 """More of a small matrix would cost more to make than to read."""
+NO_ROWS: Final = (np.zeros(0, np.int32),) * 6
+"""Of a step that only multiplies: nothing that rows or attention would read."""
 FINITE_BYTES: Final = 0x3C
 """Random bytes below this are halves below 1, whatever the format takes for its scales."""
 
@@ -55,7 +64,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """best and middle: seconds of one product; memory_seconds and arithmetic_seconds: what each ceiling allows."""
+    """best and middle: seconds of one product; memory_seconds and arithmetic_seconds: what each ceiling, at its best in the same moments,
+    allows; share: of what the ceiling that binds allows, 1 is perfect, the median one of all timings."""
 
     case: Case
     packed_bytes: int
@@ -63,6 +73,7 @@ class Measured:
     middle: float
     memory_seconds: float
     arithmetic_seconds: float
+    share: float
 
     @property
     def bytes_per_second(self) -> float:
@@ -79,11 +90,6 @@ class Measured:
         """Which ceiling is the nearer one."""
         return "memory" if self.memory_seconds > self.arithmetic_seconds else "arithmetic"
 
-    @property
-    def share(self) -> float:
-        """Of what the ceiling that binds allows: 1 is perfect."""
-        return max(self.memory_seconds, self.arithmetic_seconds) / self.best
-
     def as_dict(self) -> dict[str, object]:
         """For JSON: bytes, operations, seconds."""
         case = self.case
@@ -92,6 +98,15 @@ class Measured:
             "seconds": self.best, "median_seconds": self.middle, "bytes_per_second": self.bytes_per_second,
             "ops_per_second": self.ops_per_second, "share_of_ceiling": self.share, "binds": self.binds,
         }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one product; bytes and operations a second of its ceilings just before."""
+
+    seconds: float
+    memory: float
+    arithmetic: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +152,15 @@ def without_kernel(shapes: Sequence[tuple[int, int]]) -> list[str]:
 def kernels(asked: Sequence[Case], threads: int, on_progress: Callable[[float], None] = lambda done: None) -> KernelReport:
     """Measures the ceilings, then every product. Raises ConfigError where the extension is missing."""
     watch = Watch()
-    ceilings = roofline(threads, on_progress=lambda done: on_progress(0.1 * done))
+    ceilings = roofline(threads, CEILING_ROUNDS, lambda done: on_progress(0.1 * done))
+    loops = Loops(ext.native(), threads, ext.level_number())
     team = ext.native().Team(threads)
     measured: list[Measured] = []
     for (kind, n, k), tokens in _matrices(asked):
         copies = Copies(kind, n, k, max(tokens), team)
         for count in tokens:
-            timings = copies.seconds(count)
-            measured.append(_beside(Case(kind, count, n, k), copies.packed_bytes, timings, ceilings))
+            timings = copies.timings(count, partial(_ceilings, loops, kind, threads))
+            measured.append(_beside(Case(kind, count, n, k), copies.packed_bytes, timings))
             on_progress(0.1 + 0.9 * len(measured) / len(asked))
     return KernelReport(threads, ceilings, tuple(measured), watch.stop())
 
@@ -157,11 +173,18 @@ def _matrices(asked: Sequence[Case]) -> Iterator[tuple[tuple[str, int, int], lis
     yield from wanted.items()
 
 
-def _beside(case: Case, packed_bytes: int, timings: list[float], ceilings: Roofline) -> Measured:
-    key = f"{CODES[case.kind]}_ops_per_second" if case.kind in CODES else "f32_flops_per_second"
+def _ceilings(loops: Loops, kind: str, threads: int) -> tuple[float, float]:
+    """Bytes from memory, and operations of the kind that a format's products are made of, a second and now."""
+    key = f"{CODES[kind]}_ops_per_second" if kind in CODES else "f32_flops_per_second"
+    return loops.rate("dram_bytes_per_second", threads) or 0.0, loops.rate(key, threads) or 0.0
+
+
+def _beside(case: Case, packed_bytes: int, timings: Sequence[Timing]) -> Measured:
     operations = 2 * case.tokens * case.n * case.k
-    memory = packed_bytes / ceilings.best("dram_bytes_per_second", ceilings.threads)
-    return Measured(case, packed_bytes, min(timings), median(timings), memory, operations / ceilings.best(key, ceilings.threads))
+    shares = [max(packed_bytes / each.memory, operations / each.arithmetic) / each.seconds for each in timings]
+    seconds = [each.seconds for each in timings]
+    memory, arithmetic = max(each.memory for each in timings), max(each.arithmetic for each in timings)
+    return Measured(case, packed_bytes, min(seconds), median(seconds), packed_bytes / memory, operations / arithmetic, median(shares))
 
 
 class Copies:
@@ -188,21 +211,23 @@ class Copies:
             else:
                 self._plan.product_of_floats(number, n, k, address, *at)
 
-    def seconds(self, tokens: int) -> list[float]:
-        """Seconds of one product, some times. The copies go on where the last timing stopped."""
-        at, products = 0, 1
+    def timings(self, tokens: int, ceilings: Callable[[], tuple[float, float]]) -> list[Timing]:
+        """Of one product, some, each behind its ceilings. The copies go on where the last timing stopped."""
+        at = 0
         self._run(tokens, 0, 1)
-        products = min(self.count, ceil(TIMING_SECONDS / max(self._run(tokens, 1, 1), 1e-7)))
-        found = []
-        for _ in range(TIMINGS):
+        once = max(self._run(tokens, 1, 1), 1e-7)
+        products = min(self.count, ceil(TIMING_SECONDS / once))
+        found: list[Timing] = []
+        while len(found) < LEAST_TIMINGS or len(found) < min(TIMINGS, CASE_SECONDS / (products * once)):
             at = at if at + products <= self.count else 0
-            found.append(self._run(tokens, at, products) / products)
+            memory, arithmetic = ceilings()
+            found.append(Timing(self._run(tokens, at, products) / products, memory, arithmetic))
             at += products
         return found
 
     def _run(self, tokens: int, first: int, count: int) -> float:
         began = self._clock()
-        self._plan.run((tokens, 0, 0, 0), (0, 0, 0, 0, 0, 0), (), (), first, first + count, 0, 0)
+        self._plan.run((tokens, 0, 0, 0), NO_ROWS, (), (), first, first + count, 0, 0)
         return self._clock() - began
 
 
