@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.gguf_values import quoted
 from ridgeline.facts.model import Integers, TensorFacts
-from ridgeline.facts.quantisation import Quantisation
+from ridgeline.facts.quantisation import E4M3, Quantisation
 
 Fits = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
 """Types and shape, each way in which a tensor may be stored."""
@@ -29,7 +29,7 @@ class _Names:
     @property
     def needed(self) -> tuple[str, ...]:
         """What must be there. Compressed-tensors files leave out the zeros of symmetric weights."""
-        return (self.scales, self.stated) if self.scales == "weight_scale" else (self.scales, self.zeros)
+        return (self.scales, self.stated) if self.scales.startswith("weight_scale") else (self.scales, self.zeros)
 
 
 _NAMES = {
@@ -37,8 +37,10 @@ _NAMES = {
     "awq": _Names("qweight", "scales", "qzeros"),
     "packed": _Names("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
     "bytes": _Names("weight", "weight_scale", "weight_zero_point"),
+    "e4m3": _Names("weight", "weight_scale", ""),
+    "e4m3 inverse": _Names("weight", "weight_scale_inv", ""),
 }
-_CODES = {"gptq": ("I32",), "awq": ("I32",), "packed": ("I32",), "bytes": ("I8",)}
+_CODES = {"gptq": ("I32",), "awq": ("I32",), "packed": ("I32",), "bytes": ("I8",)} | dict.fromkeys(E4M3, ("F8_E4M3",))
 _FLOATS = ("F16", "BF16", "F32")
 
 
@@ -103,16 +105,19 @@ def _matrix(module: str, codes: TensorFacts, parts: Mapping[str, TensorFacts | N
     names = _NAMES[quantisation.layout]
     rows, columns = _shape(codes, quantisation)
     group = quantisation.group or columns
-    if columns % group:
+    tall = quantisation.tall or rows
+    if columns % group and quantisation.layout not in E4M3:
         raise ModelFormatError(f"{quoted(codes.name)} has {columns} inputs, no whole number of groups of {group}, which is not computed")
-    fits = _fits(quantisation, rows, columns, columns // group)
+    fits = _fits(quantisation, rows, columns, -(-columns // group))
     for part, wanted in fits.items():
         _check(parts.get(part), f"{module}.{part}", wanted, part in names.needed)
     scales = parts[names.scales]
     assert scales is not None
     zeros, order, stated = (parts.get(part) for part in (names.zeros, names.order, names.stated))
     total = sum(tensor.bytes for tensor in parts.values() if tensor is not None)
-    integers = Integers(quantisation.layout, quantisation.bits, group, codes, scales, zeros, order, stated, quantisation.zero_added, rows)
+    integers = Integers(
+        quantisation.layout, quantisation.bits, group, codes, scales, zeros, order, stated, quantisation.zero_added, rows, tall=tall
+    )
     return TensorFacts(f"{module}.weight", quantisation.kind, (rows, columns), codes.file, codes.offset, total, integers=integers)
 
 
@@ -136,6 +141,10 @@ def _fits(quantisation: Quantisation, rows: int, columns: int, groups: int) -> d
     """How the tensors beside the codes must be stored, by their last names."""
     names = _NAMES[quantisation.layout]
     words = -(-rows * quantisation.bits // 32)
+    if quantisation.layout in E4M3:
+        whole = (-(-rows // (quantisation.tall or rows)), groups)
+        shapes = (whole, *([(rows,)] if whole == (rows, 1) else []), *([(1,), ()] if whole == (1, 1) else []))
+        return {names.scales: tuple((_FLOATS, shape) for shape in shapes)}
     if quantisation.layout in ("gptq", "awq"):
         fits: dict[str, Fits] = {names.scales: ((_FLOATS, (groups, rows)),), names.zeros: ((("I32",), (groups, words)),)}
     else:

@@ -49,11 +49,13 @@ class Integers:
             awq     codes: words [K, N / 8], along the outputs in the order 0 2 4 6 1 3 5 7; zeros alike [G, N / 8]; scales [G, N]
             packed  codes: words [N, K·bits / 32], along the inputs; zeros: words [N·bits / 32, G], along the outputs; scales [N, G]
             bytes   codes: int8 [N, K]; zeros: int8 [N, G]; scales [N, G]
+            e4m3, e4m3 inverse  codes: fp8 [N, K], no integers; scales [ceil(N / tall), ceil(K / group)]
             Words hold unsigned integers; int8 is signed
     zeros   None: 2^(bits - 1) for words, 0 for bytes. `zero_added` is added to each stored word's fields
     order   the group of every input; None: `group` after each other
     stated  the shape, written as a tensor of two integers
     rows    rows of the stored matrix, of which this tensor's begin with `first`: projections may be stored as one
+    tall    rows that share scales
     """
 
     layout: str
@@ -67,6 +69,7 @@ class Integers:
     zero_added: int = 0
     rows: int = 0
     first: int = 0
+    tall: int = 1
 
 
 @dataclass(frozen=True, slots=True)

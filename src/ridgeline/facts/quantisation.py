@@ -1,4 +1,4 @@
-"""What config.json says of quantised weights: GPTQ, AWQ and compressed-tensors, each key checked; everything else is refused by name.
+"""What config.json says of quantised weights: GPTQ, AWQ, compressed-tensors and fp8, each key checked; everything else is refused by name.
 
 Owns `quantization_config`. Which modules are quantised it does not read there: the files' tensors say it, so lists of modules that
 were left as they are (`ignore`, `modules_to_not_convert`, `lm_head`) need no second reading.
@@ -11,6 +11,12 @@ from typing import Any
 from ridgeline.errors import ModelFormatError
 
 MAX_GROUP = 1 << 20
+FP8 = "FP8"
+"""The name of e4m3 with scales, whatever their blocks."""
+E4M3 = ("e4m3", "e4m3 inverse")
+"""Layouts of it."""
+_BLOCK = 128
+"""Sides of blocks of fp8 are multiples of this: a step of the products with it."""
 _UNIT = 32
 """Group sizes are multiples of this: a kernel's step along the inputs."""
 _GIVE = "give a checkpoint in F32, F16 or BF16, or a quantised GGUF file of the model"
@@ -20,9 +26,10 @@ _GIVE = "give a checkpoint in F32, F16 or BF16, or a quantised GGUF file of the 
 class Quantisation:
     """How the quantised matrices of a checkpoint are stored; all are alike.
 
-    layout  "gptq", "awq", "packed" or "bytes": see `facts.model.Integers`
+    layout  "gptq", "awq", "packed", "bytes", "e4m3" or "e4m3 inverse": see `facts.model.Integers`
     bits    4 or 8
     group   inputs that share a scale; 0: all inputs of an output
+    tall    outputs that share a scale; 0: all of them
     zero_added  what a stored zero lacks of the zero (1 in the first format of GPTQ)
     """
 
@@ -31,11 +38,12 @@ class Quantisation:
     bits: int
     group: int
     zero_added: int = 0
+    tall: int = 1
 
     @property
     def kind(self) -> str:
         """The name of the stored format, as `TensorFacts.kind` has it."""
-        return f"{_NAMES[self.method]}{self.bits}"
+        return FP8 if self.layout in E4M3 else f"{_NAMES[self.method]}{self.bits}"
 
 
 def read_quantisation(values: Mapping[str, Any]) -> Quantisation | None:
@@ -94,14 +102,51 @@ def _compressed(config: Mapping[str, Any]) -> Quantisation:
     return found.pop()
 
 
+def _fp8(config: Mapping[str, Any]) -> Quantisation:
+    """DeepSeek-AI 2024, section 3.3; keys of its checkpoints and of transformers: scales of blocks, called inverse, or one a tensor."""
+    _only("fp8: fmt", config.get("fmt"), (None, "e4m3"))
+    _only("fp8: activation_scheme", config.get("activation_scheme"), (None, "dynamic"))
+    block = config.get("weight_block_size")
+    if block is None:
+        return Quantisation("fp8", "e4m3", 8, 0, tall=0)
+    tall, group = _block("fp8: weight_block_size", block)
+    return Quantisation("fp8", "e4m3 inverse", 8, group, tall=tall)
+
+
+def _block(name: str, value: object) -> tuple[int, int]:
+    """Outputs and inputs of a block."""
+    sides = value if isinstance(value, list) else []
+    if len(sides) != 2 or not all(type(side) is int and 0 < side <= MAX_GROUP and side % _BLOCK == 0 for side in sides):
+        raise ModelFormatError(f"config.json: {name} is {value!r:.40}, which is not computed; two multiples of {_BLOCK} are: {_GIVE}")
+    return sides[0], sides[1]
+
+
+def _floats(weights: Mapping[str, Any], activations: object) -> Quantisation:
+    """A scheme of compressed-tensors whose weights are e4m3; activations are scaled when they are there, or left as they are."""
+    _only("compressed-tensors: num_bits of floats", weights.get("num_bits"), (8,))
+    if activations is not None:
+        said = activations if isinstance(activations, dict) else {}
+        stated = (said.get("type", "float"), said.get("num_bits"), said.get("dynamic"))
+        _only("compressed-tensors: type, bits and dynamic of input_activations", stated, (("float", 8, True),))
+    strategy = weights.get("strategy")
+    _only("compressed-tensors: strategy of floats", strategy, ("tensor", "channel", "block"))
+    tall, group = (0 if strategy == "tensor" else 1), 0
+    if strategy == "block":
+        tall, group = _block("compressed-tensors: block_structure", weights.get("block_structure"))
+    return Quantisation("compressed-tensors", "e4m3", 8, group, tall=tall)
+
+
 def _scheme(scheme: Mapping[str, Any], format_of_all: object) -> Quantisation:
     weights, activations = scheme.get("weights"), scheme.get("input_activations")
     if not isinstance(weights, dict):
         raise ModelFormatError(f"config.json: compressed-tensors: weights is {weights!r:.40}, an object was expected; {_GIVE}")
     stored = scheme.get("format") or format_of_all
+    _only("compressed-tensors: output_activations", scheme.get("output_activations"), (None,))
+    if weights.get("type") == "float":
+        _only("compressed-tensors: format of floats", stored, ("float-quantized", "naive-quantized"))
+        return _floats(weights, activations)
     _only("compressed-tensors: format", stored, tuple(_LAYOUTS))
     _only("compressed-tensors: type of weights", weights.get("type", "int"), ("int",))
-    _only("compressed-tensors: output_activations", scheme.get("output_activations"), (None,))
     if activations is not None:
         said = activations if isinstance(activations, dict) else {}
         stated = (said.get("type", "int"), said.get("num_bits"), said.get("dynamic"))
@@ -113,7 +158,7 @@ def _scheme(scheme: Mapping[str, Any], format_of_all: object) -> Quantisation:
     return Quantisation("compressed-tensors", layout, bits, _group(weights.get("group_size")) if strategy == "group" else 0)
 
 
-_READERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}
+_READERS = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8}
 _NAMES = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "INT"}
 _LAYOUTS = {"pack-quantized": "packed", "int-quantized": "bytes", "naive-quantized": "bytes"}
 

@@ -18,6 +18,7 @@ from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.groups import KINDS
 from ridgeline.compute.quant.scaled import ScaledWeight
 from ridgeline.compute.quant.weight import CodedWeight, Weight
+from ridgeline.facts.quantisation import FP8
 
 FP8_MAX: Final = 448.0
 """The largest number of e4m3."""
@@ -121,11 +122,13 @@ def merged(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
 def placed_bytes(kind: str, shape: tuple[int, int], dtype: torch.dtype, group: int = 0) -> int:
     """Bytes that a matrix of the stored format `kind` takes at most once it is placed, before any data is read.
 
-    group  of grouped integers (GPTQ4, AWQ4, INT8 …): inputs of a scale
+    group  of grouped integers (GPTQ4, AWQ4, INT8 …) and fp8: inputs of a scale
     """
     rows, columns = shape
     if kind in FORMATS and kind not in KINDS:
         return rows * columns * dtype.itemsize
+    if kind == FP8:
+        return rows * columns + 4 * rows * -(-columns // group)
     return Integers.bytes_of(kind, shape, group)
 
 

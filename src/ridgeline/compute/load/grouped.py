@@ -21,7 +21,7 @@ Words = NDArray[np.integer]
 AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
 """Field i of a word of AWQ, from the lowest bits, is the output `AWQ_OUTPUTS[i]` of eight."""
 
-_ELEMENTS = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4"}
+_ELEMENTS = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F8_E4M3": "u1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +53,21 @@ def grouped_weight(tensor: TensorFacts, maps: Maps) -> GroupedWeight:
     rows, columns = tensor.shape
     _check_shape(tensor, integers, maps)
     order = _order(integers, columns, maps)
-    stored = _elements(integers.codes, maps)
+    stored = elements(integers.codes, maps)
     codes = StoredCodes(integers.layout, integers.bits, stored, integers.first, rows, order)
     own = slice(integers.first, integers.first + rows)
     scales = _scales(integers, own, columns // integers.group, maps)
     return GroupedWeight((rows, columns), integers.bits, integers.group, codes, scales, _zeros(integers, own, scales.shape, maps), order)
 
 
-def _elements(tensor: TensorFacts, maps: Maps) -> NDArray[np.integer]:
+def elements(tensor: TensorFacts, maps: Maps) -> NDArray[np.integer]:
     """The tensor in its file; a file's numbers may stand at any byte."""
     return np.ndarray(tensor.shape, _ELEMENTS[tensor.kind], buffer=maps[tensor.file].data, offset=tensor.offset)
 
 
 def _check_shape(tensor: TensorFacts, integers: Integers, maps: Maps) -> None:
     if integers.stated is not None:
-        stated, wanted = _elements(integers.stated, maps).tolist(), [integers.rows, tensor.shape[1]]
+        stated, wanted = elements(integers.stated, maps).tolist(), [integers.rows, tensor.shape[1]]
         if stated != wanted:
             raise ModelFormatError(f"{integers.stated.name} says {stated}, the codes are {wanted}; download the file again")
 
@@ -106,7 +106,7 @@ _ROWS: dict[str, Callable[..., Bytes]] = {"gptq": _gptq_rows, "awq": _awq_rows, 
 
 def _scales(integers: Integers, own: slice, groups: int, maps: Maps) -> Scales:
     """fp16 as stored, or fp32: [N, groups] contiguous."""
-    stored = _elements(integers.scales, maps)
+    stored = elements(integers.scales, maps)
     mine = stored[:, own].T if integers.layout in ("gptq", "awq") else stored.reshape(-1, groups)[own]
     if integers.scales.kind == "BF16":
         return (mine.astype(np.uint32, order="C") << np.uint32(16)).view(np.float32)
@@ -118,7 +118,7 @@ def _zeros(integers: Integers, own: slice, shape: tuple[int, ...], maps: Maps) -
     middle = 1 << (integers.bits - 1)
     if integers.zeros is None:
         return np.full(shape, middle, np.uint8)
-    stored = _elements(integers.zeros, maps)
+    stored = elements(integers.zeros, maps)
     if integers.zeros.kind == "I8":
         zeros = stored.reshape(-1, shape[1])[own].astype(np.int16) + middle
         if zeros.min(initial=0) < 0 or zeros.max(initial=0) >= 2 * middle:
@@ -137,7 +137,7 @@ def _order(integers: Integers, columns: int, maps: Maps) -> NDArray[np.intp] | N
     """Inputs sorted by their group; None where that changes nothing, or the file says no groups at all (-1 everywhere)."""
     if integers.order is None:
         return None
-    groups = _elements(integers.order, maps)
+    groups = elements(integers.order, maps)
     if (groups == -1).all():
         return None
     count = columns // integers.group

@@ -13,12 +13,15 @@ from pathlib import Path
 import numpy as np
 
 from ridgeline.compute.load.grouped import grouped_weight
+from ridgeline.compute.load.scaled import scaled_weight
 from ridgeline.compute.load.views import halves_order, settled, stored_rows
 from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.formats import Coded, Rows, dequantise, dequantise_all
 from ridgeline.compute.quant.grouped import GroupedWeight
+from ridgeline.compute.quant.scaled import ScaledWeight
 from ridgeline.compute.quant.weight import DENSE_SHARE, CodedWeight, DenseWeight, Weight
 from ridgeline.facts.model import ModelFacts, TensorFacts
+from ridgeline.facts.quantisation import FP8
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
@@ -50,21 +53,21 @@ def load_weights(facts: ModelFacts, memory_bytes: int, threads: int, progress: P
     return {**rest, **_dequantise(matrices, facts.tensors, threads, progress)}
 
 
-def _sources(facts: ModelFacts) -> dict[str, Coded | GroupedWeight]:
+def _sources(facts: ModelFacts) -> dict[str, Coded | GroupedWeight | ScaledWeight]:
     paths = sorted({path for tensor in facts.tensors.values() for path in tensor.files})
     maps = {path: np.memmap(path, np.uint8, mode="r") for path in paths}
     return {name: _source(tensor, maps, facts.head_dim) for name, tensor in facts.tensors.items()}
 
 
-def _source(tensor: TensorFacts, maps: Mapping[Path, Bytes], head_dim: int) -> Coded | GroupedWeight:
+def _source(tensor: TensorFacts, maps: Mapping[Path, Bytes], head_dim: int) -> Coded | GroupedWeight | ScaledWeight:
     if tensor.integers is not None:
-        return grouped_weight(tensor, maps)
+        return scaled_weight(tensor, maps) if tensor.kind == FP8 else grouped_weight(tensor, maps)
     return Coded(tensor.kind, stored_rows(tensor, maps[tensor.file], head_dim))
 
 
-def _coded(tensor: TensorFacts, source: Coded | GroupedWeight, head_dim: int) -> Weight:
+def _coded(tensor: TensorFacts, source: Coded | GroupedWeight | ScaledWeight, head_dim: int) -> Weight:
     """A vector as fp32; a matrix as its codes, in memory if a view had to reorder them, else in the file."""
-    if isinstance(source, GroupedWeight):
+    if isinstance(source, GroupedWeight | ScaledWeight):
         return source
     if len(tensor.shape) == 1:
         return DenseWeight(_vector(tensor, source.rows, head_dim))
@@ -81,7 +84,7 @@ def _vector(tensor: TensorFacts, rows: Rows, head_dim: int) -> np.ndarray:
 
 
 def _dequantise(
-    sources: Mapping[str, Coded | GroupedWeight], tensors: Mapping[str, TensorFacts], threads: int, progress: Progress
+    sources: Mapping[str, Coded | GroupedWeight | ScaledWeight], tensors: Mapping[str, TensorFacts], threads: int, progress: Progress
 ) -> dict[str, DenseWeight]:
     """All of `sources` as fp32, largest first so that threads end together."""
     order = sorted(sources, key=lambda name: -tensors[name].bytes)

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from ridgeline.compute.cuda.triton.launch import ceil_div, power_of_2
 
-BLOCK: Final = 1024
-"""Numbers of a row that a program takes at a time."""
-BLOCK_OF_THE_INTERPRETER: Final = 32768
+BLOCK: Final = 32768 if triton.knobs.runtime.interpret else 2048
+"""Numbers of a row that a program takes at a time: the interpreter takes as long for many."""
+STAGES: Final = tl.constexpr(3)
+"""Blocks on their way at a time: a program alone on its row would wait for each of them."""
 LISTED: Final = 8192
 """Candidates of top-p that are listed before their masses are summed; of more, every pass reads the whole row."""
 SLICES: Final = 16
-SLICE: Final = 2 * BLOCK
+SLICE: Final = BLOCK
 """At most so many programs share a row, each of which has at least so many ids."""
 LIMITS_BYTES: Final = 4 + 4 + 4 + 4
 _LOWEST: Final = tl.constexpr(-2147483648)
@@ -52,7 +53,7 @@ def _best(logits, vocab, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), _LOWEST, tl.int32)
     ids = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
         key = _keys(tl.load(logits + start + at, mask=start + at < vocab, other=float("-inf")).to(tl.float32))
         better = (key > top) & (start + at < vocab)
         top, ids = tl.where(better, key, top), tl.where(better, start + at, ids)
@@ -70,7 +71,7 @@ def _top_k(logits, vocab, k, BLOCK: tl.constexpr):
     equals = k
     for place in tl.static_range(4):
         counts = tl.zeros((256,), tl.int32)
-        for start in range(0, vocab, BLOCK):
+        for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
             key = _keys(tl.load(logits + start + at, mask=start + at < vocab, other=0.0).to(tl.float32))
             mask = (start + at < vocab) & _begins(key, limit, 32 - 8 * place)
             counts += tl.histogram(_digit(key, 24 - 8 * place, 8), 256, mask=mask)
@@ -83,7 +84,7 @@ def _top_k(logits, vocab, k, BLOCK: tl.constexpr):
     if missing < equals:
         last = vocab * 0
         seen = vocab * 0
-        for start in range(0, vocab, BLOCK):
+        for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
             key = _keys(tl.load(logits + start + at, mask=start + at < vocab, other=0.0).to(tl.float32))
             equal = (start + at < vocab) & (key == limit)
             rank = seen + tl.cumsum(equal.to(tl.int32), axis=0)
@@ -110,9 +111,10 @@ def _top_p(logits, vocab, highest, temperature, least, limit, last, p, keys, wei
 
     keys int32, weights fp64 [LISTED]: scratch of the row
     """
+    PART: tl.constexpr = BLOCK // 4  # sixteen sums of each lie in registers
     at = tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), tl.float64)
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
         numbers = tl.load(logits + start + at, mask=start + at < vocab, other=float("-inf")).to(tl.float32)
         scaled = _scaled(numbers, highest, temperature)
         kept = (start + at < vocab) & (scaled >= least) & _kept(_keys(numbers), start + at, limit, last)
@@ -122,7 +124,7 @@ def _top_p(logits, vocab, highest, temperature, least, limit, last, p, keys, wei
     # Numbers below an equal share of the mass that may be left out are not needed: all of them together are less than that mass.
     share = tl.log((1.0 - p) * total / vocab) - 1e-9
     count = vocab * 0
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
         numbers = tl.load(logits + start + at, mask=start + at < vocab, other=float("-inf")).to(tl.float32)
         scaled = _scaled(numbers, highest, temperature)
         key = _keys(numbers)
@@ -136,31 +138,32 @@ def _top_p(logits, vocab, highest, temperature, least, limit, last, p, keys, wei
     listed = count <= LISTED
     end = tl.where(listed, count, vocab)
     digits = tl.arange(0, 16)
+    few = tl.arange(0, PART)
     found = tl.full((), _LOWEST, tl.int32)
     for place in tl.static_range(8):
-        masses = tl.zeros((16, BLOCK), tl.float64)
-        for start in range(0, end, BLOCK):
-            there = start + at < end
+        masses = tl.zeros((16, PART), tl.float64)
+        for start in range(0, end, PART):
+            there = start + few < end
             if listed:
-                key = tl.load(keys + start + at, mask=there, other=0)
-                weight = tl.load(weights + start + at, mask=there, other=0.0)
+                key = tl.load(keys + start + few, mask=there, other=0)
+                weight = tl.load(weights + start + few, mask=there, other=0.0)
             else:
-                numbers = tl.load(logits + start + at, mask=there, other=float("-inf")).to(tl.float32)
+                numbers = tl.load(logits + start + few, mask=there, other=float("-inf")).to(tl.float32)
                 scaled = _scaled(numbers, highest, temperature)
                 key = _keys(numbers)
-                weight = tl.where(_kept(key, start + at, limit, last) & (scaled >= least), tl.exp(scaled), 0.0)
+                weight = tl.where(_kept(key, start + few, limit, last) & (scaled >= least), tl.exp(scaled), 0.0)
             mine = there & _begins(key, found, 32 - 4 * place)
             digit = _digit(key, 28 - 4 * place, 4)
             masses += tl.where(mine[None, :] & (digit[None, :] == digits[:, None]), weight[None, :], 0.0)
         mass = tl.sum(masses, axis=1)
         above = tl.sum(tl.where(digits[:, None] > digits[None, :], mass[:, None], 0.0), axis=0)
         enough = above + mass >= missing
-        digit = tl.max(tl.where(enough, digits, 0), axis=0)
-        found = found ^ (digit << (28 - 4 * place))
-        missing -= tl.sum(tl.where(digits == digit, above, 0.0), axis=0)
+        chosen = tl.max(tl.where(enough, digits, 0), axis=0)
+        found = found ^ (chosen << (28 - 4 * place))
+        missing -= tl.sum(tl.where(digits == chosen, above, 0.0), axis=0)
     final = vocab * 0
     seen = vocab * 0
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
         numbers = tl.load(logits + start + at, mask=start + at < vocab, other=float("-inf")).to(tl.float32)
         key = _keys(numbers)
         equal = (start + at < vocab) & (key == found) & _kept(key, start + at, limit, last)
@@ -221,7 +224,7 @@ def race_kernel(
         seed = tl.load(seeds + row)
         choice, position = tl.load(choices + row).to(tl.uint32), tl.load(positions + row).to(tl.uint32)
         end = tl.minimum(vocab, (slice_number + 1) * slice_size)
-        for start in range(slice_number * slice_size, end, BLOCK):
+        for start in tl.range(slice_number * slice_size, end, BLOCK, num_stages=STAGES):
             numbers = tl.load(logits + start + at, mask=start + at < end, other=float("-inf")).to(tl.float32)
             scaled = _scaled(numbers, largest.to(tl.float64), temperature)
             kept = (start + at < end) & (scaled >= least) & _kept(_keys(numbers), start + at, limit, last)
@@ -284,17 +287,16 @@ def sample(
     kinds = [torch.float64, torch.float64, torch.int32, torch.int32, torch.int32, torch.float32, torch.int32, torch.int32]
     parts = [part.view(kind) for part, kind in zip(scratch.split([rows * size for size in sizes]), kinds, strict=True)]
     weights, scores, keys, slice_ids, best, highest, limits, lasts = parts
-    interpreted = logits.device.type == "cpu"
-    block = min(max(16, power_of_2(vocab)), BLOCK_OF_THE_INTERPRETER if interpreted else BLOCK)
+    block = min(max(16, power_of_2(vocab)), BLOCK)
     limits_kernel[(rows,)](
         logits, temperature, top_k, top_p, min_p, best, highest, limits, lasts, keys, weights, logits.stride(0), vocab,
-        BLOCK=block, LISTED=LISTED, num_warps=16 if block >= 1024 else 4,
+        BLOCK=block, LISTED=LISTED, num_warps=16 if block >= 2048 else 4,
     )  # fmt: skip
-    slices = min(SLICES, power_of_2(ceil_div(vocab, max(SLICE, block))))
+    slices = min(SLICES, power_of_2(ceil_div(vocab, SLICE)))
     slice_size = ceil_div(ceil_div(vocab, slices), block) * block
     race_kernel[(rows, slices)](
         logits, temperature, min_p, seed, choice, position, highest, limits, lasts, scores, slice_ids, logits.stride(0), vocab, slice_size,
-        SLICES=slices, BLOCK=block, num_warps=8 if block >= 1024 else 4,
+        SLICES=slices, BLOCK=block, num_warps=8 if block >= 2048 else 4,
     )  # fmt: skip
     winners_kernel[(rows,)](scores, slice_ids, best, ids, SLICES=slices, num_warps=1)
 

@@ -1,0 +1,33 @@
+"""From the tensors of fp8 checkpoints to `ScaledWeight`: codes stay in the file, scales are read now.
+
+Owns the layouts "e4m3" of `facts.model.Integers`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ridgeline.compute.load.grouped import elements
+from ridgeline.compute.quant.bits import Bytes
+from ridgeline.compute.quant.scaled import ScaledWeight
+from ridgeline.errors import ModelFormatError
+from ridgeline.facts.model import TensorFacts
+
+
+def scaled_weight(tensor: TensorFacts, maps: Mapping[Path, Bytes]) -> ScaledWeight:
+    """The matrix that `tensor` describes; `maps` are its files, uint8.
+
+    Raises ModelFormatError where a projection that is stored with others begins inside a block.
+    """
+    parts = tensor.integers
+    assert parts is not None
+    (rows, columns), tall, group = tensor.shape, parts.tall, parts.group
+    whole = tall >= parts.rows
+    if parts.first % tall and not whole:
+        raise ModelFormatError(f"{tensor.name} begins with row {parts.first} of a matrix in blocks of {tall} rows, which is not computed")
+    stored = elements(parts.scales, maps).reshape(-1, -(-columns // group))
+    scales = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32) if parts.scales.kind == "BF16" else stored.astype(np.float32)
+    mine = scales if whole else scales[parts.first // tall : -(-(parts.first + rows) // tall)]
+    codes = elements(parts.codes, maps)[parts.first : parts.first + rows]
+    return ScaledWeight(codes, np.ascontiguousarray(mine), (rows if whole else tall, group))
