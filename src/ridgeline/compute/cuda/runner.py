@@ -163,6 +163,11 @@ class CudaRunner:
         event.record()
         return Launched(event, host, inputs.sizes.R)
 
+    def replay(self) -> None:
+        """Starts the step that was launched last once more, over the inputs that it had: for measurements."""
+        program = self._program(self._current)
+        self._graphs.run(self._current, program.body, program.tail)
+
     def read(self, launched: Launched) -> tuple[list[int], NDArray[np.bool_]]:
         """Waits for a step: the id that each row sampled, if it did, and whether its final hidden states are finite."""
         launched.event.synchronize()
@@ -215,6 +220,7 @@ class CudaRunner:
         )  # fmt: skip
         self._send(most, inputs, NOBODY)
         binding = self._binding(plan, most)
+        self.ids.resolve(binding)
         made: dict[str, NDArray[Any]] = {}
         for op in self.oplist.ops if until is None else self.oplist.ops[: until + 1]:
             BIND[op.name](binding, op)()
