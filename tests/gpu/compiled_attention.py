@@ -58,5 +58,4 @@ CASES = [
     Case("mixed, invariant", partial(launch, 8, 64, 2048, invariant=True), DECODE),
     Case("mixed, few tokens a row", partial(launch, 64, 20, 2048), PREFILL),
     Case("fp32", partial(launch, 2, 64, 512, heads=4, kv_heads=2, head_dim=64, kind="f32", dtype=torch.float32)),
-    Case("fp32, 256 dimensions", partial(launch, 2, 64, 512, heads=4, kv_heads=1, head_dim=256, kind="f32", dtype=torch.float32)),
 ]

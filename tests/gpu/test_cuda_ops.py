@@ -88,7 +88,7 @@ def test_fused_norms(rows: int, width: int) -> None:
     alone = poisoned(rows, width, dtype=torch.bfloat16)
     norm.rms_norm(total, on_device(weight), 1e-6, alone)
     assert torch.equal(alone, out)
-    scales, again = poisoned(1, rows)[0], poisoned(rows, width, dtype=torch.bfloat16)
+    scales, again = poisoned(rows), poisoned(rows, width, dtype=torch.bfloat16)
     norm.add_rms_norm_fp8(x, y, on_device(weight), 1e-6, again, codes, scales)
     assert torch.equal(again, total)
     expected = OPS["rms_norm"].reference(numbers(total), weight, eps=1e-6)
@@ -108,7 +108,7 @@ def check_fp8(codes: torch.Tensor, scales: torch.Tensor, expected: np.ndarray) -
 def test_glu_fp8(activation: str) -> None:
     gate, up = floats(1, 5, 300, size=3), floats(2, 5, 300)
     gate[3] = 0
-    codes, scales = poisoned(5, 300, dtype=torch.float8_e4m3fn), poisoned(1, 5)[0]
+    codes, scales = poisoned(5, 300, dtype=torch.float8_e4m3fn), poisoned(5)
     elements.glu_fp8(within(on_device(gate)), within(on_device(up)), activation, codes, scales)
     check_fp8(codes, scales, OPS["glu"].reference(gate, up, activation=activation))
     elements.glu_fp8(on_device(gate[:0]), on_device(up[:0]), activation, codes[:0], scales[:0])
@@ -118,7 +118,7 @@ def test_glu_fp8(activation: str) -> None:
 def test_what_is_not_finite_stays_so(bad: float) -> None:
     x = floats(1, 3, 64)
     x[1, 5] = bad
-    codes, scales, out = poisoned(3, 64, dtype=torch.float8_e4m3fn), poisoned(1, 3)[0], poisoned(3, 64)
+    codes, scales, out = poisoned(3, 64, dtype=torch.float8_e4m3fn), poisoned(3), poisoned(3, 64)
     norm.rms_norm(on_device(x), on_device(floats(2, 64)), 1e-6, out)
     elements.glu_fp8(on_device(x), on_device(floats(3, 3, 64)), "silu", codes, scales)
     for made in (out, codes.float() * scales[:, None]):

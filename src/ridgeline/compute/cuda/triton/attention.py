@@ -209,21 +209,9 @@ def attention(
     _launch(made, q, layer, tables_of_row, out, (partial, sums), shape)
     if made.lanes:
         merge_kernel[(tokens, heads)](
-            partial,
-            sums,
-            row_of_token,
-            cu_q,
-            kv_len,
-            out,
-            made.splits,
-            out.stride(0),
-            HEADS=heads,
-            HEAD=head_dim,
-            WINDOW=window,
-            SPLIT=SPLIT,
-            BLOCK_D=power_of_2(head_dim),
-            num_warps=1,
-        )
+            partial, sums, row_of_token, cu_q, kv_len, out, made.splits, out.stride(0),
+            HEADS=heads, HEAD=head_dim, WINDOW=window, SPLIT=SPLIT, BLOCK_D=power_of_2(head_dim), num_warps=1,
+        )  # fmt: skip
 
 
 def _launch(
