@@ -32,14 +32,20 @@ def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tupl
     Raises ConfigError, ModelNotFoundError or ModelFormatError where the settings or the model are at fault.
     """
     check_bounds(config)
-    policy = POLICIES.get(config.scheduling_policy)
-    if policy is None:
+    if config.scheduling_policy not in POLICIES:
         raise ConfigError(
             f"--scheduling-policy is {config.scheduling_policy!r}; it must be one of {', '.join(POLICIES)}",
             fix={"--scheduling-policy": next(iter(POLICIES))},
         )
     executor, decisions = start_executor(config, progress)
+    engine, paced = engine_over(executor, config)
+    return engine, decisions + paced
+
+
+def engine_over(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple[Decision, ...]]:
+    """An engine over an executor that is warm, and what was decided from its speed. The settings' bounds have been checked."""
     info = executor.info
+    decisions: tuple[Decision, ...] = ()
     limits = Limits(
         rows=min(info.rows, config.max_num_seqs),
         token_budget=config.max_num_batched_tokens,
@@ -49,8 +55,8 @@ def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tupl
     )
     if info.seconds is not None:
         limits = replace(limits, mixed_tokens=info.seconds.mixed_tokens(config.step_ms / 1e3), row_tokens=info.seconds.row_tokens)
-        decisions += (pace(config, info.seconds),)
-    return Engine(Scheduler(limits, info.kv, policy), executor, MonotonicClock(), config.depth), decisions
+        decisions = (pace(config, info.seconds),)
+    return Engine(Scheduler(limits, info.kv, POLICIES[config.scheduling_policy]), executor, MonotonicClock(), config.depth), decisions
 
 
 def pace(config: EngineConfig, seconds: StepSeconds) -> Decision:

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
+from math import prod
 from pathlib import Path
 
 from ridgeline.errors import ModelFormatError
@@ -41,6 +43,23 @@ def read_checkpoint(directory: Path) -> ModelFacts:
     matrices = drop_zero_biases(matrices, lambda stored_name: set(parts_of(stored_name, layout) or ()) <= must.keys())
     tensors = canonical_tensors(matrices, layout, must, may, name)
     return replace(facts, tensors=tensors, fingerprint=fingerprint(files, stored.values(), text.encode()))
+
+
+def facts_of_config(file: Path) -> ModelFacts:
+    """Facts of the model that a config.json describes, where there are no weights: each tensor in bf16 and nowhere stored.
+
+    Raises ModelFormatError.
+    """
+    text = read_text(file)
+    fields, kind = config_fields(text)
+    name, _ = _supported(fields, kind)
+    architecture = ARCHITECTURES[name]
+    _check_neutral(fields, architecture)
+    facts = _numbers(fields, name, architecture, file.stem, fields.flag("tie_word_embeddings"))
+    flags = {flag: fields.flag(flag) for flag in set(architecture.biases.values()) - {"always"}}
+    must, _ = expected_shapes(architecture, facts, fields.integer("max_position_embeddings", 1, MAX_CONTEXT), flags)
+    tensors = {each: TensorFacts(each, "BF16", shape, file, 0, 2 * prod(shape)) for each, shape in must.items()}
+    return replace(facts, tensors=tensors, fingerprint=sha256(text.encode()).digest())
 
 
 def _supported(fields: Fields, kind: str) -> tuple[str, Layout]:

@@ -97,8 +97,9 @@ def merge(
 
 
 def random_weights(
-    facts: ModelFacts, oplist: OpList, device: Device, dtype: torch.dtype, *, fp8: bool = False, seed: int = 0
-) -> tuple[OpList, Weights]:
+    facts: ModelFacts, oplist: OpList, device: Device, dtype: torch.dtype, *, fp8: bool = False, progress: Progress = lambda *_: None,
+    seed: int = 0,
+) -> tuple[OpList, Weights]:  # fmt: skip
     """Weights of a model's shape without its numbers, made on the device: for benchmarks, whose speed does not depend on them.
 
     Matrices are normal numbers of the standard deviation K^-½, vectors ones; `fp8` as in `load_weights`.
@@ -109,7 +110,9 @@ def random_weights(
     matrices: dict[str, DeviceWeight] = {}
     tables: dict[str, torch.Tensor] = {}
     vectors: dict[str, torch.Tensor] = {}
-    for weight in {weight.name: weight for op in oplist.ops for weight in op.weights}.values():
+    wanted = {weight.name: weight for op in oplist.ops for weight in op.weights}
+    for number, weight in enumerate(wanted.values()):
+        progress("making weights", number / len(wanted))
         if len(weight.shape) == 1:
             vectors[weight.name] = torch.ones(weight.shape, dtype=torch.float32, device=device.torch)
             continue

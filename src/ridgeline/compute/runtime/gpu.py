@@ -12,7 +12,9 @@ from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, open_device
 from ridgeline.compute.cuda.load import load_weights
 from ridgeline.compute.cuda.memory import cache_bytes, weights_bytes
+from ridgeline.compute.cuda.plan import Weights
 from ridgeline.compute.cuda.runner import CudaRunner
+from ridgeline.compute.graph import OpList
 from ridgeline.compute.models.registry import record
 from ridgeline.compute.runtime.device_executor import DeviceExecutor
 from ridgeline.config.groups import EngineConfig
@@ -25,16 +27,23 @@ from ridgeline.planning.memory import kv_costs, kv_groups
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
+Load = Callable[..., tuple[OpList, Weights]]
+"""As `load_weights`."""
 
 
-def build_on_gpu(config: EngineConfig, facts: ModelFacts, said: tuple[Decision, ...], progress: Progress) -> DeviceExecutor:
-    """Loads a model to the GPU. `config` has its runner and its types settled; raises ConfigError where it does not fit."""
+def build_on_gpu(
+    config: EngineConfig, facts: ModelFacts, said: tuple[Decision, ...], progress: Progress, *, load: Load = load_weights
+) -> DeviceExecutor:
+    """Loads a model to the GPU. `config` has its runner and its types settled; raises ConfigError where it does not fit.
+
+    load  where weights come from: the model's files, or chance (`compute.cuda.load.random_weights`), for benchmarks
+    """
     device = open_device()
     dtype = DTYPES["bf16" if config.dtype == "fp8" else config.dtype]
     costs = kv_costs(facts, config.block_size, config.max_num_batched_tokens, config.kv_dtype)
     length = planned_length(config, facts, device, weights_bytes(facts, dtype, fp8=config.dtype == "fp8"), costs)
     facts, turned = rope_for(facts, length)
-    oplist, weights = load_weights(facts, record(facts)["step"], device, dtype, fp8=config.dtype == "fp8", progress=progress)
+    oplist, weights = load(facts, record(facts)["step"], device, dtype, fp8=config.dtype == "fp8", progress=progress)
     shape = KVShape(kv_groups(facts), config.block_size, 1, b"")
     runner = CudaRunner(
         oplist,

@@ -1,0 +1,45 @@
+"""One part of `ridgeline bench gpu` in a process of its own: an error of the device ends it and no other part.
+
+Owns the rows' way out: a line of JSON each on stdout, so that what was measured is there whatever happens next. Settings are one JSON
+object, the only argument. The parts themselves are the computing wing's, but for serving, which is the engine's.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ridgeline.bench.gpu_serving import serving
+from ridgeline.errors import RidgelineError
+from ridgeline.facts.checkpoint import facts_of_config
+
+PARTS = "ridgeline.compute.cuda.bench.parts"
+
+
+def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the device is, then the rows of the part that `settings` name. Raises ConfigError where there is no GPU."""
+    computing = importlib.import_module(PARTS)
+    facts = facts_of_config(Path(settings["model"]))
+    device = computing.device_of(settings["device"])
+    yield {"about": computing.about(device)}
+    if settings["part"] == "serving":
+        yield from serving(facts, settings)
+    else:
+        yield from computing.PARTS[settings["part"]](facts, device, settings)
+
+
+def main() -> int:
+    """Prints the rows; the last one names the error that ended the part, if one did."""
+    try:
+        for row in rows(json.loads(sys.argv[1])):
+            print(json.dumps(row), flush=True)
+    except RidgelineError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

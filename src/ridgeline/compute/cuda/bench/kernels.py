@@ -1,0 +1,247 @@
+"""Kernels one by one, in the shapes of a model: which cases there are, with the bytes and the operations of each.
+
+Owns the cases. A case is made only when it is its turn, and lets go of its memory behind it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, gcd
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from ridgeline.compute.cuda import sampler
+from ridgeline.compute.cuda.bench.ceilings import product
+from ridgeline.compute.cuda.cache import CacheLayer, DeviceKVCache, allocate_device_kv
+from ridgeline.compute.cuda.device import DTYPES, Device
+from ridgeline.compute.cuda.integers import Integers, pack_blocks
+from ridgeline.compute.cuda.linear import linear, scratch_bytes
+from ridgeline.compute.cuda.step import KINDS
+from ridgeline.compute.cuda.triton import attention as attend
+from ridgeline.compute.cuda.triton import elements, norm, quantise, rope
+from ridgeline.compute.cuda.triton.copy import copy_blocks
+from ridgeline.compute.quant.formats import FORMATS
+from ridgeline.compute.quant.weight import CodedWeight
+from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.facts.model import ModelFacts
+
+BLOCK_TOKENS: Final = 16
+CACHED_BYTES: Final = 128 << 20
+"""More than a device's caches hold: copies of what is read take turns."""
+MOST_COPIES: Final = 16
+PACKED: Final = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")
+PACKED_ROWS: Final = 64
+FINITE_BYTES: Final = 0x3C
+"""Random bytes below this are halves below 1, whatever a format takes for its scales."""
+BF16: Final = DTYPES["bf16"]
+
+Run = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """make: one launch over memory of its own; bytes that it must move; operations, and the ceiling that they have (bf16, fp8)."""
+
+    op: str
+    shape: str
+    make: Callable[[], Run]
+    bytes: int
+    flops: int = 0
+    ceiling: str = "bf16"
+
+    def runs(self, real: bool) -> list[Run]:
+        """The same over so much memory that no cache holds it; once where nothing is cached anyway."""
+        return [self.make() for _ in range(max(1, min(MOST_COPIES, ceil(CACHED_BYTES / max(1, self.bytes)))) if real else 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """tokens: of products and of what goes row by row; contexts: (rows, positions) of attention; prompts: tokens of one."""
+
+    tokens: tuple[int, ...] = (1, 32, 256, 2048)
+    contexts: tuple[tuple[int, int], ...] = ((1, 1024), (32, 1024), (128, 1024), (256, 1024), (1, 8192))
+    prompts: tuple[int, ...] = (2048, 8192)
+
+
+def cases(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]:
+    """All of them, the most important first."""
+    yield from _products(facts, device, sizes)
+    yield from _attention(facts, device, sizes)
+    yield from _rows(facts, device, sizes)
+    yield from _rest(facts, device, sizes)
+
+
+def _products(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]:
+    queries, keys = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+    shapes = {
+        "qkv": (queries + 2 * keys, facts.hidden), "output": (facts.hidden, queries), "gate + up": (2 * facts.ffn, facts.hidden),
+        "down": (facts.hidden, facts.ffn), "head": (facts.vocab, facts.hidden),
+    }  # fmt: skip
+    for kind, size in (("bf16", 2), ("fp8", 1)):
+        for name, (outputs, inputs) in shapes.items():
+            for m in sizes.tokens if name != "head" else sizes.tokens[:3]:
+                total = size * (outputs * inputs + m * inputs) + 2 * m * outputs
+                make = partial(product, kind, m, outputs, inputs, device)
+                yield Case(f"linear {kind} {name}", f"{m} x {outputs} x {inputs}", make, total, 2 * m * outputs * inputs, kind)
+    outputs, inputs = shapes["gate + up"]
+    for kind, size in (("bf16", 2), ("fp8", 1)):
+        for m in sizes.tokens:
+            total = size * (outputs * inputs + m * inputs) + 2 * m * outputs
+            make = partial(product, kind, m, outputs, inputs, device, invariant=True)
+            yield Case(f"linear {kind} invariant", f"{m} x {outputs} x {inputs}", make, total, 2 * m * outputs * inputs, kind)
+    for kind in PACKED:
+        if inputs % FORMATS[kind].block_elements:
+            continue
+        weight = Integers.bytes_of(kind, (outputs, inputs))
+        for m in sizes.tokens[:3]:
+            total = weight + 2 * m * (inputs + outputs)
+            make = partial(_grouped, kind, m, outputs, inputs, device)
+            yield Case(f"linear {kind}", f"{m} x {outputs} x {inputs}", make, total, 2 * m * outputs * inputs)
+
+
+def _grouped(kind: str, rows: int, outputs: int, inputs: int, device: Device) -> Run:
+    weight = _integers(kind, outputs, inputs, device)
+    x, out = _random(device, rows, inputs), device.empty(rows, outputs, dtype=BF16)
+    return partial(linear, x, weight, out, device.empty(scratch_bytes(weight, rows), dtype=torch.uint8))
+
+
+def _integers(kind: str, outputs: int, inputs: int, device: Device) -> Integers:
+    """A packed matrix of random codes and finite scales: a few rows, over and over."""
+    rows = gcd(outputs, PACKED_ROWS)
+    row_bytes = inputs // FORMATS[kind].block_elements * FORMATS[kind].block_bytes
+    codes = np.random.default_rng(0).integers(0, FINITE_BYTES, (rows, row_bytes), np.uint8)
+    few = pack_blocks(CodedWeight(kind, (rows, inputs), codes), device.torch)
+    repeats = (1, outputs // rows, 1)
+    low, high = (None if part is None else part.repeat(repeats) for part in (few.low, few.high))
+    heads, bases = (None if part is None else part.repeat(repeats[:2]) for part in (few.heads, few.bases))
+    assert low is not None and heads is not None
+    return Integers(kind, few.form, (outputs, inputs), few.width, low, high, heads, bases)
+
+
+def _attention(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]:
+    heads, size = facts.heads, facts.head_dim
+    for kind, width in (("bf16", 2), ("fp8", 1)):
+        for rows, context in sizes.contexts:
+            total = rows * (context * 2 * facts.kv_heads * size * width + 4 * heads * size)
+            make = partial(_attend, facts, device, kind, rows, 1, context)
+            yield Case(f"attention {kind} decode", f"{rows} rows, {context} positions", make, total, 4 * rows * heads * size * context)
+        for tokens in sizes.prompts:
+            total = tokens * (2 * facts.kv_heads * size * width + 4 * heads * size)
+            make = partial(_attend, facts, device, kind, 1, tokens, tokens)
+            yield Case(f"attention {kind} prompt", f"{tokens} tokens", make, total, 2 * heads * size * tokens * (tokens + 1))
+
+
+def _attend(facts: ModelFacts, device: Device, kind: str, rows: int, queries: int, context: int) -> Run:
+    cache = _cache(facts, device, kind, rows, context)
+    blocks = -(-context // BLOCK_TOKENS)
+    tables = torch.arange(1, 1 + rows * blocks, dtype=torch.int32, device=device.torch).view(rows, blocks)
+    row = torch.arange(rows, dtype=torch.int32, device=device.torch)
+    q = _random(device, rows * queries, facts.heads * facts.head_dim)
+    out = torch.empty_like(q)
+    shape = {"heads": facts.heads, "kv_heads": facts.kv_heads, "head_dim": facts.head_dim}
+    most: dict[str, Any] = {"most_q": queries, "most_kv": blocks * BLOCK_TOKENS}
+    work = device.empty(attend.work_bytes(rows * queries, rows, **shape, **most, device=device.torch), dtype=torch.uint8)
+    return partial(
+        attend.attention, q, cache.layer(0), tables, torch.arange(rows + 1, dtype=torch.int32, device=device.torch) * queries,
+        torch.full_like(row, context), row.repeat_interleave(queries), head_dim=facts.head_dim, scale=facts.attn_scale, window=0,
+        softcap=0.0, out=out, work=work, most_q=queries,
+    )  # fmt: skip
+
+
+def _cache(facts: ModelFacts, device: Device, kind: str, rows: int, context: int) -> DeviceKVCache:
+    """One layer for so many sequences."""
+    shape = KVShape((KVGroup("full", (0,), 0),), BLOCK_TOKENS, rows * -(-context // BLOCK_TOKENS), b"")
+    cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, kind, device.torch)
+    if kind == "fp8":
+        cache.pool.random_(0, 0x40)  # codes of numbers below 2
+    else:
+        cache.pool.view(DTYPES[kind]).normal_()
+    return cache
+
+
+def _rows(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]:
+    """What goes row by row."""
+    hidden, ffn = facts.hidden, facts.ffn
+    for m in sizes.tokens:
+        both, wide = f"{m} x {hidden}", f"{m} x {ffn}"
+        yield Case("rms_norm", both, partial(_norm, device, m, hidden, 0), 4 * m * hidden)
+        yield Case("add_rms_norm", both, partial(_norm, device, m, hidden, 1), 8 * m * hidden)
+        yield Case("add_rms_norm_fp8", both, partial(_norm, device, m, hidden, 2), 7 * m * hidden)
+        yield Case("glu", wide, partial(_glu, device, m, ffn, False), 6 * m * ffn)
+        yield Case("glu_fp8", wide, partial(_glu, device, m, ffn, True), 5 * m * ffn)
+        yield Case("quantise_fp8", wide, partial(_quantise, device, m, ffn), 3 * m * ffn)
+        for kind, size in (("bf16", 2), ("fp8", 1)):
+            total = m * facts.head_dim * (4 * facts.heads + (4 + 2 * size) * facts.kv_heads)
+            yield Case(f"rotate_write {kind}", f"{m} tokens", partial(_rotate_write, facts, device, kind, m), total)
+        yield Case("select", both, partial(_select, device, m, hidden), 4 * m * hidden)
+
+
+def _norm(device: Device, m: int, width: int, kind: int) -> Run:
+    x, y, out = (_random(device, m, width) for _ in range(3))
+    weight = torch.ones(width, device=device.torch)
+    if kind == 0:
+        return partial(norm.rms_norm, x, weight, 1e-6, out)
+    if kind == 1:
+        return partial(norm.add_rms_norm, x, y, weight, 1e-6, torch.empty_like(x), out)
+    codes, scales = _codes(device, m, width)
+    return partial(norm.add_rms_norm_fp8, x, y, weight, 1e-6, torch.empty_like(x), codes, scales)
+
+
+def _glu(device: Device, m: int, width: int, fp8: bool) -> Run:
+    gate, up = _random(device, m, 2 * width).split(width, dim=1)
+    if fp8:
+        return partial(elements.glu_fp8, gate, up, "silu", *_codes(device, m, width))
+    return partial(elements.glu, gate, up, "silu", device.empty(m, width, dtype=BF16))
+
+
+def _quantise(device: Device, m: int, width: int) -> Run:
+    return partial(quantise.quantise_fp8, _random(device, m, width), *_codes(device, m, width))
+
+
+def _select(device: Device, m: int, width: int) -> Run:
+    index = torch.arange(m, dtype=torch.int32, device=device.torch)
+    return partial(elements.select, _random(device, m, width), index, device.empty(m, width, dtype=BF16))
+
+
+def _rotate_write(facts: ModelFacts, device: Device, kind: str, m: int) -> Run:
+    queries, keys = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+    q, k, v = _random(device, m, queries + 2 * keys).split((queries, keys, keys), dim=1)
+    turned = torch.rand(m, next(iter(facts.rope.values())).dim, device=device.torch)
+    slots = torch.arange(BLOCK_TOKENS, BLOCK_TOKENS + m, device=device.torch)
+    layer: CacheLayer = _cache(facts, device, kind, 1, m).layer(0)
+    return partial(rope.rotate_write, q, k, v, turned, slots, layer, facts.head_dim, device.empty(m, queries, dtype=BF16))
+
+
+def _rest(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]:
+    for m in sizes.tokens[:3]:
+        for name, temperature, top_p in (("greedy", 0.0, 1.0), ("temperature", 0.8, 1.0), ("top_p", 0.8, 0.9)):
+            make = partial(_sample, device, m, facts.vocab, temperature, top_p)
+            yield Case(f"sample {name}", f"{m} x {facts.vocab}", make, 2 * m * facts.vocab)
+    pages = 64 if device.real else 2
+    moved = 4 * pages * BLOCK_TOKENS * facts.kv_heads * facts.head_dim * 2
+    yield Case("copy_blocks", f"{pages} pages of a layer", partial(_copies, facts, device, pages), moved)
+
+
+def _sample(device: Device, m: int, vocab: int, temperature: float, top_p: float) -> Run:
+    columns = {name: device.zeros(m, dtype=KINDS[kind][1]) for name, kind in sampler.COLUMNS.items()}
+    columns["temperature"].fill_(temperature)
+    columns["top_p"].fill_(top_p)
+    position, ids = (device.zeros(m, dtype=torch.int32) for _ in range(2))
+    scratch = device.empty(sampler.scratch_bytes(m), dtype=torch.uint8)
+    return partial(sampler.sample, _random(device, m, vocab), columns, position, ids, scratch)
+
+
+def _copies(facts: ModelFacts, device: Device, pages: int) -> Run:
+    pool = _cache(facts, device, "bf16", 1, 2 * pages * BLOCK_TOKENS).pool
+    first = torch.arange(1, 1 + pages, device=device.torch)
+    return partial(copy_blocks, pool, torch.stack([first, first + pages], dim=1).contiguous())
+
+
+def _random(device: Device, *shape: int) -> torch.Tensor:
+    return device.empty(*shape, dtype=BF16).normal_()
+
+
+def _codes(device: Device, m: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return device.empty(m, width, dtype=DTYPES["f8"]), device.empty(m, dtype=torch.float32)

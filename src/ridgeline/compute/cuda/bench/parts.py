@@ -1,0 +1,108 @@
+"""The parts of `ridgeline bench gpu` that stand on the device alone: each is a run of rows, plain numbers by name.
+
+Owns what is measured of a model, and that one case's error does not end the others. `bench/gpu_part.py` calls a part by its name.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+
+from ridgeline.compute.cuda.bench.ceilings import FULL, NAMES, SMALL, ceiling
+from ridgeline.compute.cuda.bench.clock import seconds_of
+from ridgeline.compute.cuda.bench.kernels import Case, Sizes, cases
+from ridgeline.compute.cuda.bench.model import RandomModel, Types
+from ridgeline.compute.cuda.device import Device, interpreted, open_device
+from ridgeline.facts.model import ModelFacts
+
+Row = dict[str, Any]
+Settings = Mapping[str, Any]
+"""dtype, kv_dtype, and of the steps: batches, context, prompts, steps, repeats; of kernels: tokens, contexts, prompts."""
+
+INTERPRETED_BYTES: Final = 256 << 20
+
+
+def device_of(kind: str) -> Device:
+    """The first GPU, or for tests ("cpu") the interpreter. Raises ConfigError where there is no GPU."""
+    return interpreted(INTERPRETED_BYTES) if kind == "cpu" else open_device()
+
+
+def about(device: Device) -> Row:
+    """What is measured on, and with what."""
+    found = {"device": device.name, "capability": ".".join(map(str, device.capability)), "memory_bytes": device.memory_bytes}
+    return {**found, "free_bytes": device.free_bytes(), "torch": torch.__version__, "cuda": torch.version.cuda}
+
+
+def ceilings(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
+    """What the device does at most."""
+    for name in NAMES:
+        yield _tried({"ceiling": name}, lambda name=name: {"per_second": ceiling(name, device, FULL if device.real else SMALL)})  # type: ignore[misc]
+
+
+def kernels(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
+    """Every kernel beside the ceilings, which are measured first."""
+    most = {}
+    for row in ceilings(facts, device, settings):
+        yield row
+        most[row["ceiling"]] = row.get("per_second", 0.0)
+    sizes = Sizes(tuple(settings["tokens"]), tuple((rows, context) for rows, context in settings["contexts"]), tuple(settings["prompts"]))
+    for case in cases(facts, device, sizes):
+        yield _tried({"op": case.op, "shape": case.shape}, lambda case=case: _timed(case, device, most))  # type: ignore[misc]
+        if device.real:
+            torch.cuda.empty_cache()
+
+
+def _timed(case: Case, device: Device, most: Mapping[str, float]) -> Row:
+    seconds = seconds_of(device, case.runs(device.real)) if device.real else seconds_of(device, case.runs(False), 1)
+    memory = case.bytes / most["copy"] if most["copy"] else 0.0
+    arithmetic = case.flops / most[case.ceiling] if most[case.ceiling] else 0.0
+    return {
+        "seconds": seconds.best, "median_seconds": seconds.middle, "bytes_per_second": case.bytes / seconds.best,
+        "flops_per_second": case.flops / seconds.best, "share_of_ceiling": max(memory, arithmetic) / seconds.best,
+        "binds": "memory" if memory >= arithmetic else "arithmetic",
+    }  # fmt: skip
+
+
+def decode(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
+    """Batches of one token a row, under graphs; launched one by one, and said so, where capturing fails."""
+    batches, context, steps = settings["batches"], settings["context"], settings["steps"]
+    types = Types(settings["dtype"], settings["kv_dtype"], settings["invariant"])
+    model = RandomModel(facts, types, device, tokens=max(batches), rows=max(batches), positions=context + steps)
+    yield {"weights_bytes": model.weights_bytes, "step_bytes": model.runner.nbytes}
+    for batch in batches:  # without graphs first: kernels are compiled, and should capturing fail there are figures
+        yield _tried({"batch": batch, "graphs": False}, lambda batch=batch: model.decode(batch, context, min(steps, 8)))  # type: ignore[misc]
+    if not device.real:
+        return
+    yield _tried({"graphs": True}, lambda: _captured(model))
+    for batch in batches:
+        yield _tried({"batch": batch, "graphs": model.runner.graphs > 0}, lambda batch=batch: model.decode(batch, context, steps))  # type: ignore[misc]
+
+
+def _captured(model: RandomModel) -> Row:
+    free, began = model.device.free_bytes(), perf_counter()
+    model.runner.warm_up(lambda stage, part: None)
+    seconds = perf_counter() - began
+    return {"captured": model.runner.graphs, "seconds": seconds, "graph_bytes": free - model.device.free_bytes()}
+
+
+def prefill(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
+    """Prompts, each in one step."""
+    prompts = [tokens for tokens in settings["prompts"] if tokens <= facts.context]
+    types = Types(settings["dtype"], settings["kv_dtype"], settings["invariant"])
+    model = RandomModel(facts, types, device, tokens=max(prompts), rows=1, positions=max(prompts))
+    for tokens in prompts:
+        yield _tried({"tokens": tokens}, lambda tokens=tokens: model.prefill(tokens, settings["repeats"]))  # type: ignore[misc]
+
+
+def _tried(names: Row, measure: Callable[[], Row]) -> Row:
+    """The row of a case, or what went wrong. Whatever it was: a driver's errors have many types, and the next case may still run."""
+    try:
+        return names | measure()
+    except Exception as error:
+        return names | {"error": f"{type(error).__name__}: {error}"[:2000]}
+
+
+PARTS: Final[Mapping[str, Callable[[ModelFacts, Device, Settings], Iterator[Row]]]] = {
+    "ceilings": ceilings, "kernels": kernels, "decode": decode, "invariant": decode, "prefill": prefill,
+}  # fmt: skip
