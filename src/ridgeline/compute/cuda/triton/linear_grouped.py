@@ -61,8 +61,7 @@ def grouped_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    w = tl.arange(0, WIDTH)
-    there = n < columns
+    w, there = tl.arange(0, WIDTH), n < columns
     TILE: tl.constexpr = FIELDS * WIDTH
     SPAN: tl.constexpr = TILE if SIZE > TILE or SIZE == 0 else SIZE
     SUBTRACT: tl.constexpr = 0 if OFFSET != 0 or MINS or ZEROS else CENTRE
@@ -70,14 +69,11 @@ def grouped_kernel(
     SUMS: tl.constexpr = ADDED != 0 or MINS or ZEROS
     kind: tl.constexpr = x.dtype.element_ty
     ones = tl.full((BLOCK_N, WIDTH), 1.0, tl.float32).to(kind)
-    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    dots = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    base = tl.zeros((BLOCK_N,), tl.int32)
-    after = tl.zeros((BLOCK_N,), tl.int32)
-    first = split * tiles_a_split
+    nothing = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    total, dots, sums = nothing, nothing, nothing
+    base, after = tl.zeros((BLOCK_N,), tl.int32), tl.zeros((BLOCK_N,), tl.int32)
     # With their stages stated heads are fetched ahead as codes are, though no product reads them.
-    for tile in tl.range(first, tl.minimum(first + tiles_a_split, tiles), num_stages=STAGES):
+    for tile in tl.range(split * tiles_a_split, tl.minimum((split + 1) * tiles_a_split, tiles), num_stages=STAGES):
         row = tile * tl.cast(columns, tl.int64) + n
         if BASE > 0:
             base = tl.load(bases + tl.minimum(tile * TILE // BASE, superblocks - 1) * columns + n, mask=there, other=0)
@@ -106,8 +102,7 @@ def grouped_kernel(
                 scale = scale_of(word, base, HEAD, ((field + 1) * WIDTH // SPAN - 1) * HEAD_BYTES % 4)
                 less = less_of(word, after, base, HEAD, ((field + 1) * WIDTH // SPAN - 1) * HEAD_BYTES % 4, 0)
                 total += _scaled(dots, sums, scale, less, MINS, ZEROS, ADDED)
-                dots = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-                sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+                dots, sums = nothing, nothing
     if SIZE == 0:
         word = tl.load(heads + n, mask=there, other=0)
         if HEAD_BYTES == 8:

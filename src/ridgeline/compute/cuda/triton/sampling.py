@@ -106,6 +106,24 @@ def _kept(key, ids, limit, last):
 
 
 @triton.jit
+def _last_of_mass(logits, vocab, highest, temperature, limit, last, found, missing, BLOCK: tl.constexpr):
+    """The last id of those equal to `found` that a mass still missing needs; `limit` and `last` end the filters before it."""
+    at = tl.arange(0, BLOCK)
+    final = vocab * 0
+    seen = vocab * 0
+    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
+        numbers = tl.load(logits + start + at, mask=start + at < vocab, other=float("-inf")).to(tl.float32)
+        key = _keys(numbers)
+        equal = (start + at < vocab) & (key == found) & _kept(key, start + at, limit, last)
+        if tl.max(equal.to(tl.int32), axis=0) > 0:
+            rank = seen + tl.cumsum(equal.to(tl.int32), axis=0) - 1
+            weight = tl.exp(_scaled(numbers, highest, temperature))
+            final = tl.maximum(final, tl.max(tl.where(equal & (rank * weight < missing), start + at, 0), axis=0))
+            seen += tl.sum(equal.to(tl.int32), axis=0)
+    return final
+
+
+@triton.jit
 def _top_p(logits, vocab, highest, temperature, least, limit, last, p, keys, weights, BLOCK: tl.constexpr, LISTED: tl.constexpr):
     """(limit, last id) of the smallest set of likeliest numbers with a mass of p, of those that the filters before it leave.
 
@@ -161,18 +179,7 @@ def _top_p(logits, vocab, highest, temperature, least, limit, last, p, keys, wei
         chosen = tl.max(tl.where(enough, digits, 0), axis=0)
         found = found ^ (chosen << (28 - 4 * place))
         missing -= tl.sum(tl.where(digits == chosen, above, 0.0), axis=0)
-    final = vocab * 0
-    seen = vocab * 0
-    for start in tl.range(0, vocab, BLOCK, num_stages=STAGES):
-        numbers = tl.load(logits + start + at, mask=start + at < vocab, other=float("-inf")).to(tl.float32)
-        key = _keys(numbers)
-        equal = (start + at < vocab) & (key == found) & _kept(key, start + at, limit, last)
-        if tl.max(equal.to(tl.int32), axis=0) > 0:
-            rank = seen + tl.cumsum(equal.to(tl.int32), axis=0) - 1
-            weight = tl.exp(_scaled(numbers, highest, temperature))
-            final = tl.maximum(final, tl.max(tl.where(equal & (rank * weight < missing), start + at, 0), axis=0))
-            seen += tl.sum(equal.to(tl.int32), axis=0)
-    return found, final
+    return found, _last_of_mass(logits, vocab, highest, temperature, limit, last, found, missing, BLOCK)
 
 
 @triton.jit
