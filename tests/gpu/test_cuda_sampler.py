@@ -125,3 +125,9 @@ def test_finite_rows(dtype: torch.dtype) -> None:
     flags = poisoned(5, dtype=torch.int32)
     sampler.finite(within(x), torch.tensor([0, 0, 1, 2, 3, 3], dtype=torch.int32, device=DEVICE), flags)
     assert flags.tolist() == [0, 1, 1, 0, 1]
+
+
+def test_equal_logits_at_the_end_of_the_mass() -> None:
+    """Two of four equal ids have half the mass: a third would often be chosen."""
+    rows = [RowParams(seed=seed, choice=0, prompt_tokens=1, sampling=Sampling(top_p=0.5)) for seed in range(16)]
+    agree(np.zeros((16, 4), np.float32), rows, list(range(16)))
