@@ -6,6 +6,7 @@ Owns the load and its figures. Prompts are random ids and share nothing; answers
 import importlib
 import random
 from collections.abc import Iterator, Mapping
+from math import inf
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
@@ -21,6 +22,9 @@ from ridgeline.facts.model import ModelFacts
 
 BUILD: Final = "ridgeline.compute.runtime.gpu"
 LOAD: Final = "ridgeline.compute.cuda.load"
+WARM_REQUESTS: Final = 32
+WARM_TOKENS: Final = 8
+"""Requests, and the length of their answers, before anything is measured."""
 
 
 def serving(facts: ModelFacts, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -43,7 +47,9 @@ def serving(facts: ModelFacts, settings: Mapping[str, Any]) -> Iterator[dict[str
         info = executor.info
         yield {"start_seconds": perf_counter() - began, "rows": info.rows, "kv_bytes": info.kv_bytes, "weights_bytes": info.weights_bytes,
                "decisions": {each.name: str(each.value) for each in executor.decisions}}  # fmt: skip
-        _run(engine, settings | {"requests": 1, "output_tokens": 2})
+        few = {"requests": min(WARM_REQUESTS, settings["requests"]), "output_tokens": min(WARM_TOKENS, settings["output_tokens"])}
+        # Mixed steps have kernels of their own, which are compiled here. All of it ends before the load that counts begins.
+        yield {"warm_up": _run(engine, {**settings, **few, "seconds": inf})}
         yield _run(engine, settings)
     finally:
         executor.close()
@@ -56,8 +62,9 @@ def _run(engine: Engine, settings: Mapping[str, Any]) -> dict[str, Any]:
     host_seconds                       of a step: everything but waiting for the device
     """
     turns: list[tuple[float, int, float]] = []
+    requests = list(_requests(engine, settings))
     began = perf_counter()
-    turn = engine.turn(list(_requests(engine, settings)))
+    turn = engine.turn(requests)
     ended = began
     while True:
         before, ended = ended, perf_counter()

@@ -9,6 +9,7 @@ VERBS: Final[dict[str, str]] = {
     "compare": "Measure servers in turn, on the same prompts, and say by what ratio they differ.",
     "roofline": "Measure what this machine can do at most.",
     "kernels": "Time products with packed weights beside what the machine allows.",
+    "gpu": "Measure a GPU: ceilings, kernels, decoding, prompts and serving, in under ten minutes.",
     "offline": "Run batches through the engine alone, without HTTP.",
 }
 

@@ -4,10 +4,11 @@ import importlib
 import importlib.util
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from ridgeline import __version__
+from ridgeline.cli.doctor_gpu import gpu_findings
+from ridgeline.cli.finding import Finding
 from ridgeline.config.env import cache_directory
 from ridgeline.config.resolve import MEMORY_SHARE
 from ridgeline.facts.machine import machine_facts
@@ -18,18 +19,9 @@ LEAST_MEMORY_BYTES: Final = 2 * GIB
 """The demo's weights, a small cache and Python itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at. `fix` is None where nothing is wrong."""
-
-    name: str
-    text: str
-    fix: str | None = None
-
-
 def doctor() -> None:
     """Say what this machine offers, what is lost, and how to get it back."""
-    findings = [look() for look in CHECKS]
+    findings = [look() for look in CHECKS] + gpu_findings()
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         print(f"{'ok  ' if finding.fix is None else 'LOST'}  {finding.name:<{width}}  {finding.text}")

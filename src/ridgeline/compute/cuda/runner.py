@@ -4,7 +4,7 @@ Owns the buffers of a step, and which bucket a step is padded to. Between start-
 allocates nothing on the device and waits for it only where a host asks for results. Knows no request.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -123,13 +123,16 @@ class CudaRunner:
             self._programs.clear()
             self._graphs = Graphs(self._capture, None)
 
-    def warm_up(self, progress: Callable[[str, float], None]) -> None:
-        """Captures every graph there may be, over steps that are nothing but padding."""
+    def warm_up(
+        self, progress: Callable[[str, float], None], rows: Collection[int] | None = None, tokens: Collection[int] | None = None
+    ) -> None:
+        """Captures every graph there may be, over steps that are nothing but padding; of single steps only those of so many `rows`, of
+        mixed ones those of so many `tokens`, where these are given."""
         if not self._captures:
             return
         self._graphs = Graphs(self._capture, self.device.graph_pool())
-        whole = [(bucket, True) for bucket in self.buckets.single]
-        pieces = [(self.buckets.mixed(tokens), False) for tokens in self.buckets.segments]
+        whole = [(bucket, True) for bucket in self.buckets.single if rows is None or bucket.rows in rows]
+        pieces = [(self.buckets.mixed(count), False) for count in self.buckets.segments if tokens is None or count in tokens]
         for number, (bucket, single) in enumerate((*whole, *pieces)):
             self._send(bucket, NOTHING, NOBODY)
             program = self._program(bucket)

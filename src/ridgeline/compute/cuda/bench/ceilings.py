@@ -33,7 +33,7 @@ def ceiling(name: str, device: Device, extent: Extent = FULL) -> float:
     if name == "copy":
         source = device.empty(extent.copy_bytes, dtype=torch.uint8).random_(0, 256)
         target = torch.empty_like(source)
-        return 2 * extent.copy_bytes / seconds_of(device, [partial(target.copy_, source)]).best  # type: ignore[list-item]
+        return 2 * extent.copy_bytes / seconds_of(device, [partial(target.copy_, source)]).best
     return 2 * extent.side**3 / seconds_of(device, [product(name, extent.side, extent.side, extent.side, device)]).best
 
 

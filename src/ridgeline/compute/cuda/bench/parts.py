@@ -3,7 +3,8 @@
 Owns what is measured of a model, and that one case's error does not end the others. `bench/gpu_part.py` calls a part by its name.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ Settings = Mapping[str, Any]
 """dtype, kv_dtype, and of the steps: batches, context, prompts, steps, repeats; of kernels: tokens, contexts, prompts."""
 
 INTERPRETED_BYTES: Final = 256 << 20
+FEW_STEPS: Final = 8
+"""Without graphs."""
 
 
 def device_of(kind: str) -> Device:
@@ -37,7 +40,11 @@ def about(device: Device) -> Row:
 def ceilings(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
     """What the device does at most."""
     for name in NAMES:
-        yield _tried({"ceiling": name}, lambda name=name: {"per_second": ceiling(name, device, FULL if device.real else SMALL)})  # type: ignore[misc]
+        yield _tried({"ceiling": name}, partial(_ceiling, name, device))
+
+
+def _ceiling(name: str, device: Device) -> Row:
+    return {"per_second": ceiling(name, device, FULL if device.real else SMALL)}
 
 
 def kernels(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
@@ -48,7 +55,7 @@ def kernels(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[R
         most[row["ceiling"]] = row.get("per_second", 0.0)
     sizes = Sizes(tuple(settings["tokens"]), tuple((rows, context) for rows, context in settings["contexts"]), tuple(settings["prompts"]))
     for case in cases(facts, device, sizes):
-        yield _tried({"op": case.op, "shape": case.shape}, lambda case=case: _timed(case, device, most))  # type: ignore[misc]
+        yield _tried({"op": case.op, "shape": case.shape}, partial(_timed, case, device, most))
         if device.real:
             torch.cuda.empty_cache()
 
@@ -71,17 +78,18 @@ def decode(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Ro
     model = RandomModel(facts, types, device, tokens=max(batches), rows=max(batches), positions=context + steps)
     yield {"weights_bytes": model.weights_bytes, "step_bytes": model.runner.nbytes}
     for batch in batches:  # without graphs first: kernels are compiled, and should capturing fail there are figures
-        yield _tried({"batch": batch, "graphs": False}, lambda batch=batch: model.decode(batch, context, min(steps, 8)))  # type: ignore[misc]
+        yield _tried({"batch": batch, "graphs": False}, partial(model.decode, batch, context, min(steps, FEW_STEPS)))
     if not device.real:
         return
-    yield _tried({"graphs": True}, lambda: _captured(model))
+    yield _tried({"graphs": True}, partial(_captured, model, batches, ()))
     for batch in batches:
-        yield _tried({"batch": batch, "graphs": model.runner.graphs > 0}, lambda batch=batch: model.decode(batch, context, steps))  # type: ignore[misc]
+        yield _tried({"batch": batch, "graphs": model.runner.graphs > 0}, partial(model.decode, batch, context, steps))
 
 
-def _captured(model: RandomModel) -> Row:
+def _captured(model: RandomModel, rows: Collection[int], tokens: Collection[int]) -> Row:
+    """The graphs of what is measured, no others: an engine that starts captures them all."""
     free, began = model.device.free_bytes(), perf_counter()
-    model.runner.warm_up(lambda stage, part: None)
+    model.runner.warm_up(lambda stage, part: None, rows, tokens)
     seconds = perf_counter() - began
     return {"captured": model.runner.graphs, "seconds": seconds, "graph_bytes": free - model.device.free_bytes()}
 
@@ -91,8 +99,10 @@ def prefill(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[R
     prompts = [tokens for tokens in settings["prompts"] if tokens <= facts.context]
     types = Types(settings["dtype"], settings["kv_dtype"], settings["invariant"])
     model = RandomModel(facts, types, device, tokens=max(prompts), rows=1, positions=max(prompts))
+    if device.real:  # small prompts are launched in pieces that are graphs, as they are when serving
+        yield _tried({"graphs": True}, partial(_captured, model, (), prompts))
     for tokens in prompts:
-        yield _tried({"tokens": tokens}, lambda tokens=tokens: model.prefill(tokens, settings["repeats"]))  # type: ignore[misc]
+        yield _tried({"tokens": tokens}, partial(model.prefill, tokens, settings["repeats"]))
 
 
 def _tried(names: Row, measure: Callable[[], Row]) -> Row:

@@ -1,0 +1,169 @@
+"""The GPU's benchmark without a GPU: parts in processes, their limits and errors; what the driver says of a GPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from ridgeline.bench import gpu
+from ridgeline.bench.gpu import PARTS, Job, Report, config_of, jobs, measure, row_words, target
+from ridgeline.cli import bench_gpu
+from ridgeline.cli.doctor_gpu import findings_of
+from ridgeline.errors import ConfigError, ModelNotFoundError
+from ridgeline.facts import gpu as facts
+from ridgeline.facts.families import MEASURED
+from ridgeline.facts.gpu import Gpu, read_gpus
+
+FINE = 'print("{\\"batch\\": 1}", flush=True)'
+SCRIPTS = {
+    "fine": FINE,
+    "noisy": f'print("a library says"); {FINE}',
+    "hangs": f"{FINE}; import time; time.sleep(60)",
+    "dies": f"{FINE}; import sys; sys.exit('illegal memory access')",
+    "tells": f'{FINE}; print("{{\\"error\\": \\"no room\\"}}"); import sys; sys.exit(1)',
+}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *names: str, most: float = 60.0, limit: float = 20.0) -> tuple[Report, list[dict[str, Any]]]:
+    monkeypatch.setattr(gpu, "command", lambda settings: [sys.executable, "-S", "-c", SCRIPTS[settings["script"]]])
+    monkeypatch.setattr(gpu, "read_gpus", lambda: ())
+    seen: list[dict[str, Any]] = []
+    asked = [Job("decode", "bf16", limit, {"script": name}) for name in names]
+    return measure("m", asked, lambda job, row: seen.append(row), lambda report: None, most), seen
+
+
+def test_a_part_that_fails_loses_neither_its_rows_nor_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, seen = run(monkeypatch, "dies", "tells", "noisy", "fine")
+    dies, tells, noisy, fine = report.done
+    assert dies.rows == tells.rows == fine.rows == [{"batch": 1}]
+    assert dies.error is not None and "status 1" in dies.error and "illegal memory access" in dies.error
+    assert tells.error == "no room"
+    assert noisy.rows == [{"note": "a library says"}, {"batch": 1}] and noisy.error is fine.error is None
+    assert len(seen) == 6 and len(report.failures) == 2
+    assert json.loads(json.dumps(report.as_dict()))["parts"][1]["error"] == "no room"
+
+
+def test_a_part_that_hangs_is_ended_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, _ = run(monkeypatch, "hangs", limit=1.0)
+    (hangs,) = report.done
+    assert hangs.rows == [{"batch": 1}] and hangs.seconds < 20
+    assert hangs.error is not None and "limit of 1 s" in hangs.error
+
+
+def test_no_part_begins_when_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    report, seen = run(monkeypatch, "fine", most=0.5)
+    assert not seen and "not begun" in (report.done[0].error or "")
+
+
+def test_what_is_run() -> None:
+    config = config_of(MEASURED)
+    every = jobs([], ["bf16", "fp8"], config)
+    assert [job.name for job in every] == [
+        "ceilings", "decode bf16", "decode fp8", "prefill bf16", "prefill fp8", "serving bf16", "serving fp8", "invariant bf16", "kernels",
+    ]  # fmt: skip
+    assert all(job.settings["part"] in PARTS and json.dumps(job.settings) for job in every)
+    assert [job.settings["invariant"] for job in every].count(True) == 1
+    assert [job.name for job in jobs(["serving"], ["fp8"], config)] == ["serving fp8"]
+    with pytest.raises(ConfigError, match="--only has 'decoding'; ceilings, decode"):
+        jobs(["decoding"], ["bf16"], config)
+    with pytest.raises(ConfigError, match="--dtype has 'int8'"):
+        jobs([], ["int8"], config)
+    with pytest.raises(ModelNotFoundError, match="is no config.json"):
+        config_of("nothing")
+
+
+def test_targets_stand_beside_their_rows() -> None:
+    decode, prefill = (Job(part, "bf16", 1.0, {}) for part in ("decode", "prefill"))
+    assert target(decode, {"batch": 32}) == 5_300 and target(decode, {"batch": 7}) is None
+    assert target(decode, {"batch": 32, "graphs": False}) is None
+    assert target(prefill, {"tokens": 2048}) == 0.052
+    assert target(Job("serving", "fp8", 1.0, {}), {"rows_at_most": 256}) == 11_000
+    row = {"batch": 1, "step_seconds": 0.004, "tokens_per_second": 225.0, "share_of_ceiling": 0.5}
+    assert row_words(row) == "batch 1, step_seconds 4.000 ms, tokens_per_second 225, share_of_ceiling 50%"
+
+
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "gpu_missing", lambda: 'torch cannot be imported; pip install "ridgeline[gpu]"')
+    with pytest.raises(ConfigError, match=r"none can be used: torch cannot .* pip install .*doctor"):
+        gpu.check_gpu()
+
+
+DECODED = {
+    "batch": 32, "graphs": True, "tokens_per_second": 5000.0, "step_seconds": 0.0064, "device_seconds": 0.006, "idle_seconds": 0.0004,
+    "host_seconds": 0.0002,
+}  # fmt: skip
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = f"print({json.dumps(DECODED)!r}); print({json.dumps({'batch': 64, 'error': 'misaligned address'})!r})"
+    monkeypatch.setattr(gpu, "check_gpu", lambda: None)
+    monkeypatch.setattr(gpu, "read_gpus", lambda: ())
+    monkeypatch.setattr(gpu, "command", lambda settings: [sys.executable, "-S", "-c", script])
+    with pytest.raises(typer.Exit) as ended:  # a case failed
+        bench_gpu.gpu("decode", "bf16", MEASURED, tmp_path / "report.json")
+    assert ended.value.exit_code == 1
+    said = capsys.readouterr()
+    assert "decode bf16: batch 32" in said.err and "(target 5,300)" in said.err and "decode bf16: done" in said.err
+    assert "5,000" in said.out and "6.40" in said.out and "FAILED  decode bf16: batch 64, error misaligned address" in said.out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["model"] == MEASURED and report["parts"][0]["rows"][0] == DECODED and len(report["failures"]) == 1
+
+
+BLOCKED = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"msgspec", "starlette", "uvicorn", "torch", "triton"}:
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Absent())
+import ridgeline.bench.gpu_part, ridgeline.cli.bench_gpu, ridgeline.bench.gpu, ridgeline.cli.main, ridgeline.cli.pages, ridgeline.engine.llm
+"""
+
+
+def test_needs_no_package_of_a_server() -> None:
+    source = Path(gpu.__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", BLOCKED], env={"PYTHONPATH": str(source)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def smi(folder: Path, line: str) -> str:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{line}'\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_what_the_driver_says(tmp_path: Path) -> None:
+    found = read_gpus(smi(tmp_path, "NVIDIA H200, 570.1, Disabled, 345, 1980, 500.00, 700.00, 20480, 143771"))
+    assert found == (Gpu("NVIDIA H200", "570.1", False, 345.0, 1980.0, 500.0, 700.0, 20480.0, 143771.0),)
+    fixes = {finding.name: finding.fix for finding in findings_of(found)}
+    assert fixes == {
+        "GPU 0": None,
+        "GPU 0 persistence": "nvidia-smi -pm 1 (as root)",
+        "GPU 0 clocks": "nvidia-smi -pl 700 (as root)",
+        "GPU 0 memory": "end the processes that hold the rest: `nvidia-smi` lists them",
+    }
+    well = read_gpus(smi(tmp_path, "NVIDIA H200, 570.1, Enabled, [N/A], 1980, 700.00, 700.00, 4, 143771"))
+    assert well[0].clock is None and all(finding.fix is None for finding in findings_of(well))
+
+
+def test_a_driver_that_says_nothing(tmp_path: Path) -> None:
+    assert read_gpus(str(tmp_path / "absent")) == read_gpus(smi(tmp_path, "No devices were found")) == ()
+    (finding,) = findings_of(())
+    assert finding.fix is not None and "driver" in finding.fix
+
+
+def test_missing_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "there is no NVIDIA device" in (facts.gpu_missing(tmp_path) or "")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    monkeypatch.setattr(facts, "PACKAGES", ("sys", "no_such_package"))
+    assert "no_such_package cannot be imported" in (facts.gpu_missing(tmp_path) or "")
+    monkeypatch.setattr(facts, "PACKAGES", ("sys",))
+    assert facts.gpu_missing(tmp_path) is None
