@@ -187,7 +187,7 @@ def command(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _run(done: Done, limit: float, on_row: Callable[[Job, Row], None]) -> None:
-    """One job in a process that is ended at its limit, and with this one."""
+    """One job in a process that is ended at its limit, and with this one. A last row that is an error alone is why it ended."""
     began = time.monotonic()
     late: list[bool] = []
     with TemporaryFile() as words:
@@ -217,19 +217,14 @@ def _run(done: Done, limit: float, on_row: Callable[[Job, Row], None]) -> None:
             process.stdout.close()
             guard.release()
         done.seconds = time.monotonic() - began
+        told = done.rows[-1] if done.rows else {}
         if late:
             done.error = f"ended at its limit of {limit:.0f} s; what it had measured is kept"
+        elif set(told) == {"error"}:
+            done.error = str(done.rows.pop()["error"])
         elif status:
-            done.error = _why(done, status, _tail(words))
-
-
-def _why(done: Done, status: int, words: str) -> str:
-    """Why a job failed: the error that it told itself, which is then no row, or its last words."""
-    told = done.rows[-1] if done.rows else {}
-    if set(told) == {"error"}:
-        done.rows.pop()
-        return str(told["error"])
-    return f"its process ended with status {status} after {done.seconds:.0f} s; its last words: {words.strip() or 'none'}"
+            last = _tail(words).strip() or "none"
+            done.error = f"its process ended with status {status} after {done.seconds:.0f} s; its last words: {last}"
 
 
 def _rows(stream: Any) -> Iterator[Row]:
@@ -252,17 +247,21 @@ def _tail(words: Any) -> str:
 
 def target(job: Job, row: Mapping[str, Any]) -> float | None:
     """What the row is to reach; None where nothing was said of it, and for steps that are not yet graphs."""
-    by_size = {} if row.get("graphs") is False else TARGETS.get(job.part, {}).get(job.dtype, {})
+    if row.get("graphs") is False:
+        return None
+    by_size = TARGETS.get(job.part, {}).get(job.dtype, {})
     size = row.get("batch", row.get("tokens", row.get("rows_at_most")))
     return by_size.get(size) if isinstance(size, int) else None
 
 
 def row_words(row: Mapping[str, Any]) -> str:
     """A row in one line: sizes as they are, seconds in milliseconds, rates in units that a person reads."""
-    return ", ".join(f"{name} {_word(name, value)}" for name, value in row.items() if not isinstance(value, (dict, list)))
+    return ", ".join(f"{name} {_word(name, value)}" for name, value in row.items() if not isinstance(value, list))
 
 
 def _word(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return f"({row_words(value)})"
     if not isinstance(value, float):
         return str(value)
     if name.endswith("seconds"):

@@ -81,11 +81,11 @@ class RandomModel:
         ended.append(perf_counter())
         warm = len(ended) // 4
         mean = (ended[-1] - ended[warm]) / (len(ended) - 1 - warm)
+        middle = median(after - before for before, after in zip(ended[warm:], ended[warm + 1 :], strict=False))
         device = replayed(self.device, self.runner.replay, max(2, steps // 4))
         return {
-            "batch": batch, "context": context, "tokens_per_second": batch / mean, "step_seconds": mean,
-            "median_step_seconds": median(after - before for before, after in zip(ended[warm:], ended[warm + 1 :], strict=False)),
-            "device_seconds": device, "host_seconds": median(host[warm:]), "idle_seconds": max(0.0, mean - device),
+            "batch": batch, "context": context, "tokens_per_second": batch / mean, "step_seconds": mean, "median_step_seconds": middle,
+            "device_seconds": device, "host_seconds": median(host[warm:]), "idle_seconds": max(0.0, middle - device),
         }  # fmt: skip
 
     def prefill(self, tokens: int, repeats: int) -> dict[str, float]:
