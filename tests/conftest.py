@@ -1,6 +1,7 @@
 """What every test may use, and one rule: with CI=true a skipped test fails the session and is named.
 
-There, everything that tests need is installed.
+There, everything that tests need is installed. Triton decides when it is first imported whether kernels run on a GPU or in its interpreter;
+other libraries import it too, so that is settled here.
 """
 
 import os
@@ -9,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import ModelNotFoundError
+from ridgeline.facts.gpu import gpu_missing
 from ridgeline.facts.source import resolve_model
+
+if gpu_missing() is not None:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 SKIPS = pytest.StashKey[list[str]]()
 

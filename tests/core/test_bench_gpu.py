@@ -72,7 +72,7 @@ def test_what_is_run() -> None:
         jobs(["decoding"], ["bf16"], config)
     with pytest.raises(ConfigError, match="--dtype has 'int8'"):
         jobs([], ["int8"], config)
-    with pytest.raises(ModelNotFoundError, match="is no config.json"):
+    with pytest.raises(ModelNotFoundError, match=r"is no config\.json"):
         config_of("nothing")
 
 
