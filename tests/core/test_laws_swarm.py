@@ -25,7 +25,7 @@ def test_every_rare_situation_is_met(tally: Tally) -> None:
 
 
 def test_worlds_are_busy(tally: Tally) -> None:
-    assert tally.rows >= 4 * tally.steps
+    assert 2 * tally.rows >= 7 * tally.steps  # worlds that bound prompts beside waiting rows take more steps for them, of fewer rows
     assert 2 * tally.grouped > tally.seeds
     assert 20 * tally.preempting >= tally.seeds
 
