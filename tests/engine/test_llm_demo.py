@@ -38,7 +38,7 @@ def test_stop_string(llm: LLM) -> None:
 def test_recommendations_of_the_authors(monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold where a caller gives no parameters, and their stop ids always."""
     stated = GenerationDefaults(frozenset({236743}), {"temperature": 0.0, "max_tokens": 3})
-    monkeypatch.setattr("ridgeline.engine.llm.read_generation", lambda path: stated)
+    monkeypatch.setattr("ridgeline.text.files.read_generation", lambda path: stated)
     with LLM("demo", max_model_len=256) as made:
         assert made.get_default_sampling_params() == SamplingParams(temperature=0.0, max_tokens=3)
         (output,) = made.generate("1, 2, 3, 4,")
