@@ -10,6 +10,12 @@ from pathlib import Path
 import pytest
 from compile_only import SHARED, Compiled
 
+REDUCING = {"rotation_kernel"}
+"""Sines of large angles: what the reduction by π multiplies with lies on the stack. Nothing spilled."""
+
+LATER = {("linear_fp8", "linear_fp8_kernel"): 89}
+"""Kernels that only machines from a capability on launch."""
+
 HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "src/ridgeline/compute/cuda/triton"
 
@@ -29,7 +35,7 @@ def compiled(pytestconfig: pytest.Config) -> list[Compiled]:
 
 @pytest.mark.timeout(600)
 def test_every_kernel_is_compiled(compiled: list[Compiled]) -> None:
-    """A kernel is a jitted function whose name ends with `_kernel`; each is launched by a case, on both machines."""
+    """A kernel is a jitted function whose name ends with `_kernel`; each is launched by a case, on every machine that can."""
     there = {
         (path.stem, node.name)
         for path in KERNELS.glob("*.py")
@@ -37,7 +43,8 @@ def test_every_kernel_is_compiled(compiled: list[Compiled]) -> None:
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
     }
     for capability in SHARED:
-        assert there == {(made.module.rsplit(".", 1)[1], made.kernel) for made in compiled if made.capability == capability}
+        able = {kernel for kernel in there if LATER.get(kernel, 0) <= capability}
+        assert able == {(made.module.rsplit(".", 1)[1], made.kernel) for made in compiled if made.capability == capability}
 
 
 def test_shared_memory(compiled: list[Compiled]) -> None:
@@ -45,7 +52,7 @@ def test_shared_memory(compiled: list[Compiled]) -> None:
 
 
 def test_nothing_spills(compiled: list[Compiled]) -> None:
-    assert not [made for made in compiled if made.stack]
+    assert not [made for made in compiled if made.stack and made.kernel not in REDUCING]
 
 
 def test_expected_instructions(compiled: list[Compiled]) -> None:

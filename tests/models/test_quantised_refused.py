@@ -43,7 +43,7 @@ def scheme(name: str, part: str = "", **changes: Any) -> dict[str, Any]:
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "quantised as 'fp8', which is not computed; gptq, awq, compressed-tensors are": {"quantization_config": {"quant_method": "fp8"}},
+    "quantised as 'mxfp4', which is not computed; gptq, awq, compressed-tensors, fp8 are": {"quantization_config": {"quant_method": "mxfp4"}},
     "quantised as None": {"quantization_config": {}},
     "quantised as ..gptq..,": {"quantization_config": {"quant_method": ["gptq"]}},
     "quantization_config is 4, an object": {"quantization_config": 4},
@@ -76,7 +76,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     ),
     "format is 'float-quantized'": config(INT8, format="float-quantized"),
     "weights is None": scheme(INT8, weights=None),
-    "type of weights is 'float'": scheme(INT8, "weights", type="float"),
+    "format of floats is 'int-quantized'": scheme(INT8, "weights", type="float"),
     "strategy of weights is 'tensor'": scheme(INT8, "weights", strategy="tensor"),
     "compressed-tensors of 6 bits is not computed; 4 and 8 bits are": scheme(PACKED, "weights", num_bits=6),
     "compressed-tensors of 4 bits is not computed; 8 bits are": scheme(INT8, "weights", num_bits=4),
