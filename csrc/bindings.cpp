@@ -67,19 +67,18 @@ void bind_linear(nb::module_& m) {
         table.unpack(matrix(format, n, k, group, packed), pointer<std::uint8_t>(rows), row_bytes, first, count);
     });
     m.def("linear_codes", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address packed, Address codes, Address scales,
-                             Address sums, std::size_t tokens, Address out, std::size_t out_stride, bool add, std::size_t first, std::size_t count,
-                             Address scratch) {
+                             Address sums, std::size_t tokens, Address out, std::size_t out_stride, std::size_t first, std::size_t count, Address scratch) {
         const LinearKernels& table = *kernels(level).linear;
         nb::gil_scoped_release unlocked;
         table.multiply(matrix(format, n, k, group, packed),
                        {pointer<const std::int8_t>(codes), pointer<const float>(scales), pointer<const std::int32_t>(sums), k}, tokens,
-                       {pointer<float>(out), out_stride, add}, first, count, pointer<std::uint8_t>(scratch));
+                       {pointer<float>(out), out_stride}, first, count, pointer<std::uint8_t>(scratch));
     });
     m.def("linear_floats", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address packed, Address x, std::size_t tokens,
-                              Address out, std::size_t out_stride, bool add, std::size_t first, std::size_t count, Address scratch) {
+                              Address out, std::size_t out_stride, std::size_t first, std::size_t count, Address scratch) {
         const LinearKernels& table = *kernels(level).linear;
         nb::gil_scoped_release unlocked;
-        table.multiply_floats(matrix(format, n, k, group, packed), pointer<const float>(x), k, tokens, {pointer<float>(out), out_stride, add}, first,
+        table.multiply_floats(matrix(format, n, k, group, packed), pointer<const float>(x), k, tokens, {pointer<float>(out), out_stride}, first,
                               count, pointer<std::uint8_t>(scratch));
     });
     m.def("packed_row", [](int level, int format, std::size_t n, std::size_t k, std::size_t group, Address packed, std::size_t row, Address out) {
@@ -269,10 +268,10 @@ void bind_plan(nb::module_& m) {
         p.add_product({matrix(format, n, k, group, data),
                        {pointer<const std::int8_t>(codes), pointer<const float>(scales), pointer<const std::int32_t>(sums), k},
                        nullptr,
-                       {pointer<float>(out), n, false}});
+                       {pointer<float>(out), n}});
     });
     plan.def("product_of_floats", [](Plan& p, int format, std::size_t n, std::size_t k, std::size_t group, Address data, Address x, Address out) {
-        p.add_product({matrix(format, n, k, group, data), {}, pointer<const float>(x), {pointer<float>(out), n, false}});
+        p.add_product({matrix(format, n, k, group, data), {}, pointer<const float>(x), {pointer<float>(out), n}});
     });
     plan.def("attention", [](Plan& p, Address q, Address out, int group, int type, Address keys, Address values, std::size_t kv_heads,
                              std::size_t head_dim, std::size_t block_tokens, std::size_t heads, float scale, int window, float softcap) {

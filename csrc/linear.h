@@ -35,11 +35,10 @@ struct Codes {
     size_t stride;                       // bytes from row to row
 };
 
-// Where a product goes: out[i * stride + j] for token i and output j; `add`: onto what is there.
+// Where a product goes: out[i * stride + j] for token i and output j.
 struct Product {
     float* out;
     size_t stride;
-    bool add;
 };
 
 struct LinearKernels {

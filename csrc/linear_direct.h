@@ -80,16 +80,11 @@ inline void add_record(const uint8_t* head, const uint8_t* record, const Tokens&
     }
 }
 
-inline void write(Vec sum, float* out, size_t columns, bool add) {
-    if (columns == kBlockRows)
-        store(out, add ? load(out) + sum : sum);
-    else
-        store_first(out, add ? load_first(out, columns) + sum : sum, columns);
-}
+inline void write(Vec sum, float* out, size_t columns) { columns == kBlockRows ? store(out, sum) : store_first(out, sum, columns); }
 
 // The 16 outputs of a block for M tokens.
 template <class F, int M>
-void direct_block(const uint8_t* block, size_t k, const Tokens& x, float* out, size_t out_stride, bool add, size_t columns) {
+void direct_block(const uint8_t* block, size_t k, const Tokens& x, float* out, size_t out_stride, size_t columns) {
     Vec acc[M];
     for (size_t i = 0; i < M; ++i) acc[i] = zero();
     size_t group = 0;
@@ -100,15 +95,15 @@ void direct_block(const uint8_t* block, size_t k, const Tokens& x, float* out, s
             add_record<F, M>(head, record, x, group, acc);
         }
     }
-    for (size_t i = 0; i < M; ++i) write(acc[i], out + i * out_stride, columns, add);
+    for (size_t i = 0; i < M; ++i) write(acc[i], out + i * out_stride, columns);
 }
 
 // `m` tokens, at most M.
 template <class F, int M>
-void direct(size_t m, const uint8_t* block, size_t k, const Tokens& x, float* out, size_t out_stride, bool add, size_t columns) {
+void direct(size_t m, const uint8_t* block, size_t k, const Tokens& x, float* out, size_t out_stride, size_t columns) {
     if constexpr (M > 1)
-        if (m < M) return direct<F, M - 1>(m, block, k, x, out, out_stride, add, columns);
-    direct_block<F, M>(block, k, x, out, out_stride, add, columns);
+        if (m < M) return direct<F, M - 1>(m, block, k, x, out, out_stride, columns);
+    direct_block<F, M>(block, k, x, out, out_stride, columns);
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ void multiply_directly(const Matrix& matrix, const Codes& x, size_t m, const Pro
         for (size_t from = 0; from < m; from += kTile) {
             const size_t here = m - from < kTile ? m - from : kTile;
             float* out = to.out + from * to.stride + block * kBlockRows;
-            direct<F, kTile>(here, data, matrix.k, tokens(x, matrix.k, from), out, to.stride, to.add, columns);
+            direct<F, kTile>(here, data, matrix.k, tokens(x, matrix.k, from), out, to.stride, columns);
         }
     }
 }
@@ -37,7 +37,7 @@ void multiply_by(const Matrix& matrix, const Codes& x, size_t m, const Product& 
 #if defined(__AVX2__) && !defined(__AVX512F__)
     if (const size_t panel = panel_tokens<F>(matrix.k); m > kDirectTokens<F> && panel > 0) {
         for (size_t from = 0; from < m; from += panel) {
-            const Product part = {to.out + from * to.stride, to.stride, to.add};
+            const Product part = {to.out + from * to.stride, to.stride};
             multiply_panel<F>(matrix, tokens(x, matrix.k, from), m - from < panel ? m - from : panel, part, first, count, scratch);
         }
         return;

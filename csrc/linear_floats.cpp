@@ -36,18 +36,13 @@ inline Vec weights(const uint8_t* p) {
     return load_bf16(reinterpret_cast<const uint16_t*>(p));
 }
 
-inline void write(Vec sum, float* out, bool add, size_t columns) {
-    if (columns == kLanes)
-        store(out, add ? load(out) + sum : sum);
-    else
-        store_first(out, add ? load_first(out, columns) + sum : sum, columns);
-}
+inline void write(Vec sum, float* out, size_t columns) { columns == kLanes ? store(out, sum) : store_first(out, sum, columns); }
 
 // `m` tokens, at most M, times one block, of whose rows `columns` exist.
 template <int Format, size_t M>
-void tile(size_t m, const uint8_t* data, size_t k, const float* x, size_t x_stride, float* out, size_t out_stride, bool add, size_t columns) {
+void tile(size_t m, const uint8_t* data, size_t k, const float* x, size_t x_stride, float* out, size_t out_stride, size_t columns) {
     if constexpr (M > 1)
-        if (m < M) return tile<Format, M - 1>(m, data, k, x, x_stride, out, out_stride, add, columns);
+        if (m < M) return tile<Format, M - 1>(m, data, k, x, x_stride, out, out_stride, columns);
     constexpr size_t kBytes = kLanes * element_bytes(Format);
     Vec sums[M];
     for (size_t t = 0; t < M; ++t) sums[t] = zero();
@@ -56,7 +51,7 @@ void tile(size_t m, const uint8_t* data, size_t k, const float* x, size_t x_stri
         const Vec w = weights<Format>(data + i * kBytes);
         for (size_t t = 0; t < M; ++t) sums[t] = fma(w, all(x[t * x_stride + i]), sums[t]);
     }
-    for (size_t t = 0; t < M; ++t) write(sums[t], out + t * out_stride, add, columns);
+    for (size_t t = 0; t < M; ++t) write(sums[t], out + t * out_stride, columns);
 }
 
 // Tiles are of equal size, or differ by one.
@@ -68,7 +63,7 @@ void blocks(const Matrix& matrix, const float* x, size_t x_stride, size_t m, con
         for (size_t i = 0; i < tiles; ++i) {
             const size_t t = m * i / tiles, tokens = m * (i + 1) / tiles - t;
             tile<Format, kTile>(tokens, matrix.data + block * bytes, matrix.k, x + t * x_stride, x_stride, to.out + t * to.stride + column,
-                                to.stride, to.add, columns);
+                                to.stride, columns);
         }
     }
 }

@@ -205,7 +205,7 @@ void multiply_panel(const Matrix& matrix, const Tokens& x, size_t m, const Produ
             }
         }
         const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
-        for (size_t i = 0; i < m; ++i) write(load(acc + i * kLanes), to.out + i * to.stride + block * kBlockRows, columns, to.add);
+        for (size_t i = 0; i < m; ++i) write(load(acc + i * kLanes), to.out + i * to.stride + block * kBlockRows, columns);
     }
 }
 

@@ -175,7 +175,7 @@ void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thr
     const size_t columns = std::min(op.matrix.n - column, count * kBlockRows), stride = size * kBlockRows;
     float* outputs = outputs_[static_cast<size_t>(thread)].data();
     uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
-    const Product to{outputs - column, stride, false};  // kernels count columns from the matrix's first
+    const Product to{outputs - column, stride};  // kernels count columns from the matrix's first
     if (quantised(op.matrix))
         kernels_.linear->multiply(op.matrix, op.codes, m, to, first, count, scratch);
     else

@@ -131,16 +131,6 @@ def test_tokens_and_slices_change_no_bit(kind: str, level: str, pool: ThreadPool
         assert (out == 7.0).all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_onto_what_is_there(level: str, pool: ThreadPoolExecutor) -> None:
-    weight, x = pack("Q4_0", rows_of("Q4_0", 21, 64, 5), (21, 64), pool), quantise(activations(6, 64, 6))
-    for m in (2, 6):
-        part = (x[0][:m], x[1][:m], x[2][:m])
-        before = np.random.default_rng(m).standard_normal((m, 21)).astype(np.float32)
-        after = linear_codes(part, weight, level=level, out=before.copy(), add=True)
-        assert_same_bits(after, before + linear_codes(part, weight, level=level))
-
-
 @pytest.mark.parametrize("kind", PACKED)
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0x88, 0x77, 0xFF])
 def test_nothing_saturates(kind: str, byte: int, pool: ThreadPoolExecutor) -> None:

@@ -32,13 +32,12 @@ def quantise(x: Floats, *, level: str | None = None) -> Codes:
 
 
 def linear_codes(
-    x: Codes, weight: PackedWeight, *, level: str | None = None, out: Floats | None = None, blocks: range | None = None, add: bool = False
+    x: Codes, weight: PackedWeight, *, level: str | None = None, out: Floats | None = None, blocks: range | None = None
 ) -> Floats:
     """The op `linear_codes` at an ISA level: x as `quantise` makes it, packed weight [N, K] → fp32 [M, N].
 
     out     where results go, fp32 [M, N], contiguous
     blocks  consecutive blocks of 16 rows to compute; the others' outputs stay
-    add     onto what is in `out`
     """
     codes, scales, sums = x
     m, k = codes.shape
@@ -47,18 +46,18 @@ def linear_codes(
         ext.address(scales, np.float32, (m, k // GROUP)),
         ext.address(sums, np.int32, (m, k // 16)),
     )
-    return _multiply(ext.native().linear_codes, given, (m, k), weight, level, out, blocks, add)
+    return _multiply(ext.native().linear_codes, given, (m, k), weight, level, out, blocks)
 
 
 def linear_floats(
-    x: Floats, weight: PackedWeight, *, level: str | None = None, out: Floats | None = None, blocks: range | None = None, add: bool = False
+    x: Floats, weight: PackedWeight, *, level: str | None = None, out: Floats | None = None, blocks: range | None = None
 ) -> Floats:
     """The product with a packed matrix of floats at an ISA level: x fp32 [M, K] → fp32 [M, N]. The rest as `linear_codes`.
 
     An output is summed with fused multiply-adds over ascending inputs, in fp32.
     """
     given = (ext.address(x, np.float32, x.shape),)
-    return _multiply(ext.native().linear_floats, given, x.shape, weight, level, out, blocks, add)
+    return _multiply(ext.native().linear_floats, given, x.shape, weight, level, out, blocks)
 
 
 def _multiply(
@@ -69,7 +68,6 @@ def _multiply(
     level: str | None,
     out: Floats | None,
     blocks: range | None,
-    add: bool,
 ) -> Floats:
     (m, k), (n, columns) = shape, weight.shape
     if k != columns:
@@ -79,5 +77,5 @@ def _multiply(
         raise ValueError(f"{blocks} are not blocks of a matrix of {weight.blocks}")
     out = np.empty((m, n), np.float32) if out is None else out
     target, scratch = ext.address(out, np.float32, (m, n)), allocate(SCRATCH_BYTES)
-    kernel(ext.level_number(level), *weight.matrix, *given, m, target, n, add, blocks.start, len(blocks), int(scratch.ctypes.data))
+    kernel(ext.level_number(level), *weight.matrix, *given, m, target, n, blocks.start, len(blocks), int(scratch.ctypes.data))
     return out
