@@ -7,7 +7,7 @@ import pytest
 
 from ridgeline.compute.bench import kernels as bench
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import packable
+from ridgeline.compute.cpu.packing import FORMATS
 from ridgeline.errors import ConfigError
 
 native = pytest.mark.skipif(ext.lost() is not None, reason=f"no native extension: {ext.lost()}")
@@ -54,7 +54,8 @@ def test_a_share_is_of_the_ceiling_that_binds_in_the_same_moment() -> None:
 @pytest.mark.parametrize(
     ("kinds", "tokens", "shapes", "names"),
     [
-        (["Q9"], [1], [(64, 64)], "Q9"), (["Q4_K"], [1], [(64, 64)], "256"), (["Q8_0"], [0], [(64, 64)], "--tokens"),
+        (["Q9"], [1], [(64, 64)], "Q9"), (["Q4_K"], [1], [(64, 64)], "256"), (["INT4"], [1], [(64, 64)], "64 inputs .* 128"),
+        (["Q8_0"], [0], [(64, 64)], "--tokens"),
         (["Q8_0"], [1], [(64, 1 << 30)], "--shape"), (["Q8_0"], range(1, 8000), [(64, 64), (32, 64)], "15998"),
     ],
 )  # fmt: skip
@@ -67,17 +68,16 @@ def test_what_cannot_be_run_is_refused(kinds: list[str], tokens: list[int], shap
 def test_without_a_format_all_that_have_a_kernel_are_run_and_the_others_named() -> None:
     shapes = [(64, 256), (32, 96)]
     found, lost = {case.kind for case in bench.cases([], [1], shapes)}, set(bench.without_kernel(shapes))
-    assert "Q8_0" in found and {"Q4_K", "Q6_K"} <= lost
-    assert not found & lost and all(packable(kind, shape) for kind in found for shape in shapes)
+    assert {"Q8_0", "INT8", "F16"} <= found and {"Q4_K", "Q6_K", "INT4"} == lost & {"Q4_K", "Q6_K", "INT4"}
+    assert found | lost == set(FORMATS) and not found & lost
+    assert not bench.without_kernel(bench.SHAPES)
 
 
 @native
 @pytest.mark.usefixtures("few_copies")
 def test_copies_hold_numbers() -> None:
     """Products of made-up weights are finite, and not zero: what is timed is no special case."""
-    kinds = [kind for kind in bench.CODES if packable(kind, (32, 256))]
-    assert {"Q4_0", "Q4_K", "Q8_0"} <= set(kinds)
-    for kind in kinds:
+    for kind in bench.CODES:
         copies = bench.Copies(kind, 32, 256, 3, ext.native().Team(1))
         copies.timings(3, lambda: (1.0, 1.0))
         assert np.isfinite(copies._out).all() and (copies._out != 0).mean() > 0.9, kind

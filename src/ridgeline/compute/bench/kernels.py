@@ -7,7 +7,7 @@ the time is that of the processor; on several it is the clock's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -19,9 +19,11 @@ import numpy as np
 
 from ridgeline.compute.bench.roofline import Roofline, roofline
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import FORMATS, PackedWeight, allocate, pack, packable, row_bytes
+from ridgeline.compute.cpu.packing import FORMATS, INTEGER_BITS, PackedWeight, allocate, pack, pack_grouped, packable, row_bytes
+from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.errors import ConfigError
 from ridgeline.facts.ceilings import Loops, caches
+from ridgeline.facts.formats import FORMATS as STORED
 from ridgeline.facts.noise import Noise, Watch
 
 TOKENS: Final = (1, 4, 12, 16, 24, 64, 512)
@@ -48,8 +50,12 @@ CODES: Final = {
     "Q4_0": "int4", "Q4_1": "int4", "Q4_K": "int4", "Q2_K": "int4", "Q3_K": "int4",
     "Q5_0": "int5", "Q5_1": "int5", "Q5_K": "int5", "Q6_K": "int6",
     "Q8_0": "int8", "IQ4_NL": "int8", "IQ4_XS": "int8",
+    "INT4": "int4", "INT8": "int8",
 }  # fmt: skip
 """What a format's codes are multiplied as; formats that are absent are floats."""
+
+INT4_GROUP: Final = 128
+"""Inputs that share a scale, as GPTQ and AWQ checkpoints mostly have them; of INT8 all inputs of a row do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,9 @@ class KernelReport:
 
 
 def cases(kinds: Sequence[str], tokens: Sequence[int], shapes: Sequence[tuple[int, int]]) -> list[Case]:
-    """Every combination; no kinds: all that have a kernel. Raises ConfigError for what was asked for and cannot be run."""
+    """Every combination; no kinds: all that have a kernel. Raises ConfigError for what was asked for and cannot be run, and where the
+    extension is missing."""
+    ext.native()
     for name, values, most in (("--tokens", tokens, MOST_TOKENS), ("--shape", [side for shape in shapes for side in shape], MOST_SIDE)):
         wrong = next((value for value in values if not 1 <= value <= most), None)
         if wrong is not None:
@@ -134,8 +142,9 @@ def cases(kinds: Sequence[str], tokens: Sequence[int], shapes: Sequence[tuple[in
         if kind not in FORMATS:
             raise ConfigError(f"--format {kind!r:.40} is not known; known: {', '.join(FORMATS)}", fix={"--format": "Q4_K"})
         for n, k in shapes:
-            if not packable(kind, (n, k)):
-                raise ConfigError(f"--format {kind} has no kernel for {n} x {k}; K is a multiple of 32, and of 256 for k-quants")
+            if not _has_kernel(kind, (n, k)):
+                whole = f"its {k} inputs must be a multiple of {_span(kind)}"
+                raise ConfigError(f"--format {kind} has no kernel for {n} x {k}: {whole}", fix={"--shape": f"{n}x{-(-k // 256) * 256}"})
     lost = without_kernel(shapes)
     chosen = kinds or [kind for kind in FORMATS if kind not in lost]
     found = [Case(kind, count, n, k) for kind in chosen for n, k in shapes for count in tokens]
@@ -146,7 +155,21 @@ def cases(kinds: Sequence[str], tokens: Sequence[int], shapes: Sequence[tuple[in
 
 def without_kernel(shapes: Sequence[tuple[int, int]]) -> list[str]:
     """Formats of which some of these shapes cannot be packed."""
-    return [kind for kind in FORMATS if not all(packable(kind, shape) for shape in shapes)]
+    return [kind for kind in FORMATS if not all(_has_kernel(kind, shape) for shape in shapes)]
+
+
+def _group(kind: str, k: int) -> int:
+    """Inputs that share a scale where a checkpoint chooses; 0 for formats that fix it."""
+    return INT4_GROUP if kind == "INT4" else k if kind == "INT8" else 0
+
+
+def _span(kind: str) -> int:
+    """What the inputs of a matrix must be a multiple of."""
+    return INT4_GROUP if kind == "INT4" else 32 if kind == "INT8" else STORED[kind].block_elements
+
+
+def _has_kernel(kind: str, shape: tuple[int, int]) -> bool:
+    return packable(kind, shape, _group(kind, shape[1]))
 
 
 def kernels(asked: Sequence[Case], threads: int, on_progress: Callable[[float], None] = lambda done: None) -> KernelReport:
@@ -192,9 +215,8 @@ class Copies:
 
     def __init__(self, kind: str, n: int, k: int, most_tokens: int, team: Any) -> None:
         random = np.random.default_rng(0)
-        rows = random.integers(0, FINITE_BYTES, (n, row_bytes(kind, k)), np.uint8)
         with ThreadPoolExecutor(team.threads) as pool:
-            first = pack(kind, rows, (n, k), pool)
+            first = _packed(random, kind, n, k, pool)
         self.packed_bytes = first.nbytes
         self.count = max(2, min(MOST_COPIES, ceil(max(LEAST_BYTES, 4 * caches().l3) / first.nbytes)))
         self._weights = [first, *(_copy(first) for _ in range(self.count - 1))]
@@ -229,6 +251,16 @@ class Copies:
         began = self._clock()
         self._plan.run((tokens, 0, 0, 0), NO_ROWS, (), (), first, first + count, 0, 0)
         return self._clock() - began
+
+
+def _packed(random: np.random.Generator, kind: str, n: int, k: int, pool: Executor) -> PackedWeight:
+    """A matrix of made-up finite weights."""
+    if kind not in INTEGER_BITS:
+        return pack(kind, random.integers(0, FINITE_BYTES, (n, row_bytes(kind, k)), np.uint8), (n, k), pool)
+    bits, group = INTEGER_BITS[kind], _group(kind, k)
+    codes = random.integers(0, 256, (n, k * bits // 8), np.uint8)
+    scales, zeros = random.random((n, k // group), np.float32), random.integers(0, 1 << bits, (n, k // group), np.uint8)
+    return pack_grouped(GroupedWeight((n, k), bits, group, codes, scales, zeros), pool)
 
 
 def _copy(weight: PackedWeight) -> PackedWeight:
