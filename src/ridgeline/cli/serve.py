@@ -45,6 +45,9 @@ def serve(
     dtype: Annotated[str, typer.Option(help="On a GPU: bf16, fp16, f32, fp8 (matrices as e4m3), or auto.")] = DEFAULTS.dtype,
     kv_dtype: Annotated[str, typer.Option(help="KV cache: bf16, f32, int8, on a GPU fp16, fp8, or auto.")] = DEFAULTS.kv_dtype,
     batch_invariant: Annotated[bool, typer.Option(help="On a GPU: answers do not depend on what runs beside; slower.")] = False,
+    attention_backend: Annotated[
+        str, typer.Option(help="On a GPU: triton, flash-attention or flashinfer (where installed), or auto: triton.")
+    ] = DEFAULTS.attention_backend,
     threads: Annotated[int | None, typer.Option(help="Threads that share a step [the processors that may be used].")] = None,
     depth: Annotated[int, typer.Option(help="Steps in flight: two hide scheduling behind computing.")] = DEFAULTS.depth,
     seed: Annotated[int | None, typer.Option(help="Seed from which requests without a seed draw theirs.")] = None,

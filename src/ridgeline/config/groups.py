@@ -20,6 +20,7 @@ class EngineConfig:
     dtype                  what a GPU computes with: `bf16`, `fp16`, `f32`, or `fp8`: bf16, with matrices of floats as e4m3
     kv_dtype               format of the KV cache: `bf16`, `f32`, `int8`, on a GPU also `fp16` and `fp8`, or `auto`: the runner's own
     batch_invariant        on a GPU: a token's bits do not depend on what else is computed with it; slower. Other runners always are
+    attention_backend      of a GPU: `triton` (ours), `flash-attention`, `flashinfer` (where installed), or `auto`: ours
     threads                that share a step; None: the processors that this process may use
     record                 path of a file that takes every command, plan and result, token ids included; see `engine.record`
     trace                  path of a file for what every thread of the native runner did in every phase of a step, for Perfetto
@@ -42,6 +43,7 @@ class EngineConfig:
     dtype: str = "auto"
     kv_dtype: str = "auto"
     batch_invariant: bool = False
+    attention_backend: str = "auto"
     threads: int | None = None
     record: str | None = None
     trace: str | None = None

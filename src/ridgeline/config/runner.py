@@ -13,6 +13,9 @@ KV_DTYPES: Final = {"cuda": ("bf16", "fp16", "f32", "fp8", "int8"), "native": ("
 DTYPES: Final = ("bf16", "fp16", "f32", "fp8")
 """What a GPU computes with, the default first."""
 
+ATTENTION_BACKENDS: Final = ("triton", "flash-attention", "flashinfer")
+"""What computes attention on a GPU, the default first; the others are packages that need not be there."""
+
 THREADS: Final = 1_024
 """More than any machine of today has processors."""
 
@@ -20,7 +23,7 @@ THREADS: Final = 1_024
 def resolve_runner(
     config: EngineConfig, *, missing: str | None, no_gpu: str | None, processors: int
 ) -> tuple[EngineConfig, tuple[Decision, ...]]:
-    """Settles `runner`, `dtype`, `kv_dtype` and `threads`.
+    """Settles `runner`, `dtype`, `kv_dtype`, `attention_backend` and `threads`.
 
     missing     why the native extension is not there; None where it is
     no_gpu      why no GPU can be used; None where one can
@@ -30,11 +33,13 @@ def resolve_runner(
     runner = _runner(config, missing, no_gpu)
     dtype = _dtype(config, str(runner.value))
     kv_dtype = _kv_dtype(config, str(runner.value), "" if dtype is None else str(dtype.value))
+    attention = _attention(config, str(runner.value))
     threads = _threads(config, processors)
     settled = replace(config, runner=str(runner.value), kv_dtype=str(kv_dtype.value), threads=int(threads.value))
-    if dtype is None:
+    if dtype is None or attention is None:
         return settled, (runner, kv_dtype, threads)
-    return replace(settled, dtype=str(dtype.value)), (runner, dtype, kv_dtype, threads)
+    settled = replace(settled, dtype=str(dtype.value), attention_backend=str(attention.value))
+    return settled, (runner, dtype, kv_dtype, attention, threads)
 
 
 def _runner(config: EngineConfig, missing: str | None, no_gpu: str | None) -> Decision:
@@ -79,6 +84,24 @@ def _kv_dtype(config: EngineConfig, runner: str, dtype: str) -> Decision:
             f"--kv-dtype is {config.kv_dtype[:40]!r}; the {runner} runner keeps {', '.join(possible)}", fix={"--kv-dtype": None}
         )
     return Decision("kv_dtype", config.kv_dtype, "flag", "--kv-dtype")
+
+
+def _attention(config: EngineConfig, runner: str) -> Decision | None:
+    """None where there is no choice. Whether a package is there, and computes the model, is seen when the model is loaded."""
+    asked = config.attention_backend
+    if asked not in ("auto", *ATTENTION_BACKENDS):
+        raise ConfigError(
+            f"--attention-backend is {asked[:40]!r}; auto, {', '.join(ATTENTION_BACKENDS)} are possible", fix={"--attention-backend": None}
+        )
+    if runner != "cuda":
+        if asked != "auto":
+            raise ConfigError(
+                f"--attention-backend is for --runner cuda; the {runner} runner has one attention", fix={"--attention-backend": None}
+            )
+        return None
+    if asked == "auto":
+        return Decision("attention_backend", ATTENTION_BACKENDS[0], "default", "no other has been compared with the reference on hardware")
+    return Decision("attention_backend", asked, "flag", "--attention-backend")
 
 
 def _threads(config: EngineConfig, processors: int) -> Decision:

@@ -128,6 +128,9 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "batch_invariant": Meaning(
         "on a GPU the last bits of an answer may depend on its neighbours; elsewhere they never do", "vllm:inter_token_latency_seconds: on"
     ),
+    "attention_backend": Meaning(
+        "on a GPU: our kernels, or those of a package that is installed", "attention's rows of `ridgeline bench gpu --only kernels`"
+    ),
     "threads": Meaning("all processors share a step", "the machine does other work meanwhile: too many"),
     "record": Meaning("a file with every command, plan and result; it holds token ids", "the disk fills up: set"),
     "trace": Meaning("a file that Perfetto opens; costs a few percent of a step", "the disk fills up: set"),

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from ridgeline.compute.cuda.attention import TRITON, Attention
 from ridgeline.compute.cuda.cache import CacheLayer, DeviceKVCache
 from ridgeline.compute.cuda.device import DTYPES, Device
 from ridgeline.compute.cuda.providers import BIND, MERGED
@@ -106,6 +107,7 @@ class DevicePlan:
     dtype      of activations: fp32, bf16 or fp16
     scratch    what products and attention use beside their arguments, bytes
     invariant  a token's bits do not depend on what else is in its step
+    attention  who computes it
     reuse      off where all values are to be read
     """
 
@@ -121,10 +123,11 @@ class DevicePlan:
         rows: int,
         scratch: torch.Tensor,
         invariant: bool = False,
+        attention: Attention = TRITON,
         reuse: bool = True,
     ) -> None:
         self.oplist, self.weights, self.device, self.dtype = oplist, weights, device, dtype
-        self.scratch, self.invariant = scratch, invariant
+        self.scratch, self.invariant, self.attention = scratch, invariant, attention
         self._places, size = places(oplist, dtype, tokens, rows, reuse=reuse)
         self._memory = device.empty(size, dtype=torch.uint8)
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}

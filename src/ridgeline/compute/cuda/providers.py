@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ridgeline.compute.cuda.linear import linear
-from ridgeline.compute.cuda.triton import attention as attend
 from ridgeline.compute.cuda.triton import elements, norm, quantise
 from ridgeline.compute.cuda.triton import rope as turn
 from ridgeline.compute.graph import Op
@@ -129,25 +128,7 @@ def _rotate_write(b: "Binding", op: Op) -> Run:
 
 
 def _attention(b: "Binding", op: Op) -> Run:
-    group, layer = b.layer(op)
-    inputs = b.inputs
-    return partial(
-        attend.attention,
-        b.value(op.inputs[0]),
-        layer,
-        inputs.tables[group],
-        inputs["cu_q"],
-        inputs["kv_len"],
-        inputs["row_of_token"],
-        head_dim=op.attributes["head_dim"],
-        scale=op.attributes["scale"],
-        window=op.attributes["window"],
-        softcap=op.attributes["softcap"],
-        out=b.value(op.outputs[0]),
-        work=b.plan.scratch,
-        most_q=inputs.bucket.most_q,
-        invariant=b.plan.invariant,
-    )
+    return b.plan.attention.bind(b, op)
 
 
 BIND: Final[Mapping[str, Provider]] = {

@@ -7,7 +7,7 @@ number of tokens alone. Decides nothing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -134,12 +134,15 @@ class StepBuffers:
             found[name] = self._packed[start : start + count * dtype.itemsize].view(dtype).view(column.shape)
         return DeviceInputs(found, bucket, found["tables"].unbind(), found["slots"].unbind())
 
-    def send(self, bucket: Bucket, inputs: StepInputs, sampled: Sampled) -> None:
-        """Packs a step into the next buffer of the ring and starts its copy. The step that used it before must have been read."""
+    def send(self, bucket: Bucket, inputs: StepInputs, sampled: Sampled) -> Mapping[str, NDArray[Any]]:
+        """Packs a step into the next buffer of the ring and starts its copy. The step that used it before must have been read. Returns
+        the packed columns, padding included."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._ring)
         _, size = layout(bucket, self.groups)
-        pack(self._columns(bucket, turn), bucket, inputs, sampled, self.nobody)
+        columns = self._columns(bucket, turn)
+        pack(columns, bucket, inputs, sampled, self.nobody)
         self._packed[:size].copy_(self._ring[turn][:size], non_blocking=True)
+        return columns
 
     def _columns(self, bucket: Bucket, turn: int) -> dict[str, NDArray[np.generic]]:
         """Columns of a bucket in a buffer of the ring, as numpy sees it."""
