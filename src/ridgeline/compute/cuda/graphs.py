@@ -35,27 +35,38 @@ def segments(calls: Sequence[Call]) -> Iterator[tuple[list[Call], Call | None]]:
 
 
 class Graphs:
-    """Graphs of single steps by bucket, and of segments by number of tokens. `body` is what comes before the selection, `tail` the rest."""
+    """Graphs of single steps by bucket, and of segments by number of tokens. `body` is what comes before the selection, `tail` the rest.
 
-    def __init__(self, capture: Capture, pool: Any) -> None:
-        self._capture, self._pool = capture, pool
+    capture  makes a graph; None where there are none     pool  memory that all graphs share: one of them runs at a time
+    """
+
+    def __init__(self, capture: Capture | None, pool: Any = None) -> None:
+        self.capture, self._pool = capture, pool
         self._whole: dict[Bucket, Graph] = {}
         self._pieces: dict[int, list[Graph]] = {}
 
     def __len__(self) -> int:
         return len(self._whole) + sum(len(pieces) for pieces in self._pieces.values())
 
+    def clear(self) -> None:
+        """Drops all graphs: the addresses that they know are going."""
+        self._whole.clear()
+        self._pieces.clear()
+
     def add_single(self, bucket: Bucket, body: Sequence[Call], tail: Sequence[Call]) -> None:
         """Captures a whole step. Everything is launched once before: kernels are compiled and libraries prepared outside of captures."""
         calls = [*body, *tail]
         run_all(calls)
-        self._whole[bucket] = self._capture(lambda: run_all(calls), self._pool)
+        self._whole[bucket] = self._captured(calls)
 
     def add_segments(self, tokens: int, body: Sequence[Call], tail: Sequence[Call]) -> None:
         """Captures what stands between attentions in a mixed step of so many tokens."""
         run_all([*body, *tail])
-        parts = [part for part, _ in segments(body)]
-        self._pieces[tokens] = [self._capture(lambda part=part: run_all(part), self._pool) for part in parts]  # type: ignore[misc]
+        self._pieces[tokens] = [self._captured(part) for part, _ in segments(body)]
+
+    def _captured(self, calls: Sequence[Call]) -> Graph:
+        assert self.capture is not None, "there are no graphs on this device"
+        return self.capture(lambda: run_all(calls), self._pool)
 
     def run(self, bucket: Bucket, body: Sequence[Call], tail: Sequence[Call]) -> None:
         """Starts a step: replays what there are graphs of, launches the rest."""

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ridgeline.compute.cuda.attention import TRITON, Attention, Sizes
 from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.device import Device, Event
-from ridgeline.compute.cuda.graphs import Capture, Graphs, run_all
+from ridgeline.compute.cuda.graphs import Graphs, run_all
 from ridgeline.compute.cuda.ids import Ids
 from ridgeline.compute.cuda.memory import scratch_bytes
 from ridgeline.compute.cuda.plan import Binding, Call, DevicePlan, Weights
@@ -55,7 +56,8 @@ class CudaRunner:
     kv_heads                 of the cache
     depth                    steps that may be launched and not yet read
     invariant                a token's bits do not depend on what else is in its step
-    capture                  makes graphs; None: the device does, if it can
+    attention                who computes it
+    graphs                   what starts steps; None: the device's own graphs, if it has any
     """
 
     def __init__(
@@ -73,7 +75,8 @@ class CudaRunner:
         kv_heads: int,
         depth: int = 2,
         invariant: bool = False,
-        capture: Capture | None = None,
+        attention: Attention = TRITON,
+        graphs: Graphs | None = None,
     ) -> None:
         check(oplist)
         self.oplist, self.device, self.vocab = oplist, device, vocab
@@ -87,7 +90,8 @@ class CudaRunner:
         )  # fmt: skip
         scratch = device.empty(needed, dtype=torch.uint8)
         sizes = {"tokens": largest.tokens, "rows": largest.rows}
-        self.plan = DevicePlan(oplist, weights, shape, device, dtype, scratch=scratch, invariant=invariant, **sizes)
+        self.plan = DevicePlan(oplist, weights, shape, device, dtype, scratch=scratch, invariant=invariant, attention=attention, **sizes)
+        self._reserved = attention.reserve(device, Sizes(oplist, shape, self.buckets))
         self.buffers = StepBuffers(device, len(shape.groups), largest, depth, nobody=rows)
         self.ids = Ids(device, rows, largest, vocab)
         self._read = [(device.event(), device.host(2, largest.rows, dtype=torch.int32)) for _ in range(depth + 1)]
@@ -95,19 +99,17 @@ class CudaRunner:
         self._current = largest
         self._cache: DeviceKVCache | None = None
         self._programs: dict[Bucket, Program] = {}
-        self._capture = capture or device.capture
-        self._captures = device.real or capture is not None
-        self._graphs = Graphs(self._capture, None)
+        self._graphs = Graphs(device.capture if device.real else None, device.graph_pool()) if graphs is None else graphs
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device beside weights, cache and graphs."""
-        return self.plan.nbytes + self.buffers.nbytes + self.ids.nbytes
+        return self.plan.nbytes + self._reserved + self.buffers.nbytes + self.ids.nbytes
 
     @property
     def graphs_wanted(self) -> int:
         """Graphs that `warm_up` will capture; none where kernels are interpreted."""
-        if not self._captures:
+        if self._graphs.capture is None:
             return 0
         return len(self.buckets.single) + len(self.buckets.segments) * (1 + sum(op.name == "attention" for op in self.oplist.ops))
 
@@ -121,16 +123,16 @@ class CudaRunner:
         if self._cache is not cache:
             self._cache = cache
             self._programs.clear()
-            self._graphs = Graphs(self._capture, None)
+            self._graphs.clear()
 
     def warm_up(
         self, progress: Callable[[str, float], None], rows: Collection[int] | None = None, tokens: Collection[int] | None = None
     ) -> None:
         """Captures every graph there may be, over steps that are nothing but padding; of single steps only those of so many `rows`, of
         mixed ones those of so many `tokens`, where these are given."""
-        if not self._captures:
+        if self._graphs.capture is None:
             return
-        self._graphs = Graphs(self._capture, self.device.graph_pool())
+        self._graphs.clear()
         whole = [(bucket, True) for bucket in self.buckets.single if rows is None or bucket.rows in rows]
         pieces = [(self.buckets.mixed(count), False) for count in self.buckets.segments if tokens is None or count in tokens]
         for number, (bucket, single) in enumerate((*whole, *pieces)):
@@ -219,7 +221,8 @@ class CudaRunner:
         most = self.buckets.largest
         plan = DevicePlan(
             self.oplist, self.plan.weights, self._shape, self.device, self.plan.dtype,
-            tokens=most.tokens, rows=most.rows, scratch=self.plan.scratch, invariant=self.plan.invariant, reuse=False,
+            tokens=most.tokens, rows=most.rows, scratch=self.plan.scratch, invariant=self.plan.invariant,
+            attention=self.plan.attention, reuse=False,
         )  # fmt: skip
         self._send(most, inputs, NOBODY)
         binding = self._binding(plan, most)
@@ -239,12 +242,12 @@ class CudaRunner:
         """Waits for what was launched, and drops graphs and cache."""
         self.device.settle()
         self._programs.clear()
-        self._graphs = Graphs(self._capture, None)
+        self._graphs.clear()
         self._cache = None
 
     def _send(self, bucket: Bucket, inputs: StepInputs, sampled: Sampled) -> None:
         self._current = bucket
-        self.buffers.send(bucket, inputs, sampled)
+        self.plan.attention.prepare(bucket, self.buffers.send(bucket, inputs, sampled))
 
     def _binding(self, plan: DevicePlan, bucket: Bucket) -> Binding:
         assert self._cache is not None, "a runner computes with a cache: attach one"
