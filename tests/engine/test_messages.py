@@ -28,7 +28,7 @@ EVENTS = [
     events.Admitted("r", 0.5, 3, 2), events.Waiting("r", 0, events.Wait.PREFIX, None), events.Ready("r", 1, events.Wait.PREFIX),
     events.Scheduled(1, 0.5, (4, 5, 6), COLUMN, 1, 2, 3), events.Computed(1, 0.5, (4, 5, 6), COLUMN), events.Started("r", 0, 4, 0.5, False),
     events.PrefixHit("r", 0, 16), events.PrefixMiss("r", 0, 1), events.Preempted("r", 0, "s", "pages"), events.Evicted(7),
-    events.Published(7, 0, b"\x00" * 32), events.EndedProvisionally("r", 0, events.Finish.STOP),
+    events.Published(7, 0, b"\x00" * 32), events.Moved(7, 101), events.EndedProvisionally("r", 0, events.Finish.STOP),
     events.Closed("r", 0, events.Finish.LENGTH, events.Usage(3, 4, 0), 0.5), events.Rejected("r", "full", 2.0),
     events.StepTimed(1, Timings(run=0.1)),
 ]

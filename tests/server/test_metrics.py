@@ -1,16 +1,18 @@
 """The fold over events: each figure from a small story that can be counted by hand; and its exposition."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ridgeline.core import events
 from ridgeline.core.events import Finish, Usage
-from ridgeline.core.plan import Timings
+from ridgeline.core.plan import KVGroup, KVShape, Timings
 from ridgeline.observe.metrics import Histogram, Metrics
 from ridgeline.observe.prometheus import exposition
 
+KV = KVShape((KVGroup("full", (0,)),), 16, 16, b"")
 
 def story(*happened: events.Event) -> Metrics:
     metrics = Metrics()
@@ -96,7 +98,7 @@ def test_a_bucket_holds_its_upper_bound(value: float, bucket: int) -> None:
 
 
 def test_exposition() -> None:
-    body = exposition(story(*TWO_TOKENS), 'odd "name"\n', pages=16)
+    body = exposition(story(*TWO_TOKENS), 'odd "name"\n', KV)
     families = {family.name: family for family in text_string_to_metric_families(body.decode())}
     samples = {(s.name, s.labels.get("le") or s.labels.get("finished_reason")): s.value for f in families.values() for s in f.samples}
     assert all(s.labels["model_name"] == 'odd "name"\n' for f in families.values() for s in f.samples)
@@ -110,7 +112,19 @@ def test_exposition() -> None:
     assert min(float(le) for name, le in samples if name == "vllm:request_queue_time_seconds_bucket") == 0.001
 
 
+def test_the_host_tier() -> None:
+    last = events.Scheduled(1, 0.0, (7,), array("i", [1]), 0, 8, 0, 3)
+    happened = (events.Moved(4, 17), events.Moved(17, 2), events.Moved(5, 18), events.Evicted(18), events.PrefixHit("a", 0, 48, 16), last)
+    body = exposition(story(*happened), "m", replace(KV, host_pages=8, page_bytes=100)).decode()
+    for name, value in (
+        ("kv_pages_host", 3), ("kv_bytes_to_host_total", 200), ("kv_bytes_from_host_total", 100), ("host_cache_hits_total", 16),
+        ("evicted_pages_total", 1),
+    ):  # fmt: skip
+        assert f'ridgeline_{name}{{model_name="m"}} {float(value)}' in body
+    assert "host" not in exposition(story(*happened), "m", KV).decode(), "figures of a tier that is not there"
+
+
 def test_an_engine_without_steps_has_an_empty_cache() -> None:
-    body = exposition(Metrics(), "m", pages=16)
+    body = exposition(Metrics(), "m", KV)
     assert 'vllm:kv_cache_usage_perc{model_name="m"} 0.0' in body.decode()
     assert 'ridgeline_kv_pages_free{model_name="m"} 16.0' in body.decode()

@@ -80,7 +80,7 @@ class Draft:
             self.scored[len(self.sequences)] = range(sequence.scored - start, upto - start)
             sequence.scored = upto
 
-    def freeze(self, freed_rows: list[int], alike: Plan | None) -> Plan:
+    def freeze(self, freed_rows: list[int], copies: list[tuple[int, int]], alike: Plan | None) -> Plan:
         """The plan; the draft is spent. `alike`: the step before, if it has the same rows; columns that do not change are shared."""
         rows = len(self.sequences)
         count, sample, needs_commit = array("i", [1]) * rows, bytearray(b"\1") * rows, bytearray(rows)
@@ -111,6 +111,7 @@ class Draft:
             new_rows=tuple([_new_row(sequence) for sequence in self.fresh]),
             freed_rows=tuple(freed_rows),
             blocks=tuple(self.blocks),
+            copies=tuple(copies),
         )
 
 

@@ -66,6 +66,8 @@ class Scheduled:
     waiting: int
     free_pages: int
     cached_pages: int
+    host_pages: int = 0
+    """Pages of the host that hold a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
+    """`tokens` need not be computed; pages of `from_host` of them are copied back from the host."""
+
     request_id: str
     choice: int
     tokens: int
+    from_host: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +117,21 @@ class Preempted:
 
 
 class Evicted(NamedTuple):
-    """One for every page, so made cheaply, as is `Published`."""
+    """What a published page held is forgotten. One for every page, so made cheaply, as are `Moved` and `Published`."""
 
     page: int
+
+
+class Moved(NamedTuple):
+    """What a published page held is in page `to` from this plan on. Pages of the host have greater numbers than the device's."""
+
+    page: int
+    to: int
+
+    @property
+    def out(self) -> bool:
+        """Whether it left the device."""
+        return self.to > self.page
 
 
 class Published(NamedTuple):
@@ -173,6 +190,7 @@ Event = (
     | PrefixMiss
     | Preempted
     | Evicted
+    | Moved
     | Published
     | EndedProvisionally
     | Closed

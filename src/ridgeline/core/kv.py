@@ -1,29 +1,50 @@
 """The KV cache as thinking sees it: tables of pages per sequence and group, grown, shared, released and published.
 
-Every group has the same number of blocks in its table; blocks behind a window become page 0 when their page is let go.
+Every group has the same number of blocks in its table; blocks behind a window become page 0 when their page is let go. A published page
+that is taken for something else moves to the host, where there is a tier of pages for that, and comes back when its block is wanted.
 """
 
 from collections.abc import Callable
 
 from ridgeline.core.blocks import Pages
-from ridgeline.core.events import Event, Evicted, Published
+from ridgeline.core.events import Event, Evicted, Moved, Published
+from ridgeline.core.host import HostPages
 from ridgeline.core.plan import KVShape
 from ridgeline.core.prefix import PrefixIndex
 from ridgeline.core.sequence import Sequence
 
 
 class Cache:
-    """Pages, their holders and the prefix index, kept in step."""
+    """Pages, their holders and the prefix index, kept in step.
+
+    copies  (from, to) of pages, which the next plan brings about, in this order
+    """
 
     def __init__(self, shape: KVShape, shared: bool, emit: Callable[[Event], None]) -> None:
         self.shape = shape
         self.index = PrefixIndex(shape, shared)
         self.pages = Pages(shape.pages, self._evicted)
+        self.host = HostPages(shape.pages + 1, shape.host_pages, self._forget)
+        self.copies: list[tuple[int, int]] = []
         self._emit = emit
 
     def _evicted(self, page: int) -> None:
+        """A page of the device is taken for something else."""
+        to = self.host.take()
+        if to:
+            self._move(page, to)
+            self.host.keep(to)
+        else:
+            self._forget(page)
+
+    def _forget(self, page: int) -> None:
         self.index.forget(page)
         self._emit(Evicted(page))
+
+    def _move(self, page: int, to: int) -> None:
+        self.index.move(page, to)
+        self.copies.append((page, to))
+        self._emit(Moved(page, to))
 
     def longest_hit(self, sequence: Sequence) -> int:
         """Leading blocks that are published in every group and that the sequence need not compute itself."""
@@ -31,14 +52,20 @@ class Cache:
         return self.index.longest_hit(sequence, sequence.capacity // size, sequence.reusable // size)
 
     def adopt(self, sequence: Sequence, blocks: int) -> None:
-        """The sequence, which has nothing in flight, shares the published pages of its first `blocks` blocks and stands behind them."""
+        """The sequence, which has nothing in flight, shares the published pages of its first `blocks` blocks and stands behind them.
+
+        Those that are on the host stand in its tables until `fetch` or `release`, which follows before anything is planned.
+        """
         size = self.shape.block_tokens
         first = sequence.capacity // size
         for g, group in enumerate(self.shape.groups):
             seen = max(first, self.index.first_seen(group.window, blocks * size))
             shared = [self.index.blocks[key].pages[g] for key in sequence.keys[seen:blocks]]
             for page in shared:
-                self.pages.hold(page)
+                if page > self.shape.pages:
+                    self.host.claim(page)
+                else:
+                    self.pages.hold(page)
             pages = [0] * (seen - first) + shared
             sequence.tables[g] += pages
             sequence.unsent.append((g, first, tuple(pages)))
@@ -47,6 +74,37 @@ class Cache:
         sequence.computed = sequence.scheduled = blocks * size
         sequence.cover(blocks * size)
         self._offered(sequence, blocks)
+
+    def away(self, sequence: Sequence) -> int:
+        """Pages of the host in the sequence's tables."""
+        device = self.shape.pages
+        return sum([page > device for table in sequence.tables for page in table]) if self.host.count else 0
+
+    def fits(self, sequence: Sequence, blocks: int) -> bool:
+        """Whether pages suffice for `adopt` and `fetch` of the first `blocks` blocks, as `longest_hit` has found them."""
+        if not self.host.count:
+            return True
+        size, pages = self.shape.block_tokens, self.pages
+        first, needed = sequence.capacity // size, 0
+        for g, group in enumerate(self.shape.groups):
+            seen = max(first, self.index.first_seen(group.window, blocks * size))
+            shared = [self.index.blocks[key].pages[g] for key in sequence.keys[seen:blocks]]
+            needed += sum([page > pages.count or not pages.holders[page] for page in shared])
+        return needed <= pages.available
+
+    def fetch(self, sequence: Sequence) -> int:
+        """Blocks on the host come to pages of the device. The caller has made room. Returns how many tokens they hold."""
+        away = [(table, at) for table in sequence.tables for at, page in enumerate(table) if page > self.shape.pages]
+        if not away:
+            return 0
+        for (table, at), page in zip(away, self.pages.take(len(away)), strict=True):
+            self._move(table[at], page)
+            self.pages.published[page] = 1
+            self.host.give_back(table[at])
+            table[at] = page
+        tables = sequence.tables
+        sequence.unsent = [(g, first, tuple(tables[g][first : first + len(pages)])) for g, first, pages in sequence.unsent]
+        return len({at for _, at in away}) * self.shape.block_tokens
 
     def grow(self, sequence: Sequence, upto: int) -> None:
         """Takes pages so that positions below `upto` are covered. The caller has made room."""
@@ -101,6 +159,9 @@ class Cache:
             self._drop(page)
 
     def _drop(self, page: int) -> None:
+        if page > self.shape.pages:
+            self.host.keep(page)
+            return
         if not self.index.shared and self.pages.holders[page] == 1 and self.pages.published[page]:
             self.index.forget(page)
             self.pages.withdraw(page)

@@ -28,6 +28,9 @@ def check(scheduler: Scheduler) -> None:
         raise LawViolation(5, f"{len(life.running)} sequences run and {len(life.rows)} of {scheduler.limits.rows} rows are free")
     if len(pages.free) + len(pages.cached) + pages.held != pages.count:
         raise LawViolation(2, f"free {len(pages.free)} + cached {len(pages.cached)} + held {pages.held} is not {pages.count}")
+    host = scheduler.cache.host
+    if len(host.free) + len(host.cached) != host.count:
+        raise LawViolation(2, f"of the host, free {len(host.free)} + cached {len(host.cached)} is not {host.count}")
 
 
 def _check_sequence(sequence: Sequence, state: State) -> None:
@@ -66,6 +69,9 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
     given += [page for new in plan.new_rows for table in new.tables for page in table]
     if given and not 0 <= min(given) <= max(given) <= shape.pages:
         raise LawViolation(5, f"{name} names pages outside 0 … {shape.pages}")
+    for pair in plan.copies:
+        if not 1 <= min(pair) <= shape.pages < max(pair) <= shape.pages + shape.host_pages:
+            raise LawViolation(5, f"{name} copies page {pair[0]} to {pair[1]}; the device has {shape.pages}, the host {shape.host_pages}")
 
 
 def check_full(scheduler: Scheduler) -> None:
@@ -117,8 +123,12 @@ def _check_tables(sequence: Sequence, scheduler: Scheduler) -> None:
 def _check_index(scheduler: Scheduler) -> None:
     pages, index = scheduler.cache.pages, scheduler.cache.index
     entries = {page: block for block in index.blocks.values() for page in block.pages if page}
-    if entries != index.holding or sum(pages.published) != len(entries):
+    host, here = scheduler.cache.host, {page for page in entries if page <= pages.count}
+    if entries != index.holding or sum(pages.published) != len(here) or not all(pages.published[page] for page in here):
         raise LawViolation(3, f"{len(entries)} pages are indexed, {len(index.holding)} known to be, {sum(pages.published)} marked")
+    numbers = {*host.free, *host.cached}
+    if numbers != set(range(host.first, host.first + host.count)) or host.cached.keys() != entries.keys() - here:
+        raise LawViolation(3, f"{len(host.cached)} pages of the host hold blocks, {len(entries) - len(here)} are indexed")
     for key, block in index.blocks.items():
         if block.key != key or len(block.ids) != index.shape.block_tokens or not any(block.pages):
             raise LawViolation(3, f"a block with pages {block.pages} is published under another key, or is not full")

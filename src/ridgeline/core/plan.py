@@ -54,6 +54,8 @@ class Plan:
     freed_rows: tuple[int, ...] = ()
     blocks: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
     """(row, group, index of the first block, pages) appended to tables of rows that are already resident; page 0 as in `NewRow`."""
+    copies: tuple[tuple[int, int], ...] = ()
+    """(from, to): whole pages copied, one after the other, before the step computes; one of the two is a page of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +113,7 @@ class KVShape:
     """Usable pages, numbered 1 … pages."""
     fingerprint: bytes
     """Identity of weights and KV layout: part of every prefix key."""
+    host_pages: int = 0
+    """Pages of host memory behind those, numbered pages + 1 …: they keep blocks for the device, which computes with its own alone."""
+    page_bytes: int = 0
+    """What a copy of a page moves; 0 where pages are of no memory."""

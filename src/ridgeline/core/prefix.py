@@ -13,7 +13,7 @@ from ridgeline.core.sequence import Sequence
 
 
 class Block:
-    """A published block: `pages` has its page in every group, 0 where none holds it (any more)."""
+    """A published block: `pages` has its page in every group, of the device or of the host, 0 where none holds it (any more)."""
 
     __slots__ = ("identity", "ids", "key", "pages")
 
@@ -134,6 +134,12 @@ class PrefixIndex:
         block.pages[block.pages.index(page)] = 0
         if not any(block.pages):
             del self.blocks[block.key]
+
+    def move(self, page: int, to: int) -> None:
+        """The block of one page is in another from now on."""
+        block = self.holding.pop(page)
+        block.pages[block.pages.index(page)] = to
+        self.holding[to] = block
 
     def announce(self, sequence: Sequence, first: int, blocks: int) -> None:
         """The sequence will compute its blocks `first` … `blocks` − 1, unless another is at it."""

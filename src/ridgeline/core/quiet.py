@@ -11,10 +11,10 @@ from ridgeline.core.sequence import Sequence
 def quiet_steps(scheduler: Scheduler, most: int = 1 << 31) -> int:
     """Further calls of `schedule`, at most `most`, that plan one token for every running sequence and decide nothing, if no command comes.
 
-    None starts, none ends by length, none is preempted. Pages that are free or cached suffice: which one is taken is no decision. Stop
-    ids, NaN and the front end's closes cannot be foreseen: one of them ends the quiet, and who simulates knows when its own sequences
-    stop. 0 while anything queued could start, while a sequence catches up or is pinned, while more run than a step's budget holds. Pages
-    that windows will give back are not counted on.
+    None starts, none ends by length, none is preempted. Pages that are free or cached suffice: which one is taken is no decision. Where
+    cached pages would move to the host, free ones suffice. Stop ids, NaN and the front end's closes cannot be foreseen: one of them ends
+    the quiet, and who simulates knows when its own sequences stop. 0 while anything queued could start, while a sequence catches up or is
+    pinned, while more run than a step's budget holds. Pages that windows will give back are not counted on.
     """
     running, waiting, limits = scheduler.life.running, scheduler.life.waiting, scheduler.limits
     if not running or len(running) > limits.token_budget or scheduler.life.pinned:
@@ -27,7 +27,8 @@ def quiet_steps(scheduler: Scheduler, most: int = 1 << 31) -> int:
     if len(left) < len(running):
         return 0
     low, high = 0, min(most, max(0, min(left) - 1))
-    available = scheduler.cache.pages.available
+    pages = scheduler.cache.pages
+    available = len(pages.free) if scheduler.cache.host.count else pages.available
     middle = high
     while low < high:
         if _pages(scheduler, running, middle) <= available:

@@ -35,14 +35,15 @@ class Room:
 
     def for_start(self, sequence: Sequence, draft: Draft) -> bool:
         """A waiting sequence has the pages to start with. If others give way as it grows, a block is enough; else all that it knows must
-        find place, for with less it would soon be pushed out again. A pinned one needs what it takes to its very end.
+        find place, for with less it would soon be pushed out again. A pinned one needs what it takes to its very end. What it shares on the
+        host needs pages of the device too.
         """
-        shape = self.cache.shape
+        shape, away = self.cache.shape, self.cache.away(sequence)
         if self.life.is_pinned(sequence):
             return self.spare(sequence) >= self._missing(sequence)
         if self.victim(sequence) is not None:
-            return self._at_least(len(shape.groups), sequence, draft)
-        held = sum([page != 0 for table in sequence.tables for page in table])
+            return self._at_least(len(shape.groups) + away, sequence, draft)
+        held = sum([page != 0 for table in sequence.tables for page in table]) - away
         return self.spare(sequence) >= max(0, pages_needed(shape, len(sequence.known)) - held)
 
     def for_tokens(self, sequence: Sequence, count: int, draft: Draft) -> int:
@@ -86,7 +87,7 @@ class Room:
         """Pages that a sequence takes to its very end beside those it holds. Letting go of a shared page of a window gives none back."""
         shape, holders, missing = self.cache.shape, self.cache.pages.holders, 0
         for group, table in zip(shape.groups, pinned.tables, strict=True):
-            held = sum([page != 0 and (not group.window or holders[page] == 1) for page in table])
+            held = sum([0 < page <= shape.pages and (not group.window or holders[page] == 1) for page in table])
             missing += max(0, group_pages(group, shape.block_tokens, pinned.limit - 1) - held)
         return missing
 

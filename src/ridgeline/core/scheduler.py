@@ -152,15 +152,16 @@ class Scheduler:
             yield sequence
 
     def _launch(self, draft: Draft, now: float) -> Plan:
-        last, pages = self._last, self.cache.pages
+        last, pages, away = self._last, self.cache.pages, len(self.cache.host.cached)
         same = last is not None and not draft.fresh and last.sequences == draft.sequences
-        plan = draft.freeze(self.life.freed_rows, last.plan if last is not None and same else None)
+        plan = draft.freeze(self.life.freed_rows, self.cache.copies, last.plan if last is not None and same else None)
         self.life.freed_rows.clear()
+        self.cache.copies.clear()
         numbers = last.numbers if last is not None and same else tuple([sequence.number for sequence in draft.sequences])
         self._last = Flight(plan, draft.sequences, numbers)
         self.flights.append(self._last)
         self.step += 1
-        self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.life.waiting), len(pages.free), len(pages.cached)))
+        self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.life.waiting), len(pages.free), len(pages.cached), away))
         return plan
 
     def _advance(self, sequence: Sequence, draft: Draft, now: float) -> None:
@@ -210,10 +211,13 @@ class Scheduler:
         size, before = self._block_tokens, sequence.capacity
         blocks = self.cache.longest_hit(sequence)
         if blocks * size > before:
+            if not self.cache.fits(sequence, blocks):
+                return None
             self.cache.adopt(sequence, blocks)
+            fetched = self.cache.fetch(sequence)
             if not sequence.preemptions:
                 sequence.cached_tokens += sequence.capacity - before
-            self._emit(PrefixHit(sequence.request.request_id, sequence.choice, sequence.capacity - before))
+            self._emit(PrefixHit(sequence.request.request_id, sequence.choice, sequence.capacity - before, fetched))
         return self._blocker(sequence, blocks)
 
     def _blocker(self, sequence: Sequence, block: int) -> Sequence | None:
@@ -242,9 +246,10 @@ class Scheduler:
             self._refused = sequence, self.cache.pages.available
             draft.closed = True
             return
+        fetched = self.cache.fetch(sequence)
         count = self.room.for_tokens(sequence, self._wanted(sequence, draft), draft)
         self.life.clear(sequence, Wait.PREFIX)
-        self._report_hit(sequence, hit)
+        self._report_hit(sequence, hit, fetched)
         self.life.start(sequence, now)
         self.cache.index.announce(sequence, hit, (len(sequence.known) - 1) // self._block_tokens)
         self.cache.grow(sequence, sequence.scheduled + count)
@@ -255,12 +260,12 @@ class Scheduler:
         refused, available = self._refused
         return refused is sequence and self.cache.pages.available <= available and self.room.victim(sequence) is None
 
-    def _report_hit(self, sequence: Sequence, hit: int) -> None:
+    def _report_hit(self, sequence: Sequence, hit: int, fetched: int) -> None:
         tokens, name = hit * self._block_tokens, sequence.request.request_id
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = tokens
         if tokens:
-            self._emit(PrefixHit(name, sequence.choice, tokens))
+            self._emit(PrefixHit(name, sequence.choice, tokens, fetched))
         if self.cache.index.shares(sequence) and hit < sequence.reusable // self._block_tokens:
             self._emit(PrefixMiss(name, sequence.choice, hit))
 

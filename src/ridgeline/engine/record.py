@@ -67,7 +67,8 @@ def decision(plan: Plan) -> str:
     new = [(each.row, each.sequence, each.params, each.ids, [len(table) for table in each.tables]) for each in plan.new_rows]
     blocks = [(row, group, first, len(pages)) for row, group, first, pages in plan.blocks]
     columns = [list(column) for column in (plan.row, plan.start, plan.count, plan.tokens, plan.select, plan.sample, plan.needs_commit)]
-    return f"{plan.step} {columns} {new} {list(plan.freed_rows)} {blocks}"
+    copies = f" copies {len(plan.copies)}" if plan.copies else ""
+    return f"{plan.step} {columns} {new} {list(plan.freed_rows)} {blocks}{copies}"
 
 
 class Recorder:

@@ -62,6 +62,12 @@ class Metrics:
         self.prefix_hits = 0
         self.preemptions = 0
         self.evicted_pages = 0
+        self.pages_to_host = 0
+        self.pages_from_host = 0
+        self.host_pages = 0
+        """Pages of the host that held a block at the last step."""
+        self.host_hits = 0
+        """Tokens taken from the prefix cache, prompts' or not, of which pages were copied back from the host."""
         self.steps = 0
         self.rejected = 0
         self.finished: dict[Finish, int] = dict.fromkeys(Finish, 0)
@@ -106,8 +112,12 @@ class Metrics:
                 self.steps += 1
                 self.step_tokens.observe(sum(event.count))
                 self.free_pages, self.cached_pages = event.free_pages, event.cached_pages
+                self.host_pages = event.host_pages
             case events.Evicted():
                 self.evicted_pages += 1
+            case events.Moved():
+                self.pages_to_host += event.out
+                self.pages_from_host += not event.out
             case events.StepTimed():
                 self.step_run.observe(event.timings.run)
             case events.Admitted():
@@ -117,6 +127,7 @@ class Metrics:
                 self._started(event)
             case events.PrefixHit():
                 self.prefix_hits += event.tokens
+                self.host_hits += event.from_host
             case events.Preempted():
                 self.preemptions += 1
                 self._leave_row(event.request_id, event.choice)
@@ -133,7 +144,7 @@ class Metrics:
         self._open.clear()
         self._rows.clear()
         self._left.clear()
-        self.free_pages, self.cached_pages = None, 0
+        self.free_pages, self.cached_pages, self.host_pages = None, 0, 0
 
     def _started(self, event: events.Started) -> None:
         request = self._open.get(event.request_id)

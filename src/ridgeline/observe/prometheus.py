@@ -12,24 +12,25 @@ from prometheus_client.core import CollectorRegistry, CounterMetricFamily, Gauge
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from ridgeline.core.plan import KVShape
 from ridgeline.observe.metrics import Histogram, Metrics
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The text format, which every scraper reads. In OpenMetrics the library may turn the colon of `vllm:` into an underscore."""
 
 
-def exposition(metrics: Metrics, model_name: str, pages: int) -> bytes:
-    """All figures in the text format. `pages` is the size of the KV cache."""
+def exposition(metrics: Metrics, model_name: str, kv: KVShape) -> bytes:
+    """All figures in the text format."""
     registry = CollectorRegistry()
-    registry.register(_Fold(metrics, model_name, pages))
+    registry.register(_Fold(metrics, model_name, kv))
     return generate_latest(registry)
 
 
 class _Fold(Collector):
-    def __init__(self, metrics: Metrics, model_name: str, pages: int) -> None:
+    def __init__(self, metrics: Metrics, model_name: str, kv: KVShape) -> None:
         self._metrics = metrics
         self._model_name = model_name
-        self._pages = pages
+        self._kv = kv
 
     def describe(self) -> list[Metric]:
         """Nothing: names are not checked against other collectors, there are none."""
@@ -38,13 +39,16 @@ class _Fold(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every family, in a fixed order."""
         m = self._metrics
-        free = self._pages if m.free_pages is None else m.free_pages
-        used = 0.0 if not self._pages else 1 - (free + m.cached_pages) / self._pages
+        pages = self._kv.pages
+        free = pages if m.free_pages is None else m.free_pages
+        used = 0.0 if not pages else 1 - (free + m.cached_pages) / pages
         yield self._gauge("vllm:num_requests_running", "Choices that have a row.", m.running)
         yield self._gauge("vllm:num_requests_waiting", "Choices without a row: not started, or preempted.", m.waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages held at the last step (1 is all).", used)
         yield self._gauge("ridgeline_kv_pages_free", "KV pages that hold nothing, at the last step.", free)
         yield self._gauge("ridgeline_kv_pages_cached", "KV pages with a published block and no holder, at the last step.", m.cached_pages)
+        if self._kv.host_pages:
+            yield from self._host()
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", m.prefix_queries)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens taken from the prefix cache.", m.prefix_hits)
         yield self._counter("vllm:num_preemptions", "Preemptions.", m.preemptions)
@@ -52,7 +56,7 @@ class _Fold(Collector):
         yield self._counter("vllm:generation_tokens", "Tokens sampled.", m.generation_tokens)
         yield self._finished()
         yield self._counter("ridgeline_steps", "Steps scheduled.", m.steps)
-        yield self._counter("ridgeline_evicted_pages", "Cached KV pages given to somebody else.", m.evicted_pages)
+        yield self._counter("ridgeline_evicted_pages", "Cached KV pages whose block was forgotten.", m.evicted_pages)
         yield self._counter("ridgeline_rejected_requests", "Requests that the engine refused.", m.rejected)
         yield self._histogram("vllm:time_to_first_token_seconds", "From admission to the first token.", m.time_to_first_token)
         yield self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a choice.", m.inter_token)
@@ -62,6 +66,14 @@ class _Fold(Collector):
         yield self._histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", m.step_tokens)
         yield self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a choice, at its end.", m.request_prompt)
         yield self._histogram("vllm:request_generation_tokens", "Tokens that a choice generated, at its end.", m.request_generation)
+
+    def _host(self) -> Iterator[Metric]:
+        """Of the tier of KV pages on the host."""
+        m, size = self._metrics, self._kv.page_bytes
+        yield self._gauge("ridgeline_kv_pages_host", "KV pages on the host that hold a block, at the last step.", m.host_pages)
+        yield self._counter("ridgeline_kv_bytes_to_host", "Bytes of KV pages copied to the host.", m.pages_to_host * size)
+        yield self._counter("ridgeline_kv_bytes_from_host", "Bytes of KV pages copied back to the device.", m.pages_from_host * size)
+        yield self._counter("ridgeline_host_cache_hits", "Tokens not computed, as their KV was copied back from the host.", m.host_hits)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

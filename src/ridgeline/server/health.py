@@ -29,7 +29,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
     async def metrics(request: Request) -> Response:
         model = service.model
-        body = exposition(service.current_metrics(), model.name, model.limits.kv.pages)
+        body = exposition(service.current_metrics(), model.name, model.limits.kv)
         return Response(body, headers={"Content-Type": CONTENT_TYPE})
 
     return [

@@ -39,9 +39,10 @@ class SimExecutor:
         self._eager = eager
         self._block_tokens = info.kv.block_tokens
         self._windows = [group.window for group in info.kv.groups]
-        self._marks = [[0] * (info.kv.pages + 1) for _ in info.kv.groups]
-        self._owner: list[tuple[Resident, int, int] | None] = [None] * (info.kv.pages + 1)
-        """Who wrote a page last, or will in a step in flight: row, group, block."""
+        places = info.kv.pages + info.kv.host_pages + 1
+        self._marks = [[0] * places for _ in info.kv.groups]
+        self._owner: list[tuple[Resident, int, int] | None] = [None] * places
+        """Who wrote what a page holds, or will in a step in flight: row, group, block."""
         self._rows: list[Resident | None] = [None] * info.rows
         self._queue: deque[tuple[Ticket, list[Span], float]] = deque()
         self._early: deque[Result] = deque()
@@ -64,6 +65,7 @@ class SimExecutor:
         if not plan.row:
             raise LawViolation(6, f"step {plan.step} is empty")
         self._change_rows(plan)
+        self._change_owners(plan)
         spans = self._spans(plan)
         ticket = Ticket(plan)
         began = max(self._clock.now(), self._free_at)
@@ -108,6 +110,19 @@ class SimExecutor:
                 raise LawViolation(2, f"row {row} has {len(table)} blocks of group {group}; block {first} is appended")
             table.extend(pages)
 
+    def _change_owners(self, plan: Plan) -> None:
+        for source, target in plan.copies:
+            self._check_untouched(target, "written by a copy")
+            self._owner[target] = self._owner[source]
+
+    def _check_untouched(self, page: int, why: str) -> None:
+        """No step in flight may still read or write what the page holds."""
+        held = self._owner[page]
+        if held is not None and held[0].in_flight:
+            other, group, block = held
+            if page <= self._info.kv.pages and block >= self._first_block_read(group, other.in_flight[0]):
+                raise LawViolation(3, f"page {page} is {why} while a step in flight of row {other.row} may touch it")
+
     def _hand_out(self, resident: Resident, group: int, first_block: int) -> None:
         """Blocks from `first_block` on that are new in the table become the row's own: nobody may still be about to touch their pages."""
         table = resident.tables[group]
@@ -115,13 +130,7 @@ class SimExecutor:
             page = table[block]
             if not 0 < page <= self._info.kv.pages:
                 raise LawViolation(2, f"row {resident.row} is given page {page} of {self._info.kv.pages}")
-            held = self._owner[page]
-            if held is not None and held[0].in_flight:
-                other, other_group, other_block = held
-                if other_block >= self._first_block_read(other_group, other.in_flight[0]):
-                    raise LawViolation(
-                        3, f"page {page} is given to row {resident.row} while a step in flight of row {other.row} may touch it"
-                    )
+            self._check_untouched(page, f"given to row {resident.row}")
             self._owner[page] = (resident, group, block)
         resident.handed_out[group] = len(table)
 
@@ -165,6 +174,9 @@ class SimExecutor:
     # ── execution: write, then read, then sample ────────────────────────────────────────────────────────────────
 
     def _run(self, plan: Plan, spans: list[Span]) -> Result:
+        for source, target in plan.copies:
+            for marks in self._marks:
+                marks[target] = marks[source]
         for resident, first, tokens, _, _ in spans:
             resident.advance(first, tokens, self._block_tokens)
             self._write(resident, first)
@@ -254,6 +266,7 @@ def fake_executor(
     model: FakeModel | None = None,
     step_seconds: float = 0.0,
     token_seconds: float = 0.0,
+    host_pages: int = 0,
 ) -> SimExecutor:
     """An executor for tests of everything above it: needs no weights and samples printable ASCII by default.
 
@@ -261,7 +274,7 @@ def fake_executor(
     """
     groups = tuple(KVGroup("window" if window else "full", (layer,), window) for layer, window in enumerate(windows))
     info = ExecutorInfo(
-        kv=KVShape(groups, block_tokens, pages, b"fake"),
+        kv=KVShape(groups, block_tokens, pages, b"fake", host_pages),
         vocab=vocab,
         max_model_len=max_model_len,
         rows=rows,

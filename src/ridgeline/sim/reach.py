@@ -26,6 +26,11 @@ SITUATIONS = (
     "wait for a prefix cleared",
     "abort while others wait for its prefix",
     "cached page evicted",
+    "page moved to the host",
+    "page of the host forgotten",
+    "prefix hit on the host",
+    "resumed from the host",
+    "fetched beside pages that move out",
     "preempted",
     "preempted twice",
     "preempted with a shared prefix",
@@ -99,7 +104,8 @@ class Reach:
             events.PrefixMiss: self._on_miss,
             events.Waiting: self._on_waiting,
             events.Ready: lambda event: self._count("wait for a prefix cleared", event.reason is Wait.PREFIX),
-            events.Evicted: lambda event: self._count("cached page evicted", True),
+            events.Evicted: self._on_evicted,
+            events.Moved: lambda event: self._count("page moved to the host", event.out),
             events.Preempted: self._on_preempted,
             events.EndedProvisionally: self._on_provisional,
             events.Closed: self._on_closed,
@@ -132,6 +138,8 @@ class Reach:
         if not spent and self._scheduler.cache.pages.handed_over:
             self._count("second victim spared as pages were coming", self._spared(plan.step))
         self._count("budget spent to the last token", spent)
+        directions = {source > target for source, target in plan.copies}
+        self._count("fetched beside pages that move out", len(directions) == 2)
         self._count("prompt scored beside single tokens", len(plan.select) > sum(plan.sample) and 1 in plan.count)
         limits, singles = self._scheduler.limits, plan.count.count(1)
         cut = singles and limits.mixed_tokens < limits.token_budget and len(plan.tokens) - singles == limits.beside(singles)
@@ -194,11 +202,17 @@ class Reach:
         self._count("no page free", event.free_pages == 0 and event.cached_pages == 0)
         self._count("rows all taken while requests wait", event.waiting > 0 and len(event.sequences) == self._world.limits.rows)
 
+    def _on_evicted(self, event: events.Evicted) -> None:
+        self._count("cached page evicted", True)
+        self._count("page of the host forgotten", event.page > self._world.info.kv.pages)
+
     def _on_hit(self, event: events.PrefixHit) -> None:
         key = (event.request_id, event.choice)
         prompt = self._edge.choices[key].oracle.request.prompt
         size = self._world.info.kv.block_tokens
         self.counts["prefix hit"] += 1
+        self._count("prefix hit on the host", event.from_host > 0)
+        self._count("resumed from the host", event.from_host > 0 and self._preemptions[key] > 0)
         self._hit.add(key)
         self._count("prefix hit by a sibling choice", event.choice > 0)
         self._count(

@@ -180,9 +180,10 @@ class Simulation:
     def _watch_victims(self) -> None:
         """Nobody falls for pages that come without it once the steps in flight have committed."""
         life, pages, room = self.scheduler.life, self.scheduler.cache.pages, self.scheduler.room
-        preempt, needed = life.preempt, len(self.world.info.kv.groups)
+        preempt, groups = life.preempt, len(self.world.info.kv.groups)
 
         def watched(victim: Sequence, by: Sequence, why: str) -> None:
+            needed = groups + self.scheduler.cache.away(by)
             if why == "pages" and room.spare(by) + pages.coming() >= needed:
                 raise LawViolation(6, f"sequence {victim.number} is preempted for pages, {pages.coming()} are coming without it")
             preempt(victim, by, why)

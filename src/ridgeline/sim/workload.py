@@ -53,7 +53,7 @@ class World:
 
 def draw(seed: int) -> World:
     """The world of this seed."""
-    rng, paced = Random(seed), Random(seed + 3)
+    rng, paced, tiered = Random(seed), Random(seed + 3), Random(seed + 4)
     block_tokens = rng.choice((1, 2, 4, 4, 16))
     windows = rng.choice(WINDOWS)
     longest = rng.choice((16, 24, 32, 48, 64, 96))
@@ -82,7 +82,8 @@ def draw(seed: int) -> World:
     policy = rng.choice(POLICIES)
     together = 1 if policy == "one" else min(rows, limits.token_budget, max(1, 2 * pages // whole))
     groups = tuple(KVGroup("window" if window else "full", (layer,), window) for layer, window in enumerate(windows))
-    info = ExecutorInfo(KVShape(groups, block_tokens, pages, b"sim"), VOCAB, longest, rows, "sim", 0, 0)
+    host_pages = int(pages * tiered.choice((0, 0, 0, 0.1, 2.0))) if limits.prefix_caching else 0
+    info = ExecutorInfo(KVShape(groups, block_tokens, pages, b"sim", host_pages), VOCAB, longest, rows, "sim", 0, 0)
     return World(
         seed=seed,
         info=info,
