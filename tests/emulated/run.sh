@@ -9,7 +9,7 @@ shift
 python="${PYTHON:-python}"
 cmake -S "$root" -B "$work/build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER_LAUNCHER="$here/compile" \
     -DPython_EXECUTABLE="$(command -v "$python")" -DSKBUILD_PROJECT_NAME=ridgeline
-cmake --build "$work/build" --parallel "$(nproc)"
+cmake --build "$work/build" --parallel "$(env -u OMP_NUM_THREADS nproc)"
 cp -R "$root/src" "$work/src"
 rm -f "$work"/src/ridgeline/compute/cpu/_C*.so
 cp "$work"/build/_C*.so "$work/src/ridgeline/compute/cpu/"
