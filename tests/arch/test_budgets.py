@@ -12,25 +12,19 @@ FILE_LINES, FUNCTION_LINES, CLASS_METHODS, CONFIG_FIELDS, MODEL_LINES = 400, 60,
 EXCEPTIONS: dict[str, str] = {}
 """`path` or `path:function` → reason."""
 
-
-def trees() -> list[tuple[str, str, ast.Module]]:
-    found = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        text = path.read_text()
-        found.append((path.relative_to(SOURCE).as_posix(), text, ast.parse(text)))
-    return found
+Modules = list[tuple[str, str, list[ast.AST]]]
 
 
-def test_files() -> None:
-    over = {name: text.count("\n") for name, text, _ in trees() if text.count("\n") > FILE_LINES and name not in EXCEPTIONS}
+def test_files(modules: Modules) -> None:
+    over = {name: text.count("\n") for name, text, _ in modules if text.count("\n") > FILE_LINES and name not in EXCEPTIONS}
     assert not over
-    assert all(text.count("\n") <= MODEL_LINES for name, text, _ in trees() if name.startswith("compute/models/"))
+    assert all(text.count("\n") <= MODEL_LINES for name, text, _ in modules if name.startswith("compute/models/"))
 
 
-def test_functions_and_classes() -> None:
+def test_functions_and_classes(modules: Modules) -> None:
     over = []
-    for name, _, tree in trees():
-        for node in ast.walk(tree):
+    for name, _, nodes in modules:
+        for node in nodes:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > FUNCTION_LINES and f"{name}:{node.name}" not in EXCEPTIONS:
@@ -42,11 +36,11 @@ def test_functions_and_classes() -> None:
     assert not over
 
 
-def test_exceptions_are_needed() -> None:
-    names = {name for name, _, _ in trees()} | {
+def test_exceptions_are_needed(modules: Modules) -> None:
+    names = {name for name, _, _ in modules} | {
         f"{name}:{node.name}"
-        for name, _, tree in trees()
-        for node in ast.walk(tree)
+        for name, _, nodes in modules
+        for node in nodes
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
     assert set(EXCEPTIONS) <= names
@@ -61,17 +55,17 @@ def test_only_the_root_package_has_an_init_body() -> None:
         assert path == SOURCE / "__init__.py" or not path.read_text().strip(), path
 
 
-def test_public_functions_are_documented() -> None:
+def test_public_functions_are_documented(modules: Modules) -> None:
     missing = []
-    for name, _, tree in trees():
-        if not name.endswith("__init__.py") and not ast.get_docstring(tree):
+    for name, _, nodes in modules:
+        if not name.endswith("__init__.py") and not ast.get_docstring(nodes[0]):
             missing.append(name)
     assert not missing
 
 
-def test_names_say_what_things_are() -> None:
+def test_names_say_what_things_are(modules: Modules) -> None:
     refused = ("Manager", "Helper", "Utils", "Mixin")
-    for name, _, tree in trees():
-        for node in ast.walk(tree):
+    for name, _, nodes in modules:
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 assert not node.name.endswith(refused) and not node.name.startswith("Base"), f"{name}:{node.name}"

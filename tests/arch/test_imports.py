@@ -39,13 +39,11 @@ CORE_STDLIB = {
 }
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        yield path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text())
+Modules = list[tuple[str, str, list[ast.AST]]]
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imported(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -63,54 +61,54 @@ def test_import_linter_contracts() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_core_imports_only_core_errors_and_pure_stdlib() -> None:
-    for name, tree in modules():
+def test_core_imports_only_core_errors_and_pure_stdlib(modules: Modules) -> None:
+    for name, _, nodes in modules:
         if not name.startswith("core/"):
             continue
-        for module in imported(tree):
+        for module in imported(nodes):
             pure = module.split(".")[0] in CORE_STDLIB or module.startswith(("ridgeline.core", "ridgeline.errors"))
             assert pure, f"{name} imports {module}"
 
 
-def test_arrays_stay_in_the_computing_wing() -> None:
-    for name, tree in modules():
+def test_arrays_stay_in_the_computing_wing(modules: Modules) -> None:
+    for name, _, nodes in modules:
         if not name.startswith("compute/"):
-            assert not {"numpy", "torch", "scipy"} & {m.split(".")[0] for m in imported(tree)}, name
+            assert not {"numpy", "torch", "scipy"} & {m.split(".")[0] for m in imported(nodes)}, name
 
 
 @pytest.mark.parametrize("module", sorted(ONE_PLACE))
-def test_one_place_each(module: str) -> None:
-    for name, tree in modules():
-        if module in {m.split(".")[0] for m in imported(tree)}:
+def test_one_place_each(modules: Modules, module: str) -> None:
+    for name, _, nodes in modules:
+        if module in {m.split(".")[0] for m in imported(nodes)}:
             assert name.startswith(ONE_PLACE[module]) if ONE_PLACE[module] else False, f"{name} imports {module}"
 
 
-def test_extension_is_touched_in_two_places_only() -> None:
-    for name, tree in modules():
-        touches = any(m.endswith("._C") or m == "_C" for m in imported(tree)) or any(
-            isinstance(node, ast.alias) and node.name == "_C" for node in ast.walk(tree)
+def test_extension_is_touched_in_two_places_only(modules: Modules) -> None:
+    for name, _, nodes in modules:
+        touches = any(m.endswith("._C") or m == "_C" for m in imported(nodes)) or any(
+            isinstance(node, ast.alias) and node.name == "_C" for node in nodes
         )
         assert not touches or name.startswith(("compute/cpu/", "facts/ceilings.py")), name
 
 
-def test_environment_is_read_in_one_file() -> None:
-    for name, tree in modules():
-        for node in ast.walk(tree):
+def test_environment_is_read_in_one_file(modules: Modules) -> None:
+    for name, _, nodes in modules:
+        for node in nodes:
             if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "putenv"}:
                 assert name == "config/env.py", f"{name}:{node.lineno} reads the environment"
 
 
-def test_no_code_carrying_serialisation_or_evaluation() -> None:
-    for name, tree in modules():
-        assert not FORBIDDEN_MODULES & {m.split(".")[0] for m in imported(tree)}, name
-        for node in ast.walk(tree):
+def test_no_code_carrying_serialisation_or_evaluation(modules: Modules) -> None:
+    for name, _, nodes in modules:
+        assert not FORBIDDEN_MODULES & {m.split(".")[0] for m in imported(nodes)}, name
+        for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in FORBIDDEN_CALLS, f"{name}:{node.lineno} calls {node.func.id}"
 
 
-def test_only_the_command_line_exits_the_process() -> None:
-    for name, tree in modules():
-        for node in ast.walk(tree):
+def test_only_the_command_line_exits_the_process(modules: Modules) -> None:
+    for name, _, nodes in modules:
+        for node in nodes:
             if isinstance(node, ast.Attribute) and node.attr in {"exit", "_exit"} and isinstance(node.value, ast.Name):
                 leaves = node.value.id in {"sys", "os"}
                 assert not leaves or name.startswith("cli/"), f"{name}:{node.lineno} exits the process"
@@ -118,31 +116,31 @@ def test_only_the_command_line_exits_the_process() -> None:
                 assert name.startswith("cli/"), f"{name}:{node.lineno} raises SystemExit"
 
 
-def test_one_door_in() -> None:
+def test_one_door_in(modules: Modules) -> None:
     """Only `engine.admit` builds what the engine accepts."""
-    for name, tree in modules():
+    for name, _, nodes in modules:
         if name == "engine/admit.py":
             continue
         brings = {
             alias.asname or alias.name
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.ImportFrom) and node.module == "ridgeline.core.params"
             for alias in node.names
             if alias.name == "Admitted"
         }
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in brings, f"{name}:{node.lineno} builds an Admitted request"
 
 
-def test_model_families_are_named_in_their_files_and_tables_only() -> None:
+def test_model_families_are_named_in_their_files_and_tables_only(modules: Modules) -> None:
     tables = ("facts/architectures.py", "facts/families.py", "facts/source.py", "text/choose.py", "text/pretokenizers.py")
     words_of_files = ("facts/checkpoint_rope.py", "facts/rope.py", "bench/servers.py")  # a RoPE scaling "llama3", a program "llama-server"
     allowed = ("compute/models/", *tables, *words_of_files)
-    for name, tree in modules():
+    for name, _, nodes in modules:
         if name.startswith(allowed):
             continue
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 40:
                 assert not node.value.lower().startswith(("gemma", "llama", "qwen", "mistral", "phi")), (
                     f"{name}:{node.lineno} {node.value!r}"
@@ -150,9 +148,9 @@ def test_model_families_are_named_in_their_files_and_tables_only() -> None:
 
 
 @pytest.mark.parametrize("blocked", ["numpy", "torch"])
-def test_core_and_command_line_import_without(blocked: str) -> None:
+def test_core_and_command_line_import_without(modules: Modules, blocked: str) -> None:
     folders = ("core/", "sim/", "server/", "engine/", "cli/", "facts/", "text/", "bench/")
-    names = [n[:-3].replace("/", ".") for n, _ in modules() if n.startswith(folders)]
+    names = [n[:-3].replace("/", ".") for n, _, _ in modules if n.startswith(folders)]
     names = [f"ridgeline.{n.removesuffix('.__init__')}" for n in names if not n.endswith("__main__")]
     program = f"import sys\nsys.modules[{blocked!r}] = None\nimport importlib\nfor n in {names!r}: importlib.import_module(n)\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
