@@ -1,22 +1,24 @@
 """Every part of the GPU's benchmark on a tiny model: each case gives numbers and none gives an error. No time is looked at."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
+import grimp
 import pytest
 from tensors import DEVICE
 
-from ridgeline.bench import gpu_part
+from ridgeline.bench import gpu_part, gpu_ttft
 from ridgeline.compute.cuda.bench import parts
 from ridgeline.compute.cuda.bench.clock import replayed, seconds_of
+from ridgeline.compute.cuda.bench.watch import Watched
+from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.device import Device, interpreted
+from ridgeline.compute.cuda.plan import Call
 from ridgeline.compute.runtime import gpu as start
-from ridgeline.facts.checkpoint import facts_of_config
+from ridgeline.compute.runtime import worker
 
 CONFIG = {
     "model_type": "llama", "tie_word_embeddings": False, "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4,
@@ -46,17 +48,12 @@ def rows_of(common: Mapping[str, Any], part: str, **settings: Any) -> list[dict[
     return rows
 
 
-def test_facts_of_a_config(common: dict[str, Any]) -> None:
-    facts = facts_of_config(Path(common["model"]))
-    assert facts.architecture == "llama" and len(facts.tensors) == 3 + 9
-    assert facts.tensors["blk.0.ffn_down.weight"].shape == (32, 64) and facts.tensors["output.weight"].bytes == 2 * 64 * 32
-
-
 @pytest.mark.parametrize(("dtype", "invariant"), [("f32", False), ("fp8", True)])
 def test_decode(common: dict[str, Any], dtype: str, invariant: bool) -> None:
     types = {"dtype": dtype, "kv_dtype": dtype, "invariant": invariant}
     sizes, row, *_ = rows_of({**common, **types}, "invariant" if invariant else "decode", batches=[1], context=4, steps=2)
     assert sizes["weights_bytes"] > 0 and row["batch"] == 1 and row["tokens_per_second"] > 0 and row["device_seconds"] > 0
+    assert 0 < row["host_seconds"] <= row["host_p99_seconds"] and row["idle_seconds"] <= row["idle_p99_seconds"]
 
 
 def test_prefill(common: dict[str, Any]) -> None:
@@ -66,10 +63,21 @@ def test_prefill(common: dict[str, Any]) -> None:
 
 def test_serving(common: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "open_device", small_device)
-    settings = {"requests": 1, "prompt_tokens": 3, "output_tokens": 2, "rows": 1, "budget": 4, "seconds": 600.0, "memory_bytes": 1 << 20}
-    began, warm, row = rows_of(common, "serving", **settings)
-    assert began["rows"] == 1 and warm["warm_up"]["complete"]
-    assert row["complete"] and row["output_tokens"] == 2 and row["rows_at_most"] == 1
+    monkeypatch.setattr("ridgeline.bench.gpu_serving.WARM_STEPS", 1)
+    settings = {"prompt_tokens": 2, "output_tokens": 4, "phases": [[1, 0.0]], "budget": 8, "memory_bytes": 1 << 20}
+    began, row = rows_of(common, "serving", **settings)
+    assert began["rows"] == 1 and row["rows"] == row["rows_served"] == 1
+    assert row["output_tokens"] == row["steps"] == 1 and row["device_seconds"] > 0
+
+
+def test_first_token_through_llm(common: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "open_device", small_device)
+    monkeypatch.setattr(worker, "gpu_missing", lambda: None)
+    for name in gpu_ttft.SERVER_PACKAGES:
+        monkeypatch.setitem(sys.modules, name, None)  # whoever imports it fails
+    small = {"max_num_seqs": 1, "kv_cache_memory_bytes": 1 << 20}
+    (row,) = rows_of(common, "ttft", prompt_tokens=3, repeats=1, engine=small)
+    assert row["through"] == "LLM, without HTTP" and "msgspec, starlette" in row["absent"] and 0 < row["seconds"] <= row["first_seconds"]
 
 
 def test_kernels(common: dict[str, Any]) -> None:
@@ -91,23 +99,14 @@ def test_one_case_that_fails_is_told(common: dict[str, Any], monkeypatch: pytest
     assert [row.get("error") for row in rows] == [None, "RuntimeError: CUDA error: misaligned address", None]
 
 
-BLOCKED = """
-import sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"msgspec", "starlette", "uvicorn"}:
-            raise ImportError(name)
-
-sys.meta_path.insert(0, Absent())
-import ridgeline.bench.gpu_part, ridgeline.engine.llm, ridgeline.compute.cuda.bench.parts, ridgeline.compute.runtime.gpu
-"""
-
-
 def test_needs_no_package_of_a_server() -> None:
-    source = Path(gpu_part.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", BLOCKED], env={"PYTHONPATH": str(source)}, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 0, done.stderr
+    """Nor transformers, which is loaded by name in the process of its part. What measures over HTTP loads its client when it does."""
+    imports = grimp.build_graph("ridgeline", include_external_packages=True, cache_dir=None)
+    roots = ("compute.cuda.bench.parts", "compute.cuda.bench.watch", "compute.runtime.worker", "compute.runtime.gpu", "engine.llm")
+    for root in (*roots, "bench.gpu", "bench.gpu_serving", "bench.gpu_soak", "bench.gpu_part", "cli.bench_gpu_tables"):
+        for package in (*gpu_ttft.SERVER_PACKAGES, "transformers"):
+            chain = imports.find_shortest_chain(f"ridgeline.{root}", package)
+            assert chain is None or (root == "bench.gpu_part" and "ridgeline.bench.gpu_ttft" in chain), chain
 
 
 def test_seconds_are_of_one_run() -> None:
@@ -116,3 +115,16 @@ def test_seconds_are_of_one_run() -> None:
     assert 0 < found.best <= found.middle and calls == [0, 1] * 4
     replayed(device, lambda: calls.append(2), 5)
     assert calls.count(2) == 6
+
+
+def test_time_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps of 3 s and 1 s, 2 s apart; a third that nobody looks at."""
+    moments = iter([1.0, 4.0, 6.0, 7.0])
+    monkeypatch.setattr("ridgeline.compute.cuda.bench.watch.perf_counter", lambda: next(moments))
+    watch, ran = Watched(interpreted(1 << 20)), []
+    watch.begin()
+    for _ in range(2):
+        watch.run(Bucket(1, 1, 1, 1), [Call(lambda: ran.append(0))], [])
+    assert watch.end() == ([3.0, 1.0], [2.0])
+    watch.run(Bucket(1, 1, 1, 1), [Call(lambda: ran.append(0))], [])
+    assert len(ran) == 3

@@ -1,7 +1,7 @@
 """One part of `ridgeline bench gpu` in a process of its own: an error of the device ends it and no other part.
 
 Owns the rows' way out: a line of JSON each on stdout, so that what was measured is there whatever happens next. Settings are one JSON
-object, the only argument. The parts themselves are the computing wing's, but for serving, which is the engine's.
+object, the only argument. Parts that need the engine are beside this file, the others the computing wing's.
 """
 
 import importlib
@@ -9,13 +9,16 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ridgeline.bench.gpu_serving import serving
+from ridgeline.bench.gpu_soak import soak
+from ridgeline.bench.gpu_ttft import ttft
 from ridgeline.errors import RidgelineError
 from ridgeline.facts.checkpoint import facts_of_config
 
-PARTS = "ridgeline.compute.cuda.bench.parts"
+PARTS: Final = "ridgeline.compute.cuda.bench.parts"
+WATCH: Final = "ridgeline.compute.cuda.bench.watch"
 
 
 def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -24,10 +27,15 @@ def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     facts = facts_of_config(Path(settings["model"]))
     device = computing.device_of(settings["device"])
     yield {"about": computing.about(device)}
-    if settings["part"] == "serving":
-        yield from serving(facts, settings)
-    else:
-        yield from computing.PARTS[settings["part"]](facts, device, settings)
+    match settings["part"]:
+        case "serving":
+            yield from serving(facts, settings, importlib.import_module(WATCH).Watched(device))
+        case "soak":
+            yield from soak(facts, settings, lambda: computing.memory(device))
+        case "ttft":
+            yield from ttft(settings)
+        case part:
+            yield from computing.PARTS[part](facts, device, settings)
 
 
 def main() -> None:

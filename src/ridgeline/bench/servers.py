@@ -113,7 +113,7 @@ def parse_spec(text: str, size: Size, programs: Mapping[str, str]) -> Spec:
     if kind in ("http", "https"):
         Target.of(body)
         return Spec(name or body.split("//")[1], body)
-    port = _free_port()
+    port = free_port()
     try:
         words = shlex.split(detail)
     except ValueError as error:
@@ -142,7 +142,8 @@ def _found(program: str, text: str) -> list[str]:
     return [path]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 

@@ -86,7 +86,7 @@ class Texts:
 
 
 def load_texts(name: str, path: Path | None, config: ServerConfig) -> Texts:
-    """Of the model that the user calls `name`, at `path`; None: a fake one, which speaks bytes.
+    """Of the model that the user calls `name`, at `path`; None: one without files, which speaks bytes.
 
     Raises ConfigError for a template or defaults that are of no use, ModelFormatError for malformed files.
     """

@@ -21,6 +21,7 @@ from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError
 from ridgeline.facts.source import resolve_model
+from ridgeline.facts.weightless import RANDOM_PREFIX
 from ridgeline.observe.metrics import Metrics
 from ridgeline.server.served import Model, load_texts, served_name
 from ridgeline.text.chat import ChatTemplate
@@ -58,7 +59,9 @@ class Service:
     async def start(self) -> Model:
         """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
         name = self._engine_config.model
-        path = None if name.startswith(FAKE_PREFIX) else await asyncio.to_thread(resolve_model, name, cache_directory(), self._progress)
+        path = None
+        if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
+            path = await asyncio.to_thread(resolve_model, name, cache_directory(), self._progress)
         config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
         self._engine = engine = EngineClient(config, self._take_events, self._progress)
         await engine.start()

@@ -14,7 +14,7 @@ from ridgeline.text.tokenizer import Tokenizer
 class ModelFiles:
     """Read, but for the template.
 
-    name           what the user calls the model        path  where it is; None: a fake one, which speaks bytes
+    name           what the user calls the model        path  where it is; None: one without files, which speaks bytes
     generation     what its authors recommend, and ids that end an answer
     template_file  replaces the model's template
     """

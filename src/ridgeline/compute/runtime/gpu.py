@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, open_device
+from ridgeline.compute.cuda.graphs import Graphs
 from ridgeline.compute.cuda.load import load_weights
 from ridgeline.compute.cuda.memory import cache_bytes, weights_bytes
 from ridgeline.compute.cuda.plan import Weights
@@ -32,11 +33,13 @@ Load = Callable[..., tuple[OpList, Weights]]
 
 
 def build_on_gpu(
-    config: EngineConfig, facts: ModelFacts, said: tuple[Decision, ...], progress: Progress, *, load: Load = load_weights
-) -> DeviceExecutor:
+    config: EngineConfig, facts: ModelFacts, said: tuple[Decision, ...], progress: Progress, *, load: Load = load_weights,
+    graphs: Graphs | None = None,
+) -> DeviceExecutor:  # fmt: skip
     """Loads a model to the GPU. `config` has its runner and its types settled; raises ConfigError where it does not fit.
 
     load  where weights come from: the model's files, or chance (`compute.cuda.load.random_weights`), for benchmarks
+    graphs  what starts the runner's steps; None: its own
     """
     device = open_device()
     dtype = DTYPES["bf16" if config.dtype == "fp8" else config.dtype]
@@ -58,6 +61,7 @@ def build_on_gpu(
         kv_heads=facts.kv_heads,
         depth=config.depth,
         invariant=config.batch_invariant,
+        graphs=graphs,
     )
     progress("warming up", 0.0)
     runner.attach(allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch))

@@ -21,12 +21,14 @@ from ridgeline.config.runner import resolve_runner
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import KVShape, NewRow, Plan
 from ridgeline.engine.executor import Executor, ExecutorInfo
+from ridgeline.errors import ConfigError
 from ridgeline.facts.gpu import gpu_missing
 from ridgeline.facts.machine import machine_facts
 from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.read import read_model_facts
 from ridgeline.facts.rope import rope_for
 from ridgeline.facts.source import resolve_model
+from ridgeline.facts.weightless import RANDOM_PREFIX, random_facts
 from ridgeline.planning.memory import kv_costs, kv_groups
 
 Progress = Callable[[str, float], None]
@@ -38,14 +40,19 @@ def build(config: EngineConfig, progress: Progress) -> Executor:
 
     Raises ModelNotFoundError, ModelFormatError or ConfigError where the model or the settings are at fault.
     """
-    facts = read_model_facts(resolve_model(config.model, cache_directory(), progress))
+    chance = config.model.startswith(RANDOM_PREFIX)
+    facts = random_facts(config.model) if chance else read_model_facts(resolve_model(config.model, cache_directory(), progress))
     machine = machine_facts()
     config, said = resolve_runner(config, missing=ext.lost(), no_gpu=gpu_missing(), processors=machine.processors)
     if config.runner == "cuda":
-        # Loaded here alone: it imports torch.
+        # Loaded here alone: they import torch.
+        from ridgeline.compute.cuda.load import load_weights, random_weights
         from ridgeline.compute.runtime.gpu import build_on_gpu
 
-        return build_on_gpu(config, facts, said, progress)
+        return build_on_gpu(config, facts, said, progress, load=random_weights if chance else load_weights)
+    if chance:
+        raise ConfigError(f"{config.model} has weights that a GPU makes, and the runner is {config.runner}; give a model with files",
+                          fix={"MODEL": "demo"})  # fmt: skip
     groups = kv_groups(facts)
     costs = kv_costs(facts, config.block_size, config.max_num_batched_tokens, config.kv_dtype)
     resolved = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from ridgeline.compute.cuda import sampler
-from ridgeline.compute.cuda.bench.clock import replayed
+from ridgeline.compute.cuda.bench.clock import percentile, replayed
+from ridgeline.compute.cuda.bench.watch import Watched
 from ridgeline.compute.cuda.cache import DTYPES as CACHED
 from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device
@@ -52,9 +53,11 @@ class RandomModel:
         groups = kv_groups(facts)
         self._groups, self._blocks = len(groups), -(-positions // BLOCK_TOKENS)
         shape = KVShape(groups, BLOCK_TOKENS, rows * self._blocks * self._groups, b"")
+        self._watch = Watched(device)
         self.runner = CudaRunner(
             oplist, weights, shape, device, dtype,
             tokens=tokens, rows=rows, positions=positions, vocab=facts.tokens, kv_heads=facts.kv_heads, invariant=types.invariant,
+            graphs=self._watch,
         )  # fmt: skip
         cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, types.kv_dtype, device.torch)
         _fill(cache.pool, types.kv_dtype)
@@ -63,13 +66,14 @@ class RandomModel:
     def decode(self, batch: int, context: int, steps: int) -> dict[str, float]:
         """`steps` steps of one token a row, two in flight, whose rows have about `context` positions.
 
-        step_seconds    from one step's results to the next one's        device_seconds  of a step when the host is never late
-        host_seconds    of the host's work for a step                    idle_seconds    what of a step the device had nothing to do
+        step_seconds  from one step's results to the next one's, mean    device_seconds  of a step when the host is never late
+        host_seconds  of the host's work for a step, median              idle_seconds    between the kernels of two steps, median
         """
         first = max(0, context - 1 - steps // 2)
         made = [self._inputs([1] * batch, [first + step] * batch) for step in range(steps)]
         flights: deque[Launched] = deque()
         host, ended = [], []
+        self._watch.begin()
         for inputs, sampled in made:
             began = perf_counter()
             flights.append(self.runner.launch(inputs, sampled))
@@ -79,13 +83,14 @@ class RandomModel:
                 ended.append(perf_counter())
         self.runner.read(flights.popleft())
         ended.append(perf_counter())
+        _, idle = self._watch.end()
         warm = len(ended) // 4
         mean = (ended[-1] - ended[warm]) / (len(ended) - 1 - warm)
-        middle = median(after - before for before, after in zip(ended[warm:], ended[warm + 1 :], strict=False))
-        device = replayed(self.device, self.runner.replay, max(2, steps // 4))
         return {
-            "batch": batch, "context": context, "tokens_per_second": batch / mean, "step_seconds": mean, "median_step_seconds": middle,
-            "device_seconds": device, "host_seconds": median(host[warm:]), "idle_seconds": max(0.0, middle - device),
+            "batch": batch, "context": context, "tokens_per_second": batch / mean, "step_seconds": mean,
+            "device_seconds": replayed(self.device, self.runner.replay, max(2, steps // 4)),
+            "host_seconds": median(host[warm:]), "host_p99_seconds": percentile(host[warm:], 0.99),
+            "idle_seconds": median(idle[warm:]), "idle_p99_seconds": percentile(idle[warm:], 0.99),
         }  # fmt: skip
 
     def prefill(self, tokens: int, repeats: int) -> dict[str, float]:

@@ -3,8 +3,10 @@
 Owns what is measured of a model, and that one case's error does not end the others. `bench/gpu_part.py` calls a part by its name.
 """
 
+import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
@@ -21,6 +23,7 @@ Row = dict[str, Any]
 Settings = Mapping[str, Any]
 """dtype, kv_dtype, and of the steps: batches, context, prompts, steps, repeats; of kernels: tokens, contexts, prompts."""
 
+PEER: Final = "ridgeline.compute.cuda.bench.peer"
 INTERPRETED_BYTES: Final = 256 << 20
 FEW_STEPS: Final = 8
 """Without graphs."""
@@ -105,6 +108,23 @@ def prefill(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[R
         yield _tried({"tokens": tokens}, partial(model.prefill, tokens, settings["repeats"]))
 
 
+def transformers(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
+    """Decoding by the library of that name, which is loaded here alone, in the shape that `settings` name."""
+    peer = importlib.import_module(PEER)
+    model = peer.build(Path(settings["model"]), settings["dtype"], device)
+    for names, measure in peer.cases(model, device, settings):
+        yield _tried(names, measure)
+
+
+def memory(device: Device) -> dict[str, int]:
+    """Bytes of the device: `allocated` and `reserved` by this process, as torch counts them, `used` by everybody, as the driver does."""
+    if not device.real:
+        return dict.fromkeys(("allocated", "reserved", "used"), 0)
+    free, total = torch.cuda.mem_get_info(device.torch)
+    own = {"allocated": torch.cuda.memory_allocated(device.torch), "reserved": torch.cuda.memory_reserved(device.torch)}
+    return {**own, "used": total - free}
+
+
 def _tried(names: Row, measure: Callable[[], Row]) -> Row:
     """The row of a case, or what went wrong. Whatever it was: a driver's errors have many types, and the next case may still run."""
     try:
@@ -115,4 +135,5 @@ def _tried(names: Row, measure: Callable[[], Row]) -> Row:
 
 PARTS: Final[Mapping[str, Callable[[ModelFacts, Device, Settings], Iterator[Row]]]] = {
     "ceilings": ceilings, "kernels": kernels, "decode": decode, "invariant": decode, "prefill": prefill,
+    "transformers": transformers,
 }  # fmt: skip
