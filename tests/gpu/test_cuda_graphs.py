@@ -12,8 +12,8 @@ from ridgeline.compute.cuda.device import interpreted
 from ridgeline.compute.cuda.graphs import Graphs, segments
 from ridgeline.compute.cuda.plan import Call
 from ridgeline.compute.cuda.sampler import COLUMNS
-from ridgeline.compute.cuda.step import NOBODY, NOTHING, Sampled, StepBuffers, layout
-from ridgeline.compute.graph import StepInputs
+from ridgeline.compute.cuda.step import NOBODY, Sampled, StepBuffers, layout, padding
+from ridgeline.compute.graph import Op, StepInputs
 
 BUCKETS = Buckets(tokens=2048, rows=64, positions=8192, block_tokens=16)
 
@@ -26,7 +26,8 @@ class Recording:
         self.capturing: list[str] | None = None
 
     def call(self, name: str, attention: bool = False) -> Call:
-        return Call(lambda: (self.log if self.capturing is None else self.capturing).append(name), attention)
+        op = Op("attention", (), ()) if attention else None
+        return Call(lambda: (self.log if self.capturing is None else self.capturing).append(name), op)
 
     def capture(self, run: Callable[[], None], pool: Any) -> Any:
         self.capturing = held = []
@@ -43,28 +44,35 @@ class Recording:
 
 def test_rows_come_in_few_sizes() -> None:
     assert row_buckets(1) == (1,)
-    assert row_buckets(5) == (1, 2, 4, 8)
-    assert row_buckets(65)[-3:] == (56, 64, 72)
-    assert row_buckets(300)[-4:] == (248, 256, 288, 320)[-4:]
+    assert row_buckets(5) == (1, 2, 4, 5)
+    assert row_buckets(64) == (1, 2, 4, 8, 16, 24, 32, 48, 64)
+    assert row_buckets(300)[-4:] == (224, 256, 288, 300)
 
 
 def test_tokens_and_blocks_come_in_few_sizes() -> None:
-    assert [token_bucket(count) for count in (1, 9, 512, 513, 2048)] == [8, 16, 512, 768, 2048]
-    assert block_buckets(8192, 16) == (32, 128, 512)
+    assert [token_bucket(count, 2000) for count in (1, 129, 512, 513, 1990)] == [128, 256, 512, 768, 2000]
+    assert block_buckets(8192, 16) == (128, 512)
     assert block_buckets(100, 16) == (7,)
+
+
+def test_graphs_are_few() -> None:
+    """Of 256 rows and 8,192 positions: 30 whole steps, and three sizes of mixed steps whose pieces are captured."""
+    found = Buckets(tokens=8192, rows=256, positions=8192, block_tokens=16)
+    assert len(found.single) == 30 and found.single[0] == (256, 256, 512, 1)
+    assert found.segments == (512, 256, 128) and Buckets(tokens=200, rows=8, positions=64, block_tokens=16).segments == (200, 128)
 
 
 @pytest.mark.parametrize(
     ("counts", "blocks", "expected"),
     [
-        ([1], 1, Bucket(1, 1, 32, 1)),
-        ([1] * 5, 33, Bucket(8, 8, 128, 1)),
+        ([1], 1, Bucket(1, 1, 128, 1)),
+        ([1] * 5, 129, Bucket(8, 8, 512, 1)),
         ([1] * 64, 512, Bucket(64, 64, 512, 1)),
-        ([2], 1, Bucket(8, 2, 32, 8)),  # six tokens of padding, in a row of their own
-        ([8], 1, Bucket(8, 1, 32, 8)),
+        ([2], 1, Bucket(128, 2, 128, 2)),  # 126 tokens of padding, in a row of their own
+        ([128], 8, Bucket(128, 1, 128, 128)),
         ([2048], 128, Bucket(2048, 1, 128, 2048)),
-        ([1] * 63 + [450], 1, Bucket(768, 72, 32, 512)),
-        ([1] * 64 + [7], 1, Bucket(128, 72, 32, 64)),
+        ([1] * 63 + [450], 1, Bucket(768, 65, 128, 512)),
+        ([1] * 62 + [7], 1, Bucket(128, 64, 128, 8)),
     ],
 )
 def test_bucket(counts: list[int], blocks: int, expected: Bucket) -> None:
@@ -83,7 +91,16 @@ def test_every_step_fits_a_bucket() -> None:
         assert all(size <= most for size, most in zip(found, BUCKETS.largest, strict=True))
         padding = found.tokens - int(counts.sum())
         assert not padding or found.single or found.rows > rows, "padding has a row of its own"
-        assert found.single or padding <= min(found.most_q, found.blocks * 16)
+        assert found.single or found.tokens in BUCKETS.sizes
+
+
+def test_mixtures_are_buckets_that_steps_have() -> None:
+    for bucket in BUCKETS.mixtures:
+        rows = min(bucket.rows, -(-bucket.tokens // bucket.most_q))
+        filled = padding(bucket.tokens, rows, 1, 16)
+        counts = np.diff(filled.cu_q)
+        assert counts.sum() == bucket.tokens and counts.min() >= 1 and counts.max() <= bucket.most_q
+        assert filled.tables[0].shape[1] <= bucket.blocks and bucket.rows in BUCKETS.rows
 
 
 def recorded() -> tuple[Recording, Graphs, list[Call], list[Call]]:
@@ -177,30 +194,61 @@ def test_a_step_arrives_whole_and_its_padding_is_on_page_0(counts: list[int], st
         assert np.array_equal(got["tables"][group, :rows, :width], inputs.tables[group])
         assert not got["tables"][group, :rows, width:].any() and not got["tables"][group, rows:].any()
         assert np.array_equal(got["slots"][group, :tokens], inputs.slots[group]) and not got["slots"][group, tokens:].any()
-    # Rows of padding are rows like others: they own their tokens, at positions that their table of page 0 covers.
+    # Rows of padding own a token each in a step of single tokens, else none: what they compute is nobody's.
     ends = np.diff(got["cu_q"])
-    assert ends.sum() == bucket.tokens and (ends >= 0).all() and ends.max() <= bucket.most_q
-    assert np.array_equal(got["row_of_token"], np.repeat(np.arange(bucket.rows), ends))
-    assert np.array_equal(got["kv_len"][rows:], ends[rows:]) and got["select"].max() < bucket.tokens
+    assert (ends[rows:] == (1 if bucket.single else 0)).all() and ends.max() <= bucket.most_q
+    assert (got["row_of_token"][tokens:] >= rows).all() and (got["row_of_token"] < bucket.rows).all()
+    assert np.array_equal(got["kv_len"][rows:], ends[rows:]) and got["select"].min() >= 0 and got["select"].max() < bucket.tokens
     assert (got["ids"][tokens:] == 0).all() and all((got[name][:rows] == columns[name]).all() for name in COLUMNS)
 
 
-def test_a_step_of_nothing_is_all_padding() -> None:
+def test_a_step_that_nobody_reads_is_on_page_0() -> None:
     room = buffers()
-    for bucket in (Bucket(8, 8, 32, 1), BUCKETS.mixed(64), BUCKETS.largest):
+    for bucket, rows in ((Bucket(8, 8, 128, 1), 8), (BUCKETS.mixed(128), 1), (BUCKETS.largest, 1), (Bucket(2048, 65, 128, 64), 65)):
         room._ring[room._turn].fill_(0x7F)
-        room.send(bucket, NOTHING, NOBODY)
+        room.send(bucket, padding(bucket.tokens, rows, 2, 16), NOBODY)
         got = {name: value.numpy() for name, value in room.views(bucket).columns.items()}
-        assert np.diff(got["cu_q"]).sum() == bucket.tokens and not got["tables"].any() and not got["slots"].any()
+        assert np.diff(got["cu_q"]).sum() == bucket.tokens and not got["tables"].any() and got["slots"].max() < 16
         assert (got["target"] == 64).all() and got["kv_len"].max() <= bucket.blocks * 16
+
+
+def test_a_buffer_of_the_host_is_not_written_while_it_is_copied() -> None:
+    """Its event is waited for before, and recorded behind the copy."""
+    room, told = buffers(), []
+
+    class Told:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def record(self) -> None:
+            told.append(("copied", self.number))
+
+        def synchronize(self) -> None:
+            told.append(("free", self.number))
+
+    room._copied = [Told(number) for number in range(3)]
+    bucket = BUCKETS.of([1], 1)
+    for _ in range(4):
+        room.send(bucket, step([1], [0]), NOBODY)
+    assert told == [(what, number) for number in (0, 1, 2, 0) for what in ("free", "copied")]
+
+
+def test_layouts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.compute.cuda.step.MOST_KNOWN", 4)
+    room = buffers()
+    for tokens in BUCKETS.sizes:
+        room.send(BUCKETS.sized(tokens, 1, tokens, 1), padding(tokens, 1, 2, 16), NOBODY)
+    assert len(room._known) == 4
 
 
 def test_columns_of_tokens_lie_where_rows_and_tables_do_not_move_them() -> None:
     """Segments are captured for a number of tokens, whatever rows there are."""
     few, _ = layout(Bucket(16, 2, 32, 16), 2)
     many, size = layout(Bucket(16, 24, 512, 16), 2)
+    long, _ = layout(Bucket(16, 24, 32, 2), 2)
     for name in ("slots", "ids", "positions", "row_of_token", "source"):
         assert few[name] == many[name]
+    assert all(long[name] == many[name] for name in long if name != "tables")
     assert all(start % 16 == 0 for start, _ in many.values()) and size <= layout(BUCKETS.largest, 2)[1]
 
 

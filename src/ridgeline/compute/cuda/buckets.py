@@ -1,18 +1,21 @@
 """Sizes that steps are padded to, so that few graphs and few sets of views serve all of them. Pure.
 
-Padding is made of rows of its own, behind the step's, whose tables name page 0 only: nobody reads what they compute. In a step of single
-tokens every row of padding has one token; in any other step one row has all of them.
+Padding names page 0 only: nobody reads what it computes. In a step of single tokens it is rows of one token each; in any other step its
+tokens belong to no sequence.
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
-SMALL_ROWS = (1, 2, 4, 8, 16)
-ROWS_STEP, MANY_ROWS, MANY_ROWS_STEP = 8, 256, 32
-SEGMENT_TOKENS = (8, 16, 32, 64, 128, 256, 384, 512)
-"""Sizes of mixed steps whose ops between two attentions are graphs: larger ones compute for longer than they are launched."""
+SMALL_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+ROWS_STEP = 32
+"""Up to some 180 rows a product takes as long as its weights are read, so a few rows of padding cost little."""
+SEGMENT_TOKENS = (128, 256, 512)
+"""Sizes of mixed steps whose ops between two attentions are graphs. Smaller ones take as long; larger ones compute for longer than they
+are launched."""
 TOKENS_STEP = 256
-LEAST_POSITIONS, POSITIONS_FACTOR = 512, 4
+LEAST_POSITIONS, POSITIONS_FACTOR = 2048, 4
 
 
 class Bucket(NamedTuple):
@@ -35,22 +38,21 @@ class Bucket(NamedTuple):
 
 
 def row_buckets(most: int) -> tuple[int, ...]:
-    """1, 2, 4, 8, 16, then by eights to 256, then by 32, up to the first that is at least `most`."""
+    """1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, then by 32, and at last `most` itself."""
     sizes = [*SMALL_ROWS]
     while sizes[-1] < most:
-        sizes.append(sizes[-1] + (ROWS_STEP if sizes[-1] < MANY_ROWS else MANY_ROWS_STEP))
-    return tuple(sizes[: bisect_left(sizes, most) + 1])
+        sizes.append(sizes[-1] + ROWS_STEP)
+    return (*sizes[: bisect_left(sizes, most)], most)
 
 
-def token_bucket(tokens: int) -> int:
-    """The least size of a mixed step for so many tokens."""
-    if tokens <= SEGMENT_TOKENS[-1]:
-        return SEGMENT_TOKENS[bisect_left(SEGMENT_TOKENS, tokens)]
-    return -(-tokens // TOKENS_STEP) * TOKENS_STEP
+def token_bucket(tokens: int, most: int) -> int:
+    """The least size of a mixed step for so many tokens, where a step has `most`."""
+    size = next((size for size in SEGMENT_TOKENS if tokens <= size), -(-tokens // TOKENS_STEP) * TOKENS_STEP)
+    return min(size, most)
 
 
 def block_buckets(positions: int, block_tokens: int) -> tuple[int, ...]:
-    """Blocks of a table for 512, 2048, 8192 … positions, at last for `positions`: as attention's grid covers all of a table."""
+    """Blocks of a table for 2048, 8192 … positions, at last for `positions`: how attention is cut depends on how far a table reaches."""
     sizes, reach = [], LEAST_POSITIONS
     while reach < positions:
         sizes.append(-(-reach // block_tokens))
@@ -62,21 +64,23 @@ class Buckets:
     """The buckets of a runner whose steps have at most so many tokens, rows and positions of a row."""
 
     def __init__(self, tokens: int, rows: int, positions: int, block_tokens: int) -> None:
-        self.rows = row_buckets(rows + 1)  # with a row of padding
-        self.blocks = block_buckets(max(positions, token_bucket(tokens)), block_tokens)
-        self.tokens = max(token_bucket(tokens), self.rows[-1])
+        self.tokens = max(tokens, rows)
+        self._single = row_buckets(rows)
+        self.rows = (*self._single, rows + 1)  # with a row of padding, which mixed steps alone have
+        self.blocks = block_buckets(max(positions, self.tokens), block_tokens)
 
-    def of(self, counts: list[int], blocks: int) -> Bucket:
+    def of(self, counts: Sequence[int], blocks: int) -> Bucket:
         """The bucket of a step whose rows have so many tokens, the longest of them so many blocks."""
-        rows, tokens, most_q = len(counts), sum(counts), max(counts)
+        return self.sized(sum(counts), len(counts), max(counts), blocks)
+
+    def sized(self, tokens: int, rows: int, most_q: int, blocks: int) -> Bucket:
+        """The bucket of a step of so many tokens and rows, a row of which has at most `most_q` tokens and `blocks` blocks."""
         reach = self.blocks[bisect_left(self.blocks, blocks)]
         if most_q == 1:
-            size = self.rows[bisect_left(self.rows, rows)]
+            size = self._single[bisect_left(self._single, rows)]
             return Bucket(size, size, reach, 1)
-        size = token_bucket(tokens)
-        padding = size - tokens
-        longest = max(most_q, padding)
-        return Bucket(size, self.rows[bisect_left(self.rows, rows + (padding > 0))], reach, 1 << (longest - 1).bit_length())
+        size = token_bucket(tokens, self.tokens)
+        return Bucket(size, self.rows[bisect_left(self.rows, rows + (size > tokens))], reach, 1 << (most_q - 1).bit_length())
 
     @property
     def largest(self) -> Bucket:
@@ -90,10 +94,26 @@ class Buckets:
     @property
     def single(self) -> tuple[Bucket, ...]:
         """Every bucket of steps of single tokens, the largest first: what the others need of memory is then there."""
-        found = [Bucket(rows, rows, blocks, 1) for rows in self.rows for blocks in self.blocks]
+        found = [Bucket(rows, rows, blocks, 1) for rows in self._single for blocks in self.blocks]
         return tuple(sorted(found, reverse=True))
 
     @property
     def segments(self) -> tuple[int, ...]:
         """Tokens of the mixed steps that have graphs, the largest first."""
-        return tuple(size for size in reversed(SEGMENT_TOKENS) if size <= self.tokens)
+        return tuple(sorted({token_bucket(size, self.tokens) for size in SEGMENT_TOKENS}, reverse=True))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens of all mixed steps, ascending."""
+        every = (*SEGMENT_TOKENS, *range(SEGMENT_TOKENS[-1], self.tokens + TOKENS_STEP, TOKENS_STEP))
+        return tuple(sorted({token_bucket(min(size, self.tokens), self.tokens) for size in every}))
+
+    @property
+    def mixtures(self) -> tuple[Bucket, ...]:
+        """Mixed steps of every kind: small and large, rows of few and of many tokens, few rows and many, short and long."""
+        found = set()
+        for tokens in (*self.segments, self.tokens):
+            for most_q in (1 << power for power in range(1, (tokens - 1).bit_length() + 1)):
+                able = [rows for rows in self.rows if tokens <= rows * most_q and rows <= tokens]
+                found |= {Bucket(tokens, rows, blocks, most_q) for rows in (*able[:1], *able[-1:]) for blocks in self.blocks}
+        return tuple(sorted(found))

@@ -6,6 +6,7 @@ graphs. Triton decides when a kernel is defined whether it is interpreted, by TR
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Final, Protocol
 
 import torch
@@ -65,9 +66,15 @@ class Device:
         """Memory of the host that the device copies from and to by itself: pinned, zeros."""
         return torch.zeros(shape, dtype=dtype, pin_memory=self.real)
 
-    def event(self) -> Event:
-        """An event that is not timed; to wait for it gives the processor away."""
-        return torch.cuda.Event(blocking=True) if self.real else _Now()
+    def event(self, *, timed: bool = False) -> Event:
+        """An event; to wait for it gives the processor away, and one that was never recorded is not waited for. `timed`: for `seconds`."""
+        return torch.cuda.Event(blocking=True, enable_timing=timed) if self.real else _Now()
+
+    def seconds(self, first: Event, last: Event) -> float:
+        """The device's seconds between two timed events that have come."""
+        if isinstance(first, _Now) and isinstance(last, _Now):
+            return last.time - first.time
+        return float(first.elapsed_time(last)) / 1e3  # type: ignore[attr-defined]
 
     def free_bytes(self) -> int:
         """Memory that nobody has taken, this process's unused reserve included."""
@@ -76,6 +83,18 @@ class Device:
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self.torch)
         return int(free)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by who counts them: `allocated` and `reserved` by torch, `used` by the driver, by everybody. Waits for nothing."""
+        if not self.real:
+            return {"allocated": 0, "reserved": 0, "used": 0}
+        free, total = torch.cuda.mem_get_info(self.torch)
+        stats = torch.cuda.memory_stats(self.torch)
+        return {
+            "allocated": int(stats["allocated_bytes.all.current"]),
+            "reserved": int(stats["reserved_bytes.all.current"]),
+            "used": int(total - free),
+        }
 
     def settle(self) -> None:
         """Waits until everything that was launched is done. Only while starting and for results that a host asks for."""
@@ -97,8 +116,10 @@ class Device:
 class _Now:
     """An event of a device that computes at once."""
 
+    time = 0.0
+
     def record(self) -> None:
-        pass
+        self.time = perf_counter()
 
     def synchronize(self) -> None:
         pass

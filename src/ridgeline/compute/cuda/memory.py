@@ -9,10 +9,11 @@ from typing import Final
 import torch
 
 from ridgeline.compute.cuda import linear, sampler
-from ridgeline.compute.cuda.buckets import SEGMENT_TOKENS, Bucket, Buckets
+from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.plan import Weights
 from ridgeline.compute.cuda.triton import attention
+from ridgeline.compute.cuda.triton.launch import power_of_2
 from ridgeline.compute.cuda.weights import placed_bytes
 from ridgeline.compute.graph import OpList
 from ridgeline.errors import ConfigError
@@ -44,16 +45,17 @@ def scratch_bytes(
 def _attention_bytes(
     oplist: OpList, buckets: Buckets, kv_heads: int, block_tokens: int, dtype: torch.dtype, device: Device, invariant: bool
 ) -> int:
-    """The most that an attention of the list needs in any bucket. Of mixed steps those with few queries a row need any."""
+    """The most that an attention of the list needs in any bucket. Of mixed steps those with few queries a row need any, and in the
+    batch-invariant mode all."""
     dims = {op.inputs[0]: int(op.attributes["head_dim"]) for op in oplist.ops if op.name == "attention"}  # type: ignore[arg-type]
     shapes = {(oplist.values[name].width // head_dim, head_dim) for name, head_dim in dims.items()}
-    few = [
+    mixed = [
         Bucket(tokens, rows, blocks, most_q)
-        for tokens in SEGMENT_TOKENS
+        for tokens in buckets.sizes
         for rows in buckets.rows
         for blocks in buckets.blocks
-        for most_q in FEW_QUERIES
-        if rows <= tokens <= min(buckets.tokens, rows * most_q)
+        for most_q in (*FEW_QUERIES, power_of_2(tokens))
+        if rows <= tokens
     ]
     return max(
         attention.work_bytes(
@@ -69,7 +71,7 @@ def _attention_bytes(
             invariant=invariant,
         )
         for heads, head_dim in shapes
-        for bucket in (*buckets.single, *few, *map(buckets.mixed, buckets.segments), buckets.largest)
+        for bucket in (*buckets.single, *mixed, buckets.largest)
     )
 
 

@@ -36,10 +36,10 @@ class Place(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One launch, or a few. `attention`: it depends on rows and tables, and stands between two segments."""
+    """One launch, or a few. `attention`: the op where it is one, which depends on rows and tables and stands between two segments."""
 
     run: Callable[[], None]
-    attention: bool = False
+    attention: Op | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,13 @@ class DevicePlan:
         """Bytes of values and scratch."""
         return self._memory.nbytes + self.scratch.nbytes
 
-    def bind(self, binding: "Binding") -> list[Call]:
-        """The calls of a bucket, op by op, over views that are made once."""
-        return [Call(BIND[op.name](binding, op), op.name == "attention") for op in self.oplist.ops]
+    def bind(self, binding: "Binding", first: int, end: int) -> list[Call]:
+        """The calls of ops first ≤ n < end, one by one, over views that are made once."""
+        return [Call(BIND[op.name](binding, op), op if op.name == "attention" else None) for op in self.oplist.ops[first:end]]
+
+    def attentions(self, binding: "Binding", call: Call) -> Call:
+        """The call for another bucket of as many tokens: itself, unless it is an attention."""
+        return call if call.attention is None else Call(self.attention.bind(binding, call.attention), call.attention)
 
     def value(self, name: str, tokens: int, rows: int) -> torch.Tensor:
         """A view of a value in a step of so many tokens and rows; the next step overwrites it."""

@@ -7,7 +7,7 @@ allocates nothing on the device and waits for it only where a host asks for resu
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from ridgeline.compute.cuda.ids import Ids
 from ridgeline.compute.cuda.memory import scratch_bytes
 from ridgeline.compute.cuda.plan import Binding, Call, DevicePlan, Weights
 from ridgeline.compute.cuda.providers import BIND
-from ridgeline.compute.cuda.step import NOBODY, NOTHING, Sampled, StepBuffers
+from ridgeline.compute.cuda.step import NOBODY, Sampled, StepBuffers, padding
 from ridgeline.compute.diff import stored_names
 from ridgeline.compute.graph import SELECTED, Op, OpList, StepInputs
 from ridgeline.compute.lower import head_of
@@ -30,6 +30,9 @@ from ridgeline.compute.ops.table import check
 from ridgeline.core.plan import KVShape
 
 Floats = NDArray[np.float32]
+
+MOST_PROGRAMS: Final = 1024
+"""Buckets whose calls are kept: a list and an attention a layer each."""
 
 
 class Program(NamedTuple):
@@ -40,11 +43,22 @@ class Program(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A step that has been started: what it will have written to the host once its event has come."""
+    """A step that has been started: `host` has what it says once its last event has come; `first` is before its inputs' copy."""
 
-    event: Event
-    host: torch.Tensor
+    first: Event
+    last: Event
+    host: NDArray[np.int32]
     rows: int
+
+
+class Slot(NamedTuple):
+    """What a step needs while it is on its way: timed events at its two ends, and pinned memory for its results."""
+
+    first: Event
+    last: Event
+    host: torch.Tensor
+    seen: NDArray[np.int32]
+    """The same memory."""
 
 
 class CudaRunner:
@@ -94,11 +108,12 @@ class CudaRunner:
         self._reserved = attention.reserve(device, Sizes(oplist, shape, self.buckets))
         self.buffers = StepBuffers(device, len(shape.groups), largest, depth, nobody=rows)
         self.ids = Ids(device, rows, largest, vocab)
-        self._read = [(device.event(), device.host(2, largest.rows, dtype=torch.int32)) for _ in range(depth + 1)]
+        self._slots = [_slot(device, largest.rows) for _ in range(depth + 1)]
         self._turn = 0
         self._current = largest
         self._cache: DeviceKVCache | None = None
         self._programs: dict[Bucket, Program] = {}
+        self._calls: dict[tuple[int, ...], list[Call]] = {}
         self._graphs = Graphs(device.capture if device.real else None, device.graph_pool()) if graphs is None else graphs
 
     @property
@@ -122,8 +137,7 @@ class CudaRunner:
         """The cache that steps write to from now on; graphs of another are dropped."""
         if self._cache is not cache:
             self._cache = cache
-            self._programs.clear()
-            self._graphs.clear()
+            self._forget()
 
     def warm_up(
         self, progress: Callable[[str, float], None], rows: Collection[int] | None = None, tokens: Collection[int] | None = None
@@ -136,8 +150,7 @@ class CudaRunner:
         whole = [(bucket, True) for bucket in self.buckets.single if rows is None or bucket.rows in rows]
         pieces = [(self.buckets.mixed(count), False) for count in self.buckets.segments if tokens is None or count in tokens]
         for number, (bucket, single) in enumerate((*whole, *pieces)):
-            self._send(bucket, NOTHING, NOBODY)
-            program = self._program(bucket)
+            program = self._padded(bucket)
             if single:
                 self._graphs.add_single(bucket, program.body, program.tail)
             else:
@@ -145,28 +158,45 @@ class CudaRunner:
             progress("capturing graphs", (number + 1) / (len(whole) + len(pieces)))
         self.device.settle()
 
+    def rehearse(self, progress: Callable[[str, float], None]) -> None:
+        """Launches the attentions of mixed steps of every kind, of padding: kernels are compiled now that would be compiled when
+        somebody waits for a token. Elsewhere than on a GPU nothing is compiled."""
+        mixtures = self.buckets.mixtures if self.device.real else ()
+        for number, bucket in enumerate(mixtures):
+            kinds = {_kind(call.attention): call for call in self._padded(bucket).body if call.attention}
+            run_all(list(kinds.values()))
+            progress("compiling kernels", (number + 1) / len(mixtures))
+        self.device.settle()
+
     def dry(self) -> None:
-        """The largest step there can be, of padding alone."""
-        bucket = self.buckets.largest
-        self._send(bucket, NOTHING, NOBODY)
-        program = self._program(bucket)
+        """The largest step there can be, on page 0."""
+        program = self._padded(self.buckets.largest)
         run_all((*program.body, *program.tail))
         self.device.settle()
+
+    def _padded(self, bucket: Bucket) -> Program:
+        """Sends a step that fills a bucket and that nobody reads; returns its calls."""
+        rows = min(bucket.rows, -(-bucket.tokens // bucket.most_q))
+        self._send(bucket, padding(bucket.tokens, rows, len(self._shape.groups), self._shape.block_tokens), NOBODY)
+        return self._program(bucket)
 
     def launch(self, inputs: StepInputs, sampled: Sampled) -> Launched:
         """Starts a step and the way of its results to the host. An id of -1 is the last one sampled for its row.
 
         `inputs.select` has the last token of every row. At most `depth` steps may be launched and not yet read.
         """
-        bucket = self.buckets.of(np.diff(inputs.cu_q).tolist(), inputs.tables[0].shape[1])
+        tokens, rows = len(inputs.ids), len(inputs.kv_len)
+        most_q = 1 if tokens == rows else int(np.diff(inputs.cu_q).max())
+        bucket = self.buckets.sized(tokens, rows, most_q, inputs.tables[0].shape[1])
+        slot = self._slots[self._turn]
+        self._turn = (self._turn + 1) % len(self._slots)
+        slot.first.record()
         self._send(bucket, inputs, sampled)
         program = self._program(bucket)
         self._graphs.run(bucket, program.body, program.tail)
-        event, host = self._read[self._turn]
-        self._turn = (self._turn + 1) % len(self._read)
-        host.copy_(self.ids.out, non_blocking=True)
-        event.record()
-        return Launched(event, host, inputs.sizes.R)
+        slot.host.copy_(self.ids.out, non_blocking=True)
+        slot.last.record()
+        return Launched(slot.first, slot.last, slot.seen, rows)
 
     def replay(self) -> None:
         """Starts the step that was launched last once more, over the inputs that it had: for measurements."""
@@ -175,24 +205,29 @@ class CudaRunner:
 
     def read(self, launched: Launched) -> tuple[list[int], NDArray[np.bool_]]:
         """Waits for a step: the id that each row sampled, if it did, and whether its final hidden states are finite."""
-        launched.event.synchronize()
-        ids, finite = launched.host.numpy()[:, : launched.rows]
+        launched.last.synchronize()
+        ids, finite = launched.host[:, : launched.rows]
         return ids.tolist(), finite != 0
+
+    def seconds(self, launched: Launched) -> float:
+        """The device's seconds for a step that has been read and behind which fewer than `depth` have been launched since: from the copy
+        of its inputs to that of its results."""
+        return self.device.seconds(launched.first, launched.last)
 
     def logits_of(self, rows: list[int]) -> Floats:
         """Logits fp32 [n, V] of some rows of the step that was launched last, which has been read."""
         bucket = self._current
         logits = self.plan.value(self.oplist.outputs["logits"], bucket.tokens, bucket.rows)
-        return logits[torch.tensor(rows, device=logits.device)].float().cpu().numpy()
+        return _numbers(logits[torch.tensor(rows, device=logits.device)])
 
     def hidden(self, tokens: int) -> Floats:
         """Final hidden states fp32 [T, D] of the step that was launched last, which has been read."""
         bucket = self._current
-        return self.plan.value(self.oplist.taps["hidden"], bucket.tokens, bucket.rows)[:tokens].float().cpu().numpy()
+        return _numbers(self.plan.value(self.oplist.taps["hidden"], bucket.tokens, bucket.rows)[:tokens])
 
     def logits(self, hidden: Floats) -> Floats:
         """Final hidden states [N, D], rows of the tap "hidden" of any steps, to logits fp32 [N, V]; overwrites those of the last step."""
-        head, most = self.oplist.ops[self._head :], self.buckets.rows[-1]
+        head, most = self.oplist.ops[self._head :], self.buckets.single[0].rows
         found = []
         for start in range(0, len(hidden), most):
             part = torch.from_numpy(np.ascontiguousarray(hidden[start : start + most]))
@@ -202,7 +237,7 @@ class CudaRunner:
             for op in head:
                 BIND[op.name](binding, op)()
             logits = self.plan.value(self.oplist.outputs["logits"], bucket.tokens, bucket.rows)
-            found.append(logits[: len(part)].float().cpu().numpy())
+            found.append(_numbers(logits[: len(part)]))
         return np.concatenate(found)
 
     def run(self, inputs: StepInputs, kv: DeviceKVCache, taps: Iterable[str] = (), *, best: bool = False) -> dict[str, Floats]:
@@ -241,9 +276,14 @@ class CudaRunner:
     def close(self) -> None:
         """Waits for what was launched, and drops graphs and cache."""
         self.device.settle()
-        self._programs.clear()
-        self._graphs.clear()
+        self._forget()
         self._cache = None
+
+    def _forget(self) -> None:
+        """Drops what knows the addresses of a cache."""
+        self._programs.clear()
+        self._calls.clear()
+        self._graphs.clear()
 
     def _send(self, bucket: Bucket, inputs: StepInputs, sampled: Sampled) -> None:
         self._current = bucket
@@ -254,17 +294,29 @@ class CudaRunner:
         return Binding(plan, self.buffers.views(bucket), self._cache, self.ids.of_tokens[: bucket.tokens])
 
     def _program(self, bucket: Bucket) -> Program:
-        """The calls of a bucket, over views that are made when it is first met."""
+        """The calls of a bucket, over views that are made when it is first met. Buckets share what depends on fewer of their sizes: there
+        are thousands of them, and only attention needs to know all."""
         found = self._programs.get(bucket)
         if found is None:
+            if len(self._programs) >= MOST_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
             binding = self._binding(self.plan, bucket)
-            calls = self.plan.bind(binding)
-            first = self._head - 1
-            logits, hidden = (binding.value(self._results[name]) for name in ("logits", "hidden"))
-            tail = [Call(self.ids.sampling(binding, logits, hidden)), Call(partial(self.ids.remember, binding))]
-            body = [Call(partial(self.ids.resolve, binding)), *calls[:first]]
-            found = self._programs[bucket] = Program(body, [*calls[first:], *tail])
+            key = (bucket.tokens,)
+            if key not in self._calls:
+                self._calls[key] = [Call(partial(self.ids.resolve, binding)), *self.plan.bind(binding, 0, self._head - 1)]
+            body = [self.plan.attentions(binding, call) for call in self._calls[key]]
+            found = self._programs[bucket] = Program(body, self._tail(binding))
         return found
+
+    def _tail(self, binding: Binding) -> list[Call]:
+        """From the selection on: the same for all buckets of so many tokens and rows."""
+        bucket = binding.inputs.bucket
+        key = bucket.tokens, bucket.rows
+        if key not in self._calls:
+            logits, hidden = (binding.value(self._results[name]) for name in ("logits", "hidden"))
+            sampling = [Call(self.ids.sampling(binding, logits, hidden)), Call(partial(self.ids.remember, binding))]
+            self._calls[key] = [*self.plan.bind(binding, self._head - 1, len(self.oplist.ops)), *sampling]
+        return self._calls[key]
 
     def _stored(self, op: Op, inputs: StepInputs, kv: DeviceKVCache) -> tuple[Floats, ...]:
         """What a cache write stored for the step's tokens, as fp32 [T, KV heads, head dimension]: K, then V."""
@@ -275,3 +327,19 @@ class CudaRunner:
         slots = torch.from_numpy(inputs.slots[group]).to(self.device.torch)
         keys, values = kv.read(self._shape.groups[group].layers.index(layer), slots)
         return keys.cpu().numpy(), values.cpu().numpy()
+
+
+def _slot(device: Device, rows: int) -> Slot:
+    """For results of so many rows."""
+    host = device.host(2, rows, dtype=torch.int32)
+    return Slot(device.event(timed=True), device.event(timed=True), host, host.numpy())
+
+
+def _kind(op: Op) -> tuple[tuple[str, object], ...]:
+    """What an attention's kernels depend on."""
+    return tuple(sorted((name, value) for name, value in op.attributes.items() if name not in ("layer", "group")))
+
+
+def _numbers(tensor: torch.Tensor) -> Floats:
+    """A copy on the host, fp32: the device's memory is the next step's."""
+    return tensor.to("cpu", torch.float32, copy=True).numpy()

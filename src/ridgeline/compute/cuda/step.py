@@ -1,8 +1,8 @@
 """A step's inputs on their way to the device: one packed buffer of the host, one copy.
 
 Owns the layout of the packed bytes and the buffers: a ring of pinned ones, so that a step is packed while those before it are still copied,
-and one of the device, which a step's kernels read. Columns that depend on tokens come first, so that they lie at places that depend on the
-number of tokens alone. Decides nothing.
+and one of the device, which a step's kernels read. Columns that depend on tokens come first, those of rows next, tables last: what depends
+on fewer sizes lies at places that depend on these alone. Decides nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ridgeline.compute.cuda.buckets import Bucket
-from ridgeline.compute.cuda.device import Device
+from ridgeline.compute.cuda.device import Device, Event
 from ridgeline.compute.cuda.sampler import COLUMNS
 from ridgeline.compute.graph import StepInputs
 
@@ -40,14 +40,6 @@ class Sampled:
 
 NOBODY: Final = Sampled(np.zeros(0, np.int32), np.zeros(0, np.bool_), {})
 """Nothing is sampled, and every id is known."""
-
-_NONE: Final = np.zeros(0, np.int32)
-NOTHING: Final = StepInputs(
-    ids=_NONE, positions=_NONE[None], row_of_token=_NONE, cu_q=np.zeros(1, np.int32), kv_len=_NONE, tables=(), slots=(), adapter=_NONE,
-    select=_NONE,
-)  # fmt: skip
-"""A step without tokens: all of its bucket is padding."""
-
 
 class Column(NamedTuple):
     """A column of the packed buffer."""
@@ -99,6 +91,21 @@ class DeviceInputs:
         return self.columns[name]
 
 
+class Ways(NamedTuple):
+    """From the host to the device: the columns of a buffer as numpy sees them, the bytes that they lie in, and where these go."""
+
+    columns: dict[str, NDArray[Any]]
+    host: torch.Tensor
+    device: torch.Tensor
+
+
+Extent = tuple[int, int, int]
+"""Tokens, rows and blocks of a bucket: all that its layout depends on."""
+
+MOST_KNOWN: Final = 256
+"""Layouts that are kept; each is some views."""
+
+
 @dataclass(slots=True)
 class StepBuffers:
     """Room for the largest bucket on the device and, `depth` + 1 times, in pinned memory of the host."""
@@ -111,13 +118,15 @@ class StepBuffers:
     """The row of `last` that nobody reads."""
     _packed: torch.Tensor = field(init=False)
     _ring: list[torch.Tensor] = field(init=False)
+    _copied: list[Event] = field(init=False)
     _turn: int = 0
-    _layouts: dict[Bucket, tuple[dict[str, NDArray[np.generic]], ...]] = field(default_factory=dict)
+    _known: dict[Extent, list[Ways]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _, size = layout(self.largest, self.groups)
         self._packed = self.device.empty(size, dtype=torch.uint8)
         self._ring = [self.device.host(size, dtype=torch.uint8) for _ in range(self.depth + 1)]
+        self._copied = [self.device.event() for _ in self._ring]
 
     @property
     def nbytes(self) -> int:
@@ -135,25 +144,30 @@ class StepBuffers:
         return DeviceInputs(found, bucket, found["tables"].unbind(), found["slots"].unbind())
 
     def send(self, bucket: Bucket, inputs: StepInputs, sampled: Sampled) -> Mapping[str, NDArray[Any]]:
-        """Packs a step into the next buffer of the ring and starts its copy. The step that used it before must have been read. Returns
-        the packed columns, padding included."""
+        """Packs a step into the next buffer of the ring and starts its copy; waits only where more than `depth` copies are not done.
+        Returns the packed columns, padding included."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._ring)
-        _, size = layout(bucket, self.groups)
-        columns = self._columns(bucket, turn)
+        columns, host, device = self._ways(bucket)[turn]
+        self._copied[turn].synchronize()
         pack(columns, bucket, inputs, sampled, self.nobody)
-        self._packed[:size].copy_(self._ring[turn][:size], non_blocking=True)
+        device.copy_(host, non_blocking=True)
+        self._copied[turn].record()
         return columns
 
-    def _columns(self, bucket: Bucket, turn: int) -> dict[str, NDArray[np.generic]]:
-        """Columns of a bucket in a buffer of the ring, as numpy sees it."""
-        if bucket not in self._layouts:
-            places, _ = layout(bucket, self.groups)
-            made = []
+    def _ways(self, bucket: Bucket) -> list[Ways]:
+        """The ways of a bucket, through each buffer of the ring."""
+        extent = bucket.tokens, bucket.rows, bucket.blocks
+        found = self._known.get(extent)
+        if found is None:
+            if len(self._known) >= MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+            places, size = layout(bucket, self.groups)
+            found = self._known[extent] = []
             for host in self._ring:
                 memory = host.numpy()
-                made.append({name: _column(memory, start, column) for name, (start, column) in places.items()})
-            self._layouts[bucket] = tuple(made)
-        return self._layouts[bucket][turn]
+                columns = {name: _column(memory, start, column) for name, (start, column) in places.items()}
+                found.append(Ways(columns, host[:size], self._packed[:size]))
+        return found
 
 
 def _column(memory: NDArray[np.uint8], start: int, column: Column) -> NDArray[np.generic]:
@@ -161,17 +175,14 @@ def _column(memory: NDArray[np.uint8], start: int, column: Column) -> NDArray[np
     return memory[start : start + int(np.prod(column.shape)) * dtype.itemsize].view(dtype).reshape(column.shape)
 
 
-def pack(into: Mapping[str, NDArray[np.generic]], bucket: Bucket, inputs: StepInputs, sampled: Sampled, nobody: int) -> None:
-    """Fills the columns of a bucket with a step and its padding: rows on page 0, where a step of single tokens gives each one token and
-    another gives one row all of them."""
-    sizes = inputs.sizes
-    tokens, rows = sizes.T, sizes.R
-    padding = bucket.tokens - tokens
+def pack(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInputs, sampled: Sampled, nobody: int) -> None:
+    """Fills the columns of a bucket with a step and its padding, whose tables name page 0. In a step of single tokens each row of padding
+    has one token; in any other its tokens belong to the first row of padding, which says that it has none: no attention looks at them."""
+    tokens, rows = len(inputs.ids), len(inputs.kv_len)
     some = len(sampled.place) > 0
     into["ids"][:tokens], into["ids"][tokens:] = inputs.ids, 0
-    into["positions"][:tokens] = inputs.positions[0]
+    into["positions"][:tokens], into["positions"][tokens:] = inputs.positions[0], 0
     into["row_of_token"][:tokens] = inputs.row_of_token
-    into["source"][:tokens], into["source"][tokens:] = sampled.place[inputs.row_of_token] if some else nobody, nobody
     into["cu_q"][: rows + 1] = inputs.cu_q
     into["kv_len"][:rows] = inputs.kv_len
     into["slots"][:, tokens:], into["tables"][:, rows:] = 0, 0
@@ -180,17 +191,33 @@ def pack(into: Mapping[str, NDArray[np.generic]], bucket: Bucket, inputs: StepIn
         into["slots"][number, :tokens] = slots
         into["tables"][number, :rows, :width], into["tables"][number, :rows, width:] = table, 0
     if bucket.single:
-        into["positions"][tokens:] = 0
         into["row_of_token"][tokens:] = np.arange(rows, bucket.rows)
         into["cu_q"][rows + 1 :] = np.arange(rows + 1, bucket.rows + 1)
         into["kv_len"][rows:] = 1
     else:
-        into["positions"][tokens:] = np.arange(padding)
         into["row_of_token"][tokens:] = min(rows, bucket.rows - 1)
-        into["cu_q"][rows + 1 :] = bucket.tokens
+        into["cu_q"][rows + 1 :] = tokens
         into["kv_len"][rows:] = 0
-        into["kv_len"][rows : rows + 1] = padding
-    into["select"][: sizes.S], into["select"][sizes.S :] = inputs.select, 0
-    into["target"][:rows], into["target"][rows:] = np.where(sampled.device, sampled.place, nobody) if some else nobody, nobody
+    into["select"][: len(inputs.select)], into["select"][len(inputs.select) :] = inputs.select, 0
+    if not some:
+        into["source"][:], into["target"][:] = nobody, nobody
+        for name in COLUMNS:
+            into[name][:] = 0
+        return
+    into["source"][:tokens], into["source"][tokens:] = sampled.place[inputs.row_of_token], nobody
+    into["target"][:rows], into["target"][rows:] = np.where(sampled.device, sampled.place, nobody), nobody
     for name in COLUMNS:
-        into[name][:rows], into[name][rows:] = sampled.columns[name] if some else 0, 0
+        into[name][:rows], into[name][rows:] = sampled.columns[name], 0
+
+
+def padding(tokens: int, rows: int, groups: int, block_tokens: int) -> StepInputs:
+    """A step of so many tokens, divided evenly among rows, on page 0, which nobody reads: to launch what a step launches."""
+    cu_q = (np.arange(rows + 1) * tokens // rows).astype(np.int32)
+    count = np.diff(cu_q)
+    row = np.arange(rows, dtype=np.int32).repeat(count)
+    positions = np.arange(tokens, dtype=np.int32) - cu_q[row]
+    return StepInputs(
+        ids=np.zeros(tokens, np.int32), positions=positions[None], row_of_token=row, cu_q=cu_q, kv_len=count,
+        tables=(np.zeros((rows, -(-int(count.max()) // block_tokens)), np.int32),) * groups,
+        slots=(positions % np.int64(block_tokens),) * groups, adapter=np.zeros(tokens, np.int32), select=cu_q[1:] - 1,
+    )  # fmt: skip
