@@ -1,7 +1,10 @@
 """Stored matrices of tests: blocks with sane scales, grouped integers, fp8."""
 
 import numpy as np
+from tensors import numbers
 
+from ridgeline.compute.cuda.integers import Integers, unpack
+from ridgeline.compute.cuda.weights import DeviceWeight, Floats
 from ridgeline.compute.quant.formats import FORMATS
 from ridgeline.compute.quant.grouped import GroupedWeight, packed
 from ridgeline.compute.quant.scaled import ScaledWeight
@@ -41,3 +44,14 @@ def scaled(rows: int, columns: int, block: tuple[int, int], seed: int = 0) -> Sc
     codes[codes & 127 == 127] = 0
     scales = random.uniform(0.001, 0.01, (-(-rows // block[0]), -(-columns // block[1]))).astype(np.float32)
     return ScaledWeight(codes, scales, block)
+
+
+def dense(weight: DeviceWeight) -> np.ndarray:
+    """A placed matrix as fp64 [N, K]."""
+    if isinstance(weight, Floats):
+        return numbers(weight.values).astype(np.float64)
+    if isinstance(weight, Integers):
+        return unpack(weight).astype(np.float64)
+    scales = np.repeat(np.repeat(numbers(weight.scales), weight.block[0], 0), weight.block[1], 1)
+    rows, columns = weight.shape
+    return numbers(weight.codes).astype(np.float64) * scales[:rows, :columns]

@@ -13,7 +13,8 @@ from ridgeline.compute.ops.attention import attention as definition
 from ridgeline.compute.ops.attention import paged_sample
 from ridgeline.compute.ops.definition import Sample, floats
 
-TOLERANCE = {"f32": 1e-5, "bf16": 1e-2, "fp16": 2e-3, "fp8": 1e-2, "int8": 1e-2}
+TOLERANCE = {kind: definition.tolerance[f"cuda {'bf16' if kind in ('fp8', 'int8') else kind}"] for kind in OPERANDS}
+"""By the type of the cache: that of the operands that are made of it."""
 
 
 def owned(sample: Sample) -> dict[str, Any]:
@@ -47,11 +48,6 @@ def against_the_reference(arguments: dict[str, Any], kind: str, **how: Any) -> f
     out = attend(arguments, cache, dtype, **how)
     assert torch.isnan(out[len(theirs) :].float()).all()  # tokens that no row owns
     return error(out[: len(theirs)], theirs)
-
-
-@pytest.mark.parametrize("sample", definition.samples(), ids=lambda sample: sample.name)
-def test_equals_the_reference(sample: Sample) -> None:
-    assert against_the_reference(owned(sample), "f32") < TOLERANCE["f32"]
 
 
 @pytest.mark.parametrize("kind", TOLERANCE)

@@ -3,20 +3,23 @@
 import numpy as np
 import pytest
 import torch
-from quantised_weights import blocks, grouped, scaled
+from quantised_weights import blocks, dense, grouped, scaled
 from tensors import DEVICE, error, numbers, on_device, poisoned, within
 
-from ridgeline.compute.cuda.integers import FORMS, Integers, unpack
+from ridgeline.compute.cuda.device import DTYPES
+from ridgeline.compute.cuda.integers import FORMS
 from ridgeline.compute.cuda.linear import linear, scratch_bytes
 from ridgeline.compute.cuda.triton.linear_fp8 import linear_fp8
 from ridgeline.compute.cuda.triton.matmul import matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
 from ridgeline.compute.cuda.weights import DeviceWeight, Floats, Fp8, merged, place
 from ridgeline.compute.ops.definition import floats
+from ridgeline.compute.ops.table import OPS
 from ridgeline.compute.quant.weight import DenseWeight, Weight
 
-HALF = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-"""Errors of results that are rounded to the type, of weights that are too."""
+TOLERANCE = {dtype: OPS["linear"].tolerance[f"cuda {name}"] for name, dtype in DTYPES.items() if name in ("f32", "bf16", "fp16")}
+SUMS = TOLERANCE[torch.float32]
+"""Of results that are not rounded, whatever the operands are."""
 
 STORED: dict[str, Weight] = {
     "f32": DenseWeight(floats(1, 40, 96)),
@@ -28,16 +31,6 @@ STORED: dict[str, Weight] = {
 }
 
 
-def dense(weight: DeviceWeight) -> np.ndarray:
-    if isinstance(weight, Floats):
-        return numbers(weight.values).astype(np.float64)
-    if isinstance(weight, Integers):
-        return unpack(weight).astype(np.float64)
-    scales = np.repeat(np.repeat(numbers(weight.scales), weight.block[0], 0), weight.block[1], 1)
-    rows, columns = weight.shape
-    return numbers(weight.codes).astype(np.float64) * scales[:rows, :columns]
-
-
 def run(
     x: torch.Tensor | tuple[torch.Tensor, torch.Tensor], weight: DeviceWeight, dtype: torch.dtype, *, invariant: bool = False
 ) -> torch.Tensor:
@@ -47,13 +40,13 @@ def run(
     return out
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("rows", [1, 32, 33])
 @pytest.mark.parametrize("name", STORED)
 def test_every_format(name: str, rows: int, dtype: torch.dtype) -> None:
     weight = place(STORED[name], dtype, DEVICE)
     x = on_device(floats(rows, rows, weight.shape[1]), dtype)
-    assert error(run(x, weight, dtype), x.double().cpu().numpy() @ dense(weight).T) < HALF[dtype]
+    assert error(run(x, weight, dtype), x.double().cpu().numpy() @ dense(weight).T) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -81,7 +74,7 @@ def test_dequantise_fp8(block: tuple[int, int]) -> None:
     assert np.array_equal(numbers(out), stored.dense()[1:])
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", TOLERANCE)
 def test_quantise_fp8(dtype: torch.dtype) -> None:
     x = within(on_device(np.concatenate([floats(1, 5, 200, size=30), np.zeros((1, 200), np.float32)]), dtype))
     codes, scales = within(poisoned(6, 200, dtype=torch.float8_e4m3fn)), poisoned(6)
@@ -110,9 +103,9 @@ def test_fp8_kernel(block: tuple[int, int], rows: int) -> None:
     out = within(poisoned(rows, 70))
     linear_fp8(codes, scales, weight, out)
     expected = (codes.double() * scales[:, None]).cpu().numpy() @ dense(weight).T
-    assert error(out, expected) < 1e-5
-    assert error(run((codes, scales), weight, torch.float32), expected) < 1e-5
-    assert error(run((codes, scales), weight, torch.float32, invariant=True), expected) < 1e-5
+    assert error(out, expected) < SUMS
+    assert error(run((codes, scales), weight, torch.float32), expected) < SUMS
+    assert error(run((codes, scales), weight, torch.float32, invariant=True), expected) < SUMS
 
 
 def test_fp8_weights_take_floats_too() -> None:
@@ -139,13 +132,13 @@ def test_merged_fp8() -> None:
     assert merged(parts[::-1]) is None
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("rows", "columns", "inputs"), [(0, 8, 64), (1, 70, 128), (70, 65, 100)])
 def test_matmul(rows: int, columns: int, inputs: int, dtype: torch.dtype) -> None:
     x, weight = on_device(floats(1, rows, inputs), dtype), on_device(floats(2, columns, inputs), dtype)
     out = poisoned(rows, columns, dtype=torch.float32)
     matmul(x, weight, out)
-    assert error(out, x.double().cpu().numpy() @ weight.double().cpu().numpy().T) < 1e-5
+    assert error(out, x.double().cpu().numpy() @ weight.double().cpu().numpy().T) < SUMS
 
 
 @pytest.mark.parametrize("name", STORED)

@@ -1,7 +1,6 @@
-"""Norms, elements, gathers and rotations against the references of their ops: all samples, all types, strided rows, poisoned outputs."""
+"""Norms, elements, gathers and rotations beyond the samples of their ops: fused twins, fp8, what is not finite, nothing at all."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,71 +9,12 @@ from fp8_kernels import from_fp8_kernel, to_fp8_kernel
 from tensors import DEVICE, error, numbers, on_device, poisoned, within
 
 from ridgeline.compute.cuda.triton import elements, norm, rope
-from ridgeline.compute.ops.definition import Sample, floats
+from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.table import OPS
 from ridgeline.facts.model import Rope
 
-Launcher = Callable[[dict[str, Any], torch.Tensor], None]
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-"""Half a unit in the last place of bf16 is 2^-9 of a number; sums and weights of inputs that are rounded themselves add to it."""
-
 FP8_TOLERANCE = 0.0625
 """Half a unit in the last place of e4m3 is 2^-4 of a number at most."""
-
-LAUNCHERS: dict[str, Launcher] = {
-    "rms_norm": lambda a, out: norm.rms_norm(a["x"], a["weight"], a["eps"], out),
-    "layer_norm": lambda a, out: norm.layer_norm(a["x"], a["weight"], a["bias"], a["eps"], out),
-    "add": lambda a, out: elements.add(a["x"], a["y"], out),
-    "add_bias": lambda a, out: elements.add_bias(a["x"], a["bias"], out),
-    "scale": lambda a, out: elements.scale(a["x"], a["factor"], out),
-    "softcap": lambda a, out: elements.softcap(a["x"], a["cap"], out),
-    "activate": lambda a, out: elements.activate(a["x"], a["activation"], out),
-    "glu": lambda a, out: elements.glu(a["gate"], a["up"], a["activation"], out),
-    "embed": lambda a, out: elements.embed(a["ids"], a["table"], out),
-    "select": lambda a, out: elements.select(a["x"], a["select"], out),
-    "rotate": lambda a, out: rope.rotate(a["x"], a["turn"], a["head_dim"], out),
-}
-IN_ACTIVATIONS = {"x", "y", "gate", "up", "table"}
-"""Arguments of the activations' type; others are fp32 or integers."""
-
-
-def fits(sample: Sample, dtype: torch.dtype) -> bool:
-    """Has the type such numbers?"""
-    largest = [np.abs(value).max(initial=0) for value in sample.arguments.values() if isinstance(value, np.ndarray)]
-    return dtype != torch.float16 or (max(largest) < 6e4 and all(size > 1e-3 or not size for size in largest))
-
-
-CASES = [
-    pytest.param(name, sample, dtype, id=f"{name} {sample.name} {dtype}")
-    for name in LAUNCHERS
-    for sample in OPS[name].samples()
-    for dtype in TOLERANCE
-    if fits(sample, dtype)
-]
-
-
-def rounded(sample: Sample, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments for a launcher, activations rounded to `dtype`, in strided rows; and the same numbers for the reference."""
-    ours: dict[str, Any] = {}
-    theirs: dict[str, Any] = {}
-    for name, value in sample.arguments.items():
-        ours[name] = theirs[name] = value
-        if isinstance(value, np.ndarray):
-            ours[name] = on_device(value, dtype if name in IN_ACTIVATIONS else None)
-            theirs[name] = numbers(ours[name])
-            if name in IN_ACTIVATIONS:
-                ours[name] = within(ours[name])
-    return ours, theirs
-
-
-@pytest.mark.parametrize(("name", "sample", "dtype"), CASES)
-def test_equals_the_reference(name: str, sample: Sample, dtype: torch.dtype) -> None:
-    ours, theirs = rounded(sample, dtype)
-    expected = OPS[name].reference(**theirs)
-    assert isinstance(expected, np.ndarray)
-    out = within(poisoned(*expected.shape, dtype=dtype))
-    LAUNCHERS[name](ours, out)
-    assert error(out, expected) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("width", [40, 300])
@@ -142,20 +82,12 @@ def test_fp8_as_bytes(native: bool) -> None:
     assert torch.equal(made.view(torch.float8_e4m3fn).float().nan_to_num(-999), limited.nan_to_num(-999))
 
 
-@pytest.mark.parametrize("sample", OPS["rotation"].samples(), ids=lambda sample: sample.name)
-def test_rotation(sample: Sample) -> None:
-    at, turned = sample.arguments["positions"], sample.arguments["rope"]
-    out = poisoned(at.shape[1], turned.dim)
-    rope.rotation(on_device(at), rope.turns(turned, DEVICE), turned.scale, out)
-    assert error(out, OPS["rotation"].reference(at, rope=turned)) < 5e-7
-
-
 def test_rotation_far_away() -> None:
     """A million positions on, as near as at the start."""
     at, turned = np.array([[0, 999_983]], np.int32), Rope(500_000.0, 128)
     out = poisoned(2, 128)
     rope.rotation(on_device(at), rope.turns(turned, DEVICE), 1.0, out)
-    assert error(out, OPS["rotation"].reference(at, rope=turned)) < 5e-7
+    assert error(out, OPS["rotation"].reference(at, rope=turned)) <= OPS["rotation"].tolerance["cuda f32"]
 
 
 def test_no_rows() -> None:

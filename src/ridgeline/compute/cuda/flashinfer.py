@@ -91,7 +91,7 @@ class FlashInfer:
     def __init__(self, package: Any, case: Case) -> None:
         self._package, self._case = package, case
         self._dtypes = {"q_data_type": DTYPES[case.dtype], "kv_data_type": DTYPES[case.kv_dtype]}
-        self._block_tokens = 0
+        self._block_tokens, self._tokens = 0, 0
         self._kinds: list[Kind] = []
         self._single: dict[tuple[Kind, int], Any] = {}
         self._mixed: dict[Kind, Any] = {}
@@ -109,9 +109,10 @@ class FlashInfer:
         taken = [self._indices, workspace]
         for kind in self._kinds:
             single, mixed = device.zeros(2, PLAN_BYTES, dtype=torch.uint8)
-            columns = [device.zeros(2, rows + 1, dtype=torch.int32) for rows in sizes.buckets.rows]
-            taken += [single, mixed, *columns]
-            for rows, (indptr, last) in zip(sizes.buckets.rows, columns, strict=True):
+            taken += [single, mixed]
+            for rows in {bucket.rows for bucket in sizes.buckets.single}:
+                indptr, last = (device.zeros(size, dtype=torch.int32) for size in (rows + 1, rows))
+                taken += [indptr, last]
                 self._single[kind, rows] = self._package.BatchDecodeWithPagedKVCacheWrapper(
                     workspace,
                     "NHD",
@@ -119,7 +120,7 @@ class FlashInfer:
                     use_tensor_cores=True,
                     paged_kv_indptr_buffer=indptr,
                     paged_kv_indices_buffer=self._indices[kind.group],
-                    paged_kv_last_page_len_buffer=last[:rows],
+                    paged_kv_last_page_len_buffer=last,
                     backend="fa2",
                 )
                 self._single[kind, rows].reset_workspace_buffer(workspace, single)
@@ -130,6 +131,7 @@ class FlashInfer:
     def prepare(self, bucket: Bucket, columns: Columns) -> None:
         """Plans a step. What the plan before had to copy has been copied once the step before it is done, which depth 2 has waited for."""
         self._planned.synchronize()
+        self._tokens = int(columns["cu_q"][-1])
         pages = [pages_of(columns["kv_len"], table, self._block_tokens) for table in columns["tables"]]
         for group, (_, indices, _) in enumerate(pages):
             self._host[group, : len(indices)].copy_(torch.from_numpy(indices))
@@ -143,8 +145,11 @@ class FlashInfer:
         group, layer = b.layer(op)
         kind, bucket = _kind(op, group, self._case), b.inputs.bucket
         q, out = (b.value(name).unflatten(1, (kind.heads, kind.head_dim)) for name in (op.inputs[0], op.outputs[0]))
-        wrapper = self._single[kind, bucket.rows] if bucket.single else self._mixed[kind]
-        return partial(wrapper.run, q, (layer.keys, layer.values), out=out)
+        cache = (layer.keys, layer.values)
+        if bucket.single:
+            return partial(self._single[kind, bucket.rows].run, q, cache, out=out)
+        mixed = self._mixed[kind]
+        return lambda: mixed.run(q[: self._tokens], cache, out=out[: self._tokens])
 
     def _plan(self, kind: Kind, bucket: Bucket, pages: Pages, cu_q: NDArray[np.int32]) -> None:
         indptr, last = torch.from_numpy(pages.indptr), torch.from_numpy(pages.last)

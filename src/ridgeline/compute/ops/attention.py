@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.ops.definition import Floats, Ints, Sample, floats, op
+from ridgeline.compute.ops.definition import SUMMED, Floats, Ints, Sample, floats, op
 
 
 def _write_samples() -> list[Sample]:
@@ -78,7 +78,7 @@ def _attention_samples() -> list[Sample]:
 @op(
     samples=_attention_samples,
     reads=("keys", "values", "tables", "cu_q", "kv_len", "block_tokens"),
-    tolerance={"numpy": 1e-5},
+    tolerance={"numpy": 1e-5, **SUMMED},
 )
 def attention(
     q: Floats,

@@ -6,7 +6,7 @@ Owns no op: one file a family defines them, `ops/table.py` lists them.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,8 @@ class Definition:
     exact       an exact runner gives the same bits for a sequence whatever runs beside it
     capturable  a device graph may hold it: no result's shape and no branch depends on data
     semantic    a model may record it; otherwise only `lower` introduces it
-    tolerance   by runner: the greatest error of its provider against the reference, in units of the reference's largest value
+    tolerance   by runner, on a GPU by the type of activations too: the greatest error of its provider against the reference, in units
+                of the reference's largest value; where none is named, nothing may differ
     """
 
     name: str
@@ -97,6 +98,19 @@ def op(
         )
 
     return define
+
+
+def on_cuda(*, f32: float, bf16: float, fp16: float) -> dict[str, float]:
+    """The part of a `tolerance` that is for a GPU's provider, by the type of activations: of inputs that are rounded to it, the error of
+    results that are rounded to it again."""
+    return {"cuda f32": f32, "cuda bf16": bf16, "cuda fp16": fp16}
+
+
+ROUNDED: Final = on_cuda(f32=2e-6, bf16=8e-3, fp16=1e-3)
+"""One rounding of a result, and its like inside: half a unit in the last place of bf16 is 2^-9 of a number, of fp16 2^-12."""
+
+SUMMED: Final = on_cuda(f32=2e-5, bf16=1e-2, fp16=2e-3)
+"""A result of sums over many numbers, in any order."""
 
 
 def floats(seed: int, *shape: int, size: float = 1.0) -> Floats:

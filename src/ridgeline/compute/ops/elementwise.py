@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ridgeline.compute.ops.definition import Floats, Sample, floats, op
+from ridgeline.compute.ops.definition import ROUNDED, Floats, Sample, floats, op
 
 _GELU_FACTOR = np.float32(np.sqrt(2.0 / np.pi))
 _GELU_CUBIC = np.float32(0.044715)
@@ -17,7 +17,7 @@ def _scale_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_scale_samples, per_token=True)
+@op(samples=_scale_samples, per_token=True, tolerance=ROUNDED)
 def scale(x: Floats, *, factor: float) -> Floats:
     """x · factor, the factor rounded to fp32 first."""
     return x * np.float32(factor)
@@ -30,7 +30,7 @@ def _add_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_add_samples, per_token=True)
+@op(samples=_add_samples, per_token=True, tolerance=ROUNDED)
 def add(x: Floats, y: Floats) -> Floats:
     """x + y."""
     return x + y
@@ -43,7 +43,7 @@ def _bias_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_bias_samples, weights=("bias",), per_token=True)
+@op(samples=_bias_samples, weights=("bias",), per_token=True, tolerance=ROUNDED)
 def add_bias(x: Floats, bias: Floats) -> Floats:
     """x [T, D] + bias [D]."""
     return x + bias
@@ -58,7 +58,7 @@ def _softcap_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_softcap_samples, per_token=True, tolerance={"native": 1e-6})
+@op(samples=_softcap_samples, per_token=True, tolerance={"native": 1e-6, **ROUNDED})
 def softcap(x: Floats, *, cap: float) -> Floats:
     """cap · tanh(x / cap). Gemma Team 2024, "Gemma 2", section 2."""
     return softcap_in_place(x / np.float32(cap), cap)
@@ -81,7 +81,7 @@ def _glu_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_glu_samples, per_token=True, tolerance={"native": 1e-6})
+@op(samples=_glu_samples, per_token=True, tolerance={"native": 1e-6, **ROUNDED})
 def glu(gate: Floats, up: Floats, *, activation: str) -> Floats:
     """activation(gate) · up. Shazeer 2020, "GLU Variants Improve Transformer"."""
     return _ACTIVATIONS[activation](gate) * up
@@ -96,7 +96,7 @@ def _activate_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_activate_samples, per_token=True, tolerance={"native": 1e-6})
+@op(samples=_activate_samples, per_token=True, tolerance={"native": 1e-6, **ROUNDED})
 def activate(x: Floats, *, activation: str) -> Floats:
     """activation(x)."""
     return _ACTIVATIONS[activation](x)

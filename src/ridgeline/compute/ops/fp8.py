@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.ops.definition import Floats, Sample, floats, op
+from ridgeline.compute.ops.definition import SUMMED, Floats, Sample, floats, on_cuda, op
 from ridgeline.compute.ops.elementwise import glu
 from ridgeline.compute.ops.fused import add_rms_norm
 from ridgeline.compute.ops.linear import linear
@@ -22,8 +22,8 @@ _NUMBERS: Final = np.arange(127)
 POSITIVE: Final = np.where(_NUMBERS < 8, _NUMBERS * 2.0**-9, (8 + _NUMBERS % 8) * 2.0 ** (_NUMBERS // 8 - 10.0)).astype(np.float32)
 """The numbers that codes 0 … 0x7e stand for, ascending."""
 
-_TOLERANCE: Final = {"cuda": 0.07, "cuda 16 bits": 0.07}
-"""Half a step of e4m3 at its largest numbers, which is 1 / 16 of them: a rounding that falls on the other side of a tie."""
+_TOLERANCE: Final = on_cuda(f32=32 / 448, bf16=32 / 448, fp16=32 / 448)
+"""A step of e4m3 at its largest numbers: a rounding that falls on the other side of a tie."""
 
 
 def to_e4m3(x: Floats) -> Codes:
@@ -106,7 +106,7 @@ def _linear_samples() -> list[Sample]:
     return [_linear_sample("ragged", 7, 48, weight=32), _linear_sample("one row", 1, 96, weight=64)]
 
 
-@op(samples=_linear_samples, weights=("weight",), per_token=True, semantic=False, tolerance={"cuda": 1e-5, "cuda 16 bits": 2e-2})
+@op(samples=_linear_samples, weights=("weight",), per_token=True, semantic=False, tolerance=SUMMED)
 def linear_fp8(codes: Codes, scales: Floats, weight: Floats) -> Floats:
     """codes e4m3 [T, K], scales fp32 [T, 1], weight [N, K] → fp32 [T, N]: `linear` of what the codes stand for."""
     made: Any = linear(from_e4m3(codes) * scales, weight)
@@ -117,7 +117,7 @@ def _pair_samples() -> list[Sample]:
     return [_linear_sample("ragged", 7, 48, first=32, second=16), _linear_sample("one row", 1, 96, first=64, second=64)]
 
 
-@op(samples=_pair_samples, weights=("first", "second"), per_token=True, semantic=False, tolerance={"cuda": 1e-5, "cuda 16 bits": 2e-2})
+@op(samples=_pair_samples, weights=("first", "second"), per_token=True, semantic=False, tolerance=SUMMED)
 def linear_fp8_pair(codes: Codes, scales: Floats, first: Floats, second: Floats) -> Any:
     """`linear_fp8` with two matrices of one format."""
     return linear_fp8(codes, scales, first), linear_fp8(codes, scales, second)
@@ -135,7 +135,7 @@ def _triple_samples() -> list[Sample]:
     weights=("first", "second", "third"),
     per_token=True,
     semantic=False,
-    tolerance={"cuda": 1e-5, "cuda 16 bits": 2e-2},
+    tolerance=SUMMED,
 )
 def linear_fp8_triple(codes: Codes, scales: Floats, first: Floats, second: Floats, third: Floats) -> Any:
     """`linear_fp8` with three matrices of one format."""

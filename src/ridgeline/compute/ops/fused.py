@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.ops.attention import kv_write
-from ridgeline.compute.ops.definition import Floats, Sample, floats, op
+from ridgeline.compute.ops.definition import ROUNDED, SUMMED, Floats, Sample, floats, op
 from ridgeline.compute.ops.linear import linear
 from ridgeline.compute.ops.norm import rms_norm
 from ridgeline.compute.ops.rope import rotate
@@ -22,7 +22,7 @@ def _pair_samples() -> list[Sample]:
     return [case("ragged", 7, 48, 33, 40), case("one row", 1, 96, 64, 64), case("no row", 0, 32, 8, 8)]
 
 
-@op(samples=_pair_samples, weights=("first", "second"), per_token=True, semantic=False, tolerance={"cuda": 1e-5, "cuda 16 bits": 2e-2})
+@op(samples=_pair_samples, weights=("first", "second"), per_token=True, semantic=False, tolerance=SUMMED)
 def linear_pair(x: Floats, first: Floats, second: Floats) -> Any:
     """x [T, K], two matrices [N, K] of one format → their products [T, N], as `linear` has them."""
     return linear(x, first), linear(x, second)
@@ -42,7 +42,7 @@ def _triple_samples() -> list[Sample]:
     weights=("first", "second", "third"),
     per_token=True,
     semantic=False,
-    tolerance={"cuda": 1e-5, "cuda 16 bits": 2e-2},
+    tolerance=SUMMED,
 )
 def linear_triple(x: Floats, first: Floats, second: Floats, third: Floats) -> Any:
     """x [T, K], three matrices [N, K] of one format → their products [T, N], as `linear` has them."""
@@ -62,7 +62,7 @@ def _add_norm_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_add_norm_samples, weights=("weight",), per_token=True, semantic=False, tolerance={"cuda": 1e-5, "cuda 16 bits": 1e-2})
+@op(samples=_add_norm_samples, weights=("weight",), per_token=True, semantic=False, tolerance=ROUNDED)
 def add_rms_norm(x: Floats, y: Floats, weight: Floats, *, eps: float) -> Any:
     """x, y [T, D], weight [D] → x + y, and `rms_norm` of it."""
     total = x + y
@@ -89,7 +89,7 @@ def _norm_write_samples() -> list[Sample]:
     reads=("keys", "values", "slots"),
     writes=("keys", "values"),
     semantic=False,
-    tolerance={"cuda": 1e-5, "cuda 16 bits": 1e-2},
+    tolerance=ROUNDED,
 )
 def rotate_write(
     q: Floats, k: Floats, v: Floats, turn: Floats, keys: Floats, values: Floats, slots: NDArray[np.int64], *, head_dim: int
@@ -105,7 +105,7 @@ def rotate_write(
     reads=("keys", "values", "slots"),
     writes=("keys", "values"),
     semantic=False,
-    tolerance={"cuda": 1e-5, "cuda 16 bits": 1e-2},
+    tolerance=ROUNDED,
 )
 def norm_rotate_write(
     q: Floats,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ridgeline.compute.ops.definition import Floats, Sample, floats, op
+from ridgeline.compute.ops.definition import SUMMED, Floats, Sample, floats, op
 
 
 def _samples() -> list[Sample]:
@@ -16,7 +16,7 @@ def _samples() -> list[Sample]:
     ]
 
 
-@op(samples=_samples, weights=("weight",), per_token=True, tolerance={"numpy": 2e-6, "native": 2e-6})
+@op(samples=_samples, weights=("weight",), per_token=True, tolerance={"numpy": 2e-6, "native": 2e-6, **SUMMED})
 def linear(x: Floats, weight: Floats) -> Floats:
     """x [T, K], weight [N, K] → x · weightᵀ [T, N], summed in double precision."""
     return (x.astype(np.float64) @ weight.T.astype(np.float64)).astype(np.float32)

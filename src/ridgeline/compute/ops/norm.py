@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ridgeline.compute.ops.definition import Floats, Sample, floats, op
+from ridgeline.compute.ops.definition import ROUNDED, Floats, Sample, floats, op
 
 
 def _rms_samples() -> list[Sample]:
@@ -15,7 +15,7 @@ def _rms_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_rms_samples, weights=("weight",), per_token=True, tolerance={"native": 1e-6})
+@op(samples=_rms_samples, weights=("weight",), per_token=True, tolerance={"native": 1e-6, **ROUNDED})
 def rms_norm(x: Floats, weight: Floats, *, eps: float) -> Floats:
     """x [T, D], weight [D] → [T, D]; a weight narrower than x normalises each piece of its width (each head) by itself.
 
@@ -45,7 +45,7 @@ def _layer_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_layer_samples, weights=("weight", "bias"), per_token=True, tolerance={"native": 1e-6})
+@op(samples=_layer_samples, weights=("weight", "bias"), per_token=True, tolerance={"native": 1e-6, **ROUNDED})
 def layer_norm(x: Floats, weight: Floats, bias: Floats, *, eps: float) -> Floats:
     """x [T, D], weight [D], bias [D] → (x - mean) / √(variance + eps) · weight + bias [T, D].
 

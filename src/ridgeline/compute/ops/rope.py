@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ridgeline.compute.ops.definition import Floats, Ints, Sample, floats, op
+from ridgeline.compute.ops.definition import ROUNDED, Floats, Ints, Sample, floats, on_cuda, op
 from ridgeline.facts.model import Rope
 
 
@@ -62,7 +62,7 @@ def _rotation_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_rotation_samples, per_token=True, semantic=False, tolerance={"native": 1e-7})
+@op(samples=_rotation_samples, per_token=True, semantic=False, tolerance={"native": 1e-7, **on_cuda(f32=5e-7, bf16=5e-7, fp16=5e-7)})
 def rotation(positions: Ints, *, rope: Rope) -> Floats:
     """positions [1, T] → [T, `rope.dim`]: the cosines of a head's pairs, then their sines."""
     return np.concatenate(_rotation(positions.astype(np.int64).tobytes(), rope), axis=2)[:, 0]
@@ -76,7 +76,7 @@ def _rotate_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_rotate_samples, per_token=True, semantic=False)
+@op(samples=_rotate_samples, per_token=True, semantic=False, tolerance=ROUNDED)
 def rotate(x: Floats, turn: Floats, *, head_dim: int) -> Floats:
     """x [T, H · head_dim], turn [T, D] of `rotation` → x's shape: what `rope` gives, bit for bit."""
     half = turn.shape[1] // 2

@@ -1,0 +1,61 @@
+"""Every op on a GPU: its provider, as a runner binds it, gives the reference's values on every sample in every type, within the tolerance
+of its definition, whatever its outputs held before."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from bound import run
+
+from ridgeline.compute.cuda.providers import BIND
+from ridgeline.compute.diff import relative_error
+from ridgeline.compute.ops.definition import Definition, Sample, on_cuda
+from ridgeline.compute.ops.table import OPS
+
+KINDS = ("f32", "bf16", "fp16")
+
+ELSEWHERE = {
+    "rope": "lowering for a GPU makes rotations of it that layers share",
+    "quantise": "integer products of the native runner",
+    "linear_codes": "integer products of the native runner",
+    "reorder": "the native runner's columns in another order; on a GPU the product gathers them",
+}
+"""Ops that no list for a GPU has."""
+
+
+def fits(sample: Sample, kind: str) -> bool:
+    """Has fp16 such numbers?"""
+    floats = (value for value in sample.arguments.values() if isinstance(value, np.ndarray) and value.dtype == np.float32)
+    sizes = [np.nan_to_num(np.abs(value)).max(initial=0) for value in floats]
+    return kind != "fp16" or all(not size or 1e-3 < size < 6e4 for size in sizes)
+
+
+def every_case() -> Iterator[Any]:
+    for name in sorted(BIND):
+        for sample in OPS[name].samples():
+            for kind in KINDS:
+                if fits(sample, kind):
+                    yield pytest.param(OPS[name], sample, kind, id=f"{name}, {sample.name}, {kind}")
+
+
+CASES = list(every_case())
+
+
+@pytest.mark.parametrize(("definition", "sample", "kind"), CASES)
+def test_provider_equals_reference(definition: Definition, sample: Sample, kind: str) -> None:
+    found = run(definition, sample, kind)
+    assert len(found.ours) == len(found.theirs) > 0
+    for ours, theirs in zip(found.ours, found.theirs, strict=True):
+        assert ours.shape == theirs.shape
+        assert np.array_equal(np.isfinite(ours), np.isfinite(theirs))
+        assert relative_error(np.nan_to_num(ours), np.nan_to_num(theirs)) <= definition.tolerance.get(f"cuda {kind}", 0.0)
+
+
+def test_no_op_is_left_out() -> None:
+    assert {*BIND, *ELSEWHERE} == {*OPS} and not {*BIND} & {*ELSEWHERE}
+    tested = {(case.values[0].name, case.values[2]) for case in CASES}
+    assert tested == {(name, kind) for name in BIND for kind in KINDS}
+    for name in BIND:
+        declared = {key for key in OPS[name].tolerance if key.startswith("cuda")}
+        assert declared in (set(), {*on_cuda(f32=0, bf16=0, fp16=0)}), name
