@@ -14,11 +14,8 @@ from ridgeline.bench.gpu import Report, measure, row_words
 from ridgeline.bench.gpu_parts import ASKED, MOST_SECONDS, PARTS, SETTINGS, Job, jobs
 from ridgeline.bench.gpu_targets import AIMS, costs, headline, verdicts
 from ridgeline.cli import bench_gpu
-from ridgeline.cli.doctor_gpu import findings_of
 from ridgeline.errors import ConfigError, ModelNotFoundError
-from ridgeline.facts import gpu as facts
 from ridgeline.facts.families import MEASURED
-from ridgeline.facts.gpu import Gpu, read_gpus
 from ridgeline.facts.weightless import config_of
 
 FINE = 'print("{\\"batch\\": 1}", flush=True)'
@@ -210,40 +207,3 @@ def test_needs_no_package_of_a_server() -> None:
     source = Path(gpu.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", BLOCKED], env={"PYTHONPATH": str(source)}, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-
-
-def smi(folder: Path, line: str) -> str:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\necho '{line}'\n")
-    program.chmod(0o755)
-    return str(program)
-
-
-def test_what_the_driver_says(tmp_path: Path) -> None:
-    found = read_gpus(smi(tmp_path, "NVIDIA H200, 570.1, Disabled, 345, 1980, 500.00, 700.00, 20480, 143771"))
-    assert found == (Gpu("NVIDIA H200", "570.1", False, 345.0, 1980.0, 500.0, 700.0, 20480.0, 143771.0),)
-    fixes = {finding.name: finding.fix for finding in findings_of(found)}
-    assert fixes == {
-        "GPU 0": None,
-        "GPU 0 persistence": "nvidia-smi -pm 1 (as root)",
-        "GPU 0 clocks": "nvidia-smi -pl 700 (as root)",
-        "GPU 0 memory": "end the processes that hold the rest: `nvidia-smi` lists them",
-    }
-    well = read_gpus(smi(tmp_path, "NVIDIA H200, 570.1, Enabled, [N/A], 1980, 700.00, 700.00, 4, 143771"))
-    assert well[0].clock is None and all(finding.fix is None for finding in findings_of(well))
-
-
-def test_a_driver_that_says_nothing(tmp_path: Path) -> None:
-    assert read_gpus(str(tmp_path / "absent")) == read_gpus(smi(tmp_path, "No devices were found")) == ()
-    (finding,) = findings_of(())
-    assert finding.fix is not None and "driver" in finding.fix
-
-
-def test_missing_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "there is no NVIDIA device" in (facts.gpu_missing(tmp_path) or "")
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvidia0").touch()
-    monkeypatch.setattr(facts, "PACKAGES", ("sys", "no_such_package"))
-    assert "no_such_package cannot be imported" in (facts.gpu_missing(tmp_path) or "")
-    monkeypatch.setattr(facts, "PACKAGES", ("sys",))
-    assert facts.gpu_missing(tmp_path) is None
