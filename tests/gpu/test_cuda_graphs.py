@@ -1,12 +1,14 @@
 """What steps are padded to, which of them replay graphs, and that padding is on page 0: without a kernel."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from ridgeline.compute.cuda import step as step_module
 from ridgeline.compute.cuda.buckets import Bucket, Buckets, block_buckets, row_buckets, token_bucket
 from ridgeline.compute.cuda.device import interpreted
 from ridgeline.compute.cuda.graphs import Graphs, segments
@@ -231,6 +233,26 @@ def test_a_buffer_of_the_host_is_not_written_while_it_is_copied() -> None:
     for _ in range(4):
         room.send(bucket, step([1], [0]), NOBODY)
     assert told == [(what, number) for number in (0, 1, 2, 0) for what in ("free", "copied")]
+
+
+def test_steps_of_the_same_rows_leave_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what changes is written, and the device has what it has of a step that is written whole; other steps between them do no harm."""
+    room, fresh = buffers(), buffers()
+    same = Sampled(np.array([7, 3, 40], np.int32), np.array([True, False, True]), {name: np.arange(1, 4) for name in COLUMNS})
+    written: list[int] = []
+    whole = step_module.pack_rows
+    monkeypatch.setattr(step_module, "pack_rows", lambda *given: (written.append(1), whole(*given)))
+    for number in range(12):
+        inputs = step([1, 1, 1], [40 + number, 13 + number, number])
+        bucket = BUCKETS.of([1, 1, 1], inputs.tables[0].shape[1])
+        if number == 7:
+            room.send(BUCKETS.of([5, 1], 1), step([5, 1], [0, 2]), NOBODY)
+        written.clear()
+        room.send(bucket, inputs, same)
+        assert bool(written) == (number < 3 or number == 9), "each buffer of the ring once, and the one that had another step"
+        fresh.send(bucket, inputs, replace(same))
+        ours, theirs = (each.views(bucket).columns for each in (room, fresh))
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_layouts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

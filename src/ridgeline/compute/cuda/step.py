@@ -121,12 +121,15 @@ class StepBuffers:
     _copied: list[Event] = field(init=False)
     _turn: int = 0
     _known: dict[Extent, list[Ways]] = field(default_factory=dict)
+    _held: list[tuple[Bucket, Sampled] | None] = field(init=False)
+    """Whose columns each buffer of the ring has."""
 
     def __post_init__(self) -> None:
         _, size = layout(self.largest, self.groups)
         self._packed = self.device.empty(size, dtype=torch.uint8)
         self._ring = [self.device.host(size, dtype=torch.uint8) for _ in range(self.depth + 1)]
         self._copied = [self.device.event() for _ in self._ring]
+        self._held = [None] * len(self._ring)
 
     @property
     def nbytes(self) -> int:
@@ -149,7 +152,11 @@ class StepBuffers:
         turn, self._turn = self._turn, (self._turn + 1) % len(self._ring)
         columns, host, device = self._ways(bucket)[turn]
         self._copied[turn].synchronize()
-        pack(columns, bucket, inputs, sampled, self.nobody)
+        held = self._held[turn]
+        if held is None or held[0] != bucket or held[1] is not sampled:
+            pack_rows(columns, bucket, inputs, sampled, self.nobody)
+            self._held[turn] = (bucket, sampled) if bucket.single and len(sampled.place) else None
+        pack_tokens(columns, inputs)
         device.copy_(host, non_blocking=True)
         self._copied[turn].record()
         return columns
@@ -175,21 +182,28 @@ def _column(memory: NDArray[np.uint8], start: int, column: Column) -> NDArray[np
     return memory[start : start + int(np.prod(column.shape)) * dtype.itemsize].view(dtype).reshape(column.shape)
 
 
-def pack(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInputs, sampled: Sampled, nobody: int) -> None:
-    """Fills the columns of a bucket with a step and its padding, whose tables name page 0. In a step of single tokens each row of padding
-    has one token; in any other its tokens belong to the first row of padding, which says that it has none: no attention looks at them."""
+def pack_tokens(into: Mapping[str, NDArray[Any]], inputs: StepInputs) -> None:
+    """Fills the columns that are others in every step."""
     tokens, rows = len(inputs.ids), len(inputs.kv_len)
-    some = len(sampled.place) > 0
-    into["ids"][:tokens], into["ids"][tokens:] = inputs.ids, 0
-    into["positions"][:tokens], into["positions"][tokens:] = inputs.positions[0], 0
+    into["ids"][:tokens] = inputs.ids
+    into["positions"][:tokens] = inputs.positions[0]
+    into["kv_len"][:rows] = inputs.kv_len
+    places, tables = into["slots"], into["tables"]
+    for number, (slots, table) in enumerate(zip(inputs.slots, inputs.tables, strict=True)):
+        places[number, :tokens] = slots
+        tables[number, :rows, : table.shape[1]] = table
+
+
+def pack_rows(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInputs, sampled: Sampled, nobody: int) -> None:
+    """Fills the columns that stay while the same rows compute one token each and sample alike, and the padding of all. That names page 0.
+    In a step of single tokens each row of padding has one token; in any other its tokens belong to the first row of padding, which says
+    that it has none: no attention looks at them. Tables only grow while the rows are the same."""
+    tokens, rows = len(inputs.ids), len(inputs.kv_len)
+    for name in ("ids", "positions"):
+        into[name][tokens:] = 0
+    into["slots"][:, tokens:], into["tables"][:] = 0, 0
     into["row_of_token"][:tokens] = inputs.row_of_token
     into["cu_q"][: rows + 1] = inputs.cu_q
-    into["kv_len"][:rows] = inputs.kv_len
-    into["slots"][:, tokens:], into["tables"][:, rows:] = 0, 0
-    for number, (slots, table) in enumerate(zip(inputs.slots, inputs.tables, strict=True)):
-        width = table.shape[1]
-        into["slots"][number, :tokens] = slots
-        into["tables"][number, :rows, :width], into["tables"][number, :rows, width:] = table, 0
     if bucket.single:
         into["row_of_token"][tokens:] = np.arange(rows, bucket.rows)
         into["cu_q"][rows + 1 :] = np.arange(rows + 1, bucket.rows + 1)
@@ -199,15 +213,11 @@ def pack(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInputs, s
         into["cu_q"][rows + 1 :] = tokens
         into["kv_len"][rows:] = 0
     into["select"][: len(inputs.select)], into["select"][len(inputs.select) :] = inputs.select, 0
-    if not some:
-        into["source"][:], into["target"][:] = nobody, nobody
-        for name in COLUMNS:
-            into[name][:] = 0
-        return
-    into["source"][:tokens], into["source"][tokens:] = sampled.place[inputs.row_of_token], nobody
-    into["target"][:rows], into["target"][rows:] = np.where(sampled.device, sampled.place, nobody), nobody
+    some = len(sampled.place) > 0
+    into["source"][:tokens], into["source"][tokens:] = sampled.place[inputs.row_of_token] if some else nobody, nobody
+    into["target"][:rows], into["target"][rows:] = np.where(sampled.device, sampled.place, nobody) if some else nobody, nobody
     for name in COLUMNS:
-        into[name][:rows], into[name][rows:] = sampled.columns[name], 0
+        into[name][:rows], into[name][rows:] = sampled.columns[name] if some else 0, 0
 
 
 def padding(tokens: int, rows: int, groups: int, block_tokens: int) -> StepInputs:
