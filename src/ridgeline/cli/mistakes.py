@@ -31,11 +31,14 @@ def working_command(words: Sequence[str], error: Exception, command: Command) ->
 
 
 def changed(words: Sequence[str], fix: Mapping[str, str | None], command: Command) -> list[str]:
-    """The words with every flag of `fix` replaced, added, or, for None, taken away. "MODEL" is the first word that is no flag."""
+    """The words with every flag of `fix` replaced, added, or, for None, taken away. "MODEL" is the first word that is no flag; of a verb
+    without such words it is --model, which is taken away."""
     options = [option for option in command.params if option.param_type_name == "option" and option.is_flag]
     switches = {name for option in options for name in (*option.opts, *option.secondary_opts)}
     kept, flags = [words[0]], dict(fix)
     model = flags.pop("MODEL", None)
+    if model is not None and all(param.param_type_name == "option" for param in command.params):
+        flags["--model"], model = None, None
     rest = iter(words[1:])
     for word in rest:
         name, equals, _ = word.partition("=")
