@@ -123,7 +123,7 @@ def test_every_target_can_be_measured() -> None:
             if name in sizes:
                 made = [each[0] if name == "rows" else each for each in settings[sizes[name]]]
                 assert value in made, aim
-    assert {aim.part for aim in AIMS} == set(PARTS) - {"ceilings", "kernels", "invariant"}
+    assert {aim.part for aim in AIMS} == set(PARTS) - {"ceilings", "kernels", "invariant", "host"}
 
 
 def test_verdicts() -> None:
@@ -155,7 +155,8 @@ def test_verdicts() -> None:
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "gpu_missing", lambda: 'torch cannot be imported; pip install "ridgeline[gpu]"')
     with pytest.raises(ConfigError, match=r"none can be used: torch cannot .* pip install .*doctor"):
-        gpu.check_gpu()
+        gpu.check_gpu(jobs(["decode", "host"], ["bf16"], config_of(MEASURED)))
+    gpu.check_gpu(jobs(["host"], ["bf16"], config_of(MEASURED)))
 
 
 DECODED = {
@@ -166,7 +167,7 @@ DECODED = {
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = f"print({json.dumps(DECODED)!r}); print({json.dumps({'batch': 64, 'error': 'misaligned address'})!r})"
-    monkeypatch.setattr(gpu, "check_gpu", lambda: None)
+    monkeypatch.setattr(gpu, "check_gpu", lambda asked: None)
     monkeypatch.setattr(gpu, "read_gpus", lambda: ())
     monkeypatch.setattr(gpu, "command", lambda settings: [sys.executable, "-S", "-c", script])
     with pytest.raises(typer.Exit) as ended:  # a case failed
@@ -177,14 +178,14 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: py
     assert "5,000" in said.out and "6.40" in said.out and "FAILED  decode bf16: batch 64, error misaligned address" in said.out
     lines = [" ".join(line.split()) for line in said.out.splitlines()]
     assert "decode bf16, batch 32, tok/s 5,000 5,300 6,000 missed" in lines
-    assert "not measured, but by ridgeline bench gpu --only ttft --dtype bf16: TTFT idle, 2k tokens, over HTTP" in lines
+    assert "not measured: 1 target, by ridgeline bench gpu --only ttft --dtype bf16" in lines
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["model"] == MEASURED and report["parts"][0]["rows"][0] == DECODED and len(report["failures"]) == 1
     assert [row["result"] for row in report["summary"] if row["what"] == "decode bf16, batch 32, tok/s"] == ["missed"]
 
 
 def test_the_command_says_what_it_would_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(gpu, "check_gpu", lambda: pytest.fail("nothing is to be measured"))
+    monkeypatch.setattr(gpu, "check_gpu", lambda asked: pytest.fail("nothing is to be measured"))
     bench_gpu.gpu(None, "bf16,fp8", MEASURED, dry_run=True)
     said = capsys.readouterr().out
     assert "transformers bf16" in said and "590 s at most for all" in said

@@ -18,7 +18,7 @@ from threading import Timer
 from typing import Any, Final
 
 from ridgeline import __version__
-from ridgeline.bench.gpu_parts import MOST_SECONDS, Job
+from ridgeline.bench.gpu_parts import MOST_SECONDS, WITHOUT_GPU, Job
 from ridgeline.bench.gpu_targets import Verdict, costs, verdicts
 from ridgeline.bench.guard import Guard
 from ridgeline.errors import ConfigError
@@ -85,9 +85,9 @@ class Report:
         }  # fmt: skip
 
 
-def check_gpu() -> None:
-    """Raises ConfigError where nothing can be measured."""
-    missing = gpu_missing()
+def check_gpu(asked: Sequence[Job]) -> None:
+    """Raises ConfigError where what is asked for cannot be measured."""
+    missing = gpu_missing() if any(job.part not in WITHOUT_GPU for job in asked) else None
     if missing is not None:
         raise ConfigError(f"bench gpu measures an NVIDIA GPU, and none can be used: {missing}. `ridgeline doctor` says more")
 

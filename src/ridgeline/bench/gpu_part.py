@@ -9,16 +9,23 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from ridgeline.bench.gpu_host import host
 from ridgeline.bench.gpu_serving import serving
 from ridgeline.bench.gpu_soak import soak
 from ridgeline.bench.gpu_ttft import ttft
 from ridgeline.errors import RidgelineError
 from ridgeline.facts.checkpoint import facts_of_config
+from ridgeline.facts.model import ModelFacts
 
 PARTS: Final = "ridgeline.compute.cuda.bench.parts"
 WATCH: Final = "ridgeline.compute.cuda.bench.watch"
+SMALL: Final = {
+    "model_type": "llama", "tie_word_embeddings": True, "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1,
+    "num_key_value_heads": 1, "intermediate_size": 16, "vocab_size": 512, "max_position_embeddings": 8192,
+}  # fmt: skip
 
 
 def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -32,10 +39,20 @@ def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield from serving(facts, settings, importlib.import_module(WATCH).Watched(device))
         case "soak":
             yield from soak(facts, settings, lambda: computing.memory(device))
+        case "host":
+            yield from host(small_facts(), settings)
         case "ttft":
             yield from ttft(settings)
         case part:
             yield from computing.PARTS[part](facts, device, settings)
+
+
+def small_facts() -> ModelFacts:
+    """Of a model that computes next to nothing: what the host does for a step does not depend on layers, nor on their widths."""
+    with TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(SMALL))
+        return facts_of_config(config)
 
 
 def main() -> None:

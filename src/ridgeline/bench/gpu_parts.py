@@ -16,14 +16,18 @@ DTYPES: Final[Mapping[str, str]] = {"bf16": "bf16", "fp8": "fp8"}
 WITHOUT_DTYPE: Final = ("ceilings", "kernels")
 """Parts that cover both types in one run."""
 
-FIRST_DTYPE: Final = ("ttft", "invariant", "soak")
+FIRST_DTYPE: Final = ("ttft", "invariant", "host", "soak")
 """Parts that run for the first type alone."""
 
 PLAIN: Final = "bf16"
 """What transformers computes with, and what of ours stands beside it."""
 
-ASKED: Final = ("ceilings", "soak")
-"""Parts that run only where --only names them: `kernels` begins with the ceilings, and a soak takes longer than all others together."""
+ASKED: Final = ("ceilings", "host", "soak")
+"""Parts that run only where --only names them: `kernels` begins with the ceilings, `decode` and `serving` tell the host's time beside a
+device, and a soak takes longer than all others together."""
+
+WITHOUT_GPU: Final = ("host",)
+"""Parts that need no GPU."""
 
 MOST_SECONDS: Final = 590.0
 """Of all parts together, but for those of `ASKED`."""
@@ -44,6 +48,7 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
         "prompts": [2048, 8192],
     },
     "ceilings": {"share": 20.0},
+    "host": {"share": 60.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 200},
     "soak": {
         "share": 120.0, "prompt_tokens": 1500, "output_tokens": 512, "rows": 256, "budget": 2048, "memory_bytes": 24 << 30,
         "every_seconds": 2.0, "swing_seconds": 30.0,
@@ -108,5 +113,6 @@ def _job(part: str, dtype: str, config: Path, minutes: float, alone: bool) -> Jo
         share += 60 * minutes
     if part == "transformers" and alone:
         own["modes"] = list(ALL_MODES)
-    common = {"part": part, "model": str(config), "device": "cuda", "dtype": dtype, "kv_dtype": DTYPES[dtype]}
+    common = {"part": part, "model": str(config), "dtype": dtype, "kv_dtype": DTYPES[dtype]}
+    common["device"] = "cpu" if part in WITHOUT_GPU else "cuda"
     return Job(part, dtype, share, {**common, "invariant": part == "invariant", **own})

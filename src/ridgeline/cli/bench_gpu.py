@@ -11,7 +11,7 @@ import typer
 
 from ridgeline.facts.families import MEASURED
 
-ONLY = "Parts, with commas: decode, prefill, serving, ttft, transformers, invariant, kernels; ceilings, soak, which run only if named."
+ONLY = "Parts, with commas: decode, prefill, serving, ttft, transformers, invariant, kernels; if named: ceilings, host, soak."
 
 
 def gpu(
@@ -35,7 +35,7 @@ def gpu(
         show_shares(asked)
         return
     check_page(as_json if str(as_json) != "-" else None, "--json")
-    check_gpu()
+    check_gpu(asked)
     began = time.monotonic()
 
     def say(job: Job, row: Mapping[str, Any]) -> None:

@@ -1,9 +1,10 @@
 """The report of `ridgeline bench gpu` as tables: steps, kernels, the price of the batch-invariant mode, every target, what failed."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ridgeline.bench.gpu import Report
+from ridgeline.bench.gpu import Report, row_words
 from ridgeline.bench.gpu_parts import MOST_SECONDS, Job
 from ridgeline.bench.gpu_targets import Verdict, costs, headline
 from ridgeline.cli.bench_compute import show_table
@@ -32,13 +33,13 @@ def show_report(report: Report) -> None:
                 kernels.append(_kernel(row))
             elif "tokens_per_second" in row:
                 steps.append(_step(done.job, row, aim_words(done.job, row) if report.model == MEASURED else ""))
-            elif done.job.part in ("ttft", "soak"):
+            elif done.job.part in ("ttft", "host", "soak") and "about" not in row:
                 others.append((done.job, row))
     if steps:
         heads = ["", "size", "tok/s", "ms", "device ms", "idle ms", "p99", "host ms", "p99", "target"]
         show_table(f"{report.model}, random weights", heads, steps)
     for job, row in others:
-        print(f"{job.name}: {', '.join(f'{name} {value}' for name, value in row.items())}")
+        print(f"{job.name}: {row_words(row)}")
     if kernels:
         show_table("kernels", ["op", "shape", "µs", "GB/s", "TFLOP/s", "of ceiling", "which"], kernels)
     for cost in costs(report.rows):
@@ -71,12 +72,12 @@ def _verdict(verdict: Verdict) -> list[str]:
 
 
 def _show_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """What was measured against its targets, then by what the rest would be measured."""
+    """What was measured against its targets, then what would measure the rest."""
     measured = [each for each in verdicts if each.measured is not None]
     if measured:
         show_table("targets of one H200", ["what", "measured", "target", "stretch", ""], [_verdict(each) for each in measured])
-    for command in dict.fromkeys(each.command for each in verdicts if each.measured is None):
-        print(f"not measured, but by {command}: {'; '.join(each.what for each in verdicts if each.command == command)}")
+    for command, count in Counter(each.command for each in verdicts if each.measured is None).items():
+        print(f"not measured: {count} {'target' if count == 1 else 'targets'}, by {command}")
 
 
 def _step(job: Job, row: Row, aim: str) -> list[str]:
