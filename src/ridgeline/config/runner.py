@@ -16,6 +16,14 @@ DTYPES: Final = ("bf16", "fp16", "f32", "fp8")
 ATTENTION_BACKENDS: Final = ("triton", "flash-attention", "flashinfer")
 """What computes attention on a GPU, the default first; the others are packages that need not be there."""
 
+ROWS: Final = {"cuda": (256, "a step of so many rows still reads its weights once and waits for memory")}
+"""Runner → sequences at once, and why."""
+ROWS_ELSEWHERE: Final = (64, "beyond them a processor computes for longer than it reads weights")
+
+TOKENS: Final = {"cuda": (8_192, "a GPU computes at its full rate from some hundreds of tokens on, and launching a step costs the same")}
+"""Runner → tokens of a step, and why."""
+TOKENS_ELSEWHERE: Final = (512, "a processor computes no faster in larger steps, and whoever comes next waits for them")
+
 THREADS: Final = 1_024
 """More than any machine of today has processors."""
 
@@ -23,7 +31,7 @@ THREADS: Final = 1_024
 def resolve_runner(
     config: EngineConfig, *, missing: str | None, no_gpu: str | None, processors: int
 ) -> tuple[EngineConfig, tuple[Decision, ...]]:
-    """Settles `runner`, `dtype`, `kv_dtype`, `attention_backend` and `threads`.
+    """Settles `runner`, `dtype`, `kv_dtype`, `attention_backend`, `threads`, `max_num_seqs` and `max_num_batched_tokens`.
 
     missing     why the native extension is not there; None where it is
     no_gpu      why no GPU can be used; None where one can
@@ -35,11 +43,20 @@ def resolve_runner(
     kv_dtype = _kv_dtype(config, str(runner.value), "" if dtype is None else str(dtype.value))
     attention = _attention(config, str(runner.value))
     threads = _threads(config, processors)
+    rows = _size("max_num_seqs", config.max_num_seqs, ROWS.get(str(runner.value), ROWS_ELSEWHERE))
+    tokens = _size("max_num_batched_tokens", config.max_num_batched_tokens, TOKENS.get(str(runner.value), TOKENS_ELSEWHERE))
     settled = replace(config, runner=str(runner.value), kv_dtype=str(kv_dtype.value), threads=int(threads.value))
+    settled = replace(settled, max_num_seqs=int(rows.value), max_num_batched_tokens=int(tokens.value))
     if dtype is None or attention is None:
-        return settled, (runner, kv_dtype, threads)
+        return settled, (runner, kv_dtype, threads, rows, tokens)
     settled = replace(settled, dtype=str(dtype.value), attention_backend=str(attention.value))
-    return settled, (runner, dtype, kv_dtype, attention, threads)
+    return settled, (runner, dtype, kv_dtype, attention, threads, rows, tokens)
+
+
+def _size(name: str, asked: int | None, suits: tuple[int, str]) -> Decision:
+    if asked is not None:
+        return Decision(name, asked, "flag", f"--{name.replace('_', '-')}")
+    return Decision(name, suits[0], "default", suits[1])
 
 
 def _runner(config: EngineConfig, missing: str | None, no_gpu: str | None) -> Decision:

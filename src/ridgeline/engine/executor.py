@@ -15,6 +15,7 @@ class ExecutorInfo:
     max_model_len  positions that fit the model and the KV cache, whichever is less
     rows           sequences that can be resident at once
     seconds        how long a step takes, as measured when it was warm; None where nobody knows
+    tokens         of a step at most
     """
 
     kv: KVShape
@@ -25,6 +26,7 @@ class ExecutorInfo:
     weights_bytes: int
     kv_bytes: int
     seconds: StepSeconds | None = None
+    tokens: int = 512
 
 
 @dataclass(frozen=True, slots=True)
