@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ SCRIPTS = {
     "noisy": f'print("a library says"); {FINE}',
     "hangs": f"{FINE}; import time; time.sleep(60)",
     "dies": f"{FINE}; import sys; sys.exit('illegal memory access')",
+    "leaves": f"{FINE}; import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True)",
     "tells": f'{FINE}; print("{{\\"error\\": \\"no room\\"}}")',
 }
 
@@ -45,6 +47,13 @@ def test_a_part_that_fails_loses_neither_its_rows_nor_the_others(monkeypatch: py
     assert noisy.rows == [{"note": "a library says"}, {"batch": 1}] and noisy.error is fine.error is None
     assert len(seen) == 6 and len(report.failures) == 2
     assert json.loads(json.dumps(report.as_dict()))["parts"][1]["error"] == "no room"
+
+
+def test_a_part_whose_children_live_on_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.monotonic()
+    report, _ = run(monkeypatch, "leaves", "fine")
+    assert [done.rows for done in report.done] == [[{"batch": 1}]] * 2 and not report.failures
+    assert time.monotonic() - began < 15
 
 
 def test_a_part_that_hangs_is_ended_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

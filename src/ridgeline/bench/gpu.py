@@ -6,11 +6,12 @@ measured; the others run on. Needs neither arrays nor the packages of a server.
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from tempfile import TemporaryFile
@@ -27,6 +28,10 @@ from ridgeline.facts.gpu import Gpu, gpu_missing, read_gpus
 
 MOST_SHARES: Final = 3.0
 """A part may have so many times its share where nothing behind it needs the time: one that hangs is then ended soon."""
+
+READ_BYTES: Final = 1 << 16
+QUIET_SECONDS: Final = 0.5
+"""Without a word from a process that has ended."""
 
 ERROR_CHARACTERS: Final = 4000
 """Of a process' last words that are kept."""
@@ -141,7 +146,7 @@ def _run(done: Done, limit: float, on_row: Callable[[Job, Row], None]) -> None:
         timer.start()
         assert process.stdout is not None
         try:
-            for row in _rows(process.stdout):
+            for row in _rows(_lines(process)):
                 done.rows.append(row)
                 on_row(done.job, row)
             status = process.wait()
@@ -163,9 +168,27 @@ def _run(done: Done, limit: float, on_row: Callable[[Job, Row], None]) -> None:
             done.error = f"its process ended with status {status} after {done.seconds:.0f} s; its last words: {last}"
 
 
-def _rows(stream: Any) -> Iterator[Row]:
+def _lines(process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
+    """What a process writes, until it has ended: others that it started may hold its stdout open and say nothing."""
+    assert process.stdout is not None
+    rest, stdout = b"", process.stdout.fileno()
+    while True:
+        ended = process.poll() is not None
+        if not select.select([stdout], [], [], QUIET_SECONDS)[0]:
+            if ended:
+                break
+            continue
+        data = os.read(stdout, READ_BYTES)
+        if not data:
+            break
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
+    yield rest
+
+
+def _rows(lines: Iterable[bytes]) -> Iterator[Row]:
     """Each line as a row; what is none, a library's message, is kept as a note."""
-    for line in stream:
+    for line in lines:
         text = line.decode("utf-8", "replace").strip()
         try:
             found = json.loads(text)
