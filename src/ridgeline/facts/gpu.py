@@ -127,11 +127,13 @@ def ask_driver(program: str = "nvidia-smi") -> tuple[tuple[Gpu, ...], str]:
 
 
 def _gpu(words: list[str]) -> Gpu:
-    name, driver, persistence, *numbers = words[: len(QUERY)]
+    name, driver, persistence = words[:3]
+    clock, most_clock, power, most_power, used, memory = map(_number, words[3 : len(QUERY)])
     reasons, temperature, capability = words[len(QUERY) :] or ["", "", ""]
     return Gpu(
-        name, driver, persistence == "Enabled", *map(_number, numbers), _slow(reasons), _number(temperature), _number(capability)
-    )
+        name, driver, persistence == "Enabled", clock, most_clock, power, most_power, used, memory,
+        _slow(reasons), _number(temperature), _number(capability),
+    )  # fmt: skip
 
 
 def _slow(reasons: str) -> tuple[str, ...]:
