@@ -36,11 +36,24 @@ def test_context_shrinks_to_what_the_share_holds_and_says_so() -> None:
         (EngineConfig("m", max_num_seqs=0), "--max-num-seqs is 0"),
         (EngineConfig("m", max_num_batched_tokens=0), "--max-num-batched-tokens is 0"),
         (EngineConfig("m", depth=5), "--depth is 5"),
+        (EngineConfig("m", swap_space=1.0), r"--swap-space is 1 GiB, outside 0 … 0.8 GiB"),
+        (EngineConfig("m", swap_space=-1.0), "--swap-space is -1 GiB"),
+        (EngineConfig("m", swap_space=float("nan")), "--swap-space is nan GiB"),
+        (EngineConfig("m", swap_space=1e-9), "--swap-space 1e-09 GiB does not hold a page of 1000 bytes"),
+        (EngineConfig("m", swap_space=0.1, enable_prefix_caching=False), "--no-enable-prefix-caching has none"),
     ],
 )
 def test_what_cannot_work_names_the_flag(config: EngineConfig, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         resolve(config, context=16_000, memory_bytes=10**9, costs=COSTS)
+
+
+def test_pages_of_the_host() -> None:
+    config = EngineConfig("m", max_num_seqs=2, swap_space=0.5)
+    settled = resolve(config, context=160, memory_bytes=10**6, costs=COSTS, host_bytes=2**30)
+    assert (settled.pages, settled.host_pages) == (20, 2**29 // 1_000)
+    assert settled.decisions[-1].name == "swap_space" and f"{2**29 // 1_000} pages" in settled.decisions[-1].reason
+    assert resolve(EngineConfig("m"), context=160, memory_bytes=10**6, costs=COSTS).host_pages == 0
 
 
 def test_the_fix_that_an_error_names_works() -> None:

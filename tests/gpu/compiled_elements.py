@@ -40,8 +40,9 @@ def rotation() -> None:
 
 
 def copies() -> None:
-    """A few pages of a pool."""
-    copy.copy_blocks(torch.empty(4, 2, 9, 32768, dtype=torch.uint8), torch.empty(2, 2, dtype=torch.int64))
+    """A few pages of a pool to the host."""
+    pool, host = torch.empty(4, 2, 9, 32768, dtype=torch.uint8), torch.empty(4, 2, 5, 32768, dtype=torch.uint8)
+    copy.copy_pages(pool, host, torch.empty(2, 2, dtype=torch.int32))
 
 
 def every_norm(width: int) -> None:

@@ -102,7 +102,8 @@ def test_copies_to_the_host_and_back(kind: str, width: int, most: int, monkeypat
     cache = empty_cache(kind, 5, 4, 1, width, layers=2)
     cache.pool.copy_(torch.randint(0, 256, cache.pool.shape, dtype=torch.uint8))
     host = HostTier(cache, 4, device(), depth=1)
-    expected = {page: cache.pool[:, :, page].clone() for page in range(6)} | {page: torch.full_like(cache.pool[:, :, 0], 9) for page in (6, 9)}
+    nines = torch.full_like(cache.pool[:, :, 0], 9)
+    expected = {6: nines, 9: nines} | {page: cache.pool[:, :, page].clone() for page in range(6)}
     host._host.fill_(9)
     for copies in (((1, 6), (2, 7)), ((3, 8), (6, 3), (4, 6), (7, 1), (8, 4)), ()):
         host.copy(copies)

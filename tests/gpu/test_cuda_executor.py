@@ -80,6 +80,16 @@ def test_depth_cache_and_preemption_change_nothing(model: Path, expected: dict[t
     assert found.answers["r1", 0][0] == found.answers["again", 0][0] == expected["r1", 0][0]
 
 
+def test_pages_that_were_on_the_host(model: Path, expected: dict[tuple[str, int], Answer]) -> None:
+    """Three steps in flight; what is pushed out comes back."""
+    page = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
+    again = replace(REQUESTS[1], request_id="again")
+    settings = {"depth": 3, "max_model_len": 16, "kv_cache_memory_bytes": 4 * page}
+    found = serve(model, [REQUESTS[1:2], [request(8, 9, 1)], [again]], **settings, swap_space=20 * page / 2**30)
+    assert found.host_tokens > 0
+    assert found.answers["r1", 0][0] == found.answers["again", 0][0] == expected["r1", 0][0]
+
+
 def test_prompts_are_scored(model: Path) -> None:
     asks = replace(request(7, 5, 1), prompt_logprobs=1)
     found, theirs = serve(model, [[asks]]).scores["r7"], serve(model, [[asks]], runner="numpy", dtype="auto").scores["r7"]

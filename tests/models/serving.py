@@ -21,7 +21,7 @@ class Run:
     def __init__(self) -> None:
         self.answers: dict[tuple[str, int], Answer] = {}
         self.scores: dict[str, tuple[TokenLogprobs, ...]] = {}
-        self.preempted = self.hit_tokens = self.peak_rows = 0
+        self.preempted = self.hit_tokens = self.host_tokens = self.peak_rows = 0
 
 
 def serve(model: Path, waves: list[list[Admitted]], **settings: object) -> Run:
@@ -39,7 +39,9 @@ def serve(model: Path, waves: list[list[Admitted]], **settings: object) -> Run:
                 run.answers[output.request_id, output.choice] = (ids + output.ids, logprobs + (output.logprobs or ()))
             for event in turn.events:
                 run.preempted += isinstance(event, Preempted)
-                run.hit_tokens += event.tokens if isinstance(event, PrefixHit) else 0
+                if isinstance(event, PrefixHit):
+                    run.hit_tokens += event.tokens
+                    run.host_tokens += event.from_host
             if not turn.progressed:
                 break
             turn = engine.turn()

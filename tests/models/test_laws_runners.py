@@ -96,13 +96,14 @@ class Timed:
         self._executor.close()
 
 
-def executor(model: Path, block_tokens: int, pages: int, rows: int, budget: int) -> Executor:
+def executor(model: Path, block_tokens: int, pages: int, rows: int, budget: int, host_pages: int = 0) -> Executor:
     config = EngineConfig(
         str(model),
         max_model_len=LONGEST,
         max_num_seqs=rows,
         max_num_batched_tokens=budget,
         kv_cache_memory_bytes=pages * block_tokens * PAGE_TOKEN_BYTES,
+        swap_space=host_pages * block_tokens * PAGE_TOKEN_BYTES / 2**30,
         block_size=block_tokens,
         kv_dtype="f32",
     )
@@ -159,10 +160,12 @@ def world(seed: int, policy: str, limits: Limits) -> World:
     return replace(draw(0), seed=seed, policy=policy, limits=limits, inbound=inbound, late=0.02, impatience=0, repeats=True)
 
 
-def run(model: Path, here: World, answers: dict[tuple[str, int], Answer], block_tokens: int, pages: int) -> Counter[str]:
+def run(
+    model: Path, here: World, answers: dict[tuple[str, int], Answer], block_tokens: int, pages: int, host_pages: int = 0
+) -> Counter[str]:
     """The simulation of `here`, to its end, on a real runner: raises LawViolation."""
     clock = VirtualClock()
-    device = executor(model, block_tokens, pages, here.limits.rows, here.limits.token_budget)
+    device = executor(model, block_tokens, pages, here.limits.rows, here.limits.token_budget, host_pages)
 
     def source(request: Admitted, choice: int) -> Source:
         return Recited(*answers[request.request_id, choice])
@@ -183,6 +186,15 @@ def test_laws_hold_and_answers_stay_to_the_bit(model: Path, answers: dict[tuple[
     assert reached["preempted"] > 0
     assert reached["prefix hit"] > 0
     assert depth == 1 or reached[f"{depth} steps in flight"] > 0
+
+
+@pytest.mark.parametrize(("depth", "share"), [(1, 0.2), (2, 4), (4, 4)])
+def test_laws_hold_with_pages_on_the_host(model: Path, answers: dict[tuple[str, int], Answer], depth: int, share: float) -> None:
+    pages = sequence_pages(GROUPS, 4, LONGEST, chunk=12) * 3 // 2
+    limits = Limits(rows=8, token_budget=12, depth=depth, max_model_len=LONGEST)
+    reached = run(model, world(depth, "priority", limits), answers, 4, pages, int(pages * share))
+    assert reached["page moved to the host"] > 0
+    assert share < 1 or (reached["prefix hit on the host"] > 0 and reached["fetched beside pages that move out"] > 0)
 
 
 @pytest.mark.parametrize(("rows", "budget", "caching"), [(1, 64, False), (8, 1, False), (8, 64, True)])

@@ -93,6 +93,21 @@ def test_forced_preemption(tiny: Path, kind: tuple[str, str], depth: int) -> Non
     assert run.answers == undisturbed.answers
 
 
+@pytest.mark.parametrize(("depth", "host_pages"), [(1, 400), (3, 100)])
+def test_pages_that_were_on_the_host(
+    tiny: Path, kind: tuple[str, str], alone: dict[tuple[str, int], Answer], depth: int, host_pages: int
+) -> None:
+    """Prompts push each other out of a pool for little more than one of them, and come back."""
+    page = 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, kind[1])
+    some = REQUESTS[:4]
+    again = [replace(each, request_id=each.request_id + "-again") for each in some]
+    tight = {"depth": depth, "block_size": 4, "kv_cache_memory_bytes": 54 * page, "max_model_len": 60, "max_num_batched_tokens": 12}
+    run = serve(tiny, [some, again], **tight, swap_space=host_pages * page / 2**30)
+    assert run.hit_tokens > 100 and run.host_tokens > 20
+    for (name, choice), answer in run.answers.items():
+        assert answer == alone[name.removesuffix("-again"), choice]
+
+
 def test_warm_cache(tiny: Path, alone: dict[tuple[str, int], Answer]) -> None:
     again = [replace(each, request_id=each.request_id + "-again") for each in REQUESTS]
     run = serve(tiny, [REQUESTS, again], block_size=4)

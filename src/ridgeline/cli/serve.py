@@ -27,6 +27,7 @@ def serve(
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = DEFAULTS.max_num_batched_tokens,
     step_ms: Annotated[int, typer.Option(help="Milliseconds of a step in which somebody waits for the next token.")] = DEFAULTS.step_ms,
     kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache [the need, up to 30 % of all].")] = None,
+    swap_space: Annotated[float, typer.Option(help="GiB of host memory for cached KV that has no room any more.")] = DEFAULTS.swap_space,
     block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.")] = DEFAULTS.block_size,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache of shared prefixes.")] = True,
     scheduling_policy: Annotated[str, typer.Option(help="fcfs, priority, static or one.")] = DEFAULTS.scheduling_policy,

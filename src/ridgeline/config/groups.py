@@ -16,6 +16,7 @@ class EngineConfig:
     step_ms                milliseconds that a step may take in which somebody waits for the next token: bounds the prompts' part of it
     kv_cache_memory_bytes  None: the lesser of the need and 30 % of the memory that this process may use
     depth                  steps in flight
+    swap_space             GiB of host memory for blocks of the prefix cache that leave the KV cache; 0: none, they are forgotten
     runner                 `cuda` (a GPU), `native` (the extension), `numpy`, or `auto`: the first of these that is there
     dtype                  what a GPU computes with: `bf16`, `fp16`, `f32`, or `fp8`: bf16, with matrices of floats as e4m3
     kv_dtype               format of the KV cache: `bf16`, `f32`, `int8`, on a GPU also `fp16` and `fp8`, or `auto`: the runner's own
@@ -35,6 +36,7 @@ class EngineConfig:
     step_ms: int = 80
     kv_cache_memory_bytes: int | None = None
     block_size: int = 16
+    swap_space: float = 0.0
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     depth: int = 2

@@ -9,6 +9,8 @@ from ridgeline.errors import ConfigError
 MEMORY_SHARE = 0.30
 """Of the memory that the process may use, the most that the KV cache takes when nobody says otherwise."""
 
+GIB = 1 << 30
+
 LIMITS = {
     "max_num_seqs": (1, 4_096),
     "max_num_batched_tokens": (1, 1 << 20),
@@ -44,18 +46,22 @@ class KVCosts:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings with nothing left open, the number of pages, and why each value is what it is."""
+    """Settings with nothing left open, the numbers of pages, on the host too, and why each value is what it is."""
 
     config: EngineConfig
     pages: int
     decisions: tuple[Decision, ...]
+    host_pages: int = 0
 
 
-def resolve(config: EngineConfig, *, context: int, memory_bytes: int, costs: KVCosts, share: float = MEMORY_SHARE) -> Resolved:
-    """Settles `kv_cache_memory_bytes` and `max_model_len`.
+def resolve(
+    config: EngineConfig, *, context: int, memory_bytes: int, costs: KVCosts, share: float = MEMORY_SHARE, host_bytes: int | None = None
+) -> Resolved:
+    """Settles `kv_cache_memory_bytes`, `max_model_len`, and how many pages `swap_space` holds.
 
     context       positions the model was trained for
-    memory_bytes  memory that this process may use
+    memory_bytes  memory of the device, or that this process may use where it computes itself
+    host_bytes    memory that this process may use beside the device's; None: the KV cache lies in the same memory
     share         of it that the KV cache may take when nobody says otherwise
     Raises ConfigError with the numbers and the flag that fixes it.
     """
@@ -82,7 +88,33 @@ def resolve(config: EngineConfig, *, context: int, memory_bytes: int, costs: KVC
             )
         length = Decision("max_model_len", fits, "machine", f"shrunk from {wanted}: the longest sequence that {pages} pages hold")
     settled = replace(config, max_model_len=int(length.value), kv_cache_memory_bytes=pages * costs.page_bytes)
-    return Resolved(settled, pages, (length, cache))
+    left = memory_bytes - pages * costs.page_bytes if host_bytes is None else host_bytes
+    tier = _host_pages(config, left, costs.page_bytes)
+    if not tier:
+        return Resolved(settled, pages, (length, cache))
+    held = Decision("swap_space", f"{config.swap_space:g} GiB", "flag", f"--swap-space: {tier} pages behind the {pages} of the KV cache")
+    return Resolved(settled, pages, (length, cache, held), tier)
+
+
+def _host_pages(config: EngineConfig, left: int, page_bytes: int) -> int:
+    """Pages of the host tier. Raises ConfigError where `left` bytes of the host do not hold it."""
+    if not config.swap_space:
+        return 0
+    most = left // (GIB // 10) / 10
+    if not 0 < config.swap_space * GIB <= left:
+        raise ConfigError(
+            f"--swap-space is {config.swap_space:g} GiB, outside 0 … {most:g} GiB (what is left of the memory that this process may use)",
+            fix={"--swap-space": f"{most:g}"},
+        )
+    if not config.enable_prefix_caching:
+        raise ConfigError(
+            f"--swap-space {config.swap_space:g} keeps blocks of the prefix cache, and --no-enable-prefix-caching has none; take one away",
+            fix={"--no-enable-prefix-caching": None},
+        )
+    pages = int(config.swap_space * GIB) // page_bytes
+    if not pages:
+        raise ConfigError(f"--swap-space {config.swap_space:g} GiB does not hold a page of {page_bytes} bytes", fix={"--swap-space": None})
+    return pages
 
 
 def check_bounds(config: EngineConfig) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.config.resolve import Decision, KVCosts, Resolved
+from ridgeline.config.resolve import GIB, Decision, KVCosts, Resolved
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.step import Rows, pass_seconds, step_work
@@ -64,6 +64,10 @@ def _cache(case: Case) -> tuple[int | None, float | None]:
     return case.pages * case.costs.page_bytes, None
 
 
+def _tier(case: Case) -> tuple[int | None, float | None]:
+    return int(case.config.swap_space * GIB), None
+
+
 def _block(case: Case) -> tuple[int | None, float | None]:
     return case.costs.page_bytes, None
 
@@ -104,6 +108,11 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     ),
     "kv_cache_memory_bytes": Meaning(
         "all pages together", "vllm:kv_cache_usage_perc > 0.9, or vllm:num_preemptions growing: too small", _cache
+    ),
+    "swap_space": Meaning(
+        "cached KV that is pushed out is copied back instead of computed again; on a CPU a larger KV cache serves better",
+        "ridgeline_evicted_pages and vllm:num_preemptions growing: too small; ridgeline_host_cache_hits stays 0: too large",
+        _tier,
     ),
     "block_size": Meaning(
         "the cost is one page; a sequence wastes half a block on average",

@@ -5,6 +5,7 @@ What one head reads of a page lies together. A record is a head's numbers in fp3
 All groups share the pool: a page belongs to one group at a time, and layer j of any group lies at index j.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -29,7 +30,7 @@ SCALE_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class NativeKVCache:
-    """One pool of pages 0 … pages, of which 0 is never handed out; touched lazily, page by page."""
+    """One pool of pages 0 … pages, of which 0 is never handed out, and of those of the host tier; touched lazily, page by page."""
 
     pool: Records
     type: str
@@ -58,6 +59,11 @@ class NativeKVCache:
         """K and V of some slots of a layer, each as fp32 [slots, KV heads, head dimension]."""
         keys, values = self.layer(index)
         return widened(of_slots(keys, slots)), widened(of_slots(values, slots))
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies pages (from, to), one after the other."""
+        for source, target in copies:
+            self.pool[:, :, target] = self.pool[:, :, source]
 
 
 def of_slots(records: Records, slots: NDArray[np.int64]) -> Records:
@@ -92,6 +98,6 @@ def allocate_native_kv(shape: KVShape, kv_heads: int, head_dim: int, type: str) 
     layers = {len(group.layers) for group in shape.groups}
     if len(layers) != 1:
         raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")
-    extent = (layers.pop(), 2, shape.pages + 1, kv_heads, shape.block_tokens)
+    extent = (layers.pop(), 2, shape.pages + 1 + shape.host_pages, kv_heads, shape.block_tokens)
     memory = allocate(prod(extent) * head_bytes(type, head_dim))
     return NativeKVCache(memory.view(DTYPES[type]).reshape(*extent, record_width(type, head_dim)), type, head_dim)

@@ -4,6 +4,7 @@ Owns the pool's layout: fp32 [layers of a group, 2, slots, KV heads, head dimens
 offset. All groups share the pool: a page belongs to one group at a time, and layer j of any group lies at index j.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +15,20 @@ from ridgeline.core.plan import KVShape
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """One pool of pages 0 … pages, of which 0 is never handed out; touched lazily, page by page."""
+    """One pool of pages 0 … pages, of which 0 is never handed out, and of those of the host tier; touched lazily, page by page."""
 
     pool: Floats
+    block_tokens: int
 
     def layer(self, index: int) -> tuple[Floats, Floats]:
         """K and V of the `index`-th layer of a group: views fp32 [slots, KV heads, head dimension]."""
         return self.pool[index, 0], self.pool[index, 1]
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies pages (from, to), one after the other."""
+        pages = self.pool.reshape(*self.pool.shape[:2], -1, self.block_tokens, *self.pool.shape[3:])  # a view
+        for source, target in copies:
+            pages[:, :, target] = pages[:, :, source]
 
 
 def allocate_kv(shape: KVShape, kv_heads: int, head_dim: int) -> KVCache:
@@ -28,5 +36,5 @@ def allocate_kv(shape: KVShape, kv_heads: int, head_dim: int) -> KVCache:
     layers = {len(group.layers) for group in shape.groups}
     if len(layers) != 1:
         raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")
-    slots = (shape.pages + 1) * shape.block_tokens
-    return KVCache(np.zeros((layers.pop(), 2, slots, kv_heads, head_dim), np.float32))
+    slots = (shape.pages + 1 + shape.host_pages) * shape.block_tokens
+    return KVCache(np.zeros((layers.pop(), 2, slots, kv_heads, head_dim), np.float32), shape.block_tokens)

@@ -18,6 +18,7 @@ from ridgeline.compute.cuda import sampler
 from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.runner import CudaRunner, Launched
 from ridgeline.compute.cuda.step import Sampled
+from ridgeline.compute.cuda.tier import HostTier
 from ridgeline.compute.decoding.logprobs import score
 from ridgeline.compute.decoding.sampler import sample
 from ridgeline.compute.graph import StepInputs
@@ -52,11 +53,19 @@ class _Flight:
 class DeviceExecutor:
     """Implements `engine.executor.Executor` over a runner of a GPU, which has its cache and is warm."""
 
-    def __init__(self, info: ExecutorInfo, decisions: tuple[Decision, ...], runner: CudaRunner, cache: DeviceKVCache) -> None:
+    def __init__(
+        self,
+        info: ExecutorInfo,
+        decisions: tuple[Decision, ...],
+        runner: CudaRunner,
+        cache: DeviceKVCache,
+        tier: HostTier | None = None,
+    ) -> None:
         self.decisions = decisions
         self._info = info
         self._runner: CudaRunner | None = runner
         self._cache: DeviceKVCache | None = cache
+        self._tier = tier
         blocks = -(-info.max_model_len // info.kv.block_tokens)
         self._rows = Rows(info.rows, len(info.kv.groups), blocks)
         self._columns = SamplingColumns(info.rows)
@@ -84,6 +93,9 @@ class DeviceExecutor:
         samples = np.frombuffer(plan.sample, np.bool_)
         device = samples & self._columns.served[place]
         sampled = Sampled(place, device, self._columns.of(place))
+        if plan.copies:
+            assert self._tier is not None, "a plan copies pages where the executor has the host's"
+            self._tier.copy(plan.copies)
         launched = self._runner.launch(replace(inputs, select=inputs.cu_q[1:] - 1), sampled)
         self._rows.last[place[device]] = FROM_ROW
         ticket = Ticket(plan)
@@ -105,7 +117,9 @@ class DeviceExecutor:
         self._flights.clear()
         if self._runner is not None:
             self._runner.close()
-        self._runner = self._cache = None
+        if self._tier is not None:
+            self._tier.close()
+        self._runner = self._cache = self._tier = None
 
     def _finish(self, flight: _Flight) -> Result:
         """Reads a step, and does what the device left to the host."""

@@ -129,6 +129,8 @@ class StepExecutor:
         assert self._runner is not None
         began = perf_counter()
         plan, inputs = work.plan, work.batch.complete(self._rows.last)
+        if plan.copies:
+            self._kv.copy(plan.copies)
         values = self._runner.run(inputs, self._kv, taps=("hidden",), best=work.greedy)
         finite = _finite(values["hidden"], inputs.cu_q)
         sampled, logprobs = self._choose(plan, work.params, inputs, values)

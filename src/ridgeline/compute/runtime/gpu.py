@@ -18,6 +18,7 @@ from ridgeline.compute.cuda.runner import CudaRunner
 from ridgeline.compute.graph import OpList
 from ridgeline.compute.models.registry import record
 from ridgeline.compute.runtime.device_executor import DeviceExecutor
+from ridgeline.compute.cuda.tier import HostTier
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision, KVCosts, resolve
 from ridgeline.core.plan import KVShape
@@ -26,6 +27,7 @@ from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.rope import rope_for
 from ridgeline.planning.memory import kv_costs, kv_groups
 
+from ridgeline.facts.machine import machine_facts
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
 Load = Callable[..., tuple[OpList, Weights]]
@@ -68,10 +70,16 @@ def build_on_gpu(
     runner.dry()
     left = cache_bytes(device, device.free_bytes(), runner.graphs_wanted)
     progress("warming up", 1.0)
-    resolved = resolve(config, context=length, memory_bytes=left, costs=costs, share=1.0)
+    resolved = resolve(config, context=length, memory_bytes=left, costs=costs, share=1.0, host_bytes=machine_facts().memory_bytes)
     settled = resolved.config
     assert settled.max_model_len is not None and settled.kv_cache_memory_bytes is not None
-    shape = replace(shape, pages=resolved.pages, fingerprint=_fingerprint(facts, settled, device))
+    shape = replace(
+        shape,
+        pages=resolved.pages,
+        fingerprint=_fingerprint(facts, settled, device),
+        host_pages=resolved.host_pages,
+        page_bytes=costs.page_bytes,
+    )
     cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch)
     runner.attach(cache)
     runner.warm_up(progress)
@@ -85,7 +93,8 @@ def build_on_gpu(
         weights_bytes=weights.nbytes,
         kv_bytes=settled.kv_cache_memory_bytes,
     )
-    return DeviceExecutor(info, decisions, runner, cache)
+    tier = HostTier(cache, shape.host_pages, device, config.depth) if shape.host_pages else None
+    return DeviceExecutor(info, decisions, runner, cache, tier)
 
 
 def planned_length(config: EngineConfig, facts: ModelFacts, device: Device, weights: int, costs: KVCosts) -> int:

@@ -62,7 +62,7 @@ def build(config: EngineConfig, progress: Progress) -> Executor:
     decisions = said + resolved.decisions
     if turned is not None:
         decisions += (Decision("rope_positions", config.max_model_len, "model", turned),)
-    shape = KVShape(groups, config.block_size, resolved.pages, _fingerprint(facts, config))
+    shape = KVShape(groups, config.block_size, resolved.pages, _fingerprint(facts, config), resolved.host_pages, costs.page_bytes)
     loaded = load_runner(config, facts, shape, machine.memory_bytes, progress)
     progress("warming up", 0.0)
     _warm_up(loaded.runner, loaded.kv, shape)

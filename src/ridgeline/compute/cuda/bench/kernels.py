@@ -21,7 +21,7 @@ from ridgeline.compute.cuda.linear import linear, scratch_bytes
 from ridgeline.compute.cuda.step import KINDS
 from ridgeline.compute.cuda.triton import attention as attend
 from ridgeline.compute.cuda.triton import elements, norm, quantise, rope
-from ridgeline.compute.cuda.triton.copy import copy_blocks
+from ridgeline.compute.cuda.triton.copy import copy_pages
 from ridgeline.compute.quant.formats import FORMATS
 from ridgeline.compute.quant.weight import CodedWeight
 from ridgeline.core.plan import KVGroup, KVShape
@@ -42,7 +42,7 @@ Run = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """make: one launch over memory of its own; bytes that it must move; operations, and the ceiling that they have (bf16, fp8)."""
+    """make: one launch over memory of its own; bytes that it must move, and operations; the ceilings of both (copy, host; bf16, fp8)."""
 
     op: str
     shape: str
@@ -50,6 +50,7 @@ class Case:
     bytes: int
     flops: int = 0
     ceiling: str = "bf16"
+    memory: str = "copy"
 
     def runs(self, real: bool) -> list[Run]:
         """The same over so much memory that no cache holds it; once where nothing is cached anyway."""
@@ -220,8 +221,8 @@ def _rest(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]:
             make = partial(_sample, device, m, facts.vocab, temperature, top_p)
             yield Case(f"sample {name}", f"{m} x {facts.vocab}", make, 2 * m * facts.vocab)
     pages = 64 if device.real else 2
-    moved = 4 * pages * BLOCK_TOKENS * facts.kv_heads * facts.head_dim * 2
-    yield Case("copy_blocks", f"{pages} pages of a layer", partial(_copies, facts, device, pages), moved)
+    moved = 2 * pages * BLOCK_TOKENS * facts.kv_heads * facts.head_dim * 2
+    yield Case("copy_pages", f"{pages} pages of a layer to the host", partial(_copies, facts, device, pages), moved, memory="host")
 
 
 def _sample(device: Device, m: int, vocab: int, temperature: float, top_p: float) -> Run:
@@ -234,9 +235,10 @@ def _sample(device: Device, m: int, vocab: int, temperature: float, top_p: float
 
 
 def _copies(facts: ModelFacts, device: Device, pages: int) -> Run:
-    pool = _cache(facts, device, "bf16", 1, 2 * pages * BLOCK_TOKENS).pool
-    first = torch.arange(1, 1 + pages, device=device.torch)
-    return partial(copy_blocks, pool, torch.stack([first, first + pages], dim=1).contiguous())
+    pool = _cache(facts, device, "bf16", 1, pages * BLOCK_TOKENS).pool
+    host = device.host(1, 2, pages, pool.shape[3], dtype=torch.uint8)
+    first = torch.arange(pages, dtype=torch.int32, device=device.torch)
+    return partial(copy_pages, pool, host, torch.stack([first, first + pool.shape[2]], dim=1).contiguous())
 
 
 def _random(device: Device, *shape: int) -> torch.Tensor:
