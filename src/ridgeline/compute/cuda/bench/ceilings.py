@@ -25,15 +25,20 @@ FULL: Final = Extent()
 SMALL: Final = Extent(1 << 12, 32)
 """Where kernels are interpreted."""
 
-NAMES: Final = ("copy", "bf16", "fp8")
+NAMES: Final = ("copy", "host", "bf16", "fp8")
 
 
 def ceiling(name: str, device: Device, extent: Extent = FULL) -> float:
-    """Bytes a second of a copy, read and written; operations a second of a product, a multiply-add being two."""
+    """Bytes a second of a copy within the device, read and written, or from the host's pinned memory, read; operations a second of a
+    product, a multiply-add being two."""
     if name == "copy":
         source = device.empty(extent.copy_bytes, dtype=torch.uint8).random_(0, 256)
         target = torch.empty_like(source)
         return 2 * extent.copy_bytes / seconds_of(device, [partial(target.copy_, source)]).best
+    if name == "host":
+        pinned = device.host(extent.copy_bytes // 4, dtype=torch.uint8)
+        target = device.empty(len(pinned), dtype=torch.uint8)
+        return len(pinned) / seconds_of(device, [partial(target.copy_, pinned, non_blocking=True)]).best
     return 2 * extent.side**3 / seconds_of(device, [product(name, extent.side, extent.side, extent.side, device)]).best
 
 

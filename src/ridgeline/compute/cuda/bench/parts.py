@@ -65,7 +65,7 @@ def kernels(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[R
 
 def _timed(case: Case, device: Device, most: Mapping[str, float]) -> Row:
     seconds = seconds_of(device, case.runs(device.real)) if device.real else seconds_of(device, case.runs(False), 1)
-    memory = case.bytes / most["copy"] if most["copy"] else 0.0
+    memory = case.bytes / most[case.memory] if most[case.memory] else 0.0
     arithmetic = case.flops / most[case.ceiling] if most[case.ceiling] else 0.0
     return {
         "seconds": seconds.best, "median_seconds": seconds.middle, "bytes_per_second": case.bytes / seconds.best,
@@ -114,15 +114,6 @@ def transformers(facts: ModelFacts, device: Device, settings: Settings) -> Itera
     model = peer.build(Path(settings["model"]), settings["dtype"], device)
     for names, measure in peer.cases(model, device, settings):
         yield _tried(names, measure)
-
-
-def memory(device: Device) -> dict[str, int]:
-    """Bytes of the device: `allocated` and `reserved` by this process, as torch counts them, `used` by everybody, as the driver does."""
-    if not device.real:
-        return dict.fromkeys(("allocated", "reserved", "used"), 0)
-    free, total = torch.cuda.mem_get_info(device.torch)
-    own = {"allocated": torch.cuda.memory_allocated(device.torch), "reserved": torch.cuda.memory_reserved(device.torch)}
-    return {**own, "used": total - free}
 
 
 def _tried(names: Row, measure: Callable[[], Row]) -> Row:
