@@ -38,7 +38,7 @@ def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         case "serving":
             yield from serving(facts, settings, importlib.import_module(WATCH).Watched(device))
         case "soak":
-            yield from soak(facts, settings, lambda: computing.memory(device))
+            yield from soak(facts, settings, device.memory)
         case "host":
             yield from host(small_facts(), settings)
         case "ttft":
