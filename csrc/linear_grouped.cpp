@@ -34,9 +34,7 @@ struct Grouped {
         block[4] = static_cast<uint8_t>(span[64 + row] ^ kZero);
     }
     static void floats(const uint8_t* head, const uint8_t*, Vec* scale, Vec* zero) {
-        float scales[kLanes];
-        memcpy(scales, head, sizeof scales);
-        scale[0] = load(scales), zero[0] = bytes(head + 64);
+        scale[0] = load(reinterpret_cast<const float*>(head)), zero[0] = bytes(head + 64);
     }
 };
 template <int kCodeBits, size_t kInputs>

@@ -13,11 +13,7 @@ namespace RIDGELINE_LEVEL {
 namespace {
 
 inline void copy_half(uint8_t* to, const uint8_t* from) { memcpy(to, from, 2); }
-inline Vec halves(const uint8_t* p) {
-    uint16_t h[kLanes];
-    memcpy(h, p, sizeof h);
-    return load_half(h);
-}
+inline Vec halves(const uint8_t* p) { return load_half(p); }
 
 // `count` bytes whose lower nibbles are the first codes, eight at a time.
 inline void split_nibbles(const uint8_t* bytes, uint8_t* codes, size_t count = 16) {

@@ -9,6 +9,9 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kChunksEach = 4;        // chunks a thread: enough to even out, few enough to cost nothing
+// Products of few tokens wait for memory and prepare nothing for a chunk. In large ones more chunks let threads that read at different speeds
+// end closer together.
+constexpr size_t kFewTokens = 8, kMostChunksEach = 16, kFineBytes = 256 << 10;
 constexpr size_t kMostBlocks = 64;       // of a chunk: the last one is what the others wait for
 
 int64_t nanoseconds() {
@@ -56,6 +59,7 @@ void Plan::add_row(const RowOp& op) { phases_.back().rows.push_back(op); }
 void Plan::add_product(const ProductOp& op) {
     phases_.back().products.push_back(op);
     phases_.back().blocks += ceiling(op.matrix.n, kBlockRows);
+    phases_.back().bytes += kernels_.linear->packed_bytes(op.matrix.format, op.matrix.n, op.matrix.k, op.matrix.group);
 }
 
 void Plan::add_attention(const Attention& op, const float* q, float* out) {
@@ -86,7 +90,7 @@ void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, int32_
     if (best_) {
         best_values_.resize(step.selected * slices);
         best_ids_.resize(step.selected * slices);
-        for (std::vector<float>& each : outputs_) each.resize(step.selected * blocks_each(phases_.back()) * kBlockRows);
+        for (std::vector<float>& each : outputs_) each.resize(step.selected * blocks_each(phases_.back(), step) * kBlockRows);
     }
     const uint64_t tag = team_->next_step() << 32;
     for (Counter& counter : counters_) {
@@ -136,7 +140,7 @@ size_t Plan::chunks(const Phase& phase, const Step& step) const {
     switch (phase.kind) {
         case PhaseKind::rows: return std::min(rows, scratch_.size() * kChunksEach);
         case PhaseKind::products:
-            return rows == 0 ? 0 : ceiling(phase.blocks, blocks_each(phase));
+            return rows == 0 ? 0 : ceiling(phase.blocks, blocks_each(phase, step));
         case PhaseKind::attention: return cuts_[phase.cut].count;
         case PhaseKind::merge: return cuts_[phase.cut].partial_floats > 0 ? 1 : 0;
     }
@@ -164,13 +168,15 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
     }
 }
 
-size_t Plan::blocks_each(const Phase& phase) const {
-    return std::clamp<size_t>(phase.blocks / (scratch_.size() * kChunksEach), 1, kMostBlocks);
+size_t Plan::blocks_each(const Phase& phase, const Step& step) const {
+    size_t each = kChunksEach;
+    if (rows_of(phase, step) <= kFewTokens) each = std::clamp(phase.bytes / (scratch_.size() * kFineBytes), kChunksEach, kMostChunksEach);
+    return std::clamp<size_t>(phase.blocks / (scratch_.size() * each), 1, kMostBlocks);
 }
 
 void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thread) {
     const ProductOp& op = phase.products.front();
-    const size_t m = step.selected, slices = chunks(phase, step), size = blocks_each(phase);
+    const size_t m = step.selected, slices = chunks(phase, step), size = blocks_each(phase, step);
     const size_t first = chunk * size, count = std::min(size, phase.blocks - first), column = first * kBlockRows;
     const size_t columns = std::min(op.matrix.n - column, count * kBlockRows), stride = size * kBlockRows;
     float* outputs = outputs_[static_cast<size_t>(thread)].data();
@@ -186,7 +192,7 @@ void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thr
 
 void Plan::multiply(const Phase& phase, const Step& step, size_t chunk, int thread) {
     uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
-    const size_t m = rows_of(phase, step), size = blocks_each(phase);
+    const size_t m = rows_of(phase, step), size = blocks_each(phase, step);
     size_t first = chunk * size, left = std::min(size, phase.blocks - std::min(phase.blocks, first)), passed = 0;
     for (const ProductOp& op : phase.products) {
         const size_t blocks = ceiling(op.matrix.n, kBlockRows);

@@ -29,7 +29,7 @@ struct Phase {
     bool selected = false;               // runs over the selected positions, not over all tokens
     std::vector<RowOp> rows;
     std::vector<ProductOp> products;
-    size_t blocks = 0;                   // of all products
+    size_t blocks = 0, bytes = 0;        // of all products: packed
     Attention attention{};
     const float* q = nullptr;
     float* out = nullptr;
@@ -73,7 +73,7 @@ private:
     void compute(const Phase& phase, const Step& step, size_t chunk, int thread);
     void multiply(const Phase& phase, const Step& step, size_t chunk, int thread);
     void find_best(const Phase& phase, const Step& step, size_t chunk, int thread);
-    size_t blocks_each(const Phase& phase) const;
+    size_t blocks_each(const Phase& phase, const Step& step) const;
     size_t rows_of(const Phase& phase, const Step& step) const { return phase.selected ? step.selected : step.tokens; }
 
     const Kernels& kernels_;

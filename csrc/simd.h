@@ -43,7 +43,7 @@ inline Vec where_below(Vec a, Vec b, Vec yes, Vec no) { return {_mm512_mask_blen
 inline Vec load_bf16(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
 }
-inline Vec load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+inline Vec load_half(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))}; }
 // Whole numbers of -127 … 127 to the nearest, ties to even; returns their sum.
 inline int32_t store_int8(int8_t* p, Vec x) {
     const __m512i whole = _mm512_cvtps_epi32(x.v);
@@ -85,8 +85,9 @@ inline __m256 widen_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
 }
 inline Vec load_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
-inline Vec load_half(const uint16_t* p) {
-    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+inline Vec load_half(const void* p) {
+    const __m128i* halves = static_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 }
 inline int32_t store_int8(int8_t* p, Vec x) {
     const __m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b);
@@ -133,7 +134,11 @@ inline Vec power_of_two(Vec n) { RIDGELINE_EACH(float_of_bits(static_cast<uint32
 inline Vec where_nan(Vec t, Vec yes, Vec no) { RIDGELINE_EACH(t.v[i] != t.v[i] ? yes.v[i] : no.v[i]); }
 inline Vec where_below(Vec a, Vec b, Vec yes, Vec no) { RIDGELINE_EACH(a.v[i] < b.v[i] ? yes.v[i] : no.v[i]); }
 inline Vec load_bf16(const uint16_t* p) { RIDGELINE_EACH(float_of_bits(static_cast<uint32_t>(p[i]) << 16)); }
-inline Vec load_half(const uint16_t* p) { RIDGELINE_EACH(float_of_half(p[i])); }
+inline Vec load_half(const void* p) {
+    uint16_t h[kLanes];
+    memcpy(h, p, sizeof h);
+    RIDGELINE_EACH(float_of_half(h[i]));
+}
 inline int32_t store_int8(int8_t* p, Vec x) {
     int32_t total = 0;
     for (size_t i = 0; i < kLanes; ++i) total += p[i] = static_cast<int8_t>(nearbyintf(x.v[i]));
