@@ -27,20 +27,20 @@ def test_context_shrinks_to_what_the_share_holds_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (EngineConfig("m", max_model_len=20_000), "--max-model-len is 20000"),
-        (EngineConfig("m", max_model_len=0), "--max-model-len is 0"),
-        (EngineConfig("m", max_model_len=16_000, kv_cache_memory_bytes=10_000), "set --max-model-len 160 or --kv-cache-memory-bytes"),
-        (EngineConfig("m", kv_cache_memory_bytes=999), "--kv-cache-memory-bytes is 999"),
-        (EngineConfig("m", kv_cache_memory_bytes=10**12), "--kv-cache-memory-bytes"),
-        (EngineConfig("m", block_size=0), "--block-size is 0"),
+        (EngineConfig("m", max_num_seqs=64, max_model_len=20_000), "--max-model-len is 20000"),
+        (EngineConfig("m", max_num_seqs=64, max_model_len=0), "--max-model-len is 0"),
+        (EngineConfig("m", max_num_seqs=64, max_model_len=16_000, kv_cache_memory_bytes=10_000), "set --max-model-len 160 or --kv-cache-memory-bytes"),
+        (EngineConfig("m", max_num_seqs=64, kv_cache_memory_bytes=999), "--kv-cache-memory-bytes is 999"),
+        (EngineConfig("m", max_num_seqs=64, kv_cache_memory_bytes=10**12), "--kv-cache-memory-bytes"),
+        (EngineConfig("m", max_num_seqs=64, block_size=0), "--block-size is 0"),
         (EngineConfig("m", max_num_seqs=0), "--max-num-seqs is 0"),
-        (EngineConfig("m", max_num_batched_tokens=0), "--max-num-batched-tokens is 0"),
-        (EngineConfig("m", depth=5), "--depth is 5"),
-        (EngineConfig("m", swap_space=1.0), r"--swap-space is 1 GiB, outside 0 … 0.8 GiB"),
-        (EngineConfig("m", swap_space=-1.0), "--swap-space is -1 GiB"),
-        (EngineConfig("m", swap_space=float("nan")), "--swap-space is nan GiB"),
-        (EngineConfig("m", swap_space=1e-9), "--swap-space 1e-09 GiB does not hold a page of 1000 bytes"),
-        (EngineConfig("m", swap_space=0.1, enable_prefix_caching=False), "--no-enable-prefix-caching has none"),
+        (EngineConfig("m", max_num_seqs=64, max_num_batched_tokens=0), "--max-num-batched-tokens is 0"),
+        (EngineConfig("m", max_num_seqs=64, depth=5), "--depth is 5"),
+        (EngineConfig("m", max_num_seqs=64, swap_space=1.0), r"--swap-space is 1 GiB, outside 0 … 0.8 GiB"),
+        (EngineConfig("m", max_num_seqs=64, swap_space=-1.0), "--swap-space is -1 GiB"),
+        (EngineConfig("m", max_num_seqs=64, swap_space=float("nan")), "--swap-space is nan GiB"),
+        (EngineConfig("m", max_num_seqs=64, swap_space=1e-9), "--swap-space 1e-09 GiB does not hold a page of 1000 bytes"),
+        (EngineConfig("m", max_num_seqs=64, swap_space=0.1, enable_prefix_caching=False), "--no-enable-prefix-caching has none"),
     ],
 )
 def test_what_cannot_work_names_the_flag(config: EngineConfig, words: str) -> None:
@@ -53,20 +53,20 @@ def test_pages_of_the_host() -> None:
     settled = resolve(config, context=160, memory_bytes=10**6, costs=COSTS, host_bytes=2**30)
     assert (settled.pages, settled.host_pages) == (20, 2**29 // 1_000)
     assert settled.decisions[-1].name == "swap_space" and f"{2**29 // 1_000} pages" in settled.decisions[-1].reason
-    assert resolve(EngineConfig("m"), context=160, memory_bytes=10**6, costs=COSTS).host_pages == 0
+    assert resolve(EngineConfig("m", max_num_seqs=64), context=160, memory_bytes=10**6, costs=COSTS).host_pages == 0
 
 
 def test_the_fix_that_an_error_names_works() -> None:
-    settled = resolve(EngineConfig("m", max_model_len=160, kv_cache_memory_bytes=10_000), context=16_000, memory_bytes=10**9, costs=COSTS)
+    settled = resolve(EngineConfig("m", max_num_seqs=64, max_model_len=160, kv_cache_memory_bytes=10_000), context=16_000, memory_bytes=10**9, costs=COSTS)
     assert settled.pages == 10
 
 
 def test_no_fix_is_named_that_cannot_work() -> None:
     with pytest.raises(ConfigError, match=r"set --max-model-len 4800 .this process may use 1000000 bytes"):
-        resolve(EngineConfig("m", max_model_len=160_000), context=160_000, memory_bytes=1_000_000, costs=COSTS)
+        resolve(EngineConfig("m", max_num_seqs=64, max_model_len=160_000), context=160_000, memory_bytes=1_000_000, costs=COSTS)
 
 
 def test_no_room_for_one_token() -> None:
     costs = KVCosts(page_bytes=1_000, sequence_pages=lambda tokens: 6, longest=lambda pages, limit: limit if pages >= 6 else 0)
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes 6000"):
-        resolve(EngineConfig("m", kv_cache_memory_bytes=5_000), context=100, memory_bytes=10**9, costs=costs)
+        resolve(EngineConfig("m", max_num_seqs=64, kv_cache_memory_bytes=5_000), context=100, memory_bytes=10**9, costs=costs)

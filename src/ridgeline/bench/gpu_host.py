@@ -78,11 +78,11 @@ def _turns(
     config = EngineConfig("still", max_num_seqs=batch, max_num_batched_tokens=batch + PROMPTS * context)
     length = context + steps + 2 * (batch // PROMPTS + config.depth)
     executor = importlib.import_module(STILL).still_executor(
-        facts, rows=batch, tokens=config.max_num_batched_tokens, positions=length, block_tokens=BLOCK_TOKENS, depth=config.depth
+        facts, rows=batch, tokens=config.tokens, positions=length, block_tokens=BLOCK_TOKENS, depth=config.depth
     )
     clocked = Clocked(executor)
     engine, _ = engine_over(clocked, config)
-    turn = engine.turn(_requests(engine, batch, context, length))
+    turn = engine.turn(requests(engine, batch, context, length))
     while len(turn.outputs) < batch:
         turn = engine.turn()
     seconds, inside = [], []
@@ -107,7 +107,8 @@ def _encoder() -> Callable[[int, Turn], object] | None:
     return lambda number, turn: messages.encode(messages.Frame(number, turn.time, turn.outputs, turn.events))
 
 
-def _requests(engine: Engine, count: int, prompt: int, length: int) -> list[Admit]:
+def requests(engine: Engine, count: int, prompt: int, length: int) -> list[Admit]:
+    """So many prompts of random ids, each of which goes on to `length` positions."""
     info, draws = engine.executor.info, random.Random(0)
     limits = ModelLimits(info.vocab, info.max_model_len, frozenset(), info.kv)
     params = SamplingParams(temperature=0.0, max_tokens=length - prompt, ignore_eos=True)

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from ridgeline.bench.gpu_traffic import Traffic, Wish
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import resolve_runner
-from ridgeline.core.events import Scheduled, StepTimed
+from ridgeline.core.events import Scheduled
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.compose import engine_over
 from ridgeline.engine.engine import Engine
@@ -133,13 +133,14 @@ def phase(engine: Engine, traffic: Traffic, rows: int, seconds: float, watch: Wa
 
 def _turns(engine: Engine, traffic: Traffic) -> Iterator[tuple[int, float, int]]:
     """Turns of the engine, for ever: tokens sampled, seconds waited for the device, tokens that steps were given."""
+    executor: Any = engine.executor
     while True:
+        before = executor.waited
         turn = engine.turn(traffic.commands())
         traffic.take(turn)
         tokens = sum(len(output.ids) for output in turn.outputs)
-        waited = sum(event.timings.run for event in turn.events if isinstance(event, StepTimed))
         computed = sum(sum(event.count) for event in turn.events if isinstance(event, Scheduled))
-        yield tokens, waited, computed
+        yield tokens, executor.waited - before, computed
 
 
 def drain(engine: Engine, traffic: Traffic) -> None:

@@ -120,7 +120,7 @@ def offline(config: EngineConfig, load: Load, progress: Progress = lambda stage,
     """
     load.check()
     length, most = load.prompt_tokens + load.output_tokens, max(load.batches)
-    settings = replace(config, max_model_len=length, max_num_seqs=max(most, config.max_num_seqs), enable_prefix_caching=False)
+    settings = replace(config, max_model_len=length, max_num_seqs=max(most, config.max_num_seqs or 0), enable_prefix_caching=False)
     settings = replace(settings, step_ms=WHOLE_STEPS)
     question = Question(device="this", context=length, users=most, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
     deployment = deployment_of(describe_model(config.model, cache_directory()), question)

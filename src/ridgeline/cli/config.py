@@ -67,12 +67,12 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
     facts = read_model_facts(resolve_model(given.model, cache_directory()))
     machine = machine_facts()
     settled, decided = resolve_runner(given, missing=extension_missing(), no_gpu=gpu_missing(), processors=machine.processors)
-    costs = kv_costs(facts, given.block_size, given.max_num_batched_tokens, settled.kv_dtype)
+    costs = kv_costs(facts, given.block_size, settled.tokens, settled.kv_dtype)
     resolved = resolve(settled, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
     resolved = replace(resolved, decisions=decided + resolved.decisions)
-    asked = Question(device=device, kv_dtype=settled.kv_dtype, context=resolved.config.max_model_len, chunk=given.max_num_batched_tokens)
+    asked = Question(device=device, kv_dtype=settled.kv_dtype, context=resolved.config.max_model_len, chunk=settled.tokens)
     deployment = deployment_of(describe_model(given.model, cache_directory()), asked)
-    paced = pace(resolved.config, step_seconds(deployment, given.max_num_batched_tokens))
+    paced = pace(resolved.config, step_seconds(deployment, settled.tokens))
     return explain(given, resolved, Case(resolved.config, resolved.pages, costs, facts, deployment, paced))
 
 

@@ -5,6 +5,7 @@ import sys
 import time
 from contextlib import AbstractContextManager
 from dataclasses import fields
+from math import isfinite
 from typing import Annotated, Any, Final
 
 import typer
@@ -23,8 +24,8 @@ def serve(
     api_key: Annotated[str | None, typer.Option(help="Key that clients must send as a bearer token.")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Name that clients use for the model.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and output [what model and cache hold].")] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = DEFAULTS.max_num_seqs,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = DEFAULTS.max_num_batched_tokens,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences that run at once [64, on a GPU 256].")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in one step [512, on a GPU 8192].")] = None,
     step_ms: Annotated[int, typer.Option(help="Milliseconds of a step in which somebody waits for the next token.")] = DEFAULTS.step_ms,
     kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache [the need, up to 30 % of all].")] = None,
     swap_space: Annotated[float, typer.Option(help="GiB of host memory for cached KV that has no room any more.")] = DEFAULTS.swap_space,
@@ -57,12 +58,21 @@ def serve(
 ) -> None:
     """Serve a model: a page and an OpenAI-compatible API."""
     given = locals()
+    _check_finite(given)
     if generation_config not in ("auto", "none"):
         raise ConfigError(f"--generation-config is {generation_config!r}; auto and none are possible", fix={"--generation-config": "auto"})
     engine = EngineConfig(**{field.name: given[field.name] for field in fields(EngineConfig) if field.name in given})
     server = {field.name: given[field.name] for field in fields(ServerConfig) if field.name in given}
     config = ServerConfig(max_waiting=max_num_queued_reqs, **server)
     _run(engine, config)
+
+
+def _check_finite(given: dict[str, Any]) -> None:
+    """Bounds say nothing of a number that is none, and settings travel as JSON, which has no such numbers."""
+    for name, value in given.items():
+        if isinstance(value, float) and not isfinite(value):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is {value}, which is no number", fix={flag: None})
 
 
 def _run(engine: EngineConfig, config: ServerConfig) -> None:

@@ -12,11 +12,12 @@ class EngineConfig:
 
     model                  `demo`, or the path of a GGUF file (the first of a split file)
     max_model_len          None: the model's context, shrunk (with a message) to what the KV cache holds
-    max_num_batched_tokens  tokens in one step
+    max_num_seqs           sequences that run at once; None: what suits the runner
+    max_num_batched_tokens  tokens in one step; None: what suits the runner
     step_ms                milliseconds that a step may take in which somebody waits for the next token: bounds the prompts' part of it
     kv_cache_memory_bytes  None: the lesser of the need and 30 % of the memory that this process may use
-    depth                  steps in flight
     swap_space             GiB of host memory for blocks of the prefix cache that leave the KV cache; 0: none, they are forgotten
+    depth                  steps in flight
     runner                 `cuda` (a GPU), `native` (the extension), `numpy`, or `auto`: the first of these that is there
     dtype                  what a GPU computes with: `bf16`, `fp16`, `f32`, or `fp8`: bf16, with matrices of floats as e4m3
     kv_dtype               format of the KV cache: `bf16`, `f32`, `int8`, on a GPU also `fp16` and `fp8`, or `auto`: the runner's own
@@ -31,12 +32,12 @@ class EngineConfig:
 
     model: str
     max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     step_ms: int = 80
     kv_cache_memory_bytes: int | None = None
-    block_size: int = 16
     swap_space: float = 0.0
+    block_size: int = 16
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     depth: int = 2
@@ -50,6 +51,18 @@ class EngineConfig:
     record: str | None = None
     trace: str | None = None
     step_timeout_seconds: float = 30.0
+
+    @property
+    def rows(self) -> int:
+        """`max_num_seqs`, once it is settled."""
+        assert self.max_num_seqs is not None, "max_num_seqs is open: config.runner settles it"
+        return self.max_num_seqs
+
+    @property
+    def tokens(self) -> int:
+        """`max_num_batched_tokens`, once it is settled."""
+        assert self.max_num_batched_tokens is not None, "max_num_batched_tokens is open: config.runner settles it"
+        return self.max_num_batched_tokens
 
 
 @dataclass(frozen=True, slots=True)

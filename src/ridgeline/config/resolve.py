@@ -121,7 +121,7 @@ def check_bounds(config: EngineConfig) -> None:
     """Raises ConfigError for a number that no model could be served with."""
     for name, (low, high) in LIMITS.items():
         value = getattr(config, name)
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is {value}, outside {low} … {high}", fix={flag: str(max(low, min(high, value)))})
 
@@ -147,8 +147,8 @@ def _cache_bytes(config: EngineConfig, length: int, memory_bytes: int, costs: KV
                 fix={"--kv-cache-memory-bytes": None},
             )
         return Decision(name, config.kv_cache_memory_bytes, "flag", "--kv-cache-memory-bytes")
-    need = costs.sequence_pages(length) * config.max_num_seqs * costs.page_bytes
+    need = costs.sequence_pages(length) * config.rows * costs.page_bytes
     share = int(memory_bytes * part)
     if need <= share:
-        return Decision(name, need, "model", f"the need of {config.max_num_seqs} sequences of {length} tokens")
+        return Decision(name, need, "model", f"the need of {config.rows} sequences of {length} tokens")
     return Decision(name, share, "machine", f"{part:.0%} of the {memory_bytes} bytes that this process may use (the need is {need})")

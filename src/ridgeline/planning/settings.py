@@ -53,11 +53,11 @@ def _context(case: Case) -> tuple[int | None, float | None]:
 
 def _rows(case: Case) -> tuple[int | None, float | None]:
     half = (case.config.max_model_len or 2) // 2
-    return None, case.step_seconds([Rows(half, 1, case.config.max_num_seqs)])
+    return None, case.step_seconds([Rows(half, 1, case.config.rows)])
 
 
 def _step(case: Case) -> tuple[int | None, float | None]:
-    return None, case.step_seconds([Rows(0, case.config.max_num_batched_tokens)])
+    return None, case.step_seconds([Rows(0, case.config.tokens)])
 
 
 def _cache(case: Case) -> tuple[int | None, float | None]:

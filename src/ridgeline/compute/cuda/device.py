@@ -89,12 +89,8 @@ class Device:
         if not self.real:
             return {"allocated": 0, "reserved": 0, "used": 0}
         free, total = torch.cuda.mem_get_info(self.torch)
-        stats = torch.cuda.memory_stats(self.torch)
-        return {
-            "allocated": int(stats["allocated_bytes.all.current"]),
-            "reserved": int(stats["reserved_bytes.all.current"]),
-            "used": int(total - free),
-        }
+        own = {"allocated": torch.cuda.memory_allocated(self.torch), "reserved": torch.cuda.memory_reserved(self.torch)}
+        return {**own, "used": int(total - free)}
 
     def settle(self) -> None:
         """Waits until everything that was launched is done. Only while starting and for results that a host asks for."""

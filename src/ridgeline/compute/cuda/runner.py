@@ -214,6 +214,12 @@ class CudaRunner:
         of its inputs to that of its results."""
         return self.device.seconds(launched.first, launched.last)
 
+    def padding_seconds(self, tokens: int, rows: int) -> float:
+        """The device's seconds for a step of so many tokens, divided evenly among rows, on page 0."""
+        launched = self.launch(padding(tokens, rows, len(self._shape.groups), self._shape.block_tokens), NOBODY)
+        self.read(launched)
+        return self.seconds(launched)
+
     def logits_of(self, rows: list[int]) -> Floats:
         """Logits fp32 [n, V] of some rows of the step that was launched last, which has been read."""
         bucket = self._current

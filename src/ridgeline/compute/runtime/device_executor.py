@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,19 +27,18 @@ from ridgeline.compute.runtime.rows import Rows
 from ridgeline.compute.runtime.scores import prompt_logprobs
 from ridgeline.config.resolve import Decision
 from ridgeline.core.params import RowParams
-from ridgeline.core.plan import FROM_ROW, Plan, Result, Timings, TokenLogprobs
+from ridgeline.core.plan import FROM_ROW, IntColumn, Plan, Result, Timings, TokenLogprobs
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A step that is launched. `inputs` select the positions where rows sample; `host` are indices of rows that are sampled here."""
+    """A step that is launched. `inputs` select the positions where rows sample."""
 
     ticket: Ticket
     launched: Launched
     inputs: StepInputs
-    params: list[RowParams]
-    host: list[int]
+    chosen: "_Chosen"
     submitted: float
     ready: float
     result: Result | None = None
@@ -47,7 +46,29 @@ class _Flight:
     @property
     def waited_for(self) -> bool:
         """Whether the next step needs what this one leaves to the host."""
-        return bool(self.host) or len(self.ticket.plan.select) > len(self.inputs.select)
+        return bool(self.chosen.host) or len(self.ticket.plan.select) > len(self.inputs.select)
+
+
+class _Chosen(NamedTuple):
+    """What does not change from step to step while rows, and which of them sample, are the same: it is made once for all of those steps.
+
+    row, sample  of the plan, whose columns it is about     params  a row each
+    taken        int32: permanent rows whose id the device samples
+    host         indices of rows that are sampled here
+    everybody    every row samples
+    """
+
+    row: IntColumn
+    sample: bytearray
+    params: list[RowParams]
+    sampled: Sampled
+    taken: NDArray[np.int32]
+    host: list[int]
+    everybody: bool
+
+    def serves(self, plan: Plan) -> bool:
+        """Whether the plan's are the same. Plans of the same rows share their column."""
+        return plan.row is self.row and plan.sample == self.sample and not plan.new_rows
 
 
 class DeviceExecutor:
@@ -70,6 +91,9 @@ class DeviceExecutor:
         self._rows = Rows(info.rows, len(info.kv.groups), blocks)
         self._columns = SamplingColumns(info.rows)
         self._flights: deque[_Flight] = deque()
+        self._chosen: _Chosen | None = None
+        self.waited = 0.0
+        """Seconds that results have been waited for, altogether: the rest of the time is the host's."""
 
     @property
     def info(self) -> ExecutorInfo:
@@ -86,22 +110,28 @@ class DeviceExecutor:
         submitted = perf_counter()
         self._rows.apply(plan)
         self._columns.apply(plan)
-        params = [self._rows.params(row) for row in plan.row]
+        if self._chosen is None or not self._chosen.serves(plan):
+            self._chosen = self._choose(plan)
+        chosen = self._chosen
         batch = step_inputs(plan, self._rows, self._info.kv.block_tokens)
         inputs = batch.complete(self._rows.last)  # FROM_ROW again where the device has it
-        place = np.array(plan.row, np.int32)
-        samples = np.frombuffer(plan.sample, np.bool_)
-        device = samples & self._columns.served[place]
-        sampled = Sampled(place, device, self._columns.of(place))
         if plan.copies:
             assert self._tier is not None, "a plan copies pages where the executor has the host's"
             self._tier.copy(plan.copies)
-        launched = self._runner.launch(replace(inputs, select=inputs.cu_q[1:] - 1), sampled)
-        self._rows.last[place[device]] = FROM_ROW
+        launched = self._runner.launch(replace(inputs, select=inputs.cu_q[1:] - 1), chosen.sampled)
+        self._rows.last[chosen.taken] = FROM_ROW
         ticket = Ticket(plan)
-        host = (samples & ~device).nonzero()[0].tolist()
-        self._flights.append(_Flight(ticket, launched, inputs, params, host, submitted, perf_counter()))
+        self._flights.append(_Flight(ticket, launched, inputs, chosen, submitted, perf_counter()))
         return ticket
+
+    def _choose(self, plan: Plan) -> _Chosen:
+        """Who samples which rows of a plan."""
+        place, samples = np.array(plan.row, np.int32), np.frombuffer(plan.sample, np.bool_)
+        device = samples & self._columns.served[place]
+        host = (samples & ~device).nonzero()[0].tolist()
+        params = [self._rows.params(row) for row in plan.row]
+        sampled = Sampled(place, device, self._columns.of(place))
+        return _Chosen(plan.row, plan.sample, params, sampled, place[device], host, bool(samples.all()))
 
     def collect(self, ticket: Ticket) -> Result:
         """Waits until the oldest plan is computed."""
@@ -126,32 +156,37 @@ class DeviceExecutor:
         if flight.result is not None:
             return flight.result
         assert self._runner is not None
-        began = perf_counter()
-        plan = flight.ticket.plan
+        plan, chosen, began = flight.ticket.plan, flight.chosen, perf_counter()
         ids, finite = self._runner.read(flight.launched)
-        sampled: list[tuple[int, ...]] = [(token,) if samples else () for token, samples in zip(ids, plan.sample, strict=True)]
+        ended = perf_counter()
+        self.waited += ended - began
+        sampled: list[tuple[int, ...]] = [*zip(ids)]
+        if not chosen.everybody:
+            sampled = [token if samples else () for token, samples in zip(sampled, plan.sample, strict=True)]
         logprobs: list[TokenLogprobs | None] | None = None
-        if flight.host:
+        if chosen.host:
             logprobs = [None] * len(plan.row)
             for index, token, logprob in self._on_host(flight):
                 sampled[index], logprobs[index] = (token,), logprob
             if not any(logprobs):
                 logprobs = None
         scores = self._scores(flight) if len(plan.select) > len(flight.inputs.select) else None
-        timings = Timings(queue=began - flight.ready, copy=flight.ready - flight.submitted, run=perf_counter() - began)
+        run = self._runner.seconds(flight.launched)
+        timings = Timings(queue=max(0.0, ended - flight.ready - run), copy=flight.ready - flight.submitted, run=run)
         flight.result = Result(plan.step, tuple(sampled), bytearray(finite), tuple(logprobs) if logprobs else None, timings, scores)
         return flight.result
 
     def _on_host(self, flight: _Flight) -> list[tuple[int, int, TokenLogprobs | None]]:
         """Samples the rows that the device does not serve, from its logits: index, id and log-probabilities of each."""
         assert self._runner is not None
-        rows = [flight.ticket.plan.row[index] for index in flight.host]
-        params = [flight.params[index] for index in flight.host]
-        positions = flight.inputs.kv_len[flight.host].tolist()
-        logits = self._runner.logits_of(flight.host)[:, : self._info.vocab]
+        host = flight.chosen.host
+        rows = [flight.ticket.plan.row[index] for index in host]
+        params = [flight.chosen.params[index] for index in host]
+        positions = flight.inputs.kv_len[host].tolist()
+        logits = self._runner.logits_of(host)[:, : self._info.vocab]
         ids, found = sample(logits, params, positions, [self._rows.histories[row] for row in rows])
         self._rows.sampled(rows, ids)
-        return list(zip(flight.host, ids, found, strict=True))
+        return list(zip(host, ids, found, strict=True))
 
     def _scores(self, flight: _Flight) -> Any:
         assert self._runner is not None

@@ -7,7 +7,10 @@ many pages there are is measured, so that nothing runs out of memory later.
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
+from ridgeline.compute.cuda.attention import Case
+from ridgeline.compute.cuda.backends import open_attention
 from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, open_device
 from ridgeline.compute.cuda.graphs import Graphs
@@ -15,21 +18,26 @@ from ridgeline.compute.cuda.load import load_weights
 from ridgeline.compute.cuda.memory import cache_bytes, weights_bytes
 from ridgeline.compute.cuda.plan import Weights
 from ridgeline.compute.cuda.runner import CudaRunner
+from ridgeline.compute.cuda.tier import HostTier
 from ridgeline.compute.graph import OpList
 from ridgeline.compute.models.registry import record
 from ridgeline.compute.runtime.device_executor import DeviceExecutor
-from ridgeline.compute.cuda.tier import HostTier
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision, KVCosts, resolve
+from ridgeline.core.pace import StepSeconds
 from ridgeline.core.plan import KVShape
 from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.facts.machine import machine_facts
 from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.rope import rope_for
 from ridgeline.planning.memory import kv_costs, kv_groups
 
-from ridgeline.facts.machine import machine_facts
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
+LAW_ROWS: Final = 64
+LAW_TOKENS: Final = 2048
+LAW_ROUNDS: Final = 3
+"""Rows and tokens of the steps that are timed at the start, and how often each is."""
 Load = Callable[..., tuple[OpList, Weights]]
 """As `load_weights`."""
 
@@ -45,7 +53,8 @@ def build_on_gpu(
     """
     device = open_device()
     dtype = DTYPES["bf16" if config.dtype == "fp8" else config.dtype]
-    costs = kv_costs(facts, config.block_size, config.max_num_batched_tokens, config.kv_dtype)
+    attention = open_attention(config.attention_backend, _case(config, facts, device))
+    costs = kv_costs(facts, config.block_size, config.tokens, config.kv_dtype)
     length = planned_length(config, facts, device, weights_bytes(facts, dtype, fp8=config.dtype == "fp8"), costs)
     facts, turned = rope_for(facts, length)
     oplist, weights = load(facts, record(facts)["step"], device, dtype, fp8=config.dtype == "fp8", progress=progress)
@@ -56,18 +65,20 @@ def build_on_gpu(
         shape,
         device,
         dtype,
-        tokens=config.max_num_batched_tokens,
-        rows=config.max_num_seqs,
+        tokens=config.tokens,
+        rows=config.rows,
         positions=length,
         vocab=facts.tokens,
         kv_heads=facts.kv_heads,
         depth=config.depth,
         invariant=config.batch_invariant,
+        attention=attention,
         graphs=graphs,
     )
     progress("warming up", 0.0)
     runner.attach(allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch))
     runner.dry()
+    runner.rehearse(progress)
     left = cache_bytes(device, device.free_bytes(), runner.graphs_wanted)
     progress("warming up", 1.0)
     resolved = resolve(config, context=length, memory_bytes=left, costs=costs, share=1.0, host_bytes=machine_facts().memory_bytes)
@@ -82,16 +93,21 @@ def build_on_gpu(
     )
     cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch)
     runner.attach(cache)
+    before = device.memory()["used"]
     runner.warm_up(progress)
-    decisions = (*said, *resolved.decisions, *_told(runner, turned, settled.max_model_len))
+    graph_bytes = device.memory()["used"] - before
+    progress(f"captured {runner.graphs} graphs, {graph_bytes >> 20} MiB", 1.0)
+    decisions = (*said, *resolved.decisions, *_told(runner, turned, settled.max_model_len, graph_bytes))
     info = ExecutorInfo(
         kv=shape,
         vocab=facts.tokens,
         max_model_len=settled.max_model_len,
-        rows=config.max_num_seqs,
+        rows=config.rows,
         runner=f"cuda, {device.name}",
         weights_bytes=weights.nbytes,
         kv_bytes=settled.kv_cache_memory_bytes,
+        tokens=config.tokens,
+        seconds=step_law(runner, config.rows, min(config.tokens, settled.max_model_len)) if device.real else None,
     )
     tier = HostTier(cache, shape.host_pages, device, config.depth) if shape.host_pages else None
     return DeviceExecutor(info, decisions, runner, cache, tier)
@@ -105,11 +121,28 @@ def planned_length(config: EngineConfig, facts: ModelFacts, device: Device, weig
     return max(1, costs.longest(room // costs.page_bytes, facts.context))
 
 
-def _told(runner: CudaRunner, turned: str | None, length: int) -> tuple[Decision, ...]:
+def _case(config: EngineConfig, facts: ModelFacts, device: Device) -> Case:
+    """What decides who can compute the model's attention."""
+    dtype = "bf16" if config.dtype == "fp8" else config.dtype
+    group = facts.heads // facts.kv_heads
+    return Case(device.capability, dtype, config.kv_dtype, facts.head_dim, facts.kv_heads, group, config.batch_invariant)
+
+
+def step_law(runner: CudaRunner, rows: int, tokens: int) -> StepSeconds | None:
+    """How long steps take, by the device's clock; the best of some rounds. None where a step has room for one token only."""
+    rows, tokens = min(LAW_ROWS, rows, tokens), min(LAW_TOKENS, tokens)
+    if tokens < 2:
+        return None
+    one, many, chunk = (min(runner.padding_seconds(*sizes) for _ in range(LAW_ROUNDS)) for sizes in ((1, 1), (rows, rows), (tokens, 1)))
+    return StepSeconds.fitted(one, many, max(2, rows), chunk, tokens)
+
+
+def _told(runner: CudaRunner, turned: str | None, length: int, graph_bytes: int) -> tuple[Decision, ...]:
     """What users should know of how the device was set up."""
     told = [Decision("step_bytes", runner.nbytes, "machine", "what the largest step takes of the device beside weights and KV cache")]
     if runner.graphs:
-        told.append(Decision("graphs", runner.graphs, "machine", "steps, or parts of them, that are replayed instead of launched"))
+        reason = f"steps, or parts of them, that are replayed instead of launched; they took {graph_bytes >> 20} MiB of the device"
+        told.append(Decision("graphs", runner.graphs, "machine", reason))
     if turned is not None:
         told.append(Decision("rope_positions", length, "model", turned))
     return tuple(told)
@@ -117,5 +150,6 @@ def _told(runner: CudaRunner, turned: str | None, length: int) -> tuple[Decision
 
 def _fingerprint(facts: ModelFacts, config: EngineConfig, device: Device) -> bytes:
     """Identity of weights and KV layout: pages are interchangeable only where it is equal."""
-    named = f"{config.runner} {device.name} {config.dtype} {config.kv_dtype} {config.block_size} {config.batch_invariant}"
+    named = f"{config.runner} {device.name} {config.dtype} {config.kv_dtype} {config.block_size} {config.batch_invariant} "
+    named += config.attention_backend
     return hashlib.sha256(facts.fingerprint + named.encode()).digest()

@@ -54,7 +54,7 @@ def build(config: EngineConfig, progress: Progress) -> Executor:
         raise ConfigError(f"{config.model} has weights that a GPU makes, and the runner is {config.runner}; give a model with files",
                           fix={"MODEL": "demo"})  # fmt: skip
     groups = kv_groups(facts)
-    costs = kv_costs(facts, config.block_size, config.max_num_batched_tokens, config.kv_dtype)
+    costs = kv_costs(facts, config.block_size, config.tokens, config.kv_dtype)
     resolved = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
     config = resolved.config
     assert config.max_model_len is not None and config.kv_cache_memory_bytes is not None
@@ -66,18 +66,19 @@ def build(config: EngineConfig, progress: Progress) -> Executor:
     loaded = load_runner(config, facts, shape, machine.memory_bytes, progress)
     progress("warming up", 0.0)
     _warm_up(loaded.runner, loaded.kv, shape)
-    longest = min(config.max_num_batched_tokens, config.max_model_len)
-    seconds = measure(loaded.runner, loaded.kv, shape, config.threads or 1, config.max_num_seqs, longest)
+    longest = min(config.tokens, config.max_model_len)
+    seconds = measure(loaded.runner, loaded.kv, shape, config.threads or 1, config.rows, longest)
     progress("warming up", 1.0)
     info = ExecutorInfo(
         kv=shape,
         vocab=facts.tokens,
         max_model_len=config.max_model_len,
-        rows=config.max_num_seqs,
+        rows=config.rows,
         runner=loaded.name,
         weights_bytes=loaded.weights_bytes,
         kv_bytes=config.kv_cache_memory_bytes,
         seconds=seconds,
+        tokens=config.tokens,
     )
     return StepExecutor(info, decisions + loaded.said, loaded.runner, loaded.kv, loaded.sample, loaded.score)
 
