@@ -11,6 +11,7 @@ WRONG = [
     ("bench gpu --model no-such-model --only decode", "no-such-model", "bench gpu --only decode"),
     ("bench gpu --only decode --model=no-such-model", "no-such-model", "bench gpu --only decode"),
     ("bench gpu --minutes nan --only soak", "--minutes is nan", "bench gpu --only soak"),
+    ("bench gpu --dtype '' --dry-run", "--dtype is ''", "bench gpu --dry-run"),
     ("serve demo --port 0 --swap-space nan", "--swap-space is nan", "serve demo --port 0"),
     ("serve demo --shutdown-timeout=nan --port 0", "--shutdown-timeout is nan", "serve demo --port 0"),
     ("plan no-such-model --memory 16", "no-such-model", "plan demo --memory 16"),

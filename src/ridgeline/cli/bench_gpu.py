@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ridgeline.errors import ConfigError
 from ridgeline.facts.families import MEASURED
 
 ONLY = "Parts, with commas: decode, prefill, serving, ttft, transformers, invariant, kernels; if named: ceilings, host, soak."
@@ -30,7 +31,7 @@ def gpu(
     from ridgeline.cli.pages import check_page
     from ridgeline.facts.weightless import config_of
 
-    asked = jobs(_words(only), _words(dtype), config_of(model), minutes)
+    asked = jobs(_words("--only", only), _words("--dtype", dtype), config_of(model), minutes)
     if dry_run:
         show_shares(asked)
         return
@@ -59,5 +60,8 @@ def gpu(
         raise typer.Exit(1)
 
 
-def _words(text: str | None) -> list[str]:
-    return [] if text is None else [word.strip() for word in text.split(",") if word.strip()]
+def _words(flag: str, text: str | None) -> list[str]:
+    words = [word.strip() for word in (text or "").split(",") if word.strip()]
+    if text is not None and not words:
+        raise ConfigError(f"{flag} is {text!r:.40}, which names nothing", fix={flag: None})
+    return words
