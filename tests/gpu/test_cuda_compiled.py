@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,20 +21,27 @@ HERE = Path(__file__).parent
 KERNELS = HERE.parents[1] / "src/ridgeline/compute/cuda/triton"
 
 
+pytestmark = pytest.mark.timeout(600)
+
+
 @pytest.fixture(scope="module")
 def compiled(pytestconfig: pytest.Config) -> list[Compiled]:
-    """What all cases became."""
+    """What all cases became: a process for each machine, both at once."""
     assert pytestconfig.cache is not None
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(pytestconfig.cache.mkdir("triton"))
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *(path for path in sys.path if path)])
-    command = [sys.executable, str(HERE / "compile_only.py"), *map(str, SHARED)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
+
+    def of(capability: int) -> list[Compiled]:
+        command = [sys.executable, str(HERE / "compile_only.py"), str(capability)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
+
+    with ThreadPoolExecutor() as threads:
+        return [made for found in threads.map(of, SHARED) for made in found]
 
 
-@pytest.mark.timeout(600)
 def test_every_kernel_is_compiled(compiled: list[Compiled]) -> None:
     """A kernel is a jitted function whose name ends with `_kernel`; each is launched by a case, on every machine that can."""
     there = {
