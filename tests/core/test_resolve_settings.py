@@ -29,7 +29,7 @@ def test_context_shrinks_to_what_the_share_holds_and_says_so() -> None:
     [
         (EngineConfig("m", max_num_seqs=64, max_model_len=20_000), "--max-model-len is 20000"),
         (EngineConfig("m", max_num_seqs=64, max_model_len=0), "--max-model-len is 0"),
-        (EngineConfig("m", max_num_seqs=64, max_model_len=16_000, kv_cache_memory_bytes=10_000), "set --max-model-len 160 or --kv-cache-memory-bytes"),
+        (EngineConfig("m", max_num_seqs=64, max_model_len=16_000, kv_cache_memory_bytes=10_000), "set --max-model-len 160 or --kv-cache"),
         (EngineConfig("m", max_num_seqs=64, kv_cache_memory_bytes=999), "--kv-cache-memory-bytes is 999"),
         (EngineConfig("m", max_num_seqs=64, kv_cache_memory_bytes=10**12), "--kv-cache-memory-bytes"),
         (EngineConfig("m", max_num_seqs=64, block_size=0), "--block-size is 0"),
@@ -57,7 +57,8 @@ def test_pages_of_the_host() -> None:
 
 
 def test_the_fix_that_an_error_names_works() -> None:
-    settled = resolve(EngineConfig("m", max_num_seqs=64, max_model_len=160, kv_cache_memory_bytes=10_000), context=16_000, memory_bytes=10**9, costs=COSTS)
+    config = EngineConfig("m", max_num_seqs=64, max_model_len=160, kv_cache_memory_bytes=10_000)
+    settled = resolve(config, context=16_000, memory_bytes=10**9, costs=COSTS)
     assert settled.pages == 10
 
 

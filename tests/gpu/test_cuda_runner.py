@@ -185,7 +185,7 @@ def test_graphs_give_what_launches_give(llama: DeviceDriver) -> None:
         single = llama.inputs([(0, [-1]), (1, [-1])], select=[0, 1])
         bucket = runner.buckets.of([1, 1], single.tables[0].shape[1])
         launched = runner.read(runner.launch(single, greedy(single, [0, 1])))[0]
-        runner._graphs.add_single(bucket, *runner._program(bucket))
+        runner._graphs.add_single(bucket, *runner._programs.of(bucket))
         again = runner.launch(replace(single, ids=np.array(IDS[2:4], np.int32)), greedy(single, [0, 1]))
         assert len(replayed) == 1 and len(runner.read(again)[0]) == len(launched) == 2
     finally:

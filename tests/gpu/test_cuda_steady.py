@@ -11,9 +11,9 @@ from tiny import write_tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.bench.gpu_host import requests
-from ridgeline.compute.cuda.bench.host import still_executor
 from ridgeline.compute.cuda.runner import CudaRunner
 from ridgeline.compute.runtime import gpu, worker
+from ridgeline.compute.runtime.still import still_executor
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.plan import Result
 from ridgeline.engine.compose import engine_over, start_engine
@@ -118,19 +118,18 @@ def test_a_step_says_what_it_took(still: Engine) -> None:
     assert all(each.timings.run > 0 and each.timings.copy > 0 and each.timings.queue >= 0 for each in timed)
 
 
-def test_the_law_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_law_of_steps() -> None:
     """One row, many rows and a prompt are timed; what they took is what the law says again."""
     asked: list[tuple[int, int]] = []
 
-    class Runner:
-        def padding_seconds(self, tokens: int, rows: int) -> float:
-            asked.append((tokens, rows))
-            return 0.003 + rows * 1e-5 + (tokens - rows) * 2e-5 + (len(asked) % 2) * 1e-3  # now and then somebody disturbs
+    def seconds(tokens: int, rows: int) -> float:
+        asked.append((tokens, rows))
+        return 0.003 + rows * 1e-5 + (tokens - rows) * 2e-5 + (len(asked) % 2) * 1e-3  # now and then somebody disturbs
 
-    law = gpu.step_law(Runner(), 256, 8192)  # type: ignore[arg-type]
+    law = gpu.step_law(seconds, 256, 8192)
     assert law is not None and set(asked) == {(1, 1), (64, 64), (2048, 1)}
     assert (law.fixed, law.row, law.token) == pytest.approx((0.003, 1e-5, 2e-5))
-    assert gpu.step_law(Runner(), 1, 1) is None  # type: ignore[arg-type]
+    assert gpu.step_law(seconds, 1, 1) is None
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.facts.model import ModelFacts
 
-STILL: Final = "ridgeline.compute.cuda.bench.host"
+STILL: Final = "ridgeline.compute.runtime.still"
 MESSAGES: Final = "ridgeline.engine.messages"
 BLOCK_TOKENS: Final = 16
 PROMPTS: Final = 8

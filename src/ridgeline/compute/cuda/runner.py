@@ -6,8 +6,7 @@ allocates nothing on the device and waits for it only where a host asks for resu
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +19,8 @@ from ridgeline.compute.cuda.device import Device, Event
 from ridgeline.compute.cuda.graphs import Graphs, run_all
 from ridgeline.compute.cuda.ids import Ids
 from ridgeline.compute.cuda.memory import scratch_bytes
-from ridgeline.compute.cuda.plan import Binding, Call, DevicePlan, Weights
+from ridgeline.compute.cuda.plan import DevicePlan, Weights
+from ridgeline.compute.cuda.programs import Program, Programs
 from ridgeline.compute.cuda.providers import BIND
 from ridgeline.compute.cuda.step import NOBODY, Sampled, StepBuffers, padding
 from ridgeline.compute.diff import stored_names
@@ -30,17 +30,6 @@ from ridgeline.compute.ops.table import check
 from ridgeline.core.plan import KVShape
 
 Floats = NDArray[np.float32]
-
-MOST_PROGRAMS: Final = 1024
-"""Buckets whose calls are kept: a list and an attention a layer each."""
-
-
-class Program(NamedTuple):
-    """The calls of a bucket: `body` depends on tokens, but for attention; `tail`, from the selection on, on rows."""
-
-    body: list[Call]
-    tail: list[Call]
-
 
 class Launched(NamedTuple):
     """A step that has been started: `host` has what it says once its last event has come; `first` is before its inputs' copy."""
@@ -94,8 +83,7 @@ class CudaRunner:
     ) -> None:
         check(oplist)
         self.oplist, self.device, self.vocab = oplist, device, vocab
-        self._shape, self._head = shape, head_of(oplist)
-        self._results = {"logits": oplist.outputs["logits"], "hidden": oplist.taps["hidden"]}
+        self.shape, self._head = shape, head_of(oplist)
         self.buckets = Buckets(tokens, rows, positions, shape.block_tokens)
         largest = self.buckets.largest
         needed = scratch_bytes(
@@ -111,9 +99,7 @@ class CudaRunner:
         self._slots = [_slot(device, largest.rows) for _ in range(depth + 1)]
         self._turn = 0
         self._current = largest
-        self._cache: DeviceKVCache | None = None
-        self._programs: dict[Bucket, Program] = {}
-        self._calls: dict[tuple[int, ...], list[Call]] = {}
+        self._programs = Programs(self.plan, self.buffers, self.ids)
         self._graphs = Graphs(device.capture if device.real else None, device.graph_pool()) if graphs is None else graphs
 
     @property
@@ -135,9 +121,9 @@ class CudaRunner:
 
     def attach(self, cache: DeviceKVCache) -> None:
         """The cache that steps write to from now on; graphs of another are dropped."""
-        if self._cache is not cache:
-            self._cache = cache
-            self._forget()
+        if self._programs.cache is not cache:
+            self._programs.attach(cache)
+            self._graphs.clear()
 
     def warm_up(
         self, progress: Callable[[str, float], None], rows: Collection[int] | None = None, tokens: Collection[int] | None = None
@@ -177,8 +163,8 @@ class CudaRunner:
     def _padded(self, bucket: Bucket) -> Program:
         """Sends a step that fills a bucket and that nobody reads; returns its calls."""
         rows = min(bucket.rows, -(-bucket.tokens // bucket.most_q))
-        self._send(bucket, padding(bucket.tokens, rows, len(self._shape.groups), self._shape.block_tokens), NOBODY)
-        return self._program(bucket)
+        self._send(bucket, padding(bucket.tokens, rows, len(self.shape.groups), self.shape.block_tokens), NOBODY)
+        return self._programs.of(bucket)
 
     def launch(self, inputs: StepInputs, sampled: Sampled) -> Launched:
         """Starts a step and the way of its results to the host. An id of -1 is the last one sampled for its row.
@@ -192,7 +178,7 @@ class CudaRunner:
         self._turn = (self._turn + 1) % len(self._slots)
         slot.first.record()
         self._send(bucket, inputs, sampled)
-        program = self._program(bucket)
+        program = self._programs.of(bucket)
         self._graphs.run(bucket, program.body, program.tail)
         slot.host.copy_(self.ids.out, non_blocking=True)
         slot.last.record()
@@ -200,7 +186,7 @@ class CudaRunner:
 
     def replay(self) -> None:
         """Starts the step that was launched last once more, over the inputs that it had: for measurements."""
-        program = self._program(self._current)
+        program = self._programs.of(self._current)
         self._graphs.run(self._current, program.body, program.tail)
 
     def read(self, launched: Launched) -> tuple[list[int], NDArray[np.bool_]]:
@@ -213,12 +199,6 @@ class CudaRunner:
         """The device's seconds for a step that has been read and behind which fewer than `depth` have been launched since: from the copy
         of its inputs to that of its results."""
         return self.device.seconds(launched.first, launched.last)
-
-    def padding_seconds(self, tokens: int, rows: int) -> float:
-        """The device's seconds for a step of so many tokens, divided evenly among rows, on page 0."""
-        launched = self.launch(padding(tokens, rows, len(self._shape.groups), self._shape.block_tokens), NOBODY)
-        self.read(launched)
-        return self.seconds(launched)
 
     def logits_of(self, rows: list[int]) -> Floats:
         """Logits fp32 [n, V] of some rows of the step that was launched last, which has been read."""
@@ -238,7 +218,7 @@ class CudaRunner:
         for start in range(0, len(hidden), most):
             part = torch.from_numpy(np.ascontiguousarray(hidden[start : start + most]))
             bucket = self.buckets.of([1] * len(part), 1)
-            binding = self._binding(self.plan, bucket)
+            binding = self._programs.binding(bucket)
             self.plan.value(self.oplist.ops[self._head - 1].outputs[0], bucket.tokens, bucket.rows)[: len(part)].copy_(part)
             for op in head:
                 BIND[op.name](binding, op)()
@@ -261,12 +241,12 @@ class CudaRunner:
         sizes = inputs.sizes
         most = self.buckets.largest
         plan = DevicePlan(
-            self.oplist, self.plan.weights, self._shape, self.device, self.plan.dtype,
+            self.oplist, self.plan.weights, self.shape, self.device, self.plan.dtype,
             tokens=most.tokens, rows=most.rows, scratch=self.plan.scratch, invariant=self.plan.invariant,
             attention=self.plan.attention, reuse=False,
         )  # fmt: skip
         self._send(most, inputs, NOBODY)
-        binding = self._binding(plan, most)
+        binding = self._programs.binding(most, plan)
         self.ids.resolve(binding)
         made: dict[str, NDArray[Any]] = {}
         for op in self.oplist.ops if until is None else self.oplist.ops[: until + 1]:
@@ -276,63 +256,18 @@ class CudaRunner:
                 value = plan.value(name, most.tokens, most.rows)
                 count = sizes.S if self.oplist.values[name].shape[0] == SELECTED else sizes.T
                 made[name] = value[:count].float().cpu().numpy()
-            made |= dict(zip(stored_names(op), self._stored(op, inputs, kv), strict=False))
+            made |= dict(zip(stored_names(op), _stored(op, inputs, self.shape, kv), strict=False))
         return made
 
     def close(self) -> None:
         """Waits for what was launched, and drops graphs and cache."""
         self.device.settle()
-        self._forget()
-        self._cache = None
-
-    def _forget(self) -> None:
-        """Drops what knows the addresses of a cache."""
-        self._programs.clear()
-        self._calls.clear()
+        self._programs.attach(None)
         self._graphs.clear()
 
     def _send(self, bucket: Bucket, inputs: StepInputs, sampled: Sampled) -> None:
         self._current = bucket
         self.plan.attention.prepare(bucket, self.buffers.send(bucket, inputs, sampled))
-
-    def _binding(self, plan: DevicePlan, bucket: Bucket) -> Binding:
-        assert self._cache is not None, "a runner computes with a cache: attach one"
-        return Binding(plan, self.buffers.views(bucket), self._cache, self.ids.of_tokens[: bucket.tokens])
-
-    def _program(self, bucket: Bucket) -> Program:
-        """The calls of a bucket, over views that are made when it is first met. Buckets share what depends on fewer of their sizes: there
-        are thousands of them, and only attention needs to know all."""
-        found = self._programs.get(bucket)
-        if found is None:
-            if len(self._programs) >= MOST_PROGRAMS:
-                del self._programs[next(iter(self._programs))]
-            binding = self._binding(self.plan, bucket)
-            key = (bucket.tokens,)
-            if key not in self._calls:
-                self._calls[key] = [Call(partial(self.ids.resolve, binding)), *self.plan.bind(binding, 0, self._head - 1)]
-            body = [self.plan.attentions(binding, call) for call in self._calls[key]]
-            found = self._programs[bucket] = Program(body, self._tail(binding))
-        return found
-
-    def _tail(self, binding: Binding) -> list[Call]:
-        """From the selection on: the same for all buckets of so many tokens and rows."""
-        bucket = binding.inputs.bucket
-        key = bucket.tokens, bucket.rows
-        if key not in self._calls:
-            logits, hidden = (binding.value(self._results[name]) for name in ("logits", "hidden"))
-            sampling = [Call(self.ids.sampling(binding, logits, hidden)), Call(partial(self.ids.remember, binding))]
-            self._calls[key] = [*self.plan.bind(binding, self._head - 1, len(self.oplist.ops)), *sampling]
-        return self._calls[key]
-
-    def _stored(self, op: Op, inputs: StepInputs, kv: DeviceKVCache) -> tuple[Floats, ...]:
-        """What a cache write stored for the step's tokens, as fp32 [T, KV heads, head dimension]: K, then V."""
-        if not stored_names(op):
-            return ()
-        layer = int(op.attributes["layer"])  # type: ignore[arg-type]
-        group = next(number for number, group in enumerate(self._shape.groups) if layer in group.layers)
-        slots = torch.from_numpy(inputs.slots[group]).to(self.device.torch)
-        keys, values = kv.read(self._shape.groups[group].layers.index(layer), slots)
-        return keys.cpu().numpy(), values.cpu().numpy()
 
 
 def _slot(device: Device, rows: int) -> Slot:
@@ -349,3 +284,14 @@ def _kind(op: Op) -> tuple[tuple[str, object], ...]:
 def _numbers(tensor: torch.Tensor) -> Floats:
     """A copy on the host, fp32: the device's memory is the next step's."""
     return tensor.to("cpu", torch.float32, copy=True).numpy()
+
+
+def _stored(op: Op, inputs: StepInputs, shape: KVShape, kv: DeviceKVCache) -> tuple[Floats, ...]:
+    """What a cache write stored for the step's tokens, as fp32 [T, KV heads, head dimension]: K, then V."""
+    if not stored_names(op):
+        return ()
+    layer = int(op.attributes["layer"])  # type: ignore[arg-type]
+    group = next(number for number, group in enumerate(shape.groups) if layer in group.layers)
+    slots = torch.from_numpy(inputs.slots[group]).to(kv.pool.device)
+    keys, values = kv.read(shape.groups[group].layers.index(layer), slots)
+    return keys.cpu().numpy(), values.cpu().numpy()

@@ -7,6 +7,7 @@ many pages there are is measured, so that nothing runs out of memory later.
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from ridgeline.compute.cuda.attention import Case
@@ -18,6 +19,7 @@ from ridgeline.compute.cuda.load import load_weights
 from ridgeline.compute.cuda.memory import cache_bytes, weights_bytes
 from ridgeline.compute.cuda.plan import Weights
 from ridgeline.compute.cuda.runner import CudaRunner
+from ridgeline.compute.cuda.step import NOBODY, padding
 from ridgeline.compute.cuda.tier import HostTier
 from ridgeline.compute.graph import OpList
 from ridgeline.compute.models.registry import record
@@ -60,27 +62,12 @@ def build_on_gpu(
     oplist, weights = load(facts, record(facts)["step"], device, dtype, fp8=config.dtype == "fp8", progress=progress)
     shape = KVShape(kv_groups(facts), config.block_size, 1, b"")
     runner = CudaRunner(
-        oplist,
-        weights,
-        shape,
-        device,
-        dtype,
-        tokens=config.tokens,
-        rows=config.rows,
-        positions=length,
-        vocab=facts.tokens,
-        kv_heads=facts.kv_heads,
-        depth=config.depth,
-        invariant=config.batch_invariant,
-        attention=attention,
-        graphs=graphs,
-    )
-    progress("warming up", 0.0)
+        oplist, weights, shape, device, dtype,
+        tokens=config.tokens, rows=config.rows, positions=length, vocab=facts.tokens, kv_heads=facts.kv_heads, depth=config.depth,
+        invariant=config.batch_invariant, attention=attention, graphs=graphs,
+    )  # fmt: skip
     runner.attach(allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch))
-    runner.dry()
-    runner.rehearse(progress)
-    left = cache_bytes(device, device.free_bytes(), runner.graphs_wanted)
-    progress("warming up", 1.0)
+    left = _room(runner, device, progress)
     resolved = resolve(config, context=length, memory_bytes=left, costs=costs, share=1.0, host_bytes=machine_facts().memory_bytes)
     settled = resolved.config
     assert settled.max_model_len is not None and settled.kv_cache_memory_bytes is not None
@@ -93,10 +80,7 @@ def build_on_gpu(
     )
     cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch)
     runner.attach(cache)
-    before = device.memory()["used"]
-    runner.warm_up(progress)
-    graph_bytes = device.memory()["used"] - before
-    progress(f"captured {runner.graphs} graphs, {graph_bytes >> 20} MiB", 1.0)
+    graph_bytes = _captured(runner, device, progress)
     decisions = (*said, *resolved.decisions, *_told(runner, turned, settled.max_model_len, graph_bytes))
     info = ExecutorInfo(
         kv=shape,
@@ -107,10 +91,29 @@ def build_on_gpu(
         weights_bytes=weights.nbytes,
         kv_bytes=settled.kv_cache_memory_bytes,
         tokens=config.tokens,
-        seconds=step_law(runner, config.rows, min(config.tokens, settled.max_model_len)) if device.real else None,
+        seconds=step_law(partial(_seconds, runner), config.rows, min(config.tokens, settled.max_model_len)) if device.real else None,
     )
     tier = HostTier(cache, shape.host_pages, device, config.depth) if shape.host_pages else None
     return DeviceExecutor(info, decisions, runner, cache, tier)
+
+
+def _room(runner: CudaRunner, device: Device, progress: Progress) -> int:
+    """Bytes that the KV cache may take: what the largest step leaves, once every kernel is on the device."""
+    progress("warming up", 0.0)
+    runner.dry()
+    runner.rehearse(progress)
+    progress("warming up", 1.0)
+    return cache_bytes(device, device.free_bytes(), runner.graphs_wanted)
+
+
+def _captured(runner: CudaRunner, device: Device, progress: Progress) -> int:
+    """Captures all graphs; bytes of the device that they took."""
+    before = device.memory()["used"]
+    runner.warm_up(progress)
+    taken = device.memory()["used"] - before
+    if runner.graphs:
+        progress(f"captured {runner.graphs} graphs, {taken >> 20} MiB", 1.0)
+    return taken
 
 
 def planned_length(config: EngineConfig, facts: ModelFacts, device: Device, weights: int, costs: KVCosts) -> int:
@@ -128,12 +131,22 @@ def _case(config: EngineConfig, facts: ModelFacts, device: Device) -> Case:
     return Case(device.capability, dtype, config.kv_dtype, facts.head_dim, facts.kv_heads, group, config.batch_invariant)
 
 
-def step_law(runner: CudaRunner, rows: int, tokens: int) -> StepSeconds | None:
-    """How long steps take, by the device's clock; the best of some rounds. None where a step has room for one token only."""
+def _seconds(runner: CudaRunner, tokens: int, rows: int) -> float:
+    """The device's seconds for a step on page 0."""
+    launched = runner.launch(padding(tokens, rows, len(runner.shape.groups), runner.shape.block_tokens), NOBODY)
+    runner.read(launched)
+    return runner.seconds(launched)
+
+
+def step_law(seconds: Callable[[int, int], float], rows: int, tokens: int) -> StepSeconds | None:
+    """How long steps take; the best of some rounds. None where a step has room for one token only.
+
+    seconds  of a step of so many tokens, divided evenly among so many rows
+    """
     rows, tokens = min(LAW_ROWS, rows, tokens), min(LAW_TOKENS, tokens)
     if tokens < 2:
         return None
-    one, many, chunk = (min(runner.padding_seconds(*sizes) for _ in range(LAW_ROUNDS)) for sizes in ((1, 1), (rows, rows), (tokens, 1)))
+    one, many, chunk = (min(seconds(*sizes) for _ in range(LAW_ROUNDS)) for sizes in ((1, 1), (rows, rows), (tokens, 1)))
     return StepSeconds.fitted(one, many, max(2, rows), chunk, tokens)
 
 
