@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "ridgeline"
 ONE_PLACE = {
     "torch": ("compute/cuda/", "compute/distributed/"),
     "triton": ("compute/cuda/",),
-    "transformers": (),
+    "transformers": ("compute/cuda/bench/peer.py",),
     "ray": ("compute/distributed/ray.py",),
     "prometheus_client": ("observe/prometheus.py",),
     "nanobind": (),

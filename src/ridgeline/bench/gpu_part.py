@@ -23,9 +23,10 @@ from ridgeline.facts.model import ModelFacts
 PARTS: Final = "ridgeline.compute.cuda.bench.parts"
 WATCH: Final = "ridgeline.compute.cuda.bench.watch"
 SMALL: Final = {
-    "model_type": "llama", "tie_word_embeddings": True, "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1,
-    "num_key_value_heads": 1, "intermediate_size": 16, "vocab_size": 512, "max_position_embeddings": 8192,
+    "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 16,
+    "vocab_size": 512,
 }  # fmt: skip
+"""Of a config.json, in place of its own."""
 
 
 def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -40,18 +41,18 @@ def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         case "soak":
             yield from soak(facts, settings, device.memory)
         case "host":
-            yield from host(small_facts(), settings)
+            yield from host(small_facts(Path(settings["model"])), settings)
         case "ttft":
             yield from ttft(settings)
         case part:
             yield from computing.PARTS[part](facts, device, settings)
 
 
-def small_facts() -> ModelFacts:
-    """Of a model that computes next to nothing: what the host does for a step does not depend on layers, nor on their widths."""
+def small_facts(model: Path) -> ModelFacts:
+    """Of a model of the same kind that computes next to nothing: what the host does for a step depends neither on layers nor on widths."""
     with TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
-        config.write_text(json.dumps(SMALL))
+        config.write_text(json.dumps(json.loads(model.read_text()) | SMALL))
         return facts_of_config(config)
 
 
