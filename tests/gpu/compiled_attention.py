@@ -56,6 +56,12 @@ CASES = [
     Case("prefill, 64 dimensions, int8", partial(launch, 2, 1024, 2048, head_dim=64, kind="int8")),
     Case("prefill, window, softcap, 256 dimensions", partial(launch, 2, 512, 8192, **GEMMA), PREFILL),
     Case("mixed, invariant", partial(launch, 8, 64, 2048, invariant=True), DECODE),
+    Case("verification of 16", partial(launch, 8, 16, 4096)),
+    Case(  # an A100 spills 32 bytes of a thread
+        "verification of 16, 256 dimensions", partial(launch, 8, 16, 4096, heads=16, kv_heads=4, head_dim=256), capabilities=(90,)
+    ),
+    Case("invariant, fp8, 256 dimensions", partial(launch, 2, 64, 2048, kind="fp8", heads=16, head_dim=256, invariant=True)),
+    Case("prefill, fp8, 256 dimensions", partial(launch, 2, 1024, 2048, kind="fp8", heads=16, head_dim=256)),
     Case("mixed, few tokens a row", partial(launch, 64, 20, 2048), PREFILL),
     Case("fp32", partial(launch, 2, 64, 512, heads=4, kv_heads=2, head_dim=64, kind="f32", dtype=torch.float32)),
 ]

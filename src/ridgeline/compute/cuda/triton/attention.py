@@ -58,8 +58,12 @@ MANY: Final = {
 }
 """Prompts."""
 
-CONVERTED: Final = {(80, 128): 32}
-"""Keys of a prompt's tile where an A100 makes operands of fp8 or int8 by arithmetic, which takes registers."""
+CONVERTED: Final = {False: {(80, 128): 32, (80, 256): 16}, True: {(90, 256): 16}}
+"""Keys of a tile where operands are made of fp8 or int8 by arithmetic, which takes registers: of prompts, and of whatever step where sums
+may not depend on it, whose splits have sums of their own."""
+
+MANY_WARPS: Final = 64
+"""Queries from which a tile of few has eight warps: four have not the registers for two sums of their values."""
 
 FP32: Final = {128: Tile(32, 32, 4, 3), 256: Tile(16, 16, 4, 3)}
 """Head dimension at most → tile for operands in fp32, which are products of three tf32 numbers: such models are for tests."""
@@ -114,13 +118,14 @@ def cut(
     needed = power_of_2(most_q) * power_of_2(group)
     few = invariant or needed <= max(FEW_ROWS, least)
     tile = FP32[key[1]] if fp32 else FEW[key] if few else MANY[key]
-    if converted and not few:
-        tile = replace(tile, keys=CONVERTED.get(key, tile.keys))
+    if converted and (invariant or not few):
+        tile = replace(tile, keys=CONVERTED[invariant].get(key, tile.keys))
     if few:
         tile = replace(tile, queries=least if invariant else max(least, needed))
     else:
         tile = replace(tile, queries=max(least, min(tile.queries, max(32, mean))))
-    tile = replace(tile, warps=max(4, min(tile.warps, tile.queries // 8)))
+    most = 8 if few and tile.queries >= MANY_WARPS else tile.warps
+    tile = replace(tile, warps=max(4, min(most, tile.queries // 8)))
     queries = tile.queries // group
     one_block = most_q <= queries
     blocks = rows if one_block else tokens // queries + rows
