@@ -35,8 +35,7 @@ class Aim:
     @property
     def command(self) -> str:
         """What measures it."""
-        only = f"decode,{self.part}" if self.part == "transformers" else self.part
-        return f"ridgeline bench gpu --only {only} --dtype {self.dtype}"
+        return f"ridgeline bench gpu --only {self.part} --dtype {self.dtype}"
 
     def matches(self, row: Row) -> bool:
         """Whether the row has the figure."""
