@@ -79,6 +79,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "max_waiting": Setting(_whole(0, 1 << 20), 1 << 20, "requests that may wait"),
     "depth": Setting(_whole(1, 4), 1, "steps in flight"),
     "kv_pages": Setting(_whole(1, _MANY), None, "pages of the KV cache instead of what fits"),
+    "swap_space": Setting(_number(0, 1 << 14), 0.0, "GiB of host memory for cached KV that has no room any more"),
     "replicas": Setting(_whole(1, 1024), 1, "servers"),
     "decode_replicas": Setting(_whole(0, 1024), 0, "servers that decode what the others have prefilled; 0: all do both"),
     "routing": Setting(_text, "least-requests", "how requests are spread"),

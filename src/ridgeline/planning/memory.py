@@ -15,6 +15,14 @@ GRAPH_BYTES: Final = 2 << 20
 RESERVE_SHARE: Final = 0.03
 """Of a device's memory, what stays free: fragments, and libraries that ask for more when they first see a size."""
 
+HOST_LINK: Final = 128e9
+"""Bytes a second between a device and its host, both directions together: PCIe 5 x 16. Faster links of a device lead to its like."""
+
+
+def host_copy_seconds(nbytes: float, link_bytes_per_second: float) -> float:
+    """Seconds in which so many bytes go to the host or come back: one direction of PCIe, nothing else on it."""
+    return nbytes / (min(link_bytes_per_second, HOST_LINK) / 2)
+
 
 def kv_head_bytes(head_dim: int, kv_dtype: str) -> int:
     """Bytes of one token's K, or V, of one head: f32, bf16, fp16, fp8 without a scale, or int8 with one fp32 scale."""

@@ -42,6 +42,20 @@ class Constant:
         return self.step + self.token * rows + self.cached * (sum(positions) + ahead * rows + rows)
 
 
+@dataclass(frozen=True, slots=True)
+class WithCopies:
+    """`compute`, behind the copies of the step's plan between device and host: `page` seconds each, which nothing hides."""
+
+    compute: Durations
+    page: float
+
+    def seconds(self, plan: Plan) -> float:
+        return self.compute.seconds(plan) + self.page * len(plan.copies)
+
+    def decode(self, positions: Sequence[int], ahead: int) -> float:
+        return self.compute.decode(positions, ahead)
+
+
 FAR: Final = 1 << 20
 """A position at which a line through position 0 is told precisely."""
 

@@ -3,16 +3,17 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from ridgeline.config.resolve import GIB
 from ridgeline.core.pace import UNBOUNDED
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.core.policy import POLICIES
 from ridgeline.errors import ConfigError
-from ridgeline.planning.deployment import Deployment, kv_pages
+from ridgeline.planning.deployment import Deployment, kv_pages, page_of
 from ridgeline.planning.disaggregation import kv_transfer_seconds
-from ridgeline.planning.memory import block_bytes, groups_of, sequence_pages
+from ridgeline.planning.memory import block_bytes, groups_of, host_copy_seconds, sequence_pages
 from ridgeline.planning.objectives import Objective
-from ridgeline.sim.durations import Durations, Roofline
+from ridgeline.sim.durations import Durations, Roofline, WithCopies
 from ridgeline.sim.fleet import Failures, FleetSetting, Scaling
 from ridgeline.sim.measures import Figures
 from ridgeline.sim.pace import step_seconds
@@ -27,7 +28,7 @@ HOST_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What an operator sets. `kv_pages` None: what fits the deployment's memory."""
+    """What an operator sets. `kv_pages` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -37,6 +38,7 @@ class Knobs:
     max_waiting: int = 1 << 20
     depth: int = 1
     kv_pages: int | None = None
+    swap_space: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,12 @@ class Scenario:
             max_waiting=knobs.max_waiting,
             prefix_caching=knobs.enable_prefix_caching and self._may_share(groups, pages),
         )
-        shape = KVShape(groups, deployment.block_tokens, pages, b"simulated")
+        size = page_of(deployment)
+        shape = KVShape(groups, deployment.block_tokens, pages, b"simulated", int(knobs.swap_space * GIB) // size, size)
         durations = self.durations or Roofline(deployment, HOST_SECONDS)
         seconds = step_seconds(durations, knobs.max_num_batched_tokens)
+        if shape.host_pages:
+            durations = WithCopies(durations, host_copy_seconds(size, deployment.device.link_bytes_per_second))
         limits = replace(limits, mixed_tokens=seconds.mixed_tokens(knobs.step_ms / 1e3), row_tokens=seconds.row_tokens)
         return Setting(limits, shape, durations, knobs.scheduling_policy)
 
