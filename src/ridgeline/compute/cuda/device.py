@@ -143,3 +143,8 @@ def open_device() -> Device:
 def interpreted(memory_bytes: int) -> Device:
     """The device "cpu", on which Triton's kernels run interpreted: for tests, thousands of times slower than a GPU."""
     return Device(torch.device("cpu"), "interpreter", (0, 0), memory_bytes)
+
+
+def copy_alone() -> None:
+    """From now on copies between buffers of the host wake no team of threads: they stand for copies that a GPU makes by itself."""
+    torch.set_num_threads(1)

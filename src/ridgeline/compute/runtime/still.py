@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.cache import allocate_device_kv
-from ridgeline.compute.cuda.device import DTYPES, interpreted
+from ridgeline.compute.cuda.device import DTYPES, copy_alone, interpreted
 from ridgeline.compute.cuda.graphs import Graphs
 from ridgeline.compute.cuda.load import random_weights
 from ridgeline.compute.cuda.plan import Call
@@ -29,6 +29,7 @@ class Still(Graphs):
 
 def still_executor(facts: ModelFacts, *, rows: int, tokens: int, positions: int, block_tokens: int, depth: int) -> DeviceExecutor:
     """For `rows` sequences of `positions` positions each, steps of `tokens` tokens, `depth` in flight; the model should be tiny."""
+    copy_alone()
     device = interpreted(1 << 30)
     oplist, weights = random_weights(facts, record(facts)["step"], device, DTYPES["f32"])
     groups = kv_groups(facts)
