@@ -1,6 +1,7 @@
 """Attention by packages that need not be there, over stand-ins of their signatures: the reference's values, who is chosen, who refuses."""
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from paged import stored
-from small import DeviceDriver, device, small
+from small import SIZE, DeviceDriver, device, small
 from tensors import DEVICE, error, numbers, on_device, poisoned
+from tiny import write_tiny
 
 from ridgeline.compute.cuda import backends, flash_attention, flashinfer
 from ridgeline.compute.cuda.attention import TRITON, Attention, Case, Sizes
@@ -21,6 +23,7 @@ from ridgeline.compute.diff import relative_error
 from ridgeline.compute.graph import TOKENS, Dim, Handle, Op, OpList, StepInputs
 from ridgeline.compute.ops.attention import attention, paged_sample
 from ridgeline.compute.ops.definition import Sample, floats
+from ridgeline.compute.runtime import gpu, worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import ATTENTION_BACKENDS, resolve_runner
 from ridgeline.core.plan import KVGroup, KVShape
@@ -129,7 +132,7 @@ def test_what_is_bound_once_runs_every_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_whole_model(name: str, tmp_path: Any) -> None:
+def test_a_whole_model(name: str, tmp_path: Path) -> None:
     """Two prompts, then single tokens: the logits of the numpy runner, over two kinds of layers."""
     facts, weights = small(tmp_path, "gemma3")
     case = Case((9, 0), "f32", "f32", facts.head_dim, facts.kv_heads, facts.heads // facts.kv_heads, False)
@@ -171,6 +174,14 @@ def test_what_is_not_installed_is_refused_with_how_to_install_it(name: str, monk
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"cannot be imported .*install.*or use triton"):
         backends.open_attention(name, CASE)
+
+
+def test_a_model_that_it_does_not_serve_is_refused_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "gpu_missing", lambda: None)
+    monkeypatch.setattr(gpu, "open_device", device)
+    config = EngineConfig(str(write_tiny(tmp_path / "small.gguf", SIZE)), runner="cuda", attention_backend="flashinfer")
+    with pytest.raises(ConfigError, match="--attention-backend flashinfer: it "):
+        worker.build(config, lambda stage, part: None)
 
 
 def test_the_flag() -> None:
