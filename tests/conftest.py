@@ -1,10 +1,13 @@
-"""What every test may use, and one rule: with CI=true a skipped test fails the session and is named.
+"""What every test may use, and two rules, also of tests that run in several processes (`pytest -n 2 --dist worksteal`).
 
-There, everything that tests need is installed. Triton decides when it is first imported whether kernels run on a GPU or in its interpreter;
+With CI=true a skipped test fails the session and is named; a test marked `alone` shares its time with no other.
+
+In CI, everything that tests need is installed. Triton decides when it is first imported whether kernels run on a GPU or in its interpreter;
 other libraries import it too, so that is settled here.
 """
 
 import os
+from fcntl import LOCK_EX, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 
 import pytest
@@ -19,28 +22,40 @@ if gpu_missing() is not None:
 SKIPS = pytest.StashKey[list[str]]()
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """A test marked `alone` looks at a clock: other processes wait. Who waits for it holds the door, so that nobody overtakes."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    folder = Path(item.config.option.basetemp).parent
+    with (folder / "door").open("w") as door, (folder / "room").open("w") as room:
+        flock(door, LOCK_EX)
+        flock(room, LOCK_EX if item.get_closest_marker("alone") else LOCK_SH)
+        flock(door, LOCK_UN)
+        return (yield)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SKIPS] = []
+    config.pluginmanager.register(Skips(config.stash[SKIPS]))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector):
-    report = yield
-    note_skip(collector.config, report)
-    return report
+class Skips:
+    """Hears every report, those of other processes too."""
 
+    def __init__(self, found: list[str]) -> None:
+        self.found = found
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
-    report = yield
-    note_skip(item.config, report)
-    return report
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.note(report)
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.note(report)
 
-def note_skip(config: pytest.Config, report: pytest.TestReport | pytest.CollectReport) -> None:
-    if report.skipped and not hasattr(report, "wasxfail"):
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        config.stash[SKIPS].append(f"{report.nodeid}: {reason}")
+    def note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self.found.append(f"{report.nodeid}: {reason}")
 
 
 def skips_fail(config: pytest.Config) -> bool:

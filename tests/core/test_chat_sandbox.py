@@ -157,6 +157,7 @@ def test_escapes_are_refused(renderer: Renderer, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.alone
 def test_bombs_are_refused_in_time(renderer: Renderer, name: str) -> None:
     refused_in_time(renderer, name)
     assert renderer.render("fine", VARIABLES, NOW) == "Hi"
@@ -240,6 +241,7 @@ def test_the_sealed_process_can_open_and_start_nothing() -> None:
     assert done.stdout.split() == ["SecurityError"] * 7, done.stdout + done.stderr
 
 
+@pytest.mark.alone
 def test_twenty_bombs_leave_others_their_pace() -> None:
     names = list(BOMBS)[:20]
     renderer = Renderer({name: BOMBS[name] for name in names})

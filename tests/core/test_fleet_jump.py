@@ -86,9 +86,9 @@ def decisions(setting: Setting, traffic: Traffic, seed: int) -> tuple[list[str],
     return said, steps, [*columns, ("state", state(kept.scheduler)), ("gaps", tally.gaps._counts)], turns
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_decisions_are_those_of_single_steps(part: int) -> None:
-    assert compare(range(part * 50, part * 50 + 50)) > 1000
+@pytest.mark.parametrize("seeds", [range(30), range(30, 60), pytest.param(range(60, 200), marks=pytest.mark.night)], ids=repr)
+def test_decisions_are_those_of_single_steps(seeds: range) -> None:
+    assert compare(seeds) > 20 * len(seeds)
 
 
 def compare(seeds: range) -> int:

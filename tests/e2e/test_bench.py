@@ -31,6 +31,7 @@ def bench(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProc
     return run
 
 
+@pytest.mark.alone
 def test_serve_measures_what_steps_take(bench: Callable[..., Any], serving: Callable[..., Any], tmp_path: Path) -> None:
     """Steps of 20 ms: a token each, to four streams at once; a page that loads nothing, and every request in the JSON."""
     page, out = tmp_path / "page.html", tmp_path / "out.json"
@@ -113,6 +114,7 @@ def alive(command: str) -> list[str]:
     return found
 
 
+@pytest.mark.alone
 def test_compare_finds_the_ratio_of_two_servers(bench: Callable[..., Any], tmp_path: Path) -> None:
     """Steps of 8 and of 24 ms: three times the tokens, a third of the gaps; both speak alike, and both are gone afterwards."""
     out, roofline = tmp_path / "out.json", tmp_path / "roofline.json"

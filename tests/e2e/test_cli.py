@@ -26,6 +26,7 @@ def run(environment: dict[str, str]) -> Callable[..., "subprocess.CompletedProce
     return call
 
 
+@pytest.mark.alone
 def test_help_is_fast_and_needs_no_arrays(run: Callable[..., Any]) -> None:
     best = 60.0
     for _ in range(5):

@@ -61,6 +61,7 @@ async def kill_under_load(server: Any) -> None:
     assert server.metric("vllm:num_requests_running") == 0 == server.metric("vllm:num_requests_waiting")
 
 
+@pytest.mark.alone
 def test_every_client_hears_and_the_server_serves_again(serving: Callable[..., Any]) -> None:
     with serving(FAKE) as server:
         for _ in range(2):
@@ -68,6 +69,7 @@ def test_every_client_hears_and_the_server_serves_again(serving: Callable[..., A
         assert "Traceback" not in server.output(), server.output()
 
 
+@pytest.mark.alone
 def test_no_engine_survives_its_server(serving: Callable[..., Any]) -> None:
     with serving(FAKE) as server:
         engine = server.engine_pid()

@@ -143,6 +143,7 @@ def test_a_client_that_does_not_read_is_aborted() -> None:
     run(main())
 
 
+@pytest.mark.alone
 def test_kill_under_load() -> None:
     """Every open request errs within a second, readiness is gone at once, and the next engine serves."""
 
@@ -184,6 +185,7 @@ def test_a_stopped_engine_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("computes", [True, False])
+@pytest.mark.alone
 def test_a_long_step_is_a_hang_unless_it_computes(computes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Child, "cpu_seconds", lambda child: time.monotonic() if computes else 5.0)
 
@@ -221,6 +223,7 @@ def test_processor_time_is_read() -> None:
     run(main())
 
 
+@pytest.mark.alone
 def test_a_long_answer_is_no_hang() -> None:
     async def main() -> None:
         async with serving(SLOW) as client:
@@ -230,6 +233,7 @@ def test_a_long_answer_is_no_hang() -> None:
     run(main())
 
 
+@pytest.mark.alone
 def test_an_idle_engine_may_be_silent() -> None:
     async def main() -> None:
         async with serving(SLOW) as client:

@@ -187,6 +187,7 @@ def stalling(seconds: float, at: int) -> Answer:
     return answer
 
 
+@pytest.mark.alone
 def test_a_stall_shows_in_every_request_that_it_kept_waiting() -> None:
     """100 requests, one each 10 ms; the server stalls for half a second: about 50 wait, on average half of it, though only four of them can
     be sent meanwhile. A closed loop sees one."""
@@ -198,6 +199,7 @@ def test_a_stall_shows_in_every_request_that_it_kept_waiting() -> None:
     assert closed.ttft.p90 < 0.1 and closed.e2e.p99 < 0.7
 
 
+@pytest.mark.alone
 def test_who_waits_for_a_place_has_begun_to_wait() -> None:
     """Three requests at once, one place, 50 ms each: the last has waited 150 ms, of which 100 before it was sent."""
 
@@ -209,6 +211,7 @@ def test_who_waits_for_a_place_has_begun_to_wait() -> None:
     assert found.ttft.p99 > 0.14 and found.lag.p99 > 0.09 and found.ttft.p50 > 0.09
 
 
+@pytest.mark.alone
 def test_a_closed_loop_keeps_its_streams_busy_and_ends_with_its_seconds() -> None:
     busy = most = 0
 
