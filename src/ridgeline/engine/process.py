@@ -4,6 +4,7 @@ Owns the device and everything that is computed. Synchronous, one thread for the
 What it cannot survive it reports as `Fatal` and lets happen: the parent starts another process.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -86,6 +87,8 @@ def serve(link: Link, config: EngineConfig) -> None:
     engine, decisions = start_engine(config, lambda stage, fraction: link.send(Progress(stage, fraction)))
     try:
         recorder = _recorder(engine, config)
+        gc.collect()
+        gc.freeze()  # what has been loaded stays: a collection that walked over it would hold up every client
         link.send(Ready(engine.executor.info, decisions))
         run(engine, link, recorder)
     finally:
