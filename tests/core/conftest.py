@@ -33,6 +33,7 @@ class Loop:
         *,
         rows: int = 8,
         pages: int = 256,
+        host_pages: int = 0,
         block_tokens: int = 4,
         windows: tuple[int, ...] = (0,),
         policy: str = "fcfs",
@@ -41,7 +42,9 @@ class Loop:
         **limits: Any,
     ) -> None:
         self.model = model or FakeModel()
-        self.executor = fake_executor(rows, pages, block_tokens, windows, max_model_len=max_model_len, model=self.model)
+        self.executor = fake_executor(
+            rows, pages, block_tokens, windows, max_model_len=max_model_len, model=self.model, host_pages=host_pages
+        )
         self.scheduler = Scheduler(
             Limits(rows=rows, max_model_len=max_model_len, **limits), self.executor.info.kv, POLICIES[policy]
         )

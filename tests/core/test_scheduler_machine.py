@@ -34,6 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             token_budget=data.draw(st.sampled_from((1, 3, 8, 64))),
             max_preemptions=data.draw(st.sampled_from((0, 1, 8))),
             prefix_caching=data.draw(st.booleans()),
+            host_pages=data.draw(st.sampled_from((0, 0, 3, 64))),
             model=MODEL,
             max_model_len=20,
         )
