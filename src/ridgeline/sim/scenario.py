@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from ridgeline.config.resolve import GIB
 from ridgeline.core.pace import UNBOUNDED
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
@@ -107,7 +106,7 @@ class Scenario:
             prefix_caching=knobs.enable_prefix_caching and self._may_share(groups, pages),
         )
         size = page_of(deployment)
-        shape = KVShape(groups, deployment.block_tokens, pages, b"simulated", int(knobs.swap_space * GIB) // size, size)
+        shape = KVShape(groups, deployment.block_tokens, pages, b"simulated", int(knobs.swap_space * 2**30) // size, size)
         durations = self.durations or Roofline(deployment, HOST_SECONDS)
         seconds = step_seconds(durations, knobs.max_num_batched_tokens)
         if shape.host_pages:
