@@ -79,6 +79,13 @@ void Plan::add_attention(const Attention& op, const float* q, float* out) {
 }
 
 void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, int32_t* best) {
+    // The counters first: a thread that is late by a step may count the chunks of what follows, and must find none of its own to claim.
+    const uint64_t tag = team_->next_step() << 32;
+    for (Counter& counter : counters_) {
+        counter.next.store(tag, std::memory_order_relaxed);
+        counter.done.store(tag, std::memory_order_relaxed);
+    }
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     step_ = step;
     first_ = first;
     last_ = std::min(last, phases_.size());
@@ -91,11 +98,6 @@ void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, int32_
         best_values_.resize(step.selected * slices);
         best_ids_.resize(step.selected * slices);
         for (std::vector<float>& each : outputs_) each.resize(step.selected * blocks_each(phases_.back(), step) * kBlockRows);
-    }
-    const uint64_t tag = team_->next_step() << 32;
-    for (Counter& counter : counters_) {
-        counter.next.store(tag, std::memory_order_relaxed);
-        counter.done.store(tag, std::memory_order_relaxed);
     }
     team_->enter(walk, this);
     for (size_t row = 0; row < step.selected && best_; ++row)
@@ -120,6 +122,7 @@ void Plan::walk(void* work, uint64_t step, int thread) {
     for (size_t p = plan.first_; p < plan.last_; ++p) {
         const Phase& phase = plan.phases_[p];
         const size_t chunks = plan.chunks(phase, plan.step_);
+        std::atomic_thread_fence(std::memory_order_acquire);  // before the claim: the counters are at least as new as the step
         if (plan.trace_ == nullptr) {
             if (!plan.team_->share(plan.counters_[p], step, chunks, [&](size_t chunk) { plan.compute(phase, plan.step_, chunk, thread); })) return;
             continue;
