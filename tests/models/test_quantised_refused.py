@@ -43,7 +43,9 @@ def scheme(name: str, part: str = "", **changes: Any) -> dict[str, Any]:
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "quantised as 'mxfp4', which is not computed; gptq, awq, compressed-tensors, fp8 are": {"quantization_config": {"quant_method": "mxfp4"}},
+    "quantised as 'mxfp4', which is not computed; gptq, awq, compressed-tensors, fp8 are": {
+        "quantization_config": {"quant_method": "mxfp4"},
+    },
     "quantised as None": {"quantization_config": {}},
     "quantised as ..gptq..,": {"quantization_config": {"quant_method": ["gptq"]}},
     "quantization_config is 4, an object": {"quantization_config": 4},
