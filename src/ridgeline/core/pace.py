@@ -4,9 +4,12 @@ Owns the arithmetic. Seconds come from whoever measured or modelled them; the sc
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 UNBOUNDED = 1 << 20
 """As many tokens as a step may ever have."""
+FEW_ROWS: Final = 16
+"""Rows whose next tokens may take half of a step, however long that is: with less a slow model's prompts hardly move, and its rows stay few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,8 @@ class StepSeconds:
         return cls(max(0.0, one - row), row, max(0.0, chunk - one) / max(1, tokens - 1))
 
     def aimed(self, wanted: float) -> float:
-        """Seconds that a step may take: as wanted, but twice what a single row takes, lest prompts stand still on a slow machine."""
-        return max(wanted, 2 * (self.fixed + self.row))
+        """Seconds that a step may take: as wanted, or twice what `FEW_ROWS` rows take where that is more."""
+        return max(wanted, 2 * (self.fixed + FEW_ROWS * self.row))
 
     def mixed_tokens(self, wanted: float) -> int:
         """Tokens that fit such a step, which rows that keep up share with those that catch up; at least 1."""
