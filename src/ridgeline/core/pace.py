@@ -9,7 +9,7 @@ from typing import Final
 UNBOUNDED = 1 << 20
 """As many tokens as a step may ever have."""
 FEW_ROWS: Final = 16
-"""Rows whose next tokens may take half of a step, however long that is: with less a slow model's prompts hardly move, and its rows stay few."""
+"""Rows whose next tokens may take half of a step, however long that is: with less a slow model's prompts hardly move."""
 
 
 @dataclass(frozen=True, slots=True)
