@@ -166,7 +166,7 @@ def test_info_and_start_up_messages(tiny: Path, kind: tuple[str, str]) -> None:
     page_bytes = 2 * 16 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, dtype)
     assert info.kv_bytes // page_bytes == info.kv.pages
     assert {decision.name for decision in executor.decisions} == {
-        *("runner", "kv_dtype", "threads", "max_model_len", "kv_cache_memory_bytes")
+        *("runner", "kv_dtype", "threads", "max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens")
     }
     assert list(dict.fromkeys(seen)) == ["packing weights" if runner == "native" else "dequantising weights", "warming up"]
     other = worker.build(EngineConfig(str(tiny), block_size=4, runner=runner, kv_dtype=dtype), lambda stage, fraction: None)
