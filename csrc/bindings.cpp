@@ -40,12 +40,13 @@ KVLayer kv_layer(int type, Address keys, Address values, std::size_t kv_heads, s
 
 // Row functions of one level, on `rows` rows: what the tests hold against the references.
 void bind_elements(nb::module_& m) {
-    m.def("quantise", [](int level, Address x, Address codes, Address scales, Address sums, std::size_t rows, std::size_t k) {
+    m.def("quantise", [](int level, Address x, Address codes, Address scales, Address sums, std::size_t rows, std::size_t k,
+                       std::size_t group) {
         const ElementKernels& table = *kernels(level).elements;
         nb::gil_scoped_release unlocked;
         for (std::size_t row = 0; row < rows; ++row)
-            table.quantise(pointer<const float>(x) + row * k, k, pointer<std::int8_t>(codes) + row * k, pointer<float>(scales) + row * (k / kCodeGroup),
-                           pointer<std::int32_t>(sums) + row * (k / 16));
+            table.quantise(pointer<const float>(x) + row * k, k, group, pointer<std::int8_t>(codes) + row * k,
+                           pointer<float>(scales) + row * (k / kCodeGroup), pointer<std::int32_t>(sums) + row * (k / 16));
     });
 }
 
@@ -189,10 +190,10 @@ void bind_row_ops(nb::class_<Plan>& plan) {
         op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.order = pointer<const std::int32_t>(order);
         p.add_row(op);
     });
-    plan.def("quantise", [](Plan& p, Address x, std::size_t k, Address codes, Address scales, Address sums) {
+    plan.def("quantise", [](Plan& p, Address x, std::size_t k, std::size_t group, Address codes, Address scales, Address sums) {
         RowOp op{quantise};
-        op.x = pointer<const float>(x), op.width = k, op.codes = pointer<std::int8_t>(codes), op.scales = pointer<float>(scales);
-        op.sums = pointer<std::int32_t>(sums);
+        op.x = pointer<const float>(x), op.width = k, op.piece = group, op.codes = pointer<std::int8_t>(codes);
+        op.scales = pointer<float>(scales), op.sums = pointer<std::int32_t>(sums);
         p.add_row(op);
     });
     plan.def("rms_norm", [](Plan& p, Address x, Address out, std::size_t width, Address weight, std::size_t piece, float eps) {
@@ -272,6 +273,11 @@ void bind_plan(nb::module_& m) {
     });
     plan.def("product_of_floats", [](Plan& p, int format, std::size_t n, std::size_t k, std::size_t group, Address data, Address x, Address out) {
         p.add_product({matrix(format, n, k, group, data), {}, pointer<const float>(x), {pointer<float>(out), n}});
+    });
+    plan.def("screen", &Plan::add_screen);
+    plan.def_prop_ro("screened", [](const Plan& p) {
+        const Screen::Counts counts = p.screened();
+        return nb::make_tuple(counts.steps, counts.passed, counts.pairs, counts.computed);
     });
     plan.def("attention", [](Plan& p, Address q, Address out, int group, int type, Address keys, Address values, std::size_t kv_heads,
                              std::size_t head_dim, std::size_t block_tokens, std::size_t heads, float scale, int window, float softcap) {

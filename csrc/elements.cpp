@@ -26,25 +26,34 @@ inline void each(size_t width, F f) {
 inline Vec take(const float* p, size_t n) { return n == kLanes ? load(p) : load_first(p, n); }
 inline void put(float* p, Vec x, size_t n) { n == kLanes ? store(p, x) : store_first(p, x, n); }
 
-void quantise_group(const float* x, int8_t* codes, float* scale, int32_t* sums) {
-    const Vec a = load(x), b = load(x + kLanes);
-    // x - x is NaN where x is not finite, else 0.
-    const float test = sum_of((a - a) + (b - b));
-    const float amax = largest_of(larger(magnitude(a), magnitude(b)));
-    if (test != 0.0f || amax < kTiny) {
-        memset(codes, 0, kCodeGroup);
-        sums[0] = sums[1] = 0;
-        *scale = test;
+// One group, a multiple of kCodeGroup inputs; its scale stands once for each kCodeGroup.
+__attribute__((always_inline)) inline void quantise_group(const float* x, size_t group, int8_t* codes, float* scales, int32_t* sums) {
+    const Vec first = load(x);
+    Vec test = first - first, most = magnitude(first);  // x - x is NaN where x is not finite, else 0
+    for (size_t i = kLanes; i < group; i += kLanes) {
+        const Vec next = load(x + i);
+        test = test + (next - next);
+        most = larger(most, magnitude(next));
+    }
+    const float amax = largest_of(most);
+    const bool finite = sum_of(test) == 0.0f, live = finite && amax >= kTiny;
+    const float scale = !finite ? NAN : live ? amax / 127.0f : 0.0f;
+    for (size_t i = 0; i < group / kCodeGroup; ++i) scales[i] = scale;
+    if (!live) {
+        memset(codes, 0, group);
+        memset(sums, 0, group / kLanes * sizeof *sums);
         return;
     }
     const Vec inverse = all(127.0f / amax);
-    sums[0] = store_int8(codes, a * inverse);
-    sums[1] = store_int8(codes + kLanes, b * inverse);
-    *scale = amax / 127.0f;
+    for (size_t i = 0; i < group; i += kLanes) sums[i / kLanes] = store_int8(codes + i, load(x + i) * inverse);
 }
 
-void quantise(const float* x, size_t k, int8_t* codes, float* scales, int32_t* sums) {
-    for (size_t g = 0; g < k / kCodeGroup; ++g) quantise_group(x + g * kCodeGroup, codes + g * kCodeGroup, scales + g, sums + 2 * g);
+void quantise(const float* x, size_t k, size_t group, int8_t* codes, float* scales, int32_t* sums) {
+    const auto groups_of = [=](size_t width) __attribute__((always_inline)) {
+        for (size_t i = 0; i < k; i += width) quantise_group(x + i, width, codes + i, scales + i / kCodeGroup, sums + i / kLanes);
+    };
+    if (group == kCodeGroup) return groups_of(kCodeGroup);  // unrolled
+    groups_of(group);
 }
 
 void rms_norm(const float* x, const float* weight, size_t width, size_t piece, float eps, float* out) {

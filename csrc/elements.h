@@ -10,8 +10,9 @@ enum Activation : int { kSilu, kGeluTanh };
 
 // Every function handles one token: x, y and out are its rows, `width` floats long. out may be x.
 struct ElementKernels {
-    // x [k] -> codes [k], scales [k / 32], sums of 16 codes [k / 16]. A group with a value that is not finite gets scale NaN and codes 0.
-    void (*quantise)(const float* x, size_t k, int8_t* codes, float* scales, int32_t* sums);
+    // x [k] -> codes [k], scales [k / 32], sums of 16 codes [k / 16]. `group` neighbours, a multiple of 32 that k is one of, share a scale. A
+    // group with a value that is not finite gets scale NaN and codes 0.
+    void (*quantise)(const float* x, size_t k, size_t group, int8_t* codes, float* scales, int32_t* sums);
 
     // Each piece of `piece` floats over its root mean square, times weight [piece].
     void (*rms_norm)(const float* x, const float* weight, size_t width, size_t piece, float eps, float* out);

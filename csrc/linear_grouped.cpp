@@ -1,9 +1,9 @@
 // Kernels of grouped integers, codes of 8 or 4 bits: what the rows of a file are says compute/quant/grouped.py.
 //
 // Weight: (code - zero) scale. In 32 integers of a product, Σ code x and zero Σ x are both below 2^24: their difference is exact in fp32.
-#include "linear_family.h"
 #include "linear_groups32.h"
 #include "linear_k_quants.h"
+#include "linear_span_family.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -17,6 +17,7 @@ struct Grouped {
     static constexpr size_t kCodeBytes = kInputs * kCodeBits / 8, kSpan = kInputs, kFileBytes = 5 + kCodeBytes, kHead = 80, kScales = 0, kParts = 1;
     static constexpr int kZero = kCodeBits == 8 ? 128 : 0;   // 8 bits are multiplied as signed ones, and their zeros stored so
     static constexpr bool kMinima = true;
+    static constexpr Field kScaleField = Field::kNone;
     static void codes(const uint8_t* block, uint8_t* codes) {
         if (kCodeBits == 8) memcpy(codes, block + 5, kInputs);
         for (size_t i = 0; kCodeBits == 4 && i < kCodeBytes; ++i) codes[2 * i] = block[5 + i] & 15, codes[2 * i + 1] = block[5 + i] >> 4;
@@ -36,6 +37,8 @@ struct Grouped {
     static void floats(const uint8_t* head, const uint8_t*, Vec* scale, Vec* zero) {
         scale[0] = load(reinterpret_cast<const float*>(head)), zero[0] = bytes(head + 64);
     }
+    static Vec scale(const uint8_t* head) { return load(reinterpret_cast<const float*>(head)); }
+    static Ints zeros(const uint8_t* head) { return integers(head + 64); }
 };
 template <int kCodeBits, size_t kInputs>
 constexpr bool kZerosOfRows<Grouped<kCodeBits, kInputs>> = true;
@@ -111,7 +114,13 @@ void unpack(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first,
 }
 
 void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
-    Integers::multiply(of_family(matrix), x, m, to, first, count, scratch);
+    Integers::with(number(matrix.format, matrix.group), [&](auto f) {
+        using F = decltype(f);
+        if constexpr (F::kSpan == kLong)
+            multiply_spans<F>(matrix, x, m, to, first, count, scratch);
+        else
+            multiply_by<F>(matrix, x, m, to, first, count, scratch);
+    });
 }
 
 void row(const Matrix& matrix, size_t row, float* out) { Integers::row(of_family(matrix), row, out); }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "linear_groups32.h"
+#include "linear_span.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -36,6 +37,7 @@ struct AffineSuperblock {
     static constexpr size_t kSpan = 256, kFileBytes = kBlockBytes, kHead = 64, kScales = 32, kParts = 1, kRecord = Coding::kBytes + kScales;
     static constexpr int kZero = 0;
     static constexpr bool kMinima = true;
+    static constexpr Field kScaleField = Field::kByte, kMinimumField = Field::kByte;
     static void pack_scales(const uint8_t* block, uint8_t* span, size_t row) {
         uint8_t scales[8], minima[8], *tail = span + kHead + Coding::kBytes + row;
         copy_half(span + 2 * row, block);
@@ -55,6 +57,8 @@ struct AffineSuperblock {
         scale[0] = halves(head) * bytes(scales);
         minimum[0] = halves(head + 32) * bytes(scales + 16);
     }
+    static Vec scale(const uint8_t* head) { return halves(head); }
+    static Vec minimum(const uint8_t* head) { return halves(head + 32); }
 };
 
 // Nibbles of 64 inputs in 32 bytes, the lower ones first: q d s - dmin m.
@@ -79,6 +83,7 @@ struct Q6_K {
     static constexpr size_t kSpan = 256, kFileBytes = 210, kHead = 32, kScales = 32, kParts = 2, kRecord = Coding::kBytes + kScales;
     static constexpr int kZero = 32;
     static constexpr bool kMinima = false;
+    static constexpr Field kScaleField = Field::kSigned;
     static void codes(const uint8_t* block, uint8_t* codes) {
         for (size_t half = 0; half < 2; ++half) {
             const uint8_t *low = block + 64 * half, *high = block + 128 + 32 * half;
@@ -108,6 +113,7 @@ struct Q6_K {
         const Vec d = halves(head);
         scale[0] = d * bytes(scales), scale[1] = d * bytes(scales + 16);
     }
+    static Vec scale(const uint8_t* head) { return halves(head); }
 };
 
 }  // namespace

@@ -39,6 +39,7 @@ struct Q2_K {
     static constexpr size_t kSpan = 256, kFileBytes = 84, kHead = 64, kScales = 32, kParts = 2, kRecord = Coding::kBytes + kScales;
     static constexpr int kZero = 0;
     static constexpr bool kMinima = true;
+    static constexpr Field kScaleField = Field::kLow, kMinimumField = Field::kHigh;
     static void codes(const uint8_t* block, uint8_t* codes) {
         memset(codes, 0, kSpan);
         for (size_t half = 0; half < 2; ++half) split_fields(block + 16 + 32 * half, 2, 0, codes + 128 * half);
@@ -65,6 +66,8 @@ struct Q2_K {
         const Vec d = halves(head), dmin = halves(head + 32);
         for (size_t part = 0; part < 2; ++part) scale[part] = d * bytes(low + 16 * part), minimum[part] = dmin * bytes(high + 16 * part);
     }
+    static Vec scale(const uint8_t* head) { return halves(head); }
+    static Vec minimum(const uint8_t* head) { return halves(head + 32); }
 };
 
 // 32 bytes of third bits, 64 of lower two bits, 16 scales of 6 bits in 12 bytes, d: (q - 4) d (s - 32). Packed as Q6_K, scales as s - 32.
@@ -73,6 +76,7 @@ struct Q3_K {
     static constexpr size_t kSpan = 256, kFileBytes = 110, kHead = 32, kScales = 32, kParts = 2, kRecord = Coding::kBytes + kScales;
     static constexpr int kZero = 4;
     static constexpr bool kMinima = false;
+    static constexpr Field kScaleField = Field::kSigned;
     static void codes(const uint8_t* block, uint8_t* codes) {
         memset(codes, 0, kSpan);
         for (size_t half = 0; half < 2; ++half) split_fields(block + 32 + 32 * half, 2, 0, codes + 128 * half);
@@ -107,6 +111,7 @@ struct Q3_K {
         const Vec d = halves(head);
         scale[0] = d * bytes(scales), scale[1] = d * bytes(scales + 16);
     }
+    static Vec scale(const uint8_t* head) { return halves(head); }
 };
 
 }  // namespace

@@ -23,7 +23,7 @@ void reorder(const RowOp& op, const Kernels& kernels, const Step&, size_t row) {
 
 void quantise(const RowOp& op, const Kernels& kernels, const Step&, size_t row) {
     const size_t k = op.width;
-    kernels.elements->quantise(at(op.x, row, k), k, op.codes + row * k, op.scales + row * (k / kCodeGroup), op.sums + row * (k / 16));
+    kernels.elements->quantise(at(op.x, row, k), k, op.piece, op.codes + row * k, op.scales + row * (k / kCodeGroup), op.sums + row * (k / 16));
 }
 
 void rms_norm(const RowOp& op, const Kernels& kernels, const Step&, size_t row) {

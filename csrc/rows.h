@@ -13,7 +13,7 @@ struct RowOp {
     const float* y = nullptr;
     float* out = nullptr;
     size_t width = 0;                    // of x and out
-    size_t piece = 0;                    // of a norm; head_dim of a rotation
+    size_t piece = 0;                    // of a norm; head_dim of a rotation; group of quantise
     float number = 0.0f;                 // eps, factor or cap
     int choice = 0;                      // activation, KV group, or whether ids are positions
     const float* weight = nullptr;

@@ -15,8 +15,8 @@ from ridgeline.compute.cpu.weights import pack_weights, widened
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.ops.gather import reorder
 from ridgeline.compute.ops.quantised import linear_codes, quantise
+from ridgeline.compute.quant.bits import Groups
 from ridgeline.compute.quant.grouped import GroupedWeight
-from ridgeline.compute.quant.groups import Groups
 from ridgeline.facts.model import ModelFacts
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
@@ -34,11 +34,10 @@ def driver_of(facts: ModelFacts) -> NativeDriver:
     return NativeDriver(facts, pack_weights(facts, 2, quiet), threads=2, kv_dtype="f32")
 
 
-def integers(stored: GroupedWeight) -> Groups:
-    """As kernels see it, in the order of the codes: zeros belong to the integers, scales stand every 32 inputs."""
+def integers(stored: GroupedWeight, span: int) -> Groups:
+    """As kernels see it, in the order of the codes: zeros belong to the integers, a group's scale stands once for every span of it."""
     codes = stored.integers(slice(None)).astype(np.int16) - stored.zeros.repeat(stored.size, axis=1)
-    scales = stored.scales.astype(np.float32).repeat(stored.size // 32, axis=1)
-    return Groups(codes, scales, np.zeros_like(scales))
+    return Groups(codes, stored.scales.astype(np.float32).repeat(stored.size // span, axis=1))
 
 
 @pytest.mark.parametrize(("model", "name"), CASES)
@@ -60,7 +59,8 @@ def test_every_product_is_its_formula_bit_for_bit(model: str, name: str, tmp_pat
         if weight.order is not None:
             ordered += 1
             x = reorder(x, weight.order)  # type: ignore[assignment,arg-type]
-        expected = linear_codes(*quantise(x), integers(weight))  # type: ignore[misc]
+        group, span = made[op.inputs[0]].attributes["group"], driver.weights[op.weights[0].name].span
+        expected = linear_codes(*quantise(x, group=group), integers(weight, span))  # type: ignore[misc]
         assert np.array_equal(values[op.outputs[0]].view(np.uint32), expected.view(np.uint32)), str(op)  # type: ignore[union-attr]
     assert ordered == sum(isinstance(each, GroupedWeight) and each.order is not None for each in mapped.values()) > 8
 

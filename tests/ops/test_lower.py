@@ -11,7 +11,7 @@ from ridgeline.compute import numpy_runner
 from ridgeline.compute.diff import diff
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.graph import OpList
-from ridgeline.compute.lower import head_of, last_uses, lower, quantise_activations, share_rotations
+from ridgeline.compute.lower import ORDER, SPAN, head_of, last_uses, lower, quantise_activations, share_rotations
 from ridgeline.compute.models.registry import record
 from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.errors import ModelFormatError
@@ -64,6 +64,20 @@ def test_codes_are_made_once_for_every_value_that_products_of_integers_read(driv
         op.weights[0].name for op in semantic.ops if op.name == "linear" and formats[op.weights[0].name] == "Q8_0"
     }
     assert quantise_activations(semantic, dict.fromkeys(formats, "BF16")) == semantic
+
+
+def test_the_widest_span_of_those_that_read_a_value_is_its_group(driver: Driver) -> None:
+    """Of each order by itself; 32 where no matrix says more."""
+    semantic = record(driver.facts)["step"]
+    formats = {w.name: "F32" if "norm" in w.name else "INT4" for op in semantic.ops for w in op.weights}
+    formats |= {"blk.0.attn_k.weight" + SPAN: "128", "blk.0.attn_v.weight" + SPAN: "256", "blk.1.attn_k.weight" + SPAN: "128"}
+    formats |= {"blk.2.attn_k.weight" + SPAN: "256", "blk.2.attn_k.weight" + ORDER: "an order", "blk.2.ffn_up.weight" + SPAN: "64"}
+    lowered = quantise_activations(semantic, formats)
+    groups = {op.outputs: op.attributes["group"] for op in lowered.ops if op.name == "quantise"}
+    of = {op.weights[0].name: groups[op.inputs] for op in lowered.ops if op.name == "linear_codes"}
+    wide = {f"blk.0.attn_{part}.weight": 256 for part in "qkv"} | {f"blk.1.attn_{part}.weight": 128 for part in "qkv"}
+    wide |= {"blk.2.attn_k.weight": 256, "blk.2.ffn_gate.weight": 64, "blk.2.ffn_up.weight": 64}
+    assert of == dict.fromkeys(of, 32) | wide
 
 
 def test_values_are_dropped_after_their_last_use(driver: Driver) -> None:

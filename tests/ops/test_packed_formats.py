@@ -10,8 +10,8 @@ from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.linear import linear_codes, quantise
 from ridgeline.compute.cpu.packing import integer_kind, pack_grouped, packable
 from ridgeline.compute.ops import quantised
+from ridgeline.compute.quant.bits import Groups
 from ridgeline.compute.quant.grouped import GroupedWeight, packed
-from ridgeline.compute.quant.groups import Groups
 
 pytestmark = pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
 LEVELS = ext.isa_levels() or ("none",)
@@ -33,11 +33,10 @@ def weight_of(bits: int, size: int, n: int, seed: int) -> GroupedWeight:
     return GroupedWeight((n, K), bits, size, packed(codes, bits), scales, zeros)
 
 
-def integers(stored: GroupedWeight) -> Groups:
-    """The weight as kernels see it: zeros belong to the integers; scales every 32 inputs, as activations have them."""
+def integers(stored: GroupedWeight, span: int) -> Groups:
+    """The weight as kernels see it: zeros belong to the integers, a group's scale stands once for every span of it."""
     codes = stored.integers(slice(None)).astype(np.int16) - stored.zeros.repeat(stored.size, axis=1)
-    scales = stored.scales.astype(np.float32).repeat(stored.size // 32, axis=1)
-    return Groups(codes, scales, np.zeros_like(scales))
+    return Groups(codes, stored.scales.astype(np.float32).repeat(stored.size // span, axis=1))
 
 
 def assert_same_bits(ours: np.ndarray, reference: np.ndarray) -> None:
@@ -66,8 +65,9 @@ def test_records_come_back(bits: int, size: int, pool: ThreadPoolExecutor, monke
 @pytest.mark.parametrize(("m", "n"), [(0, 16), (1, 37), (3, 16), (5, 20), (17, 33)])
 def test_product_is_the_references(bits: int, size: int, m: int, n: int, pool: ThreadPoolExecutor) -> None:
     stored = weight_of(bits, size, n, m)
-    weight, x = pack_grouped(stored, pool), quantise(activations(m, n))
-    reference = quantised.linear_codes(*x, integers(stored))
+    weight = pack_grouped(stored, pool)
+    x = quantise(activations(m, n), group=weight.span)
+    reference = quantised.linear_codes(*x, integers(stored, weight.span))
     for level in LEVELS:
         assert_same_bits(linear_codes(x, weight, level=level), reference)
 
@@ -76,7 +76,7 @@ def test_product_is_the_references(bits: int, size: int, m: int, n: int, pool: T
 @pytest.mark.parametrize(("bits", "size"), [(4, 32), (4, 128), (8, 32), (8, 128)])
 def test_tokens_and_slices_change_no_bit(bits: int, size: int, level: str, pool: ThreadPoolExecutor) -> None:
     weight = pack_grouped(weight_of(bits, size, 41, 1), pool)
-    x = quantise(activations(40, 2))
+    x = quantise(activations(40, 2), group=weight.span)
     whole = linear_codes(x, weight, level=level)
     for m in (*range(1, 14), 23, 24, 25):
         assert_same_bits(linear_codes((x[0][:m], x[1][:m], x[2][:m]), weight, level=level), whole[:m])
@@ -97,8 +97,8 @@ def test_limits(bits: int, size: int, pool: ThreadPoolExecutor) -> None:
     stored = GroupedWeight((n, K), bits, size, packed(codes, bits), scales, zeros)
     place, weight = np.arange(K), pack_grouped(stored, pool)
     for negative in (place < 0, place >= 0, place % 2 == 0, place % 32 < 16):
-        x = quantise(np.repeat(np.where(negative, -127, 127)[None].astype(np.float32), 6, axis=0))
-        reference = quantised.linear_codes(*x, integers(stored))
+        x = quantise(np.repeat(np.where(negative, -127, 127)[None].astype(np.float32), 6, axis=0), group=weight.span)
+        reference = quantised.linear_codes(*x, integers(stored, weight.span))
         assert np.isnan(reference[:, 4]).all() and not np.isfinite(reference[:, 5]).any()
         for level in LEVELS:
             for m in (1, 6):

@@ -12,14 +12,11 @@ from ridgeline.compute.cpu.packing import FORMATS, PackedWeight, pack, packable,
 from ridgeline.compute.ops import quantised
 from ridgeline.compute.quant.formats import FORMATS as STORED
 from ridgeline.compute.quant.formats import dequantise
-from ridgeline.compute.quant.groups import KINDS, Groups, groups
+from ridgeline.compute.quant.groups import KINDS, groups
 
 pytestmark = pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
 LEVELS = ext.isa_levels() or ("none",)
 PACKED = tuple(kind for kind in sorted(KINDS) if packable(kind, (16, 256)))
-
-ZEROS = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32}
-"""What integer kernels take off a code by themselves; other formats with a minimum have it in fp32."""
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Where a block has fp16 fields; at 0 where nothing is said."""
@@ -42,16 +39,10 @@ def rows_of(kind: str, n: int, k: int, seed: int, size: float = 1.0) -> np.ndarr
     return blocks.reshape(n, -1)
 
 
-def activations(m: int, k: int, seed: int) -> np.ndarray:
+def activations(m: int, k: int, seed: int, group: int) -> np.ndarray:
+    """Of another magnitude in every group."""
     rng = np.random.default_rng(seed)
-    return (rng.standard_normal((m, k)) * 10.0 ** rng.integers(-6, 6, (m, k // 32)).repeat(32, axis=1)).astype(np.float32)
-
-
-def integers(kind: str, rows: np.ndarray) -> Groups:
-    """The weight as kernels see it: symmetric zeros belong to the integers."""
-    found = groups(kind, rows)
-    zero = ZEROS.get(kind)
-    return found if zero is None else Groups((found.codes.astype(np.int16) - zero).astype(np.int8), found.scales, np.zeros_like(found.mins))
+    return (rng.standard_normal((m, k)) * 10.0 ** rng.integers(-6, 6, (m, k // group)).repeat(group, axis=1)).astype(np.float32)
 
 
 def assert_same_bits(ours: np.ndarray, reference: np.ndarray) -> None:
@@ -63,7 +54,7 @@ def assert_same_bits(ours: np.ndarray, reference: np.ndarray) -> None:
 
 def assert_product(kind: str, rows: np.ndarray, weight: PackedWeight, x: Codes) -> None:
     """Every level gives the reference's bits."""
-    reference = quantised.linear_codes(*x, integers(kind, rows))
+    reference = quantised.linear_codes(*x, groups(kind, rows))
     for level in LEVELS:
         assert_same_bits(linear_codes(x, weight, level=level), reference)
 
@@ -109,7 +100,8 @@ def test_rows(kind: str, pool: ThreadPoolExecutor) -> None:
 @pytest.mark.parametrize(("m", "n", "k"), [(0, 16, 256), (1, 37, 768), (3, 16, 512), (4, 48, 256), (17, 20, 256), (70, 33, 512)])
 def test_product_is_the_references(kind: str, m: int, n: int, k: int, pool: ThreadPoolExecutor) -> None:
     rows = rows_of(kind, n, k, m)
-    assert_product(kind, rows, pack(kind, rows, (n, k), pool), quantised.quantise(activations(m, k, n)))
+    weight = pack(kind, rows, (n, k), pool)
+    assert_product(kind, rows, weight, quantised.quantise(activations(m, k, n, weight.span), group=weight.span))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -118,7 +110,7 @@ def test_tokens_and_slices_change_no_bit(kind: str, level: str, pool: ThreadPool
     """Any number of tokens and any cut of the outputs; what is not asked for stays."""
     n, k = 41, 1024
     weight = pack(kind, rows_of(kind, n, k, 3), (n, k), pool)
-    x = quantise(activations(70, k, 4))
+    x = quantise(activations(70, k, 4, weight.span), group=weight.span)
     whole = linear_codes(x, weight, level=level)
     for m in (*range(1, 17), 23, 24, 25, 64, 69):
         part = (x[0][:m], x[1][:m], x[2][:m])
@@ -142,8 +134,8 @@ def test_nothing_saturates(kind: str, byte: int, pool: ThreadPoolExecutor) -> No
         blocks[..., start : start + 2] = np.array([0.5], np.float16).view(np.uint8)
     place = np.arange(k)
     negative = np.array([place < 0, place >= 0, place % 2 == 0, place // 2 % 2 == 0, place % 4 == 0, place % 32 < 16, place % 8 < 4])
-    x = quantised.quantise(np.where(negative, -127, 127).astype(np.float32))
     weight = pack(kind, rows, (4, k), pool)
+    x = quantised.quantise(np.where(negative, -127, 127).astype(np.float32), group=weight.span)
     assert_product(kind, rows, weight, x)
     assert_product(kind, rows, weight, (x[0][:3], x[1][:3], x[2][:3]))
 
@@ -155,20 +147,35 @@ def test_what_is_not_finite_stays(kind: str, pool: ThreadPoolExecutor) -> None:
     first = rows[3, : STORED[kind].block_bytes]
     for start in HALVES.get(kind, (0,)):
         first[start : start + 2] = np.array([np.inf], np.float16).view(np.uint8)
-    x = activations(9, k, 8)
-    x[1, 40], x[6, 511], x[7] = np.nan, -np.inf, 0
-    codes = quantise(x)
     weight = pack(kind, rows, (n, k), pool)
+    x = activations(9, k, 8, weight.span)
+    x[1, 40], x[6, 511], x[7] = np.nan, -np.inf, 0
+    codes = quantise(x, group=weight.span)
     assert_product(kind, rows, weight, codes)
     assert_product(kind, rows, weight, (codes[0][:2], codes[1][:2], codes[2][:2]))
     assert np.isnan(linear_codes(codes, weight)[[1, 6]]).all()
 
 
+def test_spans_are_the_formats() -> None:
+    for kind in PACKED:
+        weight = PackedWeight(kind, (16, 512), np.zeros(0, np.uint8))
+        assert weight.span == max(groups(kind, rows_of(kind, 1, 512, 0)).span, 32)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_wider_groups_of_activations_are_products_too(kind: str, pool: ThreadPoolExecutor) -> None:
+    """A value that products of several formats read is quantised for the widest of them."""
+    rows = rows_of(kind, 20, 512, 12)
+    weight = pack(kind, rows, (20, 512), pool)
+    for m in (1, 4, 13):
+        assert_product(kind, rows, weight, quantised.quantise(activations(m, 512, m, 512), group=512))
+
+
 def test_quantise_at_every_level() -> None:
     for sample in quantised.quantise.samples():
-        reference = quantised.quantise(sample.arguments["x"])
+        reference = quantised.quantise(**sample.arguments)
         for level in LEVELS:
-            codes, scales, sums = quantise(sample.arguments["x"], level=level)
+            codes, scales, sums = quantise(**sample.arguments, level=level)
             assert np.array_equal(codes, reference[0])
             assert_same_bits(scales, reference[1])
             assert np.array_equal(sums, reference[2])
@@ -179,20 +186,26 @@ def test_near_the_dequantised_product(pool: ThreadPoolExecutor) -> None:
     for kind in PACKED:
         rows, x = rows_of(kind, 12, 512, 10), rng.standard_normal((4, 512)).astype(np.float32)
         exact = x.astype(np.float64) @ dequantise(kind, rows).T.astype(np.float64)
-        ours = linear_codes(quantise(x), pack(kind, rows, (12, 512), pool))
+        weight = pack(kind, rows, (12, 512), pool)
+        ours = linear_codes(quantise(x, group=weight.span), weight)
         assert np.abs(ours - exact).max() <= 0.02 * np.abs(exact).max()
 
 
 def test_misuse_is_refused(pool: ThreadPoolExecutor) -> None:
     weight = pack("Q8_0", rows_of("Q8_0", 4, 64, 11), (4, 64), pool)
     with pytest.raises(ValueError, match="multiple of 32"):
-        quantise(np.zeros((1, 40), np.float32))
+        quantise(np.zeros((1, 40), np.float32), group=32)
+    with pytest.raises(ValueError, match="multiple of 256"):
+        quantise(np.zeros((1, 640), np.float32), group=256)
+    for group in (0, 48, -32):
+        with pytest.raises(ValueError, match="multiples of 32"):
+            quantise(np.zeros((1, 96), np.float32), group=group)
     with pytest.raises(ValueError, match="contiguous float32"):
-        quantise(np.zeros((1, 64)))  # type: ignore[arg-type]
+        quantise(np.zeros((1, 64)), group=32)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="do not fit"):
-        linear_codes(quantise(np.zeros((1, 96), np.float32)), weight)
+        linear_codes(quantise(np.zeros((1, 96), np.float32), group=32), weight)
     with pytest.raises(ValueError, match="not blocks"):
-        linear_codes(quantise(np.zeros((1, 64), np.float32)), weight, blocks=range(2))
+        linear_codes(quantise(np.zeros((1, 64), np.float32), group=32), weight, blocks=range(2))
     with pytest.raises(ValueError, match="cannot be packed"):
         pack("Q4_K", np.zeros((4, 144), np.uint8), (4, 64), pool)
     with pytest.raises(ValueError, match="contiguous uint8"):

@@ -7,11 +7,11 @@ from ridgeline.compute.quant.formats import FORMATS, dequantise
 from ridgeline.compute.quant.groups import KINDS, groups
 
 LIMITS = {
-    "Q4_0": (0, 15, 32), "Q4_1": (0, 15, 32), "Q5_0": (0, 31, 32), "Q5_1": (0, 31, 32), "Q8_0": (-128, 127, 32),
-    "Q2_K": (0, 3, 16), "Q3_K": (0, 7, 16), "Q4_K": (0, 15, 32), "Q5_K": (0, 31, 32), "Q6_K": (0, 63, 16),
-    "IQ4_NL": (-127, 113, 32), "IQ4_XS": (-127, 113, 32),
+    "Q4_0": (0, 15, 32, 32), "Q4_1": (0, 15, 32, 32), "Q5_0": (0, 31, 32, 32), "Q5_1": (0, 31, 32, 32), "Q8_0": (-128, 127, 32, 32),
+    "Q2_K": (0, 3, 256, 16), "Q3_K": (0, 7, 256, 16), "Q4_K": (0, 15, 256, 32), "Q5_K": (0, 31, 256, 32), "Q6_K": (0, 63, 256, 16),
+    "IQ4_NL": (-127, 113, 32, 32), "IQ4_XS": (-127, 113, 32, 32),
 }  # fmt: skip
-"""Least and greatest code, weights of a group."""
+"""Least and greatest code, weights of a span and of a group."""
 
 HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
@@ -35,12 +35,16 @@ def finite_rows(kind: str, rows: int, blocks: int) -> np.ndarray:
 def test_parts_make_the_weights_exactly(kind: str) -> None:
     rows = finite_rows(kind, 64, 64)
     parts = groups(kind, rows)
-    least, greatest, size = LIMITS[kind]
-    assert parts.size == size and parts.codes.flags.c_contiguous
+    least, greatest, span, size = LIMITS[kind]
+    assert (parts.span in (span, size), parts.size) == (True, size) and parts.codes.flags.c_contiguous
     assert parts.codes.dtype == (np.int8 if least < 0 else np.uint8)
     assert (parts.codes.min(), parts.codes.max()) == (least, greatest)
-    assert parts.scales.dtype == parts.mins.dtype == np.float32
-    assert np.array_equal(parts.dense(), dequantise(kind, rows))
+    assert parts.scales.dtype == np.float32 and (parts.mins is None or parts.mins.dtype == np.float32)
+    scales, mins = (floats.repeat(size, axis=1) for floats in (parts.group_scales, parts.group_mins))
+    weights = scales * (parts.codes.astype(np.int32) - parts.zero).astype(np.float32) - mins
+    assert np.array_equal(weights, dequantise(kind, rows))
+    factors = 1 if parts.factors is None else parts.factors.astype(np.int32).repeat(size, axis=1)
+    assert np.array_equal(parts.integers, (parts.codes.astype(np.int32) - parts.zero) * factors)
 
 
 def test_what_is_not_finite_stays_so() -> None:
@@ -48,7 +52,7 @@ def test_what_is_not_finite_stays_so() -> None:
         rows = finite_rows(kind, 1, 1)
         rows[:, HALVES[kind][0] : HALVES[kind][0] + 2] = np.array([np.nan], np.float16).view(np.uint8)
         parts = groups(kind, rows)
-        assert not np.isfinite(parts.scales).any() and not np.isfinite(parts.dense()).any()
+        assert not np.isfinite(parts.scales).any() and not np.isfinite(dequantise(kind, rows)).any()
 
 
 def test_every_format_but_floats() -> None:

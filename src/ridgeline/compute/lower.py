@@ -14,17 +14,18 @@ from ridgeline.facts.model import Rope
 
 Formats = Mapping[str, str]
 """Name of a weight → the stored kind that its runner multiplies with (Q8_0, BF16 …). Where a matrix has its columns in another order than
-its inputs come in: its name and `ORDER` → the name of the vector that says in which."""
+its inputs come in: its name and `ORDER` → the name of the vector that says in which. Of a matrix of integers: its name and `SPAN` → how
+many neighbouring inputs it takes under one scale."""
 
-ORDER = " order"
+ORDER, SPAN = " order", " span"
 
 Pass = Callable[[OpList, Formats], OpList]
 
 FLOATS = frozenset({"F32", "F16", "BF16"})
 """Kinds whose products take fp32 activations; all others take codes."""
 
-CODE_GROUP, SUM_GROUP = 32, 16
-"""Activations that share a scale; codes that a sum counts."""
+SCALE_CODES, SUM_CODES = 32, 16
+"""Codes of a scale in memory, and codes that a sum counts; see `ops/quantised.py`."""
 
 
 def lower(oplist: OpList, runner: str, formats: Formats | None = None) -> OpList:
@@ -34,36 +35,58 @@ def lower(oplist: OpList, runner: str, formats: Formats | None = None) -> OpList
 
 def quantise_activations(oplist: OpList, formats: Formats) -> OpList:
     """Gives every `linear` over integer weights codes: one `quantise` for each value that such products read, and for each order of its
-    columns that their matrices have."""
+    columns that their matrices have. Its groups are as wide as the widest span of those matrices: a function of the model alone."""
     ops: list[Op] = []
     values = dict(oplist.values)
-    coded: dict[tuple[str, str | None], tuple[str, ...]] = {}
+    coded: dict[Read, tuple[str, ...]] = {}
+    group = _groups(oplist, formats)
     for op in oplist.ops:
-        if op.name != "linear" or formats[op.weights[0].name] in FLOATS:
+        read = _read(op, formats)
+        if read is None:
             ops.append(op)
             continue
-        (source,) = op.inputs
-        order = formats.get(op.weights[0].name + ORDER)
-        if (source, order) not in coded:
-            read = values[source]
+        if read not in coded:
+            source, order = read
+            x = values[source]
             if order is not None:
-                read = Handle(f"{source} by {order}", read.shape)
-                values[read.name] = read
-                ops.append(Op("reorder", (source,), (read.name,), weights=(Weight(order, (read.width,)),)))
-            made = _codes(read)
+                x = Handle(f"{source} by {order}", x.shape)
+                values[x.name] = x
+                ops.append(Op("reorder", (source,), (x.name,), weights=(Weight(order, (x.width,)),)))
+            made = _codes(x)
             values |= {handle.name: handle for handle in made}
-            coded[source, order] = tuple(handle.name for handle in made)
-            ops.append(Op("quantise", (read.name,), coded[source, order]))
-        ops.append(Op("linear_codes", coded[source, order], op.outputs, op.attributes, op.weights))
+            coded[read] = tuple(handle.name for handle in made)
+            ops.append(Op("quantise", (x.name,), coded[read], {"group": group[read]}))
+        ops.append(Op("linear_codes", coded[read], op.outputs, op.attributes, op.weights))
     return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
+
+
+Read = tuple[str, str | None]
+"""A value that is to be quantised, and the order in which."""
+
+
+def _read(op: Op, formats: Formats) -> Read | None:
+    """What a product of integers reads; None of other ops."""
+    if op.name != "linear" or formats[op.weights[0].name] in FLOATS:
+        return None
+    return op.inputs[0], formats.get(op.weights[0].name + ORDER)
+
+
+def _groups(oplist: OpList, formats: Formats) -> dict[Read, int]:
+    """How many neighbours share a scale in each value that is quantised."""
+    widest: dict[Read, int] = {}
+    for op in oplist.ops:
+        read = _read(op, formats)
+        if read is not None:
+            widest[read] = max(widest.get(read, SCALE_CODES), int(formats.get(op.weights[0].name + SPAN, SCALE_CODES)))
+    return widest
 
 
 def _codes(x: Handle) -> tuple[Handle, ...]:
     rows = x.shape[:-1]
     return (
         Handle(f"{x.name}.codes", x.shape, "i8"),
-        Handle(f"{x.name}.scales", (*rows, Dim(x.width // CODE_GROUP))),
-        Handle(f"{x.name}.sums", (*rows, Dim(x.width // SUM_GROUP)), "i32"),
+        Handle(f"{x.name}.scales", (*rows, Dim(x.width // SCALE_CODES))),
+        Handle(f"{x.name}.sums", (*rows, Dim(x.width // SUM_CODES)), "i32"),
     )
 
 

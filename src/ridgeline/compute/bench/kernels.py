@@ -19,6 +19,7 @@ import numpy as np
 
 from ridgeline.compute.bench.roofline import Roofline, roofline
 from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.linear import quantise
 from ridgeline.compute.cpu.packing import FORMATS, INTEGER_BITS, PackedWeight, allocate, pack, pack_grouped, packable, row_bytes
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.errors import ConfigError
@@ -220,7 +221,7 @@ class Copies:
         self.packed_bytes = first.nbytes
         self.count = max(2, min(MOST_COPIES, ceil(max(LEAST_BYTES, 4 * caches().l3) / first.nbytes)))
         self._weights = [first, *(_copy(first) for _ in range(self.count - 1))]
-        self._inputs = _inputs(random, kind, most_tokens, k)
+        self._inputs = _inputs(random, first, most_tokens)
         self._out = np.zeros((most_tokens, n), np.float32)
         self._plan = ext.native().Plan(ext.level_number(), team)
         self._clock = thread_time if team.threads == 1 else perf_counter
@@ -269,10 +270,9 @@ def _copy(weight: PackedWeight) -> PackedWeight:
     return PackedWeight(weight.kind, weight.shape, data, weight.group)
 
 
-def _inputs(random: np.random.Generator, kind: str, tokens: int, k: int) -> tuple[np.ndarray, ...]:
+def _inputs(random: np.random.Generator, weight: PackedWeight, tokens: int) -> tuple[np.ndarray, ...]:
     """Activations as the kernels take them: codes, scales and sums of 16, or fp32."""
-    if kind not in CODES:
+    k = weight.shape[1]
+    if weight.kind not in CODES:
         return (random.standard_normal((tokens, k), np.float32),)
-    codes = random.integers(-127, 128, (tokens, k), np.int8)
-    scales = random.random((tokens, k // 32), np.float32)
-    return codes, scales, codes.reshape(tokens, k // 16, 16).sum(axis=2, dtype=np.int32)
+    return quantise(random.standard_normal((tokens, k), np.float32), group=weight.span)

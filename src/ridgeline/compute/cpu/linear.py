@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.packing import PackedWeight, allocate
 from ridgeline.compute.ops.definition import Floats, Ints
-from ridgeline.compute.ops.quantised import GROUP
+from ridgeline.compute.ops.quantised import SCALE_CODES, SUM_CODES
 
 SCRATCH_BYTES = 1 << 20
 """What a call may use beside its arguments."""
@@ -19,15 +19,17 @@ SCRATCH_BYTES = 1 << 20
 Codes = tuple[NDArray[np.int8], Floats, Ints]
 
 
-def quantise(x: Floats, *, level: str | None = None) -> Codes:
+def quantise(x: Floats, *, group: int, level: str | None = None) -> Codes:
     """The op `quantise` at an ISA level: x fp32 [M, K] → codes int8 [M, K], scales fp32 [M, K/32], sums int32 [M, K/16]."""
-    if x.ndim != 2 or x.shape[1] == 0 or x.shape[1] % GROUP:
-        raise ValueError(f"activations are [M, K] with K a positive multiple of {GROUP}, got {x.shape}")
+    if group < SCALE_CODES or group % SCALE_CODES:
+        raise ValueError(f"groups of activations are multiples of {SCALE_CODES}, got {group}")
+    if x.ndim != 2 or x.shape[1] == 0 or x.shape[1] % group:
+        raise ValueError(f"activations are [M, K] with K a positive multiple of {group}, got {x.shape}")
     m, k = x.shape
-    codes, scales, sums = np.empty((m, k), np.int8), np.empty((m, k // GROUP), np.float32), np.empty((m, k // 16), np.int32)
+    codes, scales, sums = np.empty((m, k), np.int8), np.empty((m, k // SCALE_CODES), np.float32), np.empty((m, k // SUM_CODES), np.int32)
     source = ext.address(x, np.float32, (m, k))
     made = (int(array.ctypes.data) for array in (codes, scales, sums))
-    ext.native().quantise(ext.level_number(level), source, *made, m, k)
+    ext.native().quantise(ext.level_number(level), source, *made, m, k, group)
     return codes, scales, sums
 
 
@@ -43,8 +45,8 @@ def linear_codes(
     m, k = codes.shape
     given = (
         ext.address(codes, np.int8, (m, k)),
-        ext.address(scales, np.float32, (m, k // GROUP)),
-        ext.address(sums, np.int32, (m, k // 16)),
+        ext.address(scales, np.float32, (m, k // SCALE_CODES)),
+        ext.address(sums, np.int32, (m, k // SUM_CODES)),
     )
     return _multiply(ext.native().linear_codes, given, (m, k), weight, level, out, blocks)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.quant.bits import Bytes, Floats
 from ridgeline.compute.quant.grouped import GroupedWeight
+from ridgeline.compute.quant.groups import SPANNED
 from ridgeline.facts.formats import FORMATS as STORED
 
 BLOCK_ROWS: Final = 16
@@ -38,6 +39,12 @@ FORMATS: Final = (
     *("INT8", "INT4"),
 )
 """The extension's formats, by number."""
+
+SUPERBLOCK: Final = 256
+LONG_SPAN: Final = 128
+SPAN: Final = 32
+"""Inputs that kernels add up as integers: of formats whose kernels do so over whole superblocks; of INT8 and INT4 in groups that are made
+of whole long spans; of all others."""
 
 INTEGER_BITS: Final = {"INT8": 8, "INT4": 4}
 """Those of grouped integers."""
@@ -67,6 +74,13 @@ class PackedWeight:
     def blocks(self) -> int:
         """Blocks of 16 rows."""
         return -(-self.shape[0] // BLOCK_ROWS)
+
+    @property
+    def span(self) -> int:
+        """Inputs that the kernels add up as integers, and whose activations may therefore share a scale."""
+        if self.kind in INTEGER_BITS:
+            return SPAN if self.group % LONG_SPAN else LONG_SPAN
+        return SUPERBLOCK if self.kind in SPANNED else SPAN
 
     @property
     def matrix(self) -> tuple[int, int, int, int, int]:

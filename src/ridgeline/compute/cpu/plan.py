@@ -134,7 +134,7 @@ def _reorder(plan: NativePlan, op: Op) -> None:
 
 
 def _quantise(plan: NativePlan, op: Op) -> None:
-    plan.native.quantise(plan.at(op.inputs[0]), plan.width(op.inputs[0]), *map(plan.at, op.outputs))
+    plan.native.quantise(plan.at(op.inputs[0]), plan.width(op.inputs[0]), op.attributes["group"], *map(plan.at, op.outputs))
 
 
 def _linear_codes(plan: NativePlan, op: Op) -> None:

@@ -18,7 +18,7 @@ from ridgeline.compute.cpu.plan import NativePlan, Stored
 from ridgeline.compute.cpu.trace import StepTrace
 from ridgeline.compute.diff import stored_names
 from ridgeline.compute.graph import Op, OpList, Sizes, StepInputs
-from ridgeline.compute.lower import ORDER, head_of, lower
+from ridgeline.compute.lower import ORDER, SPAN, head_of, lower
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.compute.ops.table import check
 from ridgeline.core.plan import KVShape
@@ -50,6 +50,7 @@ class NativeRunner:
         packed = {name: weight for name, weight in weights.items() if isinstance(weight, PackedWeight)}
         formats = {name: weight.kind for name, weight in packed.items()}
         formats |= {name + ORDER: weight.order for name, weight in packed.items() if weight.order}
+        formats |= {name + SPAN: str(weight.span) for name, weight in packed.items()}
         self.oplist = lower(oplist, "native", formats)
         self._weights, self._shape = weights, shape
         # Of a list that ends in a product, the largest of a row is found where it is made.

@@ -316,7 +316,7 @@ def _block_parts(kind: str, form: Form, blocks: Codes, columns: int) -> dict[str
     # With bases of one a group's scale and min are the integers that the file has.
     found = groups(kind, blocks)
     number = {"byte": np.int8, "bytes": np.uint8}.get(form.head, np.float16)
-    heads = [part.astype(number) for part in ((found.scales, found.mins) if form.zero == "mins" else (found.scales,))]
+    heads = [part.astype(number) for part in ((found.group_scales, found.group_mins) if form.zero == "mins" else (found.group_scales,))]
     codes = found.codes if found.codes.dtype == np.uint8 else found.codes.view(np.uint8) ^ np.uint8(0x80)
     return _parts(form, codes, np.stack(heads, axis=2).reshape(len(blocks), -1).view(np.uint8)) | bases
 

@@ -1,18 +1,21 @@
-"""Products of integers: activations quantised in groups of 32, weights as a file stores them. Only lowering introduces these ops.
+"""Products of integers: activations quantised in groups, weights as a file stores them. Only lowering introduces these ops.
 
 The order of operations is part of their meaning: kernels give the same bits.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.ops.definition import Floats, Ints, Sample, floats, op
-from ridgeline.compute.quant.groups import Groups
+from ridgeline.compute.quant.bits import Groups
 
-GROUP = 32
-"""Activations that share a scale."""
+SCALE_CODES: Final = 32
+"""Codes of a scale in memory: a wider group has its scale as often as it has 32 codes, so that a product may take narrower ones."""
+
+SUM_CODES: Final = 16
+"""Codes that a sum counts."""
 
 _TINY = np.float32(1e-36)
 """Below this a group is zero: 127 / amax would overflow."""
@@ -21,67 +24,85 @@ Codes = NDArray[np.int8]
 
 
 def _quantise_samples() -> list[Sample]:
-    strange = floats(3, 6, 96)
+    strange, wide = floats(3, 6, 96), floats(4, 7, 768)
     strange[0, 5], strange[1, 40], strange[2, :32], strange[3, :] = np.inf, np.nan, 1e-38, 0
     strange[4, 64:] = np.where(np.arange(32) % 2, 3.0e38, -3.0e38)
+    wide[1, 5], wide[2, 300], wide[3, :256], wide[4, 256:512] = np.nan, np.inf, 1e-38, 0
+    wide[5, 511], wide[6, ::256] = 1e4, -3.0e38
     return [
-        Sample("ragged", {"x": floats(1, 7, 64)}),
-        Sample("one row", {"x": floats(2, 1, 640, size=1e4)}),
-        Sample("no row", {"x": np.zeros((0, 32), np.float32)}),
-        Sample("not finite", {"x": strange}),
+        Sample("ragged", {"x": floats(1, 7, 64), "group": 32}),
+        Sample("one row", {"x": floats(2, 1, 640, size=1e4), "group": 128}),
+        Sample("no row", {"x": np.zeros((0, 32), np.float32), "group": 32}),
+        Sample("not finite", {"x": strange, "group": 32}),
+        Sample("wide, not finite", {"x": wide, "group": 256}),
     ]
 
 
 @op(samples=_quantise_samples, per_token=True, semantic=False)
-def quantise(x: Floats) -> Any:
+def quantise(x: Floats, *, group: int) -> Any:
     """x [T, K] → codes int8 [T, K], scales fp32 [T, K/32], sums of 16 codes int32 [T, K/16]: symmetric, amax / 127, ties to even.
 
-    A group with a value that is not finite gets the scale NaN and codes 0, so that whatever reads it is NaN too.
+    `group` neighbours, a multiple of 32 that K is one of, share a scale. A group with a value that is not finite gets the scale NaN and
+    codes 0, so that whatever reads it is NaN too.
     """
     rows, columns = x.shape
-    groups = x.reshape(rows, columns // GROUP, GROUP)
+    groups = x.reshape(rows, columns // group, group)
     finite = np.isfinite(groups).all(axis=2)
     amax = np.abs(np.where(finite[..., None], groups, np.float32(0))).max(axis=2)
     live = amax >= _TINY
     inverse = np.float32(127) / np.where(live, amax, np.float32(1))
     codes = np.rint(np.where(live[..., None], groups, np.float32(0)) * inverse[..., None]).astype(np.int8).reshape(rows, columns)
     scales = np.where(finite, np.where(live, amax / np.float32(127), np.float32(0)), np.float32(np.nan)).astype(np.float32)
-    sums = codes.reshape(rows, columns // 16, 16).sum(axis=2, dtype=np.int32)
-    return codes, scales, sums
+    sums = codes.reshape(rows, columns // SUM_CODES, SUM_CODES).sum(axis=2, dtype=np.int32)
+    return codes, scales.repeat(group // SCALE_CODES, axis=1), sums
 
 
 def _linear_samples() -> list[Sample]:
+    def integers(seed: int, most: int, *shape: int) -> Any:
+        return np.random.default_rng(seed).integers(0, most, shape).astype(np.uint8)
+
     made = []
-    for name, rows, outputs, columns, size in (("ragged", 7, 33, 96, 32), ("one row", 1, 20, 256, 16), ("no row", 0, 8, 32, 32)):
-        codes, scales, sums = quantise(floats(rows, rows, columns))
-        integers = np.random.default_rng(columns).integers(0, 32, (outputs, columns)).astype(np.uint8)
-        weight = Groups(integers, floats(5, outputs, columns // size), floats(6, outputs, columns // size))
+    for name, rows, outputs, columns, span, size in (
+        ("ragged", 7, 33, 96, 32, 32), ("one row", 1, 20, 512, 256, 16), ("no row", 0, 8, 32, 32, 32), ("spans", 5, 9, 256, 128, 32)
+    ):  # fmt: skip
+        codes, scales, sums = quantise(floats(rows, rows, columns), group=span)
+        spans, parts = (outputs, columns // span), (outputs, columns // size)
+        weight = Groups(
+            integers(1, 32, outputs, columns), floats(5, *spans), 16, integers(2, 64, *parts), floats(6, *spans), integers(3, 64, *parts)
+        )
         made.append(Sample(name, {"codes": codes, "scales": scales, "sums": sums, "weight": weight}))
     return made
 
 
 @op(samples=_linear_samples, weights=("weight",), per_token=True, semantic=False)
 def linear_codes(codes: Codes, scales: Floats, sums: Ints, weight: Groups) -> Floats:
-    """codes int8 [T, K], scales fp32 [T, K/32], sums int32 [T, K/16], weight as integers [N, K] in groups of 16 or 32 → fp32 [T, N].
+    """codes int8 [T, K], scales fp32 [T, K/32], sums int32 [T, K/16], weight as integers [N, K] in spans that are activations' groups or
+    parts of them → fp32 [T, N].
 
-    acc = 0; for groups ascending acc = fma(Σ integers, fp32(weight's scale · activation's scale), acc), then
-    acc = fma(Σ codes, -fp32(min · activation's scale), acc). Sums of integers are exact.
+    acc = 0; for spans ascending acc = fma(Σ factor·(code - zero)·x, fp32(weight's scale · activations' scale), acc), then, where there are
+    minima, acc = fma(Σ offset·(Σ x), -fp32(minimum · activations' scale), acc). Sums of integers are exact, below 2^31, and then fp32.
     """
-    rows, outputs, size = codes.shape[0], weight.codes.shape[0], weight.size
+    (rows, columns), outputs = codes.shape, weight.codes.shape[0]
+    integers, totals = weight.integers, sums.reshape(rows, columns // weight.size, weight.size // SUM_CODES).sum(axis=2)
+    offsets = np.ones((outputs, totals.shape[1]), np.uint8) if weight.offsets is None else weight.offsets
     acc = np.zeros((rows, outputs), np.float32)
     with np.errstate(all="ignore"):
-        for group in range(weight.scales.shape[1]):
-            part = slice(group * size, (group + 1) * size)
-            x_scale = scales[:, group * size // GROUP, None]
-            dots = codes[:, part].astype(np.int32) @ weight.codes[:, part].astype(np.int32).T
-            acc = _fma(dots, weight.scales[:, group] * x_scale, acc)
-            total = sums[:, group * size // 16 : (group + 1) * size // 16].sum(axis=1, keepdims=True)
-            acc = _fma(total, -(weight.mins[:, group] * x_scale), acc)
+        for span, first in enumerate(range(0, columns, weight.span)):
+            part, groups = slice(first, first + weight.span), slice(first // weight.size, (first + weight.span) // weight.size)
+            x_scale = scales[:, first // SCALE_CODES, None]
+            acc = _fma(_dots(codes[:, part], integers[:, part]), weight.scales[:, span] * x_scale, acc)
+            if weight.mins is not None:
+                acc = _fma(_dots(totals[:, groups], offsets[:, groups]), -(weight.mins[:, span] * x_scale), acc)
     return acc
 
 
-def _fma(x: Ints, y: Floats, z: Floats) -> Floats:
-    """x · y + z rounded once, x whole and below 2^24: the product is exact in double precision.
+def _dots(x: NDArray[Any], y: NDArray[Any]) -> Floats:
+    """Integers [T, n] and [N, n] → Σ x·y [T, N] to the nearest fp32. Doubles hold all of it exactly, in any order."""
+    return (x.astype(np.float64) @ y.astype(np.float64).T).astype(np.int64).astype(np.float32)
+
+
+def _fma(x: Floats, y: Floats, z: Floats) -> Floats:
+    """x · y + z rounded once: the product is exact in double precision.
 
     The sum is rounded to odd there, so that rounding it again to fp32 is the only rounding (Boldo and Melquiond 2008).
     """

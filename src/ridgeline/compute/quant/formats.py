@@ -6,12 +6,14 @@ Sizes come from `facts.formats`, the header reader's table. Bit-equal to the `gg
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from ridgeline.compute.quant import groups32, iq4, k_quants, plain
-from ridgeline.compute.quant.bits import Bytes, Floats
+from ridgeline.compute.quant import plain
+from ridgeline.compute.quant.bits import Bytes, Floats, Groups
+from ridgeline.compute.quant.groups import BLOCKS
 from ridgeline.facts.formats import FORMATS as STORED
 
 TILE_ELEMENTS = 1 << 16
@@ -31,23 +33,14 @@ class Format:
     dequantise: Callable[[Bytes, Floats], None]
 
 
-_DEQUANTISE: dict[str, Callable[[Bytes, Floats], None]] = {
-    "F32": plain.f32,
-    "F16": plain.f16,
-    "BF16": plain.bf16,
-    "Q4_0": groups32.q4_0,
-    "Q4_1": groups32.q4_1,
-    "Q5_0": groups32.q5_0,
-    "Q5_1": groups32.q5_1,
-    "Q8_0": groups32.q8_0,
-    "Q2_K": k_quants.q2_k,
-    "Q3_K": k_quants.q3_k,
-    "Q4_K": k_quants.q4_k,
-    "Q5_K": k_quants.q5_k,
-    "Q6_K": k_quants.q6_k,
-    "IQ4_NL": iq4.iq4_nl,
-    "IQ4_XS": iq4.iq4_xs,
-}
+_PLAIN: dict[str, Callable[[Bytes, Floats], None]] = {"F32": plain.f32, "F16": plain.f16, "BF16": plain.bf16}
+
+
+def _written(blocks: Bytes, out: Floats, *, apart: Callable[[Bytes], Groups]) -> None:
+    apart(blocks).write(out)
+
+
+_DEQUANTISE = _PLAIN | {kind: partial(_written, apart=apart) for kind, apart in BLOCKS.items()}
 
 FORMATS = {name: Format(name, stored.block_elements, stored.block_bytes, _DEQUANTISE[name]) for name, stored in STORED.items()}
 

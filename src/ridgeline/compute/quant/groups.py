@@ -1,85 +1,66 @@
 """Stored formats taken apart into integers and scales: what integer kernels multiply, and what their references compute with.
 
-Owns the decomposition of GGUF's block formats. Never rounds what a file holds.
+Owns the table of GGUF's block formats that can be. Never rounds what a file holds.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from ridgeline.compute.quant import groups32, iq4, k_quants
-from ridgeline.compute.quant.bits import Bytes, Codes, Floats, Parts
+from ridgeline.compute.quant.bits import Bytes, Groups
 from ridgeline.facts.formats import FORMATS
 
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """weight[n, k] = scales[n, k // size]·codes[n, k] - mins[n, k // size], both operations in fp32.
-
-    codes  uint8 or int8 [N, K]: the integer that a kernel multiplies
-    scales, mins  fp32 [N, K / size]
-    """
-
-    codes: Codes
-    scales: Floats
-    mins: Floats
-
-    @property
-    def size(self) -> int:
-        """Weights of a group: 16 or 32."""
-        size: int = self.codes.shape[1] // self.scales.shape[1]
-        return size
-
-    def dense(self) -> Floats:
-        """The weights, fp32 [N, K]."""
-        grouped = self.codes.reshape(*self.scales.shape, self.size)
-        with np.errstate(all="ignore"):
-            values = self.scales[..., None] * grouped.astype(np.float32) - self.mins[..., None]
-        return values.reshape(self.codes.shape)
-
-
-_PARTS: dict[str, Callable[[Bytes], Parts]] = {
-    "Q4_0": groups32.q4_0_parts,
-    "Q4_1": groups32.q4_1_parts,
-    "Q5_0": groups32.q5_0_parts,
-    "Q5_1": groups32.q5_1_parts,
-    "Q8_0": groups32.q8_0_parts,
-    "Q2_K": k_quants.q2_k_parts,
-    "Q3_K": k_quants.q3_k_parts,
-    "Q4_K": k_quants.q4_k_parts,
-    "Q5_K": k_quants.q5_k_parts,
-    "Q6_K": k_quants.q6_k_parts,
-    "IQ4_NL": iq4.iq4_nl_parts,
-    "IQ4_XS": iq4.iq4_xs_parts,
+BLOCKS: Final[dict[str, Callable[[Bytes], Groups]]] = {
+    "Q4_0": groups32.q4_0,
+    "Q4_1": groups32.q4_1,
+    "Q5_0": groups32.q5_0,
+    "Q5_1": groups32.q5_1,
+    "Q8_0": groups32.q8_0,
+    "Q2_K": k_quants.q2_k,
+    "Q3_K": k_quants.q3_k,
+    "Q4_K": k_quants.q4_k,
+    "Q5_K": k_quants.q5_k,
+    "Q6_K": k_quants.q6_k,
+    "IQ4_NL": iq4.iq4_nl,
+    "IQ4_XS": iq4.iq4_xs,
 }
+"""Kind → what takes its blocks apart: uint8 [n, bytes of a block] → integers of n rows, one a block."""
 
-KINDS = frozenset(_PARTS)
+SPANNED: frozenset[str] = frozenset()
+"""Superblocks whose kernels add up a whole span; of others the scales of groups are floats here."""
+
+KINDS = frozenset(BLOCKS)
 """Formats that can be taken apart; the others are floats."""
 
 
 def groups(kind: str, rows: Bytes) -> Groups:
-    """rows uint8 [N, bytes of a row] of a format among `KINDS` → its integers, scales and mins.
+    """rows uint8 [N, bytes of a row] of a format among `KINDS` → its integers and scales.
 
-    Exact where the fields of the file are finite: `dense` equals `formats.dequantise` (a zero may have the other sign), for a scale
-    has at most 18 significant bits and a code at most 7, of which Q6_K, the longest, needs 24 together.
+    Exact where the fields of the file are finite: what they write is what `formats.dequantise` gives, for a scale has at most 18
+    significant bits and a code at most 7, of which Q6_K, the longest, needs 24 together.
 
-    | kind         | codes                  | size | scale       | min        |
-    |--------------|------------------------|------|-------------|------------|
-    | Q4_0         | uint8 0 … 15           | 32   | d           | 8·scale    |
-    | Q5_0         | uint8 0 … 31           | 32   | d           | 16·scale   |
-    | Q4_1, Q5_1   | uint8 0 … 15, 0 … 31   | 32   | d           | -m         |
-    | Q8_0         | int8                   | 32   | d           | 0          |
-    | Q2_K         | uint8 0 … 3            | 16   | d·s         | dmin·m     |
-    | Q3_K         | uint8 0 … 7            | 16   | d·(s - 32)  | 4·scale    |
-    | Q4_K, Q5_K   | uint8 0 … 15, 0 … 31   | 32   | d·s         | dmin·m     |
-    | Q6_K         | uint8 0 … 63           | 16   | d·s         | 32·scale   |
-    | IQ4_NL, _XS  | int8, the table's      | 32   | d, d·(s-32) | 0          |
+    | kind         | codes                | zero  | span | scale    | size | factor | min, offset |
+    |--------------|----------------------|-------|------|----------|------|--------|-------------|
+    | Q4_0, Q5_0   | uint8 0 … 15, 0 … 31 | 8, 16 | 32   | d        |      |        |             |
+    | Q4_1, Q5_1   | uint8 0 … 15, 0 … 31 | 0     | 32   | d        |      |        | -m          |
+    | Q8_0         | int8                 | 0     | 32   | d        |      |        |             |
+    | Q2_K         | uint8 0 … 3          | 0     | 256  | d        | 16   | s      | dmin, m     |
+    | Q3_K         | uint8 0 … 7          | 4     | 256  | d        | 16   | s - 32 |             |
+    | Q4_K, Q5_K   | uint8 0 … 15, 0 … 31 | 0     | 256  | d        | 32   | s      | dmin, m     |
+    | Q6_K         | uint8 0 … 63         | 32    | 256  | d        | 16   | s      |             |
+    | IQ4_NL       | int8, the table's    | 0     | 32   | d        |      |        |             |
+    | IQ4_XS       | int8, the table's    | 0     | 32   | d·(s-32) |      |        |             |
     """
     form = FORMATS[kind]
     count, width = rows.shape
     if width % form.block_bytes:
         raise ValueError(f"{kind}: a row of {width} bytes is no whole number of {form.block_bytes}-byte blocks")
     with np.errstate(all="ignore"):
-        codes, scales, mins = _PARTS[kind](np.ascontiguousarray(rows).reshape(-1, form.block_bytes))
-    return Groups(np.ascontiguousarray(codes).reshape(count, -1), scales.reshape(count, -1), mins.reshape(count, -1))
+        found = BLOCKS[kind](np.ascontiguousarray(rows).reshape(-1, form.block_bytes)).reshape(count)
+        return found if kind in SPANNED or found.factors is None else _by_groups(found)
+
+
+def _by_groups(found: Groups) -> Groups:
+    return Groups(found.codes, found.group_scales, found.zero, mins=None if found.mins is None else found.group_mins)
