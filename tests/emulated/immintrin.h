@@ -55,6 +55,8 @@ EMULATED_FLOATS(div_ps, x / y)
 EMULATED_FLOATS(max_ps, x > y ? x : y)
 EMULATED_FLOATS(min_ps, x < y ? x : y)
 EMULATED_INTS(add_epi32, uint32_t, x + y)
+EMULATED_INTS(sub_epi32, uint32_t, x - y)
+EMULATED_INTS(mullo_epi32, uint32_t, x * y)
 EMULATED_INTS(and_si512, uint32_t, x & y)
 EMULATED_INTS(or_si512, uint32_t, x | y)
 EMULATED_INTS(mul_epu32, uint64_t, (x & 0xffffffffu) * (y & 0xffffffffu))
@@ -129,6 +131,7 @@ inline int32_t whole(float x) { return fabsf(x) < 0x1p31f ? static_cast<int32_t>
 inline __m512i cvtps_epi32(__m512 x) { return converted<int32_t, float, __m512i>(x, whole); }
 inline __m512 cvtepi32_ps(__m512i x) { return converted<float, int32_t, __m512>(x, [](int32_t v) { return static_cast<float>(v); }); }
 inline __m512i cvtepi8_epi32(__m128i x) { return converted<int32_t, int8_t, __m512i>(x, [](int8_t v) { return int32_t{v}; }); }
+inline __m512i cvtepu8_epi32(__m128i x) { return converted<int32_t, uint8_t, __m512i>(x, [](uint8_t v) { return int32_t{v}; }); }
 inline __m512i cvtepu16_epi32(__m256i x) { return converted<int32_t, uint16_t, __m512i>(x, [](uint16_t v) { return int32_t{v}; }); }
 inline __m128i cvtepi32_epi8(__m512i x) { return converted<int8_t, int32_t, __m128i>(x, [](int32_t v) { return static_cast<int8_t>(v); }); }
 inline __m512 cvtph_ps(__m256i x) { return converted<float, uint16_t, __m512>(x, [](uint16_t v) { return _cvtsh_ss(v); }); }
@@ -170,6 +173,7 @@ inline __m512 mask_blend_ps(__mmask16 mask, __m512 no, __m512 yes) {
 #define _mm512_cvtepi32_ps emulated::cvtepi32_ps
 #define _mm512_cvtepi8_epi32 emulated::cvtepi8_epi32
 #define _mm512_cvtepu16_epi32 emulated::cvtepu16_epi32
+#define _mm512_cvtepu8_epi32 emulated::cvtepu8_epi32
 #define _mm512_cvtph_ps emulated::cvtph_ps
 #define _mm512_cvtps_epi32 emulated::cvtps_epi32
 #define _mm512_div_ps emulated::div_ps
@@ -183,6 +187,7 @@ inline __m512 mask_blend_ps(__mmask16 mask, __m512 no, __m512 yes) {
 #define _mm512_min_ps emulated::min_ps
 #define _mm512_mul_epu32 emulated::mul_epu32
 #define _mm512_mul_ps emulated::mul_ps
+#define _mm512_mullo_epi32 emulated::mullo_epi32
 #define _mm512_or_si512 emulated::or_si512
 #define _mm512_reduce_add_epi32 emulated::reduce_add_epi32
 #define _mm512_roundscale_ps emulated::roundscale_ps
@@ -197,6 +202,7 @@ inline __m512 mask_blend_ps(__mmask16 mask, __m512 no, __m512 yes) {
 #define _mm512_srli_epi16 emulated::srli_epi16
 #define _mm512_storeu_ps emulated::storeu_ps
 #define _mm512_storeu_si512 emulated::storeu_si512
+#define _mm512_sub_epi32 emulated::sub_epi32
 #define _mm512_sub_ps emulated::sub_ps
 
 // What keeps a value in a register finds none of 64 bytes.
