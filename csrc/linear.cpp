@@ -20,6 +20,7 @@ const FamilyKernels& family(int format) {
         case kQ4_0: case kQ4_1: case kQ5_0: case kQ5_1: case kQ8_0: return kGroups32;
         case kIQ4_NL: case kIQ4_XS: return kTables;
         case kInt8: case kInt4: return kGrouped;
+        case kQ8_0Screened: return kScreened;
         default: return kKQuants;
     }
 }
@@ -43,7 +44,7 @@ void row(const Matrix& matrix, size_t row, float* out) { family(matrix.format).r
 }  // namespace
 
 extern const LinearKernels kLinear;
-const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_floats, row};
+const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_floats, row, measure_token, screen};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

@@ -17,6 +17,7 @@ enum Format : int {
     kF32, kF16, kBF16,
     kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_NL, kIQ4_XS,
     kInt8, kInt4,                        // checkpoints of grouped integers: one scale (and zero) for `group` inputs
+    kQ8_0Screened,                       // Q8_0 in another layout: linear_screen.cpp
     kFormats
 };
 
@@ -41,6 +42,16 @@ struct Product {
     size_t stride;
 };
 
+// Upper bounds of outputs of a screened matrix, in eighths: what all tokens of a step share, and what a range of blocks gives.
+struct Screening {
+    size_t tokens;
+    float* sizes;                        // [tokens] from `measure`; NaN where a token has no bounds
+    int32_t* offsets;                    // [tokens, k / 16]
+    float* bounds;                       // [blocks, tokens]: no output of the 16 rows is larger
+    float* best;                         // [tokens]: the largest of these, and the block that has it
+    int32_t* where;
+};
+
 struct LinearKernels {
     // Bytes of a packed matrix; 0 for a format that this build does not know, or a shape that it cannot pack.
     size_t (*packed_bytes)(int format, size_t n, size_t k, size_t group);
@@ -61,6 +72,12 @@ struct LinearKernels {
 
     // Row `row` as fp32 [k].
     void (*row)(const Matrix& matrix, size_t row, float* out);
+
+    // What bounds need of a token: sizes and offsets.
+    void (*measure)(const Codes& x, size_t k, size_t token, const Screening& of);
+
+    // Bounds of blocks first … first + count of a screened matrix. False: some are not finite, and none may be used.
+    bool (*screen)(const Matrix& matrix, const Codes& x, const Screening& of, size_t first, size_t count, uint8_t* scratch);
 };
 
 }  // namespace ridgeline

@@ -19,6 +19,10 @@ extern const FamilyKernels kGroups32;    // Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
 extern const FamilyKernels kKQuants;     // Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 extern const FamilyKernels kTables;      // IQ4_NL, IQ4_XS
 extern const FamilyKernels kGrouped;     // kInt8, kInt4
+extern const FamilyKernels kScreened;    // kQ8_0Screened
+
+void measure_token(const Codes& x, size_t k, size_t token, const Screening& of);
+bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t first, size_t count, uint8_t* scratch);
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

@@ -62,6 +62,13 @@ void Plan::add_product(const ProductOp& op) {
     phases_.back().bytes += kernels_.linear->packed_bytes(op.matrix.format, op.matrix.n, op.matrix.k, op.matrix.group);
 }
 
+void Plan::add_screen() {
+    const Phase product = phases_.back();
+    for (const PhaseKind kind : {PhaseKind::measure, PhaseKind::bound, PhaseKind::threshold, PhaseKind::compute}) phase(kind, product.selected);
+    const ProductOp& op = product.products.front();
+    screen_ = std::make_unique<Screen>(kernels_, op.matrix, op.codes);
+}
+
 void Plan::add_attention(const Attention& op, const float* q, float* out) {
     const auto found = std::find_if(cuts_.begin(), cuts_.end(), [&](const Cut& cut) { return same_cut(cut.shape, op); });
     const size_t cut = static_cast<size_t>(found - cuts_.begin());
@@ -93,13 +100,15 @@ void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, int32_
     began_ = trace == nullptr ? 0 : nanoseconds();
     cut_attention();
     best_ = best != nullptr;
-    const size_t slices = best_ ? chunks(phases_.back(), step_) : 0;
+    const size_t slices = best_ ? ceiling(head().blocks, blocks_each(head(), step_)) : 0;
+    screened_ = best_ && screen_ && screen_->begin(step.selected, blocks_each(head(), step_));
     if (best_) {
         best_values_.resize(step.selected * slices);
         best_ids_.resize(step.selected * slices);
-        for (std::vector<float>& each : outputs_) each.resize(step.selected * blocks_each(phases_.back(), step) * kBlockRows);
+        for (std::vector<float>& each : outputs_) each.resize(step.selected * blocks_each(head(), step_) * kBlockRows);
     }
     team_->enter(walk, this);
+    if (screened_) return screen_->end(best);
     for (size_t row = 0; row < step.selected && best_; ++row)
         best[row] = kernels_.sample->argmax_merge(&best_values_[row * slices], &best_ids_[row * slices], slices);
 }
@@ -143,15 +152,18 @@ size_t Plan::chunks(const Phase& phase, const Step& step) const {
     switch (phase.kind) {
         case PhaseKind::rows: return std::min(rows, scratch_.size() * kChunksEach);
         case PhaseKind::products:
-            return rows == 0 ? 0 : ceiling(phase.blocks, blocks_each(phase, step));
+            return rows == 0 || (screened_ && &phase == &head()) ? 0 : ceiling(phase.blocks, blocks_each(phase, step));
         case PhaseKind::attention: return cuts_[phase.cut].count;
         case PhaseKind::merge: return cuts_[phase.cut].partial_floats > 0 ? 1 : 0;
+        case PhaseKind::measure: case PhaseKind::threshold: return screened_ ? std::min(rows, scratch_.size() * kChunksEach) : 0;
+        case PhaseKind::bound: case PhaseKind::compute: return screened_ ? ceiling(head().blocks, blocks_each(head(), step)) : 0;
     }
     return 0;
 }
 
 void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int thread) {
     uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
+    float* outputs = outputs_[static_cast<size_t>(thread)].data();
     const Cut* cut = phase.kind == PhaseKind::attention || phase.kind == PhaseKind::merge ? &cuts_[phase.cut] : nullptr;
     switch (phase.kind) {
         case PhaseKind::rows: {
@@ -162,12 +174,20 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
         }
         case PhaseKind::products: {
             const size_t place = in_streams(chunk, chunks(phase, step), scratch_.size());
-            return best_ && &phase == &phases_.back() ? find_best(phase, step, place, thread) : multiply(phase, step, place, thread);
+            return best_ && &phase == &head() ? find_best(phase, step, place, thread) : multiply(phase, step, place, thread);
         }
         case PhaseKind::attention:
             return kernels_.attention->attend(phase.attention, step, cut->items[chunk], phase.q, partials_.data(), phase.out, scratch);
         case PhaseKind::merge:
             return kernels_.attention->merge(phase.attention, step, cut->items.data(), cut->count, partials_.data(), phase.out);
+        case PhaseKind::measure: case PhaseKind::threshold: {
+            const size_t rows = rows_of(phase, step), count = chunks(phase, step);
+            for (size_t row = rows * chunk / count; row < rows * (chunk + 1) / count; ++row)
+                phase.kind == PhaseKind::measure ? screen_->measure(row) : screen_->threshold(row, outputs, scratch);
+            return;
+        }
+        case PhaseKind::bound: return screen_->bound(in_streams(chunk, chunks(phase, step), scratch_.size()), scratch);
+        case PhaseKind::compute: return screen_->compute(in_streams(chunk, chunks(phase, step), scratch_.size()), outputs, scratch);
     }
 }
 

@@ -9,12 +9,13 @@
 
 #include "kernels.h"
 #include "rows.h"
+#include "screen.h"
 #include "step.h"
 #include "team.h"
 
 namespace ridgeline {
 
-enum class PhaseKind { rows, products, attention, merge };
+enum class PhaseKind { rows, products, attention, merge, measure, bound, threshold, compute };
 
 // One matrix times the activations of a phase.
 struct ProductOp {
@@ -51,22 +52,29 @@ public:
     Phase& phase(PhaseKind kind, bool selected);
     void add_row(const RowOp& op);
     void add_product(const ProductOp& op);
+    // Behind the last phase, which is a single product with a screened matrix: phases that stand in for it where only the largest of each row
+    // is wanted.
+    void add_screen();
     // The attention and, behind it, the merging of its partial results.
     void add_attention(const Attention& op, const float* q, float* out);
 
     size_t phases() const { return phases_.size(); }
+    Screen::Counts screened() const { return screen_ ? screen_->counts() : Screen::Counts{}; }
 
-    // Runs phases first … last - 1. `trace` [threads, phases] or null. `best` [selected] or null: then the product of the last phase is not
-    // written; the number of each row's largest output is. Not to be called by two threads at a time.
+    // Runs phases first … last - 1. `trace` [threads, phases] or null. `best` [selected] or null: then the last product is not written;
+    // the number of each row's largest output is. Not to be called by two threads at a time.
     void run(const Step& step, size_t first, size_t last, Trace* trace, int32_t* best);
 
 private:
+    static constexpr size_t kScreenPhases = 4;
+
     struct Cut {                         // attentions of one shape share how a step is cut into items
         Attention shape;
         std::vector<AttentionItem> items;
         size_t count = 0, partial_floats = 0;
     };
 
+    const Phase& head() const { return phases_[phases_.size() - 1 - (screen_ ? kScreenPhases : 0)]; }
     static void walk(void* plan, uint64_t step, int thread);
     void cut_attention();
     size_t chunks(const Phase& phase, const Step& step) const;
@@ -85,7 +93,8 @@ private:
     std::vector<std::vector<float>> outputs_;  // a thread each: outputs of a chunk that only their largest is wanted of
     std::vector<float> best_values_;           // [selected, chunks of the last phase]
     std::vector<int32_t> best_ids_;
-    bool best_ = false;
+    std::unique_ptr<Screen> screen_;
+    bool best_ = false, screened_ = false;
     std::vector<std::vector<uint8_t>> scratch_;
     Step step_{};
     size_t first_ = 0, last_ = 0;
