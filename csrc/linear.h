@@ -10,7 +10,7 @@
 namespace ridgeline {
 
 constexpr size_t kBlockRows = 16;        // rows of a packed block; the last block is padded with zero rows
-constexpr size_t kCodeGroup = 32;        // activations that share a scale
+constexpr size_t kCodeGroup = 32;        // activations that share a scale, at least; those of a scale in memory
 constexpr size_t kLinearScratch = 1 << 20;  // bytes of scratch that a thread hands to every call
 
 enum Format : int {
@@ -28,7 +28,8 @@ struct Matrix {
     const uint8_t* data;
 };
 
-// Activations quantised in groups of 32: x[i, j] ~ scales[i, j / 32] * codes[i, j]. A group that is not finite has scale NaN and codes 0.
+// Activations quantised in groups: x[i, j] ~ scales[i, j / 32] * codes[i, j]. A group is as wide as the span of the matrix at least, and has its
+// scale once for every 32 inputs. A group that is not finite has scale NaN and codes 0.
 struct Codes {
     const int8_t* codes;                 // [m, stride], of which k are used
     const float* scales;                 // [m, k / 32]

@@ -66,10 +66,7 @@ template <class F>
 inline void expand_span(const uint8_t* head, uint8_t* to) {
     using P = SpanPlaces<F>;
     const uint8_t* record = head + F::kHead;
-    for (size_t g = 0; g < kSpanGroups<F>; ++g) {
-        for (size_t line = 0; line < kRecordBytes<F>; line += 64) __builtin_prefetch(record + g * kRecordBytes<F> + kAhead + line);
-        expand_record<F>(record + g * kRecordBytes<F>, to + g * P::kGroup);
-    }
+    for (size_t g = 0; g < kSpanGroups<F>; ++g) expand_record<F>(record + g * kRecordBytes<F>, to + g * P::kGroup);
     for (size_t i = 0; i < P::kTwinWords; ++i) {
         Twins two;
         if constexpr (kZerosOfRows<F>) {
@@ -181,18 +178,29 @@ __attribute__((always_inline)) inline void add_twins(const uint8_t* twins, const
     }
 }
 
+// What comes from memory next, while tiles are in work: so many lines with each group of each tile, that memory is never idle nor crowded.
+struct Coming {
+    const uint8_t *at, *end;
+    size_t lines;
+    void fetch() {
+        for (size_t i = 0; i < lines && at < end; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+    }
+};
+
 // One span onto the accumulators [M, 16] of `m` tokens, at most M.
 template <class F, int M>
-inline void add_expanded(size_t m, const uint8_t* span, const uint8_t* tile, float* acc) {
+inline void add_expanded(size_t m, const uint8_t* span, const uint8_t* tile, float* acc, Coming& coming) {
     using P = SpanPlaces<F>;
     if constexpr (M > 1)
-        if (m < M) return add_expanded<F, M - 1>(m, span, tile, acc);
+        if (m < M) return add_expanded<F, M - 1>(m, span, tile, acc, coming);
     Sum dots[M] = {}, minima[M] = {};
     if constexpr (kZerosOfRows<F>) add_twins<F, M>(span + P::kTwins, tile + P::kTotals, dots);
     if constexpr (kSpanMinima<F>) add_twins<F, M>(span + P::kTwins, tile + P::kTotals, minima);
 #pragma GCC unroll 1
-    for (size_t g = 0; g < kSpanGroups<F>; ++g)
+    for (size_t g = 0; g < kSpanGroups<F>; ++g) {
+        coming.fetch();
         add_products<F, M>(span + g * P::kGroup, tile + g * P::kWords * P::kEach, tile + P::kCentres + g * F::kParts * P::kEach, dots);
+    }
     const float* scales = reinterpret_cast<const float*>(span + P::kScale);
     RIDGELINE_UNROLL
     for (size_t i = 0; i < M; ++i) {
@@ -227,13 +235,15 @@ void multiply_panel_of_spans(const Matrix& matrix, const Tokens& x, size_t m, co
             prepare_span<F>(tile, here(i), span * kSpanGroups<F>, end);
         }
     float* acc = reinterpret_cast<float*>(end);
+    const size_t steps = tiles * kSpanGroups<F>, lines = (kSpanBytes<F> / 64 + steps) / steps;
     for (size_t block = first; block < first + count; ++block) {
         const uint8_t *packed = matrix.data + block * block_bytes<F>(matrix.k), *tile = prepared;
         memset(acc, 0, m * kLanes * 4);
         for (size_t span = 0; span < spans; ++span, packed += kSpanBytes<F>) {
+            Coming coming = {packed + kAhead, packed + kAhead + kSpanBytes<F>, lines};
             expand_span<F>(packed, expanded);
             for (size_t i = 0; i < tiles; ++i, tile += P::kTile)
-                add_expanded<F, kSpanTokens>(here(i), expanded, tile, acc + i * kSpanTokens * kLanes);
+                add_expanded<F, kSpanTokens>(here(i), expanded, tile, acc + i * kSpanTokens * kLanes, coming);
         }
         const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
         for (size_t i = 0; i < m; ++i) write(load(acc + i * kLanes), to.out + i * to.stride + block * kBlockRows, columns);

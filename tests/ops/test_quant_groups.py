@@ -36,7 +36,7 @@ def test_parts_make_the_weights_exactly(kind: str) -> None:
     rows = finite_rows(kind, 64, 64)
     parts = groups(kind, rows)
     least, greatest, span, size = LIMITS[kind]
-    assert (parts.span in (span, size), parts.size) == (True, size) and parts.codes.flags.c_contiguous
+    assert (parts.span, parts.size) == (span, size) and parts.codes.flags.c_contiguous
     assert parts.codes.dtype == (np.int8 if least < 0 else np.uint8)
     assert (parts.codes.min(), parts.codes.max()) == (least, greatest)
     assert parts.scales.dtype == np.float32 and (parts.mins is None or parts.mins.dtype == np.float32)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.quant.bits import Bytes, Floats
 from ridgeline.compute.quant.grouped import GroupedWeight
-from ridgeline.compute.quant.groups import SPANNED
 from ridgeline.facts.formats import FORMATS as STORED
 
 BLOCK_ROWS: Final = 16
@@ -40,11 +39,12 @@ FORMATS: Final = (
 )
 """The extension's formats, by number."""
 
+SUPERBLOCKS: Final = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
+
 SUPERBLOCK: Final = 256
 LONG_SPAN: Final = 128
 SPAN: Final = 32
-"""Inputs that kernels add up as integers: of formats whose kernels do so over whole superblocks; of INT8 and INT4 in groups that are made
-of whole long spans; of all others."""
+"""Inputs that kernels add up as integers: of `SUPERBLOCKS`; of INT8 and INT4 in groups that are made of whole long spans; of all others."""
 
 INTEGER_BITS: Final = {"INT8": 8, "INT4": 4}
 """Those of grouped integers."""
@@ -80,7 +80,7 @@ class PackedWeight:
         """Inputs that the kernels add up as integers, and whose activations may therefore share a scale."""
         if self.kind in INTEGER_BITS:
             return SPAN if self.group % LONG_SPAN else LONG_SPAN
-        return SUPERBLOCK if self.kind in SPANNED else SPAN
+        return SUPERBLOCK if self.kind in SUPERBLOCKS else SPAN
 
     @property
     def matrix(self) -> tuple[int, int, int, int, int]:

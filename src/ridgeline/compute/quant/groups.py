@@ -28,9 +28,6 @@ BLOCKS: Final[dict[str, Callable[[Bytes], Groups]]] = {
 }
 """Kind → what takes its blocks apart: uint8 [n, bytes of a block] → integers of n rows, one a block."""
 
-SPANNED: frozenset[str] = frozenset()
-"""Superblocks whose kernels add up a whole span; of others the scales of groups are floats here."""
-
 KINDS = frozenset(BLOCKS)
 """Formats that can be taken apart; the others are floats."""
 
@@ -58,9 +55,4 @@ def groups(kind: str, rows: Bytes) -> Groups:
     if width % form.block_bytes:
         raise ValueError(f"{kind}: a row of {width} bytes is no whole number of {form.block_bytes}-byte blocks")
     with np.errstate(all="ignore"):
-        found = BLOCKS[kind](np.ascontiguousarray(rows).reshape(-1, form.block_bytes)).reshape(count)
-        return found if kind in SPANNED or found.factors is None else _by_groups(found)
-
-
-def _by_groups(found: Groups) -> Groups:
-    return Groups(found.codes, found.group_scales, found.zero, mins=None if found.mins is None else found.group_mins)
+        return BLOCKS[kind](np.ascontiguousarray(rows).reshape(-1, form.block_bytes)).reshape(count)
