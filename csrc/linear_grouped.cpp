@@ -14,7 +14,8 @@ namespace {
 template <int kCodeBits, size_t kInputs>
 struct Grouped {
     using Coding = Codings<kCodeBits>;
-    static constexpr size_t kCodeBytes = kInputs * kCodeBits / 8, kSpan = kInputs, kFileBytes = 5 + kCodeBytes, kHead = 80, kScales = 0, kParts = 1;
+    static constexpr size_t kCodeBytes = kInputs * kCodeBits / 8, kSpan = kInputs, kFileBytes = 5 + kCodeBytes, kScales = 0, kParts = 1;
+    static constexpr size_t kHead = kInputs > kCodeGroup ? 96 : 80;      // long spans: a multiple of 32, so that no load crosses a line
     static constexpr int kZero = kCodeBits == 8 ? 128 : 0;   // 8 bits are multiplied as signed ones, and their zeros stored so
     static constexpr bool kMinima = true;
     static constexpr Field kScaleField = Field::kNone;
