@@ -1,7 +1,7 @@
 // A Q8_0 matrix cut in two, so that the largest outputs of a token can be found from less than all of it (screen.h).
 //
-// With q = 8 h + l, 0 <= l < 8: first a Q5_0 matrix of h with the scales of q, records of 352 bytes a group; then the l, planes of 2 and of 1 bit,
-// 192 bytes a group; then, for each row, an eighth of its bound.
+// With q = 8 h + l, 0 <= l < 8: first all h, records of 352 bytes a group with the scales of q; then the l, 192 bytes a group; then, for each
+// row, an eighth of its bound.
 //
 // Why bounds hold. Of a row, w = d q and e = d (l - 3.5); of a token, x as its codes and scales s say; G = k / 32 groups, u = 2^-24. The first
 // part sees d (8 h + 3.5) x: its codes are h + 16, and 15.5625 times the sum of x's codes is taken off. It leaves out e x, at most |e| |x|.
@@ -12,7 +12,7 @@
 #include <math.h>
 
 #include "linear_families.h"
-#include "linear_groups32.h"
+#include "linear_screen_codes.h"
 #include "linear_tile.h"
 
 namespace ridgeline {
@@ -21,46 +21,23 @@ namespace {
 
 constexpr size_t kWidest = 8192;         // inputs: joined blocks and what kernels of Q8_0 prepare have half of a thread's scratch each
 constexpr size_t kJoinedBytes = kLinearScratch / 2, kMostJoined = 16, kFewTokens = 8;
-constexpr size_t kLowBytes = 3 * kQuadBytes, kBoundBytes = kLanes * sizeof(float);
+constexpr size_t kBoundBytes = kLanes * sizeof(float);
 constexpr double kLargest = 0x1p90;      // of |x|: |w| < 2^30 whatever fp16 scales, so that no sum overflows
-
-using High = Codings<4, 1>;
-using Low = Codings<2, 1>;
 
 // Where the parts of a matrix are.
 struct Parts {
     size_t groups, blocks, high, low, lows, bounds, bytes;
     Parts(size_t n, size_t k) : groups(k / kCodeGroup), blocks((n + kBlockRows - 1) / kBlockRows) {
-        high = groups * kRecordBytes<Q5_0>, low = groups * kLowBytes;
+        high = groups * kHighBytes, low = groups * kLowBytes;
         lows = (blocks * high + kQuadBytes - 1) / kQuadBytes * kQuadBytes;
         bounds = lows + blocks * low;
         bytes = bounds + blocks * kBoundBytes;
     }
+    const uint8_t* high_of(const Matrix& matrix, size_t block, size_t group) const { return matrix.data + block * high + group * kHighBytes; }
+    const uint8_t* low_of(const Matrix& matrix, size_t block, size_t group) const { return matrix.data + lows + block * low + group * kLowBytes; }
 };
 
 size_t packed_bytes(int, size_t n, size_t k, size_t) { return k == 0 || k % kCodeGroup != 0 || k > kWidest ? 0 : Parts(n, k).bytes; }
-
-// One group of a block as a record of Q8_0, and back.
-inline void join_record(const uint8_t* high, const uint8_t* low, uint8_t* record) {
-    RIDGELINE_UNROLL
-    for (size_t t = 0; t < kGroupQuads; ++t) {
-        const Quad upper = either(Plane<4>::quad(high, t, 3), Plane<1>::quad(high + Plane<4>::kBytes, t, 7));
-        const Quad lower = either(Plane<2>::quad(low, t), Plane<1>::quad(low + Plane<2>::kBytes, t, 2));
-        store_quad(record + t * kQuadBytes, either(upper, lower));
-    }
-    memcpy(record + Q8_0::Coding::kBytes, high + High::kBytes, Q8_0::kScales);
-}
-
-void cut_record(const uint8_t* record, uint8_t* high, uint8_t* low) {
-    Quad upper[kGroupQuads], lower[kGroupQuads];
-    for (size_t t = 0; t < kGroupQuads; ++t) {
-        const Quad whole = load_quad(record + t * kQuadBytes);
-        upper[t] = down(whole, 3, 0x1f), lower[t] = down(whole, 0, 7);
-    }
-    High::write(high, upper);
-    Low::write(low, lower);
-    memcpy(high + High::kBytes, record + Q8_0::Coding::kBytes, Q8_0::kScales);
-}
 
 // What makes up the bounds of 16 rows: squares of e, w and d.
 struct Squares {
@@ -103,7 +80,7 @@ void pack_block(const Matrix& matrix, const Parts& parts, const uint8_t* rows, s
         uint8_t record[kRecordBytes<Q8_0>];
         const Matrix one = {kQ8_0, left < kBlockRows ? left : kBlockRows, kCodeGroup, 0, record};
         kGroups32.pack(one, rows + block * kBlockRows * row_bytes + g * Q8_0::kFileBytes, row_bytes, record, 0, 1);
-        cut_record(record, packed + block * parts.high + g * kRecordBytes<Q5_0>, packed + parts.lows + block * parts.low + g * kLowBytes);
+        cut_record(record, packed + block * parts.high + g * kHighBytes, packed + parts.lows + block * parts.low + g * kLowBytes);
         squares.add(record);
     }
     float bounds[kLanes];
@@ -122,7 +99,7 @@ void unpack(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first,
         const size_t left = matrix.n - block * kBlockRows;
         for (size_t g = 0; g < parts.groups; ++g) {
             uint8_t record[kRecordBytes<Q8_0>];
-            join_record(matrix.data + block * parts.high + g * kRecordBytes<Q5_0>, matrix.data + parts.lows + block * parts.low + g * kLowBytes, record);
+            join_record(parts.high_of(matrix, block, g), parts.low_of(matrix, block, g), record);
             const Matrix one = {kQ8_0, left < kBlockRows ? left : kBlockRows, kCodeGroup, 0, record};
             kGroups32.unpack(one, rows + block * kBlockRows * row_bytes + g * Q8_0::kFileBytes, row_bytes, 0, 1);
         }
@@ -131,46 +108,109 @@ void unpack(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first,
 
 // A block of Q8_0.
 void join_block(const Matrix& matrix, const Parts& parts, size_t block, uint8_t* to) {
-    const uint8_t *high = matrix.data + block * parts.high, *low = matrix.data + parts.lows + block * parts.low;
-    for (size_t g = 0; g < parts.groups; ++g, high += kRecordBytes<Q5_0>, low += kLowBytes, to += kRecordBytes<Q8_0>) {
-        fetch(high + kAhead, kRecordBytes<Q5_0>);
+    const uint8_t *high = parts.high_of(matrix, block, 0), *low = parts.low_of(matrix, block, 0);
+    for (size_t g = 0; g < parts.groups; ++g, high += kHighBytes, low += kLowBytes, to += kRecordBytes<Q8_0>) {
+        fetch(high + kAhead, kHighBytes);
         fetch(low + kAhead, kLowBytes);
         join_record(high, low, to);
     }
 }
 
-// All outputs: the kernels of Q8_0, on some blocks that were joined before.
+#if defined(__AVX512VNNI__)
+constexpr size_t kTile = 12;
+#elif defined(__AVX2__)
+constexpr size_t kTile = 4;
+#else
+constexpr size_t kTile = 1;
+#endif
+
+// Sums of products of a part's codes with those of M tokens.
+template <class Codes, int M>
+inline void add_products(const uint8_t* part, const int8_t* codes, size_t stride, Ints* dot) {
+    constexpr size_t kSteps = kRun<Codes::kBits>;
+    RIDGELINE_UNROLL
+    for (size_t run = 0; run < kGroupQuads; run += kSteps) {
+        Pairs pairs[M];
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) pairs[i] = no_pairs();
+        RIDGELINE_UNROLL
+        for (size_t t = run; t < run + kSteps; ++t) {
+            const Quad w = Codes::quad(part, t);
+            RIDGELINE_UNROLL
+            for (size_t i = 0; i < M; ++i) pairs[i] = products<Codes::kBits>(pairs[i], w, codes + i * stride + 4 * t);
+        }
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) dot[i] = dot[i] + widen<Codes::kBits>(pairs[i]);
+    }
+}
+
+// All outputs of a block for M tokens, straight from both parts: the integers of Q8_0.
+template <int M>
+void whole_block(const uint8_t* high, const uint8_t* low, size_t k, const Tokens& x, float* out, size_t out_stride, size_t columns) {
+    Vec acc[M];
+    for (size_t i = 0; i < M; ++i) acc[i] = zero();
+    for (size_t g = 0; g < k / kCodeGroup; ++g, high += kHighBytes, low += kLowBytes) {
+        fetch(high + kAhead, kHighBytes);
+        fetch(low + kAhead, kLowBytes);
+        const int8_t* codes = x.codes + g * kCodeGroup;
+        Ints dot[M];
+        for (size_t i = 0; i < M; ++i) {
+            const int32_t* s = x.sums + (i * x.groups + g) * 2;
+            dot[i] = ints(-Q8_0::kZero / 8 * (s[0] + s[1]));
+        }
+        add_products<HighCodes, M>(high, codes, x.stride, dot);
+        for (size_t i = 0; i < M; ++i) dot[i] = dot[i] + dot[i], dot[i] = dot[i] + dot[i], dot[i] = dot[i] + dot[i];
+        add_products<LowCodes, M>(low, codes, x.stride, dot);
+        const Vec scale = load_half(high + HighCodes::kBytes);
+        for (size_t i = 0; i < M; ++i) acc[i] = add_part(acc[i], floats(dot[i]), scale, x.scales[i * x.groups + g]);
+    }
+    for (size_t i = 0; i < M; ++i) write(acc[i], out + i * out_stride, columns);
+}
+
+template <int M>
+void whole(size_t m, const uint8_t* high, const uint8_t* low, size_t k, const Tokens& x, float* out, size_t out_stride, size_t columns) {
+    if constexpr (M > 1)
+        if (m < M) return whole<M - 1>(m, high, low, k, x, out, out_stride, columns);
+    whole_block<M>(high, low, k, x, out, out_stride, columns);
+}
+
+// All outputs. Of many tokens: the kernels of Q8_0, on blocks that were joined before.
 void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
     const Parts parts(matrix.n, matrix.k);
-    const size_t bytes = block_bytes<Q8_0>(matrix.k), room = kJoinedBytes / bytes, most = m <= kFewTokens ? 1 : room < kMostJoined ? room : kMostJoined;
+    const size_t bytes = block_bytes<Q8_0>(matrix.k), room = kJoinedBytes / bytes, most = room < kMostJoined ? room : kMostJoined;
+    for (size_t block = first; block < first + count && m <= kFewTokens; ++block) {
+        const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
+        for (size_t from = 0; from < m; from += kTile) {
+            const size_t here = m - from < kTile ? m - from : kTile;
+            whole<kTile>(here, parts.high_of(matrix, block, 0), parts.low_of(matrix, block, 0), matrix.k, tokens(x, matrix.k, from),
+                         to.out + from * to.stride + block * kBlockRows, to.stride, columns);
+        }
+    }
     uint8_t* joined = scratch + kLinearScratch - kJoinedBytes;
-    for (size_t done = 0; done < count; done += most) {
+    for (size_t done = 0; done < count && m > kFewTokens; done += most) {
         const size_t block = first + done, here = count - done < most ? count - done : most, left = matrix.n - block * kBlockRows;
         for (size_t i = 0; i < here; ++i) join_block(matrix, parts, block + i, joined + i * bytes);
-        const Matrix whole = {kQ8_0, left < here * kBlockRows ? left : here * kBlockRows, matrix.k, 0, joined};
-        kGroups32.multiply(whole, x, m, {to.out + block * kBlockRows, to.stride}, 0, here, scratch);
+        const Matrix part = {kQ8_0, left < here * kBlockRows ? left : here * kBlockRows, matrix.k, 0, joined};
+        kGroups32.multiply(part, x, m, {to.out + block * kBlockRows, to.stride}, 0, here, scratch);
     }
 }
 
 void row(const Matrix& matrix, size_t row, float* out) {
     const Parts parts(matrix.n, matrix.k);
-    const size_t block = row / kBlockRows, r = row % kBlockRows;
+    const size_t block = row / kBlockRows;
     for (size_t g = 0; g < parts.groups; ++g) {
-        const uint8_t* high = matrix.data + block * parts.high + g * kRecordBytes<Q5_0>;
-        uint8_t upper[kCodeGroup], lower[kCodeGroup];
-        float scale[kLanes];
-        High::read(high, r, upper);
-        Low::read(matrix.data + parts.lows + block * parts.low + g * kLowBytes, r, lower);
-        store(scale, load_half(high + High::kBytes));
-        for (size_t i = 0; i < kCodeGroup; ++i) out[g * kCodeGroup + i] = static_cast<float>((upper[i] << 3 | lower[i]) - Q8_0::kZero) * scale[r];
+        uint8_t record[kRecordBytes<Q8_0>];
+        join_record(parts.high_of(matrix, block, g), parts.low_of(matrix, block, g), record);
+        kGroups32.row({kQ8_0, kBlockRows, kCodeGroup, 0, record}, row % kBlockRows, out + g * kCodeGroup);
     }
 }
 
 // What is taken off a sum of products with h + 16: 15.5625 times the sum of codes.
 inline int32_t offset(int32_t sum) { return (249 * sum + 8) >> 4; }
 
-// h + 16 for a few tokens, whose sums are offsets.
-struct Offset : ScaledGroup<High, 1, 22> {};
+// h + 16 as kernels take it: of few tokens, whose sums are offsets; of many.
+struct FewOffsets : ScaledGroup<HighCodes, 1, 0> {};
+struct High : ScaledGroup<HighCodes, 16, 0> {};
 
 // Takes outputs of blocks as they come.
 struct Bounds {
@@ -188,22 +228,14 @@ struct Bounds {
     }
 };
 
-#if defined(__AVX512VNNI__)
-constexpr size_t kTile = 12;
-#elif defined(__AVX2__)
-constexpr size_t kTile = 4;
-#else
-constexpr size_t kTile = 1;
-#endif
-
 void screen_directly(const Matrix& matrix, const Tokens& x, size_t m, size_t first, size_t count, Bounds* bounds) {
-    const size_t bytes = block_bytes<Q5_0>(matrix.k);
+    const size_t bytes = block_bytes<High>(matrix.k);
     float outputs[kTile * kLanes];
     for (size_t block = first; block < first + count; ++block)
         for (size_t from = 0; from < m; from += kTile) {
             const size_t here = m - from < kTile ? m - from : kTile;
             const Tokens part = {x.codes + from * x.stride, x.scales + from * x.groups, x.sums + from * x.groups * 2, x.stride, x.groups};
-            direct<Offset, kTile>(here, matrix.data + block * bytes, matrix.k, part, outputs, kLanes, kLanes);
+            direct<FewOffsets, kTile>(here, matrix.data + block * bytes, matrix.k, part, outputs, kLanes, kLanes);
             for (size_t i = 0; i < here; ++i) bounds->take(block, from + i, load(outputs + i * kLanes));
         }
 }
@@ -211,23 +243,23 @@ void screen_directly(const Matrix& matrix, const Tokens& x, size_t m, size_t fir
 #if defined(__AVX2__) && !defined(__AVX512F__)
 // As multiply_panel, with offsets in place of 16 times the sums, and bounds in place of outputs.
 void screen_panel(const Matrix& matrix, const Tokens& x, size_t from, size_t m, size_t first, size_t count, uint8_t* scratch, Bounds* bounds) {
-    using E = Expanded<Q5_0>;
+    using E = Expanded<High>;
     uint8_t *expanded = scratch, *prepared = scratch + E::kGroup;
     const size_t tiles = (m + kTileTokens - 1) / kTileTokens;
     float* acc = reinterpret_cast<float*>(prepared + x.groups * tiles * E::kTile);
-    prepare<Q5_0>(x, m, prepared);
+    prepare<High>(x, m, prepared);
     for (uint8_t* tile = prepared; tile < reinterpret_cast<uint8_t*>(acc); tile += E::kTile) {
         __m128i* totals = reinterpret_cast<__m128i*>(tile + E::kTotals);
         const __m128i sixteen = _mm_loadu_si128(totals);  // -16 s: less 7 / 256 of it is -15.5625 s
         _mm_storeu_si128(totals, _mm_sub_epi16(sixteen, _mm_mulhrs_epi16(sixteen, _mm_set1_epi16(896))));
     }
     for (size_t block = first; block < first + count; ++block) {
-        const uint8_t *record = matrix.data + block * block_bytes<Q5_0>(matrix.k), *tile = prepared;
+        const uint8_t *record = matrix.data + block * block_bytes<High>(matrix.k), *tile = prepared;
         memset(acc, 0, tiles * kTileTokens * kLanes * 4);
-        for (size_t g = 0; g < x.groups; ++g, record += kRecordBytes<Q5_0>) {
-            foresee(record + kForeseen, kRecordBytes<Q5_0>);
-            expand_group<Q5_0>(record, record, expanded);
-            for (size_t i = 0; i < tiles; ++i, tile += E::kTile) add_group<Q5_0, kTileTokens>(expanded, tile, acc + i * kTileTokens * kLanes);
+        for (size_t g = 0; g < x.groups; ++g, record += kHighBytes) {
+            foresee(record + kForeseen, kHighBytes);
+            expand_group<High>(record, record, expanded);
+            for (size_t i = 0; i < tiles; ++i, tile += E::kTile) add_group<High, kTileTokens>(expanded, tile, acc + i * kTileTokens * kLanes);
         }
         for (size_t i = 0; i < m; ++i) bounds->take(block, from + i, load(acc + i * kLanes));
     }
@@ -259,7 +291,7 @@ bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t fi
     Bounds bounds = {of, reinterpret_cast<const float*>(matrix.data + parts.bounds), first, zero()};
     for (size_t i = 0; i < m; ++i) of.best[i] = -INFINITY, of.where[i] = static_cast<int32_t>(first);
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    if (const size_t panel = panel_tokens<Q5_0>(matrix.k); m > kDirectTokens<Q5_0>) {
+    if (const size_t panel = panel_tokens<High>(matrix.k); m > kDirectTokens<High>) {
         for (size_t from = 0; from < m; from += panel)
             screen_panel(matrix, tokens(x, matrix.k, from), from, m - from < panel ? m - from : panel, first, count, scratch, &bounds);
         return sum_of(bounds.test) == 0.0f;

@@ -10,8 +10,9 @@ namespace ridgeline {
 namespace {
 
 constexpr size_t kTried = 4;             // blocks of the highest bounds, one of which mostly has the largest output
-// A screen saves about a third of the product, and an output that is computed afterwards costs about twice what it costs among all.
-constexpr size_t kMostShare = 8;         // one in so many
+// A screen saves about a third of the product, and an output that is computed afterwards costs about twice what it costs among all: so much of
+// all, in the mean over steps, of which the last counts for a sixteenth, and alone behind a pause.
+constexpr double kMostShare = 1.0 / 6.0, kWeight = 1.0 / 16.0;
 constexpr size_t kLeastPause = 8, kMostPause = 256;
 
 }  // namespace
@@ -39,8 +40,10 @@ void Screen::end(int32_t* best) {
     for (const size_t each : computed_) computed += each;
     const size_t pairs = blocks() * tokens_;
     counts_.steps += 1, counts_.pairs += pairs, counts_.computed += computed;
-    patience_ = computed * kMostShare <= pairs ? 0 : std::clamp(2 * patience_, kLeastPause, kMostPause);
-    pause_ = patience_;
+    const double share = static_cast<double>(computed) / static_cast<double>(pairs);
+    share_ = last_pause_ > 0 ? share : share_ + (share - share_) * kWeight;
+    if (share_ <= kMostShare) return void(last_pause_ = 0);
+    pause_ = last_pause_ = std::clamp(2 * last_pause_, kLeastPause, kMostPause);
 }
 
 void Screen::bound(size_t chunk, uint8_t* scratch) {

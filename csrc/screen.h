@@ -51,7 +51,8 @@ private:
     std::vector<float> best_values_;                  // [tokens, chunks]
     std::vector<int32_t> best_ids_;
     std::vector<size_t> computed_;                    // [chunks]
-    size_t patience_ = 0, pause_ = 0;                 // steps
+    double share_ = 0.0;                              // computed after all, a mean over steps
+    size_t pause_ = 0, last_pause_ = 0;               // steps
     Counts counts_{};
 };
 

@@ -46,6 +46,9 @@ LONG_SPAN: Final = 128
 SPAN: Final = 32
 """Inputs that kernels add up as integers: of `SUPERBLOCKS`; of INT8 and INT4 in groups that are made of whole long spans; of all others."""
 
+SCREENED: Final = {"Q8_0": len(FORMATS)}
+"""Formats that are packed in another layout too, one that tells the largest outputs from 5 of 8 bits (csrc/linear_screen.cpp): its number."""
+
 INTEGER_BITS: Final = {"INT8": 8, "INT4": 4}
 """Those of grouped integers."""
 
@@ -58,6 +61,7 @@ class PackedWeight:
     group  inputs that share a scale, for INT8 and INT4; else 0
     data   uint8, aligned to 64 bytes
     order  name of the vector that says which input each column multiplies; "": the columns are in the order of the inputs
+    screened  in the layout of `SCREENED`
     """
 
     kind: str
@@ -65,6 +69,7 @@ class PackedWeight:
     data: Bytes
     group: int = 0
     order: str = ""
+    screened: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +90,7 @@ class PackedWeight:
     @property
     def matrix(self) -> tuple[int, int, int, int, int]:
         """What the extension calls a matrix: number of the format, N, K, group, address."""
-        return FORMATS.index(self.kind), *self.shape, self.group, int(self.data.ctypes.data)
+        return _number(self.kind, self.screened), *self.shape, self.group, int(self.data.ctypes.data)
 
     def unpack(self) -> Bytes:
         """The file's rows, bit for bit, for INT8 and INT4 `GroupedWeight.records`: uint8 [N, bytes of a row]."""
@@ -111,22 +116,25 @@ def row_bytes(kind: str, columns: int, group: int = 0) -> int:
     return columns // form.block_elements * form.block_bytes
 
 
-def packable(kind: str, shape: tuple[int, ...], group: int = 0) -> bool:
-    """Whether this build packs matrices of this format and shape."""
-    return len(shape) == 2 and kind in FORMATS and bool(ext.isa_levels()) and _packed_bytes(kind, shape, group) > 0
+def packable(kind: str, shape: tuple[int, ...], group: int = 0, *, screened: bool = False) -> bool:
+    """Whether this build packs matrices of this format and shape, so that they can be screened if asked."""
+    known = SCREENED if screened else FORMATS
+    return len(shape) == 2 and kind in known and bool(ext.isa_levels()) and _packed_bytes(kind, shape, group, screened) > 0
 
 
-def pack(kind: str, codes: Bytes, shape: tuple[int, ...], pool: Executor, take: Take | None = None) -> PackedWeight:
+def pack(
+    kind: str, codes: Bytes, shape: tuple[int, ...], pool: Executor, take: Take | None = None, *, screened: bool = False
+) -> PackedWeight:
     """codes uint8 [N, bytes of a row], contiguous, may be a read-only map of a file → packed, in chunks over the threads of `pool`, in
     memory of its own or that `take` gives.
 
     Raises ValueError where `packable` is false or codes do not fit the shape.
     """
-    if not packable(kind, shape):
+    if not packable(kind, shape, screened=screened):
         raise ValueError(f"{kind} {shape} cannot be packed by this build")
     n, k = shape
     source = ext.address(codes, np.uint8, (n, row_bytes(kind, k)))
-    weight = PackedWeight(kind, (n, k), (take or allocate)(_packed_bytes(kind, shape)))
+    weight = PackedWeight(kind, (n, k), (take or allocate)(_packed_bytes(kind, shape, screened=screened)), screened=screened)
     _fill(weight, pool, lambda first, count: _pack(weight, source, first, count))
     return weight
 
@@ -194,8 +202,12 @@ class Pieces:
         return taken
 
 
-def _packed_bytes(kind: str, shape: tuple[int, ...], group: int = 0) -> int:
-    return int(ext.native().packed_bytes(ext.level_number(), FORMATS.index(kind), *shape, group))
+def _number(kind: str, screened: bool) -> int:
+    return SCREENED[kind] if screened else FORMATS.index(kind)
+
+
+def _packed_bytes(kind: str, shape: tuple[int, ...], group: int = 0, screened: bool = False) -> int:
+    return int(ext.native().packed_bytes(ext.level_number(), _number(kind, screened), *shape, group))
 
 
 def _chunks(blocks: int, total: int) -> Iterator[tuple[int, int]]:

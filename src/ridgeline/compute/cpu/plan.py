@@ -20,6 +20,8 @@ from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import Rope
 
 ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
+SCREEN_PHASES: Final = ("measure for", "bound", "threshold of", "compute")
+"""What stands in for the last product where only the largest of each row is wanted and its matrix is screened (csrc/screen.h)."""
 DTYPES: Final = {"f32": np.float32, "i32": np.int32, "i64": np.int64, "i8": np.int8}
 
 
@@ -54,6 +56,9 @@ class NativePlan:
         self.native = ext.native().Plan(ext.level_number(), team)
         for phase in self.order:
             self._add(phase)
+        self._screened = self._can_screen()
+        if self._screened:
+            self.native.screen()
 
     @property
     def names(self) -> list[str]:
@@ -62,7 +67,14 @@ class NativePlan:
         for phase in self.order:
             found.append("; ".join(str(op) for op in phase.ops))
             found += [f"merge {phase.ops[0]}"] if phase.kind == "attention" else []
-        return found
+        return found + [f"{step} {self._oplist.ops[-1]}" for step in SCREEN_PHASES if self._screened]
+
+    @property
+    def computed(self) -> tuple[int, int, int, int]:
+        """Of screened heads since the beginning: steps; steps that computed all outputs since few could be left out before; pairs of a token and
+        16 outputs; how many of these were computed after all."""
+        steps, passed, pairs, computed = self.native.screened
+        return steps, passed, pairs, computed
 
     def value(self, name: str, sizes: Sizes) -> NDArray[Any]:
         """A view of a value after a step of `sizes`; the next step overwrites it."""
@@ -86,6 +98,12 @@ class NativePlan:
             self.native.begin_products(phase.selected)
         for op in phase.ops:
             EMIT[op.name](self, op)
+
+    def _can_screen(self) -> bool:
+        """Whether the list ends in a product by itself, over a matrix that is packed for it."""
+        last = self._oplist.ops[-1]
+        weight = self._weights[last.weights[0].name] if last.name == "linear_codes" else None
+        return isinstance(weight, PackedWeight) and weight.screened and len(self.order[-1].ops) == 1
 
     def at(self, name: str) -> int:
         """Address of a value."""

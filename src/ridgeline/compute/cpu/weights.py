@@ -12,6 +12,7 @@ import numpy as np
 
 from ridgeline.compute.cpu.packing import PackedWeight, Pieces, Take, integer_kind, pack, pack_grouped, packable
 from ridgeline.compute.load.weights import map_weights
+from ridgeline.compute.models.registry import record
 from ridgeline.compute.ops.definition import Floats, Ints
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.weight import CodedWeight, Weight
@@ -32,6 +33,8 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[st
     Orders of columns stand beside them, each once, under names of their own: matrices that read the same value mostly share theirs.
     """
     mapped = map_weights(facts)
+    last = record(facts)["step"].ops[-1]
+    head = last.weights[0].name if last.name == "linear" and last.weights[0].shape[0] == facts.tokens else ""
     total, done = sum(weight.nbytes for weight in mapped.values()), 0
     ready: dict[str, Stored] = {}
     orders: dict[bytes, str] = {}
@@ -39,7 +42,7 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[st
     with ThreadPoolExecutor(threads) as pool:
         for name in list(mapped):
             weight = mapped.pop(name)
-            ready[name] = packed = _packed(name, weight, pool, take) if len(weight.shape) == 2 else weight.dense()
+            ready[name] = packed = _packed(name, weight, pool, take, name == head) if len(weight.shape) == 2 else weight.dense()
             if isinstance(packed, PackedWeight) and isinstance(weight, GroupedWeight) and packed.kind != "F32" and weight.order is not None:
                 order = weight.order.astype(np.int32)
                 known = orders.setdefault(order.tobytes(), f"{name.removesuffix('.weight')}.order")
@@ -56,9 +59,15 @@ def widened(facts: ModelFacts, weights: Mapping[str, Stored]) -> list[str]:
     return [name for name, kind in packed.items() if kind == "F32" != facts.tensors[name].kind]
 
 
-def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor, take: Take) -> PackedWeight:
+def screened(weights: Mapping[str, Stored]) -> list[str]:
+    """Names of matrices that are packed so that the largest outputs can be told from a part of their bits."""
+    return [name for name, weight in weights.items() if isinstance(weight, PackedWeight) and weight.screened]
+
+
+def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor, take: Take, head: bool) -> PackedWeight:
     if isinstance(weight, CodedWeight) and packable(weight.kind, weight.shape):
-        return pack(weight.kind, weight.codes, weight.shape, pool, take)
+        screened = head and packable(weight.kind, weight.shape, screened=True)
+        return pack(weight.kind, weight.codes, weight.shape, pool, take, screened=screened)
     usable = name != EMBEDDING or not isinstance(weight, GroupedWeight) or weight.order is None
     if usable and isinstance(weight, GroupedWeight) and packable(integer_kind(weight), weight.shape, weight.size):
         return pack_grouped(weight, pool, take)

@@ -13,7 +13,7 @@ from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.runner import NativeRunner
 from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.cpu.trace import StepTrace
-from ridgeline.compute.cpu.weights import pack_weights, widened
+from ridgeline.compute.cpu.weights import pack_weights, screened, widened
 from ridgeline.compute.decoding.logprobs import score
 from ridgeline.compute.decoding.sampler import sample
 from ridgeline.compute.exact.cache import allocate_kv
@@ -69,6 +69,9 @@ def _native(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_byte
     wide = widened(facts, weights)
     reason = f"no kernel multiplies {', '.join(wide[:3])}{' …' if len(wide) > 3 else ''} as stored: more memory, and slower"
     said = (Decision("fp32_matrices", len(wide), "model", reason),) if wide else ()
+    for name in screened(weights):
+        reason = f"{name} is Q8_0: greedy steps read 5 of its 8 bits, and the others of outputs that could be the largest; same ids"
+        said += (Decision("screened_head", name, "model", reason),)
     return Loaded(runner, kv, sampler.sample, sampler.score, f"native, {ext.isa()}", stored, said)
 
 
