@@ -37,11 +37,13 @@ inline __m256i ordered_products(__m256i w, __m256i x) {
     return r;
 }
 template <bool kBytes>
-inline void ordered_add(__m256i& sum, __m256i x) {
+inline __m256i ordered_sum(__m256i sum, __m256i x) {
+    __m256i r;
     if (kBytes)
-        asm volatile("vpaddw %1, %0, %0" : "+x"(sum) : "x"(x));
+        asm volatile("vpaddw %2, %1, %0" : "=x"(r) : "x"(sum), "x"(x));
     else
-        asm volatile("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x));
+        asm volatile("vpaddd %2, %1, %0" : "=x"(r) : "x"(sum), "x"(x));
+    return r;
 }
 
 // Sums of products of 16 rows: pairs of 16 bits, or integers of 32.
@@ -67,8 +69,8 @@ __attribute__((always_inline)) inline void sum_quads(const uint8_t* quads, const
         if (done < M && !kOnto) {
             sums[done] = product[done % kTemporary];
         } else {
-            ordered_add<kBytes>(sums[done % M].a, product[done % kTemporary].a);
-            ordered_add<kBytes>(sums[done % M].b, product[done % kTemporary].b);
+            Sum& sum = sums[done % M];
+            sum = {ordered_sum<kBytes>(sum.a, product[done % kTemporary].a), ordered_sum<kBytes>(sum.b, product[done % kTemporary].b)};
         }
     }
 }

@@ -146,6 +146,7 @@ __attribute__((always_inline)) inline void part_products(const uint8_t* quads, c
 template <class F, int M>
 __attribute__((always_inline)) inline void add_group(const uint8_t* group, const uint8_t* tile, float* acc) {
     using E = Expanded<F>;
+    asm volatile("" : "+r"(group));      // else the compiler keeps the address of every quad, most of them on the stack
     const float* floats = reinterpret_cast<const float*>(group + E::kCodes);
     RIDGELINE_UNROLL
     for (size_t part = 0; part < F::kParts; ++part) {
