@@ -34,10 +34,19 @@ def test_products_are_told_beside_the_ceilings_of_their_run() -> None:
     for each, product in zip(report.measured, found["products"], strict=True):
         assert 0 < product["seconds"] <= product["median_seconds"] < 1
         assert 0 < product["share_of_ceiling"] < 2
+        one = next(other for other in report.measured if (other.case.kind, other.case.tokens) == (each.case.kind, 1))
+        assert product["over_one_token"] == each.best / one.best
         assert product["binds"] == ("memory" if each.memory_seconds > each.arithmetic_seconds else "arithmetic")
     assert told[-1] == 1.0 and told == sorted(told)
     assert report.measured[0].packed_bytes >= 64 * 512 + 64 * 512 // 16  # codes and halves
     assert report.measured[2].packed_bytes < report.measured[0].packed_bytes
+
+
+def test_without_one_token_nothing_is_said_of_it() -> None:
+    timings = [bench.Timing(1e-3, 1e10, 1e10)]
+    products = tuple(bench._beside(bench.Case("Q4_0", tokens, 64, k), 10**6, timings) for tokens, k in ((1, 64), (4, 128)))
+    report = bench.KernelReport(1, None, products, None)  # type: ignore[arg-type]
+    assert [report.over_one_token(each) for each in products] == [1.0, None]
 
 
 def test_a_share_is_of_the_ceiling_that_binds_in_the_same_moment() -> None:

@@ -25,11 +25,12 @@ def kernels(
     if as_json:
         show_json(report.as_dict())
         return
-    heads = ["format", "tokens", "outputs x inputs", "µs", "median µs", "GB/s", "GOP/s", "of ceiling", "which"]
+    heads = ["format", "tokens", "outputs x inputs", "µs", "median µs", "GB/s", "GOP/s", "of ceiling", "which", "× 1 token"]
     rows = [
         [
             each.case.kind, str(each.case.tokens), f"{each.case.n}x{each.case.k}", f"{each.best * 1e6:,.0f}", f"{each.middle * 1e6:,.0f}",
             billions(each.bytes_per_second), billions(each.ops_per_second), f"{each.share:.0%}", each.binds,
+            "" if (times := report.over_one_token(each)) is None else f"{times:.2f}",
         ]
         for each in report.measured
     ]  # fmt: skip

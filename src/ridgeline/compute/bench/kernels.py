@@ -8,7 +8,7 @@ the time is that of the processor; on several it is the clock's.
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from statistics import median
@@ -125,9 +125,14 @@ class KernelReport:
     measured: tuple[Measured, ...]
     noise: Noise
 
+    def over_one_token(self, product: Measured) -> float | None:
+        """Its time over that of one token with the same matrix; None where that is not measured."""
+        one = replace(product.case, tokens=1)
+        return next((product.best / each.best for each in self.measured if each.case == one), None)
+
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
-        products = [each.as_dict() for each in self.measured]
+        products = [{**each.as_dict(), "over_one_token": self.over_one_token(each)} for each in self.measured]
         return {"threads": self.threads, "ceilings": self.ceilings.as_dict(), "products": products, "noise": self.noise.as_dict()}
 
 
