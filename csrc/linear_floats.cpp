@@ -1,71 +1,144 @@
 // Products with float weights. Output of a token and a row: acc = 0; for k ascending acc = fma(weight, x, acc), lanes are rows: the same at
 // every M, tile and level. (bf16 dot instructions would be faster where they exist; they round differently and flush what is tiny.)
 //
-// A block's weights stay in the second-level cache while all tokens pass by, tile after tile. (Slices of K widened to fp32 in scratch, with the
-// sums kept in memory between them, were slower at every M.)
+// Up to a tile's tokens read weights from memory, block by block. More of them go by panels of some inputs: the tokens' inputs are copied there,
+// next to each other, and every pair of blocks is widened to fp32 as its first tokens meet it; sums wait in memory for the next panel.
 #include "linear_floats.h"
 
 #include <string.h>
 
-#include "simd.h"
+#include "linear_float_tiles.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr size_t kTile = 12;             // tokens whose sums fit the registers
-#elif defined(__AVX2__)
-constexpr size_t kTile = 6;
-#else
-constexpr size_t kTile = 1;
-#endif
-constexpr size_t kAhead = 2048;          // bytes that weights of 16 bits are fetched ahead; wider ones the processor foresees by itself
+// A tile's tokens read weights in one stream from memory. A few tiles go over each block by pieces, which stay in the first-level cache with
+// copies of the tokens' inputs. Many tokens read a pair of blocks from a panel in fp32, widened as the first tokens meet it.
+constexpr size_t kFewTokens = 24;
+constexpr size_t kFewInputs = 512, kManyInputs = 192;    // of a piece, of a panel
+constexpr size_t kManyTokens = 126;      // whose inputs stay in the second-level cache
+constexpr size_t kManyBlocks = 64;       // for which inputs are copied once
+constexpr size_t kAhead = 2048;          // bytes that a stream is fetched ahead
+constexpr size_t kPadding = kLanes;      // floats between tokens of copied inputs: they would all be in the same lines of a cache
+// Of many tokens the first tile takes this many at least, so that kPairTokens at a time are left.
+constexpr size_t kLeastTokens = kBlockTokens - kPairTokens + 1;
 
-constexpr size_t element_bytes(int format) { return format == kF32 ? 4 : 2; }
+// Floats of scratch: inputs of tokens that are copied, and sums [pairs of blocks, tokens, 2, 16].
+constexpr size_t scratch_floats(size_t tokens, size_t inputs) { return tokens * (inputs + kPadding + kManyBlocks * kLanes); }
+static_assert(kBlockTokens <= kFewTokens && scratch_floats(kFewTokens, kFewInputs) * sizeof(float) <= kLinearScratch);
+static_assert((kManyInputs * kPairLanes + scratch_floats(kManyTokens, kManyInputs)) * sizeof(float) <= kLinearScratch);
 
 size_t rows_of(const Matrix& matrix, size_t block) {
     const size_t left = matrix.n - block * kBlockRows;
     return left < kBlockRows ? left : kBlockRows;
 }
 
+// Some blocks of a product.
 template <int Format>
-inline Vec weights(const uint8_t* p) {
-    if (Format == kF32) return load(reinterpret_cast<const float*>(p));
-    if (Format == kF16) return load_half(reinterpret_cast<const uint16_t*>(p));
-    return load_bf16(reinterpret_cast<const uint16_t*>(p));
+struct Blocks {
+    static constexpr size_t kInput = kLanes * element_bytes(Format);
+    const Matrix& matrix;
+    const Product& to;
+    size_t first, count;
+
+    const uint8_t* at(size_t block, size_t input) const { return matrix.data + ((first + block) * matrix.k + input) * kInput; }
+
+    // Sums [m, 2, 16] of one block to where they belong.
+    void put(size_t block, const float* sums, size_t m) const {
+        const size_t columns = rows_of(matrix, first + block);
+        float* out = to.out + (first + block) * kBlockRows;
+        for (size_t t = 0; t < m; ++t, out += to.stride, sums += kPairLanes) {
+            const Vec sum = ordered<Format>(load(sums));
+            columns == kBlockRows ? store(out, sum) : store_first(out, sum, columns);
+        }
+    }
+    // The same of all blocks, from [pairs of blocks, m, 2, 16].
+    void put_all(const float* sums, size_t m) const {
+        for (size_t block = 0; block < count; ++block) put(block, sums + block / 2 * m * kPairLanes + block % 2 * kLanes, m);
+    }
+};
+
+// Inputs `from` … of m tokens next to each other.
+Span copied(const float* x, size_t x_stride, size_t m, size_t from, size_t inputs, size_t stride, float* to) {
+    for (size_t t = 0; t < m; ++t) memcpy(to + t * stride, x + t * x_stride + from, inputs * sizeof(float));
+    return {to, stride, inputs};
 }
 
-inline void write(Vec sum, float* out, size_t columns) { columns == kLanes ? store(out, sum) : store_first(out, sum, columns); }
-
-// `m` tokens, at most M, times one block, of whose rows `columns` exist.
-template <int Format, size_t M>
-void tile(size_t m, const uint8_t* data, size_t k, const float* x, size_t x_stride, float* out, size_t out_stride, size_t columns) {
-    if constexpr (M > 1)
-        if (m < M) return tile<Format, M - 1>(m, data, k, x, x_stride, out, out_stride, columns);
-    constexpr size_t kBytes = kLanes * element_bytes(Format);
-    Vec sums[M];
-    for (size_t t = 0; t < M; ++t) sums[t] = zero();
-    for (size_t i = 0; i < k; ++i) {
-        if (Format != kF32) __builtin_prefetch(data + i * kBytes + kAhead);
-        const Vec w = weights<Format>(data + i * kBytes);
-        for (size_t t = 0; t < M; ++t) sums[t] = fma(w, all(x[t * x_stride + i]), sums[t]);
+template <int Format>
+void multiply_tile(const Blocks<Format>& blocks, const float* x, size_t x_stride, size_t m) {
+    for (size_t block = 0; block < blocks.count; ++block) {
+        const uint8_t* data = blocks.at(block, 0);
+        float sums[kBlockTokens * kPairLanes] = {};
+        block_tile<Format, kStream, 1, kBlockTokens>(m, data, data + kAhead, nullptr, {x, x_stride, blocks.matrix.k}, sums);
+        blocks.put(block, sums, m);
     }
-    for (size_t t = 0; t < M; ++t) write(sums[t], out + t * out_stride, columns);
 }
 
 // Tiles are of equal size, or differ by one.
 template <int Format>
-void blocks(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count) {
-    const size_t bytes = matrix.k * kBlockRows * element_bytes(Format), tiles = (m + kTile - 1) / kTile;
-    for (size_t block = first; block < first + count; ++block) {
-        const size_t column = block * kBlockRows, columns = rows_of(matrix, block);
-        for (size_t i = 0; i < tiles; ++i) {
-            const size_t t = m * i / tiles, tokens = m * (i + 1) / tiles - t;
-            tile<Format, kTile>(tokens, matrix.data + block * bytes, matrix.k, x + t * x_stride, x_stride, to.out + t * to.stride + column,
-                                to.stride, columns);
+void multiply_few(const Blocks<Format>& blocks, const float* x, size_t x_stride, size_t m, float* scratch) {
+    constexpr size_t kStride = kFewInputs + kPadding;
+    const size_t k = blocks.matrix.k, tiles = (m + kBlockTokens - 1) / kBlockTokens;
+    float* sums = scratch + m * kStride;
+    memset(sums, 0, (blocks.count + 1) / 2 * m * kPairLanes * sizeof(float));
+    for (size_t from = 0; from < k; from += kFewInputs) {
+        const size_t inputs = k - from < kFewInputs ? k - from : kFewInputs;
+        const Span all_tokens = copied(x, x_stride, m, from, inputs, kStride, scratch);
+        for (size_t block = 0; block < blocks.count; ++block) {
+            const uint8_t *data = blocks.at(block, from), *next = block + 1 < blocks.count ? blocks.at(block + 1, from) : blocks.at(0, from + inputs);
+            float* onto = sums + block / 2 * m * kPairLanes + block % 2 * kLanes;
+            for (size_t tile = 0; tile < tiles; ++tile) {
+                const size_t token = m * tile / tiles, tokens = m * (tile + 1) / tiles - token;
+                const uint8_t* ahead = tile < 2 ? next + tile * inputs * Blocks<Format>::kInput / 2 : data;   // two tiles fetch all of it
+                block_tile<Format, kFetch, 1, kBlockTokens>(tokens, data, ahead, nullptr, {all_tokens.x + token * kStride, kStride, inputs},
+                                                            onto + token * kPairLanes);
+            }
         }
     }
+    blocks.put_all(sums, m);
+}
+
+// kManyTokens at most.
+template <int Format>
+void multiply_many(const Blocks<Format>& blocks, const float* x, size_t x_stride, size_t m, float* scratch) {
+    constexpr size_t kStride = kManyInputs + kPadding, kInput = Blocks<Format>::kInput;
+    const size_t k = blocks.matrix.k, pairs = (blocks.count + 1) / 2, few = m - (m - kLeastTokens) / kPairTokens * kPairTokens;
+    float *panel = scratch, *mine = panel + kManyInputs * kPairLanes, *sums = mine + m * kStride;
+    memset(sums, 0, pairs * m * kPairLanes * sizeof(float));
+    for (size_t from = 0; from < k; from += kManyInputs) {
+        const size_t inputs = k - from < kManyInputs ? k - from : kManyInputs;
+        copied(x, x_stride, m, from, inputs, kStride, mine);
+        for (size_t pair = 0; pair < pairs; ++pair) {
+            // What comes next is fetched by several tiles: the first one alone would wait for memory. It takes the first half of either block.
+            const uint8_t *next = pair + 1 < pairs ? blocks.at(2 * pair + 2, from) : blocks.at(0, from + inputs);
+            const size_t apart = blocks.count > 1 ? k * kInput : 0;
+            float* onto = sums + pair * m * kPairLanes;
+            for (size_t side = 0; side < 2 && 2 * pair + side < blocks.count; ++side)
+                block_tile<Format, kExpand, kLeastTokens, kBlockTokens>(few, blocks.at(2 * pair + side, from), next + side * apart, panel + side * kLanes,
+                                                                        {mine, kStride, inputs}, onto + side * kLanes);
+            const uint8_t *ahead = next + inputs * kInput / 2, *end = next + inputs * kInput;
+            for (size_t t = few; t < m; t += kPairTokens, ahead += kManyInputs * kPairFetched)
+                pair_tile(panel, ahead < end ? ahead : nullptr, apart, {mine + t * kStride, kStride, inputs}, onto + t * kPairLanes);
+        }
+    }
+    blocks.put_all(sums, m);
+}
+
+template <int Format>
+void multiply(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+    float* floats = reinterpret_cast<float*>(scratch);
+    if (m == 0) return;
+    if (m <= kBlockTokens) return multiply_tile(Blocks<Format>{matrix, to, first, count}, x, x_stride, m);
+    const size_t parts = m <= kFewTokens ? 1 : (m + kManyTokens - 1) / kManyTokens;
+    for (size_t block = 0; block < count; block += kManyBlocks)
+        for (size_t part = 0; part < parts; ++part) {
+            const size_t token = m * part / parts, tokens = m * (part + 1) / parts - token;
+            const Product there = {to.out + token * to.stride, to.stride};
+            const Blocks<Format> blocks = {matrix, there, first + block, count - block < kManyBlocks ? count - block : kManyBlocks};
+            if (m <= kFewTokens) multiply_few(blocks, x, x_stride, m, floats);
+            else multiply_many(blocks, x + token * x_stride, x_stride, tokens, floats);
+        }
 }
 
 // Rows of elements of `Size` bytes into [k, 16] and back, some inputs at a time so that both sides stay in the first-level cache.
@@ -119,9 +192,10 @@ void unpack_floats(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t
     }
 }
 
-void multiply_floats(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count, uint8_t*) {
-    const auto work = matrix.format == kF32 ? blocks<kF32> : matrix.format == kF16 ? blocks<kF16> : blocks<kBF16>;
-    work(matrix, x, x_stride, m, to, first, count);
+void multiply_floats(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
+                     uint8_t* scratch) {
+    const auto work = matrix.format == kF32 ? multiply<kF32> : matrix.format == kF16 ? multiply<kF16> : multiply<kBF16>;
+    work(matrix, x, x_stride, m, to, first, count, scratch);
 }
 
 void float_row(const Matrix& matrix, size_t row, float* out) {

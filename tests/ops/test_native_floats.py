@@ -101,12 +101,12 @@ def test_tokens_and_slices_change_no_bit(kind: str, level: str, pool: ThreadPool
     """Any number of tokens and any cut of the outputs; what is not asked for stays."""
     n, k = 41, 300
     _, weight = weight_of(kind, n, k, 1, pool)
-    x = np.random.default_rng(2).standard_normal((70, k)).astype(np.float32)
+    x = np.random.default_rng(2).standard_normal((131, k)).astype(np.float32)
     whole = linear_floats(x, weight, level=level)
-    for m in (0, *range(1, 20), 23, 24, 25, 64, 69):
+    for m in (0, *range(1, 20), 23, 24, 25, 26, 27, 64, 69, 126, 127):
         assert_same_bits(linear_floats(x[:m], weight, level=level), whole[:m])
     for blocks, columns in ((range(1, 2), slice(16, 32)), (range(2, 3), slice(32, 41)), (range(0), slice(0, 0))):
-        for m in (3, 70):
+        for m in (3, 9, 70):
             out = np.full((m, n), 7.0, np.float32)
             linear_floats(x[:m], weight, level=level, out=out, blocks=blocks)
             assert_same_bits(out[:, columns], whole[:m, columns])
