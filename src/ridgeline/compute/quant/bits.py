@@ -23,7 +23,7 @@ class Groups:
 
     codes    [N, K], of at most 9 bits with their sign
     scales   fp32 [N, K / span]
-    zero     of every code
+    zero     of every code; 0 where codes are not uint8
     factors  [N, K / size], whole numbers of at most 8 bits; None: 1, and size is span
     mins     fp32 [N, K / span]; None: 0
     offsets  [N, K / size], whole numbers of at most 8 bits; None: 1
@@ -76,9 +76,7 @@ class Groups:
 
         The zero is taken from the codes, as formats have it: a code of zero is zero whatever the scale's sign.
         """
-        out[...] = self.codes
-        if self.zero:
-            out -= np.float32(self.zero)
+        out[...] = (self.codes - np.uint8(self.zero)).view(np.int8) if self.zero else self.codes
         grouped = out.reshape(len(out), -1, self.size)
         grouped *= self.group_scales[..., None]
         if self.mins is not None:
