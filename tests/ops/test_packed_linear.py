@@ -21,6 +21,9 @@ PACKED = tuple(kind for kind in sorted(KINDS) if packable(kind, (16, 256)))
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Where a block has fp16 fields; at 0 where nothing is said."""
 
+FACTORS = {"Q2_K": slice(0, 16), "Q3_K": slice(96, 108), "Q4_K": slice(4, 16), "Q5_K": slice(4, 16), "Q6_K": slice(192, 208)}
+"""Where it has integer scales, and minima."""
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ThreadPoolExecutor]:
@@ -126,15 +129,18 @@ def test_tokens_and_slices_change_no_bit(kind: str, level: str, pool: ThreadPool
 @pytest.mark.parametrize("kind", PACKED)
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0x88, 0x77, 0xFF])
 def test_nothing_saturates(kind: str, byte: int, pool: ThreadPoolExecutor) -> None:
-    """Codes and activations at their limits, of one sign and of both."""
-    k = 256
-    rows = np.full((4, row_bytes(kind, k)), byte, np.uint8)
-    blocks = rows.reshape(4, -1, STORED[kind].block_bytes)
+    """Codes, integer scales and activations at their limits, of one sign and of both."""
+    factors = np.array([byte, 0x00, 0x7F, 0x80, 0xFF], np.uint8)
+    n, k = len(factors), 256
+    rows = np.full((n, row_bytes(kind, k)), byte, np.uint8)
+    blocks = rows.reshape(n, -1, STORED[kind].block_bytes)
+    if kind in FACTORS:
+        blocks[..., FACTORS[kind]] = factors[:, None, None]
     for start in HALVES.get(kind, (0,)):
         blocks[..., start : start + 2] = np.array([0.5], np.float16).view(np.uint8)
     place = np.arange(k)
     negative = np.array([place < 0, place >= 0, place % 2 == 0, place // 2 % 2 == 0, place % 4 == 0, place % 32 < 16, place % 8 < 4])
-    weight = pack(kind, rows, (4, k), pool)
+    weight = pack(kind, rows, (n, k), pool)
     x = quantised.quantise(np.where(negative, -127, 127).astype(np.float32), group=weight.span)
     assert_product(kind, rows, weight, x)
     assert_product(kind, rows, weight, (x[0][:3], x[1][:3], x[2][:3]))
