@@ -61,7 +61,12 @@ struct Blocks {
 
 // Inputs `from` … of m tokens next to each other.
 Span copied(const float* x, size_t x_stride, size_t m, size_t from, size_t inputs, size_t stride, float* to) {
-    for (size_t t = 0; t < m; ++t) memcpy(to + t * stride, x + t * x_stride + from, inputs * sizeof(float));
+    for (size_t t = 0; t < m; ++t) {
+        const float* row = x + t * x_stride + from;
+        size_t i = 0;
+        for (; i + kLanes <= inputs; i += kLanes) store(to + t * stride + i, load(row + i));
+        memcpy(to + t * stride + i, row + i, (inputs - i) * sizeof(float));
+    }
     return {to, stride, inputs};
 }
 
