@@ -19,10 +19,9 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-constexpr size_t kWidest = 8192;         // inputs: joined blocks and what kernels of Q8_0 prepare have half of a thread's scratch each
-constexpr size_t kJoinedBytes = kLinearScratch / 2, kMostJoined = 16, kFewTokens = 8;
+constexpr size_t kWidest = 1 << 14;      // inputs: a joined block is at the end of scratch, and kernels of Q8_0 must not reach it
 constexpr size_t kBoundBytes = kLanes * sizeof(float);
-constexpr double kLargest = 0x1p90;      // of |x|: |w| < 2^30 whatever fp16 scales, so that no sum overflows
+constexpr double kLargest = 0x1p90;      // of |x|: |w| < 2^31 whatever fp16 scales, so that no sum overflows
 
 // Where the parts of a matrix are.
 struct Parts {
@@ -106,15 +105,9 @@ void unpack(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first,
     }
 }
 
-// A block of Q8_0.
-void join_block(const Matrix& matrix, const Parts& parts, size_t block, uint8_t* to) {
-    const uint8_t *high = parts.high_of(matrix, block, 0), *low = parts.low_of(matrix, block, 0);
-    for (size_t g = 0; g < parts.groups; ++g, high += kHighBytes, low += kLowBytes, to += kRecordBytes<Q8_0>) {
-        fetch(high + kAhead, kHighBytes);
-        fetch(low + kAhead, kLowBytes);
-        join_record(high, low, to);
-    }
-}
+// h + 16 as kernels take it: of few tokens, whose sums are offsets; of many.
+struct FewOffsets : ScaledGroup<HighCodes, 1, 0> {};
+struct High : ScaledGroup<HighCodes, 16, 0> {};
 
 #if defined(__AVX512VNNI__)
 constexpr size_t kTile = 12;
@@ -124,74 +117,126 @@ constexpr size_t kTile = 4;
 constexpr size_t kTile = 1;
 #endif
 
-// Sums of products of a part's codes with those of M tokens.
-template <class Codes, int M>
-inline void add_products(const uint8_t* part, const int8_t* codes, size_t stride, Ints* dot) {
-    constexpr size_t kSteps = kRun<Codes::kBits>;
+// Sum of products of a part's codes with those of a token.
+template <class Part>
+inline Ints product_of(const uint8_t* part, const int8_t* codes, Ints sum) {
+    constexpr int kBits = Part::kBits;
     RIDGELINE_UNROLL
-    for (size_t run = 0; run < kGroupQuads; run += kSteps) {
-        Pairs pairs[M];
+    for (size_t run = 0; run < kGroupQuads; run += kRun<kBits>) {
+        Pairs pairs = no_pairs();
         RIDGELINE_UNROLL
-        for (size_t i = 0; i < M; ++i) pairs[i] = no_pairs();
-        RIDGELINE_UNROLL
-        for (size_t t = run; t < run + kSteps; ++t) {
-            const Quad w = Codes::quad(part, t);
-            RIDGELINE_UNROLL
-            for (size_t i = 0; i < M; ++i) pairs[i] = products<Codes::kBits>(pairs[i], w, codes + i * stride + 4 * t);
-        }
-        RIDGELINE_UNROLL
-        for (size_t i = 0; i < M; ++i) dot[i] = dot[i] + widen<Codes::kBits>(pairs[i]);
+        for (size_t t = run; t < run + kRun<kBits>; ++t) pairs = products<kBits>(pairs, Part::quad(part, t), codes + 4 * t);
+        sum = sum + widen<kBits>(pairs);
     }
+    return sum;
 }
 
-// All outputs of a block for M tokens, straight from both parts: the integers of Q8_0.
-template <int M>
-void whole_block(const uint8_t* high, const uint8_t* low, size_t k, const Tokens& x, float* out, size_t out_stride, size_t columns) {
-    Vec acc[M];
-    for (size_t i = 0; i < M; ++i) acc[i] = zero();
-    for (size_t g = 0; g < k / kCodeGroup; ++g, high += kHighBytes, low += kLowBytes) {
+// All outputs of a block for one token, straight from both parts: the integers of Q8_0.
+void multiply_token(const uint8_t* high, const uint8_t* low, const Tokens& x, float* out, size_t columns) {
+    Vec acc = zero();
+    for (size_t g = 0; g < x.groups; ++g, high += kHighBytes, low += kLowBytes) {
         fetch(high + kAhead, kHighBytes);
         fetch(low + kAhead, kLowBytes);
         const int8_t* codes = x.codes + g * kCodeGroup;
-        Ints dot[M];
-        for (size_t i = 0; i < M; ++i) {
-            const int32_t* s = x.sums + (i * x.groups + g) * 2;
-            dot[i] = ints(-Q8_0::kZero / 8 * (s[0] + s[1]));
-        }
-        add_products<HighCodes, M>(high, codes, x.stride, dot);
-        for (size_t i = 0; i < M; ++i) dot[i] = dot[i] + dot[i], dot[i] = dot[i] + dot[i], dot[i] = dot[i] + dot[i];
-        add_products<LowCodes, M>(low, codes, x.stride, dot);
-        const Vec scale = load_half(high + HighCodes::kBytes);
-        for (size_t i = 0; i < M; ++i) acc[i] = add_part(acc[i], floats(dot[i]), scale, x.scales[i * x.groups + g]);
+        Ints dot = product_of<HighCodes>(high, codes, ints(-Q8_0::kZero / 8 * (x.sums[2 * g] + x.sums[2 * g + 1])));
+        dot = dot + dot, dot = dot + dot, dot = dot + dot;
+        dot = product_of<LowCodes>(low, codes, dot);
+        acc = add_part(acc, floats(dot), load_half(high + HighCodes::kBytes), x.scales[g]);
     }
-    for (size_t i = 0; i < M; ++i) write(acc[i], out + i * out_stride, columns);
+    write(acc, out, columns);
 }
 
-template <int M>
-void whole(size_t m, const uint8_t* high, const uint8_t* low, size_t k, const Tokens& x, float* out, size_t out_stride, size_t columns) {
-    if constexpr (M > 1)
-        if (m < M) return whole<M - 1>(m, high, low, k, x, out, out_stride, columns);
-    whole_block<M>(high, low, k, x, out, out_stride, columns);
+// A block of Q8_0.
+void join_block(const Parts& parts, const uint8_t* high, const uint8_t* low, uint8_t* to) {
+    for (size_t g = 0; g < parts.groups; ++g, high += kHighBytes, low += kLowBytes, to += kRecordBytes<Q8_0>) {
+        fetch(high + kAhead, kHighBytes);
+        fetch(low + kAhead, kLowBytes);
+        join_record(high, low, to);
+    }
 }
 
-// All outputs. Of many tokens: the kernels of Q8_0, on blocks that were joined before.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Neither is inlined: beside products their masks would take those registers.
+__attribute__((noinline)) void expand_high(const uint8_t* high, uint8_t* to) { expand_group<High>(high, high, to); }
+
+// What expand_group makes of Q8_0. Bytes less 128 as 16-bit integers take fewer shifts than those of signed bytes.
+__attribute__((noinline)) void expand_whole(const uint8_t* high, const uint8_t* low, uint8_t* to) {
+    const __m256i byte = _mm256_set1_epi16(0xff), centre = _mm256_set1_epi16(Q8_0::kZero);
+    const auto even = [&](__m256i codes) { return _mm256_sub_epi16(_mm256_and_si256(codes, byte), centre); };
+    const auto odd = [&](__m256i codes) { return _mm256_sub_epi16(_mm256_srli_epi16(codes, 8), centre); };
+    RIDGELINE_UNROLL
+    for (size_t t = 0; t < kGroupQuads; ++t) {
+        const Quad w = whole_quad(high, low, t);
+        store_quad(to + 2 * t * kQuadBytes, {even(w.a), even(w.b)});
+        store_quad(to + (2 * t + 1) * kQuadBytes, {odd(w.a), odd(w.b)});
+    }
+    store(reinterpret_cast<float*>(to + Expanded<Q8_0>::kCodes), load_half(high + HighCodes::kBytes));
+}
+
+// As multiply_panel: expand(block, group, to) makes what tokens meet, finish(block, outputs [m, 16]) takes sums of a block; `change` alters
+// the prepared tokens.
+template <class F, class Change, class Expand, class Finish>
+inline void panel_of(const Tokens& x, size_t m, size_t first, size_t count, uint8_t* scratch, const Change& change, const Expand& expand,
+                     const Finish& finish) {
+    using E = Expanded<F>;
+    uint8_t *expanded = scratch, *prepared = scratch + E::kGroup;
+    const size_t whole = m / kTileTokens, rest = m % kTileTokens, tiles = whole + (rest > 0);
+    float* acc = reinterpret_cast<float*>(prepared + x.groups * tiles * E::kTile);
+    prepare<F>(x, m, prepared);
+    for (uint8_t* tile = prepared; tile < reinterpret_cast<uint8_t*>(acc); tile += E::kTile) change(tile);
+    for (size_t block = first; block < first + count; ++block) {
+        const uint8_t* tile = prepared;
+        memset(acc, 0, m * kLanes * 4);
+        for (size_t g = 0; g < x.groups; ++g) {
+            expand(block, g, expanded);
+            for (size_t i = 0; i < whole; ++i, tile += E::kTile) add_group<F, kTileTokens>(expanded, tile, acc + i * kTileTokens * kLanes);
+            if (rest == 0) continue;
+            add_group_of<F, kTileTokens - 1>(rest, expanded, tile, acc + whole * kTileTokens * kLanes);
+            tile += E::kTile;
+        }
+        finish(block, acc);
+    }
+}
+
+void multiply_panel(const Matrix& matrix, const Parts& parts, const Tokens& x, size_t m, const Product& to, size_t first, size_t count,
+                    uint8_t* scratch) {
+    const auto expand = [&](size_t block, size_t g, uint8_t* expanded) {
+        const uint8_t *high = parts.high_of(matrix, block, g), *low = parts.low_of(matrix, block, g);
+        foresee(high + kForeseen, kHighBytes);
+        foresee(low + kForeseen, kLowBytes);
+        expand_whole(high, low, expanded);
+    };
+    const auto finish = [&](size_t block, const float* outputs) {
+        const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
+        for (size_t i = 0; i < m; ++i) write(load(outputs + i * kLanes), to.out + i * to.stride + block * kBlockRows, columns);
+    };
+    panel_of<Q8_0>(x, m, first, count, scratch, [](uint8_t*) {}, expand, finish);
+}
+#endif
+
+// All outputs: of one token and of many from both parts, of few from blocks that are joined before.
 void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
     const Parts parts(matrix.n, matrix.k);
-    const size_t bytes = block_bytes<Q8_0>(matrix.k), room = kJoinedBytes / bytes, most = room < kMostJoined ? room : kMostJoined;
-    for (size_t block = first; block < first + count && m <= kFewTokens; ++block) {
-        const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
-        for (size_t from = 0; from < m; from += kTile) {
-            const size_t here = m - from < kTile ? m - from : kTile;
-            whole<kTile>(here, parts.high_of(matrix, block, 0), parts.low_of(matrix, block, 0), matrix.k, tokens(x, matrix.k, from),
-                         to.out + from * to.stride + block * kBlockRows, to.stride, columns);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if (const size_t panel = panel_tokens<Q8_0>(matrix.k); m > kDirectTokens<Q8_0> && panel > 0) {
+        for (size_t from = 0; from < m; from += panel) {
+            const Product part = {to.out + from * to.stride, to.stride};
+            multiply_panel(matrix, parts, tokens(x, matrix.k, from), m - from < panel ? m - from : panel, part, first, count, scratch);
         }
+        return;
     }
-    uint8_t* joined = scratch + kLinearScratch - kJoinedBytes;
-    for (size_t done = 0; done < count && m > kFewTokens; done += most) {
-        const size_t block = first + done, here = count - done < most ? count - done : most, left = matrix.n - block * kBlockRows;
-        for (size_t i = 0; i < here; ++i) join_block(matrix, parts, block + i, joined + i * bytes);
-        const Matrix part = {kQ8_0, left < here * kBlockRows ? left : here * kBlockRows, matrix.k, 0, joined};
-        kGroups32.multiply(part, x, m, {to.out + block * kBlockRows, to.stride}, 0, here, scratch);
+#endif
+    uint8_t* joined = scratch + kLinearScratch - block_bytes<Q8_0>(matrix.k);
+    for (size_t block = first; block < first + count; ++block) {
+        const uint8_t *high = parts.high_of(matrix, block, 0), *low = parts.low_of(matrix, block, 0);
+        const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
+        float* out = to.out + block * kBlockRows;
+        if (m == 1) {
+            multiply_token(high, low, tokens(x, matrix.k, 0), out, columns);
+        } else {
+            join_block(parts, high, low, joined);
+            kGroups32.multiply({kQ8_0, columns, matrix.k, 0, joined}, x, m, {out, to.stride}, 0, 1, scratch);
+        }
     }
 }
 
@@ -208,61 +253,54 @@ void row(const Matrix& matrix, size_t row, float* out) {
 // What is taken off a sum of products with h + 16: 15.5625 times the sum of codes.
 inline int32_t offset(int32_t sum) { return (249 * sum + 8) >> 4; }
 
-// h + 16 as kernels take it: of few tokens, whose sums are offsets; of many.
-struct FewOffsets : ScaledGroup<HighCodes, 1, 0> {};
-struct High : ScaledGroup<HighCodes, 16, 0> {};
-
-// Takes outputs of blocks as they come.
-struct Bounds {
-    const Screening& of;
-    const float* bounds;                 // of the matrix's rows
-    size_t first;                        // block
-    Vec test;                            // NaN where a bound is not finite
-
-    void take(size_t block, size_t token, Vec output) {
-        const Vec bound = fma(load(bounds + block * kLanes), all(of.sizes[token]), output);
-        test = fma(bound, zero(), test);
-        const float most = largest_of(bound);
-        of.bounds[(block - first) * of.tokens + token] = most;
-        if (most > of.best[token]) of.best[token] = most, of.where[token] = static_cast<int32_t>(block);
+// Bounds of one block for some tokens from their outputs [tokens, 16]. Returns `test`, NaN once a bound was not finite.
+inline Vec bound_block(const Screening& of, const float* bounds, size_t first, size_t block, size_t from, size_t m, const float* outputs,
+                       Vec test) {
+    const Vec bound = load(bounds + block * kLanes);
+    const float* sizes = of.sizes + from;
+    float *to = of.bounds + (block - first) * of.tokens + from, *best = of.best + from;
+    for (size_t i = 0; i < m; ++i) {
+        const Vec most = fma(bound, all(sizes[i]), load(outputs + i * kLanes));
+        test = fma(most, zero(), test);
+        to[i] = largest_of(most);
     }
-};
+    for (size_t i = 0; i < m; ++i)
+        if (to[i] > best[i]) best[i] = to[i], of.where[from + i] = static_cast<int32_t>(block);
+    return test;
+}
 
-void screen_directly(const Matrix& matrix, const Tokens& x, size_t m, size_t first, size_t count, Bounds* bounds) {
+Vec screen_directly(const Matrix& matrix, const Tokens& x, size_t m, size_t first, size_t count, const Screening& of,
+                    const float* bounds) {
     const size_t bytes = block_bytes<High>(matrix.k);
     float outputs[kTile * kLanes];
+    Vec test = zero();
     for (size_t block = first; block < first + count; ++block)
         for (size_t from = 0; from < m; from += kTile) {
             const size_t here = m - from < kTile ? m - from : kTile;
             const Tokens part = {x.codes + from * x.stride, x.scales + from * x.groups, x.sums + from * x.groups * 2, x.stride, x.groups};
             direct<FewOffsets, kTile>(here, matrix.data + block * bytes, matrix.k, part, outputs, kLanes, kLanes);
-            for (size_t i = 0; i < here; ++i) bounds->take(block, from + i, load(outputs + i * kLanes));
+            test = bound_block(of, bounds, first, block, from, here, outputs, test);
         }
+    return test;
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// As multiply_panel, with offsets in place of 16 times the sums, and bounds in place of outputs.
-void screen_panel(const Matrix& matrix, const Tokens& x, size_t from, size_t m, size_t first, size_t count, uint8_t* scratch, Bounds* bounds) {
-    using E = Expanded<High>;
-    uint8_t *expanded = scratch, *prepared = scratch + E::kGroup;
-    const size_t tiles = (m + kTileTokens - 1) / kTileTokens;
-    float* acc = reinterpret_cast<float*>(prepared + x.groups * tiles * E::kTile);
-    prepare<High>(x, m, prepared);
-    for (uint8_t* tile = prepared; tile < reinterpret_cast<uint8_t*>(acc); tile += E::kTile) {
-        __m128i* totals = reinterpret_cast<__m128i*>(tile + E::kTotals);
-        const __m128i sixteen = _mm_loadu_si128(totals);  // -16 s: less 7 / 256 of it is -15.5625 s
+Vec screen_panel(const Matrix& matrix, const Parts& parts, const Tokens& x, size_t from, size_t m, size_t first, size_t count, uint8_t* scratch,
+                 const Screening& of, const float* bounds) {
+    Vec test = zero();
+    const auto change = [](uint8_t* tile) {  // -16 times a sum, less 7 / 256 of that: -15.5625 times it
+        __m128i* totals = reinterpret_cast<__m128i*>(tile + Expanded<High>::kTotals);
+        const __m128i sixteen = _mm_loadu_si128(totals);
         _mm_storeu_si128(totals, _mm_sub_epi16(sixteen, _mm_mulhrs_epi16(sixteen, _mm_set1_epi16(896))));
-    }
-    for (size_t block = first; block < first + count; ++block) {
-        const uint8_t *record = matrix.data + block * block_bytes<High>(matrix.k), *tile = prepared;
-        memset(acc, 0, tiles * kTileTokens * kLanes * 4);
-        for (size_t g = 0; g < x.groups; ++g, record += kHighBytes) {
-            foresee(record + kForeseen, kHighBytes);
-            expand_group<High>(record, record, expanded);
-            for (size_t i = 0; i < tiles; ++i, tile += E::kTile) add_group<High, kTileTokens>(expanded, tile, acc + i * kTileTokens * kLanes);
-        }
-        for (size_t i = 0; i < m; ++i) bounds->take(block, from + i, load(acc + i * kLanes));
-    }
+    };
+    const auto expand = [&](size_t block, size_t g, uint8_t* expanded) {
+        const uint8_t* high = parts.high_of(matrix, block, g);
+        foresee(high + kForeseen, kHighBytes);
+        expand_high(high, expanded);
+    };
+    const auto finish = [&](size_t block, const float* outputs) { test = bound_block(of, bounds, first, block, from, m, outputs, test); };
+    panel_of<High>(x, m, first, count, scratch, change, expand, finish);
+    return test;
 }
 #endif
 
@@ -287,20 +325,21 @@ void measure_token(const Codes& x, size_t k, size_t token, const Screening& of) 
 
 bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t first, size_t count, uint8_t* scratch) {
     const Parts parts(matrix.n, matrix.k);
+    const float* bounds = reinterpret_cast<const float*>(matrix.data + parts.bounds);
     const size_t m = of.tokens;
-    Bounds bounds = {of, reinterpret_cast<const float*>(matrix.data + parts.bounds), first, zero()};
     for (size_t i = 0; i < m; ++i) of.best[i] = -INFINITY, of.where[i] = static_cast<int32_t>(first);
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    if (const size_t panel = panel_tokens<High>(matrix.k); m > kDirectTokens<High>) {
-        for (size_t from = 0; from < m; from += panel)
-            screen_panel(matrix, tokens(x, matrix.k, from), from, m - from < panel ? m - from : panel, first, count, scratch, &bounds);
-        return sum_of(bounds.test) == 0.0f;
+    if (const size_t panel = panel_tokens<High>(matrix.k); m > kTile && panel > 0) {
+        Vec test = zero();
+        for (size_t from = 0; from < m; from += panel) {
+            const size_t here = m - from < panel ? m - from : panel;
+            test = test + screen_panel(matrix, parts, tokens(x, matrix.k, from), from, here, first, count, scratch, of, bounds);
+        }
+        return sum_of(test) == 0.0f;
     }
 #endif
     (void)scratch;
-    const Tokens offsets = {x.codes, x.scales, of.offsets, x.stride, parts.groups};
-    screen_directly(matrix, offsets, m, first, count, &bounds);
-    return sum_of(bounds.test) == 0.0f;
+    return sum_of(screen_directly(matrix, {x.codes, x.scales, of.offsets, x.stride, parts.groups}, m, first, count, of, bounds)) == 0.0f;
 }
 
 const FamilyKernels kScreened = {packed_bytes, pack, unpack, multiply, row};

@@ -61,10 +61,13 @@ struct LowCodes {
 constexpr size_t kHighBytes = HighCodes::kBytes + 32;    // of a group: codes, 16 scales
 constexpr size_t kLowBytes = LowCodes::kBytes;
 
+// Quad t of whole codes.
+inline Quad whole_quad(const uint8_t* high, const uint8_t* low, size_t t) { return either(HighCodes::quad_at(high, t, 3), LowCodes::quad(low, t)); }
+
 // A group as a record of Q8_0, and back.
 inline void join_record(const uint8_t* high, const uint8_t* low, uint8_t* record) {
     RIDGELINE_UNROLL
-    for (size_t t = 0; t < kGroupQuads; ++t) store_quad(record + t * kQuadBytes, either(HighCodes::quad_at(high, t, 3), LowCodes::quad(low, t)));
+    for (size_t t = 0; t < kGroupQuads; ++t) store_quad(record + t * kQuadBytes, whole_quad(high, low, t));
     memcpy(record + Q8_0::Coding::kBytes, high + HighCodes::kBytes, Q8_0::kScales);
 }
 
