@@ -45,7 +45,7 @@ public:
     Walk(const Attention& op, const Step& step, const AttentionItem& item, size_t first_row, size_t rows, uint8_t* scratch)
         : op_(op), step_(step), item_(item), shape_(op), first_row_(first_row), rows_(rows), work_(scratch, shape_, rows),
           table_(step.tables[op.group] + static_cast<size_t>(item.row) * step.table_width),
-          direct_(rows < kManyRows && op.cache.head_dim == shape_.width), read_(direct_ ? op.cache.type : kKVF32) {}
+          strips_(rows >= kManyRows), direct_(!strips_ && op.cache.head_dim == shape_.width), read_(direct_ ? op.cache.type : kKVF32) {}
 
     // Rows of q [tokens, heads * head_dim], scaled and padded with zeros.
     void take_queries(const float* q) {
@@ -127,8 +127,8 @@ private:
         each(cache, first, last, [&](size_t key, const uint8_t* bytes) { memcpy(scales + key, bytes + op_.cache.head_dim, sizeof(float)); });
     }
 
-    // Keys or values first … last - 1 of the split, behind work_.at[first …]: where they lie, or in fp32, whose vector d is d * step floats in.
-    void take_tile(const uint8_t* cache, size_t first, size_t last, size_t step);
+    // Keys or values first … last - 1 of the split, behind work_.at[first …]: where they lie, or in fp32, in strips that are `step` floats apart.
+    void take_tile(const uint8_t* cache, size_t first, size_t last, size_t strip, size_t step);
     // Brings keys or values first … last - 1 of the split near, as far as there are any; 256 and more are the next split's.
     void ask_for(const uint8_t* cache, size_t first, size_t last) const;
     void score_keys(size_t first, size_t last);
@@ -143,6 +143,7 @@ private:
     const size_t first_row_, rows_;
     Work work_;
     const int32_t* table_;
+    const bool strips_;                  // many rows read values in strips
     const bool direct_;                  // few rows read the cache itself, many a tile in fp32
     const int read_;                     // type of what work_.at points to
     int64_t begin_ = 0;
@@ -157,24 +158,28 @@ inline Vec widened(const uint8_t* bytes, size_t d) {
     else return load_int8(reinterpret_cast<const int8_t*>(bytes) + d);
 }
 
-// A head in fp32, padded with zeros, d at to[d * step]. Codes stay without their scale: it goes onto the score, or onto the weight.
+// A head in fp32, padded with zeros, in strips of `strip` floats, `step` floats apart. Codes stay without their scale: it goes onto the score,
+// or onto the weight.
 template <int Type>
-inline void widen(const uint8_t* bytes, size_t head_dim, float* to, size_t step) {
+inline void widen(const uint8_t* bytes, size_t head_dim, float* to, size_t strip, size_t step) {
     constexpr size_t kBytes = Type == kKVF32 ? 4 : Type == kKVBF16 ? 2 : 1;
     const size_t whole = head_dim / kLanes * kLanes;
-    for (size_t d = 0; d < whole; d += kLanes) store(to + d * step, widened<Type>(bytes, d));
+    for (size_t d = 0, left = strip; d < whole; d += kLanes) {
+        store(to, widened<Type>(bytes, d));
+        to += kLanes;
+        if ((left -= kLanes) == 0) to += step - strip, left = strip;
+    }
     if (whole == head_dim) return;
     uint8_t rest[kLanes * 4] = {};
     memcpy(rest, bytes + whole * kBytes, (head_dim - whole) * kBytes);
-    store(to + whole * step, widened<Type>(rest, 0));
+    store(to, widened<Type>(rest, 0));
 }
 
-void Walk::take_tile(const uint8_t* cache, size_t first, size_t last, size_t step) {
-    const size_t apart = step == 1 ? shape_.width : kLanes;
+void Walk::take_tile(const uint8_t* cache, size_t first, size_t last, size_t strip, size_t step) {
     const auto take = [&](auto widen_head) {
         each(cache, first, last, [&](size_t key, const uint8_t* bytes) {
-            float* to = work_.tile + (key - first) * apart;
-            widen_head(bytes, op_.cache.head_dim, to, step);
+            float* to = work_.tile + (key - first) * strip;
+            widen_head(bytes, op_.cache.head_dim, to, strip, step);
             work_.at[key] = reinterpret_cast<const uint8_t*>(to);
         });
     };
@@ -213,7 +218,7 @@ void Walk::score_keys(size_t first, size_t last) {
         const size_t stop = last - key < step ? last : key + step;
         if (key + ahead < last) ask_for(op_.cache.keys, key + ahead, key + ahead + step < last ? key + ahead + step : last);
         else ask_for(op_.cache.values, key + ahead - last + first, key + ahead + step - last + first);
-        take_tile(op_.cache.keys, key, stop, 1);
+        take_tile(op_.cache.keys, key, stop, shape_.width, 0);
         for (size_t i = stop; i < stop + kKeyBlock; ++i) work_.at[i] = work_.at[stop - 1];
         while (begin < high_ && static_cast<size_t>(work_.last[begin]) <= key) ++begin;
         while (end < high_ && static_cast<size_t>(work_.first[end]) < stop) ++end;
@@ -259,20 +264,21 @@ void Walk::soften(size_t row) {
 }
 
 void Walk::mix_values(size_t first, size_t last) {
-    // Many rows read values in strips of a vector, which stay in the first-level cache; few read some whole values there.
-    const bool strips = rows_ >= kManyRows;
-    const size_t count = direct_ ? shape_.few_keys(op_.cache.record_bytes) : strips ? shape_.far_keys() : shape_.near_keys();
-    const size_t step = strips ? count : 1, size = strips || direct_ ? kLanes : shape_.width, passes = shape_.width / size;
+    // Many rows read values in strips, which stay in the first-level cache; few read some whole values there.
+    const size_t strip = shape_.width % kStripLanes == 0 ? kStripLanes : kLanes;
+    const size_t count = direct_ ? shape_.few_keys(op_.cache.record_bytes) : strips_ ? shape_.far_keys() : shape_.near_keys();
+    const size_t size = strips_ ? strip : direct_ ? kLanes : shape_.width, passes = shape_.width / size;
+    const size_t step = strips_ ? count * strip : size, together = strips_ && strip == kStripLanes ? kStripRows : kMixRows;
     for (size_t key = first; key < last; key += count) {
         const size_t stop = last - key < count ? last : key + count;
-        take_tile(op_.cache.values, key, stop, step);
+        take_tile(op_.cache.values, key, stop, strips_ ? strip : shape_.width, step);
         for (size_t pass = 0; pass < passes; ++pass) {
             // What comes next is asked for a little at a time: a processor waits for few lines at once.
             const size_t from = count * pass / passes, to = count * (pass + 1) / passes;
             if (stop < last) ask_for(op_.cache.values, stop + from, stop + to);
             else ask_for(op_.cache.keys, kSplit + from, kSplit + to);
-            const size_t d = pass * size;
-            for (size_t row = low_; row < high_; row += kMixRows) mix_rows_of(row, high_ - row < kMixRows ? high_ - row : kMixRows, key, stop, d, d * step, size);
+            for (size_t row = low_; row < high_; row += together)
+                mix_rows_of(row, high_ - row < together ? high_ - row : together, key, stop, pass * size, pass * step, size);
         }
     }
 }
@@ -283,9 +289,10 @@ void Walk::mix_rows_of(size_t row, size_t rows, size_t first, size_t last, size_
     const auto from = [&](size_t r) { return static_cast<size_t>(work_.first[r]) > first ? static_cast<size_t>(work_.first[r]) : first; };
     const auto to = [&](size_t r) { return static_cast<size_t>(work_.last[r]) < last ? static_cast<size_t>(work_.last[r]) : last; };
     const auto some = [&](size_t r, size_t count, size_t begin, size_t end) {
-        with_type(read_, [&](auto type) {
-            mix<type.value>(count, work_.scores + r * kScoreStride, work_.at, begin, end, offset, size, width, work_.sums + r * width + d);
-        });
+        const float* weights = work_.scores + r * kScoreStride;
+        float* sums = work_.sums + r * width + d;
+        if (strips_ && size == kStripLanes) return mix_strip(count, weights, work_.at, begin, end, offset, width, sums);
+        with_type(read_, [&](auto type) { mix<type.value>(count, weights, work_.at, begin, end, offset, size, width, sums); });
     };
     const size_t begin = from(row + rows - 1), end = to(row);
     if (begin <= from(row) && end >= to(row + rows - 1)) return some(row, rows, begin, end);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "attention_parts.h"
+#include "panel.h"
 #include "simd.h"
 
 // Loops over registers: an array stays in registers only where every index is known.
@@ -49,6 +50,14 @@ inline Part load_once(const float* p) {
 
 constexpr size_t kPartLanes = sizeof(Part) / sizeof(float);
 constexpr int kParts = static_cast<int>(kLanes / kPartLanes);  // of a vector
+
+// Strips of values that many rows read, and rows that read one together.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr size_t kStripLanes = kPanelColumns, kStripRows = kPanelRows;
+#else
+constexpr size_t kStripLanes = kLanes, kStripRows = 6;
+#endif
+constexpr int kStripParts = static_cast<int>(kStripLanes / kPartLanes);
 
 // Numbers at … of a record, without its scale, in a register.
 template <int Type>
@@ -248,8 +257,22 @@ inline void mix(size_t rows, const float* weights, const uint8_t* const* values,
         case 4: return mix_rows<Type, 4, kParts>(weights, values, first, last, offset, size, width, sums);
         case 3: return mix_rows<Type, 3, 4>(weights, values, first, last, offset, size, width, sums);
         case 2: return mix_rows<Type, 2, 4>(weights, values, first, last, offset, size, width, sums);
-        default: return mix_rows<Type, 1, 8>(weights, values, first, last, offset, size, width, sums);
+        default: return size == kStripLanes ? mix_rows<Type, 1, kStripParts>(weights, values, first, last, offset, size, width, sums)
+                                            : mix_rows<Type, 1, 8>(weights, values, first, last, offset, size, width, sums);
     }
+}
+
+// The same for a strip of kStripLanes of a tile in fp32, where keys lie one behind the other.
+inline void mix_strip(size_t rows, const float* weights, const uint8_t* const* values, size_t first, size_t last, size_t offset, size_t width, float* sums) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if (rows == kPanelRows && first < last) {
+        const size_t turns = (last - first) / kPanelSteps;
+        const float* panel = reinterpret_cast<const float*>(values[first]) + offset;
+        if (turns > 0) panel_turns(panel, nullptr, 0, weights + first, kScoreStride, turns, sums, width);
+        first += turns * kPanelSteps;
+    }
+#endif
+    mix<kKVF32>(rows, weights, values, first, last, offset, kStripLanes, width, sums);
 }
 
 }  // namespace

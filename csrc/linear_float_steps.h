@@ -1,8 +1,7 @@
-// The loops of tiles of float products at the AVX2 level, in assembly, whose order and registers the compiler leaves alone.
+// The loop over one block of float weights at the AVX2 level, of instructions whose order the compiler leaves alone.
 //
-// Two multiply-adds a cycle leave room for little else: on a core that somebody shares every further load and instruction costs. So three
-// tokens meet four vectors of a panel (seven loads for twelve multiply-adds, all sixteen registers), weights are widened once for six tokens,
-// bf16 by halves of 32-bit words, and loops take several inputs a turn.
+// Weights are widened once for six tokens, bf16 by halves of 32-bit words, and a turn takes several inputs: beside two multiply-adds a cycle
+// there is room for little else.
 #pragma once
 
 #include "linear_ordered.h"
@@ -13,7 +12,7 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-constexpr size_t kBlockSteps = 4, kPairSteps = 8;        // inputs a turn
+constexpr size_t kBlockSteps = 4;        // inputs a turn
 
 struct __attribute__((may_alias, packed)) HalfRow { uint8_t value[16]; };
 struct UpperHalves { uint32_t value[8]; };
@@ -80,44 +79,6 @@ inline void block_turns(const uint8_t* data, const uint8_t* ahead, float* panel,
     RIDGELINE_UNROLL
     for (size_t t = 0; t < M; ++t) _mm256_storeu_ps(sums + t * 2 * kLanes, low[t]), _mm256_storeu_ps(sums + t * 2 * kLanes + 8, high[t]);
 }
-
-#define RIDGELINE_ONTO(a, b, c)                                                                                              \
-    "vfmadd231ps %%ymm15, %%ymm12, %%ymm" #a "\n\tvfmadd231ps %%ymm15, %%ymm13, %%ymm" #b "\n\tvfmadd231ps %%ymm15, %%ymm14, %%ymm" #c "\n\t"
-#define RIDGELINE_STEP(i)                                                                                                    \
-    "vbroadcastss " #i "*4(%[x]), %%ymm12\n\tvbroadcastss " #i "*4(%[x],%[stride]), %%ymm13\n\t"                             \
-    "vbroadcastss " #i "*4(%[x],%[stride],2), %%ymm14\n\t"                                                                   \
-    "vmovups " #i "*128(%[panel]), %%ymm15\n\t" RIDGELINE_ONTO(0, 4, 8) "vmovups " #i "*128+32(%[panel]), %%ymm15\n\t" RIDGELINE_ONTO(1, 5, 9)    \
-    "vmovups " #i "*128+64(%[panel]), %%ymm15\n\t" RIDGELINE_ONTO(2, 6, 10) "vmovups " #i "*128+96(%[panel]), %%ymm15\n\t" RIDGELINE_ONTO(3, 7, 11)
-#define RIDGELINE_FOUR(f, at, a, b, c, d) f(at, a) f(at "+32", b) f(at "+64", c) f(at "+96", d)
-#define RIDGELINE_TAKE(at, sum) "vmovups " at "(%[sums]), %%ymm" #sum "\n\t"
-#define RIDGELINE_PUT(at, sum) "vmovups %%ymm" #sum ", " at "(%[sums])\n\t"
-#define RIDGELINE_SUMS(f) RIDGELINE_FOUR(f, "0", 0, 1, 2, 3) RIDGELINE_FOUR(f, "128", 4, 5, 6, 7) RIDGELINE_FOUR(f, "256", 8, 9, 10, 11)
-
-#define RIDGELINE_FETCH                                                                                                      \
-    "prefetcht1 (%[ahead])\n\tprefetcht1 64(%[ahead])\n\tprefetcht1 (%[ahead],%[apart])\n\tprefetcht1 64(%[ahead],%[apart])\n\tadd $128, %[ahead]\n\t"
-#define RIDGELINE_TURNS(fetch)                                                                                               \
-    asm volatile(RIDGELINE_SUMS(RIDGELINE_TAKE) ".p2align 6\n1:\n\t" fetch RIDGELINE_STEP(0) RIDGELINE_STEP(1) RIDGELINE_STEP(2) RIDGELINE_STEP(3)   \
-                 RIDGELINE_STEP(4) RIDGELINE_STEP(5) RIDGELINE_STEP(6) RIDGELINE_STEP(7)                                     \
-                 "add $8*4, %[x]\n\tadd $8*128, %[panel]\n\tdec %[turns]\n\tjnz 1b\n\t" RIDGELINE_SUMS(RIDGELINE_PUT)          \
-                 : [x] "+r"(x), [panel] "+r"(panel), [turns] "+r"(turns), [ahead] "+r"(ahead)                                \
-                 : [stride] "r"(stride * sizeof(float)), [sums] "r"(sums), [apart] "r"(apart)                                \
-                 : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",     \
-                   "xmm12", "xmm13", "xmm14", "xmm15")
-
-// Three tokens with a panel, whole turns. Unless `ahead` is null, each fetches two lines of it and two from `apart` bytes behind it.
-inline void pair_turns(const float* panel, const uint8_t* ahead, size_t apart, const float* x, size_t stride, size_t turns, float* sums) {
-    if (ahead) RIDGELINE_TURNS(RIDGELINE_FETCH);
-    else RIDGELINE_TURNS("");
-}
-
-#undef RIDGELINE_ONTO
-#undef RIDGELINE_STEP
-#undef RIDGELINE_FOUR
-#undef RIDGELINE_TAKE
-#undef RIDGELINE_PUT
-#undef RIDGELINE_SUMS
-#undef RIDGELINE_FETCH
-#undef RIDGELINE_TURNS
 
 }  // namespace
 }  // namespace RIDGELINE_LEVEL

@@ -6,6 +6,7 @@
 #include "linear.h"
 #include "linear_float_steps.h"
 #include "linear_quads.h"
+#include "panel.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -14,7 +15,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr size_t kBlockTokens = 12, kPairTokens = 12;    // of a tile, as many as registers bear: at most, exactly
 #elif defined(__AVX2__)
-constexpr size_t kBlockTokens = 6, kPairTokens = 3;
+constexpr size_t kBlockTokens = 6, kPairTokens = kPanelRows;
 #else
 constexpr size_t kBlockTokens = 1, kPairTokens = 1;
 #endif
@@ -97,8 +98,8 @@ void block_tile(size_t m, const uint8_t* data, const uint8_t* ahead, float* pane
 inline void pair_tile(const float* panel, [[maybe_unused]] const uint8_t* ahead, [[maybe_unused]] size_t apart, const Span& span, float* sums) {
     size_t done = 0;
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    done = span.inputs / kPairSteps * kPairSteps;
-    if (done > 0) pair_turns(panel, ahead, apart, span.x, span.stride, done / kPairSteps, sums);
+    done = span.inputs / kPanelSteps * kPanelSteps;
+    if (done > 0) panel_turns(panel, ahead, apart, span.x, span.stride, done / kPanelSteps, sums, kPairLanes);
 #endif
     if (done == span.inputs) return;
     Vec sum[kPairTokens][2];
