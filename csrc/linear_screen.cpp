@@ -214,11 +214,11 @@ void multiply_panel(const Matrix& matrix, const Parts& parts, const Tokens& x, s
 }
 #endif
 
-// All outputs: of one token and of many from both parts, of few from blocks that are joined before.
+// All outputs. Without panels blocks are joined first.
 void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
     const Parts parts(matrix.n, matrix.k);
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    if (const size_t panel = panel_tokens<Q8_0>(matrix.k); m > kDirectTokens<Q8_0> && panel > 0) {
+    if (const size_t panel = panel_tokens<Q8_0>(matrix.k); m > 1 && panel > 0) {
         for (size_t from = 0; from < m; from += panel) {
             const Product part = {to.out + from * to.stride, to.stride};
             multiply_panel(matrix, parts, tokens(x, matrix.k, from), m - from < panel ? m - from : panel, part, first, count, scratch);
@@ -226,7 +226,7 @@ void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to,
         return;
     }
 #endif
-    uint8_t* joined = scratch + kLinearScratch - block_bytes<Q8_0>(matrix.k);
+    uint8_t* joined = scratch + kLinearScratch - 2 * kAhead - block_bytes<Q8_0>(matrix.k);  // kernels fetch what lies ahead
     for (size_t block = first; block < first + count; ++block) {
         const uint8_t *high = parts.high_of(matrix, block, 0), *low = parts.low_of(matrix, block, 0);
         const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;

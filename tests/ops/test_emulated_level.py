@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("native_ops", "native_floats", "packed_linear", "packed_formats", "native_attention", "native_sampler")
+TESTS = ("native_ops", "native_floats", "packed_linear", "packed_formats", "native_attention", "native_sampler", "native_screen")
 
 pytestmark = [
     pytest.mark.night,

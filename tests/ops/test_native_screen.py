@@ -150,13 +150,13 @@ def test_what_stands_out_is_found_with_little_work(level: str, pool: ThreadPoolE
     assert head.check(small) < 0.05
 
 
-@pytest.mark.parametrize(("level", "more"), list(product(LEVELS, (480, 540, 556, 559, 560, 561, 600))))
-def test_outputs_as_far_from_what_is_seen_as_can_be(level: str, more: int, pool: ThreadPoolExecutor) -> None:
+@pytest.mark.parametrize(("level", "positive", "more"), list(product(LEVELS, (0.5, 1.0), (480, 540, 556, 559, 560, 561, 600))))
+def test_outputs_as_far_from_what_is_seen_as_can_be(level: str, positive: float, more: int, pool: ThreadPoolExecutor) -> None:
     """What 5 bits leave out of one row adds to its output wherever it can, and takes from that of the others: with `more` of 640 codes
     one step higher in 5 bits, these seem higher by 8 / 640 · more, and are lower by 7 than that."""
     rng = np.random.default_rng(more)
     n, k, one = 400, 640, 100
-    sign = np.where(rng.random(k) < 0.5, -1, 1)
+    sign = np.where(rng.random(k) < positive, 1, -1)
     high = np.where(sign > 0, 3, -4)
     codes = np.broadcast_to(8 * high + np.where(sign > 0, 0, 7), (n, k)) + 8 * sign * (np.arange(k) < more)
     codes = np.where(rng.random((n, k)) < 0.5, -codes, codes)
