@@ -37,46 +37,43 @@ inline Vec add_minimum(Vec acc, int32_t sum, Vec minimum, float x_scale) {
     return fma(all(-static_cast<float>(sum)), minimum * all(x_scale), acc);
 }
 
-// One record of 32 inputs onto M accumulators.
+// One record of 32 inputs, which share a scale, onto M accumulators.
 template <class F, int M>
 inline void add_record(const uint8_t* head, const uint8_t* record, const Tokens& x, size_t group, Vec* acc) {
     using Coding = typename F::Coding;
     constexpr int kBits = Coding::kBits;
-    constexpr size_t kQuads = kGroupQuads / F::kParts, kSteps = kQuads < kRun<kBits> ? kQuads : kRun<kBits>;
-    Vec scale[F::kParts], minimum[F::kParts];
-    F::floats(head, record + Coding::kBytes, scale, minimum);
+    static_assert(F::kParts == 1, "records of several parts are those of spans");
+    Vec scale, minimum;
+    F::floats(head, record + Coding::kBytes, &scale, &minimum);
+    const int8_t* codes = x.codes + group * kCodeGroup;
+    int32_t sum[M];
+    Ints dot[M];
     RIDGELINE_UNROLL
-    for (size_t part = 0; part < F::kParts; ++part) {
-        const int8_t* codes = x.codes + group * kCodeGroup;
-        int32_t sum[M];
-        Ints dot[M];
+    for (size_t i = 0; i < M; ++i) {
+        const int32_t* s = x.sums + (i * x.groups + group) * 2;
+        sum[i] = s[0] + s[1];
+        dot[i] = ints(kSigned<kBits> ? 0 : -F::kZero * sum[i]);
+    }
+    RIDGELINE_UNROLL
+    for (size_t run = 0; run < kGroupQuads; run += kRun<kBits>) {
+        Pairs pairs[M];
         RIDGELINE_UNROLL
-        for (size_t i = 0; i < M; ++i) {
-            const int32_t* s = x.sums + (i * x.groups + group) * 2;
-            sum[i] = F::kParts == 2 ? s[part] : s[0] + s[1];
-            dot[i] = ints(kSigned<kBits> ? 0 : -F::kZero * sum[i]);
+        for (size_t i = 0; i < M; ++i) pairs[i] = no_pairs();
+        RIDGELINE_UNROLL
+        for (size_t t = run; t < run + kRun<kBits>; ++t) {
+            const Quad w = Coding::quad(record, t);
+            RIDGELINE_UNROLL
+            for (size_t i = 0; i < M; ++i) pairs[i] = products<kBits>(pairs[i], w, codes + i * x.stride + 4 * t);
         }
         RIDGELINE_UNROLL
-        for (size_t run = part * kQuads; run < (part + 1) * kQuads; run += kSteps) {
-            Pairs pairs[M];
-            RIDGELINE_UNROLL
-            for (size_t i = 0; i < M; ++i) pairs[i] = no_pairs();
-            RIDGELINE_UNROLL
-            for (size_t t = run; t < run + kSteps; ++t) {
-                const Quad w = Coding::quad(record, t);
-                RIDGELINE_UNROLL
-                for (size_t i = 0; i < M; ++i) pairs[i] = products<kBits>(pairs[i], w, codes + i * x.stride + 4 * t);
-            }
-            RIDGELINE_UNROLL
-            for (size_t i = 0; i < M; ++i) dot[i] = dot[i] + widen<kBits>(pairs[i]);
-        }
-        RIDGELINE_UNROLL
-        for (size_t i = 0; i < M; ++i) {
-            const float x_scale = x.scales[i * x.groups + group];
-            const Vec whole = kZerosOfRows<F> ? without_zeros(dot[i], -static_cast<float>(sum[i]), minimum[part]) : floats(dot[i]);
-            acc[i] = add_part(acc[i], whole, scale[part], x_scale);
-            if (F::kMinima && !kZerosOfRows<F>) acc[i] = add_minimum(acc[i], sum[i], minimum[part], x_scale);
-        }
+        for (size_t i = 0; i < M; ++i) dot[i] = dot[i] + widen<kBits>(pairs[i]);
+    }
+    RIDGELINE_UNROLL
+    for (size_t i = 0; i < M; ++i) {
+        const float x_scale = x.scales[i * x.groups + group];
+        const Vec whole = kZerosOfRows<F> ? without_zeros(dot[i], -static_cast<float>(sum[i]), minimum) : floats(dot[i]);
+        acc[i] = add_part(acc[i], whole, scale, x_scale);
+        if (F::kMinima && !kZerosOfRows<F>) acc[i] = add_minimum(acc[i], sum[i], minimum, x_scale);
     }
 }
 

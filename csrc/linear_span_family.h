@@ -10,7 +10,7 @@ namespace {
 
 // At most so many tokens are faster straight from the records, a tile at a time.
 template <class F>
-constexpr size_t kDirectSpanTokens = F::Coding::kBits == 8 ? 8 : F::Coding::kBits == 6 ? 4 : 6;
+constexpr size_t kDirectSpanTokens = F::Coding::kBits == 8 ? 8 : F::Coding::kBits == 6 ? 3 : 6;
 
 // A tile of tokens at a time straight from the records.
 template <class F>
