@@ -131,12 +131,12 @@ inline Ints product_of(const uint8_t* part, const int8_t* codes, Ints sum) {
     return sum;
 }
 
-// All outputs of a block for one token, straight from both parts: the integers of Q8_0.
+// All outputs of a block for one token, straight from both parts: the integers of Q8_0. What is ahead is fetched where the next block follows.
+template <bool kFollowed>
 void multiply_token(const uint8_t* high, const uint8_t* low, const Tokens& x, float* out, size_t columns) {
     Vec acc = zero();
     for (size_t g = 0; g < x.groups; ++g, high += kHighBytes, low += kLowBytes) {
-        fetch(high + kAhead, kHighBytes);
-        fetch(low + kAhead, kLowBytes);
+        if (kFollowed) fetch(high + kAhead, kHighBytes), fetch(low + kAhead, kLowBytes);
         const int8_t* codes = x.codes + g * kCodeGroup;
         Ints dot = product_of<HighCodes>(high, codes, ints(-Q8_0::kZero / 8 * (x.sums[2 * g] + x.sums[2 * g + 1])));
         dot = dot + dot, dot = dot + dot, dot = dot + dot;
@@ -232,7 +232,8 @@ void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to,
         const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
         float* out = to.out + block * kBlockRows;
         if (m == 1) {
-            multiply_token(high, low, tokens(x, matrix.k, 0), out, columns);
+            count > 1 ? multiply_token<true>(high, low, tokens(x, matrix.k, 0), out, columns)
+                      : multiply_token<false>(high, low, tokens(x, matrix.k, 0), out, columns);
         } else {
             join_block(parts, high, low, joined);
             kGroups32.multiply({kQ8_0, columns, matrix.k, 0, joined}, x, m, {out, to.stride}, 0, 1, scratch);
@@ -321,6 +322,12 @@ void measure_token(const Codes& x, size_t k, size_t token, const Screening& of) 
     }
     const double within = 127.0 * 127.0 * scales, size = sqrt(squares > within ? squares : within) * (1.0 + 0x1p-20);
     of.sizes[token] = size <= kLargest ? static_cast<float>(size) : NAN;
+}
+
+void fetch_block(const Matrix& matrix, size_t block) {
+    const Parts parts(matrix.n, matrix.k);
+    for (size_t line = 0; line < parts.high; line += kQuadBytes) __builtin_prefetch(parts.high_of(matrix, block, 0) + line, 0, 2);
+    for (size_t line = 0; line < parts.low; line += kQuadBytes) __builtin_prefetch(parts.low_of(matrix, block, 0) + line, 0, 2);
 }
 
 bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t first, size_t count, uint8_t* scratch) {

@@ -41,7 +41,7 @@ def test_ids_are_those_of_all_logits(demo_file: Path) -> None:
             best = driver.runner.run(inputs, driver.kv, best=True)["best"].tolist()
             assert best == driver.runner.run(inputs, driver.kv)["logits"].argmax(axis=1).tolist()
             start += size
-    steps, passed, pairs, computed = driver.runner._of(driver.kv).computed
+    steps, passed, pairs, computed = driver.runner._of(driver.kv).native.screened
     driver.runner.close()
     assert steps > 20 and passed < 10
     assert computed < 0.1 * pairs

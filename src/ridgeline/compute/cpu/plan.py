@@ -22,6 +22,9 @@ from ridgeline.facts.model import Rope
 ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
 SCREEN_PHASES: Final = ("measure for", "bound", "threshold of", "compute")
 """What stands in for the last product where only the largest of each row is wanted and its matrix is screened (csrc/screen.h)."""
+SCREEN_COUNTS: Final = ("steps", "passed", "pairs", "computed")
+"""What `native.screened` counts from the beginning: screened steps; steps that were not, since few outputs could be left out before; of the
+former, pairs of a token and 16 outputs, and how many of these were computed after all."""
 DTYPES: Final = {"f32": np.float32, "i32": np.int32, "i64": np.int64, "i8": np.int8}
 
 
@@ -56,8 +59,8 @@ class NativePlan:
         self.native = ext.native().Plan(ext.level_number(), team)
         for phase in self.order:
             self._add(phase)
-        self._screened = self._can_screen()
-        if self._screened:
+        self.screened = self._can_screen()
+        if self.screened:
             self.native.screen()
 
     @property
@@ -67,14 +70,7 @@ class NativePlan:
         for phase in self.order:
             found.append("; ".join(str(op) for op in phase.ops))
             found += [f"merge {phase.ops[0]}"] if phase.kind == "attention" else []
-        return found + [f"{step} {self._oplist.ops[-1]}" for step in SCREEN_PHASES if self._screened]
-
-    @property
-    def computed(self) -> tuple[int, int, int, int]:
-        """Of screened heads since the beginning: steps; steps that computed all outputs since few could be left out before; pairs of a token and
-        16 outputs; how many of these were computed after all."""
-        steps, passed, pairs, computed = self.native.screened
-        return steps, passed, pairs, computed
+        return found + [f"{step} {self._oplist.ops[-1]}" for step in SCREEN_PHASES if self.screened]
 
     def value(self, name: str, sizes: Sizes) -> NDArray[Any]:
         """A view of a value after a step of `sizes`; the next step overwrites it."""

@@ -14,7 +14,7 @@ from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.cpu.packing import PackedWeight
 from ridgeline.compute.cpu.phases import PRODUCTS
-from ridgeline.compute.cpu.plan import NativePlan, Stored
+from ridgeline.compute.cpu.plan import SCREEN_COUNTS, NativePlan, Stored
 from ridgeline.compute.cpu.trace import StepTrace
 from ridgeline.compute.diff import stored_names
 from ridgeline.compute.graph import Op, OpList, Sizes, StepInputs
@@ -117,6 +117,8 @@ class NativeRunner:
         columns = np.zeros((self._team.threads, phases, 3), np.int64)
         began = perf_counter()
         plan.native.run(*arguments(inputs), 0, phases, columns.ctypes.data, best)
+        if best and plan.screened:
+            self._trace.count(began, "screened head", dict(zip(SCREEN_COUNTS, plan.native.screened, strict=True)))
         self._trace.write(began, plan.names, columns)
 
     def _of(self, kv: NativeKVCache) -> NativePlan:

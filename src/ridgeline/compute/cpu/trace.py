@@ -4,7 +4,7 @@ Owns the file. Costs two looks at the clock a chunk, and one line a phase and th
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,11 @@ class StepTrace:
                     self._file.write(json.dumps({**event, "args": {"step": self._steps, "chunks": chunks}}) + ",\n")
         self._steps += 1
         self._file.flush()
+
+    def count(self, at: float, name: str, counts: Mapping[str, int]) -> None:
+        """Counters at a point in time, drawn as a track of their own."""
+        event = {"name": name, "ph": "C", "pid": 1, "ts": at * 1e6, "args": dict(counts)}
+        self._file.write(json.dumps(event) + ",\n")
 
     def close(self) -> None:
         """Ends the file. Safe to call twice."""
