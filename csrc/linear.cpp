@@ -44,7 +44,7 @@ void row(const Matrix& matrix, size_t row, float* out) { family(matrix.format).r
 }  // namespace
 
 extern const LinearKernels kLinear;
-const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_floats, row, measure_token, screen, fetch_block};
+const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_floats, row, measure_token, screen};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

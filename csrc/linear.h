@@ -79,9 +79,6 @@ struct LinearKernels {
 
     // Bounds of blocks first … first + count of a screened matrix. False: some are not finite, and none may be used.
     bool (*screen)(const Matrix& matrix, const Codes& x, const Screening& of, size_t first, size_t count, uint8_t* scratch);
-
-    // Brings a block of a screened matrix near, for a product with it alone.
-    void (*fetch_block)(const Matrix& matrix, size_t block);
 };
 
 }  // namespace ridgeline

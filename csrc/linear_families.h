@@ -22,7 +22,6 @@ extern const FamilyKernels kGrouped;     // kInt8, kInt4
 extern const FamilyKernels kScreened;    // kQ8_0Screened
 
 void measure_token(const Codes& x, size_t k, size_t token, const Screening& of);
-void fetch_block(const Matrix& matrix, size_t block);
 bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t first, size_t count, uint8_t* scratch);
 
 }  // namespace RIDGELINE_LEVEL

@@ -324,12 +324,6 @@ void measure_token(const Codes& x, size_t k, size_t token, const Screening& of) 
     of.sizes[token] = size <= kLargest ? static_cast<float>(size) : NAN;
 }
 
-void fetch_block(const Matrix& matrix, size_t block) {
-    const Parts parts(matrix.n, matrix.k);
-    for (size_t line = 0; line < parts.high; line += kQuadBytes) __builtin_prefetch(parts.high_of(matrix, block, 0) + line, 0, 2);
-    for (size_t line = 0; line < parts.low; line += kQuadBytes) __builtin_prefetch(parts.low_of(matrix, block, 0) + line, 0, 2);
-}
-
 bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t first, size_t count, uint8_t* scratch) {
     const Parts parts(matrix.n, matrix.k);
     const float* bounds = reinterpret_cast<const float*>(matrix.data + parts.bounds);

@@ -84,18 +84,9 @@ void Screen::threshold(size_t token, float* outputs, uint8_t* scratch) {
     thresholds_[token] = largest / 8.0f - static_cast<float>(matrix_.k / kCodeGroup) * (FLT_MIN / 16.0f);
 }
 
-size_t Screen::next_wanted(size_t block, size_t last) const {
-    for (; block < last; ++block)
-        for (size_t token = 0; token < tokens_; ++token)
-            if (wanted(block, token)) return block;
-    return last;
-}
-
 void Screen::compute(size_t chunk, float* outputs, uint8_t* scratch) {
     const size_t first = chunk * each_, last = std::min(first + each_, blocks());
-    for (size_t block = next_wanted(first, last), next; block < last; block = next) {
-        next = next_wanted(block + 1, last);
-        if (next < last) kernels_.linear->fetch_block(matrix_, next);
+    for (size_t block = first; block < last; ++block) {
         for (size_t token = 0; token < tokens_; ++token) {
             if (!wanted(block, token)) continue;
             size_t end = token + 1;

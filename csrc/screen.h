@@ -37,9 +37,8 @@ public:
 private:
     Screening shared() { return {tokens_, sizes_.data(), offsets_.data(), nullptr, nullptr, nullptr}; }
     size_t blocks() const { return (matrix_.n + kBlockRows - 1) / kBlockRows; }
-    // Whether an output of a block could be a token's largest; the first block from `block` that has one, `last` if none.
+    // Whether an output of a block could be a token's largest.
     bool wanted(size_t block, size_t token) const { return !(bounds_[block * tokens_ + token] < thresholds_[token]); }
-    size_t next_wanted(size_t block, size_t last) const;
     // Outputs of one block for `count` tokens from `token`.
     size_t outputs_of(size_t block, size_t token, size_t count, float* outputs, uint8_t* scratch) const;
 
