@@ -35,10 +35,11 @@ void multiply_directly(const Matrix& matrix, const Codes& x, size_t m, const Pro
 template <class F>
 void multiply_by(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    if (const size_t panel = panel_tokens<F>(matrix.k); m > kDirectTokens<F> && panel > 0) {
+    if (m > kDirectTokens<F>) {
+        const size_t part = part_inputs<F>(matrix.k, m), panel = panel_tokens<F>(part);
         for (size_t from = 0; from < m; from += panel) {
-            const Product part = {to.out + from * to.stride, to.stride};
-            multiply_panel<F>(matrix, tokens(x, matrix.k, from), m - from < panel ? m - from : panel, part, first, count, scratch);
+            const Product rows = {to.out + from * to.stride, to.stride};
+            multiply_panel<F>(matrix, tokens(x, matrix.k, from), m - from < panel ? m - from : panel, part, rows, first, count, scratch);
         }
         return;
     }

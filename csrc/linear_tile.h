@@ -17,6 +17,7 @@ namespace {
 
 constexpr size_t kTileTokens = 4;
 constexpr size_t kPanelTokens = 256, kPanelBytes = 320 << 10;        // of prepared tokens: they stay in the second-level cache
+constexpr size_t kPartInputs = 2048;     // of a long row: a multiple of every span
 
 constexpr size_t kForeseen = 3072;       // bytes between the record in work and the one that is fetched
 
@@ -36,14 +37,14 @@ template <class F>
 struct Expanded {
     static constexpr int kBits = F::Coding::kBits;
     static constexpr bool kWide = kBits == 8, kCentred = F::kZero > 0 && !kWide;
-    // Not centred, the sums of a part overflow 16 bits: they are widened on the way.
-    static constexpr bool kLong = !kWide && !kCentred && kRun<kBits> < kGroupQuads / F::kParts;
+    // Not centred, the sums of a group overflow 16 bits: they are widened on the way.
+    static constexpr bool kLong = !kWide && !kCentred && kRun<kBits> < kGroupQuads;
     static constexpr size_t kWords = kGroupQuads * (kWide ? 2 : 1);      // of four codes, or two 16-bit integers
-    static constexpr size_t kCodes = kWords * kQuadBytes, kFloats = F::kParts * kLanes * 4;
+    static constexpr size_t kCodes = kWords * kQuadBytes, kFloats = kLanes * 4;
     static constexpr size_t kGroup = kCodes + kFloats * (F::kMinima ? 2 : 1);
     static constexpr size_t kEach = 4 * kTileTokens;                     // bytes of a word or float of all tokens
     static constexpr size_t kScales = kWords * kEach, kTotals = kScales + kEach;
-    static constexpr size_t kTile = kTotals + (kCentred || F::kMinima ? F::kParts * kEach : 0);
+    static constexpr size_t kTile = kTotals + (kCentred || F::kMinima ? kEach : 0);
 };
 
 // The even and the odd bytes as 16-bit integers: inputs 0 and 2 of a quad in one lane of 32 bits, 1 and 3 in another.
@@ -53,24 +54,28 @@ inline __m256i odds(__m256i codes) { return _mm256_srai_epi16(codes, 8); }
 template <class F>
 __attribute__((always_inline)) inline void expand_group(const uint8_t* head, const uint8_t* record, uint8_t* to) {
     using E = Expanded<F>;
+    constexpr size_t kTogether = E::kWide ? 1 : 4;       // quads that are read before one is written: planes stay in registers
     RIDGELINE_UNROLL
-    for (size_t t = 0; t < kGroupQuads; ++t) {
-        const Quad w = F::Coding::quad(record, t);
-        if (E::kWide) {
-            const __m256i centre = _mm256_set1_epi8(static_cast<char>(0x80)), a = _mm256_xor_si256(w.a, centre), b = _mm256_xor_si256(w.b, centre);
-            store_quad(to + 2 * t * kQuadBytes, {evens(a), evens(b)});
-            store_quad(to + (2 * t + 1) * kQuadBytes, {odds(a), odds(b)});
-        } else {
-            store_quad(to + t * kQuadBytes, w);
+    for (size_t first = 0; first < kGroupQuads; first += kTogether) {
+        Quad w[kTogether];
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < kTogether; ++i) w[i] = F::Coding::quad(record, first + i);
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < kTogether; ++i) {
+            if (!E::kWide) {
+                store_quad(to + (first + i) * kQuadBytes, w[i]);
+                continue;
+            }
+            const __m256i centre = _mm256_set1_epi8(static_cast<char>(0x80)), a = _mm256_xor_si256(w[i].a, centre), b = _mm256_xor_si256(w[i].b, centre);
+            store_quad(to + 2 * first * kQuadBytes, {evens(a), evens(b)});
+            store_quad(to + (2 * first + 1) * kQuadBytes, {odds(a), odds(b)});
         }
     }
-    Vec scale[F::kParts], minimum[F::kParts];
-    F::floats(head, record + F::Coding::kBytes, scale, minimum);
+    Vec scale, minimum;
+    F::floats(head, record + F::Coding::kBytes, &scale, &minimum);
     float* floats = reinterpret_cast<float*>(to + E::kCodes);
-    for (size_t part = 0; part < F::kParts; ++part) {
-        store(floats + part * kLanes, scale[part]);
-        if (F::kMinima) store(floats + (F::kParts + part) * kLanes, minimum[part]);
-    }
+    store(floats, scale);
+    if (F::kMinima) store(floats + kLanes, minimum);
 }
 
 inline __m256i codes_of(const Tokens& x, size_t token, size_t group) {
@@ -100,37 +105,37 @@ inline void prepare_tile(const Tokens& x, size_t m, size_t group, uint8_t* to) {
     const float* scales = x.scales + group;
     const float four[4] = {scales[0], scales[second * x.groups], scales[third * x.groups], scales[last * x.groups]};
     memcpy(to + E::kScales, four, sizeof four);
-    uint8_t* totals = to + E::kTotals;
-    if (E::kCentred || F::kMinima) {
-        if (F::kParts == 1) pairs = _mm256_add_epi16(pairs, _mm256_permute2x128_si256(pairs, pairs, 1));
-        const __m256 sums = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-        const __m256i minus = _mm256_castps_si256(_mm256_xor_ps(sums, _mm256_set1_ps(-0.0f)));
-        store_halves(totals, totals + (F::kParts - 1) * E::kEach, E::kCentred ? _mm256_mullo_epi16(pairs, _mm256_set1_epi16(-F::kZero)) : minus);
-    }
+    if (!E::kCentred && !F::kMinima) return;
+    const __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    const __m128 whole = _mm_cvtepi32_ps(_mm_madd_epi16(sum, _mm_set1_epi16(1))), minus = _mm_xor_ps(whole, _mm_set1_ps(-0.0f));
+    const __m128i totals = E::kCentred ? _mm_mullo_epi16(sum, _mm_set1_epi16(-F::kZero)) : _mm_castps_si128(minus);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + E::kTotals), totals);
 }
 
 template <class F>
-void prepare(const Tokens& x, size_t m, uint8_t* to) {
-    for (size_t group = 0; group < x.groups; ++group)
+void prepare_groups(const Tokens& x, size_t m, size_t first, size_t count, uint8_t* to) {
+    for (size_t group = first; group < first + count; ++group)
         for (size_t i = 0; i < m; i += kTileTokens, to += Expanded<F>::kTile) {
             const Tokens tile = {x.codes + i * x.stride, x.scales + i * x.groups, nullptr, x.stride, x.groups};
             prepare_tile<F>(tile, m - i < kTileTokens ? m - i : kTileTokens, group, to);
         }
 }
 
+template <class F>
+void prepare(const Tokens& x, size_t m, uint8_t* to) { prepare_groups<F>(x, m, 0, x.groups, to); }
+
 inline __m256i broadcast(const void* p) { return _mm256_set1_epi32(static_cast<int32_t>(word(p))); }
 
-// Sums of products of one part of a group, which begin with what is in `sums` where a format is centred. Where a part overflows 16 bits they
-// are widened on the way.
+// Sums of products of a group, which begin with what is in `sums` where a format is centred.
 template <class F, int M>
-__attribute__((always_inline)) inline void part_products(const uint8_t* quads, const uint8_t* words, Sum* sums) {
+__attribute__((always_inline)) inline void group_products(const uint8_t* quads, const uint8_t* words, Sum* sums) {
     using E = Expanded<F>;
-    constexpr size_t kQuads = E::kWords / F::kParts, kSteps = E::kLong ? kRun<E::kBits> : kQuads;
-    if constexpr (kSteps == kQuads) {
-        sum_quads<!E::kWide, M, kQuads, E::kCentred>(quads, words, sums);
+    if constexpr (!E::kLong) {
+        sum_quads<!E::kWide, M, E::kWords, E::kCentred>(quads, words, sums);
     } else {
+        constexpr size_t kSteps = kRun<E::kBits>;
         RIDGELINE_UNROLL
-        for (size_t run = 0; run < kQuads; run += kSteps) {
+        for (size_t run = 0; run < E::kWords; run += kSteps) {
             Sum pairs[M];
             sum_quads<true, M, kSteps, false>(quads + run * kQuadBytes, words + run * E::kEach, pairs);
             RIDGELINE_UNROLL
@@ -148,25 +153,20 @@ __attribute__((always_inline)) inline void add_group(const uint8_t* group, const
     using E = Expanded<F>;
     asm volatile("" : "+r"(group));      // else the compiler keeps the address of every quad, most of them on the stack
     const float* floats = reinterpret_cast<const float*>(group + E::kCodes);
+    Sum sums[M];
     RIDGELINE_UNROLL
-    for (size_t part = 0; part < F::kParts; ++part) {
-        const uint8_t* totals = tile + E::kTotals + part * E::kEach;
-        Sum sums[M];
-        RIDGELINE_UNROLL
-        for (size_t i = 0; i < M && E::kCentred; ++i) sums[i].a = sums[i].b = broadcast(totals + 4 * i);
-        part_products<F, M>(group + part * E::kCodes / F::kParts, tile + part * E::kScales / F::kParts, sums);
-        RIDGELINE_UNROLL
-        for (size_t i = 0; i < M; ++i) {
-            const Ints dot = E::kWide || E::kLong ? Ints{sums[i].a, sums[i].b} : widen<E::kBits>(Pairs{sums[i].a, sums[i].b});
-            float x_scale, total = 0.0f;
-            memcpy(&x_scale, tile + E::kScales + 4 * i, 4);
-            if (F::kMinima) memcpy(&total, totals + 4 * i, 4);
-            const float* minima = floats + (F::kParts + part) * kLanes;
-            const Vec whole = kZerosOfRows<F> ? without_zeros(dot, total, load(minima)) : ridgeline::RIDGELINE_LEVEL::floats(dot);
-            Vec sum = fma(whole, load(floats + part * kLanes) * all(x_scale), load(acc + i * kLanes));
-            if (F::kMinima && !kZerosOfRows<F>) sum = fma(all(total), load(minima) * all(x_scale), sum);
-            store(acc + i * kLanes, sum);
-        }
+    for (size_t i = 0; i < M && E::kCentred; ++i) sums[i].a = sums[i].b = broadcast(tile + E::kTotals + 4 * i);
+    group_products<F, M>(group, tile, sums);
+    RIDGELINE_UNROLL
+    for (size_t i = 0; i < M; ++i) {
+        const Ints dot = E::kWide || E::kLong ? Ints{sums[i].a, sums[i].b} : widen<E::kBits>(Pairs{sums[i].a, sums[i].b});
+        float x_scale, total = 0.0f;
+        memcpy(&x_scale, tile + E::kScales + 4 * i, 4);
+        if (F::kMinima) memcpy(&total, tile + E::kTotals + 4 * i, 4);
+        const Vec whole = kZerosOfRows<F> ? without_zeros(dot, total, load(floats + kLanes)) : ridgeline::RIDGELINE_LEVEL::floats(dot);
+        Vec sum = fma(whole, load(floats) * all(x_scale), load(acc + i * kLanes));
+        if (kAffine<F>) sum = fma(all(total), load(floats + kLanes) * all(x_scale), sum);
+        store(acc + i * kLanes, sum);
     }
 }
 
@@ -186,30 +186,41 @@ size_t panel_tokens(size_t k) {
     return (tiles < near ? tiles : near) * kTileTokens;
 }
 
-// Outputs of `count` blocks for the m tokens of a panel.
+// Long rows go in parts where a panel would hold less than all tokens: weights are read and expanded for more of them at a time. Outputs hold
+// the sums in between.
 template <class F>
-void multiply_panel(const Matrix& matrix, const Tokens& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+size_t part_inputs(size_t k, size_t m) { return m <= panel_tokens<F>(k) || k < kPartInputs ? k : kPartInputs; }
+
+inline Vec read(const float* out, size_t columns) { return columns == kBlockRows ? load(out) : load_first(out, columns); }
+
+// Outputs of `count` blocks for the m tokens of a panel, `part` inputs at a time.
+template <class F>
+void multiply_panel(const Matrix& matrix, const Tokens& x, size_t m, size_t part, const Product& to, size_t first, size_t count, uint8_t* scratch) {
     using E = Expanded<F>;
     uint8_t *expanded = scratch, *prepared = scratch + E::kGroup;
     const size_t whole = m / kTileTokens, rest = m % kTileTokens;
-    float* acc = reinterpret_cast<float*>(prepared + x.groups * (whole + (rest > 0)) * E::kTile);
-    prepare<F>(x, m, prepared);
-    for (size_t block = first; block < first + count; ++block) {
-        const uint8_t *span = matrix.data + block * block_bytes<F>(matrix.k), *tile = prepared;
-        memset(acc, 0, m * kLanes * 4);
-        for (size_t spans = 0; spans < matrix.k / F::kSpan; ++spans, span += kSpanBytes<F>) {
-            const uint8_t* record = span + F::kHead;
-            for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g, record += kRecordBytes<F>) {
-                foresee(record + kForeseen, kRecordBytes<F>);
-                expand_group<F>(span, record, expanded);
-                for (size_t i = 0; i < whole; ++i, tile += E::kTile) add_group<F, kTileTokens>(expanded, tile, acc + i * kTileTokens * kLanes);
-                if (rest == 0) continue;
-                add_group_of<F, kTileTokens - 1>(rest, expanded, tile, acc + whole * kTileTokens * kLanes);
-                tile += E::kTile;
+    float* acc = reinterpret_cast<float*>(prepared + part / kCodeGroup * (whole + (rest > 0)) * E::kTile);
+    for (size_t from = 0; from < matrix.k; from += part) {
+        const size_t here = matrix.k - from < part ? matrix.k - from : part;
+        prepare_groups<F>(x, m, from / kCodeGroup, here / kCodeGroup, prepared);
+        for (size_t block = first; block < first + count; ++block) {
+            const uint8_t *span = matrix.data + block * block_bytes<F>(matrix.k) + from / F::kSpan * kSpanBytes<F>, *tile = prepared;
+            const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
+            float* out = to.out + block * kBlockRows;
+            for (size_t i = 0; i < m; ++i) store(acc + i * kLanes, from == 0 ? zero() : read(out + i * to.stride, columns));
+            for (size_t spans = 0; spans < here / F::kSpan; ++spans, span += kSpanBytes<F>) {
+                const uint8_t* record = span + F::kHead;
+                for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g, record += kRecordBytes<F>) {
+                    foresee(record + kForeseen, kRecordBytes<F>);
+                    expand_group<F>(span, record, expanded);
+                    for (size_t i = 0; i < whole; ++i, tile += E::kTile) add_group<F, kTileTokens>(expanded, tile, acc + i * kTileTokens * kLanes);
+                    if (rest == 0) continue;
+                    add_group_of<F, kTileTokens - 1>(rest, expanded, tile, acc + whole * kTileTokens * kLanes);
+                    tile += E::kTile;
+                }
             }
+            for (size_t i = 0; i < m; ++i) write(load(acc + i * kLanes), out + i * to.stride, columns);
         }
-        const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
-        for (size_t i = 0; i < m; ++i) write(load(acc + i * kLanes), to.out + i * to.stride + block * kBlockRows, columns);
     }
 }
 
