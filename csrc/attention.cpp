@@ -75,7 +75,7 @@ public:
         score_keys(first, last);
         if (op_.cache.type == kKVInt8) take_scales(op_.cache.values, first, last, work_.value_scales);
         for (size_t row = low_; row < high_; ++row) soften(row);
-        memset(work_.sums + low_ * shape_.width, 0, (high_ - low_) * shape_.width * sizeof(float));
+        for (float* sum = work_.sums + low_ * shape_.width; sum < work_.sums + high_ * shape_.width; sum += kLanes) store(sum, zero());
         mix_values(first, last);
         return true;
     }
@@ -230,8 +230,9 @@ void Walk::score_keys(size_t first, size_t last) {
     }
 }
 
-// Scores to weights, in place: e^(score - greatest), 0 for what is hidden. A value's scale goes onto its weight behind the sum.
-void Walk::soften(size_t row) {
+// Scores to weights, in place: e^(score - greatest), 0 for what is hidden. A value's scale goes onto its weight behind the sum. (Flattened: a
+// vector goes to a called function and back through memory.)
+__attribute__((flatten)) void Walk::soften(size_t row) {
     float* scores = work_.scores + row * kScoreStride;
     const size_t first = static_cast<size_t>(work_.first[row]), last = static_cast<size_t>(work_.last[row]), begin = first / kLanes * kLanes;
     const bool scaled = op_.cache.type == kKVInt8;
