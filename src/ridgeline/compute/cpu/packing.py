@@ -47,7 +47,7 @@ SPAN: Final = 32
 """Inputs that kernels add up as integers: of `SUPERBLOCKS`; of INT8 and INT4 in groups that are made of whole long spans; of all others."""
 
 SCREENED: Final = {"Q8_0": len(FORMATS)}
-"""Formats that can be packed in another layout too, which tells the largest outputs from 5 of 8 bits (csrc/linear_screen.cpp): its number."""
+"""Formats that are packed in a second layout too, for telling the largest outputs from 5 of 8 bits (csrc/linear_screen.cpp)."""
 
 INTEGER_BITS: Final = {"INT8": 8, "INT4": 4}
 """Those of grouped integers."""
