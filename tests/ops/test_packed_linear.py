@@ -126,6 +126,20 @@ def test_tokens_and_slices_change_no_bit(kind: str, level: str, pool: ThreadPool
         assert (out == 7.0).all()
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", PACKED)
+def test_long_rows_change_no_bit(kind: str, level: str, pool: ThreadPoolExecutor) -> None:
+    """Rows of which no panel holds all tokens: sums wait among the outputs."""
+    n, k, m = 20, 17 * 256, 75
+    weight = pack(kind, rows_of(kind, n, k, 5), (n, k), pool)
+    x = quantise(activations(m, k, 6, weight.span), group=weight.span)
+    whole = linear_codes(x, weight, level=level)
+    for first in (0, 31, 71, 72):
+        few = (x[0][first : first + 3], x[1][first : first + 3], x[2][first : first + 3])
+        assert_same_bits(linear_codes(few, weight, level=level), whole[first : first + 3])
+    assert not np.isnan(whole).all()
+
+
 @pytest.mark.parametrize("kind", PACKED)
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0x88, 0x77, 0xFF])
 def test_nothing_saturates(kind: str, byte: int, pool: ThreadPoolExecutor) -> None:
