@@ -1,8 +1,9 @@
 // Products with float weights. Output of a token and a row: acc = 0; for k ascending acc = fma(weight, x, acc), lanes are rows: the same at
 // every M, tile and level. (bf16 dot instructions would be faster where they exist; they round differently and flush what is tiny.)
 //
-// Up to a tile's tokens read weights from memory, block by block. More of them go by panels of some inputs: the tokens' inputs are copied there,
-// next to each other, and every pair of blocks is widened to fp32 as its first tokens meet it; sums wait in memory for the next panel.
+// A tile's tokens read weights in one stream from memory. A few tiles go over each block by pieces, which stay in the first-level cache with
+// copies of the tokens' inputs. Many tokens read a pair of blocks from a panel in fp32, widened as the first tokens meet it. Between pieces
+// sums wait in memory, which changes no bit of them.
 #include "linear_floats.h"
 
 #include <string.h>
@@ -13,8 +14,6 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-// A tile's tokens read weights in one stream from memory. A few tiles go over each block by pieces, which stay in the first-level cache with
-// copies of the tokens' inputs. Many tokens read a pair of blocks from a panel in fp32, widened as the first tokens meet it.
 constexpr size_t kFewTokens = 24;
 constexpr size_t kFewInputs = 512, kManyInputs = 192;    // of a piece, of a panel
 constexpr size_t kManyTokens = 126;      // whose inputs stay in the second-level cache
