@@ -1,7 +1,8 @@
 // Integers of spans at every ISA level. A span is as many inputs as share one activation scale: all of it is added up in integers.
 //
 // A format of spans says, beside what linear_groups32.h describes: kScaleField (and kMinimumField), how a record holds integer scales of its
-// parts; `scale` and `minimum`, what the integers of a span are multiplied by, from its head. Where kZerosOfRows, `zeros` are 16 integers off the codes of a span.
+// parts; `scale` and `minimum`, what the integers of a span are multiplied by, from its head. Where kZerosOfRows, `zeros` are 16 integers that
+// are taken off the codes of a span.
 //
 // I = sum over parts of scale * sum of (code - zero) x, J = sum over parts of minimum * sum of x, in 32 bits, in any order. Then, xs being the
 // activations' scale: acc = fma(float(I), fp32(scale * xs), acc) and, of minima, acc = fma(float(J), -fp32(minimum * xs), acc).
@@ -70,7 +71,8 @@ template <class F>
 struct Totals {
     uint32_t words[kSpanParts<F> / 2];
     void gather(const int32_t* sums) {   // [16], of 16 inputs each
-        const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums)), b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + 8));
+        const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums));
+        const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + 8));
         const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
         if (F::kParts == 2) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(words), both);
         const __m256i whole = _mm256_madd_epi16(both, _mm256_set1_epi16(1));
