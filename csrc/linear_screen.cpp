@@ -1,10 +1,11 @@
-// A Q8_0 matrix cut in two, so that the largest outputs of a token can be found from less than all of it (screen.h).
+// A Q8_0 matrix and what finds the largest outputs of a token from less than all of it (screen.h).
 //
-// With q = 8 h + l, 0 <= l < 8: first all h, records of 352 bytes a group with the scales of q; then the l, 192 bytes a group; then, for each
-// row, an eighth of its bound.
+// First the matrix as any of Q8_0. Then, with q = 8 h + l, 0 <= l < 8, all h: records of 352 bytes a group with the scales of q. Then, for each
+// row, an eighth of its bound. The h stand beside the q: cut in two the matrix would take as little memory as before, but 8 bits that are put
+// together again make products of 2 to 8 tokens slower by a third.
 //
-// Why bounds hold. Of a row, w = d q and e = d (l - 3.5); of a token, x as its codes and scales s say; G = k / 32 groups, u = 2^-24. The first
-// part sees d (8 h + 3.5) x: its codes are h + 16, and 15.5625 times the sum of x's codes is taken off. It leaves out e x, at most |e| |x|.
+// Why bounds hold. Of a row, w = d q and e = d (l - 3.5); of a token, x as its codes and scales s say; G = k / 32 groups, u = 2^-24. The screen
+// sees d (8 h + 3.5) x: its codes are h + 16, and 15.5625 times the sum of x's codes is taken off. It leaves out e x, at most |e| |x|.
 // What is taken off is rounded to integers, by at most 1/2 twice a group: 8 |d| |s| in all, at most 8 / 127 |d| |x| once |x| is taken no
 // smaller than 127 |s|. A sum over G groups is off by at most (G + 2) u |terms|_1, its terms being rounded once and the sum G times (Higham
 // 2002, section 3.1), and that is (G + 2) u |w| |x| in the exact kernel and (G + 2) u (|w| + |e| + |d|) |x| here. Adding the bound and
@@ -19,24 +20,26 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-constexpr size_t kWidest = 1 << 14;      // inputs: a joined block is at the end of scratch, and kernels of Q8_0 must not reach it
+constexpr size_t kFewTokens = 3;         // straight from records: more are worth what is expanded
 constexpr size_t kBoundBytes = kLanes * sizeof(float);
 constexpr double kLargest = 0x1p90;      // of |x|: |w| < 2^31 whatever fp16 scales, so that no sum overflows
 
 // Where the parts of a matrix are.
 struct Parts {
-    size_t groups, blocks, high, low, lows, bounds, bytes;
+    size_t groups, blocks, whole, high, highs, bounds, bytes;
     Parts(size_t n, size_t k) : groups(k / kCodeGroup), blocks((n + kBlockRows - 1) / kBlockRows) {
-        high = groups * kHighBytes, low = groups * kLowBytes;
-        lows = (blocks * high + kQuadBytes - 1) / kQuadBytes * kQuadBytes;
-        bounds = lows + blocks * low;
+        whole = block_bytes<Q8_0>(k), high = groups * kHighBytes;
+        highs = (blocks * whole + kQuadBytes - 1) / kQuadBytes * kQuadBytes;
+        bounds = (highs + blocks * high + kQuadBytes - 1) / kQuadBytes * kQuadBytes;
         bytes = bounds + blocks * kBoundBytes;
     }
-    const uint8_t* high_of(const Matrix& matrix, size_t block, size_t group) const { return matrix.data + block * high + group * kHighBytes; }
-    const uint8_t* low_of(const Matrix& matrix, size_t block, size_t group) const { return matrix.data + lows + block * low + group * kLowBytes; }
+    const uint8_t* high_of(const Matrix& matrix, size_t block) const { return matrix.data + highs + block * high; }
 };
 
-size_t packed_bytes(int, size_t n, size_t k, size_t) { return k == 0 || k % kCodeGroup != 0 || k > kWidest ? 0 : Parts(n, k).bytes; }
+// The first part.
+Matrix whole_of(const Matrix& matrix) { return {kQ8_0, matrix.n, matrix.k, 0, matrix.data}; }
+
+size_t packed_bytes(int, size_t n, size_t k, size_t) { return k == 0 || k % kCodeGroup != 0 ? 0 : Parts(n, k).bytes; }
 
 // What makes up the bounds of 16 rows: squares of e, w and d.
 struct Squares {
@@ -72,38 +75,31 @@ struct Squares {
     }
 };
 
-void pack_block(const Matrix& matrix, const Parts& parts, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t block) {
-    const size_t left = matrix.n - block * kBlockRows;
-    Squares squares;
-    for (size_t g = 0; g < parts.groups; ++g) {
-        uint8_t record[kRecordBytes<Q8_0>];
-        const Matrix one = {kQ8_0, left < kBlockRows ? left : kBlockRows, kCodeGroup, 0, record};
-        kGroups32.pack(one, rows + block * kBlockRows * row_bytes + g * Q8_0::kFileBytes, row_bytes, record, 0, 1);
-        cut_record(record, packed + block * parts.high + g * kHighBytes, packed + parts.lows + block * parts.low + g * kLowBytes);
-        squares.add(record);
-    }
-    float bounds[kLanes];
-    squares.write(matrix.k, bounds);
-    memcpy(packed + parts.bounds + block * kBoundBytes, bounds, kBoundBytes);
-}
-
 void pack(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t first, size_t count) {
     const Parts parts(matrix.n, matrix.k);
-    for (size_t block = first; block < first + count; ++block) pack_block(matrix, parts, rows, row_bytes, packed, block);
+    kGroups32.pack(whole_of(matrix), rows, row_bytes, packed, first, count);
+    for (size_t block = first; block < first + count; ++block) {
+        Squares squares;
+        for (size_t g = 0; g < parts.groups; ++g) {
+            const uint8_t* record = packed + block * parts.whole + g * kRecordBytes<Q8_0>;
+            write_high(record, packed + parts.highs + block * parts.high + g * kHighBytes);
+            squares.add(record);
+        }
+        float bounds[kLanes];
+        squares.write(matrix.k, bounds);
+        memcpy(packed + parts.bounds + block * kBoundBytes, bounds, kBoundBytes);
+    }
 }
 
 void unpack(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first, size_t count) {
-    const Parts parts(matrix.n, matrix.k);
-    for (size_t block = first; block < first + count; ++block) {
-        const size_t left = matrix.n - block * kBlockRows;
-        for (size_t g = 0; g < parts.groups; ++g) {
-            uint8_t record[kRecordBytes<Q8_0>];
-            join_record(parts.high_of(matrix, block, g), parts.low_of(matrix, block, g), record);
-            const Matrix one = {kQ8_0, left < kBlockRows ? left : kBlockRows, kCodeGroup, 0, record};
-            kGroups32.unpack(one, rows + block * kBlockRows * row_bytes + g * Q8_0::kFileBytes, row_bytes, 0, 1);
-        }
-    }
+    kGroups32.unpack(whole_of(matrix), rows, row_bytes, first, count);
 }
+
+void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+    kGroups32.multiply(whole_of(matrix), x, m, to, first, count, scratch);
+}
+
+void row(const Matrix& matrix, size_t row, float* out) { kGroups32.row(whole_of(matrix), row, out); }
 
 // h + 16 as kernels take it: of few tokens, whose sums are offsets; of many.
 struct FewOffsets : ScaledGroup<HighCodes, 1, 0> {};
@@ -116,140 +112,6 @@ constexpr size_t kTile = 4;
 #else
 constexpr size_t kTile = 1;
 #endif
-
-// Sum of products of a part's codes with those of a token.
-template <class Part>
-inline Ints product_of(const uint8_t* part, const int8_t* codes, Ints sum) {
-    constexpr int kBits = Part::kBits;
-    RIDGELINE_UNROLL
-    for (size_t run = 0; run < kGroupQuads; run += kRun<kBits>) {
-        Pairs pairs = no_pairs();
-        RIDGELINE_UNROLL
-        for (size_t t = run; t < run + kRun<kBits>; ++t) pairs = products<kBits>(pairs, Part::quad(part, t), codes + 4 * t);
-        sum = sum + widen<kBits>(pairs);
-    }
-    return sum;
-}
-
-// All outputs of a block for one token, straight from both parts: the integers of Q8_0. What is ahead is fetched where the next block follows.
-template <bool kFollowed>
-void multiply_token(const uint8_t* high, const uint8_t* low, const Tokens& x, float* out, size_t columns) {
-    Vec acc = zero();
-    for (size_t g = 0; g < x.groups; ++g, high += kHighBytes, low += kLowBytes) {
-        if (kFollowed) fetch(high + kAhead, kHighBytes), fetch(low + kAhead, kLowBytes);
-        const int8_t* codes = x.codes + g * kCodeGroup;
-        Ints dot = product_of<HighCodes>(high, codes, ints(-Q8_0::kZero / 8 * (x.sums[2 * g] + x.sums[2 * g + 1])));
-        dot = dot + dot, dot = dot + dot, dot = dot + dot;
-        dot = product_of<LowCodes>(low, codes, dot);
-        acc = add_part(acc, floats(dot), load_half(high + HighCodes::kBytes), x.scales[g]);
-    }
-    write(acc, out, columns);
-}
-
-// A block of Q8_0.
-void join_block(const Parts& parts, const uint8_t* high, const uint8_t* low, uint8_t* to) {
-    for (size_t g = 0; g < parts.groups; ++g, high += kHighBytes, low += kLowBytes, to += kRecordBytes<Q8_0>) {
-        fetch(high + kAhead, kHighBytes);
-        fetch(low + kAhead, kLowBytes);
-        join_record(high, low, to);
-    }
-}
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
-// Neither is inlined: beside products their masks would take those registers.
-__attribute__((noinline)) void expand_high(const uint8_t* high, uint8_t* to) { expand_group<High>(high, high, to); }
-
-// What expand_group makes of Q8_0. Bytes less 128 as 16-bit integers take fewer shifts than those of signed bytes.
-__attribute__((noinline)) void expand_whole(const uint8_t* high, const uint8_t* low, uint8_t* to) {
-    const __m256i byte = _mm256_set1_epi16(0xff), centre = _mm256_set1_epi16(Q8_0::kZero);
-    const auto even = [&](__m256i codes) { return _mm256_sub_epi16(_mm256_and_si256(codes, byte), centre); };
-    const auto odd = [&](__m256i codes) { return _mm256_sub_epi16(_mm256_srli_epi16(codes, 8), centre); };
-    RIDGELINE_UNROLL
-    for (size_t t = 0; t < kGroupQuads; ++t) {
-        const Quad w = whole_quad(high, low, t);
-        store_quad(to + 2 * t * kQuadBytes, {even(w.a), even(w.b)});
-        store_quad(to + (2 * t + 1) * kQuadBytes, {odd(w.a), odd(w.b)});
-    }
-    store(reinterpret_cast<float*>(to + Expanded<Q8_0>::kCodes), load_half(high + HighCodes::kBytes));
-}
-
-// As multiply_panel: expand(block, group, to) makes what tokens meet, finish(block, outputs [m, 16]) takes sums of a block; `change` alters
-// the prepared tokens.
-template <class F, class Change, class Expand, class Finish>
-inline void panel_of(const Tokens& x, size_t m, size_t first, size_t count, uint8_t* scratch, const Change& change, const Expand& expand,
-                     const Finish& finish) {
-    using E = Expanded<F>;
-    uint8_t *expanded = scratch, *prepared = scratch + E::kGroup;
-    const size_t whole = m / kTileTokens, rest = m % kTileTokens, tiles = whole + (rest > 0);
-    float* acc = reinterpret_cast<float*>(prepared + x.groups * tiles * E::kTile);
-    prepare<F>(x, m, prepared);
-    for (uint8_t* tile = prepared; tile < reinterpret_cast<uint8_t*>(acc); tile += E::kTile) change(tile);
-    for (size_t block = first; block < first + count; ++block) {
-        const uint8_t* tile = prepared;
-        memset(acc, 0, m * kLanes * 4);
-        for (size_t g = 0; g < x.groups; ++g) {
-            expand(block, g, expanded);
-            for (size_t i = 0; i < whole; ++i, tile += E::kTile) add_group<F, kTileTokens>(expanded, tile, acc + i * kTileTokens * kLanes);
-            if (rest == 0) continue;
-            add_group_of<F, kTileTokens - 1>(rest, expanded, tile, acc + whole * kTileTokens * kLanes);
-            tile += E::kTile;
-        }
-        finish(block, acc);
-    }
-}
-
-void multiply_panel(const Matrix& matrix, const Parts& parts, const Tokens& x, size_t m, const Product& to, size_t first, size_t count,
-                    uint8_t* scratch) {
-    const auto expand = [&](size_t block, size_t g, uint8_t* expanded) {
-        const uint8_t *high = parts.high_of(matrix, block, g), *low = parts.low_of(matrix, block, g);
-        foresee(high + kForeseen, kHighBytes);
-        foresee(low + kForeseen, kLowBytes);
-        expand_whole(high, low, expanded);
-    };
-    const auto finish = [&](size_t block, const float* outputs) {
-        const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
-        for (size_t i = 0; i < m; ++i) write(load(outputs + i * kLanes), to.out + i * to.stride + block * kBlockRows, columns);
-    };
-    panel_of<Q8_0>(x, m, first, count, scratch, [](uint8_t*) {}, expand, finish);
-}
-#endif
-
-// All outputs. Without panels blocks are joined first.
-void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
-    const Parts parts(matrix.n, matrix.k);
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    if (const size_t panel = panel_tokens<Q8_0>(matrix.k); m > 1 && panel > 0) {
-        for (size_t from = 0; from < m; from += panel) {
-            const Product part = {to.out + from * to.stride, to.stride};
-            multiply_panel(matrix, parts, tokens(x, matrix.k, from), m - from < panel ? m - from : panel, part, first, count, scratch);
-        }
-        return;
-    }
-#endif
-    uint8_t* joined = scratch + kLinearScratch - 2 * kAhead - block_bytes<Q8_0>(matrix.k);  // kernels fetch what lies ahead
-    for (size_t block = first; block < first + count; ++block) {
-        const uint8_t *high = parts.high_of(matrix, block, 0), *low = parts.low_of(matrix, block, 0);
-        const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
-        float* out = to.out + block * kBlockRows;
-        if (m == 1) {
-            count > 1 ? multiply_token<true>(high, low, tokens(x, matrix.k, 0), out, columns)
-                      : multiply_token<false>(high, low, tokens(x, matrix.k, 0), out, columns);
-        } else {
-            join_block(parts, high, low, joined);
-            kGroups32.multiply({kQ8_0, columns, matrix.k, 0, joined}, x, m, {out, to.stride}, 0, 1, scratch);
-        }
-    }
-}
-
-void row(const Matrix& matrix, size_t row, float* out) {
-    const Parts parts(matrix.n, matrix.k);
-    const size_t block = row / kBlockRows;
-    for (size_t g = 0; g < parts.groups; ++g) {
-        uint8_t record[kRecordBytes<Q8_0>];
-        join_record(parts.high_of(matrix, block, g), parts.low_of(matrix, block, g), record);
-        kGroups32.row({kQ8_0, kBlockRows, kCodeGroup, 0, record}, row % kBlockRows, out + g * kCodeGroup);
-    }
-}
 
 // What is taken off a sum of products with h + 16: 15.5625 times the sum of codes.
 inline int32_t offset(int32_t sum) { return (249 * sum + 8) >> 4; }
@@ -272,35 +134,50 @@ inline Vec bound_block(const Screening& of, const float* bounds, size_t first, s
 
 Vec screen_directly(const Matrix& matrix, const Tokens& x, size_t m, size_t first, size_t count, const Screening& of,
                     const float* bounds) {
-    const size_t bytes = block_bytes<High>(matrix.k);
+    const Parts parts(matrix.n, matrix.k);
     float outputs[kTile * kLanes];
     Vec test = zero();
     for (size_t block = first; block < first + count; ++block)
         for (size_t from = 0; from < m; from += kTile) {
             const size_t here = m - from < kTile ? m - from : kTile;
             const Tokens part = {x.codes + from * x.stride, x.scales + from * x.groups, x.sums + from * x.groups * 2, x.stride, x.groups};
-            direct<FewOffsets, kTile>(here, matrix.data + block * bytes, matrix.k, part, outputs, kLanes, kLanes);
+            direct<FewOffsets, kTile>(here, parts.high_of(matrix, block), matrix.k, part, outputs, kLanes, kLanes);
             test = bound_block(of, bounds, first, block, from, here, outputs, test);
         }
     return test;
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
+// Not inlined: beside products its masks would take those registers.
+__attribute__((noinline)) void expand_high(const uint8_t* high, uint8_t* to) { expand_group<High>(high, high, to); }
+
+// As multiply_panel, with offsets in place of 16 times the sums, and bounds in place of outputs.
 Vec screen_panel(const Matrix& matrix, const Parts& parts, const Tokens& x, size_t from, size_t m, size_t first, size_t count, uint8_t* scratch,
                  const Screening& of, const float* bounds) {
-    Vec test = zero();
-    const auto change = [](uint8_t* tile) {  // -16 times a sum, less 7 / 256 of that: -15.5625 times it
-        __m128i* totals = reinterpret_cast<__m128i*>(tile + Expanded<High>::kTotals);
-        const __m128i sixteen = _mm_loadu_si128(totals);
+    using E = Expanded<High>;
+    uint8_t *expanded = scratch, *prepared = scratch + E::kGroup;
+    const size_t whole = m / kTileTokens, rest = m % kTileTokens, tiles = whole + (rest > 0);
+    float* acc = reinterpret_cast<float*>(prepared + x.groups * tiles * E::kTile);
+    prepare<High>(x, m, prepared);
+    for (uint8_t* tile = prepared; tile < reinterpret_cast<uint8_t*>(acc); tile += E::kTile) {
+        __m128i* totals = reinterpret_cast<__m128i*>(tile + E::kTotals);
+        const __m128i sixteen = _mm_loadu_si128(totals);  // -16 times a sum: less 7 / 256 of that -15.5625 times it
         _mm_storeu_si128(totals, _mm_sub_epi16(sixteen, _mm_mulhrs_epi16(sixteen, _mm_set1_epi16(896))));
-    };
-    const auto expand = [&](size_t block, size_t g, uint8_t* expanded) {
-        const uint8_t* high = parts.high_of(matrix, block, g);
-        foresee(high + kForeseen, kHighBytes);
-        expand_high(high, expanded);
-    };
-    const auto finish = [&](size_t block, const float* outputs) { test = bound_block(of, bounds, first, block, from, m, outputs, test); };
-    panel_of<High>(x, m, first, count, scratch, change, expand, finish);
+    }
+    Vec test = zero();
+    for (size_t block = first; block < first + count; ++block) {
+        const uint8_t *tile = prepared, *high = parts.high_of(matrix, block);
+        memset(acc, 0, m * kLanes * 4);
+        for (size_t g = 0; g < x.groups; ++g, high += kHighBytes) {
+            foresee(high + kForeseen, kHighBytes);
+            expand_high(high, expanded);
+            for (size_t i = 0; i < whole; ++i, tile += E::kTile) add_group<High, kTileTokens>(expanded, tile, acc + i * kTileTokens * kLanes);
+            if (rest == 0) continue;
+            add_group_of<High, kTileTokens - 1>(rest, expanded, tile, acc + whole * kTileTokens * kLanes);
+            tile += E::kTile;
+        }
+        test = bound_block(of, bounds, first, block, from, m, acc, test);
+    }
     return test;
 }
 #endif
@@ -330,7 +207,7 @@ bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t fi
     const size_t m = of.tokens;
     for (size_t i = 0; i < m; ++i) of.best[i] = -INFINITY, of.where[i] = static_cast<int32_t>(first);
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    if (const size_t panel = panel_tokens<High>(matrix.k); m > kTile && panel > 0) {
+    if (const size_t panel = panel_tokens<High>(matrix.k); m > kFewTokens && panel > 0) {
         Vec test = zero();
         for (size_t from = 0; from < m; from += panel) {
             const size_t here = m - from < panel ? m - from : panel;

@@ -10,9 +10,9 @@ namespace ridgeline {
 namespace {
 
 constexpr size_t kTried = 4;             // blocks of the highest bounds, one of which mostly has the largest output
-// A screen saves two fifths of the product. A block that is computed afterwards comes from memory by itself: it costs about twice what it costs
-// among all where one token reads them, and four times that where several share the reading. So much of all, in the mean over steps, of which
-// the last counts for a sixteenth, and alone behind a pause.
+// A screen saves a third of the product or more. A block that is computed afterwards comes from memory by itself: it costs about twice what it
+// costs among all where one token reads them, and four times that where several share the reading. So much of all, in the mean over steps, of
+// which the last counts for a sixteenth, and alone behind a pause.
 constexpr double kMostShare = 1.0 / 6.0, kMostShareOfSeveral = 1.0 / 12.0, kWeight = 1.0 / 16.0;
 constexpr size_t kLeastPause = 8, kMostPause = 256;
 

@@ -99,7 +99,7 @@ def test_packing_loses_nothing(level: str, pool: ThreadPoolExecutor) -> None:
         for stored in (random, np.zeros_like(random), np.full_like(random, 255), rows):
             assert np.array_equal(pack("Q8_0", stored, (n, k), pool, screened=True).unpack(), stored)
         plain, cut = (pack("Q8_0", rows, (n, k), pool, screened=screened) for screened in (False, True))
-        assert cut.nbytes <= plain.nbytes + (n + 15) // 16 * 64 + 64
+        assert cut.nbytes <= plain.nbytes + (n + 15) // 16 * (k // 32 * 352 + 64) + 128
         ids = np.arange(n)
         assert np.array_equal(cut.rows(ids).view(np.uint32), plain.rows(ids).view(np.uint32))
         for m in (0, 1, 2, 4, 5, 8, 9, 13, 16, 70):
@@ -112,14 +112,13 @@ def test_packing_loses_nothing(level: str, pool: ThreadPoolExecutor) -> None:
 
 
 def test_wide_matrices(pool: ThreadPoolExecutor) -> None:
-    """As wide as they get: scratch holds a joined block beside what kernels prepare."""
+    """Rows that no panel holds."""
     rng = np.random.default_rng(2)
     rows = random_rows(rng, 20, 1 << 14)
     plain, cut = (pack("Q8_0", rows, (20, 1 << 14), pool, screened=screened) for screened in (False, True))
     for m in (1, 3, 8, 40):
         x = quantise(rng.standard_normal((m, 1 << 14)).astype(np.float32), group=32)
         assert np.array_equal(linear_codes(x, cut).view(np.uint32), linear_codes(x, plain).view(np.uint32))
-    assert not packable("Q8_0", (16, (1 << 14) + 32), screened=True)
 
 
 @pytest.mark.parametrize(("level", "threads"), list(product(LEVELS, (1, 3))))
