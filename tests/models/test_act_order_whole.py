@@ -22,6 +22,7 @@ from tiny import Driver, log_softmax
 
 from ridgeline.compute import numpy_runner
 from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.packing import PackedWeight
 from ridgeline.compute.cpu.weights import pack_weights
 from ridgeline.compute.exact.threads import Team
 from ridgeline.compute.load.weights import map_weights
@@ -131,14 +132,15 @@ def test_the_numpy_runner_has_the_bits_of_the_formula(both: tuple[ModelFacts, Mo
 
 @dataclass(frozen=True)
 class Rounding(DenseWeight):
-    """A matrix whose inputs are rounded to 8 bits as the native runner does it: 32 at a time, of one group after the other."""
+    """A matrix whose inputs are rounded to 8 bits as the native runner does it: a span at a time, of one group after the other."""
 
     group_of: NDArray[np.int32]
+    span: int
 
     def rounded(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         made = np.empty_like(x)
         for group in np.unique(self.group_of):
-            for inputs in np.split(np.flatnonzero(self.group_of == group), np.count_nonzero(self.group_of == group) // 32):
+            for inputs in np.split(np.flatnonzero(self.group_of == group), np.count_nonzero(self.group_of == group) // self.span):
                 step = np.abs(x[:, inputs]).max(axis=1, keepdims=True) / np.float32(127)
                 made[:, inputs] = np.rint(x[:, inputs] / step) * step
         return made
@@ -154,7 +156,9 @@ def test_the_native_runner_differs_by_its_activations_alone(
     """
     packed, dense, groups = both
     weights = map_weights(dense)
-    weights |= {name: Rounding(weights[name].dense(), group_of) for name, group_of in groups.items()}
+    stored = pack_weights(packed, 2, lambda stage, fraction: None)
+    spans = {name: weight.span for name, weight in stored.items() if isinstance(weight, PackedWeight)}
+    weights |= {name: Rounding(weights[name].dense(), group_of, spans[name]) for name, group_of in groups.items()}
     real = numpy_runner.providers
 
     def providers(team: Team) -> dict[str, Callable[..., Any]]:
@@ -163,7 +167,7 @@ def test_the_native_runner_differs_by_its_activations_alone(
 
     monkeypatch.setattr(numpy_runner, "providers", providers)
     reference = Driver(dense, weights)
-    native = NativeDriver(packed, pack_weights(packed, 2, lambda stage, fraction: None), threads=2, kv_dtype="f32")
+    native = NativeDriver(packed, stored, threads=2, kv_dtype="f32")
     steps = [log_softmax(driver.step(*enumerate(PROMPTS))) for driver in (reference, native)]
     apart = np.abs(steps[0] - steps[1]).max(axis=1)
     assert np.quantile(apart, 0.75) < 3e-5 and apart.max() < 0.03
