@@ -24,12 +24,13 @@ def few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 @native
 @pytest.mark.usefixtures("few_copies")
 def test_products_are_told_beside_the_ceilings_of_their_run() -> None:
-    asked = bench.cases(["Q8_0", "Q4_K"], [1, 8], [(64, 512)])
+    asked = bench.cases(["Q8_0", "Q4_K", "BF16"], [1, 8], [(64, 512)])
     told: list[float] = []
     report = bench.kernels(asked, 2, told.append)
     found = json.loads(json.dumps(report.as_dict()))
     assert [(each["format"], each["m"], each["n"], each["k"]) for each in found["products"]] == [
         ("Q8_0", 1, 64, 512), ("Q8_0", 8, 64, 512), ("Q4_K", 1, 64, 512), ("Q4_K", 8, 64, 512),
+        ("BF16", 1, 64, 512), ("BF16", 8, 64, 512),
     ]  # fmt: skip
     for each, product in zip(report.measured, found["products"], strict=True):
         assert 0 < product["seconds"] <= product["median_seconds"] < 1

@@ -230,14 +230,11 @@ class Copies:
         self._out = np.zeros((most_tokens, n), np.float32)
         self._plan = ext.native().Plan(ext.level_number(), team)
         self._clock = thread_time if team.threads == 1 else perf_counter
+        at = [int(array.ctypes.data) for array in (*self._inputs, self._out)]
         for weight in self._weights:
             self._plan.begin_products(False)
-            at = [int(array.ctypes.data) for array in (*self._inputs, self._out)]
-            number, _, _, group, address = weight.matrix
-            if kind in CODES:
-                self._plan.product(number, n, k, group, address, *at)
-            else:
-                self._plan.product_of_floats(number, n, k, address, *at)
+            add = self._plan.product if kind in CODES else self._plan.product_of_floats
+            add(*weight.matrix, *at)
 
     def timings(self, tokens: int, ceilings: Callable[[], tuple[float, float]]) -> list[Timing]:
         """Of one product, some, each behind its ceilings. The copies go on where the last timing stopped."""
