@@ -17,7 +17,7 @@ enum Format : int {
     kF32, kF16, kBF16,
     kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_NL, kIQ4_XS,
     kInt8, kInt4,                        // checkpoints of grouped integers: one scale (and zero) for `group` inputs
-    kQ8_0Screened,                       // Q8_0 in another layout: linear_screen.cpp
+    kQ8_0Screened,                       // Q8_0 and what screens it: linear_screen.cpp
     kFormats
 };
 

@@ -2,7 +2,7 @@
 //
 // First the matrix as any of Q8_0. Then, with q = 8 h + l, 0 <= l < 8, all h: records of 352 bytes a group with the scales of q. Then, for each
 // row, an eighth of its bound. The h stand beside the q: cut in two the matrix would take as little memory as before, but 8 bits that are put
-// together again make products of 2 to 8 tokens slower by a third.
+// together again make products of 2 to 8 tokens slower.
 //
 // Why bounds hold. Of a row, w = d q and e = d (l - 3.5); of a token, x as its codes and scales s say; G = k / 32 groups, u = 2^-24. The screen
 // sees d (8 h + 3.5) x: its codes are h + 16, and 15.5625 times the sum of x's codes is taken off. It leaves out e x, at most |e| |x|.

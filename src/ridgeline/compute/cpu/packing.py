@@ -47,7 +47,7 @@ SPAN: Final = 32
 """Inputs that kernels add up as integers: of `SUPERBLOCKS`; of INT8 and INT4 in groups that are made of whole long spans; of all others."""
 
 SCREENED: Final = {"Q8_0": len(FORMATS)}
-"""Formats that are packed in a second layout too, for telling the largest outputs from 5 of 8 bits (csrc/linear_screen.cpp)."""
+"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear_screen.cpp): their numbers then."""
 
 INTEGER_BITS: Final = {"INT8": 8, "INT4": 4}
 """Those of grouped integers."""
@@ -61,7 +61,7 @@ class PackedWeight:
     group  inputs that share a scale, for INT8 and INT4; else 0
     data   uint8, aligned to 64 bytes
     order  name of the vector that says which input each column multiplies; "": the columns are in the order of the inputs
-    screened  in the layout of `SCREENED`
+    screened  packed as one of `SCREENED`
     """
 
     kind: str
