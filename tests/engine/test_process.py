@@ -18,7 +18,8 @@ from ridgeline.core.events import Closed, Event, Finish
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.child import Child
-from ridgeline.engine.client import BUFFERED_OUTPUTS, EngineClient, RequestStream, State, restart_delay
+from ridgeline.engine.client import EngineClient, State, restart_delay
+from ridgeline.engine.streams import BUFFERED_OUTPUTS, RequestStream
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
 
 FAST = EngineConfig('fake:{"rows": 16, "pages": 4096}')

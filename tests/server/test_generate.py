@@ -1,7 +1,6 @@
 """Pieces of choices as the engine's outputs come in any order, and what is counted of them."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from ridgeline.core.commands import Output
 from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
+from ridgeline.engine.streams import RequestStream, Wakeup
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import Begun, Ended, Generation, Piece, Quiet, Shown, Tally
 from ridgeline.text.bytes import ByteTokenizer
@@ -24,13 +24,19 @@ class Engine:
     def __init__(self, *items: Output | Closed | float) -> None:
         self.items = items
         self.aborted: list[str] = []
+        self.answering: set[asyncio.Task[None]] = set()
 
-    async def submit(self, request: Admitted) -> AsyncIterator[Output | Closed]:
+    def submit(self, request: Admitted, wakeup: Wakeup) -> RequestStream:
+        stream = RequestStream(request, wakeup)
+        self.answering.add(asyncio.create_task(self.answer(stream)))
+        return stream
+
+    async def answer(self, stream: RequestStream) -> None:
         for item in self.items:
             if isinstance(item, float):
                 await asyncio.sleep(item)
             else:
-                yield item
+                stream.put(item)
 
     def send(self, command: Any) -> None:
         pass
@@ -58,6 +64,7 @@ def test_every_choice_has_the_scores_that_the_first_one_made() -> None:
     first = [Output("r", 0, (), prompt_logprobs=SCORES[:1]), Output("r", 0, (), prompt_logprobs=SCORES[1:])]
     last = [Output("r", 0, (66,), end=Finish.LENGTH), closed(0)]
     expected = {0: (None, *SCORES), 1: (None, *SCORES)}
+    items: list[Output | Closed]
     for items in ([*early, *first, *last], [*first, *early, *last], [*first, *last, *early], [first[0], *early, first[1], *last]):
         pieces = generated(Engine(*items), 2)
         assert {piece.index: piece.prompt_logprobs for piece in pieces if isinstance(piece, Begun)} == expected
@@ -84,3 +91,21 @@ def test_usage_is_what_the_engine_says_and_each_prompt_counts_once() -> None:
     for index in range(4):
         tally.add(Ended(index, Finish.STOP, None, Usage(3, 2, 16)))
     assert (tally.prompt_tokens, tally.completion_tokens, tally.cached_tokens) == (6, 8, 32)
+
+
+def test_a_wait_is_measured_from_its_own_start_whatever_timer_runs() -> None:
+    async def run() -> tuple[list[bool], float]:
+        wakeup, loop = Wakeup(), asyncio.get_running_loop()
+        loop.call_later(0.15, wakeup.set)
+        found = [await wakeup.wait(0.2)]
+        began = loop.time()
+        found.append(await wakeup.wait(0.2))
+        took = loop.time() - began
+        wakeup.set()
+        found += [await wakeup.wait(0.2), await wakeup.wait(0.01)]
+        wakeup.close()
+        return found, took
+
+    found, took = asyncio.run(run())
+    assert found == [True, False, True, False]
+    assert 0.19 < took < 1

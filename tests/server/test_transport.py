@@ -82,6 +82,36 @@ def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch
     assert events.closed == 1
 
 
+def test_a_client_that_reads_slowly_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten events take longer than one may: each is given its own time."""
+    monkeypatch.setattr(transport, "SEND_SECONDS", 0.2)
+    events, sent = Events(), 0
+
+    async def send(message: Any) -> None:
+        nonlocal sent
+        sent += 1
+        await asyncio.sleep(0.05)
+
+    asyncio.run(EventStream(events.events(), events.close)(SCOPE, never, send))
+    assert (sent, events.closed) == (12, 1)
+
+
+def test_bodies_take_the_shortest_way_to_the_server() -> None:
+    """What layers put around `send` sees the beginning of an answer alone."""
+    begun: list[Any] = []
+    bodies: list[Any] = []
+
+    async def send(message: Any) -> None:
+        begun.append(message["type"])
+
+    async def send_body(message: Any) -> None:
+        bodies.append(message["body"])
+
+    events = Events()
+    asyncio.run(EventStream(events.events(), events.close)({**SCOPE, transport.BODY: send_body}, never, send))
+    assert begun == ["http.response.start"] and len(bodies) == 11 and bodies[-1] == transport.DONE
+
+
 def test_a_client_that_has_gone_before_the_stream_began() -> None:
     events = Events()
 

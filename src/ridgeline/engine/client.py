@@ -6,21 +6,19 @@ Health is progress: an engine that has work, commits no step and does not comput
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.commands import Abort, Admit, Close, Command, Output
-from ridgeline.core.events import Closed, Event, Finish, Rejected
+from ridgeline.core.commands import Abort, Admit, Close, Command
+from ridgeline.core.events import Event, Finish
 from ridgeline.core.params import Admitted
 from ridgeline.engine.child import FAREWELL_SECONDS, Child
 from ridgeline.engine.messages import Fatal, Frame, Health, Message, Progress, Ready, WireError
-from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
+from ridgeline.engine.streams import OpenRequests, RequestStream, Wakeup
+from ridgeline.errors import ConfigError, EngineDeadError
 
-BUFFERED_OUTPUTS: Final = 2048
-"""Outputs that wait for a client to read them; one that lets more pile up is aborted."""
 STABLE_SECONDS: Final = 10.0
 """An engine that was ready for so long did not fail to start: the next one follows at once."""
 
@@ -44,112 +42,6 @@ class State(StrEnum):
 def restart_delay(failures: int) -> float:
     """Seconds to wait before the next start after so many engines in a row that did not last: 0, 1, 2, 4 … 30."""
     return 0.0 if failures < 1 else min(30.0, 2.0 ** min(failures - 1, 5))
-
-
-class RequestStream:
-    """What comes of one request: its outputs as steps commit, and a `Closed` for each choice. Iterate it once.
-
-    Raises EngineDeadError when the engine ends first, OverloadedError or RequestError when the engine refuses.
-    """
-
-    def __init__(self, request: Admitted) -> None:
-        self.request_id = request.request_id
-        self._open_choices = request.choices
-        self._items: deque[Output | Closed] = deque()
-        self._error: Exception | None = None
-        self._arrived = asyncio.Event()
-
-    def __aiter__(self) -> "RequestStream":
-        return self
-
-    async def __anext__(self) -> Output | Closed:
-        while not self._items:
-            if self._error is not None:
-                raise self._error
-            if self.ended:
-                raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._items.popleft()
-
-    @property
-    def ended(self) -> bool:
-        """Nothing further will arrive."""
-        return self._open_choices == 0 or self._error is not None
-
-    @property
-    def overflowing(self) -> bool:
-        """More waits to be read than any client that reads would leave."""
-        return len(self._items) > BUFFERED_OUTPUTS
-
-    def put(self, item: Output | Closed) -> None:
-        self._open_choices -= isinstance(item, Closed)
-        self._items.append(item)
-        self._arrived.set()
-
-    def fail(self, error: Exception) -> None:
-        """Ends the stream with `error` after what has arrived. Only the first error counts."""
-        self._error = self._error or error
-        self._arrived.set()
-
-
-class OpenRequests:
-    """The streams of all requests that are open, by request id."""
-
-    def __init__(self) -> None:
-        self._streams: dict[str, RequestStream] = {}
-
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._streams
-
-    def add(self, request: Admitted) -> RequestStream:
-        stream = self._streams[request.request_id] = RequestStream(request)
-        return stream
-
-    def deliver(self, frame: Frame) -> list[str]:
-        """Outputs first: a step's last ids come before the `Closed` that ends their choice.
-        Returns who does not read and is to be aborted."""
-        unread = []
-        for output in frame.outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is not None:
-                stream.put(output)
-                if stream.overflowing:
-                    message = f"{BUFFERED_OUTPUTS} outputs were not read in time; the request was aborted"
-                    self._fail(output.request_id, RequestError(message, code="client_too_slow", status=408))
-                    unread.append(output.request_id)
-        for event in frame.events:
-            if isinstance(event, Closed):
-                self._end_choice(event)
-            elif isinstance(event, Rejected):
-                self._refuse(event)
-        return unread
-
-    def fail_all(self, message: str) -> None:
-        """The engine is gone."""
-        for request_id in list(self._streams):
-            self._fail(request_id, EngineDeadError(message))
-
-    def _end_choice(self, closed: Closed) -> None:
-        stream = self._streams.get(closed.request_id)
-        if stream is not None:
-            stream.put(closed)
-            if stream.ended:
-                del self._streams[closed.request_id]
-
-    def _refuse(self, rejected: Rejected) -> None:
-        if rejected.retry_after_seconds is None:
-            self._fail(rejected.request_id, RequestError(rejected.message, code="request_rejected"))
-        else:
-            self._fail(rejected.request_id, OverloadedError(rejected.message, max(1, math.ceil(rejected.retry_after_seconds))))
-
-    def _fail(self, request_id: str, error: Exception) -> None:
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            stream.fail(error)
 
 
 class EngineClient:
@@ -223,11 +115,11 @@ class EngineClient:
     def open_requests(self) -> int:
         return len(self._open)
 
-    def submit(self, request: Admitted) -> RequestStream:
-        """Sends the request. Raises EngineDeadError while no engine is ready."""
+    def submit(self, request: Admitted, wakeup: Wakeup | None = None) -> RequestStream:
+        """Sends the request; `wakeup` is set whenever something comes of it. Raises EngineDeadError while no engine is ready."""
         if self.state is not State.READY:
             raise EngineDeadError(f"the engine is {self.state}; try again in a few seconds")
-        stream = self._open.add(request)
+        stream = self._open.add(request, wakeup)
         self.send(Admit(request))
         return stream
 

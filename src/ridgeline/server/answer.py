@@ -19,6 +19,7 @@ from ridgeline.server import wire
 from ridgeline.server.fields import Streaming
 from ridgeline.server.generate import Begun, Ended, Quiet, Shown, Source, Tally
 from ridgeline.server.served import Model
+from ridgeline.server.text_events import TextEvents
 from ridgeline.server.transport import KEEP_ALIVE, EventStream, unless_disconnected
 from ridgeline.text.stream import Release
 
@@ -73,10 +74,17 @@ class Collected:
 
 
 class Render(Protocol):
-    """The bodies of an endpoint. `begins`: whether a stream has an event at the beginning of each choice."""
+    """The bodies of an endpoint.
+
+    begins  whether a stream has an event at the beginning of each choice
+    plain   whether an event with new text shows nothing else of it
+    """
 
     @property
     def begins(self) -> bool: ...
+
+    @property
+    def plain(self) -> bool: ...
 
     def begin(self, begun: Begun, usage: wire.Usage | None) -> msgspec.Struct: ...
 
@@ -123,8 +131,12 @@ async def _whole(source: Source, render: Render) -> bytes:
 
 
 async def _events(source: Source, render: Render, streaming: Streaming) -> AsyncGenerator[bytes, None]:
+    texts = TextEvents(lambda shown: render.show(shown, None)) if render.plain and not streaming.continuous else None
     async with aclosing(source.pieces(streaming.quiet_seconds)) as pieces:
         async for piece in pieces:
+            if texts is not None and isinstance(piece, Shown):
+                yield texts.body(piece)
+                continue
             usage = _usage(source.tally) if streaming.continuous else None
             match piece:
                 case Begun() if render.begins:

@@ -15,7 +15,7 @@ from ridgeline.server import chat, completions, health, models, openapi, page
 from ridgeline.server.auth import Guard
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.service import Service
-from ridgeline.server.transport import Disconnected
+from ridgeline.server.transport import BODY, Disconnected
 
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 """What a client may call its request; anything else is replaced, never echoed."""
@@ -78,6 +78,7 @@ class RequestId:
             return
         sent = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = sent if REQUEST_ID.fullmatch(sent) else secrets.token_hex(16).encode()
+        scope[BODY] = send
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -3,23 +3,20 @@
 Serves every endpoint that generates, and counts what it gave. Knows no HTTP and no JSON.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.client import EngineClient
+from ridgeline.engine.streams import Wakeup
 from ridgeline.server.errors import ApiError
 from ridgeline.text.choice import Choice
 from ridgeline.text.stream import Release
 from ridgeline.text.tokenizer import Tokenizer
-
-READ_AHEAD: Final = 16
-"""Pieces that wait for a client; beyond them the engine's stream fills, which has its own bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +105,11 @@ class Generation:
         self._engine = engine
         self._requests = requests
         self._choices = sum(request.choices for request in requests)
+        self._wakeup = Wakeup()
         self.id = requests[0].request_id
         self.tally = Tally(requests[0].choices, sum(len(request.prompt) for request in requests))
         self._prompts = [
-            _Prompt(engine, request, params, tokenizer, number * request.choices) for number, request in enumerate(requests)
+            _Prompt(engine, request, params, tokenizer, number * request.choices, self._wakeup) for number, request in enumerate(requests)
         ]
 
     def abort(self) -> None:
@@ -120,54 +118,34 @@ class Generation:
             self._engine.abort(request.request_id)
 
     async def pieces(self, quiet_seconds: float | None = None) -> AsyncGenerator[Piece, None]:
-        """Pieces of all choices as they come: of each one `Begun` first, one `Ended` last. Iterate it once.
+        """Pieces of all choices as they come: of each one `Begun` first, one `Ended` last. Iterate it once. What is not asked for waits in
+        the engine's streams, which have a bound.
 
         quiet_seconds  after so long without a piece there is a `Quiet` one; None: never
         Raises what the engine's client raises, and ApiError where the engine ended a choice with an error.
         """
-        pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue(READ_AHEAD)
-        readers = [asyncio.create_task(_read(prompt.pieces(), pieces)) for prompt in self._prompts]
+        remaining = self._choices
         try:
-            remaining = self._choices
             while remaining:
-                piece = await _next(pieces, quiet_seconds)
-                if isinstance(piece, Exception):
-                    raise piece
-                self.tally.add(piece)
-                remaining -= isinstance(piece, Ended)
-                yield piece
+                if not await self._wakeup.wait(quiet_seconds):
+                    yield Quiet()
+                for prompt in self._prompts:
+                    for piece in prompt.pieces():
+                        self.tally.add(piece)
+                        remaining -= isinstance(piece, Ended)
+                        yield piece
         finally:
-            for reader in readers:
-                reader.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
-
-
-async def _next(pieces: "asyncio.Queue[Piece | Exception]", quiet_seconds: float | None) -> Piece | Exception:
-    try:
-        return pieces.get_nowait()
-    except asyncio.QueueEmpty:
-        pass
-    try:
-        async with asyncio.timeout(quiet_seconds):
-            return await pieces.get()
-    except TimeoutError:
-        return Quiet()
-
-
-async def _read(source: AsyncIterator[Piece], pieces: "asyncio.Queue[Piece | Exception]") -> None:
-    try:
-        async for piece in source:
-            await pieces.put(piece)
-    except Exception as error:
-        await pieces.put(error)
+            self._wakeup.close()
 
 
 class _Prompt:
     """The choices of one prompt: what the engine says in, pieces out. The engine hears of every end that is ours to decide."""
 
-    def __init__(self, engine: EngineClient, request: Admitted, params: SamplingParams, tokenizer: Tokenizer, first_index: int) -> None:
+    def __init__(
+        self, engine: EngineClient, request: Admitted, params: SamplingParams, tokenizer: Tokenizer, first_index: int, wakeup: Wakeup
+    ) -> None:
         self._engine = engine
-        self._stream = engine.submit(request)
+        self._stream = engine.submit(request, wakeup)
         self._ids = request.prompt
         self._choices = [Choice(request, index, params, tokenizer) for index in range(request.choices)]
         self._first_index = first_index
@@ -176,28 +154,30 @@ class _Prompt:
         self._early: list[Output | Closed] = []
         """Of other choices, before choice 0 has scored the prompt for all."""
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        async for item in self._stream:
+    def pieces(self) -> Iterator[Piece]:
+        """Of what has arrived."""
+        while (item := self._stream.take()) is not None:
             if item.choice and self._scores is None:
                 self._early.append(item)
                 continue
-            for piece in self._take(item):
-                yield piece
+            yield from self._take(item)
             while self._early and self._scores is not None:
-                for piece in self._take(self._early.pop(0)):
-                    yield piece
+                yield from self._take(self._early.pop(0))
 
     def _take(self, item: Output | Closed) -> Iterator[Piece]:
-        choice, index = self._choices[item.choice], self._first_index + item.choice
+        number = item.choice
+        choice, index = self._choices[number], self._first_index + number
         releases, close = choice.take(item) if isinstance(item, Output) else ([], None)
         if close is not None:
             self._engine.send(close)
-        if item.choice not in self._begun and (isinstance(item, Closed) or item.ids):
-            self._begun.add(item.choice)
+        if number not in self._begun and (isinstance(item, Closed) or item.ids):
+            self._begun.add(number)
             self._scores = (None, *choice.prompt_logprobs) if self._scores is None else self._scores
             yield Begun(index, self._ids, self._scores)
         if isinstance(item, Output):
-            yield from (Shown(index, release) for release in releases if release.ids)
+            for release in releases:
+                if release.ids:
+                    yield Shown(index, release)
         elif item.reason is Finish.ERROR:
             raise ApiError("engine_failed", item.message or "the engine ended this request with an error")
         else:

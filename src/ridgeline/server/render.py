@@ -35,6 +35,11 @@ class CompletionRender:
         """Whether anything of the prompt is asked for."""
         return self.echo or self.token_ids
 
+    @property
+    def plain(self) -> bool:
+        """Neither ids nor log-probabilities are asked for."""
+        return self.logprobs is None and not self.token_ids
+
     def begin(self, begun: Begun, usage: wire.Usage | None) -> wire.Completion:
         """The event with the prompt."""
         text, logprobs = self._prompt(begun) if self.echo else ("", None)

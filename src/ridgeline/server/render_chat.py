@@ -32,6 +32,11 @@ class ChatRender:
         """Every choice does."""
         return True
 
+    @property
+    def plain(self) -> bool:
+        """Neither ids nor log-probabilities are asked for."""
+        return not self.logprobs and not self.token_ids
+
     def begin(self, begun: Begun, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
         """The chunk that says who speaks."""
         prompt = list(begun.prompt) if self.token_ids else None

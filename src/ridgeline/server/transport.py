@@ -5,6 +5,7 @@ that wraps requests hides them.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
@@ -23,6 +24,8 @@ BODY_SECONDS: Final = 30.0
 SEND_SECONDS: Final = 30.0
 """How long a client may leave the socket full before its request is given up."""
 DONE: Final = b"data: [DONE]\n\n"
+BODY: Final = "ridgeline.body"
+"""In a scope: the server's own `send`, for bodies of streams. Layers around an endpoint look at nothing but the beginning of an answer."""
 KEEP_ALIVE: Final = b""
 """What `events` yields for a comment, which clients skip."""
 COMMENT: Final = b": keep-alive\n\n"
@@ -69,19 +72,19 @@ def json_response(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Answer]) -> Answer:
-    """The result of `work`; cancels it and raises Disconnected when the client goes first."""
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Answer], *watches: Coroutine[Any, Any, None]) -> Answer:
+    """The result of `work`; cancels it and raises Disconnected when the client goes, or one of `watches` ends, first."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
+    gone = [asyncio.ensure_future(each) for each in (_disconnect(receive), *watches)]
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, *gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise Disconnected
         return task.result()
     finally:
-        for each in (task, gone):
+        for each in (task, *gone):
             each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, *gone, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -103,29 +106,34 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._close = close
+        self._waits_since = math.inf
+        """When the client was given what it has not taken yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with aclosing(self._events):
-                await unless_disconnected(receive, self._write(send))
+                await unless_disconnected(receive, self._write(send, scope.get(BODY, send)), self._unread())
         finally:
             self._close()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, send_body: Send) -> None:
+        now = asyncio.get_running_loop().time
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+        async def write(data: bytes, more: bool = True) -> None:
+            self._waits_since = now()
+            await send_body({"type": "http.response.body", "body": data, "more_body": more})
+            self._waits_since = math.inf
+
         try:
             async for event in self._events:
-                await _send(send, COMMENT if event is KEEP_ALIVE else b"data: " + event + b"\n\n")
+                await write(COMMENT if event is KEEP_ALIVE else b"data: " + event + b"\n\n")
         except Exception as error:
-            if isinstance(error, Disconnected):
-                raise
-            await _send(send, b"data: " + as_api_error(error).body + b"\n\n")
-        await _send(send, DONE, last=True)
+            await write(b"data: " + as_api_error(error).body + b"\n\n")
+        await write(DONE, more=False)
 
-
-async def _send(send: Send, data: bytes, last: bool = False) -> None:
-    try:
-        async with asyncio.timeout(SEND_SECONDS):
-            await send({"type": "http.response.body", "body": data, "more_body": not last})
-    except TimeoutError:
-        raise Disconnected from None
+    async def _unread(self) -> None:
+        """Ends when one event has waited SEND_SECONDS for the client. It looks that rarely, so an event costs no timer."""
+        now = asyncio.get_running_loop().time
+        while (left := min(self._waits_since, now()) + SEND_SECONDS - now()) > 0:
+            await asyncio.sleep(left)

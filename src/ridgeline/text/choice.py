@@ -51,11 +51,13 @@ class Choice:
         """What may be shown now, and the close to send, at most once. Outputs after that close are nobody's."""
         if self._over:
             return [], None
-        self.prompt_logprobs += output.prompt_logprobs or ()
+        if output.prompt_logprobs:
+            self.prompt_logprobs += output.prompt_logprobs
         if not self._shows:
             return self._drop(output)
         self._count += len(output.ids)
-        self._logprobs += [each.logprob for each in output.logprobs or ()]
+        if output.logprobs:
+            self._logprobs += [each.logprob for each in output.logprobs]
         releases = [self._stream.push(output.ids, output.logprobs, ends_with_stop_id=output.end is Finish.STOP)]
         if output.end is not None and self._stream.stopped is None:
             releases.append(self._stream.finish())

@@ -4,12 +4,11 @@ Owns the bytes of a character that is not complete yet: a function of the ids so
 Never emits text of the prompt.
 """
 
-from codecs import getincrementaldecoder
+from codecs import utf_8_decode
 from collections.abc import Sequence
 
 from ridgeline.text.tokenizer import Tokenizer
 
-_Utf8 = getincrementaldecoder("utf-8")
 _CHARACTER_BYTES = 4
 _REPLACEMENT = "\ufffd"
 
@@ -22,25 +21,30 @@ class Detokenizer:
         """`prompt` matters where it ends inside a character that the outputs complete (a continuation by ids)."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._decoder = _Utf8("replace")
-        self._decoder.decode(self._last_bytes(prompt))
+        self._inside_prompt = False
+        self._rest = b""
+        """Bytes of the character that is not complete."""
+        self._decode(self._last_bytes(prompt))
         self._inside_prompt = self.incomplete
 
     def push(self, token: int) -> str:
         """The text that is complete with this token and was not before it; often a word, "" inside a character."""
-        return self._shown(self._decoder.decode(self._bytes(token)))
+        return self._decode(self._bytes(token))
 
     def finish(self) -> str:
         """What an incomplete character at the end stands for: "" or U+FFFD."""
-        return self._shown(self._decoder.decode(b"", final=True))
+        return self._decode(b"", final=True)
 
     @property
     def incomplete(self) -> bool:
         """Whether the last bytes wait for the rest of their character."""
-        return bool(self._decoder.getstate()[0])
+        return bool(self._rest)
 
-    def _shown(self, text: str) -> str:
+    def _decode(self, new: bytes, final: bool = False) -> str:
         """The prompt's text ended in U+FFFD where it ended inside a character; if the outputs don't complete it, that stands."""
+        data = self._rest + new
+        text, read = utf_8_decode(data, "replace", final)
+        self._rest = data[read:]
         if self._inside_prompt and text:
             self._inside_prompt = False
             return text.removeprefix(_REPLACEMENT)

@@ -24,8 +24,7 @@ class Stopped:
     keep: int
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """Tokens that may be shown now, in order and never again: columns of the same length.
 
     offset    characters of the outputs' text before these
@@ -137,13 +136,17 @@ class OutputStream:
         return self._release(len(self._held))
 
     def _release(self, count: int) -> Release:
+        offset = self._offset
+        if count == 1:  # What most steps bring, worth the shortest way.
+            token, logprobs, text, _ = self._held.popleft()
+            self._offset = offset + len(text)
+            return Release(offset, (token,), (text,), () if logprobs is None else (logprobs,), self.stopped)
         tokens = [self._held.popleft() for _ in range(count)]
-        release = Release(
-            offset=self._offset,
+        self._offset = offset + sum(len(token.text) for token in tokens)
+        return Release(
+            offset,
             ids=tuple(token.id for token in tokens),
             texts=tuple(token.text for token in tokens),
             logprobs=tuple(token.logprobs for token in tokens if token.logprobs is not None),
             stopped=self.stopped,
         )
-        self._offset += sum(map(len, release.texts))
-        return release
