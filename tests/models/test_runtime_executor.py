@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ridgeline.compute.exact.cache import KVCache, allocate_kv
+from ridgeline.compute.finite import finite_rows
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.core.params import RowParams, Sampling
@@ -32,7 +33,7 @@ class ContextRunner:
         self.seen: list[StepInputs] = []
 
     def run(self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = (), *, best: bool = False) -> dict[str, np.ndarray]:
-        assert taps == ("hidden",)
+        assert taps == (), "no prompt is scored here"
         self.seen.append(inputs)
         size = self.shape.block_tokens
         keys, _ = kv.layer(0)
@@ -51,8 +52,8 @@ class ContextRunner:
             full, window = read
             assert full[-len(window) :] == window
             logits[index, following(full)] = 1
-        hidden = np.where(inputs.ids == self.bad, np.float32(np.nan), np.float32(0))[:, None].repeat(3, axis=1)
-        return {"logits": logits, "hidden": hidden}
+        states = np.where(inputs.ids == self.bad, np.float32(np.nan), np.float32(0))[:, None].repeat(3, axis=1)
+        return {"logits": logits, "finite": finite_rows(states, inputs.row_of_token, len(inputs.kv_len))}
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         raise AssertionError("no prompt is scored here")

@@ -16,6 +16,7 @@ from ridgeline.compute.exact import attention, product
 from ridgeline.compute.exact.cache import KVCache
 from ridgeline.compute.exact.self_test import Exactness, HeadShape, check_exactness
 from ridgeline.compute.exact.threads import Team, one_blas_thread
+from ridgeline.compute.finite import finite_rows
 from ridgeline.compute.graph import Op, OpList, StepInputs
 from ridgeline.compute.lower import head_of, last_uses, lower
 from ridgeline.compute.ops.definition import Definition, Floats
@@ -85,15 +86,17 @@ class NumpyRunner:
             for op, dead in zip(self.oplist.ops, last_uses(self.oplist), strict=True)
         ]
 
-    def run(self, inputs: StepInputs, kv: KVCache, taps: Iterable[str] = (), *, best: bool = False) -> dict[str, Floats]:
+    def run(self, inputs: StepInputs, kv: KVCache, taps: Iterable[str] = (), *, best: bool = False) -> Values:
         """One step: the list's outputs, and the taps that are asked for, by name. Writes this step's K and V into `kv`.
 
-        `logits` is fp32 [S, V], also where only the best of them are needed (`best`); a tap over tokens is fp32 [T, …].
+        `logits` is fp32 [S, V], also where only the best of them are needed (`best`); a tap over tokens is fp32 [T, …]; `finite` bool [R]
+        is true of a row if all its tokens' final hidden states are.
         """
         values = self._start(inputs, kv)
         _run(self._steps, values)
         results = {name: values[value] for name, value in self.oplist.outputs.items()}
-        return results | {name: values[self.oplist.taps[name]] for name in taps}
+        finite = finite_rows(values[self.oplist.taps["hidden"]], inputs.row_of_token, len(inputs.kv_len))
+        return results | {name: values[self.oplist.taps[name]] for name in taps} | {"finite": finite}
 
     def logits(self, hidden: Floats) -> Floats:
         """Final hidden states fp32 [N, D], rows of the tap "hidden" of any steps, to logits fp32 [N, V].

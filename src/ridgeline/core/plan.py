@@ -83,7 +83,8 @@ class Result:
     sampled: tuple[tuple[int, ...], ...]
     """Ids sampled for row i: empty where it does not sample."""
     finite: bytearray
-    """1 where the final hidden states of all the row's tokens of this step are finite, sampled or not."""
+    """1 where the row's numbers are finite: of all its tokens of this step, sampled or not, those that keys and values are made from, and
+    the final hidden states of those that sample."""
     logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """For each row the sampled token's; None when no row asked."""
     timings: Timings = field(default_factory=Timings)

@@ -3,7 +3,7 @@
 Owns the team and the plan; never owns weights or the cache, and knows nothing of requests.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +17,8 @@ from ridgeline.compute.cpu.phases import PRODUCTS
 from ridgeline.compute.cpu.plan import SCREEN_COUNTS, NativePlan, Stored
 from ridgeline.compute.cpu.trace import StepTrace
 from ridgeline.compute.diff import stored_names
+from ridgeline.compute.early import ATTENDED
+from ridgeline.compute.finite import finite_rows
 from ridgeline.compute.graph import Op, OpList, Sizes, StepInputs
 from ridgeline.compute.lower import ORDER, SPAN, head_of, lower
 from ridgeline.compute.ops.definition import Floats
@@ -51,7 +53,7 @@ class NativeRunner:
         formats = {name: weight.kind for name, weight in packed.items()}
         formats |= {name + ORDER: weight.order for name, weight in packed.items() if weight.order}
         formats |= {name + SPAN: str(weight.span) for name, weight in packed.items()}
-        self.oplist = lower(oplist, "native", formats)
+        self.oplist, self._early = (lower(oplist, name, formats) for name in ("native, all tokens", "native"))
         self._weights, self._shape = weights, shape
         # Of a list that ends in a product, the largest of a row is found where it is made.
         self._reducible = self.oplist.ops[-1].name in PRODUCTS and self.oplist.values[self.oplist.outputs["logits"]].width == vocab
@@ -59,6 +61,7 @@ class NativeRunner:
         self._trace = trace
         self._team = ext.native().Team(threads)
         self._plan: NativePlan | None = None
+        self._whole: NativePlan | None = None
         self._head: NativePlan | None = None
 
     @property
@@ -66,18 +69,21 @@ class NativeRunner:
         """The threads, for others that compute between steps."""
         return self._team
 
-    def run(self, inputs: StepInputs, kv: NativeKVCache, taps: Iterable[str] = (), *, best: bool = False) -> dict[str, NDArray[Any]]:
-        """One step: `logits` fp32 [S, V], and the taps that are asked for, by name: views that the next step overwrites.
+    def run(self, inputs: StepInputs, kv: NativeKVCache, taps: Sequence[str] = (), *, best: bool = False) -> dict[str, NDArray[Any]]:
+        """One step: `logits` fp32 [S, V], `finite` bool [R], and the tap "hidden" fp32 [T, D] where it is asked for.
 
-        A tap over tokens is fp32 [T, …]. best: where the list allows it, `best` int32 [S] in place of `logits`: the lowest id of each
-        row's largest.
+        Logits and hidden states are views that the next step overwrites. With the tap the last layer is computed for all tokens, else
+        behind its attention only for selected ones. `finite` is true of a row if the final hidden states of its tokens are finite, or,
+        of tokens that have none, what the last attention made.
+        best: where the list allows it, `best` int32 [S] in place of `logits`: the lowest id of each row's largest.
         """
-        plan = self._of(kv)
+        whole = "hidden" in taps
+        oplist, plan = self.oplist if whole else self._early, self._of(kv, whole=whole)
         found = np.empty(len(inputs.select), np.int32)
         reduced = best and self._reducible
         self._run(plan, inputs, found.ctypes.data if reduced else 0)
-        values = {name: plan.first(self.oplist.taps[name], len(inputs.ids)) for name in taps}
-        return values | ({"best": found} if reduced else {"logits": plan.first(self.oplist.outputs["logits"], len(found))})
+        values = {name: plan.first(oplist.taps[name], len(inputs.ids)) for name in taps} | {"finite": _finite(plan, oplist, inputs)}
+        return values | ({"best": found} if reduced else {"logits": plan.first(oplist.outputs["logits"], len(found))})
 
     def logits(self, hidden: Floats) -> Floats:
         """Final hidden states fp32 [N, D] to logits fp32 [N, V], N at most what a step selects: a view that the next call overwrites.
@@ -105,7 +111,7 @@ class NativeRunner:
 
     def close(self) -> None:
         """Ends the runner's threads. Safe to call twice."""
-        self._plan = self._head = self._team = None
+        self._plan = self._whole = self._head = self._team = None
         if self._trace is not None:
             self._trace.close()
 
@@ -121,10 +127,16 @@ class NativeRunner:
             self._trace.count(began, "screened head", dict(zip(SCREEN_COUNTS, plan.native.screened, strict=True)))
         self._trace.write(began, plan.names, columns)
 
-    def _of(self, kv: NativeKVCache) -> NativePlan:
+    def _of(self, kv: NativeKVCache, *, whole: bool = False) -> NativePlan:
+        """The plan of a step over `kv`; that of steps that compute all tokens to the end is made for the first one."""
         if self._plan is None or self._plan.cache is not kv:
-            self._plan = NativePlan(self.oplist, self._weights, kv, self._shape, self._most, self._team)
-        return self._plan
+            self._plan = NativePlan(self._early, self._weights, kv, self._shape, self._most, self._team)
+            self._whole = None
+        if not whole:
+            return self._plan
+        if self._whole is None:
+            self._whole = NativePlan(self.oplist, self._weights, kv, self._shape, self._most, self._team)
+        return self._whole
 
     def _stored(self, op: Op, inputs: StepInputs, kv: NativeKVCache) -> tuple[Floats, ...]:
         """What a cache write stored for the step's tokens, as fp32 [T, KV heads, head dimension]: K, then V."""
@@ -144,6 +156,17 @@ def arguments(inputs: StepInputs) -> tuple[tuple[Any, ...], ...]:
         inputs.tables,
         inputs.slots,
     )
+
+
+def _finite(plan: NativePlan, oplist: OpList, inputs: StepInputs) -> NDArray[np.bool_]:
+    """[R]: whether a row's numbers are finite behind a step of `plan`, which runs `oplist`."""
+    rows, row = len(inputs.kv_len), inputs.row_of_token
+    if "hidden" in oplist.taps:
+        return finite_rows(plan.first(oplist.taps["hidden"], len(row)), row, rows)
+    selected = finite_rows(plan.first(oplist.taps["selected"], len(inputs.select)), row[inputs.select], rows)
+    if len(inputs.select) == len(row):
+        return selected
+    return selected & finite_rows(plan.first(oplist.taps[ATTENDED], len(row)), row, rows)
 
 
 def _all_of(count: int) -> StepInputs:

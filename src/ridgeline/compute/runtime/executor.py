@@ -9,7 +9,6 @@ That is safe since a row is given away only when no step in flight has it.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -40,6 +39,7 @@ class Runner(Protocol):
     def run(self, inputs: StepInputs, kv: Any, taps: Sequence[str] = (), *, best: bool = False) -> dict[str, NDArray[Any]]:
         """`logits` fp32 [S, V] of the selected positions, and the taps asked for; writes K and V into `kv`, the runner's cache.
 
+        `finite` bool [R] is `Result.finite`.
         best: only the lowest id of each row's largest logit is needed; a runner may return these, `best` [S], in place of `logits`.
         """
         ...
@@ -131,12 +131,16 @@ class StepExecutor:
         plan, inputs = work.plan, work.batch.complete(self._rows.last)
         if plan.copies:
             self._kv.copy(plan.copies)
-        values = self._runner.run(inputs, self._kv, taps=("hidden",), best=work.greedy)
-        finite = _finite(values["hidden"], inputs.cu_q)
+        scored = len(plan.select) > len(inputs.select)
+        values = self._runner.run(inputs, self._kv, taps=("hidden",) if scored else (), best=work.greedy)
         sampled, logprobs = self._choose(plan, work.params, inputs, values)
-        scores = prompt_logprobs(plan, inputs, self._rows, values["hidden"], self._runner.logits, self._info.vocab, self._score)
+        scores = self._scores(plan, inputs, values["hidden"]) if scored else None
         timings = Timings(queue=began - work.ready, copy=work.ready - work.submitted, run=perf_counter() - began)
-        return Result(plan.step, sampled, finite, logprobs, timings, scores)
+        return Result(plan.step, sampled, bytearray(values["finite"]), logprobs, timings, scores)
+
+    def _scores(self, plan: Plan, inputs: StepInputs, hidden: NDArray[np.float32]) -> tuple[tuple[TokenLogprobs, ...], ...] | None:
+        assert self._runner is not None
+        return prompt_logprobs(plan, inputs, self._rows, hidden, self._runner.logits, self._info.vocab, self._score)
 
     def _choose(
         self, plan: Plan, params: list[RowParams], inputs: StepInputs, values: Mapping[str, NDArray[Any]]
@@ -162,11 +166,3 @@ class StepExecutor:
         histories = [self._rows.histories[row] for row in rows]
         return self._sample(values["logits"][:, : self._info.vocab], asked, kv_len[chosen].tolist(), histories)
 
-
-def _finite(hidden: NDArray[np.float32], cu_q: NDArray[np.int32]) -> bytearray:
-    """1 for each row all of whose tokens' final hidden states [T, D] are finite."""
-    rows = len(cu_q) - 1
-    if isfinite(hidden.max()) and isfinite(hidden.min()):  # both are NaN where one number is: the quick answer of nearly every step
-        return bytearray(b"\1") * rows
-    tokens = np.logical_and.reduce(np.isfinite(hidden), axis=1)
-    return bytearray(np.logical_and.reduceat(tokens, cu_q[:-1]))
