@@ -165,4 +165,3 @@ class StepExecutor:
             return values["best"].tolist(), [None] * len(rows)
         histories = [self._rows.histories[row] for row in rows]
         return self._sample(values["logits"][:, : self._info.vocab], asked, kv_len[chosen].tolist(), histories)
-
