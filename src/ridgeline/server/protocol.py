@@ -1,10 +1,12 @@
 """HTTP/1.1 on a socket: uvicorn's parser, whose own refusals get the body that every other refusal has, and whose headers are bounded."""
 
-from typing import Final
+import asyncio
+from typing import Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.server.errors import ApiError
+from ridgeline.server.outgoing import Outgoing
 
 HEAD_BYTES: Final = 32 * 1024
 """Bytes of a request line and headers that may arrive before they are complete."""
@@ -15,6 +17,10 @@ class Protocol(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Every write of the connection goes through `Outgoing`."""
+        super().connection_made(cast(asyncio.Transport, Outgoing(transport, self.loop)))
 
     def data_received(self, data: bytes) -> None:
         """Counts what has arrived since a head began; uvicorn's parser itself would take headers without end."""
