@@ -7,8 +7,13 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-constexpr size_t kAhead = 4096;          // bytes between the record in work and the one that is fetched from memory
-constexpr size_t kBack = 3584;           // bytes from there back to the one that is fetched from the second-level cache into the first
+// Bytes between the record in work and the one that is fetched from memory; and from there back to the one that is fetched from the second-level
+// cache into the first.
+constexpr size_t kAhead = 4096, kBack = 3584;
+// One token waits for memory and reads two blocks in turn, record by record: a core has more lines of two streams on their way than of one. Its
+// records are fetched that far ahead; those that take few instructions a byte less far.
+constexpr int kStreams = 2;
+constexpr size_t kNear = 1024, kNearest = 512;
 
 // Activations of up to M tokens, from the first of them.
 struct Tokens {
@@ -23,10 +28,13 @@ inline Tokens tokens(const Codes& x, size_t k, size_t from) {
     return {x.codes + from * x.stride, x.scales + from * groups, x.sums + from * groups * 2, x.stride, groups};
 }
 
-// Records come from memory into the second-level cache, which bears more lines on their way than the first, and from there into the first.
-inline void fetch(const uint8_t* p, size_t bytes) {
-    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 0, 2);
-    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p - kBack + line, 0, 3);
+// Of one stream records come from memory into the second-level cache, which bears more lines on their way than the first, and from there into
+// the first. Of several the processor foresees the rest.
+template <size_t kBytes, int kStreams>
+inline void fetch(const uint8_t* record) {
+    constexpr size_t kFar = kStreams == 1 ? kAhead : kBytes < 512 ? kNear : kNearest;
+    for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kFar + line, 0, 2);
+    for (size_t line = 0; line < kBytes && kStreams == 1; line += 64) __builtin_prefetch(record + kAhead - kBack + line, 0, 3);
 }
 
 // acc += (integers of a part) * scale * activation's scale, minus minimum * activation's scale * (sum of the codes): the order that every
@@ -79,28 +87,52 @@ inline void add_record(const uint8_t* head, const uint8_t* record, const Tokens&
 
 inline void write(Vec sum, float* out, size_t columns) { columns == kBlockRows ? store(out, sum) : store_first(out, sum, columns); }
 
-// The 16 outputs of a block for M tokens.
-template <class F, int M>
-void direct_block(const uint8_t* block, size_t k, const Tokens& x, float* out, size_t out_stride, size_t columns) {
-    Vec acc[M];
-    for (size_t i = 0; i < M; ++i) acc[i] = zero();
+// Blocks `apart` bytes from each other for M tokens, onto their accumulators, those of the first block first.
+template <class F, int M, int kBlocks>
+void add_records(const uint8_t* block, size_t apart, size_t k, const Tokens& x, Vec* acc) {
     size_t group = 0;
     for (size_t span = 0; span < k / F::kSpan; ++span) {
         const uint8_t *head = block + span * kSpanBytes<F>, *record = head + F::kHead;
         for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g, ++group, record += kRecordBytes<F>) {
-            fetch(record + kAhead, kRecordBytes<F>);
-            add_record<F, M>(head, record, x, group, acc);
+            RIDGELINE_UNROLL
+            for (size_t i = 0; i < kBlocks; ++i) {
+                fetch<kRecordBytes<F>, kBlocks>(record + i * apart);
+                add_record<F, M>(head + i * apart, record + i * apart, x, group, acc + i * M);
+            }
         }
     }
-    for (size_t i = 0; i < M; ++i) write(acc[i], out + i * out_stride, columns);
 }
 
-// `m` tokens, at most M.
+// The 16 outputs of a block for `m` tokens, at most M.
 template <class F, int M>
 void direct(size_t m, const uint8_t* block, size_t k, const Tokens& x, float* out, size_t out_stride, size_t columns) {
     if constexpr (M > 1)
         if (m < M) return direct<F, M - 1>(m, block, k, x, out, out_stride, columns);
-    direct_block<F, M>(block, k, x, out, out_stride, columns);
+    Vec acc[M];
+    for (size_t i = 0; i < M; ++i) acc[i] = zero();
+    add_records<F, M, 1>(block, 0, k, x, acc);
+    for (size_t i = 0; i < M; ++i) write(acc[i], out + i * out_stride, columns);
+}
+
+// How many of `count` blocks lie between those that m tokens read together; 0 where each is read alone.
+inline size_t blocks_apart(size_t m, size_t count) { return m == 1 ? count / kStreams : 0; }
+
+inline size_t columns_of(const Matrix& matrix, size_t block) {
+    const size_t left = matrix.n - block * kBlockRows;
+    return left < kBlockRows ? left : kBlockRows;
+}
+
+// Outputs of one token for the kStreams * `apart` blocks from `first` on; `add` is add_records or what does its work.
+template <class F>
+void multiply_streams(const Matrix& matrix, const Tokens& x, float* out, size_t first, size_t apart,
+                      void (*add)(const uint8_t*, size_t, size_t, const Tokens&, Vec*)) {
+    const size_t bytes = block_bytes<F>(matrix.k);
+    for (size_t block = first; block < first + apart; ++block) {
+        Vec acc[kStreams];
+        for (Vec& sum : acc) sum = zero();
+        add(matrix.data + block * bytes, apart * bytes, matrix.k, x, acc);
+        for (size_t i = 0; i < kStreams; ++i) write(acc[i], out + (block + i * apart) * kBlockRows, columns_of(matrix, block + i * apart));
+    }
 }
 
 }  // namespace

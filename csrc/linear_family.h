@@ -21,8 +21,10 @@ constexpr int kTile = 1;
 // A tile at a time straight from the records.
 template <class F>
 void multiply_directly(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count) {
-    for (size_t block = first; block < first + count; ++block) {
-        const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
+    const size_t apart = blocks_apart(m, count);
+    multiply_streams<F>(matrix, tokens(x, matrix.k, 0), to.out, first, apart, add_records<F, 1, kStreams>);
+    for (size_t block = first + kStreams * apart; block < first + count; ++block) {
+        const size_t columns = columns_of(matrix, block);
         const uint8_t* data = matrix.data + block * block_bytes<F>(matrix.k);
         for (size_t from = 0; from < m; from += kTile) {
             const size_t here = m - from < kTile ? m - from : kTile;

@@ -34,42 +34,66 @@ inline void add_part(const uint8_t* record, size_t part, const int8_t* codes, si
     }
 }
 
-// One span onto M accumulators.
-template <class F, int M>
-inline void direct_span(const uint8_t* head, const Tokens& x, size_t group, Vec* acc) {
-    constexpr bool kBeside = kSpanMinima<F> || kCentredParts<F>;
-    Ints dot[M], beside[M];
-    Totals<F> totals[kBeside ? M : 1];
-    RIDGELINE_UNROLL
-    for (size_t i = 0; i < M; ++i) {
-        const int32_t* sums = x.sums + (i * x.groups + group) * 2;
-        dot[i] = beside[i] = ints(0);
-        if constexpr (kBeside) totals[i].gather(sums);
-        if constexpr (kZerosOfRows<F>) dot[i] = (F::zeros(head) + ints(kSigned<F::Coding::kBits> ? 0 : F::kZero)) * ints(-total<F>(sums));
-    }
-    const uint8_t* record = head + F::kHead;
-    const int8_t* codes = x.codes + group * kCodeGroup;
+// Blocks `apart` bytes from each other for M tokens, one span of each: onto the integers of their outputs, those of the first block first.
+template <class F, int M, int kBlocks>
+inline void add_span_records(const uint8_t* record, size_t apart, const int8_t* codes, size_t stride, Ints* dot) {
 #pragma GCC unroll 1
     for (size_t g = 0; g < kSpanGroups<F>; ++g, record += kRecordBytes<F>, codes += kCodeGroup) {
-        fetch(record + kAhead, kRecordBytes<F>);
         RIDGELINE_UNROLL
-        for (size_t part = 0; part < F::kParts; ++part) add_part<F, M>(record, part, codes, x.stride, dot);
-    }
-    if constexpr (kBeside) {
-        RIDGELINE_UNROLL
-        for (size_t pair = 0; pair < kSpanParts<F> / 2; ++pair) {
-            const Twins by = twins_of<F>(head + F::kHead, pair);
+        for (size_t i = 0; i < kBlocks; ++i) {
+            fetch<kRecordBytes<F>, kBlocks>(record + i * apart);
             RIDGELINE_UNROLL
-            for (size_t i = 0; i < M; ++i) beside[i] = beside[i] + totals[i].times(by, pair);
+            for (size_t part = 0; part < F::kParts; ++part) add_part<F, M>(record + i * apart, part, codes, stride, dot + i * M);
         }
     }
+}
+
+// One span of these blocks onto their accumulators.
+template <class F, int M, int kBlocks>
+inline void direct_span(const uint8_t* first, size_t apart, const Tokens& x, size_t group, Vec* acc) {
+    constexpr bool kBeside = kSpanMinima<F> || kCentredParts<F>;
+    Ints dot[kBlocks * M];
+    Totals<F> totals[kBeside ? M : 1];
     RIDGELINE_UNROLL
-    for (size_t i = 0; i < M; ++i) {
-        const float x_scale = x.scales[i * x.groups + group];
-        if constexpr (kCentredParts<F>) dot[i] = dot[i] - beside[i] * ints(F::kZero);
-        acc[i] = add_span(acc[i], dot[i], F::scale(head), x_scale);
-        if constexpr (kSpanMinima<F>) acc[i] = add_minima(acc[i], beside[i], F::minimum(head), x_scale);
+    for (size_t i = 0; i < kBlocks * M; ++i) {
+        const int32_t* sums = x.sums + (i % M * x.groups + group) * 2;
+        dot[i] = ints(0);
+        if constexpr (kBeside)
+            if (i < M) totals[i].gather(sums);
+        if constexpr (kZerosOfRows<F>)
+            dot[i] = (F::zeros(first + i / M * apart) + ints(kSigned<F::Coding::kBits> ? 0 : F::kZero)) * ints(-total<F>(sums));
     }
+    add_span_records<F, M, kBlocks>(first + F::kHead, apart, x.codes + group * kCodeGroup, x.stride, dot);
+    RIDGELINE_UNROLL
+    for (size_t block = 0; block < kBlocks; ++block, acc += M) {
+        const uint8_t* head = first + block * apart;
+        Ints beside[M];
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) beside[i] = ints(0);
+        if constexpr (kBeside) {
+            RIDGELINE_UNROLL
+            for (size_t pair = 0; pair < kSpanParts<F> / 2; ++pair) {
+                const Twins by = twins_of<F>(head + F::kHead, pair);
+                RIDGELINE_UNROLL
+                for (size_t i = 0; i < M; ++i) beside[i] = beside[i] + totals[i].times(by, pair);
+            }
+        }
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) {
+            const float x_scale = x.scales[i * x.groups + group];
+            Ints sum = dot[block * M + i];
+            if constexpr (kCentredParts<F>) sum = sum - beside[i] * ints(F::kZero);
+            acc[i] = add_span(acc[i], sum, F::scale(head), x_scale);
+            if constexpr (kSpanMinima<F>) acc[i] = add_minima(acc[i], beside[i], F::minimum(head), x_scale);
+        }
+    }
+}
+
+// As add_records.
+template <class F, int M, int kBlocks>
+void add_spans(const uint8_t* block, size_t apart, size_t k, const Tokens& x, Vec* acc) {
+    for (size_t group = 0; group < k / kCodeGroup; group += kSpanGroups<F>, block += kSpanBytes<F>)
+        direct_span<F, M, kBlocks>(block, apart, x, group, acc);
 }
 
 // The 16 outputs of a block for `m` tokens, at most M.
@@ -79,7 +103,7 @@ void direct_spans(size_t m, const uint8_t* block, size_t k, const Tokens& x, con
         if (m < M) return direct_spans<F, M - 1>(m, block, k, x, to, columns);
     Vec acc[M];
     for (size_t i = 0; i < M; ++i) acc[i] = zero();
-    for (size_t group = 0; group < k / kCodeGroup; group += kSpanGroups<F>, block += kSpanBytes<F>) direct_span<F, M>(block, x, group, acc);
+    add_spans<F, M, 1>(block, 0, k, x, acc);
     for (size_t i = 0; i < M; ++i) write(acc[i], to.out + i * to.stride, columns);
 }
 

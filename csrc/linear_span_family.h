@@ -15,8 +15,10 @@ constexpr size_t kDirectSpanTokens = F::Coding::kBits == 8 ? 8 : F::Coding::kBit
 // A tile of tokens at a time straight from the records.
 template <class F>
 void multiply_spans_directly(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count) {
-    for (size_t block = first; block < first + count; ++block) {
-        const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
+    const size_t apart = blocks_apart(m, count);
+    multiply_streams<F>(matrix, tokens(x, matrix.k, 0), to.out, first, apart, add_spans<F, 1, kStreams>);
+    for (size_t block = first + kStreams * apart; block < first + count; ++block) {
+        const size_t columns = columns_of(matrix, block);
         const uint8_t* data = matrix.data + block * block_bytes<F>(matrix.k);
         for (size_t from = 0; from < m; from += kTile) {
             const Product part = {to.out + from * to.stride + block * kBlockRows, to.stride};
