@@ -5,6 +5,7 @@ Owns the order of going up and down. Never exits the process: errors are raised.
 
 import asyncio
 import errno
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -48,7 +49,10 @@ class _Server(uvicorn.Server):
 
 async def _serve(service: Service, server: uvicorn.Server, listener: socket.socket, on_ready: Callable[[Model, str], None]) -> None:
     async def work() -> None:
-        on_ready(await service.start(), _url(listener))
+        model = await service.start()
+        gc.collect()
+        gc.freeze()  # what has been loaded stays: a collection that walked over a vocabulary would hold up every stream
+        on_ready(model, _url(listener))
         await service.lost()
 
     stopping = _stop_on_signals(service, server)
