@@ -36,7 +36,7 @@ struct Q4_1 : AffineGroup<Codings<4>, 20> {
 };
 
 // d, m, 32 fifth bits, 32 nibbles.
-struct Q5_1 : AffineGroup<Codings<4, 1>, 24> {
+struct Q5_1 : AffineGroup<OwnBytes<5>, 24> {
     static void codes(const uint8_t* block, uint8_t* codes) {
         split_nibbles(block + 8, codes);
         add_fifth_bits(block + 4, codes);

@@ -62,7 +62,7 @@ struct Q4_0 : ScaledGroup<Codings<4>, 8, 18> {
 };
 
 // d, 32 fifth bits, 32 nibbles: (q - 16) d.
-struct Q5_0 : ScaledGroup<Codings<4, 1>, 16, 22> {
+struct Q5_0 : ScaledGroup<OwnBytes<5>, 16, 22> {
     static void codes(const uint8_t* block, uint8_t* codes) {
         split_nibbles(block + 6, codes);
         add_fifth_bits(block + 2, codes);

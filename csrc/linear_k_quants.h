@@ -79,7 +79,7 @@ inline void add_upper_bits(const uint8_t* __restrict bytes, size_t from, uint8_t
 // 128 bytes of nibbles, 64 of upper two bits, 16 signed scales, d: (q - 32) d s. Packed: 16 d in front of a span; behind the codes of a record
 // the scales of its first half, 16 rows, and of its second.
 struct Q6_K {
-    using Coding = Codings<4, 2>;
+    using Coding = OwnBytes<6>;
     static constexpr size_t kSpan = 256, kFileBytes = 210, kHead = 32, kScales = 32, kParts = 2, kRecord = Coding::kBytes + kScales;
     static constexpr int kZero = 32;
     static constexpr bool kMinima = false;

@@ -21,7 +21,7 @@ inline void join_fields(uint8_t* __restrict bytes, size_t width, size_t lift, co
 }
 
 // As Q4_K, with 32 bytes of fifth bits before the nibbles: bit j of a byte belongs to group j.
-struct Q5_K : AffineSuperblock<Codings<4, 1>, 176> {
+struct Q5_K : AffineSuperblock<OwnBytes<5>, 176> {
     static void codes(const uint8_t* block, uint8_t* codes) {
         for (size_t c = 0; c < 4; ++c) split_nibbles(block + 48 + 32 * c, codes + 64 * c, 32);
         split_fields(block + 16, 1, 4, codes);

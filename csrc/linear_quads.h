@@ -201,6 +201,46 @@ struct Codings<kLow, 0> {
     }
 };
 
+// Codes of 5 or 6 bits, most of them in bytes of their own, which one operation reads: 64-byte piece t < kBits has quad t in its lower bits and a
+// field of the rest above; the fields of some pieces together are the other quads. Of 5 bits piece 4 holds four fields of two bits instead.
+template <int kCodeBits>
+struct OwnBytes {
+    static constexpr int kBits = kCodeBits;
+    static constexpr size_t kBytes = kQuadBytes * kBits;
+    static constexpr char kMask = (1 << kBits) - 1;
+    static int value(uint8_t code) { return code; }
+    static Quad field(const uint8_t* planes, size_t piece, unsigned from, unsigned to, int mask) {
+        return shifted(load_quad(planes + piece * kQuadBytes), from, to, static_cast<char>(mask << to));
+    }
+    static Quad quad(const uint8_t* planes, size_t t) {
+        if (kBits == 5) {
+            if (t < 4) return field(planes, t, 0, 0, 31);
+            return either(field(planes, t - 4, 5, 0, 7), field(planes, 4, 2 * static_cast<unsigned>(t - 4), 3, 3));
+        }
+        if (t < 6) return field(planes, t, 0, 0, 63);
+        const size_t first = 3 * (t - 6);
+        return either(either(field(planes, first, 6, 0, 3), field(planes, first + 1, 6, 2, 3)), field(planes, first + 2, 6, 4, 3));
+    }
+    static void write(uint8_t* planes, const Quad* quads) {
+        Quad own[kBits];
+        if (kBits == 5) {
+            for (size_t t = 0; t < 4; ++t) own[t] = either(quads[t], shifted(quads[t + 4], 0, 5, static_cast<char>(7 << 5)));
+            own[4] = shifted(quads[4], 3, 0, 3);
+            for (unsigned t = 1; t < 4; ++t) own[4] = either(own[4], shifted(quads[4 + t], 3, 2 * t, static_cast<char>(3 << 2 * t)));
+        } else {
+            for (unsigned t = 0; t < 6; ++t) own[t] = either(quads[t], shifted(quads[6 + t / 3], 2 * (t % 3), 6, static_cast<char>(3 << 6)));
+        }
+        for (size_t t = 0; t < kBits; ++t) store_quad(planes + t * kQuadBytes, own[t]);
+    }
+    static void read(const uint8_t* planes, size_t row, uint8_t* codes) {
+        for (size_t t = 0; t < kGroupQuads; ++t) {
+            uint8_t bytes[kQuadBytes];
+            store_quad(bytes, quad(planes, t));
+            memcpy(codes + 4 * t, bytes + 4 * row, 4);
+        }
+    }
+};
+
 }  // namespace
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline
