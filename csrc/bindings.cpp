@@ -284,17 +284,21 @@ void bind_plan(nb::module_& m) {
         const KVLayer cache = kv_layer(type, keys, values, kv_heads, head_dim, block_tokens);
         p.add_attention({cache, heads, group, scale, window, softcap}, pointer<const float>(q), pointer<float>(out));
     });
+    // best, keep, maxima: `Wanted`, 0 for what is not asked for.
     plan.def("run", [](Plan& p, nb::tuple sizes, nb::tuple columns, nb::tuple tables, nb::tuple slots, std::size_t first, std::size_t last,
-                       Address trace, Address best) {
+                       Address trace, Address best, Address keep, Address maxima) {
         const Step now = step(sizes, columns, tables, slots);
+        const Wanted wanted = {pointer<std::int32_t>(best), pointer<const std::int32_t>(keep), pointer<float>(maxima)};
         nb::gil_scoped_release unlocked;
-        p.run(now, first, last, pointer<Trace>(trace), pointer<std::int32_t>(best));
-    });
+        p.run(now, first, last, pointer<Trace>(trace), wanted);
+    }, nb::arg("sizes"), nb::arg("columns"), nb::arg("tables"), nb::arg("slots"), nb::arg("first"), nb::arg("last"), nb::arg("trace") = 0,
+       nb::arg("best") = 0, nb::arg("keep") = 0, nb::arg("maxima") = 0);
 }
 
 // Rows are an array of `SampleRow`, whose size Python checks.
 void bind_sample(nb::module_& m) {
     m.attr("SAMPLE_ROW_BYTES") = sizeof(SampleRow);
+    m.attr("SAMPLE_BLOCK") = kSampleBlock;
     nb::class_<Sampler>(m, "Sampler")
         .def("__init__", [](Sampler* self, int level, std::shared_ptr<Team> team, std::size_t vocab) {
             new (self) Sampler(*kernels(level).sample, std::move(team), vocab);

@@ -49,8 +49,7 @@ struct Screening {
     float* sizes;                        // [tokens] from `measure`; NaN where a token has no bounds
     int32_t* offsets;                    // [tokens, k / 16]
     float* bounds;                       // [blocks, tokens]: no output of the 16 rows is larger
-    float* best;                         // [tokens]: the largest of these, and the block that has it
-    int32_t* where;
+    float* best;                         // [tokens]: the largest of these
 };
 
 struct LinearKernels {

@@ -127,8 +127,7 @@ inline Vec bound_block(const Screening& of, const float* bounds, size_t first, s
         test = fma(most, zero(), test);
         to[i] = largest_of(most);
     }
-    for (size_t i = 0; i < m; ++i)
-        if (to[i] > best[i]) best[i] = to[i], of.where[from + i] = static_cast<int32_t>(block);
+    for (size_t i = 0; i < m; ++i) best[i] = to[i] > best[i] ? to[i] : best[i];
     return test;
 }
 
@@ -205,7 +204,7 @@ bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t fi
     const Parts parts(matrix.n, matrix.k);
     const float* bounds = reinterpret_cast<const float*>(matrix.data + parts.bounds);
     const size_t m = of.tokens;
-    for (size_t i = 0; i < m; ++i) of.best[i] = -INFINITY, of.where[i] = static_cast<int32_t>(first);
+    for (size_t i = 0; i < m; ++i) of.best[i] = -INFINITY;
 #if defined(__AVX2__) && !defined(__AVX512F__)
     if (const size_t panel = panel_tokens<High>(matrix.k); m > kFewTokens && panel > 0) {
         Vec test = zero();

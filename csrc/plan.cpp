@@ -13,6 +13,7 @@ constexpr size_t kChunksEach = 4;        // chunks a thread: enough to even out,
 // end closer together.
 constexpr size_t kFewTokens = 8, kMostChunksEach = 16, kFineBytes = 256 << 10;
 constexpr size_t kMostBlocks = 64;       // of a chunk: the last one is what the others wait for
+constexpr size_t kSampleBlocks = kSampleBlock / kBlockRows;  // a chunk of the last product has blocks of the sampler whole
 
 int64_t nanoseconds() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -85,7 +86,7 @@ void Plan::add_attention(const Attention& op, const float* q, float* out) {
     }
 }
 
-void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, int32_t* best) {
+void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, const Wanted& wanted) {
     // The counters first: a thread that is late by a step may count the chunks of what follows, and must find none of its own to claim.
     const uint64_t tag = team_->next_step() << 32;
     for (Counter& counter : counters_) {
@@ -99,18 +100,22 @@ void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, int32_
     trace_ = trace;
     began_ = trace == nullptr ? 0 : nanoseconds();
     cut_attention();
-    best_ = best != nullptr;
-    const size_t slices = best_ ? ceiling(head().blocks, blocks_each(head(), step_)) : 0;
-    screened_ = best_ && screen_ && screen_->begin(step.selected, blocks_each(head(), step_));
-    if (best_) {
+    wanted_ = wanted;
+    const bool best = wanted.best != nullptr, few = best || (wanted.keep != nullptr && wanted.maxima != nullptr);
+    const size_t slices = best ? ceiling(head().blocks, blocks_each(head(), step_)) : 0;
+    screened_ = few && screen_ && screen_->begin(step.selected, blocks_each(head(), step_), best ? nullptr : wanted.keep);
+    if (best) {
         best_values_.resize(step.selected * slices);
         best_ids_.resize(step.selected * slices);
         for (std::vector<float>& each : outputs_) each.resize(step.selected * blocks_each(head(), step_) * kBlockRows);
     }
     team_->enter(walk, this);
-    if (screened_) return screen_->end(best);
-    for (size_t row = 0; row < step.selected && best_; ++row)
-        best[row] = kernels_.sample->argmax_merge(&best_values_[row * slices], &best_ids_[row * slices], slices);
+    if (screened_) {
+        screen_->end();
+        return best ? screen_->best(wanted.best) : void();
+    }
+    for (size_t row = 0; row < step.selected && best; ++row)
+        wanted.best[row] = kernels_.sample->argmax_merge(&best_values_[row * slices], &best_ids_[row * slices], slices);
 }
 
 void Plan::cut_attention() {
@@ -163,7 +168,6 @@ size_t Plan::chunks(const Phase& phase, const Step& step) const {
 
 void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int thread) {
     uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
-    float* outputs = outputs_[static_cast<size_t>(thread)].data();
     const Cut* cut = phase.kind == PhaseKind::attention || phase.kind == PhaseKind::merge ? &cuts_[phase.cut] : nullptr;
     switch (phase.kind) {
         case PhaseKind::rows: {
@@ -174,7 +178,10 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
         }
         case PhaseKind::products: {
             const size_t place = in_streams(chunk, chunks(phase, step), scratch_.size());
-            return best_ && &phase == &head() ? find_best(phase, step, place, thread) : multiply(phase, step, place, thread);
+            if (wanted_.best != nullptr && &phase == &head()) return find_best(phase, step, place, thread);
+            multiply(phase, step, place, thread);
+            if (wanted_.maxima != nullptr && &phase == &head()) find_maxima(phase, step, place);
+            return;
         }
         case PhaseKind::attention:
             return kernels_.attention->attend(phase.attention, step, cut->items[chunk], phase.q, partials_.data(), phase.out, scratch);
@@ -183,18 +190,23 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
         case PhaseKind::measure: case PhaseKind::threshold: {
             const size_t rows = rows_of(phase, step), count = chunks(phase, step);
             for (size_t row = rows * chunk / count; row < rows * (chunk + 1) / count; ++row)
-                phase.kind == PhaseKind::measure ? screen_->measure(row) : screen_->threshold(row, outputs, scratch);
+                phase.kind == PhaseKind::measure ? screen_->measure(row) : screen_->threshold(row, scratch);
             return;
         }
         case PhaseKind::bound: return screen_->bound(in_streams(chunk, chunks(phase, step), scratch_.size()), scratch);
-        case PhaseKind::compute: return screen_->compute(in_streams(chunk, chunks(phase, step), scratch_.size()), outputs, scratch);
+        case PhaseKind::compute: {
+            const size_t place = in_streams(chunk, chunks(phase, step), scratch_.size());
+            if (wanted_.best != nullptr) return screen_->find(place, outputs_[static_cast<size_t>(thread)].data(), scratch);
+            return screen_->write(place, head().products.front().to, wanted_.maxima, scratch);
+        }
     }
 }
 
 size_t Plan::blocks_each(const Phase& phase, const Step& step) const {
     size_t each = kChunksEach;
     if (rows_of(phase, step) <= kFewTokens) each = std::clamp(phase.bytes / (scratch_.size() * kFineBytes), kChunksEach, kMostChunksEach);
-    return std::clamp<size_t>(phase.blocks / (scratch_.size() * each), 1, kMostBlocks);
+    each = std::clamp<size_t>(phase.blocks / (scratch_.size() * each), 1, kMostBlocks);
+    return &phase == &head() ? ceiling(each, kSampleBlocks) * kSampleBlocks : each;
 }
 
 void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thread) {
@@ -211,6 +223,15 @@ void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thr
         kernels_.linear->multiply_floats(op.matrix, op.x, op.matrix.k, m, to, first, count, scratch);
     for (size_t row = 0; row < m; ++row)
         kernels_.sample->argmax_slice(outputs + row * stride, column, columns, &best_values_[row * slices + chunk], &best_ids_[row * slices + chunk]);
+}
+
+// While the outputs of a chunk are in cache.
+void Plan::find_maxima(const Phase& phase, const Step& step, size_t chunk) {
+    const ProductOp& op = phase.products.front();
+    const size_t size = blocks_each(phase, step), column = chunk * size * kBlockRows, columns = std::min(op.matrix.n - column, size * kBlockRows);
+    for (size_t row = 0; row < step.selected; ++row)
+        kernels_.sample->maxima(op.to.out + row * op.to.stride + column, columns,
+                                wanted_.maxima + row * ceiling(op.matrix.n, kSampleBlock) + column / kSampleBlock);
 }
 
 void Plan::multiply(const Phase& phase, const Step& step, size_t chunk, int thread) {

@@ -37,6 +37,14 @@ struct Phase {
     size_t cut = 0;                      // which of the plan's cuts into items
 };
 
+// What is wanted of the last product, a matrix by itself, for the selected rows. All of it null: outputs.
+struct Wanted {
+    int32_t* best = nullptr;             // [selected]: the number of each row's largest output, in place of outputs
+    const int32_t* keep = nullptr;       // [selected]: so many of the largest outputs are needed, and those that equal the last; 0: all
+    float* maxima = nullptr;             // [selected, ceil(n / kSampleBlock)]: beside outputs the largest of each block of them, NaN where one
+                                         // is; -infinity where `keep` needs none, and no output is written
+};
+
 // What one thread did in one phase: nanoseconds since the step began, and chunks.
 struct Trace {
     int64_t began, ended, chunks;
@@ -53,7 +61,7 @@ public:
     void add_row(const RowOp& op);
     void add_product(const ProductOp& op);
     // Behind the last phase, which is a single product with a screened matrix: phases that stand in for it where only the largest of each row
-    // is wanted.
+    // are wanted.
     void add_screen();
     // The attention and, behind it, the merging of its partial results.
     void add_attention(const Attention& op, const float* q, float* out);
@@ -61,9 +69,8 @@ public:
     size_t phases() const { return phases_.size(); }
     Screen::Counts screened() const { return screen_ ? screen_->counts() : Screen::Counts{}; }
 
-    // Runs phases first … last - 1. `trace` [threads, phases] or null. `best` [selected] or null: then the last product is not written;
-    // the number of each row's largest output is. Not to be called by two threads at a time.
-    void run(const Step& step, size_t first, size_t last, Trace* trace, int32_t* best);
+    // Runs phases first … last - 1. `trace` [threads, phases] or null. Not to be called by two threads at a time.
+    void run(const Step& step, size_t first, size_t last, Trace* trace, const Wanted& wanted);
 
 private:
     static constexpr size_t kScreenPhases = 4;
@@ -81,6 +88,7 @@ private:
     void compute(const Phase& phase, const Step& step, size_t chunk, int thread);
     void multiply(const Phase& phase, const Step& step, size_t chunk, int thread);
     void find_best(const Phase& phase, const Step& step, size_t chunk, int thread);
+    void find_maxima(const Phase& phase, const Step& step, size_t chunk);
     size_t blocks_each(const Phase& phase, const Step& step) const;
     size_t rows_of(const Phase& phase, const Step& step) const { return phase.selected ? step.selected : step.tokens; }
 
@@ -94,7 +102,8 @@ private:
     std::vector<float> best_values_;           // [selected, chunks of the last phase]
     std::vector<int32_t> best_ids_;
     std::unique_ptr<Screen> screen_;
-    bool best_ = false, screened_ = false;
+    Wanted wanted_{};
+    bool screened_ = false;
     std::vector<std::vector<uint8_t>> scratch_;
     Step step_{};
     size_t first_ = 0, last_ = 0;

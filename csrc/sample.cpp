@@ -36,7 +36,7 @@ int32_t choose(const BlockRow& row, Best best, const SampleRow& asked) {
 }
 
 void sample_row(SampleRow* asked, size_t vocab, void* scratch) {
-    BlockRow row = split(asked->logits, vocab, scratch);
+    BlockRow row = split(*asked, vocab, scratch);
     Best best = best_of(row);
     if (asked->best_count >= 0) log_probabilities(row, best.value, asked);
     if (edits(*asked)) {
@@ -48,6 +48,10 @@ void sample_row(SampleRow* asked, size_t vocab, void* scratch) {
     }
     const bool greedy = asked->temperature == 0.0 || !isfinite(best.value);
     asked->token = greedy ? best.id : choose(row, best, *asked);
+}
+
+void maxima(const float* logits, size_t count, float* maxima) {
+    for (size_t start = 0; start < count; start += kBlock) *maxima++ = largest(logits + start, count - start < kBlock ? count - start : kBlock);
 }
 
 void argmax_slice(const float* logits, size_t first, size_t count, float* best, int32_t* id) {
@@ -71,7 +75,7 @@ int32_t argmax_merge(const float* best, const int32_t* ids, size_t slices) {
 }  // namespace
 
 extern const SampleKernels kSample;
-const SampleKernels kSample = {sample_row, argmax_slice, argmax_merge};
+const SampleKernels kSample = {sample_row, maxima, argmax_slice, argmax_merge};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

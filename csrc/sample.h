@@ -13,6 +13,7 @@ constexpr size_t kSampleBlock = 256;     // logits that are looked at together
 // holes. Ids outside the vocabulary are refused, and the logits are never written.
 struct SampleRow {
     const float* logits;                 // [vocab]
+    const float* maxima;                 // [ceil(vocab / kSampleBlock)] as `maxima` gives them, or null; logits of a block of -infinity are not read
     uint64_t seed, choice, position;     // what the noise is a function of; choice and position below 2^32
     double temperature;                  // 0: greedy
     double top_p;                        // 1: off
@@ -43,6 +44,9 @@ struct SampleRow {
 struct SampleKernels {
     // Answers one row. `scratch` [sample_scratch(vocab)] aligned to 8 bytes.
     void (*row)(SampleRow* row, size_t vocab, void* scratch);
+
+    // The largest of each kSampleBlock of logits [count]; NaN where one is.
+    void (*maxima)(const float* logits, size_t count, float* maxima);
 
     // Largest of logits [count], and the id of the first that has it when the first logit is that of id `first`; of the first NaN if there
     // is one, as in numpy. count ≥ 1.

@@ -39,7 +39,7 @@ struct Best {
 // sample_row.cpp
 float largest(const float* x, size_t count);                             // NaN if there is one
 size_t place_of(const float* x, float value);                            // of the first that is `value`, or the first NaN
-BlockRow split(const float* logits, size_t vocab, void* scratch);
+BlockRow split(const SampleRow& asked, size_t vocab, void* scratch);
 Best best_of(const BlockRow& row);
 bool edit(BlockRow& row, const SampleRow& asked);                        // false: an id lies outside the vocabulary
 

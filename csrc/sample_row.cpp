@@ -125,7 +125,7 @@ size_t place_of(const float* x, float value) {
     return i;
 }
 
-BlockRow split(const float* logits, size_t vocab, void* scratch) {
+BlockRow split(const SampleRow& asked, size_t vocab, void* scratch) {
     const size_t count = (vocab + kBlock - 1) / kBlock;
     BlockRow row;
     row.count = count;
@@ -136,15 +136,18 @@ BlockRow split(const float* logits, size_t vocab, void* scratch) {
     row.list = row.nothing + kBlock;
     row.maxima = row.list + (count + 1) * kBlock;
     for (size_t i = 0; i < kBlock; ++i) row.nothing[i] = -INFINITY;
-    for (size_t b = 0; b < count; ++b) row.blocks[b] = logits + b * kBlock;
+    for (size_t b = 0; b < count; ++b) row.blocks[b] = asked.logits + b * kBlock;
     const size_t rest = vocab % kBlock;
     if (rest != 0) {
         float* last = row.copies + (count - 1) * kBlock;
         memcpy(last, row.nothing, kBlock * sizeof(float));
-        memcpy(last, logits + (count - 1) * kBlock, rest * sizeof(float));
+        memcpy(last, asked.logits + (count - 1) * kBlock, rest * sizeof(float));
         row.blocks[count - 1] = last;
     }
-    for (size_t b = 0; b < count; ++b) row.maxima[b] = largest(row.blocks[b], kBlock);
+    if (asked.maxima != nullptr)
+        memcpy(row.maxima, asked.maxima, count * sizeof(float));
+    else
+        for (size_t b = 0; b < count; ++b) row.maxima[b] = largest(row.blocks[b], kBlock);
     return row;
 }
 

@@ -4,12 +4,17 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <numeric>
 
 namespace ridgeline {
 
 namespace {
 
-constexpr size_t kTried = 4;             // blocks of the highest bounds, one of which mostly has the largest output
+constexpr size_t kSampleBlocks = kSampleBlock / kBlockRows;
+// Blocks of the highest bounds that are computed to find what the k largest outputs surely have: nearly always they have these.
+constexpr size_t tried(size_t k) { return k + k / 4 + 3; }
+constexpr size_t kMostTried = tried(static_cast<size_t>(Screen::kMostKept));
 // A screen saves a third of the product or more. A block that is computed afterwards comes from memory by itself: it costs about twice what it
 // costs among all where one token reads them, and four times that where several share the reading. So much of all, in the mean over steps, of
 // which the last counts for a sixteenth, and alone behind a pause.
@@ -18,25 +23,25 @@ constexpr size_t kLeastPause = 8, kMostPause = 256;
 
 }  // namespace
 
-bool Screen::begin(size_t tokens, size_t each) {
+bool Screen::begin(size_t tokens, size_t each, const int32_t* keep) {
     if (tokens == 0) return false;
+    for (size_t token = 0; token < tokens && keep != nullptr; ++token)
+        if (keep[token] < 1 || keep[token] > kMostKept) return false;
     if (pause_ > 0) {
         --pause_, ++counts_.passed;
         return false;
     }
-    tokens_ = tokens, each_ = each, chunks_ = (blocks() + each - 1) / each;
+    tokens_ = tokens, each_ = each, chunks_ = (blocks() + each - 1) / each, keep_ = keep;
     sizes_.resize(tokens), thresholds_.resize(tokens);
     offsets_.resize(tokens * (matrix_.k / 16));
     bounds_.resize(tokens * blocks());
-    highest_.resize(tokens * chunks_), where_.resize(tokens * chunks_);
+    highest_.resize(tokens * chunks_), order_.resize(tokens * chunks_);
     best_values_.assign(tokens * chunks_, -INFINITY), best_ids_.assign(tokens * chunks_, INT32_MAX);
     computed_.assign(chunks_, 0);
     return true;
 }
 
-void Screen::end(int32_t* best) {
-    for (size_t token = 0; token < tokens_; ++token)
-        best[token] = kernels_.sample->argmax_merge(&best_values_[token * chunks_], &best_ids_[token * chunks_], chunks_);
+void Screen::end() {
     size_t computed = 0;
     for (const size_t each : computed_) computed += each;
     const size_t pairs = blocks() * tokens_;
@@ -47,53 +52,84 @@ void Screen::end(int32_t* best) {
     pause_ = last_pause_ = std::clamp(2 * last_pause_, kLeastPause, kMostPause);
 }
 
+void Screen::best(int32_t* ids) const {
+    for (size_t token = 0; token < tokens_; ++token)
+        ids[token] = kernels_.sample->argmax_merge(&best_values_[token * chunks_], &best_ids_[token * chunks_], chunks_);
+}
+
 void Screen::bound(size_t chunk, uint8_t* scratch) {
     const size_t first = chunk * each_, count = std::min(each_, blocks() - first);
     Screening of = shared();
-    of.bounds = &bounds_[first * tokens_], of.best = &highest_[chunk * tokens_], of.where = &where_[chunk * tokens_];
+    of.bounds = &bounds_[first * tokens_], of.best = &highest_[chunk * tokens_];
     if (!kernels_.linear->screen(matrix_, x_, of, first, count, scratch)) std::fill_n(of.best, tokens_, NAN);
 }
 
-size_t Screen::outputs_of(size_t block, size_t token, size_t count, float* outputs, uint8_t* scratch) const {
-    const size_t groups = matrix_.k / kCodeGroup, column = block * kBlockRows;
+size_t Screen::columns_of(size_t block, size_t count) const { return std::min(matrix_.n, (block + count) * kBlockRows) - block * kBlockRows; }
+
+void Screen::multiply(size_t token, size_t count, const Product& to, size_t block, size_t blocks, uint8_t* scratch) const {
+    const size_t groups = matrix_.k / kCodeGroup;
     const Codes x = {x_.codes + token * x_.stride, x_.scales + token * groups, x_.sums + token * groups * 2, x_.stride};
-    kernels_.linear->multiply(matrix_, x, count, {outputs - column, kBlockRows}, block, 1, scratch);
-    return std::min(matrix_.n - column, kBlockRows);
+    kernels_.linear->multiply(matrix_, x, count, to, block, blocks, scratch);
 }
 
-// The largest output of some blocks, in eighths, less what underflow takes from both sums: products of scales lose 2^-150, times less than
-// 2^19 of a group here and 2^16 in eighths there, sums another 2^-150. NaN, which no bound is below, where bounds may not be used.
-void Screen::threshold(size_t token, float* outputs, uint8_t* scratch) {
-    size_t tried[kTried], count = 0;
-    const auto highest = [&](size_t chunk) { return highest_[chunk * tokens_ + token]; };
-    for (size_t chunk = 0; chunk < chunks_; ++chunk) {
-        if (std::isnan(highest(chunk))) {
-            thresholds_[token] = NAN;
-            return;
+// The least of those found is on top of a heap. Chunks come in the order of their highest bounds, and none after `most` of them has one.
+size_t Screen::highest_bounds(size_t token, size_t most, Bound* found) {
+    const auto lower = [](const Bound& a, const Bound& b) { return a.value > b.value; };
+    uint32_t *order = &order_[token * chunks_], *last = order + std::min(most, chunks_);
+    std::iota(order, order + chunks_, 0u);
+    std::partial_sort(order, last, order + chunks_, [&](uint32_t a, uint32_t b) {
+        return highest_[a * tokens_ + token] > highest_[b * tokens_ + token];
+    });
+    size_t count = 0;
+    for (; order < last; ++order) {
+        if (count == most && highest_[*order * tokens_ + token] <= found[0].value) break;
+        const size_t first = *order * each_, end = std::min(first + each_, blocks());
+        for (size_t block = first; block < end; ++block) {
+            const float value = bounds_[block * tokens_ + token];
+            if (count == most) {
+                if (value <= found[0].value) continue;
+                std::pop_heap(found, found + count--, lower);
+            }
+            found[count++] = {value, block};
+            std::push_heap(found, found + count, lower);
         }
-        size_t place = count < kTried ? count++ : kTried;
-        for (; place > 0 && highest(tried[place - 1]) < highest(chunk); --place)
-            if (place < kTried) tried[place] = tried[place - 1];
-        if (place < kTried) tried[place] = chunk;
     }
-    float largest = -INFINITY;
-    for (size_t i = 0; i < count; ++i) {
-        const size_t block = static_cast<size_t>(where_[tried[i] * tokens_ + token]), columns = outputs_of(block, token, 1, outputs, scratch);
-        for (size_t column = 0; column < columns; ++column) largest = std::max(largest, outputs[column]);
-    }
-    thresholds_[token] = largest / 8.0f - static_cast<float>(matrix_.k / kCodeGroup) * (FLT_MIN / 16.0f);
+    return count;
 }
 
-void Screen::compute(size_t chunk, float* outputs, uint8_t* scratch) {
+// As many outputs as are needed are no less than this, in eighths, less what underflow takes from both sums: products of scales lose 2^-150,
+// times less than 2^19 of a group here and 2^16 in eighths there, sums another 2^-150. So no output of a block whose bound is below it is one
+// of the largest, nor equals the least of them. NaN, which no bound is below, where bounds may not be used.
+void Screen::threshold(size_t token, uint8_t* scratch) {
+    for (size_t chunk = 0; chunk < chunks_; ++chunk)
+        if (std::isnan(highest_[chunk * tokens_ + token])) return void(thresholds_[token] = NAN);
+    Bound found[kMostTried];
+    float outputs[kMostTried * kBlockRows];
+    const size_t keep = keep_ == nullptr ? 1 : static_cast<size_t>(keep_[token]), blocks = highest_bounds(token, tried(keep), found);
+    size_t count = 0;
+    for (size_t i = 0; i < blocks; ++i) {
+        multiply(token, 1, {outputs + count - found[i].block * kBlockRows, kBlockRows}, found[i].block, 1, scratch);
+        count += columns_of(found[i].block, 1);
+    }
+    float least = -INFINITY;
+    if (keep <= count) {
+        std::nth_element(outputs, outputs + keep - 1, outputs + count, std::greater<float>());
+        least = outputs[keep - 1];
+    }
+    thresholds_[token] = least / 8.0f - static_cast<float>(matrix_.k / kCodeGroup) * (FLT_MIN / 16.0f);
+}
+
+void Screen::find(size_t chunk, float* outputs, uint8_t* scratch) {
     const size_t first = chunk * each_, last = std::min(first + each_, blocks());
     for (size_t block = first; block < last; ++block) {
         for (size_t token = 0; token < tokens_; ++token) {
             if (!wanted(block, token)) continue;
             size_t end = token + 1;
             while (end < tokens_ && wanted(block, end)) ++end;
-            const size_t columns = outputs_of(block, token, end - token, outputs, scratch);
+            const size_t column = block * kBlockRows, columns = columns_of(block, 1);
+            multiply(token, end - token, {outputs - column, kBlockRows}, block, 1, scratch);
             computed_[chunk] += end - token;
-            for (const float* each = outputs; token < end; ++token, each += kBlockRows) take(token, chunk, block * kBlockRows, each, columns);
+            for (const float* each = outputs; token < end; ++token, each += kBlockRows) take(token, chunk, column, each, columns);
         }
     }
 }
@@ -103,6 +139,42 @@ void Screen::take(size_t token, size_t chunk, size_t column, const float* output
     int32_t found, &id = best_ids_[token * chunks_ + chunk];
     kernels_.sample->argmax_slice(outputs, column, columns, &value, &found);
     if (id == INT32_MAX || value > best || (std::isnan(value) && !std::isnan(best))) best = value, id = found;
+}
+
+void Screen::write(size_t chunk, const Product& to, float* maxima, uint8_t* scratch) {
+    const size_t row = (matrix_.n + kSampleBlock - 1) / kSampleBlock, last = std::min((chunk + 1) * each_, blocks());
+    for (size_t first = chunk * each_; first < last; first += kSampleBlocks) {
+        const size_t count = std::min(kSampleBlocks, last - first), column = first * kBlockRows, columns = columns_of(first, count);
+        computed_[chunk] += write_block(first, count, to, scratch);
+        for (size_t token = 0; token < tokens_; ++token) {
+            float* maximum = maxima + token * row + column / kSampleBlock;
+            bool any = false;
+            for (size_t block = first; block < first + count; ++block) any |= wanted(block, token);
+            *maximum = -INFINITY;
+            if (any) kernels_.sample->maxima(to.out + token * to.stride + column, columns, maximum);
+        }
+    }
+}
+
+size_t Screen::write_block(size_t first, size_t count, const Product& to, uint8_t* scratch) const {
+    size_t computed = 0;
+    for (size_t token = 0; token < tokens_; ++token) {
+        size_t here = 0;
+        for (size_t block = first; block < first + count; ++block) here += wanted(block, token);
+        if (here == 0) continue;
+        computed += here;
+        float* out = to.out + token * to.stride;
+        for (size_t block = first; block < first + count;) {
+            size_t end = block + 1;
+            while (end < first + count && wanted(end, token) == wanted(block, token)) ++end;
+            if (wanted(block, token))
+                multiply(token, 1, {out, to.stride}, block, end - block, scratch);
+            else
+                std::fill_n(out + block * kBlockRows, columns_of(block, end - block), -INFINITY);
+            block = end;
+        }
+    }
+    return computed;
 }
 
 }  // namespace ridgeline

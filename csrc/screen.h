@@ -1,5 +1,5 @@
-// The lowest id of each row's largest output without computing all outputs: bounds of all of them first, then those that reach what one
-// of them surely has. Exact: the ids are those of the whole product, whatever the bounds are worth.
+// Each row's largest outputs, or the lowest id of the largest, without computing all outputs: bounds of all of them first, then those that
+// reach what as many outputs as are needed surely have. Exact: outputs are those of the whole product, whatever the bounds are worth.
 //
 // Where too many outputs have to be computed after all, the next steps are not screened: twice as many each time in a row.
 #pragma once
@@ -13,6 +13,8 @@ namespace ridgeline {
 
 class Screen {
 public:
+    static constexpr int32_t kMostKept = 128;  // of the largest outputs of a row: of more the bounds leave too many
+
     // What was screened since the beginning: steps; those that were not since few outputs could be left out before; pairs of a token and a block of
     // 16 outputs, and how many of these were computed.
     struct Counts {
@@ -21,38 +23,54 @@ public:
 
     Screen(const Kernels& kernels, const Matrix& matrix, const Codes& x) : kernels_(kernels), matrix_(matrix), x_(x) {}
 
-    // Whether the next step is screened, in chunks of `each` blocks.
-    bool begin(size_t tokens, size_t each);
-    // The ids [tokens], when all chunks are done.
-    void end(int32_t* best);
+    // Whether the next step is screened, in chunks of `each` blocks, a multiple of those of kSampleBlock outputs. `keep` [tokens]: so many of
+    // the largest outputs are needed, and those that equal the last; null: one.
+    bool begin(size_t tokens, size_t each, const int32_t* keep);
+    // When all chunks are done.
+    void end();
 
-    // The phases, one after the other: tokens, chunks, tokens, chunks. `outputs` [tokens, 16].
+    // The phases, one after the other: tokens, chunks, tokens, chunks: these by either of the last two.
     void measure(size_t token) { kernels_.linear->measure(x_, matrix_.k, token, shared()); }
     void bound(size_t chunk, uint8_t* scratch);
-    void threshold(size_t token, float* outputs, uint8_t* scratch);
-    void compute(size_t chunk, float* outputs, uint8_t* scratch);
+    void threshold(size_t token, uint8_t* scratch);
+    // The largest outputs alone, of which `best` gives the ids [tokens] when all chunks are done. `outputs` [tokens, 16].
+    void find(size_t chunk, float* outputs, uint8_t* scratch);
+    void best(int32_t* ids) const;
+    // Outputs that are needed, and the maxima [tokens, ceil(n / kSampleBlock)] of their blocks: a block with some of them holds -infinity where
+    // others are; of a block without the maximum is that, and it is not written.
+    void write(size_t chunk, const Product& to, float* maxima, uint8_t* scratch);
 
     const Counts& counts() const { return counts_; }
 
 private:
-    Screening shared() { return {tokens_, sizes_.data(), offsets_.data(), nullptr, nullptr, nullptr}; }
-    size_t blocks() const { return (matrix_.n + kBlockRows - 1) / kBlockRows; }
-    // Whether an output of a block could be a token's largest.
-    bool wanted(size_t block, size_t token) const { return !(bounds_[block * tokens_ + token] < thresholds_[token]); }
-    // Outputs of one block for `count` tokens from `token`.
-    size_t outputs_of(size_t block, size_t token, size_t count, float* outputs, uint8_t* scratch) const;
+    struct Bound {
+        float value;
+        size_t block;
+    };
 
+    Screening shared() { return {tokens_, sizes_.data(), offsets_.data(), nullptr, nullptr}; }
+    size_t blocks() const { return (matrix_.n + kBlockRows - 1) / kBlockRows; }
+    size_t columns_of(size_t block, size_t count) const;
+    // Whether outputs of a block could be among those that a token needs.
+    bool wanted(size_t block, size_t token) const { return !(bounds_[block * tokens_ + token] < thresholds_[token]); }
+    // Outputs of some blocks for `count` tokens from `token`.
+    void multiply(size_t token, size_t count, const Product& to, size_t block, size_t blocks, uint8_t* scratch) const;
+    // A token's `most` highest bounds, or all, in no order.
+    size_t highest_bounds(size_t token, size_t most, Bound* found);
     // Outputs [columns] from `column` into the best of a chunk.
     void take(size_t token, size_t chunk, size_t column, const float* outputs, size_t columns);
+    // What is needed of blocks first … first + count, which are one of kSampleBlock outputs.
+    size_t write_block(size_t first, size_t count, const Product& to, uint8_t* scratch) const;
 
     const Kernels& kernels_;
     const Matrix matrix_;
     const Codes x_;
     size_t tokens_ = 0, each_ = 0, chunks_ = 0;
+    const int32_t* keep_ = nullptr;
     std::vector<float> sizes_, bounds_, thresholds_;  // [tokens], [blocks, tokens], [tokens]
     std::vector<int32_t> offsets_;
-    std::vector<float> highest_;                      // [chunks, tokens]: the largest bound, and its block
-    std::vector<int32_t> where_;
+    std::vector<float> highest_;                      // [chunks, tokens]: the largest bound
+    std::vector<uint32_t> order_;                     // [tokens, chunks]: by these
     std::vector<float> best_values_;                  // [tokens, chunks]
     std::vector<int32_t> best_ids_;
     std::vector<size_t> computed_;                    // [chunks]

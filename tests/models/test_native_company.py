@@ -3,17 +3,25 @@
 Random subsets of requests in random order, chunks, block sizes, depths, threads, with the prefix cache and without.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 from serving import Answer, serve
-from test_runtime_tiny import REQUESTS
+from test_runtime_tiny import REQUESTS as SCORED
 from tiny import Tiny, write_tiny
 
 from ridgeline.compute.cpu import ext
+from ridgeline.core.params import Sampling
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
+
+
+KINDS = (Sampling(temperature=3.0, top_k=5), Sampling(temperature=2.0, top_k=40, top_p=0.9), Sampling(temperature=0.0))
+KEPT = [replace(each, request_id=f"kept {number}", sampling=KINDS[number % 3]) for number, each in enumerate(SCORED[:6])]
+REQUESTS = SCORED + KEPT
+"""Log-probabilities are of all logits; what is kept of the others are their largest."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +40,8 @@ def alone(tiny: Path) -> dict[tuple[str, int], Answer]:
 def company(tiny: Path, seed: int) -> dict[tuple[str, int], Answer]:
     """One random co-load."""
     draw = Random(seed)
-    waves = [draw.sample(REQUESTS, draw.randint(1, len(REQUESTS))) for _ in range(draw.choice([1, 1, 2]))]
+    drawn = draw.choice([REQUESTS, REQUESTS, KEPT])
+    waves = [draw.sample(drawn, draw.randint(1, len(drawn))) for _ in range(draw.choice([1, 1, 2]))]
     fresh = [[each for each in wave if all(each not in before for before in waves[:number])] for number, wave in enumerate(waves)]
     return serve(
         tiny,

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -38,7 +39,7 @@ def test_ids_are_those_of_all_logits(demo_file: Path) -> None:
             if not part:
                 break
             inputs = driver.inputs([(number, part)])
-            best = driver.runner.run(inputs, driver.kv, best=True)["best"].tolist()
+            best = driver.runner.run(inputs, driver.kv, keep=np.ones(len(inputs.select), np.int32))["best"].tolist()
             assert best == driver.runner.run(inputs, driver.kv)["logits"].argmax(axis=1).tolist()
             start += size
     steps, passed, pairs, computed = driver.runner._of(driver.kv).native.screened

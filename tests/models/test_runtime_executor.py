@@ -32,7 +32,7 @@ class ContextRunner:
         self.bad = bad
         self.seen: list[StepInputs] = []
 
-    def run(self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = (), *, best: bool = False) -> dict[str, np.ndarray]:
+    def run(self, inputs: StepInputs, kv: KVCache, taps: Sequence[str] = (), *, keep: np.ndarray | None = None) -> dict[str, np.ndarray]:
         assert taps == (), "no prompt is scored here"
         self.seen.append(inputs)
         size = self.shape.block_tokens
@@ -63,7 +63,7 @@ class ContextRunner:
 
 
 def greedy(
-    logits: np.ndarray, params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[object]
+    logits: np.ndarray, params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[object], maxima: None
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
     assert len(positions) == len(histories) == len(params)
     found = [None if row.sampling.logprobs is None else TokenLogprobs(-0.5) for row in params]

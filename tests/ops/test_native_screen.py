@@ -1,6 +1,9 @@
-"""A screened head gives the ids of the whole product's largest outputs, whatever the weights: flat, tied, hostile to bounds, not finite."""
+"""A screened head gives the whole product's largest outputs, whatever the weights: flat, tied, hostile to bounds, not finite.
 
-from collections.abc import Iterator
+Of each row the id of the largest, or all that a sampler can choose.
+"""
+
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import product
@@ -11,10 +14,14 @@ import pytest
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.linear import linear_codes, quantise
 from ridgeline.compute.cpu.packing import PackedWeight, pack, packable
+from ridgeline.compute.cpu.sampling import Sampler
+from ridgeline.compute.decoding.table import needed
+from ridgeline.core.params import RowParams, Sampling
 
 pytestmark = pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
 LEVELS = ext.isa_levels() or ("none",)
 NONE = np.zeros(1, np.int32)
+BLOCK = 256
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +40,7 @@ class Head:
     level: str = LEVELS[-1]
     threads: int = 2
     group: int = 32
-    kept: list[np.ndarray] = field(default_factory=list)
+    arrays: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         n, k = len(self.rows), self.rows.shape[1] // 34 * 32
@@ -41,30 +48,82 @@ class Head:
         self.packed = pack("Q8_0", self.rows, (n, k), self.pool, screened=True)
         self.x = np.zeros((self.most, k), np.float32)
         widths = ((k, np.int8), (k // 32, np.float32), (k // 16, np.int32), (n, np.float32))
-        self.kept = [np.zeros((self.most, width), dtype) for width, dtype in widths]
-        codes, scales, sums, out = (int(array.ctypes.data) for array in self.kept)
-        self.plan = ext.native().Plan(ext.level_number(self.level), ext.native().Team(self.threads))
+        self.arrays = [np.zeros((self.most, width), dtype) for width, dtype in widths]
+        self.out = self.arrays[3]
+        codes, scales, sums, out = (int(array.ctypes.data) for array in self.arrays)
+        self.team = ext.native().Team(self.threads)
+        self.sampler = Sampler(n, self.team, level=self.level)
+        self.plan = ext.native().Plan(ext.level_number(self.level), self.team)
         self.plan.begin_rows(True)
         self.plan.quantise(int(self.x.ctypes.data), k, self.group, codes, scales, sums)
         self.plan.begin_products(True)
         self.plan.product(*self.packed.matrix, codes, scales, sums, out)
         self.plan.screen()
 
+    def run(self, x: np.ndarray, *wanted: int) -> None:
+        """A step of x fp32 [M, K]; wanted: addresses of best, keep, maxima."""
+        self.x[: len(x)] = x
+        self.plan.run((0, 0, len(x), 1), (NONE,) * 6, (NONE,), (NONE.astype(np.int64),), 0, self.plan.phases, 0, *wanted)
+
     def best(self, x: np.ndarray) -> list[int]:
         """Ids of the largest outputs for x fp32 [M, K]."""
-        self.x[: len(x)] = x
         found = np.full(len(x), -7, np.int32)
-        self.plan.run((0, 0, len(x), 1), (NONE,) * 6, (NONE,), (NONE.astype(np.int64),), 0, self.plan.phases, 0, int(found.ctypes.data))
+        self.run(x, int(found.ctypes.data))
         return found.tolist()
 
+    def kept(self, x: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Outputs [M, N], NaN where nothing was written, and maxima of their blocks."""
+        self.out[:] = np.nan
+        maxima = np.full((len(x), -(-self.out.shape[1] // BLOCK)), np.nan, np.float32)
+        self.run(x, 0, int(keep.ctypes.data), int(maxima.ctypes.data))
+        return self.out[: len(x)], maxima
+
+    def outputs(self, x: np.ndarray) -> np.ndarray:
+        return linear_codes(quantise(x, group=self.group), self.plain, level=self.level)
+
     def wanted(self, x: np.ndarray) -> list[int]:
-        return linear_codes(quantise(x, group=self.group), self.plain, level=self.level).argmax(axis=1).tolist()
+        return self.outputs(x).argmax(axis=1).tolist()
 
     def check(self, x: np.ndarray) -> float:
         """Compares, and says which share of outputs the step computed."""
         before, found, after = self.plan.screened, self.best(x), self.plan.screened
         assert found == self.wanted(x)
         return (after[3] - before[3]) / max(1, after[2] - before[2])
+
+    def check_kept(self, x: np.ndarray, params: Sequence[RowParams]) -> float:
+        """Compares what `keep` leaves with whole rows: the largest, and what is sampled. The share of outputs the step computed."""
+        keep = np.array([needed(row, 1) for row in params], np.int32)
+        whole, before = self.outputs(x), self.plan.screened
+        sampled = self.sampler.sample(whole, params, [9] * len(x), [None] * len(x))
+        outputs, maxima = self.kept(x, keep)
+        after = self.plan.screened
+        assert self.sampler.sample(outputs, params, [9] * len(x), [None] * len(x), maxima) == sampled
+        screened = after[0] > before[0]
+        for row, expected, blocks, count in zip(outputs, whole, maxima, keep, strict=True):
+            left = np.repeat(blocks, BLOCK)[: len(row)] == -np.inf if screened else np.zeros(len(row), bool)
+            row, least = np.where(left, -np.inf, row), np.sort(expected)[-count] if count <= len(row) else -np.inf
+            same = (row.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(row) & np.isnan(expected))
+            assert same[~(expected < least)].all() and (same | (row == -np.inf)).all()
+            starts = range(0, len(row), BLOCK)
+            np.testing.assert_array_equal(blocks, [row[at : at + BLOCK].max() for at in starts])
+        return (after[3] - before[3]) / max(1, after[2] - before[2])
+
+
+def requests(rng: np.random.Generator, count: int, *, whole: bool = False) -> list[RowParams]:
+    """Rows that depend on their largest logits, greedy ones among them; `whole`: and on all of them."""
+    kinds = [
+        Sampling(
+            temperature=float(rng.choice([0.01, 0.7, 1.0, 5.0])),
+            top_k=int(rng.choice([1, 2, 20, 64, 128])),
+            top_p=float(rng.choice([1.0, 0.95, 0.3])),
+            min_p=float(rng.choice([0.0, 0.02, 0.4])),
+        )
+        for _ in range(count)
+    ]
+    kinds[:: 1 + count // 3] = [Sampling(temperature=0.0)] * len(kinds[:: 1 + count // 3])
+    if whole:
+        kinds[-1] = Sampling(temperature=1.0, top_p=0.9)
+    return [RowParams(seed=int(rng.integers(1 << 62)), choice=0, prompt_tokens=1, sampling=each) for each in kinds]
 
 
 def rows_of(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -196,6 +255,46 @@ def test_numbers_at_their_ends(level: str, pool: ThreadPoolExecutor) -> None:
             head.check(given)
             head.check(given[2:3])
             assert head.plan.screened[1] == 0
+            head = Head(rows, pool, 7, level)
+            head.check_kept(given, requests(rng, 7))
+            head.check_kept(given[2:3], requests(rng, 1))
+            assert head.plan.screened[:2] == (2, 0)
+
+
+@pytest.mark.parametrize(("level", "threads"), list(product(LEVELS, (1, 3))))
+def test_what_is_sampled_of_random_weights(level: str, threads: int, pool: ThreadPoolExecutor) -> None:
+    """Rows of all kinds: some of the largest, one, and beside them one of all, which leaves nothing to screen."""
+    rng = np.random.default_rng(8)
+    for n, k, group in ((1, 32, 32), (17, 64, 64), (500, 640, 128), (2100, 256, 32), (5000, 64, 32)):
+        rows = random_rows(rng, n, k)
+        for m in (1, 3, 4, 9, 16, 70):
+            head = Head(rows, pool, 70, level, threads, group)
+            x = (rng.standard_normal((m, k)) * np.exp(rng.standard_normal((m, 1)))).astype(np.float32)
+            head.check_kept(x, requests(rng, m))
+            assert head.plan.screened[0] == 1
+            head.check_kept(x, requests(rng, m, whole=True))
+            assert head.plan.screened[0] == 1
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_equals_the_last_one_that_is_kept(level: str, pool: ThreadPoolExecutor) -> None:
+    """Equals at that place, far apart: of these the first are chosen from, as of whole rows."""
+    rng = np.random.default_rng(9)
+    rows = random_rows(rng, 6000, 640)
+    for equal in rng.permutation(6000)[:12]:
+        rows[equal] = rows[700]
+    for better in (3, 2222, 4000):
+        rows[better] = rows[700]
+        rows[better, :2] = (rows[700, :2].view(np.uint16) + 1).view(np.uint8)  # a scale by its last bit
+    head = Head(rows, pool, 8, level)
+    x = np.repeat(near(rows, 700, rng)[None], 8, axis=0)
+    for seed in range(15):
+        params = [
+            RowParams(seed=seed, choice=index, prompt_tokens=1, sampling=Sampling(temperature=20.0, top_k=k, top_p=p))
+            for index, (k, p) in enumerate(product((2, 4, 9, 15), (1.0, 0.9)))
+        ]
+        assert head.check_kept(x, params) < 1 / 12
+    assert head.plan.screened[1] == 0
 
 
 def test_flat_outputs_are_computed_whole_and_tried_again(pool: ThreadPoolExecutor) -> None:
@@ -217,9 +316,8 @@ def test_a_plan_that_is_asked_for_outputs_writes_them(pool: ThreadPoolExecutor) 
     rng = np.random.default_rng(7)
     rows = random_rows(rng, 100, 64)
     head, x = Head(rows, pool, 3), rng.standard_normal((3, 64)).astype(np.float32)
-    head.x[:] = x
-    head.plan.run((0, 0, 3, 1), (NONE,) * 6, (NONE,), (NONE.astype(np.int64),), 0, head.plan.phases, 0, 0)
-    assert np.array_equal(head.kept[3], linear_codes(quantise(x, group=32), head.plain))
+    head.run(x)
+    assert np.array_equal(head.out, linear_codes(quantise(x, group=32), head.plain))
     assert head.plan.screened == (0, 0, 0, 0)
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ridgeline.compute.diff import stored_names
 from ridgeline.compute.exact import attention, product
@@ -86,10 +87,10 @@ class NumpyRunner:
             for op, dead in zip(self.oplist.ops, last_uses(self.oplist), strict=True)
         ]
 
-    def run(self, inputs: StepInputs, kv: KVCache, taps: Iterable[str] = (), *, best: bool = False) -> Values:
+    def run(self, inputs: StepInputs, kv: KVCache, taps: Iterable[str] = (), *, keep: NDArray[np.int32] | None = None) -> Values:
         """One step: the list's outputs, and the taps that are asked for, by name. Writes this step's K and V into `kv`.
 
-        `logits` is fp32 [S, V], also where only the best of them are needed (`best`); a tap over tokens is fp32 [T, …]; `finite` bool [R]
+        `logits` is fp32 [S, V], also where only some of them are needed (`keep`); a tap over tokens is fp32 [T, …]; `finite` bool [R]
         is true of a row if all its tokens' final hidden states are.
         """
         values = self._start(inputs, kv)

@@ -55,8 +55,9 @@ class NativeRunner:
         formats |= {name + SPAN: str(weight.span) for name, weight in packed.items()}
         self.oplist, self._early = (lower(oplist, name, formats) for name in ("native, all tokens", "native"))
         self._weights, self._shape = weights, shape
-        # Of a list that ends in a product, the largest of a row is found where it is made.
-        self._reducible = self.oplist.ops[-1].name in PRODUCTS and self.oplist.values[self.oplist.outputs["logits"]].width == vocab
+        # Of a list that ends in a product, a row's largest are found where they are made.
+        ends = self.oplist.ops[-1].name in PRODUCTS and self.oplist.values[self.oplist.outputs["logits"]].width == vocab
+        self._maxima = np.empty((selected, -(-vocab // ext.native().SAMPLE_BLOCK)), np.float32) if ends else None
         self._most = Sizes(T=tokens, R=selected, S=selected)
         self._trace = trace
         self._team = ext.native().Team(threads)
@@ -69,21 +70,26 @@ class NativeRunner:
         """The threads, for others that compute between steps."""
         return self._team
 
-    def run(self, inputs: StepInputs, kv: NativeKVCache, taps: Sequence[str] = (), *, best: bool = False) -> dict[str, NDArray[Any]]:
+    def run(
+        self, inputs: StepInputs, kv: NativeKVCache, taps: Sequence[str] = (), *, keep: NDArray[np.int32] | None = None
+    ) -> dict[str, NDArray[Any]]:
         """One step: `logits` fp32 [S, V], `finite` bool [R], and the tap "hidden" fp32 [T, D] where it is asked for.
 
         Logits and hidden states are views that the next step overwrites. With the tap the last layer is computed for all tokens, else
         behind its attention only for selected ones. `finite` is true of a row if the final hidden states of its tokens are finite, or,
         of tokens that have none, what the last attention made.
-        best: where the list allows it, `best` int32 [S] in place of `logits`: the lowest id of each row's largest.
+        keep: int32 [S], how many of the largest logits of each row are needed, with those that equal the last; 0, or None: all.
+
+        Where the list allows it: with one of every row `best` int32 [S] in place of `logits`, the lowest id of each row's largest; else
+        `maxima` fp32 [S, ceil(V / SAMPLE_BLOCK)] beside them, the largest of each block, NaN where one is. With some of every row the rest
+        may be left out: -infinity is in its place, or anything in a block whose maximum is that.
         """
         whole = "hidden" in taps
         oplist, plan = self.oplist if whole else self._early, self._of(kv, whole=whole)
-        found = np.empty(len(inputs.select), np.int32)
-        reduced = best and self._reducible
-        self._run(plan, inputs, found.ctypes.data if reduced else 0)
+        wanted, found = self._wanted(plan.first(oplist.outputs["logits"], len(inputs.select)), keep)
+        self._run(plan, inputs, wanted)
         values = {name: plan.first(oplist.taps[name], len(inputs.ids)) for name in taps} | {"finite": _finite(plan, oplist, inputs)}
-        return values | ({"best": found} if reduced else {"logits": plan.first(oplist.outputs["logits"], len(found))})
+        return values | found
 
     def logits(self, hidden: Floats) -> Floats:
         """Final hidden states fp32 [N, D] to logits fp32 [N, V], N at most what a step selects: a view that the next call overwrites.
@@ -115,15 +121,27 @@ class NativeRunner:
         if self._trace is not None:
             self._trace.close()
 
-    def _run(self, plan: NativePlan, inputs: StepInputs, best: int) -> None:
+    def _wanted(self, logits: Floats, keep: NDArray[np.int32] | None) -> tuple[tuple[int, int, int], dict[str, NDArray[Any]]]:
+        """Where a plan finds and writes what is wanted of the logits, and what it writes by name: see `run`."""
+        count = len(logits)
+        if self._maxima is None:
+            return (0, 0, 0), {"logits": logits}
+        if keep is not None and (keep == 1).all():
+            best = np.empty(count, np.int32)
+            return (best.ctypes.data, 0, 0), {"best": best}
+        maxima = self._maxima[:count]
+        kept = 0 if keep is None else ext.address(keep, np.int32, (count,))
+        return (0, kept, maxima.ctypes.data), {"logits": logits, "maxima": maxima}
+
+    def _run(self, plan: NativePlan, inputs: StepInputs, wanted: tuple[int, int, int]) -> None:
         phases = plan.native.phases
         if self._trace is None:
-            plan.native.run(*arguments(inputs), 0, phases, 0, best)
+            plan.native.run(*arguments(inputs), 0, phases, 0, *wanted)
             return
         columns = np.zeros((self._team.threads, phases, 3), np.int64)
         began = perf_counter()
-        plan.native.run(*arguments(inputs), 0, phases, columns.ctypes.data, best)
-        if best and plan.screened:
+        plan.native.run(*arguments(inputs), 0, phases, columns.ctypes.data, *wanted)
+        if any(wanted[:2]) and plan.screened:
             self._trace.count(began, "screened head", dict(zip(SCREEN_COUNTS, plan.native.screened, strict=True)))
         self._trace.write(began, plan.names, columns)
 

@@ -23,7 +23,7 @@ Records = NDArray[np.void]
 
 RECORD: Final = np.dtype(
     [
-        ("logits", np.uint64), ("seed", np.uint64), ("choice", np.uint64), ("position", np.uint64),
+        ("logits", np.uint64), ("maxima", np.uint64), ("seed", np.uint64), ("choice", np.uint64), ("position", np.uint64),
         ("temperature", np.float64), ("top_p", np.float64), ("log_min_p", np.float64), ("top_k", np.int64),
         ("allowed", np.uint64),
         ("completing", np.uint64), ("completing_count", np.uint64),
@@ -59,9 +59,16 @@ class Sampler:
         self._prepared: dict[int, Prepared] = {}
 
     def sample(
-        self, logits: Floats, params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[History | None]
+        self,
+        logits: Floats,
+        params: Sequence[RowParams],
+        positions: Sequence[int],
+        histories: Sequence[History | None],
+        maxima: Floats | None = None,
     ) -> tuple[list[int], list[TokenLogprobs | None]]:
         """One token for each row of logits fp32 [S, vocab], and its log-probabilities where it asks: see `decoding.sampler.sample`.
+
+        maxima: the largest of each SAMPLE_BLOCK logits of the rows, as `NativeRunner.run` gives them.
 
         Raises IndexError where a row names an id that the vocabulary has not.
         """
@@ -70,6 +77,9 @@ class Sampler:
         if not params:
             return [], []
         rows, alive = self._records(params, positions, histories)
+        if maxima is not None:
+            blocks = -(-self._vocab // ext.native().SAMPLE_BLOCK)
+            rows["maxima"] = ext.address(maxima, np.float32, (len(params), blocks)) + maxima.strides[0] * np.arange(len(rows))
         best = self._answer(rows, logits)
         del alive
         tokens = rows["token"].tolist()

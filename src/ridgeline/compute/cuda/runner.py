@@ -226,7 +226,9 @@ class CudaRunner:
             found.append(_numbers(logits[: len(part)]))
         return np.concatenate(found)
 
-    def run(self, inputs: StepInputs, kv: DeviceKVCache, taps: Iterable[str] = (), *, best: bool = False) -> dict[str, Floats]:
+    def run(
+        self, inputs: StepInputs, kv: DeviceKVCache, taps: Iterable[str] = (), *, keep: NDArray[np.int32] | None = None
+    ) -> dict[str, Floats]:
         """One step by itself, for whoever wants numbers and not speed: `logits` fp32 [S, V] and the tap "hidden" fp32 [T, D]."""
         self.attach(kv)
         self.read(self.launch(replace(inputs, select=inputs.cu_q[1:] - 1), NOBODY))

@@ -24,11 +24,16 @@ _ROUNDING = 1e-9
 
 
 def sample(
-    logits: NDArray[np.float32], params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[History | None]
+    logits: NDArray[np.float32],
+    params: Sequence[RowParams],
+    positions: Sequence[int],
+    histories: Sequence[History | None],
+    maxima: None = None,
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
     """One token for each row of logits [R, V], and its log-probabilities (of the logits as they come) where the row asks for them.
 
     positions[i]: absolute position of the token being sampled, below 2**32. histories[i]: `table.history_of` the row. All ids are below V.
+    maxima: none; the runner of this sampler gives whole rows.
     """
     likeliest = logits.argmax(axis=1)
     tokens: list[int] = []

@@ -34,10 +34,15 @@ def edited(logits: Logits, row: RowParams, output: int, history: History | None)
     return logits
 
 
-def plain(row: RowParams, output: int) -> bool:
-    """Whether output number `output` is just the id of the largest logit: greedy, unchanged logits, and nobody asks for their values."""
+def needed(row: RowParams, output: int) -> int:
+    """How many of the largest logits output number `output` is a function of, equals of the last among them; 0: all.
+
+    1 is just the id of the largest: greedy, or the only one that top-k leaves. Edits may raise any logit, and log-probabilities are of all.
+    """
     asked = row.sampling
-    return asked.temperature == 0 and asked.logprobs is None and not any(edit.asked(row, output) for edit in EDITS)
+    if asked.logprobs is not None or any(edit.asked(row, output) for edit in EDITS):
+        return 0
+    return 1 if asked.temperature == 0 else max(0, asked.top_k)
 
 
 def history_of(row: RowParams, ids: Sequence[int]) -> History | None:

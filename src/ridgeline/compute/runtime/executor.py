@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.decoding.history import History
 from ridgeline.compute.decoding.logprobs import score
-from ridgeline.compute.decoding.table import plain
+from ridgeline.compute.decoding.table import needed
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.batch import Batch, step_inputs
 from ridgeline.compute.runtime.line import Line
@@ -29,18 +29,23 @@ from ridgeline.core.plan import Plan, Result, Timings, TokenLogprobs
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 
 Sampled = tuple[list[int], list[TokenLogprobs | None]]
-Sample = Callable[[NDArray[np.float32], Sequence[RowParams], Sequence[int], Sequence[History | None]], Sampled]
-"""(logits fp32 [S, V], parameters, index of each output in its sequence, what each looks back at) → ids and log-probabilities."""
+Sample = Callable[[NDArray[np.float32], Sequence[RowParams], Sequence[int], Sequence[History | None], Any], Sampled]
+"""(logits fp32 [S, V], parameters, index of each output in its sequence, what each looks back at, the runner's `maxima` or None) → ids and
+log-probabilities."""
 
 
 class Runner(Protocol):
     """What computes a step."""
 
-    def run(self, inputs: StepInputs, kv: Any, taps: Sequence[str] = (), *, best: bool = False) -> dict[str, NDArray[Any]]:
+    def run(
+        self, inputs: StepInputs, kv: Any, taps: Sequence[str] = (), *, keep: NDArray[np.int32] | None = None
+    ) -> dict[str, NDArray[Any]]:
         """`logits` fp32 [S, V] of the selected positions, and the taps asked for; writes K and V into `kv`, the runner's cache.
 
         `finite` bool [R] is `Result.finite`.
-        best: only the lowest id of each row's largest logit is needed; a runner may return these, `best` [S], in place of `logits`.
+        keep: int32 [S], how many of the largest logits of each row are needed, with those that equal the last; 0, or None: all. With one of
+        every row a runner may return their lowest ids, `best` [S], in place of `logits`. It may leave out what is not needed where it
+        returns `maxima` beside, which say to its sampler where the others are.
         """
         ...
 
@@ -53,12 +58,12 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A plan on its way: its rows' parameters, whether all that sample only want the largest logit, when it was submitted and was ready."""
+    """A plan on its way: its rows' parameters, how many of their logits those that sample need, when it was submitted and was ready."""
 
     plan: Plan
     batch: Batch
     params: list[RowParams]
-    greedy: bool
+    keep: NDArray[np.int32]
     submitted: float
     ready: float
 
@@ -122,8 +127,9 @@ class StepExecutor:
         params = [self._rows.params(row) for row in plan.row]
         batch = step_inputs(plan, self._rows, self._info.kv.block_tokens)
         lengths = batch.inputs.kv_len.tolist()
-        greedy = all(plain(row, length - row.prompt_tokens) for row, length in zip(params, lengths, strict=True))
-        return _Work(plan, batch, params, greedy, submitted, perf_counter())
+        rows = zip(params, lengths, plan.sample, strict=True)
+        keep = np.array([needed(row, length - row.prompt_tokens) for row, length, samples in rows if samples], np.int32)
+        return _Work(plan, batch, params, keep, submitted, perf_counter())
 
     def _compute(self, work: _Work) -> Result:
         assert self._runner is not None
@@ -132,7 +138,7 @@ class StepExecutor:
         if plan.copies:
             self._kv.copy(plan.copies)
         scored = len(plan.select) > len(inputs.select)
-        values = self._runner.run(inputs, self._kv, taps=("hidden",) if scored else (), best=work.greedy)
+        values = self._runner.run(inputs, self._kv, taps=("hidden",) if scored else (), keep=work.keep)
         sampled, logprobs = self._choose(plan, work.params, inputs, values)
         scores = self._scores(plan, inputs, values["hidden"]) if scored else None
         timings = Timings(queue=began - work.ready, copy=work.ready - work.submitted, run=perf_counter() - began)
@@ -164,4 +170,5 @@ class StepExecutor:
         if "best" in values:
             return values["best"].tolist(), [None] * len(rows)
         histories = [self._rows.histories[row] for row in rows]
-        return self._sample(values["logits"][:, : self._info.vocab], asked, kv_len[chosen].tolist(), histories)
+        logits = values["logits"][:, : self._info.vocab]
+        return self._sample(logits, asked, kv_len[chosen].tolist(), histories, values.get("maxima"))
