@@ -49,7 +49,14 @@ inline __m256i ordered_sum(__m256i sum, __m256i x) {
 // Sums of products of 16 rows: pairs of 16 bits, or integers of 32.
 struct Sum { __m256i a, b; };
 
-// Products of `kQuads` quads with M of four tokens, words [kQuads, 4] of four codes or two 16-bit integers; onto what `sums` begin with if kOnto.
+// Words of four tokens, of four codes or two 16-bit integers, come in pairs: one of the first half of a group beside its fellow of the second.
+constexpr size_t kPairBytes = 32;
+template <bool kBytes>
+constexpr size_t kHalfWords = kBytes ? kGroupQuads / 2 : kGroupQuads;
+template <bool kBytes>
+constexpr size_t place_of(size_t word) { return word % kHalfWords<kBytes> * kPairBytes + word / kHalfWords<kBytes> * (kPairBytes / 2); }
+
+// Products of `kQuads` quads with M of four tokens' words, the first in its place; onto what `sums` begin with if kOnto.
 template <bool kBytes, int M, size_t kQuads, bool kOnto>
 __attribute__((always_inline)) inline void sum_quads(const uint8_t* quads, const uint8_t* words, Sum* sums) {
     constexpr size_t kLag = 2, kTemporary = kLag + 1, kSteps = kQuads * M;
@@ -60,7 +67,7 @@ __attribute__((always_inline)) inline void sum_quads(const uint8_t* quads, const
         if (step < kSteps) {
             const size_t quad = step / M;
             if (step % M == 0) w = {ordered_load(quads + quad * kQuadBytes), ordered_load(quads + quad * kQuadBytes + 32)};
-            const __m256i x = ordered_broadcast(words + 16 * quad + 4 * (step % M));
+            const __m256i x = ordered_broadcast(words + place_of<kBytes>(quad) + 4 * (step % M));
             product[step % kTemporary].a = ordered_products<kBytes>(w.a, x);
             product[step % kTemporary].b = ordered_products<kBytes>(w.b, x);
         }

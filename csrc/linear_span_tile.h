@@ -83,7 +83,7 @@ inline void expand_span(const uint8_t* head, uint8_t* to) {
     if constexpr (kSpanMinima<F>) store(floats + kLanes, F::minimum(head));
 }
 
-// Codes of four tokens, word by word, and the centres of a group.
+// Codes of four tokens, in pairs of words, and the centres of a group.
 template <class F>
 inline void prepare_group(const int8_t* const* rows, uint8_t* words, uint8_t* centres) {
     using P = SpanPlaces<F>;
@@ -91,20 +91,17 @@ inline void prepare_group(const int8_t* const* rows, uint8_t* words, uint8_t* ce
     for (size_t i = 0; i < kSpanTokens; ++i) row[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[i]));
     const __m256i a = _mm256_unpacklo_epi32(row[0], row[1]), b = _mm256_unpackhi_epi32(row[0], row[1]);
     const __m256i c = _mm256_unpacklo_epi32(row[2], row[3]), d = _mm256_unpackhi_epi32(row[2], row[3]);
-    // Word i of all tokens, and word i + 4.
+    // Word i of all tokens, and word i + 4 beside it.
     const __m256i four[4] = {_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c), _mm256_unpacklo_epi64(b, d), _mm256_unpackhi_epi64(b, d)};
-    const auto put = [](uint8_t* low, uint8_t* high, __m256i x) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm256_castsi256_si128(x));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm256_extracti128_si256(x, 1));
-    };
+    const auto put = [](uint8_t* to, __m256i x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x); };
     __m256i pairs = _mm256_setzero_si256();
     for (size_t i = 0; i < 4; ++i) {
-        uint8_t *low = words + i * P::kEach * (P::kWide ? 2 : 1), *high = low + P::kWords / 2 * P::kEach;
-        put(low, high, P::kWide ? even_bytes(four[i]) : four[i]);
-        if (P::kWide) put(low + P::kEach, high + P::kEach, odd_bytes(four[i]));
+        uint8_t* pair = words + i * kPairBytes * (P::kWide ? 2 : 1);
+        put(pair, P::kWide ? even_bytes(four[i]) : four[i]);
+        if (P::kWide) put(pair + kPairBytes, odd_bytes(four[i]));
         pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(_mm256_set1_epi8(1), four[i]));
     }
-    if (kCentredParts<F>) put(centres, centres + P::kEach, _mm256_mullo_epi16(pairs, _mm256_set1_epi16(-F::kZero)));
+    if (kCentredParts<F>) put(centres, _mm256_mullo_epi16(pairs, _mm256_set1_epi16(-F::kZero)));
 }
 
 // What `m` tokens, 1 to 4, bring to the span from group `group` on; the last stands in for those that are missing.
@@ -146,7 +143,7 @@ __attribute__((always_inline)) inline void add_products(const uint8_t* group, co
             Sum sums[M];
             RIDGELINE_UNROLL
             for (size_t i = 0; i < M && kCentredParts<F>; ++i) sums[i].a = sums[i].b = broadcast_word(centres + part * P::kEach + 4 * i);
-            sum_quads<true, M, kSteps, kCentredParts<F>>(group + run * kQuadBytes, words + run * P::kEach, sums);
+            sum_quads<true, M, kSteps, kCentredParts<F>>(group + run * kQuadBytes, words + place_of<true>(run), sums);
             RIDGELINE_UNROLL
             for (size_t i = 0; i < M; ++i) {
                 Ints dot;

@@ -81,10 +81,7 @@ __attribute__((always_inline)) inline void expand_group(const uint8_t* head, con
 inline __m256i codes_of(const Tokens& x, size_t token, size_t group) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x.codes + token * x.stride + group * kCodeGroup));
 }
-inline void store_halves(uint8_t* low, uint8_t* high, __m256i x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(low), _mm256_castsi256_si128(x));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(high), _mm256_extracti128_si256(x, 1));
-}
+inline void store_words(uint8_t* to, __m256i x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x); }
 
 // What `m` tokens, 1 to 4, bring to one group; the last stands in for those that are missing.
 template <class F>
@@ -93,13 +90,13 @@ inline void prepare_tile(const Tokens& x, size_t m, size_t group, uint8_t* to) {
     const size_t second = m > 1, third = m > 2 ? 2 : second, last = m - 1;
     const __m256i w = codes_of(x, 0, group), y = codes_of(x, second, group), z = codes_of(x, third, group), v = codes_of(x, last, group);
     const __m256i a = _mm256_unpacklo_epi32(w, y), b = _mm256_unpackhi_epi32(w, y), c = _mm256_unpacklo_epi32(z, v), d = _mm256_unpackhi_epi32(z, v);
-    // Word i of all tokens, and word i + 4.
+    // Word i of all tokens, and word i + 4 beside it.
     const __m256i words[4] = {_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c), _mm256_unpacklo_epi64(b, d), _mm256_unpackhi_epi64(b, d)};
     __m256i pairs = _mm256_setzero_si256();
     for (size_t i = 0; i < 4; ++i) {
-        uint8_t *low = to + i * E::kEach * (E::kWide ? 2 : 1), *high = low + E::kScales / 2;
-        if (E::kWide) store_halves(low + E::kEach, high + E::kEach, odds(words[i]));
-        store_halves(low, high, E::kWide ? evens(words[i]) : words[i]);
+        uint8_t* pair = to + i * kPairBytes * (E::kWide ? 2 : 1);
+        store_words(pair, E::kWide ? evens(words[i]) : words[i]);
+        if (E::kWide) store_words(pair + kPairBytes, odds(words[i]));
         pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(_mm256_set1_epi8(1), words[i]));
     }
     const float* scales = x.scales + group;
@@ -117,7 +114,8 @@ void prepare_groups(const Tokens& x, size_t m, size_t first, size_t count, uint8
     for (size_t group = first; group < first + count; ++group)
         for (size_t i = 0; i < m; i += kTileTokens, to += Expanded<F>::kTile) {
             const Tokens tile = {x.codes + i * x.stride, x.scales + i * x.groups, nullptr, x.stride, x.groups};
-            prepare_tile<F>(tile, m - i < kTileTokens ? m - i : kTileTokens, group, to);
+            if (m - i < kTileTokens) prepare_tile<F>(tile, m - i, group, to);
+            else prepare_tile<F>(tile, kTileTokens, group, to);      // a constant, which saves the addresses of those that are missing
         }
 }
 
@@ -137,7 +135,7 @@ __attribute__((always_inline)) inline void group_products(const uint8_t* quads, 
         RIDGELINE_UNROLL
         for (size_t run = 0; run < E::kWords; run += kSteps) {
             Sum pairs[M];
-            sum_quads<true, M, kSteps, false>(quads + run * kQuadBytes, words + run * E::kEach, pairs);
+            sum_quads<true, M, kSteps, false>(quads + run * kQuadBytes, words + place_of<true>(run), pairs);
             RIDGELINE_UNROLL
             for (size_t i = 0; i < M; ++i) {
                 const Ints dot = widen<E::kBits>(Pairs{pairs[i].a, pairs[i].b}), sum = run == 0 ? dot : dot + Ints{sums[i].a, sums[i].b};
