@@ -265,14 +265,16 @@ void bind_plan(nb::module_& m) {
     plan.def("begin_products", [](Plan& p, bool selected) { p.phase(PhaseKind::products, selected); });
     bind_row_ops(plan);
     plan.def("product", [](Plan& p, int format, std::size_t n, std::size_t k, std::size_t group, Address data, Address codes, Address scales,
-                           Address sums, Address out) {
+                           Address sums, Address residual, Address out) {
         p.add_product({matrix(format, n, k, group, data),
                        {pointer<const std::int8_t>(codes), pointer<const float>(scales), pointer<const std::int32_t>(sums), k},
                        nullptr,
+                       pointer<const float>(residual),
                        {pointer<float>(out), n}});
     });
-    plan.def("product_of_floats", [](Plan& p, int format, std::size_t n, std::size_t k, std::size_t group, Address data, Address x, Address out) {
-        p.add_product({matrix(format, n, k, group, data), {}, pointer<const float>(x), {pointer<float>(out), n}});
+    plan.def("product_of_floats", [](Plan& p, int format, std::size_t n, std::size_t k, std::size_t group, Address data, Address x,
+                                     Address residual, Address out) {
+        p.add_product({matrix(format, n, k, group, data), {}, pointer<const float>(x), pointer<const float>(residual), {pointer<float>(out), n}});
     });
     plan.def("screen", &Plan::add_screen);
     plan.def_prop_ro("screened", [](const Plan& p) {

@@ -28,6 +28,11 @@ size_t ceiling(size_t n, size_t d) { return (n + d - 1) / d; }
 
 bool quantised(const Matrix& matrix) { return matrix.format > kBF16; }
 
+// Floats that will be read soon.
+void fetch(const float* x, size_t count) {
+    for (size_t i = 0; i < count; i += kAlignment / sizeof(float)) __builtin_prefetch(x + i);
+}
+
 // Chunks claimed one after the other lie a stream a thread apart, so that threads in step each read ascending memory: the place of `claim`.
 size_t in_streams(size_t claim, size_t chunks, size_t streams) {
     const size_t stream = claim % streams;
@@ -217,10 +222,7 @@ void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thr
     float* outputs = outputs_[static_cast<size_t>(thread)].data();
     uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
     const Product to{outputs - column, stride};  // kernels count columns from the matrix's first
-    if (quantised(op.matrix))
-        kernels_.linear->multiply(op.matrix, op.codes, m, to, first, count, scratch);
-    else
-        kernels_.linear->multiply_floats(op.matrix, op.x, op.matrix.k, m, to, first, count, scratch);
+    multiply_blocks(op, m, to, first, count, scratch);
     for (size_t row = 0; row < m; ++row)
         kernels_.sample->argmax_slice(outputs + row * stride, column, columns, &best_values_[row * slices + chunk], &best_ids_[row * slices + chunk]);
 }
@@ -242,14 +244,29 @@ void Plan::multiply(const Phase& phase, const Step& step, size_t chunk, int thre
         const size_t blocks = ceiling(op.matrix.n, kBlockRows);
         if (left > 0 && first < passed + blocks) {
             const size_t here = std::min(left, passed + blocks - first);
-            if (quantised(op.matrix))
-                kernels_.linear->multiply(op.matrix, op.codes, m, op.to, first - passed, here, scratch);
-            else
-                kernels_.linear->multiply_floats(op.matrix, op.x, op.matrix.k, m, op.to, first - passed, here, scratch);
+            multiply_blocks(op, m, op.to, first - passed, here, scratch);
             first += here;
             left -= here;
         }
         passed += blocks;
+    }
+}
+
+// The residual is added to what has just been written, while it is near.
+void Plan::multiply_blocks(const ProductOp& op, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) const {
+    const size_t n = op.matrix.n, column = first * kBlockRows, columns = std::min(n - column, count * kBlockRows);
+    if (quantised(op.matrix))
+        kernels_.linear->multiply(op.matrix, op.codes, m, to, first, count, scratch);
+    else
+        kernels_.linear->multiply_floats(op.matrix, op.x, op.matrix.k, m, to, first, count, scratch);
+    for (size_t row = 0; row < m && op.residual != nullptr; ++row) {
+        float* out = to.out + row * to.stride + column;
+        const float* residual = op.residual + row * n + column;
+        if (row + 1 < m) {  // lies in other pages: no processor fetches it by itself
+            fetch(out + to.stride, columns);
+            fetch(residual + n, columns);
+        }
+        kernels_.elements->add(residual, out, columns, out);
     }
 }
 

@@ -22,6 +22,7 @@ struct ProductOp {
     Matrix matrix;
     Codes codes;                         // quantised formats
     const float* x;                      // float formats: [m, k]
+    const float* residual;               // [m, n], added in front of the product; or null
     Product to;
 };
 
@@ -87,6 +88,7 @@ private:
     size_t chunks(const Phase& phase, const Step& step) const;
     void compute(const Phase& phase, const Step& step, size_t chunk, int thread);
     void multiply(const Phase& phase, const Step& step, size_t chunk, int thread);
+    void multiply_blocks(const ProductOp& op, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) const;
     void find_best(const Phase& phase, const Step& step, size_t chunk, int thread);
     void find_maxima(const Phase& phase, const Step& step, size_t chunk);
     size_t blocks_each(const Phase& phase, const Step& step) const;

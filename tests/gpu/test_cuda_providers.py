@@ -19,6 +19,8 @@ ELSEWHERE = {
     "rope": "lowering for a GPU makes rotations of it that layers share",
     "quantise": "integer products of the native runner",
     "linear_codes": "integer products of the native runner",
+    "linear_codes_add": "integer products of the native runner",
+    "linear_add": "the native runner's products; on a GPU the norm behind takes the sum",
     "reorder": "the native runner's columns in another order; on a GPU the product gathers them",
 }
 """Ops that no list for a GPU has."""

@@ -50,7 +50,7 @@ def test_every_product_is_its_formula_bit_for_bit(model: str, name: str, tmp_pat
     made = {value: op for op in driver.runner.oplist.ops for value in op.outputs}
     ordered = 0
     for op in driver.runner.oplist.ops:
-        if op.name != "linear_codes":
+        if op.name not in ("linear_codes", "linear_codes_add"):
             continue
         weight = mapped[op.weights[0].name]
         assert isinstance(weight, GroupedWeight)
@@ -61,6 +61,7 @@ def test_every_product_is_its_formula_bit_for_bit(model: str, name: str, tmp_pat
             x = reorder(x, weight.order)  # type: ignore[assignment,arg-type]
         group, span = made[op.inputs[0]].attributes["group"], driver.weights[op.weights[0].name].span
         expected = linear_codes(*quantise(x, group=group), integers(weight, span))  # type: ignore[misc]
+        expected = values[op.inputs[3]] + expected if op.name == "linear_codes_add" else expected
         assert np.array_equal(values[op.outputs[0]].view(np.uint32), expected.view(np.uint32)), str(op)  # type: ignore[union-attr]
     assert ordered == sum(isinstance(each, GroupedWeight) and each.order is not None for each in mapped.values()) > 8
 

@@ -13,8 +13,9 @@ from ridgeline.compute.cpu.phases import phases
 from ridgeline.compute.cpu.weights import pack_weights
 from ridgeline.compute.early import ATTENDED, select_early
 from ridgeline.compute.finite import finite_rows
+from ridgeline.compute.fuse import fuse_residuals
 from ridgeline.compute.graph import SELECTED, OpList
-from ridgeline.compute.lower import lower
+from ridgeline.compute.lower import PASSES, lower
 from ridgeline.compute.models.registry import record
 from ridgeline.compute.ops.table import check
 from ridgeline.facts.model import ModelFacts
@@ -128,6 +129,19 @@ def test_both_plans_give_the_same_bits(opened, name: str) -> None:
     same([(a, [9]), (b, [3]), (c, [4])], [0, 1, 2])
     same([(a, [5, 6, 7, 8]), (b, [1]), (c, IDS[5:12])], [1, 2, 3, 4, 7, 11])
     same([(c, IDS[12:20])], list(range(8)))
+
+
+@native
+@pytest.mark.parametrize("name", ["llama3", "qwen2", "phi3-long"])
+def test_products_that_add_a_residual_change_no_bit(facts, opened, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fused = opened(name)
+    assert len([op for op in fused.runner.oplist.ops if op.name == "linear_codes_add"]) == 2 * fused.facts.layers
+    passes = {runner: tuple(each for each in found if each is not fuse_residuals) for runner, found in PASSES.items()}
+    monkeypatch.setattr("ridgeline.compute.lower.PASSES", passes)
+    apart = NativeDriver(fused.facts, fused.weights, threads=2, tokens=128)
+    assert not [op for op in apart.runner.oplist.ops if op.name.endswith("_add")]
+    for chunks in ([(60, IDS)], [(60, [3]), (61, IDS[:20])], [(60, [4]), (61, [5])]):
+        assert fused.step(*chunks).tobytes() == apart.step(*chunks).tobytes()
 
 
 @native

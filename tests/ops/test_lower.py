@@ -10,10 +10,12 @@ import pytest
 from ridgeline.compute import numpy_runner
 from ridgeline.compute.diff import diff
 from ridgeline.compute.exact.cache import allocate_kv
-from ridgeline.compute.graph import OpList
+from ridgeline.compute.fuse import RESIDUAL, fuse_residuals
+from ridgeline.compute.graph import Op, OpList
 from ridgeline.compute.lower import ORDER, SPAN, head_of, last_uses, lower, quantise_activations, share_rotations
 from ridgeline.compute.models.registry import record
 from ridgeline.compute.numpy_runner import NumpyRunner
+from ridgeline.compute.ops.table import check
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.model import Rope
 
@@ -78,6 +80,37 @@ def test_the_widest_span_of_those_that_read_a_value_is_its_group(driver: Driver)
     wide = {f"blk.0.attn_{part}.weight": 256 for part in "qkv"} | {f"blk.1.attn_{part}.weight": 128 for part in "qkv"}
     wide |= {"blk.2.attn_k.weight": 256, "blk.2.ffn_gate.weight": 64, "blk.2.ffn_up.weight": 64}
     assert of == dict.fromkeys(of, 32) | wide
+
+
+def sums(oplist: OpList) -> list[str]:
+    """What each sum adds to the residual stream, or the product that adds itself."""
+    made = {name: op for op in oplist.ops for name in op.outputs}
+    found = [op for op in oplist.ops if op.name in ("add", *RESIDUAL.values())]
+    return [made[op.inputs[1]].name if op.name == "add" else op.name for op in found]
+
+
+def test_residuals_are_added_where_nothing_else_reads_the_product(driver: Driver) -> None:
+    """With Gemma's norm between, or a bias, nothing is fused; nor is a product that is a tap, or that is read twice."""
+    facts = driver.facts
+    semantic = record(facts)["step"]
+    assert fuse_residuals(semantic, {}) == semantic
+    plain = dataclasses.replace(facts, architecture="llama", final_softcap=0.0)
+    llama = record(plain)["step"]
+    fused = fuse_residuals(llama, {})
+    check(fused)
+    assert sums(llama) == ["linear"] * 2 * facts.layers and sums(fused) == ["linear_add"] * 2 * facts.layers
+    assert len(fused.ops) == len(llama.ops) - 2 * facts.layers
+    coded = fuse_residuals(quantise_activations(llama, {w.name: "Q8_0" for op in llama.ops for w in op.weights}), {})
+    check(coded)
+    assert sums(coded) == ["linear_codes_add"] * 2 * facts.layers
+    first = next(op for op in llama.ops if op.name == "linear" and "attn_output" in op.weights[0].name)
+    for other in (
+        dataclasses.replace(llama, taps={**llama.taps, "product": first.outputs[0]}),
+        llama.with_ops((*llama.ops, Op("scale", first.outputs, ("twice",), {"factor": 2.0}))),
+    ):
+        assert sums(fuse_residuals(other, {})) == ["linear"] + ["linear_add"] * (2 * facts.layers - 1)
+    swapped = tuple(dataclasses.replace(op, inputs=op.inputs[::-1]) if op.name == "add" else op for op in llama.ops)
+    assert fuse_residuals(llama.with_ops(swapped), {}).ops == swapped
 
 
 def test_values_are_dropped_after_their_last_use(driver: Driver) -> None:

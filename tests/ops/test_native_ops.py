@@ -18,7 +18,7 @@ from ridgeline.core.plan import KVGroup, KVShape
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
 
-ELSEWHERE = {"attention", "kv_write", "linear_codes"}
+ELSEWHERE = {"attention", "kv_write", "linear_codes", "linear_codes_add"}
 """Ops with tests of their own: of the cache, of packed formats."""
 
 DTYPES = {"int8": "i8", "int32": "i32", "float32": "f32"}

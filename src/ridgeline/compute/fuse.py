@@ -15,6 +15,9 @@ MERGED: Final = {2: "linear_pair", 3: "linear_triple"}
 FP8: Final = frozenset({"fp8", "fp8 block"})
 """Kinds of weights whose products take e4m3 activations."""
 
+RESIDUAL: Final = {"linear": "linear_add", "linear_codes": "linear_codes_add"}
+"""Products to which a residual may be added where they are written."""
+
 _TWINS: Final = {"rms_norm": "rms_norm_fp8", "add_rms_norm": "add_rms_norm_fp8", "glu": "glu_fp8"}
 _PRODUCTS: Final = {"linear": "linear_fp8", "linear_pair": "linear_fp8_pair", "linear_triple": "linear_fp8_triple"}
 
@@ -81,6 +84,21 @@ def fuse_writes(oplist: OpList, formats: Mapping[str, str]) -> OpList:
         gone += [q, k, *(norms if normed else ())]
     absent = {id(op) for op in gone}
     return oplist.with_ops(tuple(placed.get(number, op) for number, op in enumerate(oplist.ops) if id(op) not in absent))
+
+
+def fuse_residuals(oplist: OpList, formats: Mapping[str, str]) -> OpList:
+    """A product and the sum of a residual and it become one op where nothing else reads the product."""
+    uses = _uses(oplist)
+    products = {op.outputs[0]: op for op in oplist.ops if op.name in RESIDUAL and uses[op.outputs[0]] == 1}
+    fused = {op.inputs[1] for op in oplist.ops if op.name == "add" and op.inputs[1] in products}
+    ops: list[Op] = []
+    for op in oplist.ops:
+        if op.name == "add" and op.inputs[1] in fused:
+            product = products[op.inputs[1]]
+            ops.append(Op(RESIDUAL[product.name], (*product.inputs, op.inputs[0]), op.outputs, product.attributes, product.weights))
+        elif not (op.name in RESIDUAL and op.outputs[0] in fused):
+            ops.append(op)
+    return oplist.with_ops(tuple(ops))
 
 
 def quantise_fp8(oplist: OpList, formats: Mapping[str, str]) -> OpList:

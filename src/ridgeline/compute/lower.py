@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 
 from ridgeline.compute.early import select_early
-from ridgeline.compute.fuse import fuse_norms, fuse_writes, merge_products, quantise_fp8
+from ridgeline.compute.fuse import fuse_norms, fuse_residuals, fuse_writes, merge_products, quantise_fp8
 from ridgeline.compute.graph import Dim, Handle, Op, OpList, Weight
 from ridgeline.facts.model import Rope
 
@@ -113,8 +113,8 @@ def share_rotations(oplist: OpList, formats: Formats) -> OpList:
 
 PASSES: dict[str, tuple[Pass, ...]] = {
     "numpy": (),
-    "native": (select_early, share_rotations, quantise_activations),
-    "native, all tokens": (share_rotations, quantise_activations),
+    "native": (select_early, share_rotations, quantise_activations, fuse_residuals),
+    "native, all tokens": (share_rotations, quantise_activations, fuse_residuals),
     "cuda": (share_rotations, merge_products, fuse_norms, fuse_writes, quantise_fp8),
 }
 """Runner → its passes. The numpy runner defines what ops mean, so it runs the semantic list. The native one has a second list, for steps

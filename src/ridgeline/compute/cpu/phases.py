@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.compute.graph import INPUTS, SELECTED, Op, OpList, Sizes
 
-PRODUCTS, ATTENTIONS = frozenset({"linear", "linear_codes"}), frozenset({"attention"})
+PRODUCTS, ATTENTIONS = frozenset({"linear", "linear_codes", "linear_add", "linear_codes_add"}), frozenset({"attention"})
 BYTES = {"f32": 4, "i32": 4, "i64": 8, "i8": 1}
 ALIGNMENT = 64
 """Bytes: a cache line, so that two values never share one."""

@@ -152,11 +152,13 @@ def _quantise(plan: NativePlan, op: Op) -> None:
 
 
 def _linear_codes(plan: NativePlan, op: Op) -> None:
-    plan.native.product(*plan.matrix(op), *map(plan.at, op.inputs), plan.at(op.outputs[0]))
+    codes, scales, sums, *residual = map(plan.at, op.inputs)
+    plan.native.product(*plan.matrix(op), codes, scales, sums, *(residual or (0,)), plan.at(op.outputs[0]))
 
 
 def _linear(plan: NativePlan, op: Op) -> None:
-    plan.native.product_of_floats(*plan.matrix(op), plan.at(op.inputs[0]), plan.at(op.outputs[0]))
+    x, *residual = map(plan.at, op.inputs)
+    plan.native.product_of_floats(*plan.matrix(op), x, *(residual or (0,)), plan.at(op.outputs[0]))
 
 
 def _rms_norm(plan: NativePlan, op: Op) -> None:
@@ -221,7 +223,9 @@ EMIT: Final[Mapping[str, Callable[[NativePlan, Op], None]]] = {
     "reorder": _reorder,
     "quantise": _quantise,
     "linear": _linear,
+    "linear_add": _linear,
     "linear_codes": _linear_codes,
+    "linear_codes_add": _linear_codes,
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "add": _add,

@@ -49,6 +49,20 @@ def linear_triple(x: Floats, first: Floats, second: Floats, third: Floats) -> An
     return linear(x, first), linear(x, second), linear(x, third)
 
 
+def _linear_add_samples() -> list[Sample]:
+    def case(name: str, rows: int, columns: int, outputs: int, size: float = 1.0) -> Sample:
+        residual = floats(3, rows, outputs, size=size)
+        return Sample(name, {"x": floats(1, rows, columns), "residual": residual, "weight": floats(2, outputs, columns)})
+
+    return [case("ragged", 7, 48, 33), case("one row", 1, 96, 600, 1e3), case("no row", 0, 32, 8), case("many rows", 67, 96, 515)]
+
+
+@op(samples=_linear_add_samples, weights=("weight",), per_token=True, semantic=False, tolerance={"native": 2e-6})
+def linear_add(x: Floats, residual: Floats, weight: Floats) -> Floats:
+    """residual [T, N] + `linear` of x [T, K]: the product is rounded to fp32, then the sum."""
+    return residual + linear(x, weight)
+
+
 def _add_norm_samples() -> list[Sample]:
     def case(name: str, seed: int, rows: int, width: int, size: float = 1.0) -> Sample:
         own = {"x": floats(seed, rows, width, size=size), "y": floats(seed + 1, rows, width, size=size), "weight": floats(seed + 2, width)}

@@ -99,6 +99,21 @@ def linear_codes(codes: Codes, scales: Floats, sums: Ints, weight: Groups) -> Fl
     return acc
 
 
+def _linear_add_samples() -> list[Sample]:
+    made = []
+    for number, sample in enumerate(_linear_samples()):
+        rows, outputs = len(sample.arguments["codes"]), len(sample.arguments["weight"].codes)
+        made.append(Sample(sample.name, {**sample.arguments, "residual": floats(20 + number, rows, outputs, size=3.0)}))
+    return made
+
+
+@op(samples=_linear_add_samples, weights=("weight",), per_token=True, semantic=False)
+def linear_codes_add(codes: Codes, scales: Floats, sums: Ints, residual: Floats, weight: Groups) -> Floats:
+    """residual [T, N] + `linear_codes` [T, N]: the product is rounded to fp32, then the sum."""
+    with np.errstate(all="ignore"):
+        return residual + linear_codes(codes, scales, sums, weight)
+
+
 def _dots(x: NDArray[Any], y: NDArray[Any]) -> Floats:
     """Integers [T, n] and [N, n] → Σ x·y [T, N] to the nearest fp32. Doubles hold all of it exactly, in any order."""
     return (x.astype(np.float64) @ y.astype(np.float64).T).astype(np.int64).astype(np.float32)
