@@ -57,7 +57,7 @@ class Head:
         self.plan.begin_rows(True)
         self.plan.quantise(int(self.x.ctypes.data), k, self.group, codes, scales, sums)
         self.plan.begin_products(True)
-        self.plan.product(*self.packed.matrix, codes, scales, sums, out)
+        self.plan.product(*self.packed.matrix, codes, scales, sums, 0, out)
         self.plan.screen()
 
     def run(self, x: np.ndarray, *wanted: int) -> None:
