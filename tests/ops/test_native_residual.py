@@ -52,14 +52,15 @@ def cache() -> NativeKVCache:
 
 
 def results(names: tuple[str, ...], given: dict[str, np.ndarray], weight: PackedWeight, threads: int) -> np.ndarray:
-    """What a list of a product, and perhaps an addition, makes of the given values."""
+    """What a list of a product, and perhaps an addition, makes of given values. An op stands behind: a last product has larger chunks."""
     kinds = {"int8": "i8", "int32": "i32", "float32": "f32"}
     values = {name: Handle(name, (TOKENS, Dim(array.shape[1])), kinds[str(array.dtype)]) for name, array in given.items()}
-    values |= {name: Handle(name, (TOKENS, Dim(OUTPUTS))) for name in ("product", "sum")}
+    values |= {name: Handle(name, (TOKENS, Dim(OUTPUTS))) for name in ("product", "sum", "after")}
     own, matrix = tuple(name for name in given if name != "residual"), (Weight("w", (OUTPUTS, COLUMNS)),)
     fused = len(names) == 1
     first = Op(names[0], (*own, "residual") if fused else own, ("sum" if fused else "product",), {}, matrix)
     ops = (first,) if fused else (first, Op("add", ("residual", "product"), ("sum",)))
+    ops = (*ops, Op("scale", ("sum",), ("after",), {"factor": 0.5}))
     tokens = len(given["residual"])
     sizes = Sizes(T=tokens, R=1, S=0)
     oplist = OpList("step", ops, values, {"sum": "sum"}, {})
