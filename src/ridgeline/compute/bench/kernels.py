@@ -230,11 +230,11 @@ class Copies:
         self._out = np.zeros((most_tokens, n), np.float32)
         self._plan = ext.native().Plan(ext.level_number(), team)
         self._clock = thread_time if team.threads == 1 else perf_counter
-        at = [int(array.ctypes.data) for array in (*self._inputs, self._out)]
+        inputs = [int(array.ctypes.data) for array in self._inputs]
         for weight in self._weights:
             self._plan.begin_products(False)
             add = self._plan.product if kind in CODES else self._plan.product_of_floats
-            add(*weight.matrix, *at)
+            add(*weight.matrix, *inputs, 0, int(self._out.ctypes.data))
 
     def timings(self, tokens: int, ceilings: Callable[[], tuple[float, float]]) -> list[Timing]:
         """Of one product, some, each behind its ceilings. The copies go on where the last timing stopped."""
