@@ -96,6 +96,19 @@ def test_a_client_that_reads_slowly_is_not_given_up(monkeypatch: pytest.MonkeyPa
     assert (sent, events.closed) == (12, 1)
 
 
+def test_a_stream_that_has_nothing_to_say_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's time runs only while it is to read."""
+    monkeypatch.setattr(transport, "SEND_SECONDS", 0.05)
+
+    class Pauses(Events):
+        async def events(self) -> AsyncGenerator[bytes, None]:
+            yield b"{}"
+            await asyncio.sleep(0.2)
+            yield b"{}"
+
+    assert written(Pauses()) == b"data: {}\n\ndata: {}\n\ndata: [DONE]\n\n"
+
+
 def test_bodies_take_the_shortest_way_to_the_server() -> None:
     """What layers put around `send` sees the beginning of an answer alone."""
     begun: list[Any] = []
