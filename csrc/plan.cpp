@@ -72,7 +72,7 @@ void Plan::add_screen() {
     const Phase product = phases_.back();
     for (const PhaseKind kind : {PhaseKind::measure, PhaseKind::bound, PhaseKind::threshold, PhaseKind::compute}) phase(kind, product.selected);
     const ProductOp& op = product.products.front();
-    screen_ = std::make_unique<Screen>(kernels_, op.matrix, op.codes);
+    screen_ = std::make_unique<Screen>(kernels_, op.matrix, op.codes, scratch_.size());
 }
 
 void Plan::add_attention(const Attention& op, const float* q, float* out) {
@@ -201,8 +201,9 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
         case PhaseKind::bound: return screen_->bound(in_streams(chunk, chunks(phase, step), scratch_.size()), scratch);
         case PhaseKind::compute: {
             const size_t place = in_streams(chunk, chunks(phase, step), scratch_.size());
-            if (wanted_.best != nullptr) return screen_->find(place, outputs_[static_cast<size_t>(thread)].data(), scratch);
-            return screen_->write(place, head().products.front().to, wanted_.maxima, scratch);
+            const size_t own = static_cast<size_t>(thread);
+            if (wanted_.best != nullptr) return screen_->find(place, own, scratch);
+            return screen_->write(place, head().products.front().to, wanted_.maxima, own, scratch);
         }
     }
 }

@@ -38,6 +38,10 @@ bool Screen::begin(size_t tokens, size_t each, const int32_t* keep) {
     highest_.resize(tokens * chunks_), order_.resize(tokens * chunks_);
     best_values_.assign(tokens * chunks_, -INFINITY), best_ids_.assign(tokens * chunks_, INT32_MAX);
     computed_.assign(chunks_, 0);
+    for (Gathered& each : gathered_) {
+        each.codes.resize(tokens * matrix_.k), each.scales.resize(tokens * (matrix_.k / kCodeGroup));
+        each.sums.resize(tokens * (matrix_.k / 16)), each.outputs.resize(tokens * kBlockRows);
+    }
     return true;
 }
 
@@ -66,10 +70,27 @@ void Screen::bound(size_t chunk, uint8_t* scratch) {
 
 size_t Screen::columns_of(size_t block, size_t count) const { return std::min(matrix_.n, (block + count) * kBlockRows) - block * kBlockRows; }
 
-void Screen::multiply(size_t token, size_t count, const Product& to, size_t block, size_t blocks, uint8_t* scratch) const {
+Codes Screen::token(size_t token) const {
     const size_t groups = matrix_.k / kCodeGroup;
-    const Codes x = {x_.codes + token * x_.stride, x_.scales + token * groups, x_.sums + token * groups * 2, x_.stride};
-    kernels_.linear->multiply(matrix_, x, count, to, block, blocks, scratch);
+    return {x_.codes + token * x_.stride, x_.scales + token * groups, x_.sums + token * groups * 2, x_.stride};
+}
+
+void Screen::gather(size_t block, Gathered& of, uint8_t* scratch) const {
+    of.tokens.clear();
+    for (size_t token = 0; token < tokens_; ++token)
+        if (wanted(block, token)) of.tokens.push_back(token);
+    const size_t count = of.tokens.size(), groups = matrix_.k / kCodeGroup;
+    if (count == 0) return;
+    const Product to = {of.outputs.data() - block * kBlockRows, kBlockRows};
+    if (of.tokens.back() - of.tokens.front() + 1 == count)
+        return kernels_.linear->multiply(matrix_, token(of.tokens.front()), count, to, block, 1, scratch);
+    for (size_t i = 0; i < count; ++i) {
+        const Codes x = token(of.tokens[i]);
+        std::copy_n(x.codes, matrix_.k, &of.codes[i * matrix_.k]);
+        std::copy_n(x.scales, groups, &of.scales[i * groups]);
+        std::copy_n(x.sums, groups * 2, &of.sums[i * groups * 2]);
+    }
+    kernels_.linear->multiply(matrix_, {of.codes.data(), of.scales.data(), of.sums.data(), matrix_.k}, count, to, block, 1, scratch);
 }
 
 // The least of those found is on top of a heap. Chunks come in the order of their highest bounds, and none after `most` of them has one.
@@ -108,7 +129,8 @@ void Screen::threshold(size_t token, uint8_t* scratch) {
     const size_t keep = keep_ == nullptr ? 1 : static_cast<size_t>(keep_[token]), blocks = highest_bounds(token, tried(keep), found);
     size_t count = 0;
     for (size_t i = 0; i < blocks; ++i) {
-        multiply(token, 1, {outputs + count - found[i].block * kBlockRows, kBlockRows}, found[i].block, 1, scratch);
+        const Product to = {outputs + count - found[i].block * kBlockRows, kBlockRows};
+        kernels_.linear->multiply(matrix_, this->token(token), 1, to, found[i].block, 1, scratch);
         count += columns_of(found[i].block, 1);
     }
     float least = -INFINITY;
@@ -119,18 +141,14 @@ void Screen::threshold(size_t token, uint8_t* scratch) {
     thresholds_[token] = least / 8.0f - static_cast<float>(matrix_.k / kCodeGroup) * (FLT_MIN / 16.0f);
 }
 
-void Screen::find(size_t chunk, float* outputs, uint8_t* scratch) {
+void Screen::find(size_t chunk, size_t thread, uint8_t* scratch) {
+    Gathered& of = gathered_[thread];
     const size_t first = chunk * each_, last = std::min(first + each_, blocks());
     for (size_t block = first; block < last; ++block) {
-        for (size_t token = 0; token < tokens_; ++token) {
-            if (!wanted(block, token)) continue;
-            size_t end = token + 1;
-            while (end < tokens_ && wanted(block, end)) ++end;
-            const size_t column = block * kBlockRows, columns = columns_of(block, 1);
-            multiply(token, end - token, {outputs - column, kBlockRows}, block, 1, scratch);
-            computed_[chunk] += end - token;
-            for (const float* each = outputs; token < end; ++token, each += kBlockRows) take(token, chunk, column, each, columns);
-        }
+        gather(block, of, scratch);
+        computed_[chunk] += of.tokens.size();
+        for (size_t i = 0; i < of.tokens.size(); ++i)
+            take(of.tokens[i], chunk, block * kBlockRows, &of.outputs[i * kBlockRows], columns_of(block, 1));
     }
 }
 
@@ -141,38 +159,39 @@ void Screen::take(size_t token, size_t chunk, size_t column, const float* output
     if (id == INT32_MAX || value > best || (std::isnan(value) && !std::isnan(best))) best = value, id = found;
 }
 
-void Screen::write(size_t chunk, const Product& to, float* maxima, uint8_t* scratch) {
+void Screen::write(size_t chunk, const Product& to, float* maxima, size_t thread, uint8_t* scratch) {
     const size_t row = (matrix_.n + kSampleBlock - 1) / kSampleBlock, last = std::min((chunk + 1) * each_, blocks());
     for (size_t first = chunk * each_; first < last; first += kSampleBlocks) {
-        const size_t count = std::min(kSampleBlocks, last - first), column = first * kBlockRows, columns = columns_of(first, count);
-        computed_[chunk] += write_block(first, count, to, scratch);
+        const size_t count = std::min(kSampleBlocks, last - first), column = first * kBlockRows;
+        computed_[chunk] += write_outputs(first, count, to, gathered_[thread], scratch);
         for (size_t token = 0; token < tokens_; ++token) {
-            float* maximum = maxima + token * row + column / kSampleBlock;
+            float *out = to.out + token * to.stride, *maximum = maxima + token * row + column / kSampleBlock;
             bool any = false;
             for (size_t block = first; block < first + count; ++block) any |= wanted(block, token);
             *maximum = -INFINITY;
-            if (any) kernels_.sample->maxima(to.out + token * to.stride + column, columns, maximum);
+            if (!any) continue;
+            for (size_t block = first; block < first + count; ++block)
+                if (!wanted(block, token)) std::fill_n(out + block * kBlockRows, columns_of(block, 1), -INFINITY);
+            kernels_.sample->maxima(out + column, columns_of(first, count), maximum);
         }
     }
 }
 
-size_t Screen::write_block(size_t first, size_t count, const Product& to, uint8_t* scratch) const {
+// One token reads blocks that follow each other at once.
+size_t Screen::write_outputs(size_t first, size_t count, const Product& to, Gathered& of, uint8_t* scratch) const {
     size_t computed = 0;
-    for (size_t token = 0; token < tokens_; ++token) {
-        size_t here = 0;
-        for (size_t block = first; block < first + count; ++block) here += wanted(block, token);
-        if (here == 0) continue;
-        computed += here;
-        float* out = to.out + token * to.stride;
-        for (size_t block = first; block < first + count;) {
-            size_t end = block + 1;
-            while (end < first + count && wanted(end, token) == wanted(block, token)) ++end;
-            if (wanted(block, token))
-                multiply(token, 1, {out, to.stride}, block, end - block, scratch);
-            else
-                std::fill_n(out + block * kBlockRows, columns_of(block, end - block), -INFINITY);
-            block = end;
+    for (size_t block = first; block < first + count;) {
+        size_t end = block + 1;
+        if (tokens_ == 1) {
+            while (end < first + count && wanted(end, 0) == wanted(block, 0)) ++end;
+            if (wanted(block, 0)) kernels_.linear->multiply(matrix_, token(0), 1, to, block, end - block, scratch), computed += end - block;
+        } else {
+            gather(block, of, scratch);
+            computed += of.tokens.size();
+            for (size_t i = 0; i < of.tokens.size(); ++i)
+                std::copy_n(&of.outputs[i * kBlockRows], columns_of(block, 1), to.out + of.tokens[i] * to.stride + block * kBlockRows);
         }
+        block = end;
     }
     return computed;
 }
