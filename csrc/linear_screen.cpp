@@ -136,7 +136,17 @@ Vec screen_directly(const Matrix& matrix, const Tokens& x, size_t m, size_t firs
     const Parts parts(matrix.n, matrix.k);
     float outputs[kTile * kLanes];
     Vec test = zero();
-    for (size_t block = first; block < first + count; ++block)
+    const size_t apart = blocks_apart(m, count), rest = first + kStreams * apart;
+    for (size_t block = first; block < first + apart; ++block) {
+        Vec acc[kStreams];
+        for (Vec& sum : acc) sum = zero();
+        add_records<FewOffsets, 1, kStreams>(parts.high_of(matrix, block), apart * parts.high, matrix.k, x, acc);
+        for (size_t i = 0; i < kStreams; ++i) {
+            store(outputs, acc[i]);
+            test = bound_block(of, bounds, first, block + i * apart, 0, 1, outputs, test);
+        }
+    }
+    for (size_t block = rest; block < first + count; ++block)
         for (size_t from = 0; from < m; from += kTile) {
             const size_t here = m - from < kTile ? m - from : kTile;
             const Tokens part = {x.codes + from * x.stride, x.scales + from * x.groups, x.sums + from * x.groups * 2, x.stride, x.groups};
