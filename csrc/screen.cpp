@@ -159,6 +159,8 @@ void Screen::take(size_t token, size_t chunk, size_t column, const float* output
     if (id == INT32_MAX || value > best || (std::isnan(value) && !std::isnan(best))) best = value, id = found;
 }
 
+// What a sampler with top-k makes of it is what it makes of whole rows: those that it keeps, and all that equal the last of them, are here with
+// their bits, the rest is below. Largest, order and equals are the same, sums pass over what is cut off, and noise is a function of the id.
 void Screen::write(size_t chunk, const Product& to, float* maxima, size_t thread, uint8_t* scratch) {
     const size_t row = (matrix_.n + kSampleBlock - 1) / kSampleBlock, last = std::min((chunk + 1) * each_, blocks());
     for (size_t first = chunk * each_; first < last; first += kSampleBlocks) {

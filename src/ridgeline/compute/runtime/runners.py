@@ -70,7 +70,7 @@ def _native(config: EngineConfig, facts: ModelFacts, shape: KVShape, memory_byte
     reason = f"no kernel multiplies {', '.join(wide[:3])}{' …' if len(wide) > 3 else ''} as stored: more memory, and slower"
     said: tuple[Decision, ...] = (Decision("fp32_matrices", len(wide), "model", reason),) if wide else ()
     for name in screened(weights):
-        reason = f"{name} is Q8_0: greedy steps read 5 of its 8 bits, and the rest of outputs that could be largest; same ids"
+        reason = f"{name} is Q8_0: greedy and top-k rows read 5 of its 8 bits, and all of outputs that could be largest; same ids"
         said += (Decision("screened_head", name, "model", reason),)
     return Loaded(runner, kv, sampler.sample, sampler.score, f"native, {ext.isa()}", stored, said)
 
