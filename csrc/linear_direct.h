@@ -21,6 +21,7 @@ struct Tokens {
     const float* scales;
     const int32_t* sums;
     size_t stride, groups;               // from token to token: codes; scales, and half of the sums
+    const uint32_t* starts = nullptr;    // [groups, 4] of a format of centred sums: see `prepare_starts`
 };
 
 inline Tokens tokens(const Codes& x, size_t k, size_t from) {
@@ -45,6 +46,46 @@ inline Vec add_minimum(Vec acc, int32_t sum, Vec minimum, float x_scale) {
     return fma(all(-static_cast<float>(sum)), minimum * all(x_scale), acc);
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Sums of 16 bits hold a whole group of 5-bit products with code - 16 (16 * 16 * 127 < 2^15), where those with codes are widened twice. For three
+// tokens and more that begin with -16 times their inputs is faster.
+template <class F, int M>
+constexpr bool kCentredSums = M > 2 && F::Coding::kBits == 5 && F::kZero == 16;
+
+// -16 times the sum of a group's inputs, in pairs as products add them up, of `m` tokens, at most 4.
+inline void prepare_starts(const Codes& x, size_t m, size_t groups, uint32_t* starts) {
+    for (size_t group = 0; group < groups; ++group)
+        for (size_t i = 0; i < m; ++i) {
+            const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x.codes + i * x.stride + group * kCodeGroup));
+            const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
+            __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+            sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0x4e));
+            sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0xb1));
+            starts[4 * group + i] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_mullo_epi16(sum, _mm_set1_epi16(-16))));
+        }
+}
+
+// The integers of a record's products with code - 16.
+template <class F, int M>
+inline void centred_sums(const uint8_t* record, const Tokens& x, size_t group, Ints* dot) {
+    constexpr int kBits = F::Coding::kBits;
+    Pairs pairs[M];
+    RIDGELINE_UNROLL
+    for (size_t i = 0; i < M; ++i) pairs[i].a = pairs[i].b = _mm256_set1_epi32(static_cast<int32_t>(x.starts[4 * group + i]));
+    RIDGELINE_UNROLL
+    for (size_t t = 0; t < kGroupQuads; ++t) {
+        const Quad w = F::Coding::quad(record, t);
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) pairs[i] = products<kBits>(pairs[i], w, x.codes + group * kCodeGroup + i * x.stride + 4 * t);
+    }
+    RIDGELINE_UNROLL
+    for (size_t i = 0; i < M; ++i) dot[i] = widen<kBits>(pairs[i]);
+}
+#else
+template <class F, int M>
+constexpr bool kCentredSums = false;
+#endif
+
 // One record of 32 inputs, which share a scale, onto M accumulators.
 template <class F, int M>
 inline void add_record(const uint8_t* head, const uint8_t* record, const Tokens& x, size_t group, Vec* acc) {
@@ -56,6 +97,14 @@ inline void add_record(const uint8_t* head, const uint8_t* record, const Tokens&
     const int8_t* codes = x.codes + group * kCodeGroup;
     int32_t sum[M];
     Ints dot[M];
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (kCentredSums<F, M>) {
+        centred_sums<F, M>(record, x, group, dot);
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) acc[i] = add_part(acc[i], floats(dot[i]), scale, x.scales[i * x.groups + group]);
+        return;
+    }
+#endif
     RIDGELINE_UNROLL
     for (size_t i = 0; i < M; ++i) {
         const int32_t* s = x.sums + (i * x.groups + group) * 2;

@@ -20,16 +20,29 @@ constexpr int kTile = 1;
 
 // A tile at a time straight from the records.
 template <class F>
-void multiply_directly(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count) {
+void multiply_directly(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+    size_t step = kTile;
+    uint32_t* starts = nullptr;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if (kCentredSums<F, kTile> && m > 2) {               // m is at most a tile
+        if (const size_t groups = matrix.k / kCodeGroup; groups * 16 <= kLinearScratch)
+            prepare_starts(x, m, groups, starts = reinterpret_cast<uint32_t*>(scratch));
+        else
+            step = 2;                                    // too long a row for scratch: two tokens need no starts
+    }
+#endif
+    (void)scratch;
     const size_t apart = blocks_apart(m, count);
     multiply_streams<F>(matrix, tokens(x, matrix.k, 0), to.out, first, apart, add_records<F, 1, kStreams>);
     for (size_t block = first + kStreams * apart; block < first + count; ++block) {
         const size_t columns = columns_of(matrix, block);
         const uint8_t* data = matrix.data + block * block_bytes<F>(matrix.k);
-        for (size_t from = 0; from < m; from += kTile) {
-            const size_t here = m - from < kTile ? m - from : kTile;
+        for (size_t from = 0; from < m; from += step) {
+            const size_t here = m - from < step ? m - from : step;
+            Tokens part = tokens(x, matrix.k, from);
+            part.starts = starts;
             float* out = to.out + from * to.stride + block * kBlockRows;
-            direct<F, kTile>(here, data, matrix.k, tokens(x, matrix.k, from), out, to.stride, columns);
+            direct<F, kTile>(here, data, matrix.k, part, out, to.stride, columns);
         }
     }
 }
@@ -46,8 +59,7 @@ void multiply_by(const Matrix& matrix, const Codes& x, size_t m, const Product& 
         return;
     }
 #endif
-    (void)scratch;
-    multiply_directly<F>(matrix, x, m, to, first, count);
+    multiply_directly<F>(matrix, x, m, to, first, count, scratch);
 }
 
 // A format and its number.
