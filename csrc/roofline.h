@@ -19,7 +19,7 @@ struct Loop {
 enum class Ceiling : int { kRead, kClock, kF32, kBF16, kInt4, kInt5, kInt6, kInt8 };
 
 struct RooflineKernels {
-    // Reads `bytes` bytes, a multiple of kReadStep, in ascending order, `rounds` times.
+    // Reads `bytes` bytes, a multiple of kReadStep, `rounds` times.
     void (*read)(const uint8_t* data, size_t bytes, size_t rounds);
 
     Loop clock;                          // additions that wait for each other: one a cycle
