@@ -27,8 +27,8 @@ def test_a_step_takes_no_longer_than_is_wanted(rows: int) -> None:
 
 def test_prompts_go_on_where_a_few_rows_take_longer_than_is_wanted() -> None:
     slow = StepSeconds(0.19, 0.02, 0.03)
-    assert slow.aimed(0.1) == pytest.approx(1.02)
-    assert slow.mixed_tokens(0.1) == 27
+    assert slow.aimed(0.1) == pytest.approx(0.92)
+    assert slow.mixed_tokens(0.1) == 24
 
 
 def test_tokens_that_cost_nothing_are_not_bounded() -> None:

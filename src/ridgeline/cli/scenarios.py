@@ -73,7 +73,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "memory_utilization": Setting(_number(0.1, 1.0), 0.9, "share of a device's memory that may be used"),
     "max_num_seqs": Setting(_whole(1, 4096), 256, "sequences at once"),
     "max_num_batched_tokens": Setting(_whole(1, 1 << 20), 2048, "tokens of a step"),
-    "step_ms": Setting(_whole(1, 60_000), 80, "milliseconds of a step in which somebody waits for the next token"),
+    "step_ms": Setting(_whole(1, 60_000), 60, "milliseconds of a step in which somebody waits for the next token"),
     "scheduling_policy": Setting(_text, "fcfs", "order of requests"),
     "enable_prefix_caching": Setting(_flag, True, "reuse of shared prefixes"),
     "max_waiting": Setting(_whole(0, 1 << 20), 1 << 20, "requests that may wait"),

@@ -34,7 +34,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    step_ms: int = 80
+    step_ms: int = 60
     kv_cache_memory_bytes: int | None = None
     swap_space: float = 0.0
     block_size: int = 16

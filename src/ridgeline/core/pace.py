@@ -9,7 +9,7 @@ from typing import Final
 UNBOUNDED = 1 << 20
 """As many tokens as a step may ever have."""
 FEW_ROWS: Final = 16
-"""Rows whose next tokens may take half of a step, however long that is: with less a slow model's prompts hardly move."""
+"""Rows beside whose next tokens prompts move, however long those take: else a slow model's prompts hardly would."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,9 @@ class StepSeconds:
         return cls(max(0.0, one - row), row, max(0.0, chunk - one) / max(1, tokens - 1))
 
     def aimed(self, wanted: float) -> float:
-        """Seconds that a step may take: as wanted, or twice what `FEW_ROWS` rows take where that is more."""
-        return max(wanted, 2 * (self.fixed + FEW_ROWS * self.row))
+        """Seconds that a step may take: as wanted; where `FEW_ROWS` rows take longer, as much more again as they take beyond it."""
+        few = self.fixed + FEW_ROWS * self.row
+        return max(wanted, few + (few - wanted))
 
     def mixed_tokens(self, wanted: float) -> int:
         """Tokens that fit such a step, which rows that keep up share with those that catch up; at least 1."""

@@ -31,7 +31,7 @@ class Knobs:
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    step_ms: int = 80
+    step_ms: int = 60
     scheduling_policy: str = "fcfs"
     enable_prefix_caching: bool = True
     max_waiting: int = 1 << 20
