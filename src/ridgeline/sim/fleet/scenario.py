@@ -12,14 +12,14 @@ from ridgeline.planning.deployment import Deployment, kv_pages, page_of
 from ridgeline.planning.disaggregation import kv_transfer_seconds
 from ridgeline.planning.memory import block_bytes, groups_of, host_copy_seconds, sequence_pages
 from ridgeline.planning.objectives import Objective
-from ridgeline.sim.durations import Durations, Roofline, WithCopies
-from ridgeline.sim.fleet import Failures, FleetSetting, Scaling
-from ridgeline.sim.measures import Figures
-from ridgeline.sim.pace import step_seconds
-from ridgeline.sim.replica import Setting
-from ridgeline.sim.sample import Sample, sample_cycle
-from ridgeline.sim.service import Handover, Service, Transferred
-from ridgeline.sim.traffic import Arrival, ClosedLoop, Traffic
+from ridgeline.sim.fleet.durations import Durations, Roofline, WithCopies
+from ridgeline.sim.fleet.fleet import Failures, FleetSetting, Scaling
+from ridgeline.sim.fleet.measures import Figures
+from ridgeline.sim.fleet.pace import step_seconds
+from ridgeline.sim.fleet.replica import Setting
+from ridgeline.sim.fleet.sample import Sample, sample_cycle
+from ridgeline.sim.fleet.service import Handover, Service, Transferred
+from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic
 
 HOST_SECONDS = 0.001
 """What a step costs beside the device's work where nothing was measured: the scheduler and the launches of a Python engine."""

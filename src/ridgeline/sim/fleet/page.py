@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ridgeline.planning.page import FOLDER, document
 
-SOURCES: Final = files("ridgeline.sim") / "page"
+SOURCES: Final = files("ridgeline.sim.fleet") / "page"
 
 
 def runs_page(found: Mapping[str, Any], table: Sequence[Sequence[str]], notes: Sequence[str]) -> str:

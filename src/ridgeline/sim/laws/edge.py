@@ -14,8 +14,8 @@ from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted
 from ridgeline.engine.engine import Turn
 from ridgeline.errors import LawViolation
-from ridgeline.sim.oracle import Oracle, Source
-from ridgeline.sim.workload import World
+from ridgeline.sim.laws.oracle import Oracle, Source
+from ridgeline.sim.laws.workload import World
 
 Key = tuple[str, int]
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from ridgeline.errors import ConfigError
-from ridgeline.sim.lengths import Draw
+from ridgeline.sim.fleet.lengths import Draw
 
 
 @dataclass(frozen=True, slots=True)

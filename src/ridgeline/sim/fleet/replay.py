@@ -18,8 +18,8 @@ from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.engine.record import Setup, Turn, decision, read_recording
 from ridgeline.errors import ConfigError
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.durations import Observed
-from ridgeline.sim.traffic import Arrival
+from ridgeline.sim.fleet.durations import Observed
+from ridgeline.sim.fleet.traffic import Arrival
 
 
 @dataclass(frozen=True, slots=True)

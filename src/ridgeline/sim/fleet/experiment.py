@@ -6,8 +6,8 @@ from math import sqrt
 from statistics import mean, stdev
 from typing import Final
 
-from ridgeline.sim.measures import Figures, Spread
-from ridgeline.sim.scenario import Scenario
+from ridgeline.sim.fleet.measures import Figures, Spread
+from ridgeline.sim.fleet.scenario import Scenario
 
 STUDENT_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Two-sided 95 % quantiles of Student's t for 1 … 9 degrees of freedom."""

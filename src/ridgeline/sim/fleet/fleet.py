@@ -16,10 +16,10 @@ from ridgeline.core.routing import ROUTING, Asked, Load
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.engine import Turn
 from ridgeline.errors import ConfigError, RequestError
-from ridgeline.sim.agenda import Agenda
-from ridgeline.sim.measures import Tally
-from ridgeline.sim.replica import VOCABULARY, Done, Replica, Setting
-from ridgeline.sim.traffic import CONTENT_BLOCK, Arrival
+from ridgeline.sim.fleet.agenda import Agenda
+from ridgeline.sim.fleet.measures import Tally
+from ridgeline.sim.fleet.replica import VOCABULARY, Done, Replica, Setting
+from ridgeline.sim.fleet.traffic import CONTENT_BLOCK, Arrival
 
 IDS: Final = 1 << 30
 """Token ids of shared prefixes lie below this, those that are a request's own begin here."""

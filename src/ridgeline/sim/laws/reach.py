@@ -12,8 +12,8 @@ from ridgeline.core.commands import Abort, Close, Command, Drain, SetKnob
 from ridgeline.core.events import Event, Finish, Wait
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.sim.edge import Edge, Key
-from ridgeline.sim.workload import World
+from ridgeline.sim.laws.edge import Edge, Key
+from ridgeline.sim.laws.workload import World
 
 SITUATIONS = (
     "prefix hit",

@@ -12,9 +12,9 @@ from ridgeline.core.plan import KVGroup, KVShape, Plan, Result, Timings, TokenLo
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import MovableClock, SleepingClock, VirtualClock
-from ridgeline.sim.latency import Latency
-from ridgeline.sim.model import FakeModel
-from ridgeline.sim.rows import Resident
+from ridgeline.sim.laws.latency import Latency
+from ridgeline.sim.laws.model import FakeModel
+from ridgeline.sim.laws.rows import Resident
 
 Span = tuple[Resident, int, list[int], int, list[int]]
 """A row's part of a step: the row, its first position, its token ids, whether it samples, and the positions whose next id is scored."""

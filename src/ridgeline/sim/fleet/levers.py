@@ -5,8 +5,8 @@ Owns the list of levers. Whether one helps is never guessed: each is simulated o
 
 from dataclasses import dataclass
 
-from ridgeline.sim.measures import Figures
-from ridgeline.sim.scenario import Scenario
+from ridgeline.sim.fleet.measures import Figures
+from ridgeline.sim.fleet.scenario import Scenario
 
 SATURATED, FULL = 0.97, 0.9
 """Shares of time computing, and of KV pages held, from which a resource counts as the one that binds."""

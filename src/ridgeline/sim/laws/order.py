@@ -14,7 +14,7 @@ from ridgeline.core.events import Event, Finish
 from ridgeline.core.plan import Plan
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.errors import LawViolation
-from ridgeline.sim.workload import World
+from ridgeline.sim.laws.workload import World
 
 Key = tuple[str, int]
 Rank = tuple[int, int]

@@ -9,12 +9,12 @@ from itertools import count
 
 from ridgeline.core.plan import Plan
 from ridgeline.engine.engine import Turn
-from ridgeline.sim.agenda import Agenda
-from ridgeline.sim.durations import Durations
-from ridgeline.sim.fleet import Fleet, FleetSetting
-from ridgeline.sim.measures import Tally
-from ridgeline.sim.replica import Done
-from ridgeline.sim.traffic import Arrival, ClosedLoop
+from ridgeline.sim.fleet.agenda import Agenda
+from ridgeline.sim.fleet.durations import Durations
+from ridgeline.sim.fleet.fleet import Fleet, FleetSetting
+from ridgeline.sim.fleet.measures import Tally
+from ridgeline.sim.fleet.replica import Done
+from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop
 
 Progress = Callable[[int], None]
 """Called with the requests that have ended so far."""

@@ -24,10 +24,10 @@ from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.device import TOKEN, Device
-from ridgeline.sim.durations import Durations
-from ridgeline.sim.measures import Tally
-from ridgeline.sim.traffic import Arrival
+from ridgeline.sim.fleet.device import TOKEN, Device
+from ridgeline.sim.fleet.durations import Durations
+from ridgeline.sim.fleet.measures import Tally
+from ridgeline.sim.fleet.traffic import Arrival
 
 VOCABULARY: Final = 1 << 31
 FARTHEST: Final = 64

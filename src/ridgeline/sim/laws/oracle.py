@@ -11,7 +11,7 @@ from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, RowParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.errors import LawViolation
-from ridgeline.sim.model import FakeModel, extend, looks_back, next_stamp
+from ridgeline.sim.laws.model import FakeModel, extend, looks_back, next_stamp
 
 
 def sampling(request: Admitted, choice: int) -> RowParams:

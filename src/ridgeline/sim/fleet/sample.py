@@ -9,9 +9,9 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from ridgeline.sim.measures import Tally
-from ridgeline.sim.service import Progress, Service
-from ridgeline.sim.traffic import DAY, Traffic
+from ridgeline.sim.fleet.measures import Tally
+from ridgeline.sim.fleet.service import Progress, Service
+from ridgeline.sim.fleet.traffic import DAY, Traffic
 
 PARTS: Final = 12
 SETTLE: Final = 30.0

@@ -8,7 +8,7 @@ from collections import deque
 from ridgeline.core.plan import Plan, Result
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.durations import Durations
+from ridgeline.sim.fleet.durations import Durations
 
 TOKEN = 7
 """The id that every row samples."""

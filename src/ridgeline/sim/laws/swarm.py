@@ -1,6 +1,6 @@
 """Many seeds: runs worlds until so many steps are done and adds up what they came to.
 
-Owns the tally; as a program (`python -m ridgeline.sim.swarm SEED STRIDE STEPS`) it is one worker that prints tallies as JSON lines.
+Owns the tally; as a program (`python -m ridgeline.sim.laws.swarm SEED STRIDE STEPS`) it is one worker that prints tallies as JSON lines.
 """
 
 import json
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from itertools import count
 
-from ridgeline.sim.reach import SITUATIONS
-from ridgeline.sim.run import Outcome, Violation, run_seed
+from ridgeline.sim.laws.reach import SITUATIONS
+from ridgeline.sim.laws.run import Outcome, Violation, run_seed
 
 REPORT_EVERY = 32
 MOST_VIOLATIONS = 20

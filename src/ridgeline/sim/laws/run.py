@@ -24,12 +24,12 @@ from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.edge import Edge
-from ridgeline.sim.executor import SimExecutor
-from ridgeline.sim.oracle import Computed, Source
-from ridgeline.sim.order import Order, Pace, Quiet
-from ridgeline.sim.reach import Reach
-from ridgeline.sim.workload import World, draw
+from ridgeline.sim.laws.edge import Edge
+from ridgeline.sim.laws.executor import SimExecutor
+from ridgeline.sim.laws.oracle import Computed, Source
+from ridgeline.sim.laws.order import Order, Pace, Quiet
+from ridgeline.sim.laws.reach import Reach
+from ridgeline.sim.laws.workload import World, draw
 
 FULL_EVERY = 24
 """Every page's holders are recounted after so many steps; the cheap laws are checked after each."""

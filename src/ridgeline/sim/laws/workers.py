@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from ridgeline.sim.swarm import Tally, tally
+from ridgeline.sim.laws.swarm import Tally, tally
 
 FEW_STEPS = 20_000
 """Below this a second process costs more than it saves."""
@@ -45,7 +45,7 @@ def run_swarm(seed: int, steps: int, workers: int, progress: Callable[[int], Non
 
 
 def _start(seed: int, stride: int, steps: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "ridgeline.sim.swarm", str(seed), str(stride), str(steps)]
+    command = [sys.executable, "-m", "ridgeline.sim.laws.swarm", str(seed), str(stride), str(steps)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 

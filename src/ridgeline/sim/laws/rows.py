@@ -1,13 +1,13 @@
 """What the KV oracle remembers of a resident sequence: its ids, their stamps, and the pages that its tables name.
 
-Owns the per-sequence half of the oracle; the pages themselves belong to `sim.executor`.
+Owns the per-sequence half of the oracle; the pages themselves belong to `sim.laws.executor`.
 """
 
 from collections import deque
 
 from ridgeline.core.plan import FROM_ROW, NewRow
 from ridgeline.errors import LawViolation
-from ridgeline.sim.model import NOT_FINITE, FakeModel, extend, looks_back, next_stamp
+from ridgeline.sim.laws.model import NOT_FINITE, FakeModel, extend, looks_back, next_stamp
 
 
 class Resident:

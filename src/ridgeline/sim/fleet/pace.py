@@ -4,7 +4,7 @@ from array import array
 
 from ridgeline.core.pace import StepSeconds
 from ridgeline.core.plan import Plan
-from ridgeline.sim.durations import Durations
+from ridgeline.sim.fleet.durations import Durations
 
 ROWS = 16
 """Rows of the step that tells what a row costs."""
