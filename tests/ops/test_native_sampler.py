@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext, sampling
 from ridgeline.compute.decoding import sampler
-from ridgeline.compute.decoding.history import History
+from ridgeline.compute.decoding.edits import History, history_of
 from ridgeline.compute.decoding.rng import gumbel
-from ridgeline.compute.decoding.table import history_of
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import TokenLogprobs
 

@@ -15,7 +15,7 @@ from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.linear import linear_codes, quantise
 from ridgeline.compute.cpu.packing import PackedWeight, pack, packable
 from ridgeline.compute.cpu.sampling import Sampler
-from ridgeline.compute.decoding.table import needed
+from ridgeline.compute.decoding.edits import needed
 from ridgeline.core.params import RowParams, Sampling
 
 pytestmark = pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from transformers import MinPLogitsWarper, NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
+from ridgeline.compute.decoding.edits import EDITS, edited, history_of
 from ridgeline.compute.decoding.filters import min_p
 from ridgeline.compute.decoding.rng import gumbel
 from ridgeline.compute.decoding.sampler import sample
-from ridgeline.compute.decoding.table import EDITS, edited, history_of
 from ridgeline.core.params import RowParams, Sampling
 
 VOCAB = 23
@@ -154,8 +154,8 @@ def test_a_history_is_a_function_of_ids() -> None:
 
 
 def test_the_order_is_vllms() -> None:
-    names = [edit.apply.__module__.rpartition(".")[2] for edit in EDITS]
-    assert names == ["allowed", "bad_words", "min_tokens", "bias", "penalties"]
+    names = [edit.apply.__name__ for edit in EDITS]
+    assert names == ["allow", "ban_bad_words", "ban_stops", "add_bias", "penalise"]
 
 
 # ── all at once ─────────────────────────────────────────────────────────────────────────────────────────────────────
