@@ -1,12 +1,9 @@
 """The demo model on the native runner against llama.cpp: integers for weights and activations, KV rounded to bf16 or to eight bits."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from native import NativeDriver
 from test_gold import GOLD, LONG, Demo, complaints
 

@@ -18,7 +18,7 @@ LATER = {("linear_fp8", "linear_fp8_kernel"): 89}
 """Kernels that only machines from a capability on launch."""
 
 HERE = Path(__file__).parent
-KERNELS = HERE.parents[1] / "src/ridgeline/compute/cuda/triton"
+KERNELS = HERE.parents[2] / "src/ridgeline/compute/cuda/triton"
 
 
 pytestmark = pytest.mark.timeout(600)

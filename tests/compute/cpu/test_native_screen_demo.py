@@ -1,13 +1,10 @@
 """The demo model's screened head on the gold prompts: at every position the id of the largest of all logits."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from native import NativeDriver
 from test_gold import GOLD
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds the extension with an emulated avx512vnni level into a folder of its own and runs the tests of native kernels with it:
-# that level must give the bits of the others. tests/emulated/run.sh FOLDER [pytest arguments]
+# that level must give the bits of the others. tests/compute/cpu/emulated/run.sh FOLDER [pytest arguments]
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-root="$here/../.."
+root="$here/../../../.."
 work="$1"
 shift
 python="${PYTHON:-python}"

@@ -1,11 +1,10 @@
 """Lowering keeps values and names; `diff` names the first op that differs."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import Driver, open_tiny
 
 from ridgeline.compute import numpy_runner
 from ridgeline.compute.diff import diff
@@ -18,9 +17,6 @@ from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.ops.table import check
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.model import Rope
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from tiny import Driver, open_tiny
 
 IDS = np.random.default_rng(1).integers(0, 300, 21).tolist()
 

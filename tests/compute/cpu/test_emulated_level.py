@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-TESTS = ("native_ops", "native_floats", "packed_linear", "packed_formats", "native_attention", "native_sampler", "native_screen")
+ROOT = Path(__file__).parents[3]
+TESTS = (
+    *(f"cpu/test_native_{name}" for name in ("ops", "floats", "attention", "screen")),
+    *(f"cpu/test_packed_{name}" for name in ("linear", "formats")),
+    "decoding/test_native_sampler",
+)
 
 pytestmark = [
     pytest.mark.night,
@@ -23,7 +27,7 @@ pytestmark = [
 
 
 def test_bits_of_avx512vnni(tmp_path: Path) -> None:
-    files = [f"tests/ops/test_{name}.py" for name in TESTS]
-    command = [str(ROOT / "tests/emulated/run.sh"), str(tmp_path), "-q", "-p", "no:cacheprovider", *files]
+    files = [f"tests/compute/{name}.py" for name in TESTS]
+    command = [str(ROOT / "tests/compute/cpu/emulated/run.sh"), str(tmp_path), "-q", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]

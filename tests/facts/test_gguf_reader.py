@@ -1,20 +1,17 @@
 """The header reader against the `gguf` package, and against every shape of malformed file that real readers fell for."""
 
 import struct
-import sys
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from gguf_files import File, string, value
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.formats import BY_ID, FORMATS, UNSUPPORTED
 from ridgeline.facts.gguf import read_header
 from ridgeline.facts.gguf_values import Strings
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gguf_files import File, string, value
 
 
 def read(tmp_path: Path, file: File | bytes):

@@ -1,16 +1,13 @@
 """Model facts from headers: what files leave out is supplied, what they say otherwise is honoured or refused, never ignored."""
 
-import sys
 from pathlib import Path
 
 import pytest
+from gguf_files import File, model_file, value
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.read import read_model_facts
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gguf_files import File, model_file, value
 
 Changes = dict[str, bytes | None]
 Shapes = dict[str, tuple[int, ...] | None]

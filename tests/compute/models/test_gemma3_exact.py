@@ -1,16 +1,13 @@
 """The numpy runner is exact: however a sequence is cut, batched, stored or threaded, its logits have the same bits."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import Driver, Tiny, dense, open_tiny, write_tiny
 
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.facts.read import read_model_facts
-
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny import Driver, Tiny, dense, open_tiny, write_tiny
 
 IDS = np.random.default_rng(11).integers(0, 300, 150).tolist()
 """Longer than a KV tile, so that tiles are merged."""

@@ -1,13 +1,9 @@
 """Gemma 3 against transformers and against a plain model of it: the same weights, every position."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tiny import Driver, Tiny, log_softmax, open_tiny, plain_logits, tiny_weights
 
 from ridgeline.facts.model import Rope

@@ -1,11 +1,11 @@
 """The list that a GPU runs means what the model's list means: by its numpy references, op for op."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoints import make_checkpoint
+from tiny import Driver, Tiny, dense, open_tiny
 
 from ridgeline.compute.diff import diff
 from ridgeline.compute.exact.cache import allocate_kv
@@ -16,11 +16,6 @@ from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.ops.fp8 import POSITIVE, from_e4m3, to_e4m3
 from ridgeline.compute.ops.table import check
 from ridgeline.facts.model import ModelFacts
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from checkpoints import make_checkpoint
-from tiny import Driver, Tiny, dense, open_tiny
-
 from ridgeline.facts.read import read_model_facts
 
 IDS = np.random.default_rng(1).integers(0, 300, 21).tolist()

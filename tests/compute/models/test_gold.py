@@ -8,12 +8,12 @@ by what a step reads: the key 511 behind matters, the key 512 behind does not (l
 import copy
 import dataclasses
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import Driver, log_softmax
 
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.models.registry import record
@@ -21,10 +21,7 @@ from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.facts.model import ModelFacts
 from ridgeline.facts.read import read_model_facts
 
-sys.path.insert(0, str(Path(__file__).parent))
-from tiny import Driver, log_softmax
-
-GOLD = Path(__file__).parents[2].parent / "shared" / "gold" / "gemma3-270m-q4_k_m.jsonl"
+GOLD = Path(__file__).parents[3].parent / "shared" / "gold" / "gemma3-270m-q4_k_m.jsonl"
 CLEAR_GAP = 0.15
 """Log-probability between llama.cpp's two best: above it, its first choice must be ours."""
 AGREEMENT = 0.98
