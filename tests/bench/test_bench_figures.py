@@ -20,7 +20,7 @@ from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
 from ridgeline.facts.describe import describe_model
 from ridgeline.planning.objectives import Objective
-from ridgeline.sim.traffic import Arrival
+from ridgeline.sim.fleet.traffic import Arrival
 
 SIZE = Size(threads=2, streams=32, context=2048)
 

@@ -15,7 +15,7 @@ from ridgeline.planning.deployment import Deployment, Layout
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import make_report
 from ridgeline.planning.step import STATE_FLOPS, Rows, link_seconds, step_work
-from ridgeline.sim.scenario import Knobs, Scenario
+from ridgeline.sim.fleet.scenario import Knobs, Scenario
 
 NOWHERE = Path("/nonexistent")
 SMALL = {

@@ -47,7 +47,7 @@ SPAN: Final = 32
 """Inputs that kernels add up as integers: of `SUPERBLOCKS`; of INT8 and INT4 in groups that are made of whole long spans; of all others."""
 
 SCREENED: Final = {"Q8_0": len(FORMATS)}
-"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear_screen.cpp): their numbers then."""
+"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear/screen_kernel.cpp): their numbers then."""
 
 INTEGER_BITS: Final = {"INT8": 8, "INT4": 4}
 """Those of grouped integers."""
