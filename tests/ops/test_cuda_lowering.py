@@ -10,7 +10,8 @@ import pytest
 from ridgeline.compute.diff import diff
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.graph import OpList
-from ridgeline.compute.lower import head_of, last_uses, lower
+from ridgeline.compute.liveness import last_uses
+from ridgeline.compute.lower import head_of, lower
 from ridgeline.compute.models.registry import record
 from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.ops.fp8 import POSITIVE, from_e4m3, to_e4m3
