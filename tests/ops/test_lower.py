@@ -14,9 +14,9 @@ from ridgeline.compute.fuse import RESIDUAL, fuse_residuals
 from ridgeline.compute.graph import Op, OpList
 from ridgeline.compute.liveness import last_uses
 from ridgeline.compute.lower import ORDER, SPAN, head_of, lower, quantise_activations, share_rotations
-from ridgeline.compute.models.registry import record
 from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.ops.table import check
+from ridgeline.compute.record import record
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.model import Rope
 
