@@ -18,7 +18,7 @@ from ridgeline.bench.servers import Size, parse_spec, resident_bytes
 from ridgeline.cli.bench_loads import Asked, loads_of
 from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
-from ridgeline.facts.describe import describe_model
+from ridgeline.facts.headers.describe import describe_model
 from ridgeline.planning.objectives import Objective
 from ridgeline.sim.fleet.traffic import Arrival
 

@@ -6,8 +6,8 @@ import pytest
 from gguf_files import File, model_file, value
 
 from ridgeline.errors import ModelFormatError
+from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
 
 Changes = dict[str, bytes | None]
 Shapes = dict[str, tuple[int, ...] | None]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import ConfigError, ModelFormatError
-from ridgeline.facts.config_json import parse_config
-from ridgeline.facts.describe import describe_model
-from ridgeline.facts.shape import ModelShape, StateLayers
+from ridgeline.facts.headers.config_json import parse_config
+from ridgeline.facts.headers.describe import describe_model
+from ridgeline.facts.headers.shape import ModelShape, StateLayers
 from ridgeline.planning import speed
 from ridgeline.planning.arguments import Question, deployment_of
 from ridgeline.planning.deployment import Deployment, Layout

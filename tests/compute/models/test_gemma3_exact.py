@@ -7,7 +7,7 @@ import pytest
 from tiny import Driver, Tiny, dense, open_tiny, write_tiny
 
 from ridgeline.compute.load.weights import map_weights
-from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.headers.read import read_model_facts
 
 IDS = np.random.default_rng(11).integers(0, 300, 150).tolist()
 """Longer than a KV tile, so that tiles are merged."""

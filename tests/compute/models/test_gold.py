@@ -16,10 +16,10 @@ import pytest
 from tiny import Driver, log_softmax
 
 from ridgeline.compute.load.weights import load_weights
-from ridgeline.compute.models.registry import record
 from ridgeline.compute.numpy_runner import NumpyRunner
+from ridgeline.compute.record import record
+from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
 
 GOLD = Path(__file__).parents[3].parent / "shared" / "gold" / "gemma3-270m-q4_k_m.jsonl"
 CLEAR_GAP = 0.15
