@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import ModelNotFoundError
-from ridgeline.facts.gpu import gpu_missing
-from ridgeline.facts.source import resolve_model
+from ridgeline.facts.hardware.gpu import gpu_missing
+from ridgeline.facts.hub.source import resolve_model
 
 if gpu_missing() is not None:
     os.environ["TRITON_INTERPRET"] = "1"

@@ -14,8 +14,8 @@ from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.executor import Ticket
-from ridgeline.sim.executor import fake_executor
-from ridgeline.sim.model import FakeModel, extend
+from ridgeline.sim.laws.executor import fake_executor
+from ridgeline.sim.laws.model import FakeModel, extend
 
 E = TypeVar("E")
 Ids = tuple[int, ...]

@@ -18,9 +18,9 @@ from ridgeline.bench.servers import Size, parse_spec, resident_bytes
 from ridgeline.cli.bench_loads import Asked, loads_of
 from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
-from ridgeline.facts.describe import describe_model
+from ridgeline.facts.headers.describe import describe_model
 from ridgeline.planning.objectives import Objective
-from ridgeline.sim.traffic import Arrival
+from ridgeline.sim.fleet.traffic import Arrival
 
 SIZE = Size(threads=2, streams=32, context=2048)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.facts import ceilings
+from ridgeline.facts.hardware import ceilings
 from ridgeline.planning.settings import MEANINGS
 
 METRICS = (Path(__file__).parents[2] / "src/ridgeline/observe/prometheus.py").read_text()

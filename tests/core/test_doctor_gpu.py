@@ -6,8 +6,8 @@ import pytest
 
 from ridgeline.cli import doctor_gpu
 from ridgeline.cli.doctor_gpu import findings_of
-from ridgeline.facts import gpu as facts
-from ridgeline.facts.gpu import Gpu, ask_driver, lies_idle, read_gpus, torch_cuda
+from ridgeline.facts.hardware import gpu as facts
+from ridgeline.facts.hardware.gpu import Gpu, ask_driver, lies_idle, read_gpus, torch_cuda
 
 H200 = "NVIDIA H200, {driver}, {persistence}, 1980, 1980, {power}, 700.00, {used}, 143771"
 NEW = ", {reasons}, {temperature}, 9.0"

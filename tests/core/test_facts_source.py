@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.machine import machine_facts
+from ridgeline.facts.hardware.machine import machine_facts
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.hub.source import PACKAGED, resolve_model
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
-from ridgeline.facts.source import PACKAGED, resolve_model
 from ridgeline.planning.memory import kv_groups, longest_sequence, page_bytes, sequence_pages
 
 

@@ -11,13 +11,13 @@ from ridgeline.core.plan import KVGroup, KVShape, Plan
 from ridgeline.core.routing import ROUTING, Asked, Load
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.step import Rows, pass_seconds, step_work
-from ridgeline.sim.durations import Constant, Observed, Roofline, fitted
-from ridgeline.sim.fleet import Failures, FleetSetting, Scaling
-from ridgeline.sim.lengths import constant, lognormal
-from ridgeline.sim.measures import Figures
-from ridgeline.sim.replica import Setting
-from ridgeline.sim.service import Handover, Service, Transferred
-from ridgeline.sim.traffic import Arrival, ClosedLoop, Traffic, bursty, diurnal, poisson
+from ridgeline.sim.fleet.durations import Constant, Observed, Roofline, fitted
+from ridgeline.sim.fleet.fleet import Failures, FleetSetting, Scaling
+from ridgeline.sim.fleet.lengths import constant, lognormal
+from ridgeline.sim.fleet.measures import Figures
+from ridgeline.sim.fleet.replica import Setting
+from ridgeline.sim.fleet.service import Handover, Service, Transferred
+from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, bursty, diurnal, poisson
 
 SERVER = Setting(
     Limits(rows=16, token_budget=512, max_model_len=4096, max_waiting=1 << 20),

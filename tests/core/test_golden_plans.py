@@ -13,7 +13,7 @@ from ridgeline.core import events
 from ridgeline.core.commands import Abort, Close
 from ridgeline.core.events import Finish
 from ridgeline.core.plan import LAST, Plan
-from ridgeline.sim.model import FakeModel
+from ridgeline.sim.laws.model import FakeModel
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLD = (

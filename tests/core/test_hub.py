@@ -8,7 +8,7 @@ import pytest
 from hub_server import COMMIT, Hub, resolve, resolve_all, serve_hub
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.hub import HubName, choose, parse_hub_name
+from ridgeline.facts.hub.download import HubName, choose, parse_hub_name
 
 
 @pytest.fixture

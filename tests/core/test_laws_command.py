@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from ridgeline.cli.laws import laws
 from ridgeline.core.kv import Cache
-from ridgeline.sim.swarm import Tally
+from ridgeline.sim.laws.swarm import Tally
 
 APP = typer.Typer()
 APP.command()(laws)

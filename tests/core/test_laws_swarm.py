@@ -3,10 +3,10 @@
 import pytest
 
 from ridgeline.core.commands import Admit
-from ridgeline.sim.reach import SITUATIONS
-from ridgeline.sim.swarm import Tally
-from ridgeline.sim.workers import run_swarm
-from ridgeline.sim.workload import MOST_REQUESTS, draw
+from ridgeline.sim.laws.reach import SITUATIONS
+from ridgeline.sim.laws.swarm import Tally
+from ridgeline.sim.laws.workers import run_swarm
+from ridgeline.sim.laws.workload import MOST_REQUESTS, draw
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.facts.describe import describe_model
-from ridgeline.facts.formats import FORMATS
+from ridgeline.facts.files.formats import FORMATS
+from ridgeline.facts.headers.describe import describe_model
 from ridgeline.planning import batching, capacity, cost, latency, objectives, parallel, reuse, roofline, speculation, speed
 from ridgeline.planning.arguments import Question, deployment_of
 from ridgeline.planning.capacity import attention_score_bytes, kv_bytes, max_sequences, weight_bytes

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from ridgeline.errors import ConfigError
-from ridgeline.facts.describe import describe_model
-from ridgeline.facts.devices import DEVICES
+from ridgeline.facts.hardware.devices import DEVICES
+from ridgeline.facts.headers.describe import describe_model
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.shape import KV_BITS
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
-from ridgeline.facts.shape import KV_BITS
 from ridgeline.planning import speed
 from ridgeline.planning.advice import TRAFFIC, flags, scaling
 from ridgeline.planning.arguments import Question, deployment_of, parse_objective

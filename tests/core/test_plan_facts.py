@@ -9,16 +9,16 @@ from random import Random
 import pytest
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.config_json import parse_config, read_config
-from ridgeline.facts.describe import KNOWN, describe_model, known_names
-from ridgeline.facts.devices import ALIASES, DEVICES
-from ridgeline.facts.gguf import Header
-from ridgeline.facts.gguf_shape import gguf_shape, read_gguf_shape
-from ridgeline.facts.gguf_values import Value
-from ridgeline.facts.json_file import MAX_BYTES
+from ridgeline.facts.files.gguf import Header
+from ridgeline.facts.files.gguf_values import Value
+from ridgeline.facts.files.json_file import MAX_BYTES
+from ridgeline.facts.files.safetensors import read_file
+from ridgeline.facts.hardware.devices import ALIASES, DEVICES
+from ridgeline.facts.headers.config_json import parse_config, read_config
+from ridgeline.facts.headers.describe import KNOWN, describe_model, known_names
+from ridgeline.facts.headers.gguf_shape import gguf_shape, read_gguf_shape
+from ridgeline.facts.headers.shape import CLASSES, Experts, ModelShape, StateLayers
 from ridgeline.facts.model import TensorFacts
-from ridgeline.facts.safetensors import read_file
-from ridgeline.facts.shape import CLASSES, Experts, ModelShape, StateLayers
 
 NOWHERE = Path("/nonexistent")
 SMALL = {

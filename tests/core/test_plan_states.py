@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import ConfigError, ModelFormatError
-from ridgeline.facts.config_json import parse_config
-from ridgeline.facts.describe import describe_model
-from ridgeline.facts.shape import ModelShape, StateLayers
+from ridgeline.facts.headers.config_json import parse_config
+from ridgeline.facts.headers.describe import describe_model
+from ridgeline.facts.headers.shape import ModelShape, StateLayers
 from ridgeline.planning import speed
 from ridgeline.planning.arguments import Question, deployment_of
 from ridgeline.planning.deployment import Deployment, Layout
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import make_report
 from ridgeline.planning.step import STATE_FLOPS, Rows, link_seconds, step_work
-from ridgeline.sim.scenario import Knobs, Scenario
+from ridgeline.sim.fleet.scenario import Knobs, Scenario
 
 NOWHERE = Path("/nonexistent")
 SMALL = {

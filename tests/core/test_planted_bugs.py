@@ -15,8 +15,8 @@ import pytest
 
 import ridgeline.core
 from ridgeline.engine import engine
-from ridgeline.sim.run import Violation
-from ridgeline.sim.swarm import explore
+from ridgeline.sim.laws.run import Violation
+from ridgeline.sim.laws.swarm import explore
 
 MOST_STEPS = 40_000
 Edits = list[tuple[str, str, str]]

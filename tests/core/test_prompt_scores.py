@@ -8,7 +8,7 @@ from ridgeline.core.events import Closed, Finish, Preempted, PrefixHit
 from ridgeline.core.plan import Result, TokenLogprobs
 from ridgeline.core.plan_builder import MOST_SCORED
 from ridgeline.errors import LawViolation
-from ridgeline.sim.model import FakeModel, extend
+from ridgeline.sim.laws.model import FakeModel, extend
 
 PROMPT = tuple(range(40, 63))
 

@@ -8,7 +8,7 @@ from ridgeline.core.params import Sampling
 from ridgeline.core.sequence import Sequence
 from ridgeline.core.stop import why_ended
 from ridgeline.errors import LawViolation
-from ridgeline.sim.model import FakeModel
+from ridgeline.sim.laws.model import FakeModel
 
 STOPPING = FakeModel(stop_ids=(1,), stop_permille=300)
 

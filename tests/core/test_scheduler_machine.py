@@ -8,7 +8,7 @@ from ridgeline.core.commands import Abort, Close
 from ridgeline.core.events import Closed, Finish
 from ridgeline.core.fit import pages_needed
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.sim.model import FakeModel
+from ridgeline.sim.laws.model import FakeModel
 
 MODEL = FakeModel(alphabet=(10, 11, 12), stop_ids=(1,), stop_permille=60, nan_permille=40, nan_positions=20)
 

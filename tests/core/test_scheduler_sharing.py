@@ -4,7 +4,7 @@ import pytest
 
 from ridgeline.core.commands import Abort
 from ridgeline.core.events import Closed, Evicted, Finish, PrefixHit, Published, Ready, Wait, Waiting
-from ridgeline.sim.model import FakeModel
+from ridgeline.sim.laws.model import FakeModel
 
 SHARED = tuple(40 + i * 13 % 211 for i in range(1000))
 

@@ -7,8 +7,8 @@ import pytest
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import LAST, NewRow, Plan
 from ridgeline.errors import LawViolation
-from ridgeline.sim.executor import SimExecutor, fake_executor
-from ridgeline.sim.model import FakeModel, extend
+from ridgeline.sim.laws.executor import SimExecutor, fake_executor
+from ridgeline.sim.laws.model import FakeModel, extend
 
 PARAMS = RowParams(seed=5, choice=0, prompt_tokens=6)
 PROMPT = (3, 1, 4, 1, 5, 9)

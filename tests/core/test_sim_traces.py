@@ -19,8 +19,8 @@ from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.executor import fake_executor
-from ridgeline.sim.run import Trace, run_seed
+from ridgeline.sim.laws.executor import fake_executor
+from ridgeline.sim.laws.run import Trace, run_seed
 
 ALL = 1 << 30
 FAKE = {"rows": 4, "pages": 40, "block_tokens": 4, "windows": [0, 8], "max_model_len": 64, "step_seconds": 0.0002, "token_seconds": 0.00002}
@@ -37,7 +37,7 @@ def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
 
 def test_another_process_gives_the_same_bytes() -> None:
     """No hash seed, address or set order of the interpreter gets in."""
-    program = "from ridgeline.sim.run import Trace, run_seed\nprint([run_seed(s, 1 << 30, Trace()).digest for s in (3, 4, 5)])"
+    program = "from ridgeline.sim.laws.run import Trace, run_seed\nprint([run_seed(s, 1 << 30, Trace()).digest for s in (3, 4, 5)])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == str([run_seed(seed, ALL, Trace()).digest for seed in (3, 4, 5)])
 

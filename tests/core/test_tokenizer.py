@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.gguf import Header
-from ridgeline.facts.gguf_values import Strings
+from ridgeline.facts.files.gguf import Header
+from ridgeline.facts.files.gguf_values import Strings
 from ridgeline.text.choose import load_tokenizer
 from ridgeline.text.detokenize import Detokenizer
 from ridgeline.text.spm import SpmTokenizer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError, RequestError
-from ridgeline.facts.gguf import Header, read_header
+from ridgeline.facts.files.gguf import Header, read_header
 from ridgeline.text.choose import load_tokenizer, tokenizer_of
 from ridgeline.text.fast import FastTokenizer
 from ridgeline.text.pretokenizers import PRE_TOKENIZERS

@@ -7,7 +7,7 @@ from ridgeline.core.events import Finish
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.sim.executor import fake_executor
+from ridgeline.sim.laws.executor import fake_executor
 from ridgeline.text.bytes import ByteTokenizer
 from ridgeline.text.choice import Choice
 

@@ -14,7 +14,7 @@ from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.executor import SimExecutor, fake_executor
+from ridgeline.sim.laws.executor import SimExecutor, fake_executor
 
 
 class LateExecutor:

@@ -13,7 +13,7 @@ from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.record import read_recording
 from ridgeline.errors import ConfigError
-from ridgeline.sim.replay import arrivals, replay, steps
+from ridgeline.sim.fleet.replay import arrivals, replay, steps
 
 FAKE = EngineConfig('fake:{"rows": 4, "pages": 40, "step_seconds": 0.001}', max_num_batched_tokens=24)
 
@@ -61,7 +61,7 @@ def test_another_scheduler_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     record(replace(FAKE, record=str(path)), [(5, 6, 7) * 9] * 6, 12)
     setup, turns = read_recording(path)
     smaller = replace(setup, limits=replace(setup.limits, token_budget=20))
-    monkeypatch.setattr("ridgeline.sim.replay.read_recording", lambda path: (smaller, turns))
+    monkeypatch.setattr("ridgeline.sim.fleet.replay.read_recording", lambda path: (smaller, turns))
     _, difference = replay(path)
     assert difference is not None
 

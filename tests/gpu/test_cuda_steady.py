@@ -18,7 +18,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.core.plan import Result
 from ridgeline.engine.compose import engine_over, start_engine
 from ridgeline.engine.engine import Engine
-from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.headers.read import read_model_facts
 
 ROWS, PROMPT, LENGTH = 3, 5, 48
 Harm = Callable[[CudaRunner], None]

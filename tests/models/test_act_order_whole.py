@@ -27,8 +27,8 @@ from ridgeline.compute.cpu.weights import pack_weights
 from ridgeline.compute.exact.threads import Team
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.quant.weight import DenseWeight
+from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
 
 Groups = dict[str, NDArray[np.int32]]
 PROMPTS = [np.random.default_rng(seed).integers(3, VOCAB, 3).tolist() for seed in range(40)]

@@ -15,9 +15,9 @@ from ridgeline.compute.exact.self_test import HeadShape
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.quant.weight import CodedWeight, DenseWeight, Weight
 from ridgeline.core.params import Admitted, Sampling
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.rope import rope_for
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
-from ridgeline.facts.rope import rope_for
 from ridgeline.planning.memory import kv_groups, page_bytes, sequence_pages
 
 LONGEST = 64

@@ -10,9 +10,9 @@ from convert import permute
 from tiny import Driver, dense, log_softmax
 
 from ridgeline.compute.quant.weight import DenseWeight, Weight
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.rope import rope_for
 from ridgeline.facts.model import ModelFacts, Rope
-from ridgeline.facts.read import read_model_facts
-from ridgeline.facts.rope import rope_for
 
 Weights = Mapping[str, Weight]
 Change = Callable[[ModelFacts, Weights], tuple[ModelFacts, Weights]]

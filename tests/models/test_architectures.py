@@ -13,9 +13,9 @@ from checkpoints import GGUFS, RECIPES, WINDOW, logits_of
 from convert import KINDS, dequantised
 from tiny import Driver, dense, log_softmax
 
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.rope import rope_for
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
-from ridgeline.facts.rope import rope_for
 
 FORMS = [(name, "safetensors") for name in RECIPES] + [(name, kind) for name in GGUFS for kind in KINDS]
 

@@ -7,7 +7,7 @@ import torch
 
 from ridgeline.compute.cuda.bench import parts, peer
 from ridgeline.compute.cuda.device import interpreted
-from ridgeline.facts.checkpoint import facts_of_config
+from ridgeline.facts.headers.checkpoint import facts_of_config
 
 CONFIG = {
     "model_type": "llama", "tie_word_embeddings": False, "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4,

@@ -16,11 +16,11 @@ from ridgeline.compute.finite import finite_rows
 from ridgeline.compute.fuse import fuse_residuals
 from ridgeline.compute.graph import SELECTED, OpList
 from ridgeline.compute.lower import PASSES, lower
-from ridgeline.compute.models.registry import record
 from ridgeline.compute.ops.table import check
+from ridgeline.compute.record import record
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.rope import rope_for
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
-from ridgeline.facts.rope import rope_for
 
 NAMES = ["llama3", "qwen2", "gemma2", "gemma3", "phi3-long", "gpt2"]
 """With norms behind projections and without, biases, a cap on logits, learned positions."""

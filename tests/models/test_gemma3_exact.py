@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ridgeline.compute.load.weights import map_weights
-from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.headers.read import read_model_facts
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny import Driver, Tiny, dense, open_tiny, write_tiny

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from ridgeline.compute.load.weights import load_weights
-from ridgeline.compute.models.registry import record
 from ridgeline.compute.numpy_runner import NumpyRunner
+from ridgeline.compute.record import record
+from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tiny import Driver, log_softmax

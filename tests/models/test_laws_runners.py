@@ -25,10 +25,10 @@ from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.planning.memory import sequence_pages
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.latency import Latency
-from ridgeline.sim.oracle import Recited, Source
-from ridgeline.sim.run import Simulation
-from ridgeline.sim.workload import World, draw
+from ridgeline.sim.laws.latency import Latency
+from ridgeline.sim.laws.oracle import Recited, Source
+from ridgeline.sim.laws.run import Simulation
+from ridgeline.sim.laws.workload import World, draw
 
 VOCAB, HIDDEN, LAYERS, HEADS, HEAD_DIM, FFN, WINDOW = 96, 32, 6, 2, 16, 48, 4
 LONGEST = 44

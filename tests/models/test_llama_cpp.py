@@ -8,8 +8,8 @@ import pytest
 from checkpoints import CONTEXT, GGUFS, WINDOW
 from tiny import Driver, dense, log_softmax
 
-from ridgeline.facts.read import read_model_facts
-from ridgeline.facts.rope import rope_for
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.rope import rope_for
 
 UNWINDOWED = {"mistral": WINDOW, "phi3-short": 20}
 """Windows that llama.cpp does not apply: positions before them are compared."""

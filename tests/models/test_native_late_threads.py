@@ -11,7 +11,7 @@ from tiny import Tiny, write_tiny
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.weights import pack_weights
-from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.headers.read import read_model_facts
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
 

@@ -13,7 +13,7 @@ from test_gold import GOLD
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.weights import pack_weights, screened
-from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.headers.read import read_model_facts
 
 pytestmark = [
     pytest.mark.skipif(not GOLD.exists(), reason="the llama.cpp reference gemma3-270m-q4_k_m.jsonl is absent"),

@@ -17,7 +17,7 @@ from ridgeline.compute.ops.quantised import linear_codes, quantise
 from ridgeline.compute.quant.bits import Groups
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.groups import groups
-from ridgeline.facts.formats import FORMATS
+from ridgeline.facts.files.formats import FORMATS
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.core.plan import KVShape
-from ridgeline.facts.gguf_shape import read_gguf_shape
-from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.headers.gguf_shape import read_gguf_shape
+from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.planning.arguments import Question, deployment_of
 from ridgeline.planning.memory import kv_groups, page_bytes, sequence_pages
 

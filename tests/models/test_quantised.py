@@ -13,9 +13,9 @@ from tiny import Driver, log_softmax
 
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.quant.grouped import GroupedWeight
-from ridgeline.facts.describe import describe_model
+from ridgeline.facts.headers.describe import describe_model
+from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
 MODELS = {

@@ -15,8 +15,8 @@ from test_safetensors_fuzz import MOST_SECONDS, header_bytes, mutate
 
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.errors import ModelFormatError, RidgelineError
-from ridgeline.facts.quantisation import read_quantisation
-from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.headers.quantisation import read_quantisation
+from ridgeline.facts.headers.read import read_model_facts
 
 SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 32}
 GPTQ, AWQ, INT8, PACKED = "gptq-4-32-act-order", "awq-4-32", "int8-w8a16-asymmetric", "packed-4-32-asymmetric"

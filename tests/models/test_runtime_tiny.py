@@ -17,7 +17,7 @@ from ridgeline.compute.cpu import ext
 from ridgeline.compute.runtime import runners, worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import Admitted, Sampling
-from ridgeline.facts.machine import MachineFacts, machine_facts
+from ridgeline.facts.hardware.machine import MachineFacts, machine_facts
 from ridgeline.planning.memory import kv_head_bytes
 
 SIZE = Tiny()

@@ -14,7 +14,7 @@ from tiny import Tiny, dense, log_softmax, plain_logits, write_tiny
 
 from ridgeline.compute.runtime import scores
 from ridgeline.core.params import Admitted, Sampling
-from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.headers.read import read_model_facts
 
 SIZE = Tiny(hidden=32, heads=2, kv_heads=1, ffn=48)
 PAGE = 2 * 4 * SIZE.kv_heads * SIZE.head_dim * 4

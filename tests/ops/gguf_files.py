@@ -4,7 +4,7 @@ import struct
 from dataclasses import dataclass, field
 from math import prod
 
-from ridgeline.facts.architectures import ARCHITECTURES
+from ridgeline.facts.headers.architectures import ARCHITECTURES
 
 TYPES = {"u8": 0, "i8": 1, "u16": 2, "i16": 3, "u32": 4, "i32": 5, "f32": 6, "bool": 7, "str": 8, "arr": 9, "u64": 10, "i64": 11, "f64": 12}
 CODES = {"u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "f32": "f", "bool": "B", "u64": "Q", "i64": "q", "f64": "d"}

@@ -113,7 +113,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from ridgeline.errors import RidgelineError
-from ridgeline.facts.source import resolve_model
+from ridgeline.facts.hub.source import resolve_model
 for name in sys.argv[2:]:
     stages = []
     try:

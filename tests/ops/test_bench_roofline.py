@@ -7,8 +7,8 @@ import pytest
 
 from ridgeline.compute.bench.roofline import NAMES, Roofline, roofline
 from ridgeline.compute.cpu import ext
-from ridgeline.facts import ceilings
-from ridgeline.facts.noise import Noise, Watch
+from ridgeline.facts.hardware import ceilings
+from ridgeline.facts.hardware.noise import Noise, Watch
 
 native = pytest.mark.skipif(ext.lost() is not None, reason=f"no native extension: {ext.lost()}")
 
@@ -93,9 +93,9 @@ def test_noise_counts_what_others_take(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "proc").mkdir()
     stat = tmp_path / "proc/stat"
     seconds = iter([0.0, 10.0])
-    monkeypatch.setattr("ridgeline.facts.noise.time.monotonic", lambda: next(seconds))
-    monkeypatch.setattr("ridgeline.facts.noise._own_seconds", lambda: 2.0)
-    monkeypatch.setattr("ridgeline.facts.noise.os.sysconf", lambda name: 100)
+    monkeypatch.setattr("ridgeline.facts.hardware.noise.time.monotonic", lambda: next(seconds))
+    monkeypatch.setattr("ridgeline.facts.hardware.noise._own_seconds", lambda: 2.0)
+    monkeypatch.setattr("ridgeline.facts.hardware.noise.os.sysconf", lambda name: 100)
     stat.write_text("cpu 100 0 0 5000 7 0 0 10 0 0\n")
     watch = Watch(tmp_path)
     stat.write_text("cpu 300 50 150 9000 9 0 0 60 0 0\n")

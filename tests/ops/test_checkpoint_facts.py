@@ -14,9 +14,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.rope import rope_for
 from ridgeline.facts.model import ModelFacts, Rope
-from ridgeline.facts.read import read_model_facts
-from ridgeline.facts.rope import rope_for
 
 
 @pytest.fixture(scope="module")

@@ -10,18 +10,19 @@ import pytest
 from ridgeline.compute.diff import diff
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.graph import OpList
-from ridgeline.compute.lower import head_of, last_uses, lower
-from ridgeline.compute.models.registry import record
+from ridgeline.compute.liveness import last_uses
+from ridgeline.compute.lower import head_of, lower
 from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.ops.fp8 import POSITIVE, from_e4m3, to_e4m3
 from ridgeline.compute.ops.table import check
+from ridgeline.compute.record import record
 from ridgeline.facts.model import ModelFacts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from checkpoints import make_checkpoint
 from tiny import Driver, Tiny, dense, open_tiny
 
-from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.headers.read import read_model_facts
 
 IDS = np.random.default_rng(1).integers(0, 300, 21).tolist()
 

@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 from ridgeline.compute.load.scaled import scaled_weight
 from ridgeline.compute.quant.scaled import E4M3
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.architectures import CHECKPOINTS
-from ridgeline.facts.integers import gather_integers
+from ridgeline.facts.files.safetensors import read_file
+from ridgeline.facts.headers.architectures import CHECKPOINTS
+from ridgeline.facts.headers.integers import gather_integers
+from ridgeline.facts.headers.names import _cut_integers
+from ridgeline.facts.headers.quantisation import read_quantisation
 from ridgeline.facts.model import TensorFacts
-from ridgeline.facts.names import _cut_integers
-from ridgeline.facts.quantisation import read_quantisation
-from ridgeline.facts.safetensors import read_file
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "fmt": "e4m3"}
 TENSOR = {"quant_method": "fp8"}

@@ -7,7 +7,7 @@ import pytest
 from gguf_files import model_file, value
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.generation import read_generation
+from ridgeline.facts.headers.generation import read_generation
 
 
 def test_generation_defaults(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import pytest
 from gguf_files import File, model_file, value
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.architectures import ARCHITECTURES
+from ridgeline.facts.headers.architectures import ARCHITECTURES
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.rope import attention_scale, longrope_scale
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
-from ridgeline.facts.rope import attention_scale, longrope_scale
 
 Changes = dict[str, bytes | None]
 Shapes = dict[str, tuple[int, ...] | None]

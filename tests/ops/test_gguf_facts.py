@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.errors import ModelFormatError
+from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gguf_files import File, model_file, value

@@ -9,9 +9,9 @@ import pytest
 from gguf_files import model_file, value
 
 from ridgeline.errors import RidgelineError
-from ridgeline.facts.architectures import ARCHITECTURES
-from ridgeline.facts.gguf import read_header
-from ridgeline.facts.read import model_facts, read_model_facts
+from ridgeline.facts.files.gguf import read_header
+from ridgeline.facts.headers.architectures import ARCHITECTURES
+from ridgeline.facts.headers.read import model_facts, read_model_facts
 from ridgeline.text.choose import tokenizer_of
 
 MOST_SECONDS, MOST_BYTES = 0.1, 256 << 20

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.formats import BY_ID, FORMATS, UNSUPPORTED
-from ridgeline.facts.gguf import read_header
-from ridgeline.facts.gguf_values import Strings
+from ridgeline.facts.files.formats import BY_ID, FORMATS, UNSUPPORTED
+from ridgeline.facts.files.gguf import read_header
+from ridgeline.facts.files.gguf_values import Strings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gguf_files import File, string, value

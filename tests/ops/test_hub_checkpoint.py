@@ -9,7 +9,7 @@ from hub_server import resolve, serve_hub
 from tiny_checkpoints import model, write_gguf
 
 from ridgeline.compute.load.weights import map_weights
-from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.headers.read import read_model_facts
 
 
 @pytest.mark.parametrize("shards", ["250KB", "10GB"])

@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.compute.load.weights import dense_bytes, load_weights, map_weights
 from ridgeline.compute.quant.weight import CodedWeight, DenseWeight
-from ridgeline.facts.gguf import read_header
+from ridgeline.facts.files.gguf import read_header
 from ridgeline.facts.model import ModelFacts, TensorFacts
 
 

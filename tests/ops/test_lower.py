@@ -12,10 +12,11 @@ from ridgeline.compute.diff import diff
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.fuse import RESIDUAL, fuse_residuals
 from ridgeline.compute.graph import Op, OpList
-from ridgeline.compute.lower import ORDER, SPAN, head_of, last_uses, lower, quantise_activations, share_rotations
-from ridgeline.compute.models.registry import record
+from ridgeline.compute.liveness import last_uses
+from ridgeline.compute.lower import ORDER, SPAN, head_of, lower, quantise_activations, share_rotations
 from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.ops.table import check
+from ridgeline.compute.record import record
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.model import Rope
 

@@ -16,7 +16,7 @@ from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.quantised import linear_codes_add, quantise
 from ridgeline.compute.quant.groups import groups
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.facts.formats import FORMATS
+from ridgeline.facts.files.formats import FORMATS
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
 

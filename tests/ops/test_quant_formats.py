@@ -9,8 +9,8 @@ import pytest
 from gguf.quants import dequantize
 
 from ridgeline.compute.quant.formats import FORMATS, Coded, dequantise, dequantise_all
-from ridgeline.facts.formats import FORMATS as STORED
-from ridgeline.facts.read import read_model_facts
+from ridgeline.facts.files.formats import FORMATS as STORED
+from ridgeline.facts.headers.read import read_model_facts
 
 HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),

@@ -11,9 +11,9 @@ import pytest
 from tiny_checkpoints import model
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError, RidgelineError
-from ridgeline.facts.read import read_model_facts
-from ridgeline.facts.safetensors import MAX_HEADER_BYTES, read_file
-from ridgeline.facts.shards import INDEX, read_shards
+from ridgeline.facts.files.safetensors import MAX_HEADER_BYTES, read_file
+from ridgeline.facts.files.shards import INDEX, read_shards
+from ridgeline.facts.headers.read import read_model_facts
 
 MOST_SECONDS, MOST_BYTES = 0.1, 256 << 20
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

@@ -5,8 +5,8 @@ from importlib.resources import files
 from typing import Final
 
 from ridgeline.planning.page import FOLDER, document
-from ridgeline.sim.measures import CURVE
-from ridgeline.sim.page import SOURCES
+from ridgeline.sim.fleet.measures import CURVE
+from ridgeline.sim.fleet.page import SOURCES
 
 INDEX: Final = files("ridgeline.bench") / "page" / "bench.html"
 

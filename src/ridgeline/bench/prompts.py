@@ -12,7 +12,7 @@ from typing import Any, Final
 from ridgeline.bench.client import Api, Ask, Client, body_of
 from ridgeline.bench.http import Http, HttpError
 from ridgeline.errors import ConfigError
-from ridgeline.sim.traffic import Arrival
+from ridgeline.sim.fleet.traffic import Arrival
 
 LEAD: Final = "The"
 """Begins every prompt, since the first word of a text costs otherwise than later ones in some tokenizers."""

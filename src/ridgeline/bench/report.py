@@ -11,7 +11,7 @@ from typing import Any, Final
 from ridgeline.bench.client import Outcome
 from ridgeline.bench.load import Measured
 from ridgeline.planning.objectives import Objective, Served, request_goodput, token_goodput
-from ridgeline.sim.measures import curve
+from ridgeline.sim.fleet.measures import curve
 
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
@@ -60,7 +60,7 @@ class Figures:
     exact              share of prompts with as many tokens as asked for, by the server's count
     counted            share of answers whose tokens the server counted; others by events
     lag                how late requests were sent                        client  processors that this client kept busy
-    curves             seconds at each share of `sim.measures.CURVE`
+    curves             seconds at each share of `sim.fleet.measures.CURVE`
     """
 
     requests: int

@@ -7,8 +7,8 @@ from typing import Final
 
 from ridgeline.bench.session import Load
 from ridgeline.errors import ConfigError
-from ridgeline.sim.lengths import parse_length
-from ridgeline.sim.traffic import Arrival, Traffic, poisson
+from ridgeline.sim.fleet.lengths import parse_length
+from ridgeline.sim.fleet.traffic import Arrival, Traffic, poisson
 
 THROUGHPUT: Final = ("output_tokens_per_second", "ttft.p50", "ttft.p99", "itl.p50", "itl.p99")
 DECODE: Final = ("decode_tokens_per_second", "ttft.p50", "itl.p50", "itl.p99")

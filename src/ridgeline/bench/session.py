@@ -9,7 +9,7 @@ from ridgeline.bench.http import Http, HttpError, Target
 from ridgeline.bench.load import Measured, OnDone, closed_loop, open_loop
 from ridgeline.bench.prompts import Prompts, learn_costs
 from ridgeline.errors import ConfigError
-from ridgeline.sim.traffic import Arrival
+from ridgeline.sim.fleet.traffic import Arrival
 
 WARM_UP_SEED: Final = 1 << 40
 """Added to the seed of warm-up prompts, which nobody should find in a cache."""

@@ -8,9 +8,9 @@ from typing import Final
 
 from ridgeline.bench.session import Load
 from ridgeline.errors import ConfigError
-from ridgeline.sim.lengths import parse_length
-from ridgeline.sim.traces import read_trace
-from ridgeline.sim.traffic import Arrival, ClosedLoop, Traffic, parse_process
+from ridgeline.sim.fleet.lengths import parse_length
+from ridgeline.sim.fleet.traces import read_trace
+from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, parse_process
 
 MOST_TOKENS: Final = 1 << 20
 MOST_STREAMS: Final = 4096

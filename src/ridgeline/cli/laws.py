@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ridgeline.sim.reach import SITUATIONS
-from ridgeline.sim.swarm import Tally
-from ridgeline.sim.workers import run_swarm
+from ridgeline.sim.laws.reach import SITUATIONS
+from ridgeline.sim.laws.swarm import Tally
+from ridgeline.sim.laws.workers import run_swarm
 
 
 def laws(

@@ -14,7 +14,7 @@ def replay(
 ) -> None:
     """Decide a recording again with this version's scheduler and compare."""
     from ridgeline.cli.main import fail
-    from ridgeline.sim import replay as recorded
+    from ridgeline.sim.fleet import replay as recorded
 
     compared, difference = recorded.replay(recording)
     if trace is not None:

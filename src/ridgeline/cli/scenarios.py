@@ -10,15 +10,15 @@ from typing import Any, Final
 
 from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
-from ridgeline.facts.describe import describe_model
+from ridgeline.facts.headers.describe import describe_model
 from ridgeline.planning.arguments import Question, deployment_of, parse_objective
-from ridgeline.sim.durations import Constant, Durations, Observed, fitted
-from ridgeline.sim.fleet import Failures, Scaling
-from ridgeline.sim.lengths import parse_length
-from ridgeline.sim.sample import SETTLE, Sample
-from ridgeline.sim.scenario import Knobs, Scenario
-from ridgeline.sim.traces import read_steps, read_trace
-from ridgeline.sim.traffic import ClosedLoop, Traffic, parse_process
+from ridgeline.sim.fleet.durations import Constant, Durations, Observed, fitted
+from ridgeline.sim.fleet.fleet import Failures, Scaling
+from ridgeline.sim.fleet.lengths import parse_length
+from ridgeline.sim.fleet.sample import SETTLE, Sample
+from ridgeline.sim.fleet.scenario import Knobs, Scenario
+from ridgeline.sim.fleet.traces import read_steps, read_trace
+from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_process
 
 
 @dataclass(frozen=True, slots=True)

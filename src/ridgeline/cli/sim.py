@@ -46,7 +46,7 @@ def sim(
         if find_knee:
             runs.find_knee(at_rate(model, settings, trace))
     if html is not None:
-        from ridgeline.sim.page import runs_page
+        from ridgeline.sim.fleet.page import runs_page
 
         write_page(html, runs_page(runs.as_dict(), runs.table(), runs.notes))
     if as_json:

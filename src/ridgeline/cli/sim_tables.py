@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ridgeline.sim.experiment import Interval, intervals, knee_of, least_replicas, mean_curves
-from ridgeline.sim.levers import Tried, binding, ranked
-from ridgeline.sim.measures import CURVE, Figures
-from ridgeline.sim.scenario import Scenario
+from ridgeline.sim.fleet.experiment import Interval, intervals, knee_of, least_replicas, mean_curves
+from ridgeline.sim.fleet.levers import Tried, binding, ranked
+from ridgeline.sim.fleet.measures import CURVE, Figures
+from ridgeline.sim.fleet.scenario import Scenario
 
 FLOOD = 1e5
 """Requests a second that no fleet answers."""

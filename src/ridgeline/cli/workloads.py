@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ridgeline.sim.traffic import Arrival
+    from ridgeline.sim.fleet.traffic import Arrival
 
 SLICES = 60
 """Parts of a trace in which arrivals are counted for its burst."""
@@ -21,7 +21,7 @@ def workload_of(text: str | None) -> tuple[str | None, int | None]:
     """
     if text is None or not text.endswith((".jsonl", ".csv")):
         return text, None
-    from ridgeline.sim.traces import read_trace
+    from ridgeline.sim.fleet.traces import read_trace
 
     arrivals = read_trace(Path(text))
     return described(arrivals), max(each.prompt + each.output for each in arrivals)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 FAKE_PREFIX = "fake:"
-"""A model named `fake:{…}` needs no weights: the JSON object holds the arguments of `sim.executor.fake_executor`."""
+"""A model named `fake:{…}` needs no weights: the JSON object holds the arguments of `sim.laws.executor.fake_executor`."""
 
 
 @dataclass(frozen=True, slots=True)

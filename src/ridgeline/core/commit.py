@@ -14,6 +14,7 @@ from ridgeline.core.sequence import Sequence, State
 from ridgeline.core.stop import why_ended
 from ridgeline.errors import LawViolation
 
+Logprobs = tuple[TokenLogprobs, ...] | None
 NOT_FINITE = "the model produced numbers that are not finite; the request cannot be answered"
 
 
@@ -25,7 +26,7 @@ def commit(sequences: list[Sequence], plan: Plan, result: Result, cache: Cache, 
     if plan.score or result.scores is not None:
         _deliver_scores(sequences, plan, result, outputs)
     running, make = State.RUNNING, tuple.__new__  # what `Output(…)` calls, at half its price: one is made for every row of every step
-    shown: Iterable[tuple[TokenLogprobs, ...] | None] = result.logprobs or [None] * len(sequences)
+    shown: Iterable[Logprobs] = result.logprobs or [None] * len(sequences)
     for sequence, count, sampled, finite, logprobs in zip(sequences, plan.count, result.sampled, result.finite, shown, strict=True):
         sequence.in_flight -= 1
         if not finite:
@@ -48,7 +49,7 @@ def commit(sequences: list[Sequence], plan: Plan, result: Result, cache: Cache, 
 
 
 def _deliver(
-    sequence: Sequence, sampled: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None, outputs: list[Output], life: Lifecycle, now: float
+    sequence: Sequence, sampled: tuple[int, ...], logprobs: Logprobs, outputs: list[Output], life: Lifecycle, now: float
 ) -> None:
     """Ids that are known already go out, with the end if they bring it."""
     reason = why_ended(sequence)
@@ -69,7 +70,7 @@ def _deliver_scores(sequences: list[Sequence], plan: Plan, result: Result, outpu
 
 
 def _late(
-    sequence: Sequence, sampled: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None, outputs: list[Output], life: Lifecycle, now: float
+    sequence: Sequence, sampled: tuple[int, ...], logprobs: Logprobs, outputs: list[Output], life: Lifecycle, now: float
 ) -> None:
     """A row that was preempted or ended after this step was planned: ids count for the former, nothing for the latter."""
     if sequence.state is State.WAITING and sampled:

@@ -62,7 +62,7 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
         raise LawViolation(5, f"{name} samples {list(plan.sample)} of {list(plan.count)} positions")
     for index, first, count in plan.score:
         if not (0 <= index < rows and count > 0 and 0 <= first <= first + count <= plan.count[index] - plan.sample[index]):
-            raise LawViolation(5, f"{name} scores {count} positions from {first} on of row index {index}, where it does not compute or samples")
+            raise LawViolation(5, f"{name} scores {count} positions from {first} on of row index {index}, not all computed there")
     given = [page for *_, pages in plan.blocks for page in pages]
     given += [page for new in plan.new_rows for table in new.tables for page in table]
     if given and not 0 <= min(given) <= max(given) <= shape.pages:

@@ -85,8 +85,8 @@ class Result:
 
     sampled   ids of row i, n ≤ `Plan.sample[i]`: up to and including the first that differs from its draft; none only where the row does
               not sample, or where its first sampling position is not finite
-    finite    1 where the row's numbers are finite: keys, values and final hidden states of its tokens up to the last returned sample; 0 where
-              a position that is not finite was met before the walk ended (ids before it are still returned)
+    finite    1 where the row's numbers are finite: keys, values and final hidden states of its tokens up to the last returned sample; 0
+              where a position that is not finite was met before the walk ended (ids before it are still returned)
     logprobs  of row i one per returned id, None where the row did not ask; None when no row asked
     scores    per entry of `Plan.score` as many as it names; None when there are none
     """

@@ -21,7 +21,7 @@ from ridgeline.engine.executor import Executor
 from ridgeline.errors import ConfigError
 
 WORKER: Final = "ridgeline.compute.runtime.worker"
-FAKE: Final = "ridgeline.sim.executor"
+FAKE: Final = "ridgeline.sim.laws.executor"
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
 

@@ -1,6 +1,6 @@
-"""Time for executors that compute nothing: virtual in the simulator, slept through where a server test wants a pace.
+"""Clocks of executors that compute nothing: virtual in the simulator, slept through where a server test wants a pace.
 
-Owns the two clocks; never decides how long a step takes (`sim.latency` does).
+Owns the two clocks; never decides how long a step takes.
 """
 
 import time

@@ -34,7 +34,7 @@ BUGS = (
     (
         "a long prompt delays everyone's next token",
         "generation stalls: Agrawal et al. 2024 (Sarathi-Serve)",
-        [("_beside", "draft.beside = self.limits.prefill_budget(sum(keep_up))", "draft.beside = self.limits.beside(0)")],
+        [("_prefill_left", "self.limits.prefill_budget(sum(keep_up))", "self.limits.prefill_budget(0)")],
     ),
     (
         "each of two prompts has what both may have together",

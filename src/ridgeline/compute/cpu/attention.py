@@ -15,7 +15,7 @@ from ridgeline.compute.cpu.packing import allocate
 from ridgeline.compute.ops.definition import Floats, Ints
 
 ITEM: Final = np.dtype([(name, np.int32) for name in ("row", "kv_head", "first_token", "tokens", "first_split", "splits", "partial")])
-"""`AttentionItem` in csrc/attention.h, field for field."""
+"""`AttentionItem` in csrc/attention/attention.h, field for field."""
 
 Items = NDArray[np.void]
 

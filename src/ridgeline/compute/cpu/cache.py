@@ -21,7 +21,7 @@ Records = NDArray[Any]
 """K or V of one layer [pages, KV heads, tokens of a block, record]: a record is head_dim float32 or uint16, or head_dim + 4 int8."""
 
 TYPE_NUMBERS: Final = {"f32": 0, "bf16": 1, "int8": 2}
-"""As `KVType` in csrc/attention.h."""
+"""As `KVType` in csrc/attention/attention.h."""
 
 DTYPES: Final[dict[str, type[np.generic]]] = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
 SCALE_BYTES: Final = 4

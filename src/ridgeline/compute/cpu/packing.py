@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.quant.bits import Bytes, Floats
 from ridgeline.compute.quant.grouped import GroupedWeight
-from ridgeline.facts.formats import FORMATS as STORED
+from ridgeline.facts.files.formats import FORMATS as STORED
 
 BLOCK_ROWS: Final = 16
 """Rows that the kernels take together."""
@@ -47,7 +47,7 @@ SPAN: Final = 32
 """Inputs that kernels add up as integers: of `SUPERBLOCKS`; of INT8 and INT4 in groups that are made of whole long spans; of all others."""
 
 SCREENED: Final = {"Q8_0": len(FORMATS)}
-"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear_screen.cpp): their numbers then."""
+"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear/screen_kernel.cpp): their numbers then."""
 
 INTEGER_BITS: Final = {"INT8": 8, "INT4": 4}
 """Those of grouped integers."""

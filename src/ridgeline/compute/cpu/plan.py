@@ -21,7 +21,7 @@ from ridgeline.facts.model import Rope
 
 ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
 SCREEN_PHASES: Final = ("measure for", "bound", "threshold of", "compute")
-"""What stands in for the last product where only the largest of each row is wanted and its matrix is screened (csrc/screen.h)."""
+"""What stands in for the last product where only the largest of each row is wanted and its matrix is screened (csrc/linear/screen.h)."""
 SCREEN_COUNTS: Final = ("steps", "passed", "pairs", "computed")
 """What `native.screened` counts from the beginning: screened steps; steps that were not, since few outputs could be left out before; of the
 former, pairs of a token and 16 outputs, and how many of these were computed after all."""

@@ -1,6 +1,6 @@
 """Sampling in native code: `decoding.sampler.sample` for rows of one vocabulary, with the same answers.
 
-Owns how parameters become records of the extension (`SampleRow` in csrc/sample.h); what they mean is said in `compute/decoding`. Where the
+Owns how parameters become records of the extension (`SampleRow` in csrc/sample/sample.h); what they mean is said in `compute/decoding`. Where the
 largest logit of a row is not finite, its log-probabilities are the reference's.
 """
 

@@ -22,13 +22,13 @@ from ridgeline.core.params import RowParams
 from ridgeline.core.plan import KVShape, NewRow, Plan
 from ridgeline.engine.executor import Executor, ExecutorInfo
 from ridgeline.errors import ConfigError
-from ridgeline.facts.gpu import gpu_missing
-from ridgeline.facts.machine import machine_facts
+from ridgeline.facts.hardware.gpu import gpu_missing
+from ridgeline.facts.hardware.machine import machine_facts
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.hub.source import resolve_model
+from ridgeline.facts.hub.weightless import RANDOM_PREFIX, random_facts
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
-from ridgeline.facts.rope import rope_for
-from ridgeline.facts.source import resolve_model
-from ridgeline.facts.weightless import RANDOM_PREFIX, random_facts
 from ridgeline.planning.memory import kv_costs, kv_groups
 
 Progress = Callable[[str, float], None]

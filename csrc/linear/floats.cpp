@@ -1,0 +1,238 @@
+// Products with float weights. Output of a token and a row: acc = 0; for k ascending acc = fma(weight, x, acc), lanes are rows: the same at
+// every M, tile and level. (bf16 dot instructions would be faster where they exist; they round differently and flush what is tiny.)
+//
+// A tile's tokens read weights in one stream from memory. A few tiles go over each block by pieces, which stay in the first-level cache with
+// copies of the tokens' inputs. Many tokens read a pair of blocks from a panel in fp32, widened as the first tokens meet it. Between pieces
+// sums wait in memory, which changes no bit of them.
+#include "linear/floats.h"
+
+#include <string.h>
+
+#include "linear/float_tiles.h"
+
+namespace ridgeline {
+namespace RIDGELINE_LEVEL {
+namespace {
+
+constexpr size_t kFewTokens = 24;
+constexpr size_t kFewInputs = 512, kManyInputs = 192;    // of a piece, of a panel
+constexpr size_t kManyTokens = 126;      // whose inputs stay in the second-level cache
+constexpr size_t kManyBlocks = 64;       // for which inputs are copied once
+constexpr size_t kAhead = 2048;          // bytes that a stream is fetched ahead
+constexpr size_t kStreams = 4, kNear = 512;             // streams of one token, and how far each is fetched ahead
+constexpr size_t kPadding = kLanes;      // floats between tokens of copied inputs: they would all be in the same lines of a cache
+// Of many tokens the first tile takes this many at least, so that kPairTokens at a time are left.
+constexpr size_t kLeastTokens = kBlockTokens - kPairTokens + 1;
+
+// Floats of scratch: inputs of tokens that are copied, and sums [pairs of blocks, tokens, 2, 16].
+constexpr size_t scratch_floats(size_t tokens, size_t inputs) { return tokens * (inputs + kPadding + kManyBlocks * kLanes); }
+static_assert(kBlockTokens <= kFewTokens && scratch_floats(kFewTokens, kFewInputs) * sizeof(float) <= kLinearScratch);
+static_assert((kManyInputs * kPairLanes + scratch_floats(kManyTokens, kManyInputs)) * sizeof(float) <= kLinearScratch);
+
+size_t rows_of(const Matrix& matrix, size_t block) {
+    const size_t left = matrix.n - block * kBlockRows;
+    return left < kBlockRows ? left : kBlockRows;
+}
+
+// Some blocks of a product.
+template <int Format>
+struct Blocks {
+    static constexpr size_t kInput = kLanes * element_bytes(Format);
+    const Matrix& matrix;
+    const Product& to;
+    size_t first, count;
+
+    const uint8_t* at(size_t block, size_t input) const { return matrix.data + ((first + block) * matrix.k + input) * kInput; }
+
+    // Sums [m, 2, 16] of one block to where they belong.
+    void put(size_t block, const float* sums, size_t m) const {
+        const size_t columns = rows_of(matrix, first + block);
+        float* out = to.out + (first + block) * kBlockRows;
+        for (size_t t = 0; t < m; ++t, out += to.stride, sums += kPairLanes) {
+            const Vec sum = ordered<Format>(load(sums));
+            columns == kBlockRows ? store(out, sum) : store_first(out, sum, columns);
+        }
+    }
+    // The same of all blocks, from [pairs of blocks, m, 2, 16].
+    void put_all(const float* sums, size_t m) const {
+        for (size_t block = 0; block < count; ++block) put(block, sums + block / 2 * m * kPairLanes + block % 2 * kLanes, m);
+    }
+};
+
+// Inputs `from` … of m tokens next to each other.
+Span copied(const float* x, size_t x_stride, size_t m, size_t from, size_t inputs, size_t stride, float* to) {
+    for (size_t t = 0; t < m; ++t) {
+        const float* row = x + t * x_stride + from;
+        size_t i = 0;
+        for (; i + kLanes <= inputs; i += kLanes) store(to + t * stride + i, load(row + i));
+        memcpy(to + t * stride + i, row + i, (inputs - i) * sizeof(float));
+    }
+    return {to, stride, inputs};
+}
+
+// One token with as many blocks as streams can share, whose number it returns: a core reads several streams faster than one, and waits less for
+// additions that follow each other.
+template <int Format>
+size_t multiply_token(const Blocks<Format>& blocks, const float* x) {
+    constexpr size_t kInput = Blocks<Format>::kInput;
+    const size_t apart = blocks.count / kStreams, k = blocks.matrix.k, stride = apart * k * kInput;
+    for (size_t block = 0; block < apart; ++block) {
+        const uint8_t* data = blocks.at(block, 0);
+        Vec sum[kStreams];
+        for (Vec& each : sum) each = zero();
+        for (size_t i = 0; i < k; ++i, data += kInput)
+            RIDGELINE_UNROLL
+            for (size_t stream = 0; stream < kStreams; ++stream) {
+                __builtin_prefetch(data + stream * stride + kNear);
+                sum[stream] = fma(shuffled<Format>(data + stream * stride), all(x[i]), sum[stream]);
+            }
+        float sums[kPairLanes];
+        for (size_t stream = 0; stream < kStreams; ++stream) {
+            store(sums, sum[stream]);
+            blocks.put(block + stream * apart, sums, 1);
+        }
+    }
+    return kStreams * apart;
+}
+
+template <int Format>
+void multiply_tile(const Blocks<Format>& blocks, const float* x, size_t x_stride, size_t m) {
+    for (size_t block = m == 1 ? multiply_token(blocks, x) : 0; block < blocks.count; ++block) {
+        const uint8_t* data = blocks.at(block, 0);
+        float sums[kBlockTokens * kPairLanes] = {};
+        block_tile<Format, kStream, 1, kBlockTokens>(m, data, data + kAhead, nullptr, {x, x_stride, blocks.matrix.k}, sums);
+        blocks.put(block, sums, m);
+    }
+}
+
+// Tiles are of equal size, or differ by one.
+template <int Format>
+void multiply_few(const Blocks<Format>& blocks, const float* x, size_t x_stride, size_t m, float* scratch) {
+    constexpr size_t kStride = kFewInputs + kPadding;
+    const size_t k = blocks.matrix.k, tiles = (m + kBlockTokens - 1) / kBlockTokens;
+    float* sums = scratch + m * kStride;
+    memset(sums, 0, (blocks.count + 1) / 2 * m * kPairLanes * sizeof(float));
+    for (size_t from = 0; from < k; from += kFewInputs) {
+        const size_t inputs = k - from < kFewInputs ? k - from : kFewInputs;
+        const Span all_tokens = copied(x, x_stride, m, from, inputs, kStride, scratch);
+        for (size_t block = 0; block < blocks.count; ++block) {
+            const uint8_t *data = blocks.at(block, from), *next = block + 1 < blocks.count ? blocks.at(block + 1, from) : blocks.at(0, from + inputs);
+            float* onto = sums + block / 2 * m * kPairLanes + block % 2 * kLanes;
+            for (size_t tile = 0; tile < tiles; ++tile) {
+                const size_t token = m * tile / tiles, tokens = m * (tile + 1) / tiles - token;
+                const uint8_t* ahead = tile < 2 ? next + tile * inputs * Blocks<Format>::kInput / 2 : data;   // two tiles fetch all of it
+                block_tile<Format, kFetch, 1, kBlockTokens>(tokens, data, ahead, nullptr, {all_tokens.x + token * kStride, kStride, inputs},
+                                                            onto + token * kPairLanes);
+            }
+        }
+    }
+    blocks.put_all(sums, m);
+}
+
+// kManyTokens at most.
+template <int Format>
+void multiply_many(const Blocks<Format>& blocks, const float* x, size_t x_stride, size_t m, float* scratch) {
+    constexpr size_t kStride = kManyInputs + kPadding, kInput = Blocks<Format>::kInput;
+    const size_t k = blocks.matrix.k, pairs = (blocks.count + 1) / 2, few = m - (m - kLeastTokens) / kPairTokens * kPairTokens;
+    float *panel = scratch, *mine = panel + kManyInputs * kPairLanes, *sums = mine + m * kStride;
+    memset(sums, 0, pairs * m * kPairLanes * sizeof(float));
+    for (size_t from = 0; from < k; from += kManyInputs) {
+        const size_t inputs = k - from < kManyInputs ? k - from : kManyInputs;
+        copied(x, x_stride, m, from, inputs, kStride, mine);
+        for (size_t pair = 0; pair < pairs; ++pair) {
+            // What comes next is fetched by several tiles: the first one alone would wait for memory. It takes the first half of either block.
+            const uint8_t *next = pair + 1 < pairs ? blocks.at(2 * pair + 2, from) : blocks.at(0, from + inputs);
+            const size_t apart = blocks.count > 1 ? k * kInput : 0;
+            float* onto = sums + pair * m * kPairLanes;
+            for (size_t side = 0; side < 2 && 2 * pair + side < blocks.count; ++side)
+                block_tile<Format, kExpand, kLeastTokens, kBlockTokens>(few, blocks.at(2 * pair + side, from), next + side * apart, panel + side * kLanes,
+                                                                        {mine, kStride, inputs}, onto + side * kLanes);
+            const uint8_t *ahead = next + inputs * kInput / 2, *end = next + inputs * kInput;
+            for (size_t t = few; t < m; t += kPairTokens, ahead += kManyInputs * kPairFetched)
+                pair_tile(panel, ahead < end ? ahead : nullptr, apart, {mine + t * kStride, kStride, inputs}, onto + t * kPairLanes);
+        }
+    }
+    blocks.put_all(sums, m);
+}
+
+template <int Format>
+void multiply(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+    float* floats = reinterpret_cast<float*>(scratch);
+    if (m == 0) return;
+    if (m <= kBlockTokens) return multiply_tile(Blocks<Format>{matrix, to, first, count}, x, x_stride, m);
+    const size_t parts = m <= kFewTokens ? 1 : (m + kManyTokens - 1) / kManyTokens;
+    for (size_t block = 0; block < count; block += kManyBlocks)
+        for (size_t part = 0; part < parts; ++part) {
+            const size_t token = m * part / parts, tokens = m * (part + 1) / parts - token;
+            const Product there = {to.out + token * to.stride, to.stride};
+            const Blocks<Format> blocks = {matrix, there, first + block, count - block < kManyBlocks ? count - block : kManyBlocks};
+            if (m <= kFewTokens) multiply_few(blocks, x, x_stride, m, floats);
+            else multiply_many(blocks, x + token * x_stride, x_stride, tokens, floats);
+        }
+}
+
+// Rows of elements of `Size` bytes into [k, 16] and back, some inputs at a time so that both sides stay in the first-level cache.
+constexpr size_t kCopied = 64;
+
+template <size_t Size>
+void interleave(const uint8_t* rows, size_t row_bytes, size_t count, size_t k, uint8_t* to) {
+    if (count < kBlockRows) memset(to, 0, k * kBlockRows * Size);
+    for (size_t from = 0; from < k; from += kCopied)
+        for (size_t r = 0; r < count; ++r)
+            for (size_t i = from; i < k && i < from + kCopied; ++i) memcpy(to + (i * kBlockRows + r) * Size, rows + r * row_bytes + i * Size, Size);
+}
+
+template <size_t Size>
+void separate(const uint8_t* from, size_t k, uint8_t* rows, size_t row_bytes, size_t count) {
+    for (size_t start = 0; start < k; start += kCopied)
+        for (size_t r = 0; r < count; ++r)
+            for (size_t i = start; i < k && i < start + kCopied; ++i) memcpy(rows + r * row_bytes + i * Size, from + (i * kBlockRows + r) * Size, Size);
+}
+
+template <int Format>
+void row_of(const uint8_t* data, size_t k, float* out) {
+    constexpr size_t kSize = element_bytes(Format), kBytes = kBlockRows * kSize;
+    for (size_t from = 0; from < k; from += kLanes) {
+        const size_t count = k - from < kLanes ? k - from : kLanes;
+        uint8_t part[kLanes * kSize] = {};
+        for (size_t i = 0; i < count; ++i) memcpy(part + i * kSize, data + (from + i) * kBytes, kSize);
+        store_first(out + from, weights<Format>(part), count);
+    }
+}
+
+}  // namespace
+
+size_t float_packed_bytes(int format, size_t n, size_t k, size_t) {
+    return (n + kBlockRows - 1) / kBlockRows * kBlockRows * k * element_bytes(format);
+}
+
+void pack_floats(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t first, size_t count) {
+    const size_t bytes = matrix.k * kBlockRows * element_bytes(matrix.format);
+    for (size_t block = first; block < first + count; ++block) {
+        const auto work = matrix.format == kF32 ? interleave<4> : interleave<2>;
+        work(rows + block * kBlockRows * row_bytes, row_bytes, rows_of(matrix, block), matrix.k, packed + block * bytes);
+    }
+}
+
+void unpack_floats(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first, size_t count) {
+    const size_t bytes = matrix.k * kBlockRows * element_bytes(matrix.format);
+    for (size_t block = first; block < first + count; ++block) {
+        const auto work = matrix.format == kF32 ? separate<4> : separate<2>;
+        work(matrix.data + block * bytes, matrix.k, rows + block * kBlockRows * row_bytes, row_bytes, rows_of(matrix, block));
+    }
+}
+
+void multiply_floats(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
+                     uint8_t* scratch) {
+    const auto work = matrix.format == kF32 ? multiply<kF32> : matrix.format == kF16 ? multiply<kF16> : multiply<kBF16>;
+    work(matrix, x, x_stride, m, to, first, count, scratch);
+}
+
+void float_row(const Matrix& matrix, size_t row, float* out) {
+    const size_t size = element_bytes(matrix.format);
+    const auto work = matrix.format == kF32 ? row_of<kF32> : matrix.format == kF16 ? row_of<kF16> : row_of<kBF16>;
+    work(matrix.data + row / kBlockRows * matrix.k * kBlockRows * size + row % kBlockRows * size, matrix.k, out);
+}
+
+}  // namespace RIDGELINE_LEVEL
+}  // namespace ridgeline

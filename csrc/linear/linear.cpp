@@ -1,0 +1,50 @@
+// Products with packed weights at one ISA level: the table, and which family a format belongs to.
+//
+// Output of a token and a row: acc = 0; for groups ascending acc = fma(float(sum of integers), fp32(weight's scale * activation's scale), acc),
+// for formats with minima then acc = fma(float(sum of codes), -fp32(minimum * activation's scale), acc). Zeros are taken off the integers. The
+// same at every M, tile and level.
+#include "linear/linear.h"
+
+#include "linear/families.h"
+#include "linear/floats.h"
+
+namespace ridgeline {
+namespace RIDGELINE_LEVEL {
+namespace {
+
+constexpr FamilyKernels kFloats = {float_packed_bytes, pack_floats, unpack_floats, nullptr, float_row};
+
+const FamilyKernels& family(int format) {
+    switch (format) {
+        case kF32: case kF16: case kBF16: return kFloats;
+        case kQ4_0: case kQ4_1: case kQ5_0: case kQ5_1: case kQ8_0: return kGroups32;
+        case kIQ4_NL: case kIQ4_XS: return kTables;
+        case kInt8: case kInt4: return kGrouped;
+        case kQ8_0Screened: return kScreened;
+        default: return kKQuants;
+    }
+}
+
+size_t packed_bytes(int format, size_t n, size_t k, size_t group) { return family(format).packed_bytes(format, n, k, group); }
+
+void pack(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t first, size_t count) {
+    family(matrix.format).pack(matrix, rows, row_bytes, packed, first, count);
+}
+
+void unpack(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first, size_t count) {
+    family(matrix.format).unpack(matrix, rows, row_bytes, first, count);
+}
+
+void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+    family(matrix.format).multiply(matrix, x, m, to, first, count, scratch);
+}
+
+void row(const Matrix& matrix, size_t row, float* out) { family(matrix.format).row(matrix, row, out); }
+
+}  // namespace
+
+extern const LinearKernels kLinear;
+const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_floats, row, measure_token, screen};
+
+}  // namespace RIDGELINE_LEVEL
+}  // namespace ridgeline

@@ -1,0 +1,83 @@
+// Products with packed weights: what the kernels of one ISA level offer. Memory belongs to the caller.
+//
+// A packed matrix is cut into blocks of 16 rows; the bytes of a block are consecutive, in the order in which the kernels
+// read them, so that a thread that takes ascending blocks reads one ascending stream. The layout is the same at every ISA level.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace ridgeline {
+
+constexpr size_t kBlockRows = 16;        // rows of a packed block; the last block is padded with zero rows
+constexpr size_t kCodeGroup = 32;        // activations that share a scale, at least; those of a scale in memory
+constexpr size_t kLinearScratch = 1 << 20;  // bytes of scratch that a thread hands to every call
+
+enum Format : int {
+    kF32, kF16, kBF16,
+    kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_NL, kIQ4_XS,
+    kInt8, kInt4,                        // checkpoints of grouped integers: one scale (and zero) for `group` inputs
+    kQ8_0Screened,                       // Q8_0 and what screens it: screen_kernel.cpp
+    kFormats
+};
+
+// A packed weight matrix [n, k], 64-byte aligned.
+struct Matrix {
+    int format;
+    size_t n, k, group;                  // group: inputs that share a scale, for kInt8 and kInt4; else 0
+    const uint8_t* data;
+};
+
+// Activations quantised in groups: x[i, j] ~ scales[i, j / 32] * codes[i, j]. A group is as wide as the span of the matrix at least, and has its
+// scale once for every 32 inputs. A group that is not finite has scale NaN and codes 0.
+struct Codes {
+    const int8_t* codes;                 // [m, stride], of which k are used
+    const float* scales;                 // [m, k / 32]
+    const int32_t* sums;                 // [m, k / 16]: sums of 16 codes
+    size_t stride;                       // bytes from row to row
+};
+
+// Where a product goes: out[i * stride + j] for token i and output j.
+struct Product {
+    float* out;
+    size_t stride;
+};
+
+// Upper bounds of outputs of a screened matrix, in eighths: what all tokens of a step share, and what a range of blocks gives.
+struct Screening {
+    size_t tokens;
+    float* sizes;                        // [tokens] from `measure`; NaN where a token has no bounds
+    int32_t* offsets;                    // [tokens, k / 16]
+    float* bounds;                       // [blocks, tokens]: no output of the 16 rows is larger
+    float* best;                         // [tokens]: the largest of these
+};
+
+struct LinearKernels {
+    // Bytes of a packed matrix; 0 for a format that this build does not know, or a shape that it cannot pack.
+    size_t (*packed_bytes)(int format, size_t n, size_t k, size_t group);
+
+    // Blocks first … first + count of `matrix` from the file's rows, `row_bytes` apart, into `packed` (the whole matrix's memory).
+    // For kInt8 and kInt4 rows are what compute/quant/grouped.py describes.
+    void (*pack)(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t first, size_t count);
+
+    // The reverse: the file's rows of some blocks, bit for bit.
+    void (*unpack)(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first, size_t count);
+
+    // Outputs of blocks first … first + count for all m tokens. Quantised formats.
+    void (*multiply)(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch);
+
+    // The same for kF32, kF16 and kBF16 with fp32 activations x [m, stride floats].
+    void (*multiply_floats)(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
+                            uint8_t* scratch);
+
+    // Row `row` as fp32 [k].
+    void (*row)(const Matrix& matrix, size_t row, float* out);
+
+    // What bounds need of a token: sizes and offsets.
+    void (*measure)(const Codes& x, size_t k, size_t token, const Screening& of);
+
+    // Bounds of blocks first … first + count of a screened matrix. False: some are not finite, and none may be used.
+    bool (*screen)(const Matrix& matrix, const Codes& x, const Screening& of, size_t first, size_t count, uint8_t* scratch);
+};
+
+}  // namespace ridgeline

@@ -1,0 +1,92 @@
+// The file's rows into packed blocks and back, and single rows as floats.
+#pragma once
+
+#include "linear/formats.h"
+
+namespace ridgeline {
+namespace RIDGELINE_LEVEL {
+namespace {
+
+// Calls `each` for the spans of block `block`: (index in k of the file's block, its place in the packed block).
+template <class F, class Each>
+void for_spans(const Matrix& matrix, size_t block, const Each& each) {
+    for (size_t span = 0; span < matrix.k / F::kSpan; ++span) each(span, block * block_bytes<F>(matrix.k) + span * kSpanBytes<F>);
+}
+
+// A span of 16 rows: `files` are their blocks in the file.
+template <class F>
+void pack_span(const uint8_t* const* files, uint8_t* span) {
+    uint8_t codes[kBlockRows][F::kSpan];
+    for (size_t r = 0; r < kBlockRows; ++r) {
+        F::codes(files[r], codes[r]);
+        F::pack_scales(files[r], span, r);
+    }
+    for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g) {
+        uint8_t quads[kGroupQuads][kQuadBytes];
+        for (size_t r = 0; r < kBlockRows; ++r)
+            for (size_t t = 0; t < kGroupQuads; ++t) set_word(quads[t] + 4 * r, word(codes[r] + g * kCodeGroup + 4 * t));
+        Quad all[kGroupQuads];
+        for (size_t t = 0; t < kGroupQuads; ++t) all[t] = load_quad(quads[t]);
+        F::Coding::write(span + F::kHead + g * kRecordBytes<F>, all);
+    }
+}
+
+template <class F>
+void unpack_row(uint8_t* file, const uint8_t* span, size_t row) {
+    uint8_t codes[F::kSpan];
+    for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g) F::Coding::read(span + F::kHead + g * kRecordBytes<F>, row, codes + g * kCodeGroup);
+    F::set_codes(file, codes);
+    F::unpack_scales(file, span, row);
+}
+
+template <class F>
+void pack_block(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t block) {
+    const uint8_t nothing[F::kFileBytes] = {};
+    for_spans<F>(matrix, block, [&](size_t span, size_t place) {
+        const uint8_t* files[kBlockRows];
+        for (size_t r = 0; r < kBlockRows; ++r) {
+            const size_t row = block * kBlockRows + r;
+            files[r] = row < matrix.n ? rows + row * row_bytes + span * F::kFileBytes : nothing;
+        }
+        pack_span<F>(files, packed + place);
+    });
+}
+
+template <class F>
+void unpack_block(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t block) {
+    for_spans<F>(matrix, block, [&](size_t span, size_t place) {
+        for (size_t row = block * kBlockRows; row < matrix.n && row < (block + 1) * kBlockRows; ++row)
+            unpack_row<F>(rows + row * row_bytes + span * F::kFileBytes, matrix.data + place, row % kBlockRows);
+    });
+}
+
+// Products first, then the minimum off: as compute/quant dequantises.
+template <class F>
+void row_floats(const Matrix& matrix, size_t row, float* out) {
+    const size_t r = row % kBlockRows;
+    for_spans<F>(matrix, row / kBlockRows, [&](size_t span, size_t place) {
+        for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g) {
+            const uint8_t *head = matrix.data + place, *record = head + F::kHead + g * kRecordBytes<F>;
+            Vec scale[F::kParts], minimum[F::kParts];
+            float scales[F::kParts][kLanes], minima[F::kParts][kLanes];
+            F::floats(head, record + F::Coding::kBytes, scale, minimum);
+            for (size_t part = 0; part < F::kParts; ++part) {
+                store(scales[part], scale[part]);
+                if (F::kMinima) store(minima[part], minimum[part]);
+            }
+            uint8_t codes[kCodeGroup];
+            F::Coding::read(record, r, codes);
+            float* to = out + span * F::kSpan + g * kCodeGroup;
+            for (size_t i = 0; i < kCodeGroup; ++i) {
+                const size_t part = i / (kCodeGroup / F::kParts);
+                const float code = static_cast<float>(F::Coding::value(codes[i]) - F::kZero);
+                to[i] = (kZerosOfRows<F> ? code - minima[part][r] : code) * scales[part][r];
+                if (F::kMinima && !kZerosOfRows<F>) to[i] -= minima[part][r];
+            }
+        }
+    });
+}
+
+}  // namespace
+}  // namespace RIDGELINE_LEVEL
+}  // namespace ridgeline

@@ -1,0 +1,201 @@
+#include "linear/screen.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+
+namespace ridgeline {
+
+namespace {
+
+constexpr size_t kSampleBlocks = kSampleBlock / kBlockRows;
+// Blocks of the highest bounds that are computed to find what the k largest outputs surely have: nearly always they have these.
+constexpr size_t tried(size_t k) { return k + k / 4 + 3; }
+constexpr size_t kMostTried = tried(static_cast<size_t>(Screen::kMostKept));
+// A screen saves a third of the product or more. A block that is computed afterwards comes from memory by itself: it costs about twice what it
+// costs among all where one token reads them, and four times that where several share the reading. So much of all, in the mean over steps, of
+// which the last counts for a sixteenth, and alone behind a pause.
+constexpr double kMostShare = 1.0 / 6.0, kMostShareOfSeveral = 1.0 / 12.0, kWeight = 1.0 / 16.0;
+constexpr size_t kLeastPause = 8, kMostPause = 256;
+
+}  // namespace
+
+bool Screen::begin(size_t tokens, size_t each, const int32_t* keep) {
+    if (tokens == 0) return false;
+    for (size_t token = 0; token < tokens && keep != nullptr; ++token)
+        if (keep[token] < 1 || keep[token] > kMostKept) return false;
+    if (pause_ > 0) {
+        --pause_, ++counts_.passed;
+        return false;
+    }
+    tokens_ = tokens, each_ = each, chunks_ = (blocks() + each - 1) / each, keep_ = keep;
+    sizes_.resize(tokens), thresholds_.resize(tokens);
+    offsets_.resize(tokens * (matrix_.k / 16));
+    bounds_.resize(tokens * blocks());
+    highest_.resize(tokens * chunks_), order_.resize(tokens * chunks_);
+    best_values_.assign(tokens * chunks_, -INFINITY), best_ids_.assign(tokens * chunks_, INT32_MAX);
+    computed_.assign(chunks_, 0);
+    for (Gathered& each : gathered_) {
+        each.codes.resize(tokens * matrix_.k), each.scales.resize(tokens * (matrix_.k / kCodeGroup));
+        each.sums.resize(tokens * (matrix_.k / 16)), each.outputs.resize(tokens * kBlockRows);
+    }
+    return true;
+}
+
+void Screen::end() {
+    size_t computed = 0;
+    for (const size_t each : computed_) computed += each;
+    const size_t pairs = blocks() * tokens_;
+    counts_.steps += 1, counts_.pairs += pairs, counts_.computed += computed;
+    const double share = static_cast<double>(computed) / static_cast<double>(pairs);
+    share_ = last_pause_ > 0 ? share : share_ + (share - share_) * kWeight;
+    if (share_ <= (tokens_ == 1 ? kMostShare : kMostShareOfSeveral)) return void(last_pause_ = 0);
+    pause_ = last_pause_ = std::clamp(2 * last_pause_, kLeastPause, kMostPause);
+}
+
+void Screen::best(int32_t* ids) const {
+    for (size_t token = 0; token < tokens_; ++token)
+        ids[token] = kernels_.sample->argmax_merge(&best_values_[token * chunks_], &best_ids_[token * chunks_], chunks_);
+}
+
+void Screen::bound(size_t chunk, uint8_t* scratch) {
+    const size_t first = chunk * each_, count = std::min(each_, blocks() - first);
+    Screening of = shared();
+    of.bounds = &bounds_[first * tokens_], of.best = &highest_[chunk * tokens_];
+    if (!kernels_.linear->screen(matrix_, x_, of, first, count, scratch)) std::fill_n(of.best, tokens_, NAN);
+}
+
+size_t Screen::columns_of(size_t block, size_t count) const { return std::min(matrix_.n, (block + count) * kBlockRows) - block * kBlockRows; }
+
+Codes Screen::token(size_t token) const {
+    const size_t groups = matrix_.k / kCodeGroup;
+    return {x_.codes + token * x_.stride, x_.scales + token * groups, x_.sums + token * groups * 2, x_.stride};
+}
+
+void Screen::gather(size_t block, Gathered& of, uint8_t* scratch) const {
+    of.tokens.clear();
+    for (size_t token = 0; token < tokens_; ++token)
+        if (wanted(block, token)) of.tokens.push_back(token);
+    const size_t count = of.tokens.size(), groups = matrix_.k / kCodeGroup;
+    if (count == 0) return;
+    const Product to = {of.outputs.data() - block * kBlockRows, kBlockRows};
+    if (of.tokens.back() - of.tokens.front() + 1 == count)
+        return kernels_.linear->multiply(matrix_, token(of.tokens.front()), count, to, block, 1, scratch);
+    for (size_t i = 0; i < count; ++i) {
+        const Codes x = token(of.tokens[i]);
+        std::copy_n(x.codes, matrix_.k, &of.codes[i * matrix_.k]);
+        std::copy_n(x.scales, groups, &of.scales[i * groups]);
+        std::copy_n(x.sums, groups * 2, &of.sums[i * groups * 2]);
+    }
+    kernels_.linear->multiply(matrix_, {of.codes.data(), of.scales.data(), of.sums.data(), matrix_.k}, count, to, block, 1, scratch);
+}
+
+// The least of those found is on top of a heap. Chunks come in the order of their highest bounds, and none after `most` of them has one.
+size_t Screen::highest_bounds(size_t token, size_t most, Bound* found) {
+    const auto lower = [](const Bound& a, const Bound& b) { return a.value > b.value; };
+    uint32_t *order = &order_[token * chunks_], *last = order + std::min(most, chunks_);
+    std::iota(order, order + chunks_, 0u);
+    std::partial_sort(order, last, order + chunks_, [&](uint32_t a, uint32_t b) {
+        return highest_[a * tokens_ + token] > highest_[b * tokens_ + token];
+    });
+    size_t count = 0;
+    for (; order < last; ++order) {
+        if (count == most && highest_[*order * tokens_ + token] <= found[0].value) break;
+        const size_t first = *order * each_, end = std::min(first + each_, blocks());
+        for (size_t block = first; block < end; ++block) {
+            const float value = bounds_[block * tokens_ + token];
+            if (count == most) {
+                if (value <= found[0].value) continue;
+                std::pop_heap(found, found + count--, lower);
+            }
+            found[count++] = {value, block};
+            std::push_heap(found, found + count, lower);
+        }
+    }
+    return count;
+}
+
+// As many outputs as are needed are no less than this, in eighths, less what underflow takes from both sums: products of scales lose 2^-150,
+// times less than 2^19 of a group here and 2^16 in eighths there, sums another 2^-150. So no output of a block whose bound is below it is one
+// of the largest, nor equals the least of them. NaN, which no bound is below, where bounds may not be used.
+void Screen::threshold(size_t token, uint8_t* scratch) {
+    for (size_t chunk = 0; chunk < chunks_; ++chunk)
+        if (std::isnan(highest_[chunk * tokens_ + token])) return void(thresholds_[token] = NAN);
+    Bound found[kMostTried];
+    float outputs[kMostTried * kBlockRows];
+    const size_t keep = keep_ == nullptr ? 1 : static_cast<size_t>(keep_[token]), blocks = highest_bounds(token, tried(keep), found);
+    size_t count = 0;
+    for (size_t i = 0; i < blocks; ++i) {
+        const Product to = {outputs + count - found[i].block * kBlockRows, kBlockRows};
+        kernels_.linear->multiply(matrix_, this->token(token), 1, to, found[i].block, 1, scratch);
+        count += columns_of(found[i].block, 1);
+    }
+    float least = -INFINITY;
+    if (keep <= count) {
+        std::nth_element(outputs, outputs + keep - 1, outputs + count, std::greater<float>());
+        least = outputs[keep - 1];
+    }
+    thresholds_[token] = least / 8.0f - static_cast<float>(matrix_.k / kCodeGroup) * (FLT_MIN / 16.0f);
+}
+
+void Screen::find(size_t chunk, size_t thread, uint8_t* scratch) {
+    Gathered& of = gathered_[thread];
+    const size_t first = chunk * each_, last = std::min(first + each_, blocks());
+    for (size_t block = first; block < last; ++block) {
+        gather(block, of, scratch);
+        computed_[chunk] += of.tokens.size();
+        for (size_t i = 0; i < of.tokens.size(); ++i)
+            take(of.tokens[i], chunk, block * kBlockRows, &of.outputs[i * kBlockRows], columns_of(block, 1));
+    }
+}
+
+void Screen::take(size_t token, size_t chunk, size_t column, const float* outputs, size_t columns) {
+    float value, &best = best_values_[token * chunks_ + chunk];
+    int32_t found, &id = best_ids_[token * chunks_ + chunk];
+    kernels_.sample->argmax_slice(outputs, column, columns, &value, &found);
+    if (id == INT32_MAX || value > best || (std::isnan(value) && !std::isnan(best))) best = value, id = found;
+}
+
+// What a sampler with top-k makes of it is what it makes of whole rows: those that it keeps, and all that equal the last of them, are here with
+// their bits, the rest is below. Largest, order and equals are the same, sums pass over what is cut off, and noise is a function of the id.
+void Screen::write(size_t chunk, const Product& to, float* maxima, size_t thread, uint8_t* scratch) {
+    const size_t row = (matrix_.n + kSampleBlock - 1) / kSampleBlock, last = std::min((chunk + 1) * each_, blocks());
+    for (size_t first = chunk * each_; first < last; first += kSampleBlocks) {
+        const size_t count = std::min(kSampleBlocks, last - first), column = first * kBlockRows;
+        computed_[chunk] += write_outputs(first, count, to, gathered_[thread], scratch);
+        for (size_t token = 0; token < tokens_; ++token) {
+            float *out = to.out + token * to.stride, *maximum = maxima + token * row + column / kSampleBlock;
+            bool any = false;
+            for (size_t block = first; block < first + count; ++block) any |= wanted(block, token);
+            *maximum = -INFINITY;
+            if (!any) continue;
+            for (size_t block = first; block < first + count; ++block)
+                if (!wanted(block, token)) std::fill_n(out + block * kBlockRows, columns_of(block, 1), -INFINITY);
+            kernels_.sample->maxima(out + column, columns_of(first, count), maximum);
+        }
+    }
+}
+
+// One token reads blocks that follow each other at once.
+size_t Screen::write_outputs(size_t first, size_t count, const Product& to, Gathered& of, uint8_t* scratch) const {
+    size_t computed = 0;
+    for (size_t block = first; block < first + count;) {
+        size_t end = block + 1;
+        if (tokens_ == 1) {
+            while (end < first + count && wanted(end, 0) == wanted(block, 0)) ++end;
+            if (wanted(block, 0)) kernels_.linear->multiply(matrix_, token(0), 1, to, block, end - block, scratch), computed += end - block;
+        } else {
+            gather(block, of, scratch);
+            computed += of.tokens.size();
+            for (size_t i = 0; i < of.tokens.size(); ++i)
+                std::copy_n(&of.outputs[i * kBlockRows], columns_of(block, 1), to.out + of.tokens[i] * to.stride + block * kBlockRows);
+        }
+        block = end;
+    }
+    return computed;
+}
+
+}  // namespace ridgeline

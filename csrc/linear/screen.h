@@ -1,0 +1,93 @@
+// Each row's largest outputs, or the lowest id of the largest, without computing all outputs: bounds of all of them first, then those that
+// reach what as many outputs as are needed surely have. Exact: outputs are those of the whole product, whatever the bounds are worth.
+//
+// Where too many outputs have to be computed after all, the next steps are not screened: twice as many each time in a row.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "runtime/kernels.h"
+
+namespace ridgeline {
+
+class Screen {
+public:
+    static constexpr int32_t kMostKept = 128;  // of the largest outputs of a row: of more the bounds leave too many
+
+    // What was screened since the beginning: steps; those that were not since few outputs could be left out before; pairs of a token and a block of
+    // 16 outputs, and how many of these were computed.
+    struct Counts {
+        uint64_t steps, passed, pairs, computed;
+    };
+
+    Screen(const Kernels& kernels, const Matrix& matrix, const Codes& x, size_t threads)
+        : kernels_(kernels), matrix_(matrix), x_(x), gathered_(threads) {}
+
+    // Whether the next step is screened, in chunks of `each` blocks, a multiple of those of kSampleBlock outputs. `keep` [tokens]: so many of
+    // the largest outputs are needed, and those that equal the last; null: one.
+    bool begin(size_t tokens, size_t each, const int32_t* keep);
+    // When all chunks are done.
+    void end();
+
+    // The phases, one after the other: tokens, chunks, tokens, chunks: these by either of the last two.
+    void measure(size_t token) { kernels_.linear->measure(x_, matrix_.k, token, shared()); }
+    void bound(size_t chunk, uint8_t* scratch);
+    void threshold(size_t token, uint8_t* scratch);
+    // The largest outputs alone, of which `best` gives the ids [tokens] when all chunks are done.
+    void find(size_t chunk, size_t thread, uint8_t* scratch);
+    void best(int32_t* ids) const;
+    // Outputs that are needed, and the maxima [tokens, ceil(n / kSampleBlock)] of their blocks: a block with some of them holds -infinity where
+    // others are; of a block without the maximum is that, and it is not written.
+    void write(size_t chunk, const Product& to, float* maxima, size_t thread, uint8_t* scratch);
+
+    const Counts& counts() const { return counts_; }
+
+private:
+    struct Bound {
+        float value;
+        size_t block;
+    };
+
+    // The tokens that want a block, a thread each: which, their activations, and their outputs [tokens, 16].
+    struct Gathered {
+        std::vector<size_t> tokens;
+        std::vector<int8_t> codes;
+        std::vector<float> scales, outputs;
+        std::vector<int32_t> sums;
+    };
+
+    Screening shared() { return {tokens_, sizes_.data(), offsets_.data(), nullptr, nullptr}; }
+    size_t blocks() const { return (matrix_.n + kBlockRows - 1) / kBlockRows; }
+    size_t columns_of(size_t block, size_t count) const;
+    // Whether outputs of a block could be among those that a token needs.
+    bool wanted(size_t block, size_t token) const { return !(bounds_[block * tokens_ + token] < thresholds_[token]); }
+    Codes token(size_t token) const;
+    // Outputs of a block for all tokens that want it, which share its reading.
+    void gather(size_t block, Gathered& of, uint8_t* scratch) const;
+    // A token's `most` highest bounds, or all, in no order.
+    size_t highest_bounds(size_t token, size_t most, Bound* found);
+    // Outputs [columns] from `column` into the best of a chunk.
+    void take(size_t token, size_t chunk, size_t column, const float* outputs, size_t columns);
+    // What is needed of blocks first … first + count, which are one of kSampleBlock outputs; how many pairs of a token and a block are.
+    size_t write_outputs(size_t first, size_t count, const Product& to, Gathered& of, uint8_t* scratch) const;
+
+    const Kernels& kernels_;
+    const Matrix matrix_;
+    const Codes x_;
+    size_t tokens_ = 0, each_ = 0, chunks_ = 0;
+    const int32_t* keep_ = nullptr;
+    std::vector<float> sizes_, bounds_, thresholds_;  // [tokens], [blocks, tokens], [tokens]
+    std::vector<int32_t> offsets_;
+    std::vector<float> highest_;                      // [chunks, tokens]: the largest bound
+    std::vector<uint32_t> order_;                     // [tokens, chunks]: by these
+    std::vector<float> best_values_;                  // [tokens, chunks]
+    std::vector<int32_t> best_ids_;
+    std::vector<size_t> computed_;                    // [chunks]
+    std::vector<Gathered> gathered_;                  // [threads]
+    double share_ = 0.0;                              // computed after all, a mean over steps
+    size_t pause_ = 0, last_pause_ = 0;               // steps
+    Counts counts_{};
+};
+
+}  // namespace ridgeline

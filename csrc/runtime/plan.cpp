@@ -1,0 +1,274 @@
+#include "runtime/plan.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace ridgeline {
+
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kChunksEach = 4;        // chunks a thread: enough to even out, few enough to cost nothing
+// Products of few tokens wait for memory and prepare nothing for a chunk. In large ones more chunks let threads that read at different speeds
+// end closer together.
+constexpr size_t kFewTokens = 8, kMostChunksEach = 16, kFineBytes = 256 << 10;
+constexpr size_t kMostBlocks = 64;       // of a chunk: the last one is what the others wait for
+constexpr size_t kSampleBlocks = kSampleBlock / kBlockRows;  // a chunk of the last product has blocks of the sampler whole
+
+int64_t nanoseconds() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+uint8_t* aligned(std::vector<uint8_t>& memory) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(memory.data());
+    return memory.data() + (kAlignment - address % kAlignment) % kAlignment;
+}
+
+size_t ceiling(size_t n, size_t d) { return (n + d - 1) / d; }
+
+bool quantised(const Matrix& matrix) { return matrix.format > kBF16; }
+
+// Floats that will be read soon.
+void fetch(const float* x, size_t count) {
+    for (size_t i = 0; i < count; i += kAlignment / sizeof(float)) __builtin_prefetch(x + i);
+}
+
+// Chunks claimed one after the other lie a stream a thread apart, so that threads in step each read ascending memory: the place of `claim`.
+size_t in_streams(size_t claim, size_t chunks, size_t streams) {
+    const size_t stream = claim % streams;
+    return stream * (chunks / streams) + std::min(stream, chunks % streams) + claim / streams;
+}
+
+bool same_cut(const Attention& a, const Attention& b) {
+    return a.heads == b.heads && a.window == b.window && a.cache.kv_heads == b.cache.kv_heads && a.cache.head_dim == b.cache.head_dim &&
+           a.cache.type == b.cache.type;
+}
+
+}  // namespace
+
+Plan::Plan(const Kernels& kernels, std::shared_ptr<Team> team) : kernels_(kernels), team_(std::move(team)) {
+    const size_t bytes = std::max(kLinearScratch, kAttentionScratch) + kAlignment;
+    outputs_.resize(static_cast<size_t>(team_->threads()));
+    scratch_.assign(static_cast<size_t>(team_->threads()), std::vector<uint8_t>(bytes));
+}
+
+Phase& Plan::phase(PhaseKind kind, bool selected) {
+    phases_.push_back(Phase{});
+    phases_.back().kind = kind;
+    phases_.back().selected = selected;
+    counters_ = std::vector<Counter>(phases_.size());
+    return phases_.back();
+}
+
+void Plan::add_row(const RowOp& op) { phases_.back().rows.push_back(op); }
+
+void Plan::add_product(const ProductOp& op) {
+    phases_.back().products.push_back(op);
+    phases_.back().blocks += ceiling(op.matrix.n, kBlockRows);
+    phases_.back().bytes += kernels_.linear->packed_bytes(op.matrix.format, op.matrix.n, op.matrix.k, op.matrix.group);
+}
+
+void Plan::add_screen() {
+    const Phase product = phases_.back();
+    for (const PhaseKind kind : {PhaseKind::measure, PhaseKind::bound, PhaseKind::threshold, PhaseKind::compute}) phase(kind, product.selected);
+    const ProductOp& op = product.products.front();
+    screen_ = std::make_unique<Screen>(kernels_, op.matrix, op.codes, scratch_.size());
+}
+
+void Plan::add_attention(const Attention& op, const float* q, float* out) {
+    const auto found = std::find_if(cuts_.begin(), cuts_.end(), [&](const Cut& cut) { return same_cut(cut.shape, op); });
+    const size_t cut = static_cast<size_t>(found - cuts_.begin());
+    if (found == cuts_.end()) {
+        cuts_.emplace_back();
+        cuts_.back().shape = op;
+    }
+    for (const PhaseKind kind : {PhaseKind::attention, PhaseKind::merge}) {
+        Phase& made = phase(kind, false);
+        made.attention = op;
+        made.q = q;
+        made.out = out;
+        made.cut = cut;
+    }
+}
+
+void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, const Wanted& wanted) {
+    // The counters first: a thread that is late by a step may count the chunks of what follows, and must find none of its own to claim.
+    const uint64_t tag = team_->next_step() << 32;
+    for (Counter& counter : counters_) {
+        counter.next.store(tag, std::memory_order_relaxed);
+        counter.done.store(tag, std::memory_order_relaxed);
+    }
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    step_ = step;
+    first_ = first;
+    last_ = std::min(last, phases_.size());
+    trace_ = trace;
+    began_ = trace == nullptr ? 0 : nanoseconds();
+    cut_attention();
+    wanted_ = wanted;
+    const bool best = wanted.best != nullptr, few = best || (wanted.keep != nullptr && wanted.maxima != nullptr);
+    const size_t slices = best ? ceiling(head().blocks, blocks_each(head(), step_)) : 0;
+    screened_ = few && screen_ && screen_->begin(step.selected, blocks_each(head(), step_), best ? nullptr : wanted.keep);
+    if (best) {
+        best_values_.resize(step.selected * slices);
+        best_ids_.resize(step.selected * slices);
+        for (std::vector<float>& each : outputs_) each.resize(step.selected * blocks_each(head(), step_) * kBlockRows);
+    }
+    team_->enter(walk, this);
+    if (screened_) {
+        screen_->end();
+        return best ? screen_->best(wanted.best) : void();
+    }
+    for (size_t row = 0; row < step.selected && best; ++row)
+        wanted.best[row] = kernels_.sample->argmax_merge(&best_values_[row * slices], &best_ids_[row * slices], slices);
+}
+
+void Plan::cut_attention() {
+    size_t partial_floats = 0;
+    for (Cut& cut : cuts_) {
+        const size_t tiles = step_.tokens * cut.shape.cache.kv_heads;
+        size_t splits = 0;
+        for (size_t row = 0; row < step_.rows; ++row) splits += ceiling(static_cast<size_t>(step_.kv_len[row]), kSplit);
+        cut.items.resize(tiles * 2 + splits * cut.shape.cache.kv_heads * 2);
+        cut.count = kernels_.attention->items(cut.shape, step_, scratch_.size(), cut.items.data(), cut.items.size(), &cut.partial_floats);
+        partial_floats = std::max(partial_floats, cut.partial_floats);
+    }
+    if (partials_.size() < partial_floats) partials_.resize(partial_floats);
+}
+
+void Plan::walk(void* work, uint64_t step, int thread) {
+    Plan& plan = *static_cast<Plan*>(work);
+    for (size_t p = plan.first_; p < plan.last_; ++p) {
+        const Phase& phase = plan.phases_[p];
+        const size_t chunks = plan.chunks(phase, plan.step_);
+        std::atomic_thread_fence(std::memory_order_acquire);  // before the claim: the counters are at least as new as the step
+        if (plan.trace_ == nullptr) {
+            if (!plan.team_->share(plan.counters_[p], step, chunks, [&](size_t chunk) { plan.compute(phase, plan.step_, chunk, thread); })) return;
+            continue;
+        }
+        Trace& trace = plan.trace_[static_cast<size_t>(thread) * plan.phases_.size() + p];
+        const bool over = !plan.team_->share(plan.counters_[p], step, chunks, [&](size_t chunk) {
+            if (trace.chunks == 0) trace.began = nanoseconds() - plan.began_;
+            plan.compute(phase, plan.step_, chunk, thread);
+            trace.ended = nanoseconds() - plan.began_;
+            ++trace.chunks;
+        });
+        if (over) return;
+    }
+}
+
+size_t Plan::chunks(const Phase& phase, const Step& step) const {
+    const size_t rows = rows_of(phase, step);
+    switch (phase.kind) {
+        case PhaseKind::rows: return std::min(rows, scratch_.size() * kChunksEach);
+        case PhaseKind::products:
+            return rows == 0 || (screened_ && &phase == &head()) ? 0 : ceiling(phase.blocks, blocks_each(phase, step));
+        case PhaseKind::attention: return cuts_[phase.cut].count;
+        case PhaseKind::merge: return cuts_[phase.cut].partial_floats > 0 ? 1 : 0;
+        case PhaseKind::measure: case PhaseKind::threshold: return screened_ ? std::min(rows, scratch_.size() * kChunksEach) : 0;
+        case PhaseKind::bound: case PhaseKind::compute: return screened_ ? ceiling(head().blocks, blocks_each(head(), step)) : 0;
+    }
+    return 0;
+}
+
+void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int thread) {
+    uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
+    const Cut* cut = phase.kind == PhaseKind::attention || phase.kind == PhaseKind::merge ? &cuts_[phase.cut] : nullptr;
+    switch (phase.kind) {
+        case PhaseKind::rows: {
+            const size_t rows = rows_of(phase, step), count = chunks(phase, step);
+            for (size_t row = rows * chunk / count; row < rows * (chunk + 1) / count; ++row)
+                for (const RowOp& op : phase.rows) op.run(op, kernels_, step, row);
+            return;
+        }
+        case PhaseKind::products: {
+            const size_t place = in_streams(chunk, chunks(phase, step), scratch_.size());
+            if (wanted_.best != nullptr && &phase == &head()) return find_best(phase, step, place, thread);
+            multiply(phase, step, place, thread);
+            if (wanted_.maxima != nullptr && &phase == &head()) find_maxima(phase, step, place);
+            return;
+        }
+        case PhaseKind::attention:
+            return kernels_.attention->attend(phase.attention, step, cut->items[chunk], phase.q, partials_.data(), phase.out, scratch);
+        case PhaseKind::merge:
+            return kernels_.attention->merge(phase.attention, step, cut->items.data(), cut->count, partials_.data(), phase.out);
+        case PhaseKind::measure: case PhaseKind::threshold: {
+            const size_t rows = rows_of(phase, step), count = chunks(phase, step);
+            for (size_t row = rows * chunk / count; row < rows * (chunk + 1) / count; ++row)
+                phase.kind == PhaseKind::measure ? screen_->measure(row) : screen_->threshold(row, scratch);
+            return;
+        }
+        case PhaseKind::bound: return screen_->bound(in_streams(chunk, chunks(phase, step), scratch_.size()), scratch);
+        case PhaseKind::compute: {
+            const size_t place = in_streams(chunk, chunks(phase, step), scratch_.size());
+            const size_t own = static_cast<size_t>(thread);
+            if (wanted_.best != nullptr) return screen_->find(place, own, scratch);
+            return screen_->write(place, head().products.front().to, wanted_.maxima, own, scratch);
+        }
+    }
+}
+
+size_t Plan::blocks_each(const Phase& phase, const Step& step) const {
+    size_t each = kChunksEach;
+    if (rows_of(phase, step) <= kFewTokens) each = std::clamp(phase.bytes / (scratch_.size() * kFineBytes), kChunksEach, kMostChunksEach);
+    each = std::clamp<size_t>(phase.blocks / (scratch_.size() * each), 1, kMostBlocks);
+    return &phase == &head() ? ceiling(each, kSampleBlocks) * kSampleBlocks : each;
+}
+
+void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thread) {
+    const ProductOp& op = phase.products.front();
+    const size_t m = step.selected, slices = chunks(phase, step), size = blocks_each(phase, step);
+    const size_t first = chunk * size, count = std::min(size, phase.blocks - first), column = first * kBlockRows;
+    const size_t columns = std::min(op.matrix.n - column, count * kBlockRows), stride = size * kBlockRows;
+    float* outputs = outputs_[static_cast<size_t>(thread)].data();
+    uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
+    const Product to{outputs - column, stride};  // kernels count columns from the matrix's first
+    multiply_blocks(op, m, to, first, count, scratch);
+    for (size_t row = 0; row < m; ++row)
+        kernels_.sample->argmax_slice(outputs + row * stride, column, columns, &best_values_[row * slices + chunk], &best_ids_[row * slices + chunk]);
+}
+
+// While the outputs of a chunk are in cache.
+void Plan::find_maxima(const Phase& phase, const Step& step, size_t chunk) {
+    const ProductOp& op = phase.products.front();
+    const size_t size = blocks_each(phase, step), column = chunk * size * kBlockRows, columns = std::min(op.matrix.n - column, size * kBlockRows);
+    for (size_t row = 0; row < step.selected; ++row)
+        kernels_.sample->maxima(op.to.out + row * op.to.stride + column, columns,
+                                wanted_.maxima + row * ceiling(op.matrix.n, kSampleBlock) + column / kSampleBlock);
+}
+
+void Plan::multiply(const Phase& phase, const Step& step, size_t chunk, int thread) {
+    uint8_t* scratch = aligned(scratch_[static_cast<size_t>(thread)]);
+    const size_t m = rows_of(phase, step), size = blocks_each(phase, step);
+    size_t first = chunk * size, left = std::min(size, phase.blocks - std::min(phase.blocks, first)), passed = 0;
+    for (const ProductOp& op : phase.products) {
+        const size_t blocks = ceiling(op.matrix.n, kBlockRows);
+        if (left > 0 && first < passed + blocks) {
+            const size_t here = std::min(left, passed + blocks - first);
+            multiply_blocks(op, m, op.to, first - passed, here, scratch);
+            first += here;
+            left -= here;
+        }
+        passed += blocks;
+    }
+}
+
+// The residual is added to what has just been written, while it is near.
+void Plan::multiply_blocks(const ProductOp& op, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) const {
+    const size_t n = op.matrix.n, column = first * kBlockRows, columns = std::min(n - column, count * kBlockRows);
+    if (quantised(op.matrix))
+        kernels_.linear->multiply(op.matrix, op.codes, m, to, first, count, scratch);
+    else
+        kernels_.linear->multiply_floats(op.matrix, op.x, op.matrix.k, m, to, first, count, scratch);
+    for (size_t row = 0; row < m && op.residual != nullptr; ++row) {
+        float* out = to.out + row * to.stride + column;
+        const float* residual = op.residual + row * n + column;
+        if (row + 1 < m) {  // lies in other pages: no processor fetches it by itself
+            fetch(out + to.stride, columns);
+            fetch(residual + n, columns);
+        }
+        kernels_.elements->add(residual, out, columns, out);
+    }
+}
+
+}  // namespace ridgeline

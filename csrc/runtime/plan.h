@@ -1,0 +1,116 @@
+// A recorded op list as one native call: phases one after the other, each cut into chunks that a team of threads shares.
+//
+// Addresses of values, weights and cache are given once, when the plan is made; what changes from step to step is in `Step`. Python owns
+// all memory that addresses name, and keeps it as long as the plan.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "runtime/kernels.h"
+#include "runtime/rows.h"
+#include "linear/screen.h"
+#include "runtime/step.h"
+#include "runtime/team.h"
+
+namespace ridgeline {
+
+enum class PhaseKind { rows, products, attention, merge, measure, bound, threshold, compute };
+
+// One matrix times the activations of a phase.
+struct ProductOp {
+    Matrix matrix;
+    Codes codes;                         // quantised formats
+    const float* x;                      // float formats: [m, k]
+    const float* residual;               // [m, n], added in front of the product; or null
+    Product to;
+};
+
+struct Phase {
+    PhaseKind kind;
+    bool selected = false;               // runs over the selected positions, not over all tokens
+    std::vector<RowOp> rows;
+    std::vector<ProductOp> products;
+    size_t blocks = 0, bytes = 0;        // of all products: packed
+    Attention attention{};
+    const float* q = nullptr;
+    float* out = nullptr;
+    size_t cut = 0;                      // which of the plan's cuts into items
+};
+
+// What is wanted of the last product, a matrix by itself, for the selected rows. All of it null: outputs.
+struct Wanted {
+    int32_t* best = nullptr;             // [selected]: the number of each row's largest output, in place of outputs
+    const int32_t* keep = nullptr;       // [selected]: so many of the largest outputs are needed, and those that equal the last; 0: all
+    float* maxima = nullptr;             // [selected, ceil(n / kSampleBlock)]: beside outputs the largest of each block of them, NaN where one
+                                         // is; -infinity where `keep` needs none, and no output is written
+};
+
+// What one thread did in one phase: nanoseconds since the step began, and chunks.
+struct Trace {
+    int64_t began, ended, chunks;
+};
+
+class Plan {
+public:
+    Plan(const Kernels& kernels, std::shared_ptr<Team> team);
+    ~Plan() { team_->forget(); }
+    Plan(const Plan&) = delete;
+    Plan& operator=(const Plan&) = delete;
+
+    Phase& phase(PhaseKind kind, bool selected);
+    void add_row(const RowOp& op);
+    void add_product(const ProductOp& op);
+    // Behind the last phase, which is a single product with a screened matrix: phases that stand in for it where only the largest of each row
+    // are wanted.
+    void add_screen();
+    // The attention and, behind it, the merging of its partial results.
+    void add_attention(const Attention& op, const float* q, float* out);
+
+    size_t phases() const { return phases_.size(); }
+    Screen::Counts screened() const { return screen_ ? screen_->counts() : Screen::Counts{}; }
+
+    // Runs phases first … last - 1. `trace` [threads, phases] or null. Not to be called by two threads at a time.
+    void run(const Step& step, size_t first, size_t last, Trace* trace, const Wanted& wanted);
+
+private:
+    static constexpr size_t kScreenPhases = 4;
+
+    struct Cut {                         // attentions of one shape share how a step is cut into items
+        Attention shape;
+        std::vector<AttentionItem> items;
+        size_t count = 0, partial_floats = 0;
+    };
+
+    const Phase& head() const { return phases_[phases_.size() - 1 - (screen_ ? kScreenPhases : 0)]; }
+    static void walk(void* plan, uint64_t step, int thread);
+    void cut_attention();
+    size_t chunks(const Phase& phase, const Step& step) const;
+    void compute(const Phase& phase, const Step& step, size_t chunk, int thread);
+    void multiply(const Phase& phase, const Step& step, size_t chunk, int thread);
+    void multiply_blocks(const ProductOp& op, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) const;
+    void find_best(const Phase& phase, const Step& step, size_t chunk, int thread);
+    void find_maxima(const Phase& phase, const Step& step, size_t chunk);
+    size_t blocks_each(const Phase& phase, const Step& step) const;
+    size_t rows_of(const Phase& phase, const Step& step) const { return phase.selected ? step.selected : step.tokens; }
+
+    const Kernels& kernels_;
+    std::shared_ptr<Team> team_;
+    std::vector<Phase> phases_;
+    std::vector<Counter> counters_;
+    std::vector<Cut> cuts_;
+    std::vector<float> partials_;
+    std::vector<std::vector<float>> outputs_;  // a thread each: outputs of a chunk that only their largest is wanted of
+    std::vector<float> best_values_;           // [selected, chunks of the last phase]
+    std::vector<int32_t> best_ids_;
+    std::unique_ptr<Screen> screen_;
+    Wanted wanted_{};
+    bool screened_ = false;
+    std::vector<std::vector<uint8_t>> scratch_;
+    Step step_{};
+    size_t first_ = 0, last_ = 0;
+    Trace* trace_ = nullptr;
+    int64_t began_ = 0;
+};
+
+}  // namespace ridgeline

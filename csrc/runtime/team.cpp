@@ -1,0 +1,110 @@
+#include "runtime/team.h"
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ridgeline {
+
+namespace {
+
+// About 60 microseconds: longer than a phase that one thread computes alone, as attention of one short row; shorter than a scheduler's slice.
+constexpr int kSpins = 2000;
+
+inline void pause() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+#if defined(__linux__)
+// The system waits on 32 bits: the low half, which holds the count.
+const uint32_t* low_half(const std::atomic<uint64_t>& word) {
+    static_assert(sizeof(std::atomic<uint64_t>) == 8 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+    return reinterpret_cast<const uint32_t*>(&word);
+}
+#endif
+
+}  // namespace
+
+void Waiter::wait(const std::atomic<uint64_t>& word, uint64_t value) {
+    for (int i = 0; i < kSpins; ++i) {
+        if (word.load(std::memory_order_acquire) != value) return;
+        pause();
+    }
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    if (word.load(std::memory_order_seq_cst) == value) {
+#if defined(__linux__)
+        // The low half changes with every count and every step, so that a wake in between is not lost.
+        syscall(SYS_futex, low_half(word), FUTEX_WAIT_PRIVATE, static_cast<uint32_t>(value), nullptr, nullptr, 0);
+#else
+        std::this_thread::yield();
+#endif
+    }
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void Waiter::wake(const std::atomic<uint64_t>& word) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
+#if defined(__linux__)
+    syscall(SYS_futex, low_half(word), FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0);
+#else
+    (void)word;
+#endif
+}
+
+Team::Team(int threads) {
+    for (int thread = 1; thread < threads; ++thread) others_.emplace_back([this, thread] { serve(thread); });
+}
+
+Team::~Team() {
+    ended_ = true;
+    step_.fetch_add(1, std::memory_order_seq_cst);
+    starts_.wake(step_);
+    for (std::thread& other : others_) other.join();
+}
+
+void Team::enter(Walk walk, void* work) {
+    edition_.fetch_add(1, std::memory_order_seq_cst);
+    walk_ = walk;
+    work_ = work;
+    edition_.fetch_add(1, std::memory_order_seq_cst);
+    const uint64_t step = next_step();
+    step_.fetch_add(1, std::memory_order_seq_cst);
+    starts_.wake(step_);
+    walk(work, step, 0);
+}
+
+void Team::forget() {
+    edition_.fetch_add(1, std::memory_order_seq_cst);
+    work_ = nullptr;
+    while (inside_.load(std::memory_order_seq_cst) != 0) std::this_thread::yield();
+    edition_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void Team::serve(int thread) {
+    for (uint64_t seen = 0;;) {
+        starts_.wait(step_, seen);
+        const uint64_t now = step_.load(std::memory_order_seq_cst);
+        if (now == seen) continue;
+        seen = now;
+        if (ended_) return;
+        inside_.fetch_add(1, std::memory_order_seq_cst);
+        const uint64_t edition = edition_.load();
+        const Walk walk = walk_.load();
+        void* const work = work_.load();
+        // A thread that is late may meet the next step's work half written: that step comes next anyway.
+        if (edition % 2 == 0 && edition == edition_.load() && work != nullptr) walk(work, seen & 0xffffffffu, thread);
+        inside_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,234 @@
+"""One server in virtual time: the real engine and scheduler over a device that only takes time.
+
+Owns what is known of its open requests, and the jump over steps in which nothing is decided. Such steps bring no answer, so that nobody
+needs to see them: they are taken when they are over, or when a command comes, as far as they have begun by then.
+"""
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+from typing import Final
+
+from ridgeline.core import events
+from ridgeline.core.commands import Abort, Admit, Command
+from ridgeline.core.events import Finish
+from ridgeline.core.params import Admitted, Limits
+from ridgeline.core.plan import KVShape
+from ridgeline.core.policy import POLICIES
+from ridgeline.core.quiet import advance, quiet_steps
+from ridgeline.core.scheduler import Scheduler
+from ridgeline.engine.engine import Engine, Turn
+from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.errors import LawViolation
+from ridgeline.sim.clock import VirtualClock
+from ridgeline.sim.fleet.device import TOKEN, Device
+from ridgeline.sim.fleet.durations import Durations
+from ridgeline.sim.fleet.measures import Tally
+from ridgeline.sim.fleet.traffic import Arrival
+
+VOCABULARY: Final = 1 << 31
+FARTHEST: Final = 64
+"""Steps that are looked ahead at most: a command may come, and their times would be for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one replica is: the scheduler's limits and policy, the KV cache, and how long a step takes.
+
+    jump  whether steps in which nothing is decided are jumped over; the answer is the same
+    """
+
+    limits: Limits
+    kv: KVShape
+    durations: Durations
+    policy: str = "fcfs"
+    jump: bool = True
+
+
+@dataclass(slots=True)
+class Open:
+    """A request that the replica has not answered. `last` is when its newest token came."""
+
+    arrival: Arrival
+    arrived: float
+    started: float = -1.0
+    first: float = -1.0
+    last: float = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A request that ended at `time`: where `answered` is false it was refused, or its client `left`. Moments in seconds, `cached`
+    prompt tokens were not computed.
+    """
+
+    arrival: Arrival
+    arrived: float
+    started: float
+    first: float
+    time: float
+    cached: int
+    answered: bool = True
+    left: bool = False
+
+
+class Replica:
+    """Turns the engine. `time` is where it stands: the end of its last step, or the last command's moment while it idles."""
+
+    def __init__(self, number: int, setting: Setting, tally: Tally, watch: Callable[[Turn], None] | None = None) -> None:
+        self.number = number
+        self.setting = setting
+        self.clock = VirtualClock()
+        info = ExecutorInfo(
+            kv=setting.kv, vocab=VOCABULARY, max_model_len=setting.limits.max_model_len, rows=setting.limits.rows,
+            runner="simulated", weights_bytes=0, kv_bytes=0,
+        )  # fmt: skip
+        self.device = Device(info, self.clock, setting.durations)
+        self.scheduler = Scheduler(setting.limits, setting.kv, POLICIES[setting.policy])
+        self.engine = Engine(self.scheduler, self.device, self.clock, setting.limits.depth)
+        self.open: dict[str, Open] = {}
+        self._inbox: deque[Command] = deque()
+        self._tally = tally
+        self._watch = watch
+        self._measured = 0.0
+        self._held = 0
+        self._quiet: list[float] = []
+        """When each of the steps ends that will be jumped over if no command comes."""
+        self._ahead = 1
+
+    def send(self, request: Admitted, arrival: Arrival, arrived: float, time: float) -> None:
+        """A request that came at `arrived` gets here; the engine hears of it at its next turn."""
+        self.catch_up(time)
+        self.open[request.request_id] = Open(arrival, arrived)
+        self._inbox.append(Admit(request))
+
+    def abort(self, request_id: str, time: float) -> None:
+        """The client has gone."""
+        if request_id in self.open:
+            self.catch_up(time)
+            del self.open[request_id]
+            self._inbox.append(Abort(request_id))
+            self._tally.aborted += 1
+
+    @property
+    def time(self) -> float:
+        """Where it stands, seconds."""
+        return self.clock.now()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn would do anything."""
+        return bool(self._inbox) or not self.engine.idle
+
+    @property
+    def due(self) -> float:
+        """When its next turn is due, if no command comes before."""
+        return self._quiet[-1] if self._quiet else self.time
+
+    def catch_up(self, time: float) -> None:
+        """Stands where it can hear of something at `time`: at the end of the last step that begins before, or there if it idles."""
+        self._pass_quiet(time)
+        if self.engine.idle and self.time < time < inf:
+            self.clock.advance_to(time)
+            self.measure()
+
+    def turn(self) -> list[Done]:
+        """A jump over the quiet steps that were looked ahead at; then, where no more of them follow, a turn of the engine."""
+        self._pass_quiet(inf)
+        if not self._inbox and self._look_ahead():
+            return []
+        commands = tuple(self._inbox)
+        self._inbox.clear()
+        turn = self.engine.turn(commands)
+        if not turn.progressed and not commands and not self.engine.idle:
+            raise LawViolation(6, f"replica {self.number}: requests are open and nothing runs")
+        if self._watch is not None:
+            self._watch(turn)
+        done = self._take(turn)
+        self.measure(ended=len(done))
+        self._look_ahead()
+        return done
+
+    def measure(self, ended: int = 0) -> None:
+        """Adds the time since the last call to the means over time: at what holds now and the rows that `ended` with the step, for pages
+        at the mean of then and now."""
+        seconds = self.time - self._measured
+        if seconds > 0:
+            self._measured = self.time
+            life, pages = self.scheduler.life, self.scheduler.cache.pages
+            self._tally.kv_seconds += seconds * (self._held + pages.held) / 2 / pages.count
+            self._tally.row_seconds += seconds * (len(life.running) + ended)
+            self._tally.waiting_seconds += seconds * len(life.waiting)
+            self._held = pages.held
+
+    def _look_ahead(self) -> bool:
+        """Notes when each of the coming quiet steps would end; whether there is any."""
+        if not self.setting.jump or self.engine.in_flight:
+            return False
+        positions, now = [sequence.scheduled for sequence in self.scheduler.life.running], self.time
+        for step in range(quiet_steps(self.scheduler, self._ahead)):
+            now += self.setting.durations.decode(positions, step)
+            self._quiet.append(now)
+        return bool(self._quiet)
+
+    def _pass_quiet(self, until: float) -> None:
+        """Jumps over the quiet steps that begin before `until`; a command comes then, so that the others are not quiet any more."""
+        ends, self._quiet = self._quiet, []
+        if not ends or until <= self.time:
+            return
+        steps = min(len(ends), 1 + bisect_left(ends, until))
+        self._ahead = min(FARTHEST, 2 * steps) if steps == len(ends) else steps
+        running = self.scheduler.life.running
+        known = [self.open[sequence.request.request_id] for sequence in running]
+        self._tokens(known, ends[0])  # which may be a row's first, or its first after others had the budget
+        for before, after in pairwise(ends[:steps]):
+            self._tally.gap(after - before, len(running))
+        self.device.pass_until(ends[steps - 1])
+        advance(self.scheduler, steps, TOKEN)
+        for each in known:
+            each.last = self.time
+        self.measure()
+
+    def _take(self, turn: Turn) -> list[Done]:
+        known = self.open
+        self._tokens([known[output.request_id] for output in turn.outputs if output.request_id in known], turn.time)
+        done: list[Done] = []
+        for event in turn.events:
+            kind = type(event)
+            if kind is events.Started:
+                self._started(event)  # type: ignore[arg-type]
+            elif kind is events.Closed or kind is events.Rejected:
+                ended = self._ended(event)  # type: ignore[arg-type]
+                if ended is not None:
+                    done.append(ended)
+            elif kind is events.Preempted:
+                self._tally.preemptions += 1
+        return done
+
+    def _tokens(self, receiving: Sequence[Open], now: float) -> None:
+        """Each gets a token. Most got their last one at the same moment: gaps are counted by it."""
+        since = Counter([known.last for known in receiving])
+        if since.pop(-1.0, 0):
+            for known in receiving:
+                if known.first < 0:
+                    known.first = now
+        for known in receiving:
+            known.last = now
+        for last, count in since.items():
+            self._tally.gap(now - last, count)
+
+    def _started(self, event: events.Started) -> None:
+        known = self.open.get(event.request_id)
+        if known is not None and known.started < 0:
+            known.started = event.time
+
+    def _ended(self, event: events.Closed | events.Rejected) -> Done | None:
+        known = self.open.pop(event.request_id, None)
+        if known is None:
+            return None
+        if isinstance(event, events.Rejected) or event.reason is not Finish.LENGTH:
+            return Done(known.arrival, known.arrived, known.started, known.first, self.time, 0, answered=False)
+        return Done(known.arrival, known.arrived, known.started, known.first, event.time, event.usage.cached_tokens)

@@ -1,0 +1,231 @@
+"""The front end's part in the simulation: reads outputs, finds stop strings late, answers provisional ends, counts what each choice got.
+
+Owns one oracle a choice and the laws that only a client can see (1, 8, 9, 10, 11, 15); never touches the scheduler.
+A stop string is modelled as a short pattern of ids, which is what the engine sees of it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from ridgeline.core import events
+from ridgeline.core.commands import Abort, Admit, Close, Command, Drain, Output
+from ridgeline.core.events import Finish
+from ridgeline.core.params import Admitted
+from ridgeline.engine.engine import Turn
+from ridgeline.errors import LawViolation
+from ridgeline.sim.laws.oracle import Oracle, Source
+from ridgeline.sim.laws.workload import World
+
+Key = tuple[str, int]
+
+
+class Choice:
+    """What the edge knows of one choice. `asked` is the answer that it has sent: outputs that count, and why."""
+
+    __slots__ = ("asked", "closed", "end", "oracle", "pattern")
+
+    def __init__(self, oracle: Oracle, pattern: tuple[int, ...]) -> None:
+        self.oracle = oracle
+        self.pattern = pattern
+        self.end: Finish | None = None
+        self.asked: tuple[int, Finish] | None = None
+        self.closed: Finish | None = None
+
+    def finds_stop(self) -> bool:
+        """Whether the outputs end with the stop pattern now."""
+        ids = self.oracle.ids
+        return bool(self.pattern) and len(ids) > self.oracle.request.min_tokens and tuple(ids[-len(self.pattern) :]) == self.pattern
+
+
+class Edge:
+    """Follows every request from its admission to the end of its last choice.
+
+    source      the right answer of a choice
+    not_finite  positions that the executor has reported as NaN, by (seed, choice)
+    send        `send(delay, command)` reaches the engine so many seconds later
+    """
+
+    def __init__(
+        self,
+        world: World,
+        source: Callable[[Admitted, int], Source],
+        not_finite: Mapping[tuple[int, int], int],
+        send: Callable[[float, Command], None],
+    ) -> None:
+        self.choices: dict[Key, Choice] = {}
+        self.aborted: set[str] = set()
+        self.rejected: set[str] = set()
+        self._world = world
+        self._rng = Random(world.seed + 1)
+        self._requests: dict[str, Admitted] = {}
+        self._source = source
+        self._not_finite = not_finite
+        self._send = send
+        self._time = 0.0
+        self._draining = False
+        self._drained = False
+        """Draining since an earlier turn: nothing may be accepted any more."""
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            events.Rejected: self._on_rejected,
+            events.Closed: self._on_closed,
+            events.Scheduled: self._on_time,
+            events.Computed: self._on_time,
+            events.Started: self._on_time,
+            events.Preempted: self._maybe_hang_up,
+            events.Waiting: self._maybe_hang_up,
+            events.EndedProvisionally: self._maybe_hang_up,
+        }
+
+    def on_turn(self, commands: Sequence[Command], turn: Turn) -> None:
+        """Checks one turn of the engine: what it was told, what it put out, and what it says has happened."""
+        self._drained = self._draining
+        ended = self._note(commands)
+        for event in turn.events:
+            if type(event) is events.Admitted:
+                self._on_admitted(event)
+        for output in turn.outputs:
+            if (output.request_id, output.choice) in ended:
+                raise LawViolation(1, f"{output.request_id}/{output.choice} was ended and emits {output.ids}")
+            self._on_output(output)
+        for event in turn.events:
+            handler = self._handlers.get(type(event))
+            if handler is not None:
+                handler(event)
+        for key in ended:
+            if self.choices[key].closed is None:
+                raise LawViolation(1, f"{key[0]}/{key[1]} was ended by its client and is still open")
+
+    def _note(self, commands: Sequence[Command]) -> set[Key]:
+        """Takes note of commands; returns the choices that they end."""
+        ended: set[Key] = set()
+        for command in commands:
+            match command:
+                case Admit(request):
+                    self._requests[request.request_id] = request
+                case Abort(request_id):
+                    self.aborted.add(request_id)
+                    ended.update(key for key in self.choices if key[0] == request_id)
+                case Close(request_id, choice):
+                    ended.add((request_id, choice))
+                case Drain():
+                    self._draining = True
+        return ended
+
+    def _on_output(self, output: Output) -> None:
+        """Compares new ids with the oracle and answers ends, late."""
+        choice = self._choice(output.request_id, output.choice)
+        if choice.closed is not None or choice.end is not None:
+            raise LawViolation(1, f"{output.request_id}/{output.choice} has ended and emits {output.ids}, end {output.end}")
+        oracle = choice.oracle
+        if output.prompt_logprobs is not None:
+            oracle.follow_prompt(output.prompt_logprobs)
+        oracle.follow(output.ids, output.logprobs)
+        choice.end = output.end
+        if output.end in (Finish.STOP, Finish.LENGTH) and output.end is not oracle.ended:
+            raise LawViolation(1, f"{output.request_id}/{output.choice} ends with {output.end}, its ids demand {oracle.ended}")
+        if output.end is None and oracle.ended is not None:
+            raise LawViolation(1, f"{output.request_id}/{output.choice} goes on although its ids demand {oracle.ended}")
+        if oracle.request.two_phase and choice.asked is None and output.end in (None, Finish.STOP, Finish.LENGTH, Finish.ERROR):
+            self._answer(output, choice)
+
+    def finish(self) -> None:
+        """At the end of everything: each accepted request has ended, once for each choice."""
+        for request_id, request in self._requests.items():
+            opened = [(request_id, index) in self.choices for index in range(request.choices)]
+            if request_id in self.rejected:
+                if any(opened):
+                    raise LawViolation(1, f"{request_id} was both accepted and rejected")
+            elif not all(opened):
+                raise LawViolation(1, f"{request_id} was neither accepted nor rejected")
+        for (request_id, index), choice in self.choices.items():
+            if choice.closed is None:
+                raise LawViolation(1, f"{request_id}/{index} never ended")
+
+    def _choice(self, request_id: str, index: int) -> Choice:
+        choice = self.choices.get((request_id, index))
+        if choice is None:
+            raise LawViolation(1, f"{request_id}/{index} was never accepted")
+        return choice
+
+    def _answer(self, output: Output, choice: Choice) -> None:
+        count = len(choice.oracle.ids)
+        if choice.finds_stop():
+            choice.asked = (count - len(choice.pattern), Finish.STOP)
+        elif output.end is not None:
+            choice.asked = (count, output.end)
+        else:
+            return
+        close = Close(output.request_id, output.choice, *choice.asked)
+        self._send(self._world.late, close)
+        if self._world.repeats:
+            self._send(self._world.late * 2, close)
+
+    # ── events ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_time(self, event: events.Admitted | events.Closed | events.Scheduled | events.Computed | events.Started) -> None:
+        time = event.time
+        if time < self._time:
+            raise LawViolation(11, f"time goes back from {self._time} to {time}")
+        self._time = time
+
+    def _on_admitted(self, event: events.Admitted) -> None:
+        self._on_time(event)
+        if self._drained:
+            raise LawViolation(1, f"{event.request_id} is accepted although the engine drains")
+        request = self._requests[event.request_id]
+        pattern = self._pattern(request)
+        for index in range(request.choices):
+            if (event.request_id, index) in self.choices:
+                raise LawViolation(1, f"{event.request_id} is accepted twice")
+            self.choices[event.request_id, index] = Choice(Oracle(request, index, self._source(request, index)), pattern)
+
+    def _pattern(self, request: Admitted) -> tuple[int, ...]:
+        if not request.two_phase:
+            return ()
+        alphabet = self._world.model.alphabet
+        draw = hash((request.seed, 3))
+        return tuple(alphabet[(draw >> shift) % len(alphabet)] for shift in ((0,) if len(alphabet) > 4 else (0, 9)))
+
+    def _on_rejected(self, event: events.Rejected) -> None:
+        if event.request_id in self.rejected:
+            raise LawViolation(1, f"{event.request_id} is rejected twice")
+        self.rejected.add(event.request_id)
+
+    def _maybe_hang_up(self, event: events.Preempted | events.Waiting | events.EndedProvisionally) -> None:
+        if self._world.impatience and self._rng.randrange(1000) < self._world.impatience:
+            self._send(self._rng.choice((0.0, 0.005)), Abort(event.request_id))
+
+    def _on_closed(self, event: events.Closed) -> None:
+        self._on_time(event)
+        name = f"{event.request_id}/{event.choice}"
+        choice = self._choice(event.request_id, event.choice)
+        if choice.closed is not None:
+            raise LawViolation(1, f"{name} ends twice: {choice.closed}, then {event.reason}")
+        choice.closed = event.reason
+        self._check_reason(name, choice, event)
+        self._check_usage(name, choice, event.usage)
+
+    def _check_reason(self, name: str, choice: Choice, event: events.Closed) -> None:
+        request = choice.oracle.request
+        nan_at = self._not_finite.get((request.seed, event.choice))
+        if event.reason is Finish.ABORT:
+            if event.request_id not in self.aborted:
+                raise LawViolation(1, f"{name} is aborted and nobody asked for it")
+        elif event.reason is Finish.ERROR:
+            if nan_at is None:
+                raise LawViolation(15, f"{name} ends with an error and computed no NaN")
+        else:
+            expected = choice.asked if request.two_phase else (len(choice.oracle.ids), choice.oracle.ended)
+            if expected != (event.usage.completion_tokens, event.reason):
+                raise LawViolation(1, f"{name} ends with {event.usage.completion_tokens} ids, {event.reason}; expected {expected}")
+            if nan_at is not None and nan_at <= len(request.prompt) + event.usage.completion_tokens - 2:
+                raise LawViolation(15, f"{name} answers from position {nan_at}, which computed to NaN")
+
+    def _check_usage(self, name: str, choice: Choice, usage: events.Usage) -> None:
+        request = choice.oracle.request
+        counted = choice.asked[0] if choice.asked and choice.closed in (Finish.STOP, Finish.LENGTH) else len(choice.oracle.ids)
+        if (usage.prompt_tokens, usage.completion_tokens) != (len(request.prompt), counted):
+            raise LawViolation(10, f"{name} is charged {usage}, its prompt has {len(request.prompt)} ids and its answer {counted}")
+        if not 0 <= usage.cached_tokens < len(request.prompt):
+            raise LawViolation(10, f"{name}: {usage.cached_tokens} of {len(request.prompt)} prompt tokens were cached")

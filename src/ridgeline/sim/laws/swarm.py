@@ -1,0 +1,101 @@
+"""Many seeds: runs worlds until so many steps are done and adds up what they came to.
+
+Owns the tally; as a program (`python -m ridgeline.sim.laws.swarm SEED STRIDE STEPS`) it is one worker that prints tallies as JSON lines.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from itertools import count
+
+from ridgeline.sim.laws.reach import SITUATIONS
+from ridgeline.sim.laws.run import Outcome, Violation, run_seed
+
+REPORT_EVERY = 32
+MOST_VIOLATIONS = 20
+"""A worker that has found so many stops: more of them say nothing new."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over seeds. `rows` are sequences scheduled, over all steps; `grouped` counts seeds with two KV groups or more."""
+
+    seeds: int = 0
+    steps: int = 0
+    rows: int = 0
+    grouped: int = 0
+    preempting: int = 0
+    reached: Counter[str] = field(default_factory=Counter)
+    violations: list[Violation] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """Adds one seed."""
+        self.seeds += 1
+        self.steps += outcome.steps
+        self.rows += outcome.rows
+        self.grouped += outcome.groups > 1
+        self.preempting += outcome.reached["preempted"] > 0
+        self.reached.update(outcome.reached)
+        if outcome.violation is not None:
+            self.violations.append(outcome.violation)
+
+    def merge(self, other: "Tally") -> None:
+        """Adds another tally."""
+        self.seeds += other.seeds
+        self.steps += other.steps
+        self.rows += other.rows
+        self.grouped += other.grouped
+        self.preempting += other.preempting
+        self.reached.update(other.reached)
+        self.violations.extend(other.violations)
+
+    def missing(self) -> list[str]:
+        """Situations that were never met."""
+        return [situation for situation in SITUATIONS if not self.reached[situation]]
+
+    def to_json(self) -> str:
+        """One line."""
+        sums = {each.name: getattr(self, each.name) for each in fields(self)}
+        return json.dumps(sums | {"violations": [asdict(violation) for violation in self.violations]})
+
+    @classmethod
+    def from_json(cls, line: str) -> "Tally":
+        """The tally that `to_json` wrote."""
+        sums = json.loads(line)
+        sums["reached"] = Counter(sums["reached"])
+        sums["violations"] = [Violation(**each) for each in sums["violations"]]
+        return cls(**sums)
+
+
+def explore(seed: int, stride: int, steps: int) -> Iterator[Outcome]:
+    """Outcomes of seeds seed, seed + stride, … until exactly `steps` steps are done; the last seed is cut short."""
+    for each in count(seed, stride):
+        outcome = run_seed(each, steps)
+        yield outcome
+        steps -= outcome.steps
+        if steps <= 0:
+            return
+
+
+def tally(seed: int, stride: int, steps: int, report: Callable[[Tally], None]) -> None:
+    """Explores, and reports partial tallies as it goes."""
+    part, found = Tally(), 0
+    for outcome in explore(seed, stride, steps):
+        part.add(outcome)
+        found += outcome.violation is not None
+        if part.seeds >= REPORT_EVERY or found >= MOST_VIOLATIONS:
+            report(part)
+            part = Tally()
+        if found >= MOST_VIOLATIONS:
+            return
+    report(part)
+
+
+def _print(part: Tally) -> None:
+    print(part.to_json(), flush=True)
+
+
+if __name__ == "__main__":
+    tally(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), _print)
