@@ -138,6 +138,6 @@ def test_a_mixed_step_takes_what_its_rows_take_one_by_one(model: str) -> None:
     """Full attention, MLA with experts, windows, states: rows of one token are summed up, those of a prompt are not."""
     deployment = scenario_of(model, {"device": "h200", "tensor_parallel_size": "16" if model == "deepseek-v3" else "1"}, None).deployment
     start, count, sample = array("i", [17, 900, 33, 0, 4000, 64]), array("i", [1, 1, 1, 70, 200, 1]), bytearray([1, 1, 1, 1, 0, 0])
-    plan = Plan(0, array("i", range(6)), start, count, array("i", [0] * sum(count)), array("i", []), sample, bytearray(6))
+    plan = Plan(0, array("i", range(6)), start, count, array("i", [0] * sum(count)), sample)
     rows = [Rows(*each) for each in zip(start, count, [1.0] * 6, sample, strict=True)]
     assert Roofline(deployment, 0.5).seconds(plan) == pytest.approx(0.5 + pass_seconds(deployment, step_work(deployment, rows)), rel=1e-12)

@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from ridgeline.core.params import RowParams, Sampling
-from ridgeline.core.plan import FROM_ROW, NewRow, Plan
+from ridgeline.core.plan import LAST, NewRow, Plan
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.executor import SimExecutor, fake_executor
 from ridgeline.sim.laws.model import FakeModel, extend
@@ -17,20 +17,15 @@ PROMPT = (3, 1, 4, 1, 5, 9)
 def plan(step: int, rows: list[tuple[int, int, list[int], int]], **delta: object) -> Plan:
     """`rows`: (row, start, tokens, sample)."""
     tokens: list[int] = []
-    select = []
-    for _, _, ids, sample in rows:
+    for _, _, ids, _ in rows:
         tokens += ids
-        if sample:
-            select.append(len(tokens) - 1)
     return Plan(
         step=step,
         row=array("i", [r[0] for r in rows]),
         start=array("i", [r[1] for r in rows]),
         count=array("i", [len(r[2]) for r in rows]),
         tokens=array("i", tokens),
-        select=array("i", select),
         sample=bytearray(r[3] for r in rows),
-        needs_commit=bytearray(len(rows)),
         **delta,  # type: ignore[arg-type]
     )
 
@@ -59,9 +54,9 @@ def start() -> Plan:
     return plan(0, [(0, 0, list(PROMPT[:4]), 0)], new_rows=(new(0, ((1, 2, 3), (4, 5, 6))),))
 
 
-def test_chunked_then_from_row_equals_the_sequential_oracle() -> None:
-    second = plan(1, [(0, FROM_ROW, list(PROMPT[4:]), 1)])
-    third = plan(2, [(0, FROM_ROW, [FROM_ROW], 1)], blocks=((0, 0, 3, (7,)), (0, 1, 3, (4,))))
+def test_chunked_then_one_by_one_equals_the_sequential_oracle() -> None:
+    second = plan(1, [(0, 4, list(PROMPT[4:]), 1)])
+    third = plan(2, [(0, 6, [LAST], 1)], blocks=((0, 0, 3, (7,)), (0, 1, 3, (4,))))
     sampled = run(tiny(), start(), second, third)
     assert [ids[0] for ids in sampled] == [(), *((i,) for i in expected(2))]
 
@@ -78,7 +73,7 @@ def test_seeds_and_choices_differ_and_greedy_does_not() -> None:
 def test_several_steps_are_in_flight() -> None:
     executor = tiny((0,))
     first = plan(0, [(0, 0, list(PROMPT), 1)], new_rows=(new(0, ((1, 2, 3, 4),)),))
-    tickets = [executor.submit(first)] + [executor.submit(plan(step, [(0, FROM_ROW, [FROM_ROW], 1)])) for step in (1, 2)]
+    tickets = [executor.submit(first)] + [executor.submit(plan(step, [(0, 5 + step, [LAST], 1)])) for step in (1, 2)]
     assert executor.peak_in_flight == 3
     assert [executor.collect(ticket).sampled[0][0] for ticket in tickets] == expected(3)
     with pytest.raises(RuntimeError, match="not the oldest"):
@@ -92,17 +87,17 @@ WRONG = {
     "a block behind the window freed too early": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((1, 2, 9), (0, 0, 10))),)),
     "another prompt": plan(1, [(1, 4, [5, 9], 1)], new_rows=(new(1, ((1, 2, 9), (0, 5, 10)), (3, 1, 4, 2, 5, 9)),)),
     "a write into a shared page": plan(
-        1, [(1, 2, [7, 7], 1), (0, FROM_ROW, [5, 9], 1)], new_rows=(new(1, ((1, 2), (4, 5)), (3, 1, 7, 7)),)
+        1, [(1, 2, [7, 7], 1), (0, 4, [5, 9], 1)], new_rows=(new(1, ((1, 2), (4, 5)), (3, 1, 7, 7)),)
     ),
-    "wrong ids": plan(1, [(0, FROM_ROW, [5, 8], 1)]),
+    "wrong ids": plan(1, [(0, 4, [5, 8], 1)]),
     "a start off by one": plan(1, [(0, 5, [9], 1)]),
-    "an id not sampled yet": plan(1, [(0, FROM_ROW, [FROM_ROW], 0)]),
-    "a sample in the middle of what is known": plan(1, [(0, FROM_ROW, [5], 1)]),
+    "an id not sampled yet": plan(1, [(0, 4, [LAST], 0)]),
+    "a sample in the middle of what is known": plan(1, [(0, 4, [5], 1)]),
     "a row that is not resident": plan(1, [(2, 0, [5], 1)]),
-    "a block short": plan(1, [(0, FROM_ROW, [5, 9, FROM_ROW], 1)]),
+    "a block short": plan(1, [(0, 4, [5, 9, LAST], 1)]),
     "an empty plan": plan(1, []),
-    "a table with a hole": plan(1, [(0, FROM_ROW, [5, 9], 1)], blocks=((0, 0, 4, (7,)),)),
-    "a page that does not exist": plan(1, [(0, FROM_ROW, [5, 9], 1)], blocks=((0, 0, 3, (17,)),)),
+    "a table with a hole": plan(1, [(0, 4, [5, 9], 1)], blocks=((0, 0, 4, (7,)),)),
+    "a page that does not exist": plan(1, [(0, 4, [5, 9], 1)], blocks=((0, 0, 3, (17,)),)),
 }
 
 

@@ -11,7 +11,7 @@ from ridgeline.compute.finite import finite_rows
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.core.params import RowParams, Sampling
-from ridgeline.core.plan import FROM_ROW, KVGroup, KVShape, NewRow, Plan, Result, TokenLogprobs
+from ridgeline.core.plan import LAST, KVGroup, KVShape, NewRow, Plan, Result, TokenLogprobs
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 
 VOCAB = 97
@@ -78,6 +78,10 @@ def make_executor(block_tokens: int = 4, pages: int = 400, rows: int = 4, bad: i
     return StepExecutor(info, (), runner, allocate_kv(shape, 1, 2), greedy), runner
 
 
+STANDING = -1
+"""As a start: where the row stands in these tests."""
+
+
 def params(prompt: Sequence[int], logprobs: int | None = None) -> RowParams:
     return RowParams(0, 0, len(prompt), Sampling(temperature=0.0, logprobs=logprobs))
 
@@ -91,16 +95,13 @@ def plan(
     step: int, spans: Sequence[tuple[int, int, Sequence[int], bool]], new: Sequence[NewRow] = (), freed: Sequence[int] = ()
 ) -> Plan:
     """A plan from (row, start, tokens, samples)."""
-    ends = np.cumsum([len(tokens) for _, _, tokens, _ in spans])
     return Plan(
         step=step,
         row=array("i", [row for row, _, _, _ in spans]),
         start=array("i", [start for _, start, _, _ in spans]),
         count=array("i", [len(tokens) for _, _, tokens, _ in spans]),
         tokens=array("i", [token for _, _, tokens, _ in spans for token in tokens]),
-        select=array("i", [int(end) - 1 for end, span in zip(ends, spans, strict=True) if span[3]]),
         sample=bytearray(samples for _, _, _, samples in spans),
-        needs_commit=bytearray(len(spans)),
         new_rows=tuple(new),
         freed_rows=tuple(freed),
     )
@@ -110,7 +111,12 @@ def drive(executor: StepExecutor, plans: Sequence[Plan], depth: int) -> list[Res
     """Submits ahead by `depth` steps, collects in order."""
     waiting: list[Ticket] = []
     results = []
+    ends: dict[int, int] = {}
     for each in plans:
+        for index, row in enumerate(each.row):
+            if each.start[index] == STANDING:
+                each.start[index] = ends[row]
+            ends[row] = each.start[index] + each.count[index]
         waiting.append(executor.submit(each))
         if len(waiting) == depth:
             results.append(executor.collect(waiting.pop(0)))
@@ -134,8 +140,8 @@ def test_a_row_alone(depth: int, chunk: int, block_tokens: int) -> None:
     chunks = [prompt[i : i + chunk] for i in range(0, len(prompt), chunk)]
     first = new_row(0, prompt, 1, -(-40 // block_tokens))
     plans = [plan(0, [(0, 0, chunks[0], len(chunks) == 1)], [first])]
-    plans += [plan(i, [(0, FROM_ROW, c, i + 1 == len(chunks))]) for i, c in enumerate(chunks) if i]
-    plans += [plan(len(chunks) + i, [(0, FROM_ROW, [FROM_ROW], True)]) for i in range(9)]
+    plans += [plan(i, [(0, STANDING, c, i + 1 == len(chunks))]) for i, c in enumerate(chunks) if i]
+    plans += [plan(len(chunks) + i, [(0, STANDING, [LAST], True)]) for i in range(9)]
     results = drive(executor, plans, depth)
     assert [r.step for r in results] == list(range(len(plans)))
     sampled = [token for result in results for token in result.sampled[0]]
@@ -158,7 +164,7 @@ def test_rows_do_not_see_each_other(depth: int) -> None:
             elif step == row + 1:
                 spans.append((row, 2, prompts[row][2:], True))
             elif step > row + 1:
-                spans.append((row, FROM_ROW, [FROM_ROW], True))
+                spans.append((row, STANDING, [LAST], True))
         plans.append(plan(step, spans, new))
     found: dict[int, list[int]] = {row: list(prompt) for row, prompt in enumerate(prompts)}
     for each, result in zip(plans, drive(executor, plans, depth), strict=True):
@@ -175,11 +181,11 @@ def test_resumption_continues_the_value() -> None:
     whole = continued(prompt, 8)
     executor, runner = make_executor()
     steps = [plan(0, [(0, 0, prompt, True)], [new_row(0, prompt, 1, 8)])]
-    steps += [plan(i, [(0, FROM_ROW, [FROM_ROW], True)]) for i in (1, 2)]
+    steps += [plan(i, [(0, STANDING, [LAST], True)]) for i in (1, 2)]
     again = new_row(2, whole[:9], 60, 8, prompt=6)
     steps += [plan(3, [(2, 0, whole[:9], True)], [again], freed=[0])]
     shared = NewRow(0, 7, params(prompt), tuple(whole[:10]), again.tables)
-    steps += [plan(4, [(0, 8, whole[8:10], True), (2, FROM_ROW, [FROM_ROW], True)], [shared])]
+    steps += [plan(4, [(0, 8, whole[8:10], True), (2, STANDING, [LAST], True)], [shared])]
     results = drive(executor, steps, 2)
     assert [r.sampled for r in results[:4]] == [((whole[i],),) for i in (6, 7, 8, 9)]
     assert results[4].sampled == ((whole[10],), (whole[10],))
@@ -196,7 +202,7 @@ def test_blocks_grow_and_pages_behind_the_window_are_not_read() -> None:
     keys[4 : 4 + 18, 0, 0] = prompt[:18]  # a warm cache: pages 1 … of the full group, from page 50 on of the other
     keys[200 : 200 + 6, 0, 0] = prompt[12:18]
     first = plan(0, [(1, 18, prompt[18:], True)], [resumed])
-    second = plan(1, [(1, FROM_ROW, [FROM_ROW], True)])
+    second = plan(1, [(1, STANDING, [LAST], True)])
     second = Plan(**{**{f: getattr(second, f) for f in second.__slots__}, "blocks": ((1, 0, 5, (6,)), (1, 1, 5, (52,)))})
     results = drive(executor, [first, second], 2)
     assert [r.sampled[0][0] for r in results] == continued(prompt, 2)[20:]
@@ -217,8 +223,8 @@ def test_logprobs_are_row_for_row() -> None:
     asks = NewRow(1, 1, params([4, 5], logprobs=2), (4, 5), ((30,), (31,)))
     step = plan(0, [(0, 0, [1, 2], True), (1, 0, [4, 5], True)], [new_row(0, [1, 2], 1, 4), asks])
     (result,) = drive(executor, [step], 1)
-    assert result.logprobs == (None, TokenLogprobs(-0.5))
-    (result,) = drive(executor, [plan(1, [(0, FROM_ROW, [FROM_ROW], True)])], 1)
+    assert result.logprobs == (None, (TokenLogprobs(-0.5),))
+    (result,) = drive(executor, [plan(1, [(0, 2, [LAST], True)])], 1)
     assert result.logprobs is None
     assert result.timings.run > 0
 
@@ -226,7 +232,7 @@ def test_logprobs_are_row_for_row() -> None:
 def test_order_is_kept() -> None:
     executor, _ = make_executor()
     first = executor.submit(plan(0, [(0, 0, [1], True)], [new_row(0, [1], 1, 4)]))
-    second = executor.submit(plan(1, [(0, FROM_ROW, [FROM_ROW], True)]))
+    second = executor.submit(plan(1, [(0, 1, [LAST], True)]))
     with pytest.raises(RuntimeError, match="step 1 is not the oldest"):
         executor.collect(second)
     executor.collect(first)

@@ -44,7 +44,7 @@ BUGS = (
     (
         "a prompt is scored again after a preemption",
         "T8: vLLM#5344",
-        [("_score", "range(sequence.scored - start, upto - start)", "range(0, upto - start)")],
+        [("_score", "sequence.scored - start, upto - sequence.scored", "0, upto - start")],
     ),
     (
         "scores that a preempted sequence still had in flight are lost",
@@ -86,7 +86,7 @@ BUGS = (
     (
         "log-probabilities of a sequence's last token are lost",
         "T9: vLLM#17876",
-        [("_deliver", "given = None if logprobs is None else (logprobs,)", "given = None")],
+        [("_deliver", "sampled, logprobs, reason", "sampled, None, reason")],
     ),
     (
         "requests are accepted while draining",

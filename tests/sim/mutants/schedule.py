@@ -34,12 +34,12 @@ BUGS = (
     (
         "a long prompt delays everyone's next token",
         "generation stalls: Agrawal et al. 2024 (Sarathi-Serve)",
-        [("_beside", "draft.beside = self.limits.beside(sum(keep_up))", "draft.beside = self.limits.beside(0)")],
+        [("_prefill_left", "self.limits.prefill_budget(sum(keep_up))", "self.limits.prefill_budget(0)")],
     ),
     (
         "each of two prompts has what both may have together",
         "generation stalls: Agrawal et al. 2024 (Sarathi-Serve)",
-        [("add", "self.beside -= count", "pass")],
+        [("add", "self.prefill_left -= count", "pass")],
     ),
     (
         "the latest arrival runs first",
@@ -49,7 +49,7 @@ BUGS = (
     (
         "a request that needs many pages is overtaken by small ones",
         "T23: vLLM#2901",
-        [("_start", "self._refused = sequence, self.cache.pages.available\n        draft.closed = True", "pass")],
+        [("_start", "self._refused = sequence, self.cache.pages.available\n        builder.closed = True", "pass")],
     ),
     (
         "a request that can never fit is accepted",
