@@ -88,7 +88,7 @@ def test_extension_is_touched_in_two_places_only(modules: Modules) -> None:
         touches = any(m.endswith("._C") or m == "_C" for m in imported(nodes)) or any(
             isinstance(node, ast.alias) and node.name == "_C" for node in nodes
         )
-        assert not touches or name.startswith(("compute/cpu/", "facts/ceilings.py")), name
+        assert not touches or name.startswith(("compute/cpu/", "facts/hardware/ceilings.py")), name
 
 
 def test_environment_is_read_in_one_file(modules: Modules) -> None:
@@ -134,9 +134,12 @@ def test_one_door_in(modules: Modules) -> None:
 
 
 def test_model_families_are_named_in_their_files_and_tables_only(modules: Modules) -> None:
-    tables = ("facts/architectures.py", "facts/families.py", "facts/source.py", "text/choose.py", "text/pretokenizers.py")
-    words_of_files = ("facts/checkpoint_rope.py", "facts/rope.py", "bench/servers.py")  # a RoPE scaling "llama3", a program "llama-server"
-    allowed = ("compute/models/", *tables, *words_of_files)
+    tables = (
+        "facts/headers/architectures.py", "facts/headers/families.py", "facts/hub/source.py", "text/choose.py", "text/pretokenizers.py",
+    )
+    # a RoPE scaling "llama3", a program "llama-server"
+    words_of_files = ("facts/headers/checkpoint_rope.py", "facts/headers/rope.py", "bench/servers.py")
+    allowed = ("models/", *tables, *words_of_files)
     for name, _, nodes in modules:
         if name.startswith(allowed):
             continue
@@ -149,7 +152,7 @@ def test_model_families_are_named_in_their_files_and_tables_only(modules: Module
 
 @pytest.mark.parametrize("blocked", ["numpy", "torch"])
 def test_core_and_command_line_import_without(modules: Modules, blocked: str) -> None:
-    folders = ("core/", "sim/", "server/", "engine/", "cli/", "facts/", "text/", "bench/")
+    folders = ("core/", "sim/", "server/", "engine/", "cli/", "facts/", "models/", "text/", "bench/")
     names = [n[:-3].replace("/", ".") for n, _, _ in modules if n.startswith(folders)]
     names = [f"ridgeline.{n.removesuffix('.__init__')}" for n in names if not n.endswith("__main__")]
     program = f"import sys\nsys.modules[{blocked!r}] = None\nimport importlib\nfor n in {names!r}: importlib.import_module(n)\n"

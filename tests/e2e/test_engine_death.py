@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from ridgeline.config.env import cache_directory
-from ridgeline.facts.source import resolve_model
+from ridgeline.facts.hub.source import resolve_model
 
 FAKE = 'fake:{"step_seconds": 0.01}'
 

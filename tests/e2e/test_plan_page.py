@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ridgeline.facts.config_json import read_config
-from ridgeline.facts.describe import KNOWN, known_names
-from ridgeline.facts.devices import DEVICES
-from ridgeline.facts.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
+from ridgeline.facts.hardware.devices import DEVICES
+from ridgeline.facts.headers.config_json import read_config
+from ridgeline.facts.headers.describe import KNOWN, known_names
+from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
 from ridgeline.planning.arguments import Question, deployment_of
 from ridgeline.planning.deployment import Deployment, Layout, Workload, automatic_layout
 from ridgeline.planning.objectives import Objective

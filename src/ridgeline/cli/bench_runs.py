@@ -17,7 +17,7 @@ from ridgeline.bench.report import Figures, as_dict, figures, notes, rows
 from ridgeline.bench.session import Load, Manner, Session
 from ridgeline.cli.pages import check_page
 from ridgeline.errors import ConfigError
-from ridgeline.facts.noise import Noise, Watch
+from ridgeline.facts.hardware.noise import Noise, Watch
 from ridgeline.planning.objectives import Objective
 
 PROMPTS_OF_A_RUN = 1 << 20

@@ -11,8 +11,8 @@ from ridgeline.bench.scenarios import SCENARIOS, Scenario
 from ridgeline.bench.servers import RECIPES, Size, Spec, parse_spec
 from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
-from ridgeline.facts.describe import describe_model
-from ridgeline.facts.machine import machine_facts
+from ridgeline.facts.hardware.machine import machine_facts
+from ridgeline.facts.headers.describe import describe_model
 
 SPARE_TOKENS: Final = 64
 """Of a sequence's context beyond the longest request: a server's own special tokens."""

@@ -18,7 +18,7 @@ from ridgeline.bench.scenarios import START, Scenario
 from ridgeline.bench.servers import Spec
 from ridgeline.bench.session import Manner
 from ridgeline.cli.bench_specs import Limits
-from ridgeline.facts.noise import Noise, Watch
+from ridgeline.facts.hardware.noise import Noise, Watch
 
 
 class Comparing:

@@ -54,11 +54,11 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
     from ridgeline.config.resolve import resolve
     from ridgeline.config.runner import resolve_runner
     from ridgeline.engine.compose import pace
-    from ridgeline.facts.describe import describe_model
-    from ridgeline.facts.gpu import gpu_missing
-    from ridgeline.facts.machine import extension_missing, machine_facts
-    from ridgeline.facts.read import read_model_facts
-    from ridgeline.facts.source import resolve_model
+    from ridgeline.facts.hardware.gpu import gpu_missing
+    from ridgeline.facts.hardware.machine import extension_missing, machine_facts
+    from ridgeline.facts.headers.describe import describe_model
+    from ridgeline.facts.headers.read import read_model_facts
+    from ridgeline.facts.hub.source import resolve_model
     from ridgeline.planning.arguments import Question, deployment_of
     from ridgeline.planning.memory import kv_costs
     from ridgeline.planning.settings import Case, explain

@@ -11,8 +11,8 @@ from ridgeline.cli.doctor_gpu import gpu_findings
 from ridgeline.cli.finding import Finding
 from ridgeline.config.env import cache_directory
 from ridgeline.config.resolve import MEMORY_SHARE
-from ridgeline.facts.machine import machine_facts
-from ridgeline.facts.source import PACKAGED
+from ridgeline.facts.hardware.machine import machine_facts
+from ridgeline.facts.hub.source import PACKAGED
 
 GIB: Final = 1 << 30
 LEAST_MEMORY_BYTES: Final = 2 * GIB

@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from ridgeline.cli.finding import Finding
-from ridgeline.facts.gpu import LEAST_CAPABILITY, LEAST_DRIVERS, Gpu, absent_packages, ask_driver, has_device, lies_idle, torch_cuda
+from ridgeline.facts.hardware.gpu import (
+    LEAST_CAPABILITY,
+    LEAST_DRIVERS,
+    Gpu,
+    absent_packages,
+    ask_driver,
+    has_device,
+    lies_idle,
+    torch_cuda,
+)
 
 GIB_MIB: Final = 1024
 FREE_SHARE: Final = 0.95

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
-from ridgeline.facts.json_file import parse_object
+from ridgeline.facts.files.json_file import parse_object
 from ridgeline.text.chat_conversation import Conversation
 
 MAX_LINE_BYTES: Final = 16 << 20

@@ -10,7 +10,7 @@ from ridgeline.cli.sampling import FLAGS, parsed
 from ridgeline.cli.talk import Talk
 from ridgeline.core.params import SamplingParams
 from ridgeline.errors import ConfigError
-from ridgeline.facts.json_file import read_object
+from ridgeline.facts.files.json_file import read_object
 
 MAX_SAVED_BYTES: Final = 64 << 20
 

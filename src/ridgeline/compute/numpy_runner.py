@@ -19,7 +19,8 @@ from ridgeline.compute.exact.self_test import Exactness, HeadShape, check_exactn
 from ridgeline.compute.exact.threads import Team, one_blas_thread
 from ridgeline.compute.finite import finite_rows
 from ridgeline.compute.graph import Op, OpList, StepInputs
-from ridgeline.compute.lower import head_of, last_uses, lower
+from ridgeline.compute.liveness import last_uses
+from ridgeline.compute.lower import head_of, lower
 from ridgeline.compute.ops.definition import Definition, Floats
 from ridgeline.compute.ops.table import CACHE_READS, OPS, check
 from ridgeline.compute.quant.weight import Weight

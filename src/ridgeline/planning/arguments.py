@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from ridgeline.errors import ConfigError
-from ridgeline.facts.ceilings import this_machine
-from ridgeline.facts.devices import ALIASES, DEVICES, GB, TERA, Device, Price
-from ridgeline.facts.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
+from ridgeline.facts.hardware.ceilings import this_machine
+from ridgeline.facts.hardware.devices import ALIASES, DEVICES, GB, TERA, Device, Price
+from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
 from ridgeline.planning.deployment import Deployment, Layout, Workload, automatic_layout
 from ridgeline.planning.objectives import Objective
 

@@ -6,8 +6,8 @@ Owns the memory of a deployment. Page arithmetic is `planning.memory`'s, the sam
 from dataclasses import dataclass
 from functools import cached_property
 
-from ridgeline.facts.devices import Device
-from ridgeline.facts.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
+from ridgeline.facts.hardware.devices import Device
+from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
 from ridgeline.planning.capacity import activation_bytes, attention_score_bytes, tiled_score_bytes
 from ridgeline.planning.memory import block_bytes, groups_of, longest_sequence, sequence_pages
 from ridgeline.planning.parallel import kv_heads_per_device

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
-from ridgeline.facts.shape import KV_BITS
+from ridgeline.facts.headers.shape import KV_BITS
 from ridgeline.planning.cost import million_token_cost
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.disaggregation import interference_seconds, kv_transfer_seconds, phase_layout

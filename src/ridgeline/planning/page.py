@@ -12,10 +12,10 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Final
 
-from ridgeline.facts.config_json import read_config
-from ridgeline.facts.describe import KNOWN, known_names
-from ridgeline.facts.devices import DEVICES
-from ridgeline.facts.shape import KV_BITS, WEIGHT_FORMATS
+from ridgeline.facts.hardware.devices import DEVICES
+from ridgeline.facts.headers.config_json import read_config
+from ridgeline.facts.headers.describe import KNOWN, known_names
+from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS
 from ridgeline.planning.deployment import ACTIVATION_BYTES, MAX_SEQUENCES, Deployment, automatic_layout
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import MOST_DEVICES

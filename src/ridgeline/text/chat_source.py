@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError
-from ridgeline.facts.gguf import Header, read_header
-from ridgeline.facts.json_file import read_object, read_text
+from ridgeline.facts.files.gguf import Header, read_header
+from ridgeline.facts.files.json_file import read_object, read_text
 from ridgeline.text.tokenizer import Tokenizer
 
 Source = Literal["model", "file", "built in"]

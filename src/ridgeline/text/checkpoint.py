@@ -12,8 +12,8 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.generation import read_generation
-from ridgeline.facts.json_file import read_object
+from ridgeline.facts.files.json_file import read_object
+from ridgeline.facts.headers.generation import read_generation
 from ridgeline.text.fast import FastTokenizer, Meanings
 from ridgeline.text.sentencepiece_file import read_vocabulary
 from ridgeline.text.spm import SpmTokenizer

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.gguf import Header, read_header
+from ridgeline.facts.files.gguf import Header, read_header
 from ridgeline.text.checkpoint import checkpoint_tokenizer
 from ridgeline.text.gguf_bpe import bpe_of
 from ridgeline.text.spm import SpmTokenizer

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ridgeline.facts.generation import GenerationDefaults, read_generation
+from ridgeline.facts.headers.generation import GenerationDefaults, read_generation
 from ridgeline.text.bytes import ByteTokenizer
 from ridgeline.text.chat import ChatTemplate, load_chat_template
 from ridgeline.text.choose import load_tokenizer

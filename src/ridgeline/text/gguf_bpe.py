@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.gguf import Header
+from ridgeline.facts.files.gguf import Header
 from ridgeline.text.fast import FastTokenizer, Meanings
 from ridgeline.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from ridgeline.text.vocabulary import END_NAMES, Kind

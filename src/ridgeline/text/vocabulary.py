@@ -10,7 +10,7 @@ from enum import IntEnum
 from math import isfinite
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.gguf import Header
+from ridgeline.facts.files.gguf import Header
 
 END_NAMES = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>"})
 """Control tokens that end a turn in chat models although headers rarely say so (the names that llama.cpp looks for)."""

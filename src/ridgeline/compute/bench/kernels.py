@@ -23,9 +23,9 @@ from ridgeline.compute.cpu.linear import quantise
 from ridgeline.compute.cpu.packing import FORMATS, INTEGER_BITS, PackedWeight, allocate, pack, pack_grouped, packable, row_bytes
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.errors import ConfigError
-from ridgeline.facts.ceilings import Loops, caches
-from ridgeline.facts.formats import FORMATS as STORED
-from ridgeline.facts.noise import Noise, Watch
+from ridgeline.facts.files.formats import FORMATS as STORED
+from ridgeline.facts.hardware.ceilings import Loops, caches
+from ridgeline.facts.hardware.noise import Noise, Watch
 
 TOKENS: Final = (1, 4, 12, 16, 24, 64, 512)
 SHAPES: Final = ((8192, 2048), (2048, 8192))

@@ -1,6 +1,6 @@
 """`ridgeline bench roofline`: what this machine can do at most, on one thread and on all, beside which every other figure stands.
 
-Owns the rounds and their report. The loops are the extension's (csrc/runtime/roofline.cpp); what runs them is `facts/ceilings.py`.
+Owns the rounds and their report. The loops are the extension's (csrc/runtime/roofline.cpp); what runs them is `facts/hardware/ceilings.py`.
 """
 
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from ridgeline.compute.cpu import ext
-from ridgeline.facts.ceilings import LOOPS, Loops
-from ridgeline.facts.machine import machine_facts
-from ridgeline.facts.noise import Noise, Watch
+from ridgeline.facts.hardware.ceilings import LOOPS, Loops
+from ridgeline.facts.hardware.machine import machine_facts
+from ridgeline.facts.hardware.noise import Noise, Watch
 
 ROUNDS = 24
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.quant.bits import Bytes, Floats
 from ridgeline.compute.quant.grouped import GroupedWeight
-from ridgeline.facts.formats import FORMATS as STORED
+from ridgeline.facts.files.formats import FORMATS as STORED
 
 BLOCK_ROWS: Final = 16
 """Rows that the kernels take together."""

@@ -15,7 +15,7 @@ from ridgeline.compute.cuda.runner import CudaRunner, Launched
 from ridgeline.compute.cuda.sampler import COLUMNS
 from ridgeline.compute.cuda.step import Sampled
 from ridgeline.compute.graph import StepInputs
-from ridgeline.compute.models.registry import record
+from ridgeline.compute.record import record
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_groups

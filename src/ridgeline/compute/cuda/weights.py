@@ -18,7 +18,7 @@ from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.groups import KINDS
 from ridgeline.compute.quant.scaled import ScaledWeight
 from ridgeline.compute.quant.weight import CodedWeight, Weight
-from ridgeline.facts.quantisation import FP8
+from ridgeline.facts.headers.quantisation import FP8
 
 FP8_MAX: Final = 448.0
 """The largest number of e4m3."""

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.formats import CHUNK_ELEMENTS, Rows
-from ridgeline.facts.formats import FORMATS
+from ridgeline.facts.files.formats import FORMATS
 from ridgeline.facts.model import TensorFacts
 
 

@@ -20,8 +20,8 @@ from ridgeline.compute.quant.formats import Coded, Rows, dequantise, dequantise_
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.scaled import ScaledWeight
 from ridgeline.compute.quant.weight import DENSE_SHARE, CodedWeight, DenseWeight, Weight
+from ridgeline.facts.headers.quantisation import FP8
 from ridgeline.facts.model import ModelFacts, TensorFacts
-from ridgeline.facts.quantisation import FP8
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""

@@ -1,6 +1,6 @@
 """The table of stored formats that can be computed with, and dequantisation of whole tensors.
 
-Sizes come from `facts.formats`, the header reader's table. Bit-equal to the `gguf` package.
+Sizes come from `facts.files.formats`, the header reader's table. Bit-equal to the `gguf` package.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ import numpy as np
 from ridgeline.compute.quant import plain
 from ridgeline.compute.quant.bits import Bytes, Floats, Groups
 from ridgeline.compute.quant.groups import BLOCKS
-from ridgeline.facts.formats import FORMATS as STORED
+from ridgeline.facts.files.formats import FORMATS as STORED
 
 TILE_ELEMENTS = 1 << 16
 """Weights dequantised at a time: 256 KB of fp32 and the scratch beside it stay in a core's cache."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ridgeline.compute.quant import groups32, iq4, k_quants
 from ridgeline.compute.quant.bits import Bytes, Groups
-from ridgeline.facts.formats import FORMATS
+from ridgeline.facts.files.formats import FORMATS
 
 BLOCKS: Final[dict[str, Callable[[Bytes], Groups]]] = {
     "Q4_0": groups32.q4_0,

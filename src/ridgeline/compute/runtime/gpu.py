@@ -22,16 +22,16 @@ from ridgeline.compute.cuda.runner import CudaRunner
 from ridgeline.compute.cuda.step import NOBODY, padding
 from ridgeline.compute.cuda.tier import HostTier
 from ridgeline.compute.graph import OpList
-from ridgeline.compute.models.registry import record
+from ridgeline.compute.record import record
 from ridgeline.compute.runtime.device_executor import DeviceExecutor
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision, KVCosts, resolve
 from ridgeline.core.pace import StepSeconds
 from ridgeline.core.plan import KVShape
 from ridgeline.engine.executor import ExecutorInfo
-from ridgeline.facts.machine import machine_facts
+from ridgeline.facts.hardware.machine import machine_facts
+from ridgeline.facts.headers.rope import rope_for
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.rope import rope_for
 from ridgeline.planning.memory import kv_costs, kv_groups
 
 Progress = Callable[[str, float], None]

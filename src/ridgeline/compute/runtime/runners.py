@@ -17,8 +17,8 @@ from ridgeline.compute.cpu.weights import pack_weights, screened, widened
 from ridgeline.compute.decoding.sampler import sample, score
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.load.weights import load_weights
-from ridgeline.compute.models.registry import record
 from ridgeline.compute.numpy_runner import NumpyRunner
+from ridgeline.compute.record import record
 from ridgeline.compute.runtime.executor import Runner, Sample
 from ridgeline.compute.runtime.scores import SLICE, Score
 from ridgeline.config.groups import EngineConfig

@@ -22,13 +22,13 @@ from ridgeline.core.params import RowParams
 from ridgeline.core.plan import KVShape, NewRow, Plan
 from ridgeline.engine.executor import Executor, ExecutorInfo
 from ridgeline.errors import ConfigError
-from ridgeline.facts.gpu import gpu_missing
-from ridgeline.facts.machine import machine_facts
+from ridgeline.facts.hardware.gpu import gpu_missing
+from ridgeline.facts.hardware.machine import machine_facts
+from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.hub.source import resolve_model
+from ridgeline.facts.hub.weightless import RANDOM_PREFIX, random_facts
 from ridgeline.facts.model import ModelFacts
-from ridgeline.facts.read import read_model_facts
-from ridgeline.facts.rope import rope_for
-from ridgeline.facts.source import resolve_model
-from ridgeline.facts.weightless import RANDOM_PREFIX, random_facts
 from ridgeline.planning.memory import kv_costs, kv_groups
 
 Progress = Callable[[str, float], None]
@@ -93,6 +93,6 @@ def _warm_up(runner: Runner, kv: Any, shape: KVShape) -> None:
     rows = Rows(1, len(shape.groups), 1)
     nothing = array("i", [0])
     new = NewRow(0, 0, RowParams(seed=0, choice=0, prompt_tokens=1), (0,), ((0,),) * len(shape.groups))
-    plan = Plan(0, nothing, nothing, array("i", [1]), nothing, nothing, bytearray(1), bytearray(1), (new,))
+    plan = Plan(0, nothing, nothing, array("i", [1]), nothing, bytearray(1), (new,))
     rows.apply(plan)
     runner.run(step_inputs(plan, rows, shape.block_tokens).complete(rows.last), kv)

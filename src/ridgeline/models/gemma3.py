@@ -1,0 +1,35 @@
+"""Gemma 3 (text): what its step computes. Gemma Team 2025, "Gemma 3 Technical Report".
+
+Norm weights already contain the + 1 of the paper's (1 + w).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ridgeline.compute.graph import Handle, Recorder, Weights
+    from ridgeline.facts.model import ModelFacts
+
+
+def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:
+    """Records one step; returns the logits [S, vocabulary]."""
+    x = g.scale(g.embed(g.input.ids, w["token_embd"]), facts.hidden**0.5)
+    for i, kind in enumerate(facts.layer_kinds):
+        a = g.rms_norm(x, w[i, "attn_norm"], facts.eps)
+        q, k, v = g.linear(a, w[i, "attn_q"]), g.linear(a, w[i, "attn_k"]), g.linear(a, w[i, "attn_v"])
+        q = g.rms_norm(q, w[i, "attn_q_norm"], facts.eps, per_head=True)
+        k = g.rms_norm(k, w[i, "attn_k_norm"], facts.eps, per_head=True)
+        q = g.rope(q, g.input.positions, facts.rope[kind], head_dim=facts.head_dim)
+        k = g.rope(k, g.input.positions, facts.rope[kind], head_dim=facts.head_dim)
+        g.kv_write(k, v, layer=i)
+        window = facts.window if kind == "window" else 0
+        o = g.attention(q, layer=i, head_dim=facts.head_dim, scale=facts.attn_scale, window=window, softcap=facts.attn_softcap)
+        x = g.add(x, g.rms_norm(g.linear(o, w[i, "attn_output"]), w[i, "post_attention_norm"], facts.eps))
+        f = g.rms_norm(x, w[i, "ffn_norm"], facts.eps)
+        h = g.glu(g.linear(f, w[i, "ffn_gate"]), g.linear(f, w[i, "ffn_up"]), "gelu_tanh")
+        x = g.add(x, g.rms_norm(g.linear(h, w[i, "ffn_down"]), w[i, "post_ffw_norm"], facts.eps))
+    x = g.rms_norm(x, w["output_norm"], facts.eps)
+    g.tap("hidden", x)
+    logits = g.linear(g.select(x), w["token_embd" if facts.tied else "output"])
+    return g.softcap(logits, facts.final_softcap) if facts.final_softcap else logits

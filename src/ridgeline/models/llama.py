@@ -1,0 +1,37 @@
+"""Llama 2 and 3, and what shares their network (SmolLM): what its step computes. Touvron et al. 2023, "Llama 2"; Llama Team 2024.
+
+Projections have a bias where the checkpoint has one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ridgeline.compute.graph import Handle, Recorder, Weights
+    from ridgeline.facts.model import ModelFacts
+
+
+def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:
+    """Records one step; returns the logits [S, vocabulary]."""
+    x = g.embed(g.input.ids, w["token_embd"])
+    for i, kind in enumerate(facts.layer_kinds):
+        a = g.rms_norm(x, w[i, "attn_norm"], facts.eps)
+        q, k, v = _linear(g, w, a, i, "attn_q"), _linear(g, w, a, i, "attn_k"), _linear(g, w, a, i, "attn_v")
+        q = g.rope(q, g.input.positions, facts.rope[kind], head_dim=facts.head_dim)
+        k = g.rope(k, g.input.positions, facts.rope[kind], head_dim=facts.head_dim)
+        g.kv_write(k, v, layer=i)
+        window = facts.window if kind == "window" else 0
+        o = g.attention(q, layer=i, head_dim=facts.head_dim, scale=facts.attn_scale, window=window)
+        x = g.add(x, _linear(g, w, o, i, "attn_output"))
+        f = g.rms_norm(x, w[i, "ffn_norm"], facts.eps)
+        h = g.glu(_linear(g, w, f, i, "ffn_gate"), _linear(g, w, f, i, "ffn_up"), "silu")
+        x = g.add(x, _linear(g, w, h, i, "ffn_down"))
+    x = g.rms_norm(x, w["output_norm"], facts.eps)
+    g.tap("hidden", x)
+    return g.linear(g.select(x), w["token_embd" if facts.tied else "output"])
+
+
+def _linear(g: Recorder, w: Weights, x: Handle, layer: int, name: str) -> Handle:
+    y = g.linear(x, w[layer, name])
+    return g.add_bias(y, w[layer, f"{name}.bias"]) if (layer, f"{name}.bias") in w else y

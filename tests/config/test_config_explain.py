@@ -1,0 +1,55 @@
+"""`config explain` says of every setting what the engine will do, what that costs, and a metric that exists."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from ridgeline.config.groups import EngineConfig
+from ridgeline.facts.hardware import ceilings
+from ridgeline.planning.settings import MEANINGS
+
+METRICS = (Path(__file__).parents[2] / "src/ridgeline/observe/prometheus.py").read_text()
+
+
+def explain(*arguments: str) -> list[dict[str, object]]:
+    """Without numpy and torch."""
+    block = "import sys; sys.modules.update(numpy=None, torch=None); from ridgeline.cli.main import main; main()"
+    words = ["config", "explain", *arguments, "--json"]
+    done = subprocess.run([sys.executable, "-c", block, *words], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, object]] = json.loads(done.stdout)
+    return found
+
+
+def test_every_setting_is_explained_by_metrics_that_exist() -> None:
+    assert list(MEANINGS) == [field.name for field in fields(EngineConfig)]
+    named = {name for meaning in MEANINGS.values() for name in re.findall(r"vllm:(\w+)", meaning.metric)}
+    assert len(named) >= 7
+    assert not [name for name in named if name not in METRICS]
+
+
+def test_values_are_those_that_the_engine_takes(demo_file: Path) -> None:
+    rows = {str(row["name"]): row for row in explain(str(demo_file), "--set", "max_num_seqs=8", "--device", "h100")}
+    assert (rows["max_num_seqs"]["value"], rows["max_num_seqs"]["origin"]) == (8, "flag")
+    assert (rows["max_model_len"]["value"], rows["max_model_len"]["origin"]) == (32768, "model")
+    assert rows["kv_cache_memory_bytes"]["value"] == rows["kv_cache_memory_bytes"]["bytes"]
+    assert rows["block_size"]["origin"] == "default"
+    assert re.search(r"prompts add to everyone's next token: \d+ tokens, as a step takes [\d.]+ ms", str(rows["step_ms"]["reason"]))
+    assert 0 < float(str(rows["max_model_len"]["seconds"])) < float(str(rows["max_num_seqs"]["seconds"])) < 0.1
+
+
+@pytest.mark.parametrize(("flags", "lanes", "eight"), [("avx2", 32, 64), ("avx2 avx512f avx512_vnni", 64, 256), ("sse2", 4, 0)])
+def test_peaks_follow_from_clock_and_instruction_set(tmp_path: Path, flags: str, lanes: int, eight: int) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"processor: 0\ncpu MHz\t\t: 3000.0\nflags\t\t: fpu {flags}\n")
+    assert dict(ceilings.peaks(2, tmp_path)) == {"f32": 2 * 3e9 * lanes} | ({"int8": 2 * 3e9 * eight} if eight else {})
+
+
+def test_this_machine_is_a_device() -> None:
+    device = ceilings.this_machine()
+    assert 1e8 < device.bytes_per_second < 5e12 and device.memory_bytes > 1e8 and device.flops("f32") > 1e9
