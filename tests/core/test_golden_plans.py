@@ -12,7 +12,7 @@ import pytest
 from ridgeline.core import events
 from ridgeline.core.commands import Abort, Close
 from ridgeline.core.events import Finish
-from ridgeline.core.plan import FROM_ROW, Plan
+from ridgeline.core.plan import LAST, Plan
 from ridgeline.sim.laws.model import FakeModel
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -130,11 +130,11 @@ def planned(plan: Plan) -> list[str]:
     for i, row in enumerate(plan.row):
         ids = plan.tokens[at : at + plan.count[i]]
         at += plan.count[i]
-        last = " (its last sampled id)" if ids[-1] == FROM_ROW else ""
+        last_id = " (its last sampled id)" if ids[-1] == LAST else ""
         samples = ", samples" if plan.sample[i] else ""
-        scored = [plan.start[i] + place - at + plan.count[i] for place in plan.select if at - plan.count[i] <= place < at - plan.sample[i]]
-        scores = f", scores {scored[0]} … {scored[-1]}" if scored else ""
-        lines.append(f"  row {row} computes {plan.start[i]} … {plan.start[i] + plan.count[i] - 1}{last}{scores}{samples}")
+        scored = [(plan.start[i] + first, plan.start[i] + first + count - 1) for index, first, count in plan.score if index == i]
+        scores = "".join([f", scores {first} … {last}" for first, last in scored])
+        lines.append(f"  row {row} computes {plan.start[i]} … {plan.start[i] + plan.count[i] - 1}{last_id}{scores}{samples}")
     return lines
 
 

@@ -4,7 +4,6 @@ Owns what a runner's list has and a model's has not: quantised activations, rota
 value that survives a pass keeps its name, so that `diff` can compare a lowered list with the semantic one.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from functools import reduce
 
@@ -146,15 +145,3 @@ def head_of(oplist: OpList) -> int:
     if strange:
         raise ValueError(f"{strange[0]} reads what was made before the selection")
     return first
-
-
-def last_uses(oplist: OpList) -> tuple[tuple[str, ...], ...]:
-    """For each op the values that nothing needs after it; results of the list are never among them."""
-    kept = {*oplist.outputs.values(), *oplist.taps.values()}
-    uses = Counter(name for op in oplist.ops for name in op.inputs)
-    done: list[tuple[str, ...]] = []
-    for op in oplist.ops:
-        uses.subtract(op.inputs)
-        ended = {*op.inputs, *op.outputs}
-        done.append(tuple(sorted(name for name in ended if uses[name] == 0 and name not in kept)))
-    return tuple(done)

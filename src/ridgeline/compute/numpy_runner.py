@@ -19,9 +19,10 @@ from ridgeline.compute.exact.self_test import Exactness, HeadShape, check_exactn
 from ridgeline.compute.exact.threads import Team, one_blas_thread
 from ridgeline.compute.finite import finite_rows
 from ridgeline.compute.graph import Op, OpList, StepInputs
-from ridgeline.compute.lower import head_of, last_uses, lower
-from ridgeline.compute.ops.definition import Definition, Floats
-from ridgeline.compute.ops.table import CACHE_READS, OPS, check
+from ridgeline.compute.liveness import last_uses
+from ridgeline.compute.lower import head_of, lower
+from ridgeline.compute.ops.definition import CACHE_READS, Floats
+from ridgeline.compute.ops.table import OPS, check
 from ridgeline.compute.quant.weight import Weight
 from ridgeline.core.plan import KVShape
 
@@ -81,7 +82,7 @@ class NumpyRunner:
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}
         kernels = providers(self._team)
         self._steps = [
-            self._bind(op, OPS[op.name], kernels, weights, dead)
+            self._bind(op, kernels, weights, dead)
             for op, dead in zip(self.oplist.ops, last_uses(self.oplist), strict=True)
         ]
 
@@ -152,10 +153,9 @@ class NumpyRunner:
                 values[f"keys.{layer}"], values[f"values.{layer}"] = kv.layer(index)
         return values
 
-    def _bind(
-        self, op: Op, definition: Definition, kernels: Mapping[str, Callable[..., Any]], weights: Mapping[str, Weight], dead: tuple[str, ...]
-    ) -> _Step:
+    def _bind(self, op: Op, kernels: Mapping[str, Callable[..., Any]], weights: Mapping[str, Weight], dead: tuple[str, ...]) -> _Step:
         """Finds for every parameter of the op where its argument comes from."""
+        definition = OPS[op.name]
         attributes = {name: op.attributes[name] for name in definition.attributes}
         compute = kernels.get(op.name, definition.reference)
         stored = definition.matrices if op.name in kernels else ()

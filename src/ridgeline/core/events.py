@@ -15,11 +15,6 @@ class Wait(StrEnum):
 
     PREFIX = "prefix"
     DRAIN = "drain"
-    GRAMMAR = "grammar"
-    ADAPTER = "adapter"
-    KV_FETCH = "kv_fetch"
-    ENCODER = "encoder"
-    RATE = "rate"
 
 
 class Finish(StrEnum):

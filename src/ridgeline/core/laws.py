@@ -6,7 +6,6 @@ Never repairs anything: a law that does not hold raises `LawViolation` with its 
 """
 
 from collections import Counter
-from itertools import accumulate
 
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVShape, Plan
@@ -56,15 +55,14 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
         raise LawViolation(5, f"{name} computes {tokens} tokens, the budget is {limits.token_budget}")
     if rows > limits.rows or len(set(plan.row)) != rows or not 0 <= min(plan.row) <= max(plan.row) < limits.rows:
         raise LawViolation(5, f"{name} has {rows} rows of {limits.rows}, {len(set(plan.row))} different")
-    lengths = {len(plan.start), len(plan.count), len(plan.sample), len(plan.needs_commit)}
+    lengths = {len(plan.start), len(plan.count), len(plan.sample)}
     if tokens != len(plan.tokens) or min(plan.count) < 1 or lengths != {rows}:
         raise LawViolation(5, f"{name}: columns do not fit each other")
-    selected = list(plan.select)
-    sampled = {end - 1 for end, samples in zip(accumulate(plan.count), plan.sample, strict=True) if samples}
-    if sorted(set(selected)) != selected or not sampled <= set(selected):
-        raise LawViolation(5, f"{name} selects {selected}, and does not sample from that alone")
-    if selected and not 0 <= selected[0] <= selected[-1] < tokens:
-        raise LawViolation(5, f"{name} selects {selected} of {tokens} tokens")
+    if any(samples > count for samples, count in zip(plan.sample, plan.count, strict=True)):
+        raise LawViolation(5, f"{name} samples {list(plan.sample)} of {list(plan.count)} positions")
+    for index, first, count in plan.score:
+        if not (0 <= index < rows and count > 0 and 0 <= first <= first + count <= plan.count[index] - plan.sample[index]):
+            raise LawViolation(5, f"{name} scores {count} positions from {first} on of row index {index}, not all computed there")
     given = [page for *_, pages in plan.blocks for page in pages]
     given += [page for new in plan.new_rows for table in new.tables for page in table]
     if given and not 0 <= min(given) <= max(given) <= shape.pages:

@@ -23,7 +23,7 @@ def quiet_steps(scheduler: Scheduler, most: int = 1 << 31) -> int:
         return 0
     if waiting and scheduler.room.victim(waiting[0]) is not None:
         return 0
-    left = [s.limit - s.reach for s in running if s.reach - s.scheduled == 1 and not s.needs_commit]
+    left = [s.limit - s.reach for s in running if s.reach - s.scheduled == 1]
     if len(left) < len(running):
         return 0
     low, high = 0, min(most, max(0, min(left) - 1))

@@ -5,10 +5,10 @@ starts again only when pages up to its very end are there, and what it has not t
 whoever comes first can always go on, and whoever is pinned too. Never takes a page itself.
 """
 
-from ridgeline.core.draft import Draft
 from ridgeline.core.fit import group_pages, pages_needed
 from ridgeline.core.kv import Cache
 from ridgeline.core.lifecycle import Lifecycle
+from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy
 from ridgeline.core.sequence import Sequence, State
 
@@ -22,7 +22,7 @@ class Room:
         self.life = life
         self._full_groups = sum(not group.window for group in cache.shape.groups)
 
-    def for_row(self, sequence: Sequence, draft: Draft) -> bool:
+    def for_row(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """A row is free, within the policy's bound. A higher class pushes the youngest of the lowest class out."""
         life = self.life
         if self.policy.max_running is not None and len(life.running) >= self.policy.max_running:
@@ -30,10 +30,10 @@ class Room:
         if not life.rows:
             victim = self.victim(sequence)
             if victim is not None:
-                self._push_out(victim, sequence, "row", draft)
+                self._push_out(victim, sequence, "row", builder)
         return bool(life.rows)
 
-    def for_start(self, sequence: Sequence, draft: Draft) -> bool:
+    def for_start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """A waiting sequence has the pages to start with. If others give way as it grows, a block is enough; else all that it knows must
         find place, for with less it would soon be pushed out again. A pinned one needs what it takes to its very end. What it shares on the
         host needs pages of the device too.
@@ -42,11 +42,11 @@ class Room:
         if self.life.is_pinned(sequence):
             return self.spare(sequence) >= self._missing(sequence)
         if self.victim(sequence) is not None:
-            return self._at_least(len(shape.groups) + away, sequence, draft)
+            return self._at_least(len(shape.groups) + away, sequence, builder)
         held = sum([page != 0 for table in sequence.tables for page in table]) - away
         return self.spare(sequence) >= max(0, pages_needed(shape, len(sequence.known)) - held)
 
-    def for_tokens(self, sequence: Sequence, count: int, draft: Draft) -> int:
+    def for_tokens(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
         """How many of `count` tokens the sequence can have pages for, after pushing others out if it must; 0 to wait."""
         if sequence.scheduled + count <= sequence.capacity:
             return count
@@ -54,12 +54,12 @@ class Room:
         size, groups = self.cache.shape.block_tokens, len(self.cache.shape.groups)
         spare = self.spare(sequence)
         if spare < groups and sequence.scheduled == sequence.capacity:
-            if not self._at_least(groups, sequence, draft):
+            if not self._at_least(groups, sequence, builder):
                 return 0
             spare = self.spare(sequence)
         return min(count, sequence.capacity + max(0, spare) // groups * size - sequence.scheduled)
 
-    def _at_least(self, pages: int, sequence: Sequence, draft: Draft) -> bool:
+    def _at_least(self, pages: int, sequence: Sequence, builder: PlanBuilder) -> bool:
         """So many pages can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
         while self.spare(sequence) < pages:
             coming = self.cache.pages.coming() + self.cache.behind_window(sequence)
@@ -68,7 +68,7 @@ class Room:
             victim = self.victim(sequence)
             if victim is None:
                 return False
-            self._push_out(victim, sequence, "pages", draft)
+            self._push_out(victim, sequence, "pages", builder)
         return True
 
     def spare(self, sequence: Sequence) -> int:
@@ -107,7 +107,7 @@ class Room:
                 return candidate
         return None
 
-    def _push_out(self, victim: Sequence, by: Sequence, why: str, draft: Draft) -> None:
+    def _push_out(self, victim: Sequence, by: Sequence, why: str, builder: PlanBuilder) -> None:
         """Who is pushed out does not come back in the same step."""
-        draft.closed = True
+        builder.closed = True
         self.life.preempt(victim, by, why)

@@ -47,7 +47,6 @@ class Sequence:
         "last_step",
         "limit",
         "message",
-        "needs_commit",
         "number",
         "overtaken",
         "preemptions",
@@ -95,7 +94,6 @@ class Sequence:
         self.row = -1
         self.in_flight = 0
         self.last_step = -1
-        self.needs_commit = False
         self.state = State.WAITING
         self.waiting_for: set[Wait] = set()
         self.blocked_at = 0
@@ -107,7 +105,7 @@ class Sequence:
     def cover(self, positions: int) -> None:
         """Its pages reach so far now."""
         self.capacity = positions
-        self.steady = 0 if self.needs_commit else min(positions, self.limit - 1)
+        self.steady = min(positions, self.limit - 1)
 
     @property
     def reusable(self) -> int:

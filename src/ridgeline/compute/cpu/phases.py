@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ridgeline.compute.graph import INPUTS, Axis, Op, OpList, Sizes
+from ridgeline.compute.liveness import Buffer, last_stages, placed
 
 PRODUCTS = frozenset({"linear", "linear_codes", "linear_add", "linear_codes_add"})
 KINDS = {
@@ -79,27 +80,14 @@ def arena(oplist: OpList, order: list[Phase], sizes: Sizes, *, reuse: bool = Tru
 
     Results, taps and what is read but made by no op keep their places; with `reuse` off every value does.
     """
-    last = dict.fromkeys((*oplist.outputs.values(), *oplist.taps.values()), len(order))
-    for number, phase in enumerate(order):
-        last |= {name: max(number, last.get(name, 0)) for op in phase.ops for name in (*op.inputs, *op.outputs)}
-    offsets: dict[str, int] = {}
-    free: dict[int, list[int]] = {}
-    size = 0
-    made = {name for phase in order for op in phase.ops for name in op.outputs}
-    for name in sorted({name for phase in order for op in phase.ops for name in op.inputs} - made - INPUTS):
-        offsets[name], last[name] = size, len(order)
-        size += _bytes(oplist, name, sizes)
-    for number, phase in enumerate(order):
-        for name in (name for op in phase.ops for name in op.outputs):
-            needed = _bytes(oplist, name, sizes)
-            places = free.get(needed, [])
-            offsets[name] = places.pop() if places else size
-            size = max(size, offsets[name] + needed)
-        if reuse:
-            for name in {name for op in phase.ops for name in (*op.inputs, *op.outputs)} & offsets.keys():
-                if last[name] == number:
-                    free.setdefault(_bytes(oplist, name, sizes), []).append(offsets[name])
-    return Arena(offsets, size)
+    stages = [phase.ops for phase in order]
+    last = last_stages(oplist, stages)
+    first = {name: number for number, ops in enumerate(stages) for op in ops for name in op.outputs}
+    given = sorted({name for ops in stages for op in ops for name in op.inputs} - first.keys() - INPUTS)
+    buffers = {name: Buffer(-1, len(stages), _bytes(oplist, name, sizes)) for name in given}
+    buffers |= {name: Buffer(number, last[name], _bytes(oplist, name, sizes)) for name, number in first.items()}
+    starts, size = placed([*buffers.values()], reuse=reuse)
+    return Arena(dict(zip(buffers, starts, strict=True)), size)
 
 
 def _bytes(oplist: OpList, name: str, sizes: Sizes) -> int:

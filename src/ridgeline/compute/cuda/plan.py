@@ -17,6 +17,7 @@ from ridgeline.compute.cuda.providers import BIND, MERGED
 from ridgeline.compute.cuda.step import DeviceInputs
 from ridgeline.compute.cuda.weights import DeviceWeight
 from ridgeline.compute.graph import INPUTS, Axis, Op, OpList, Sizes
+from ridgeline.compute.liveness import Buffer, last_stages, placed
 from ridgeline.core.plan import KVShape
 
 ALIGNMENT: Final = 256
@@ -71,29 +72,24 @@ class Weights:
 def places(oplist: OpList, dtype: torch.dtype, tokens: int, rows: int, *, reuse: bool = True) -> tuple[dict[str, Place], int]:
     """Where every value lies at the largest sizes, and the bytes of all. Results and taps keep their places to the end; with `reuse` off
     every value does."""
-    last = dict.fromkeys((*oplist.outputs.values(), *oplist.taps.values()), len(oplist.ops))
-    for number, op in enumerate(oplist.ops):
-        last |= {name: max(number, last.get(name, 0)) for name in (*op.inputs, *op.outputs)}
-    found: dict[str, Place] = {}
-    free: dict[int, list[int]] = {}
-    size = 0
-    ends: dict[int, list[tuple[int, int]]] = {}  # op → buffers (start, bytes) that nothing needs behind it
+    last = last_stages(oplist, [[op] for op in oplist.ops])
+    together: list[tuple[tuple[str, ...], torch.dtype, int]] = []  # names of a buffer, its type, its width
+    buffers: list[Buffer] = []
     for number, op in enumerate(oplist.ops):
         for names in [op.outputs] if op.name in MERGED else [(name,) for name in op.outputs]:
             kind = dtype_of(oplist, op, names[0], dtype)
             width = sum(oplist.values[name].width for name in names)
-            axis = oplist.values[names[0]].axis
-            needed = -(-axis.at(Sizes(T=tokens, R=rows, S=rows)) * width * kind.itemsize // ALIGNMENT) * ALIGNMENT
-            spare = free.get(needed, [])
-            start = spare.pop() if spare else size
-            size = max(size, start + needed)
-            first = 0
-            for name in names:
-                found[name] = Place(start, width, first, oplist.values[name].width, kind, axis)
-                first += oplist.values[name].width
-            ends.setdefault(max(last[name] for name in names), []).append((start, needed))
-        for start, needed in ends.get(number, ()) if reuse else ():
-            free.setdefault(needed, []).append(start)
+            count = oplist.values[names[0]].axis.at(Sizes(T=tokens, R=rows, S=rows))
+            together.append((names, kind, width))
+            buffers.append(Buffer(number, max(last[name] for name in names), -(-count * width * kind.itemsize // ALIGNMENT) * ALIGNMENT))
+    starts, size = placed(buffers, reuse=reuse)
+    found: dict[str, Place] = {}
+    for start, (names, kind, stride) in zip(starts, together, strict=True):
+        first = 0
+        for name in names:
+            handle = oplist.values[name]
+            found[name] = Place(start, stride, first, handle.width, kind, handle.axis)
+            first += handle.width
     return found, size
 
 

@@ -84,10 +84,12 @@ def route(team: Team, x: Floats, weight: Matrix, bias: Floats | None = None, **s
     return route_logits(linear(team, x, weight), bias, **said)
 
 
-def linear_experts(team: Team, x: Floats, ids: Ints, weight: Experts, bias: Floats | None = None) -> Floats:
-    """x [T, K] or [T · k, K], ids [T, k], weight [E, N, K] → [T · k, N] in (token, choice) order: `linear` of each expert's tokens, whose
-    bits do not depend on who else chose it."""
-    out = np.empty((ids.size, weight.shape[1]), np.float32)
-    for expert, places in by_expert(ids):
-        out[places] = linear(team, x[rows_of(x, ids, places)], weight.part(expert))
-    return out if bias is None else out + bias[ids.reshape(-1)]
+def linear_experts(team: Team, x: Floats, experts: Ints, weight: Experts, bias: Floats | None = None) -> Floats:
+    """x [T, K] or [T · k, K], experts [T, k], weight [E, N, K] → [T · k, N] in (token, choice) order.
+
+    `linear` of each expert's tokens, whose bits do not depend on who else chose it.
+    """
+    out = np.empty((experts.size, weight.shape[1]), np.float32)
+    for expert, places in by_expert(experts):
+        out[places] = linear(team, x[rows_of(x, experts, places)], weight.part(expert))
+    return out if bias is None else out + bias[experts.reshape(-1)]

@@ -36,7 +36,7 @@ class Sample:
 class Definition:
     """One op.
 
-    reference   numpy: parameters are inputs, weights and reads in order, attributes are keyword-only; a weight of default None may be absent
+    reference   numpy: parameters are inputs, weights and reads in order, attributes are keyword-only; a weight may default to None
     signature   as a model calls it: inputs, weights, attributes, and `layer` of an op that reads the cache
     inputs, weights, attributes  names of parameters
     matrices    of the weights, those that providers take as stored and not as arrays

@@ -109,8 +109,7 @@ def route_logits(
 
     scores        softmax: exp(l - max) / Σ over all experts; softmax_chosen: the same over the chosen ones; sigmoid: 1 / (1 + exp(-l))
     bias          [E], added to logits; with `bias_selects` it is added to scores, only for the choice, and weights are without it
-    groups        of neighbouring experts; only the `groups_kept` best may be chosen from. `group_score` of a group: max, or top2, the sum of
-                  the two largest
+    groups        of neighbouring experts; only the `groups_kept` best may be chosen from. `group_score`: max, or top2, the sum of two
     normalise     weights are divided by their sum + 1e-20; then `scale` multiplies them
 
     The k largest are chosen, of equals that with the lower id; NaN is below all. Those of logits, not of scores, unless `bias_selects`: an
@@ -140,7 +139,7 @@ def route_logits(
 
 
 def _largest(values: Floats, count: int, allowed: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
-    """Columns of the `count` largest values of each row, of equals the lower ones; NaN is below all numbers, what is not allowed below NaN."""
+    """Columns of the `count` largest values of each row, of equals the lower ones; NaN is below all, what is not allowed below NaN."""
     rank = np.isnan(values).astype(np.int8)
     if allowed is not None:
         rank[~allowed] = 2
@@ -167,11 +166,10 @@ def _chosen(seed: int, tokens: int, k: int, experts: int) -> Ints:
 
 
 def _linear_samples() -> list[Sample]:
-    def case(name: str, tokens: int, k: int, experts: int, *, outputs: int, own: bool = False, bias: bool = False) -> Sample:
-        x = floats(1, tokens * (k if own else 1), 64)
-        weight = floats(2, experts, outputs, 64)
-        given = {"x": x, "ids": _chosen(3, tokens, k, experts), "weight": weight, "bias": floats(4, experts, outputs) if bias else None}
-        return Sample(name, given)
+    def case(name: str, tokens: int, k: int, count: int, *, outputs: int, own: bool = False, bias: bool = False) -> Sample:
+        given = {"x": floats(1, tokens * (k if own else 1), 64), "experts": _chosen(3, tokens, k, count)}
+        weights = {"weight": floats(2, count, outputs, 64), "bias": floats(4, count, outputs) if bias else None}
+        return Sample(name, {**given, **weights})
 
     return [
         case("ragged", 7, 2, 8, outputs=33),
@@ -183,38 +181,40 @@ def _linear_samples() -> list[Sample]:
     ]
 
 
-def _linear_rule(x: Handle, ids: Handle, weight: Weight, bias: Weight | None = None) -> tuple[Handle, ...]:
-    experts, outputs, inputs = weight.shape
+def _linear_rule(x: Handle, experts: Handle, weight: Weight, bias: Weight | None = None) -> tuple[Handle, ...]:
+    count, outputs, inputs = weight.shape
     fits(x.width == inputs, f"linear_experts: {x.name} is {x.width} wide, {weight.name} takes {inputs}")
-    fits(bias is None or bias.shape == (experts, outputs), f"linear_experts: {bias} and {weight} differ")
-    fits(x.axis in (ids.axis, ids.axis * ids.width), f"linear_experts: {x} and {ids} differ")
-    return (Handle("", ids.axis * ids.width, outputs),)
+    fits(bias is None or bias.shape == (count, outputs), f"linear_experts: {bias} and {weight} differ")
+    fits(x.axis in (experts.axis, experts.axis * experts.width), f"linear_experts: {x} and {experts} differ")
+    return (Handle("", experts.axis * experts.width, outputs),)
 
 
 @op(samples=_linear_samples, weights=("weight", "bias"), matrices=("weight",), per_token=True, rule=_linear_rule,
     tolerance={"numpy": 2e-6, "native": 2e-6})  # fmt: skip
-def linear_experts(x: Floats, ids: Ints, weight: Floats, bias: Floats | None = None) -> Floats:
-    """x [T, K], the same for all choices of a token, or [T · k, K]; ids [T, k], weight [E, N, K][, bias [E, N]] → [T · k, N]: row t · k + j is
-    the product with the matrix ids[t, j], rounded to fp32; then, of the same expert, the bias is added."""
-    out = np.empty((ids.size, weight.shape[1]), np.float32)
-    for expert, places in by_expert(ids):
-        out[places] = linear(x[rows_of(x, ids, places)], weight[expert])
-    return out if bias is None else out + bias[ids.reshape(-1)]
+def linear_experts(x: Floats, experts: Ints, weight: Floats, bias: Floats | None = None) -> Floats:
+    """x [T, K], the same for all choices of a token, or [T · k, K]; experts [T, k], weight [E, N, K][, bias [E, N]] → [T · k, N].
+
+    Row t · k + j is the product with the matrix experts[t, j], rounded to fp32; then the bias of the same expert is added.
+    """
+    out = np.empty((experts.size, weight.shape[1]), np.float32)
+    for expert, places in by_expert(experts):
+        out[places] = linear(x[rows_of(x, experts, places)], weight[expert])
+    return out if bias is None else out + bias[experts.reshape(-1)]
 
 
-def by_expert(ids: Ints) -> list[tuple[int, NDArray[np.intp]]]:
-    """(expert, the rows of [T · k] that chose it, ascending) for each expert that ids [T, k] name, ascending."""
-    flat = ids.reshape(-1)
+def by_expert(experts: Ints) -> list[tuple[int, NDArray[np.intp]]]:
+    """(expert, the rows of [T · k] that chose it, ascending) for each of experts [T, k], ascending."""
+    flat = experts.reshape(-1)
     return [(int(expert), np.flatnonzero(flat == expert)) for expert in np.unique(flat)]
 
 
-def rows_of(x: NDArray[Any], ids: Ints, places: NDArray[np.intp]) -> NDArray[np.intp]:
+def rows_of(x: NDArray[Any], experts: Ints, places: NDArray[np.intp]) -> NDArray[np.intp]:
     """Rows of x, which has one per token or one per choice, that rows of [T · k] read."""
-    return places if len(x) == ids.size else places // ids.shape[1]
+    return places if len(x) == experts.size else places // experts.shape[1]
 
 
 def _codes_samples() -> list[Sample]:
-    def case(name: str, tokens: int, k: int, experts: int, columns: int, span: int, size: int, *, own: bool = False) -> Sample:
+    def case(name: str, tokens: int, k: int, count: int, columns: int, span: int, size: int, *, own: bool = False) -> Sample:
         random, outputs = np.random.default_rng(5), 20
         codes, scales, sums = quantise(floats(1, tokens * (k if own else 1), columns), group=span)
         weight = tuple(
@@ -222,9 +222,9 @@ def _codes_samples() -> list[Sample]:
                 random.integers(1, 32, (outputs, columns)).astype(np.uint8), floats(6 + expert, outputs, columns // span), 16,
                 random.integers(2, 64, (outputs, columns // size)).astype(np.uint8),
             )
-            for expert in range(experts)
+            for expert in range(count)
         )  # fmt: skip
-        given = {"codes": codes, "scales": scales, "sums": sums, "ids": _chosen(3, tokens, k, experts), "weight": weight, "bias": None}
+        given = {"codes": codes, "scales": scales, "sums": sums, "experts": _chosen(3, tokens, k, count), "weight": weight, "bias": None}
         return Sample(name, given)
 
     return [
@@ -237,15 +237,15 @@ def _codes_samples() -> list[Sample]:
 
 @op(samples=_codes_samples, weights=("weight", "bias"), matrices=("weight",), per_token=True, semantic=False)
 def linear_experts_codes(
-    codes: NDArray[np.int8], scales: Floats, sums: Ints, ids: Ints, weight: Sequence[Groups], bias: Floats | None = None
+    codes: NDArray[np.int8], scales: Floats, sums: Ints, experts: Ints, weight: Sequence[Groups], bias: Floats | None = None
 ) -> Floats:
     """`linear_experts` over codes: x as `quantise` makes it, once per token for all its experts, and row for row what `linear_codes` gives
     with the chosen expert's matrix; then the bias."""
-    out = np.empty((ids.size, weight[0].codes.shape[0]), np.float32)
-    for expert, places in by_expert(ids):
-        rows = rows_of(codes, ids, places)
+    out = np.empty((experts.size, weight[0].codes.shape[0]), np.float32)
+    for expert, places in by_expert(experts):
+        rows = rows_of(codes, experts, places)
         out[places] = linear_codes(codes[rows], scales[rows], sums[rows], weight[expert])
-    return out if bias is None else out + bias[ids.reshape(-1)]
+    return out if bias is None else out + bias[experts.reshape(-1)]
 
 
 def _combine_samples() -> list[Sample]:
@@ -262,7 +262,10 @@ def _combine_rule(y: Handle, weights: Handle) -> tuple[Handle, ...]:
 
 @op(samples=_combine_samples, per_token=True, rule=_combine_rule)
 def combine(y: Floats, weights: Floats) -> Floats:
-    """y [T · k, N], weights [T, k] → Σ_j weights[t, j] · y[t · k + j] [T, N]: choices ascending, each product and each sum rounded to fp32."""
+    """y [T · k, N], weights [T, k] → Σ_j weights[t, j] · y[t · k + j] [T, N].
+
+    Choices ascending; each product and each sum is rounded to fp32.
+    """
     tokens, k = weights.shape
     choices = y.reshape(tokens, k, y.shape[1])
     total = weights[:, 0, None] * choices[:, 0]

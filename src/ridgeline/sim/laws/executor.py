@@ -138,26 +138,24 @@ class SimExecutor:
         spans: list[Span] = []
         tokens = plan.tokens.tolist()
         at = 0
-        select = deque(plan.select)
+        scored: dict[int, list[int]] = {}
+        for index, begin, count in plan.score:
+            scored.setdefault(index, []).extend(range(plan.start[index] + begin, plan.start[index] + begin + count))
         size = self._block_tokens
         for index, row in enumerate(plan.row):
             count = plan.count[index]
             resident = self._resident(row)
-            first = resident.submit(plan.start[index], count)
+            first = plan.start[index]
+            resident.submit(first, count)
             for group, table in enumerate(resident.tables):
                 if len(table) > resident.handed_out[group]:
                     self._hand_out(resident, group, first // size)
                 if len(table) * size < first + count:
                     raise LawViolation(2, f"row {row} computes position {first + count - 1}, group {group} has {len(table)} blocks")
-            selected = []
-            while select and at <= select[0] < at + count:
-                selected.append(first + select.popleft() - at)
-            if plan.sample[index] and (not selected or selected.pop() != first + count - 1):
-                raise LawViolation(5, f"step {plan.step}: row {row} samples and its last token is not selected")
-            spans.append((resident, first, tokens[at : at + count], plan.sample[index], resident.to_score(selected)))
+            spans.append((resident, first, tokens[at : at + count], plan.sample[index], resident.to_score(scored.get(index, []))))
             at += count
-        if at != len(tokens) or select:
-            raise LawViolation(5, f"step {plan.step}: {len(tokens)} tokens for {at} planned, {list(select)} of them selected in no row")
+        if at != len(tokens):
+            raise LawViolation(5, f"step {plan.step}: {len(tokens)} tokens for {at} planned")
         return spans
 
     def _resident(self, row: int) -> Resident:
@@ -181,24 +179,26 @@ class SimExecutor:
             resident.advance(first, tokens, self._block_tokens)
             self._write(resident, first)
         sampled: list[tuple[int, ...]] = []
-        logprobs: list[TokenLogprobs | None] = []
+        logprobs: list[tuple[TokenLogprobs, ...] | None] = []
         scores: list[tuple[TokenLogprobs, ...]] = []
         for resident, first, _, samples, scored in spans:
             self._read(resident, first)
             resident.in_flight.popleft()
             if not resident.finite:
                 self.not_finite[resident.params.seed, resident.params.choice] = resident.nan_at
-            scores.append(tuple([self._score(resident, position) for position in scored]))
+            if scored:
+                scores.append(tuple([self._score(resident, position) for position in scored]))
             sampled.append((self._sample(resident),) if samples else ())
             best = resident.params.sampling.logprobs
-            logprobs.append(self._model.logprobs(resident.chain[-1], sampled[-1][0], best) if samples and best is not None else None)
+            shown = samples and best is not None
+            logprobs.append((self._model.logprobs(resident.chain[-1], sampled[-1][0], best or 0),) if shown else None)
         return Result(
             step=plan.step,
             sampled=tuple(sampled),
             finite=bytearray(resident.finite for resident, *_ in spans),
             logprobs=tuple(logprobs) if any(logprobs) else None,
             timings=Timings(run=self._latency.seconds(plan)),
-            prompt_logprobs=tuple(scores) if any(scores) else None,
+            scores=tuple(scores) or None,
         )
 
     def _write(self, resident: Resident, first: int) -> None:

@@ -140,9 +140,9 @@ class Reach:
         self._count("budget spent to the last token", spent)
         directions = {source > target for source, target in plan.copies}
         self._count("fetched beside pages that move out", len(directions) == 2)
-        self._count("prompt scored beside single tokens", len(plan.select) > sum(plan.sample) and 1 in plan.count)
+        self._count("prompt scored beside single tokens", bool(plan.score) and 1 in plan.count)
         limits, singles = self._scheduler.limits, plan.count.count(1)
-        cut = singles and limits.mixed_tokens < limits.token_budget and len(plan.tokens) - singles == limits.beside(singles)
+        cut = singles and limits.mixed_tokens < limits.token_budget and len(plan.tokens) - singles == limits.prefill_budget(singles)
         self._count("a chunk cut for rows that keep up", bool(cut))
         self._count("a chunk beside single tokens", 1 < len(plan.row) < len(plan.tokens) and 1 in plan.count)
 
