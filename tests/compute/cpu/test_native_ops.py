@@ -46,7 +46,7 @@ def run(definition: Definition, sample: Sample, threads: int) -> tuple[np.ndarra
     given, expected = sample.arguments, reference_of(definition, sample)
     inputs = definition.inputs
     tokens = given["positions"].shape[-1] if "positions" in given else min(len(given[name]) for name in inputs)
-    tokens = given["ids"].size if "ids" in given else tokens // given.get("factor", 1)
+    tokens = given["ids"].size if "ids" in given else tokens // (given["factor"] if "select" in given else 1)
     selected = len(given["select"]) if "select" in given else 0
     rows = SELECTED if "select" in given else TOKENS
     values = {name: handle(name, TOKENS, given[name], tokens) for name in inputs if name not in INPUTS}
