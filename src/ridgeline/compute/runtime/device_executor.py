@@ -19,8 +19,7 @@ from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.runner import CudaRunner, Launched
 from ridgeline.compute.cuda.step import Sampled
 from ridgeline.compute.cuda.tier import HostTier
-from ridgeline.compute.decoding.logprobs import score
-from ridgeline.compute.decoding.sampler import sample
+from ridgeline.compute.decoding.sampler import sample, score
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.batch import step_inputs
 from ridgeline.compute.runtime.rows import Rows

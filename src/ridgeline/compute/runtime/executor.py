@@ -15,9 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.decoding.history import History
-from ridgeline.compute.decoding.logprobs import score
-from ridgeline.compute.decoding.table import needed
+from ridgeline.compute.decoding.edits import History, needed
+from ridgeline.compute.decoding.sampler import score
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.batch import Batch, step_inputs
 from ridgeline.compute.runtime.line import Line

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ridgeline.compute.decoding.history import History
-from ridgeline.compute.decoding.table import history_of
+from ridgeline.compute.decoding.edits import History, history_of
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import NewRow, Plan
 
