@@ -1,7 +1,7 @@
 """Sampling in native code: `decoding.sampler.sample_rows` for rows of one vocabulary, with the same answers.
 
-Owns how parameters become records of the extension, field by field as its table names them (csrc/sample/record.h); what they mean is said in
-`compute/decoding`. Where the largest logit of a row is not finite, its log-probabilities are the reference's.
+Owns how parameters become records of the extension, field by field as its table names them (csrc/sample/record.h); what they mean is said
+in `compute/decoding`. Where the largest logit of a row is not finite, its log-probabilities are the reference's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
