@@ -1,6 +1,6 @@
 """Sampling in native code: `decoding.sampler.sample` for rows of one vocabulary, with the same answers.
 
-Owns how parameters become records of the extension (`SampleRow` in csrc/sample/sample.h); what they mean is said in `compute/decoding`. Where the
+Owns how parameters become records of the extension (`SampleRow`); what they mean is said in `compute/decoding`. Where the
 largest logit of a row is not finite, its log-probabilities are the reference's.
 """
 
@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.decoding import bad_words, bias, min_tokens, penalties
-from ridgeline.compute.decoding.history import History
-from ridgeline.compute.decoding.logprobs import token_logprobs
+from ridgeline.compute.decoding.edits import EDITS, History, completing
+from ridgeline.compute.decoding.sampler import Sampled, token_logprobs
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import TokenLogprobs
 
@@ -89,6 +88,41 @@ class Sampler:
         counts = [row.sampling.logprobs for row in params]
         return tokens, [_logprobs(*each) for each in zip(counts, logits, tokens, sums, best, strict=True)]
 
+    def sample_rows(
+        self,
+        logits: Floats,
+        params: Sequence[RowParams],
+        drafts: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        histories: Sequence[History | None],
+        finite: NDArray[np.bool_] | None = None,
+        maxima: Floats | None = None,
+    ) -> Sampled:
+        """See `decoding.sampler.sample_rows`."""
+        firsts = np.cumsum([0, *(len(drafted) + 1 for drafted in drafts[:-1])])
+        ids: list[list[int]] = [[] for _ in params]
+        logprobs: list[list[TokenLogprobs]] = [[] for _ in params]
+        rows, offset = list(range(len(params))), 0
+        while rows := [row for row in rows if finite is None or finite[firsts[row] + offset]]:
+            at = firsts[rows] + offset
+            found = self.sample(
+                logits[at],
+                [params[row] for row in rows],
+                [positions[row] + offset for row in rows],
+                [histories[row] for row in rows],
+                None if maxima is None else maxima[at],
+            )
+            for row, token, logprob in zip(rows, *found, strict=True):
+                ids[row].append(token)
+                if logprob is not None:
+                    logprobs[row].append(logprob)
+                if (history := histories[row]) is not None:
+                    history.push(token)
+            rows = [row for row in rows if offset < len(drafts[row]) and ids[row][-1] == drafts[row][offset]]
+            offset += 1
+        asked = [row.sampling.logprobs is not None for row in params]
+        return Sampled([*map(tuple, ids)], [tuple(each) if wanted else None for each, wanted in zip(logprobs, asked, strict=True)])
+
     def score(self, logits: Floats, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
         """Log-probabilities of given tokens and of the best ids, so many as `counts` say: to the bit those of `sample`."""
         rows: Records = np.zeros(len(tokens), RECORD)
@@ -136,25 +170,22 @@ def prepare(row: RowParams, vocab: int) -> Prepared:
         arrays += _point(record, mask(asked.allowed_ids, vocab), "allowed")
     if row.banned_until:
         arrays += _point(record, np.array(row.banned_until, np.int32), "stops", "stops_count")
-    if bias.asked(row, 0):
+    if asked.logit_bias:
         ids, values = zip(*asked.logit_bias, strict=True)
         arrays += _point(record, np.array(ids, np.int32), "biased", "bias_count")
         arrays += _point(record, np.array(values, np.float64), "bias", "bias_count")
-    changes = bool(row.banned_until) or bad_words.asked(row, 0) or penalties.asked(row, 0)
+    changes = bool(row.banned_until) or any(edit.looks_back and edit.asked(row, 0) for edit in EDITS)
     return Prepared(row, record.tobytes(), tuple(arrays), changes)
 
 
 def _change(record: Any, row: RowParams, position: int, history: History | None) -> list[np.ndarray]:
     """Writes into a row's record what differs from step to step; what is returned must live until it is answered."""
     alive: list[np.ndarray] = []
-    if not min_tokens.asked(row, position - row.prompt_tokens):
+    if position - row.prompt_tokens >= row.min_tokens:
         record["stops_count"] = 0
-    if bad_words.asked(row, 0):
-        assert history is not None
-        completing = bad_words.completing(row.sampling.bad_words, history.ids)
-        alive += _point(record, np.array(completing, np.int32), "completing", "completing_count")
-    if penalties.asked(row, 0):
-        assert history is not None
+    if history is not None:
+        banned = np.array(completing(row.sampling.bad_words, history.ids), np.int32)
+        alive += _point(record, banned, "completing", "completing_count")
         record["seen"], record["seen_count"] = history.seen.buffer_info()
         record["times"], _ = history.times.buffer_info()
     return alive

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.rows import Rows
-from ridgeline.core.plan import FROM_ROW, Plan
+from ridgeline.core.plan import LAST, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,12 @@ class Batch:
 
 
 def step_inputs(plan: Plan, rows: Rows, block_tokens: int) -> Batch:
-    """Resolves where rows stand when all plans before this one are computed; advances `rows.computed`.
+    """The inputs of a plan; what a row sampled last is left open.
 
     Logits are selected where rows sample. Prompt positions that are to be scored get theirs afterwards, few at a time (`runtime.scores`).
     """
     row, ids = np.frombuffer(plan.row, np.int32), np.array(plan.tokens, np.int32)
     start = np.array(plan.start, np.int64)
-    standing = start == FROM_ROW
-    start[standing] = rows.computed[row[standing]]
     if len(ids) == len(row):  # one token a row: most steps, and there is little time between them
         cu_q = np.arange(len(row) + 1, dtype=np.int32)
         row_of_token, positions, kv_len = cu_q[:-1], start, start + 1
@@ -46,8 +44,7 @@ def step_inputs(plan: Plan, rows: Rows, block_tokens: int) -> Batch:
         count.cumsum(out=cu_q[1:])
         row_of_token = np.arange(len(row), dtype=np.int32).repeat(count)
         positions, kv_len = np.arange(len(ids)) + (start - cu_q[:-1])[row_of_token], start + count
-    rows.computed[row] = kv_len
-    (unknown,) = (ids == FROM_ROW).nonzero()
+    (unknown,) = (ids == LAST).nonzero()
     blocks = -(-int(kv_len.max()) // block_tokens)
     tables = tuple(table[row, :blocks] for table in rows.tables)
     block = positions // block_tokens

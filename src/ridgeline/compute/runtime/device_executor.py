@@ -19,15 +19,14 @@ from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.runner import CudaRunner, Launched
 from ridgeline.compute.cuda.step import Sampled
 from ridgeline.compute.cuda.tier import HostTier
-from ridgeline.compute.decoding.logprobs import score
-from ridgeline.compute.decoding.sampler import sample
+from ridgeline.compute.decoding.sampler import sample, score
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.batch import step_inputs
 from ridgeline.compute.runtime.rows import Rows
 from ridgeline.compute.runtime.scores import prompt_logprobs
 from ridgeline.config.resolve import Decision
 from ridgeline.core.params import RowParams
-from ridgeline.core.plan import FROM_ROW, IntColumn, Plan, Result, Timings, TokenLogprobs
+from ridgeline.core.plan import LAST, IntColumn, Plan, Result, Timings, TokenLogprobs
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 
 
@@ -46,7 +45,7 @@ class _Flight:
     @property
     def waited_for(self) -> bool:
         """Whether the next step needs what this one leaves to the host."""
-        return bool(self.chosen.host) or len(self.ticket.plan.select) > len(self.inputs.select)
+        return bool(self.chosen.host) or bool(self.ticket.plan.score)
 
 
 class _Chosen(NamedTuple):
@@ -114,12 +113,12 @@ class DeviceExecutor:
             self._chosen = self._choose(plan)
         chosen = self._chosen
         batch = step_inputs(plan, self._rows, self._info.kv.block_tokens)
-        inputs = batch.complete(self._rows.last)  # FROM_ROW again where the device has it
+        inputs = batch.complete(self._rows.last)  # LAST again where the device has it
         if plan.copies:
             assert self._tier is not None, "a plan copies pages where the executor has the host's"
             self._tier.copy(plan.copies)
         launched = self._runner.launch(replace(inputs, select=inputs.cu_q[1:] - 1), chosen.sampled)
-        self._rows.last[chosen.taken] = FROM_ROW
+        self._rows.last[chosen.taken] = LAST
         ticket = Ticket(plan)
         self._flights.append(_Flight(ticket, launched, inputs, chosen, submitted, perf_counter()))
         return ticket
@@ -163,14 +162,14 @@ class DeviceExecutor:
         sampled: list[tuple[int, ...]] = [*zip(ids)]
         if not chosen.everybody:
             sampled = [token if samples else () for token, samples in zip(sampled, plan.sample, strict=True)]
-        logprobs: list[TokenLogprobs | None] | None = None
+        logprobs: list[tuple[TokenLogprobs, ...] | None] | None = None
         if chosen.host:
             logprobs = [None] * len(plan.row)
             for index, token, logprob in self._on_host(flight):
-                sampled[index], logprobs[index] = (token,), logprob
+                sampled[index], logprobs[index] = (token,), None if logprob is None else (logprob,)
             if not any(logprobs):
                 logprobs = None
-        scores = self._scores(flight) if len(plan.select) > len(flight.inputs.select) else None
+        scores = self._scores(flight) if plan.score else None
         run = self._runner.seconds(flight.launched)
         timings = Timings(queue=max(0.0, ended - flight.ready - run), copy=flight.ready - flight.submitted, run=run)
         flight.result = Result(plan.step, tuple(sampled), bytearray(finite), tuple(logprobs) if logprobs else None, timings, scores)

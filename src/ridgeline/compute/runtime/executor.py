@@ -15,9 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.decoding.history import History
-from ridgeline.compute.decoding.logprobs import score
-from ridgeline.compute.decoding.table import needed
+from ridgeline.compute.decoding.edits import History, needed
+from ridgeline.compute.decoding.sampler import score
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime.batch import Batch, step_inputs
 from ridgeline.compute.runtime.line import Line
@@ -137,7 +136,7 @@ class StepExecutor:
         plan, inputs = work.plan, work.batch.complete(self._rows.last)
         if plan.copies:
             self._kv.copy(plan.copies)
-        scored = len(plan.select) > len(inputs.select)
+        scored = bool(plan.score)
         values = self._runner.run(inputs, self._kv, taps=("hidden",) if scored else (), keep=work.keep)
         sampled, logprobs = self._choose(plan, work.params, inputs, values)
         scores = self._scores(plan, inputs, values["hidden"]) if scored else None
@@ -150,7 +149,7 @@ class StepExecutor:
 
     def _choose(
         self, plan: Plan, params: list[RowParams], inputs: StepInputs, values: Mapping[str, NDArray[Any]]
-    ) -> tuple[tuple[tuple[int, ...], ...], tuple[TokenLogprobs | None, ...] | None]:
+    ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[TokenLogprobs, ...] | None, ...] | None]:
         """Samples for the rows that the plan names; `sampled` and `logprobs` are row for row as in the plan."""
         chosen = [index for index, samples in enumerate(plan.sample) if samples]
         if not chosen:
@@ -159,9 +158,9 @@ class StepExecutor:
         ids, found = self._sampled(values, [params[index] for index in chosen], inputs.kv_len, chosen, rows)
         self._rows.sampled(rows, ids)
         sampled: list[tuple[int, ...]] = [()] * len(plan.row)
-        logprobs: list[TokenLogprobs | None] = [None] * len(plan.row)
+        logprobs: list[tuple[TokenLogprobs, ...] | None] = [None] * len(plan.row)
         for index, token, logprob in zip(chosen, ids, found, strict=True):
-            sampled[index], logprobs[index] = (token,), logprob
+            sampled[index], logprobs[index] = (token,), None if logprob is None else (logprob,)
         return tuple(sampled), tuple(logprobs) if any(each is not None for each in found) else None
 
     def _sampled(

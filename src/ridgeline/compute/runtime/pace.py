@@ -50,9 +50,7 @@ def _seconds(runner: Runner, kv: Any, shape: KVShape, counts: list[int]) -> floa
         start=array("i", [0] * len(counts)),
         count=array("i", counts),
         tokens=array("i", [0] * sum(counts)),
-        select=array("i", [sum(counts[: index + 1]) - 1 for index in range(len(counts))]),
         sample=bytearray(b"\1" * len(counts)),
-        needs_commit=bytearray(len(counts)),
         new_rows=tuple(NewRow(index, index, params, (0,) * count, tables) for index, count in enumerate(counts)),
     )
     rows.apply(plan)

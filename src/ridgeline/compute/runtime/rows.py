@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ridgeline.compute.decoding.history import History
-from ridgeline.compute.decoding.table import history_of
+from ridgeline.compute.decoding.edits import History, history_of
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import NewRow, Plan
 
@@ -17,13 +16,11 @@ from ridgeline.core.plan import NewRow, Plan
 class Rows:
     """`rows` permanent rows; a table has room for `blocks` blocks in each of `groups` KV groups.
 
-    computed  int64 [rows]          position after the last computed token
     last      int32 [rows]          the last id known for the row: the end of its ids, then what it sampled
     tables    int32 [rows, blocks]  a KV group each: the page of every block; 0 where there is none
     """
 
     def __init__(self, rows: int, groups: int, blocks: int) -> None:
-        self.computed = np.zeros(rows, np.int64)
         self.last = np.zeros(rows, np.int32)
         self.tables = tuple(np.zeros((rows, blocks), np.int32) for _ in range(groups))
         self._params: list[RowParams | None] = [None] * rows
@@ -66,7 +63,6 @@ class Rows:
             raise RuntimeError(f"row {new.row} is given to two sequences")
         self._params[new.row] = new.params
         self.histories[new.row] = history_of(new.params, new.ids)
-        self.computed[new.row] = 0
         self.last[new.row] = new.ids[-1]
         for table, pages in zip(self.tables, new.tables, strict=True):
             table[new.row] = 0

@@ -14,8 +14,7 @@ from ridgeline.compute.cpu.runner import NativeRunner
 from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.cpu.trace import StepTrace
 from ridgeline.compute.cpu.weights import pack_weights, screened, widened
-from ridgeline.compute.decoding.logprobs import score
-from ridgeline.compute.decoding.sampler import sample
+from ridgeline.compute.decoding.sampler import sample, score
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.numpy_runner import NumpyRunner

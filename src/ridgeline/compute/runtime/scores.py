@@ -4,6 +4,7 @@ Owns nothing: what is scored is in the plan, what comes next in a prompt is in t
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -25,20 +26,20 @@ Score = Callable[[Floats, Sequence[int], Sequence[int]], list[TokenLogprobs]]
 def prompt_logprobs(
     plan: Plan, inputs: StepInputs, rows: Rows, hidden: Floats, logits_of: Callable[[Floats], Floats], vocab: int, score: Score
 ) -> tuple[tuple[TokenLogprobs, ...], ...] | None:
-    """Row for row those of the tokens behind the positions that the plan selects and does not sample at; None where there are none.
+    """For each entry of `Plan.score` those of the tokens behind its positions; None where there are none.
 
     hidden [T, D]: the step's tap. logits_of: hidden [N, D] → logits [N, ≥ vocab], bit for bit those that the step would have given.
     """
-    if len(plan.select) == len(inputs.select):
+    if not plan.score:
         return None
-    tokens = np.setdiff1d(np.array(plan.select, np.int32), inputs.select)
-    found: list[list[TokenLogprobs]] = [[] for _ in plan.row]
+    tokens = np.concatenate([np.arange(count, dtype=np.int32) + inputs.cu_q[index] + first for index, first, count in plan.score])
+    found: list[TokenLogprobs] = []
     for start in range(0, len(tokens), SLICE):
         part = tokens[start : start + SLICE]
         indices = inputs.row_of_token[part].tolist()
         at = inputs.positions[0, part].tolist()
         following = [rows.prompt_token(plan.row[index], position + 1) for index, position in zip(indices, at, strict=True)]
         counts = [rows.params(plan.row[index]).prompt_logprobs or 0 for index in indices]
-        for index, scored in zip(indices, score(logits_of(hidden[part])[:, :vocab], following, counts), strict=True):
-            found[index].append(scored)
-    return tuple(map(tuple, found))
+        found += score(logits_of(hidden[part])[:, :vocab], following, counts)
+    ends = list(accumulate(count for _, _, count in plan.score))
+    return tuple([tuple(found[end - count : end]) for end, (_, _, count) in zip(ends, plan.score, strict=True)])

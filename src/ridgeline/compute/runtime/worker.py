@@ -93,6 +93,6 @@ def _warm_up(runner: Runner, kv: Any, shape: KVShape) -> None:
     rows = Rows(1, len(shape.groups), 1)
     nothing = array("i", [0])
     new = NewRow(0, 0, RowParams(seed=0, choice=0, prompt_tokens=1), (0,), ((0,),) * len(shape.groups))
-    plan = Plan(0, nothing, nothing, array("i", [1]), nothing, nothing, bytearray(1), bytearray(1), (new,))
+    plan = Plan(0, nothing, nothing, array("i", [1]), nothing, bytearray(1), (new,))
     rows.apply(plan)
     runner.run(step_inputs(plan, rows, shape.block_tokens).complete(rows.last), kv)
