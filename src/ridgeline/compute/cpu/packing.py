@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
+from ridgeline.compute.graph import WeightFormat
 from ridgeline.compute.quant.bits import Bytes, Floats
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.facts.files.formats import FORMATS as STORED
@@ -32,8 +33,10 @@ ALIGNMENT: Final = 64
 Take = Callable[[int], Bytes]
 """Gives so many bytes of zeroed memory."""
 
+FLOATS: Final = ("F32", "F16", "BF16")
+
 FORMATS: Final = (
-    *("F32", "F16", "BF16"),
+    *FLOATS,
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
     *("INT8", "INT4"),
 )
@@ -60,7 +63,7 @@ class PackedWeight:
     kind   among `FORMATS`; what the file stored
     group  inputs that share a scale, for INT8 and INT4; else 0
     data   uint8, aligned to 64 bytes
-    order  name of the vector that says which input each column multiplies; "": the columns are in the order of the inputs
+    order  name of the vector that says which input each column multiplies; None: the columns are in the order of the inputs
     screened  packed as one of `SCREENED`
     """
 
@@ -68,7 +71,7 @@ class PackedWeight:
     shape: tuple[int, int]
     data: Bytes
     group: int = 0
-    order: str = ""
+    order: str | None = None
     screened: bool = False
 
     @property
@@ -86,6 +89,11 @@ class PackedWeight:
         if self.kind in INTEGER_BITS:
             return SPAN if self.group % LONG_SPAN else LONG_SPAN
         return SUPERBLOCK if self.kind in SUPERBLOCKS else SPAN
+
+    @property
+    def format(self) -> WeightFormat:
+        """What a list must know of it."""
+        return WeightFormat(self.kind, "f32" if self.kind in FLOATS else "i8", self.span, self.order)
 
     @property
     def matrix(self) -> tuple[int, int, int, int, int]:
