@@ -14,7 +14,7 @@ from serving import SETTINGS, Answer, serve
 from tiny import Tiny, write_tiny
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.runtime import runners, worker
+from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import Admitted, Sampling
 from ridgeline.facts.hardware.machine import MachineFacts, machine_facts
@@ -150,7 +150,7 @@ def test_what_pages_held_before_does_not_matter(tiny: Path, alone: dict[tuple[st
         return made
 
     for name in ("allocate_kv", "allocate_native_kv"):
-        monkeypatch.setattr(runners, name, poisoned(getattr(runners, name)))
+        monkeypatch.setattr(worker, name, poisoned(getattr(worker, name)))
     assert serve(tiny, [REQUESTS], block_size=4, kv_cache_memory_bytes=1 << 20).answers == alone
 
 

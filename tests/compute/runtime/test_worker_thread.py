@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from ridgeline.compute.runtime.line import Line
+from ridgeline.compute.runtime.queue import WorkerThread
 
 
 class Halver:
@@ -14,7 +14,7 @@ class Halver:
 
     def __init__(self) -> None:
         self.go, self.begun, self.seen = Event(), Event(), list[int]()
-        self.line: Line[int, int] = Line("halver", self.halve)
+        self.worker: WorkerThread[int, int] = WorkerThread("halver", self.halve)
 
     def halve(self, number: int) -> int:
         self.begun.set()
@@ -33,28 +33,28 @@ def test_results_come_in_the_order_of_the_work_and_an_error_takes_only_its_own_p
     halver = Halver()
     halver.go.set()
     for number in (8, 3, 6):
-        halver.line.put(number)
-    assert halver.line.take() == 4
+        halver.worker.put(number)
+    assert halver.worker.take() == 4
     with pytest.raises(ValueError, match="3 is odd"):
-        halver.line.take()
-    assert halver.line.take() == 3
-    halver.line.close()
+        halver.worker.take()
+    assert halver.worker.take() == 3
+    halver.worker.close()
 
 
 def test_close_waits_for_what_has_begun_and_drops_the_rest() -> None:
     halver = Halver()
-    halver.line.put(2)
-    halver.line.put(4)
+    halver.worker.put(2)
+    halver.worker.put(4)
     assert halver.begun.wait(10)
     threading.Timer(0.05, halver.go.set).start()
-    halver.line.close()
-    halver.line.close()
+    halver.worker.close()
+    halver.worker.close()
     assert halver.seen == [2] and not threads()
 
 
 def test_a_forgotten_owner_is_freed_and_its_thread_ends() -> None:
     halver = Halver()
-    thread = halver.line._thread
+    thread = halver.worker._thread
     del halver
     gc.collect()
     thread.join(10)
