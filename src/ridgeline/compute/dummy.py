@@ -42,7 +42,6 @@ def dummy_step(
         kv_len=start + count,
         tables=tables,
         slots=tuple(table[row, at // block_tokens] * np.int64(block_tokens) + at % block_tokens for table in tables),
-        adapter=np.zeros(len(row), np.int32),
         select=last_of_each(cu_q, sample),
     )
 

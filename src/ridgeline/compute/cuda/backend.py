@@ -230,7 +230,7 @@ def open_cuda(source: Source, progress: Progress, *, load: Load = load_weights, 
     cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch)
     runner.attach(cache)
     decisions = _captured(runner, device, progress)
-    tier = HostTier(cache, shape.host_pages, device, config.depth) if shape.host_pages else None
+    tier = HostTier(cache, shape.host_blocks, device, config.depth) if shape.host_blocks else None
     backend = CudaBackend(runner, cache, rows=config.rows, tier=tier)
     return Opened(backend, source, shape, f"cuda, {device.name}", weights.nbytes, decisions)
 

@@ -112,7 +112,6 @@ class Inputs:
             kv_len=kv_len.astype(np.int32),
             tables=tables,
             slots=tuple([table[tokens, block] * np.int64(size) + offset for table in tables]),
-            adapter=np.zeros(len(ids), np.int32),
             select=select,
         )
         (unknown,) = (ids == LAST).nonzero()

@@ -21,7 +21,7 @@ from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.opening import Open, Opened, Progress, Source
 from ridgeline.compute.record import record
 from ridgeline.compute.runtime.executor import StepExecutor
-from ridgeline.compute.runtime.measure import price, step_seconds
+from ridgeline.compute.runtime.measure import step_seconds
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import EngineConfig
