@@ -222,17 +222,26 @@ void bind_plan(nb::module_& m) {
        nb::arg("best") = 0, nb::arg("keep") = 0, nb::arg("maxima") = 0);
 }
 
-// Rows are an array of `SampleRow`, whose size Python checks.
+// Rows are an array of `SampleRow`, whose fields Python is told: (name, type, offset) of each.
 void bind_sample(nb::module_& m) {
-    m.attr("SAMPLE_ROW_BYTES") = sizeof(SampleRow);
+    nb::list fields;
+    for (const SampleField& each : kSampleFields) fields.append(nb::make_tuple(each.name, each.kind, each.offset));
+    m.attr("SAMPLE_ROW") = nb::make_tuple(sizeof(SampleRow), fields);
     m.attr("SAMPLE_BLOCK") = kSampleBlock;
+    m.attr("MOST_SAMPLES") = kMostSamples;
     nb::class_<Sampler>(m, "Sampler")
         .def("__init__", [](Sampler* self, int level, std::shared_ptr<Team> team, std::size_t vocab) {
             new (self) Sampler(*kernels(level).sample, std::move(team), vocab);
         })
-        .def("run", [](Sampler& sampler, Address rows, std::size_t count) {
+        // The arrays of `SampleStep`, in its order; 0 for those that it lets be null.
+        .def("run", [](Sampler& sampler, Address rows, std::size_t count, Address logits, std::size_t logits_stride, Address maxima,
+                       std::size_t maxima_stride, Address finite, Address drafts, Address ids, Address log_sum_exp, Address best_ids,
+                       std::size_t best_stride, Address returned) {
+            const SampleStep step = {pointer<const float>(logits), logits_stride, pointer<const float>(maxima), maxima_stride,
+                                     pointer<const std::uint8_t>(finite), pointer<const std::int32_t>(drafts), pointer<std::int32_t>(ids),
+                                     pointer<double>(log_sum_exp), pointer<std::int32_t>(best_ids), best_stride, pointer<std::int32_t>(returned)};
             nb::gil_scoped_release unlocked;
-            sampler.run(pointer<SampleRow>(rows), count);
+            sampler.run(step, pointer<const SampleRow>(rows), count);
         });
     m.def("argmax", [](int level, Address logits, std::size_t count, std::size_t slice) {
         const SampleKernels& table = *kernels(level).sample;

@@ -16,7 +16,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 
-FAKE = 'fake:{"rows": 8, "max_model_len": 256, "pages": %d}'
+FAKE = 'fake:{"rows": 8, "max_model_len": 256, "blocks": %d}'
 
 
 def engine_of(pages: int = 200) -> Engine:

@@ -97,7 +97,7 @@ def test_it_does_not_wait_for_a_prefix_that_another_computes(loop) -> None:
 @pytest.mark.parametrize("outputs", [6, 16])
 def test_preempted_in_the_middle(loop, depth: int, windows: tuple[int, ...], outputs: int) -> None:
     """Chunk by chunk beside an older one that grows: what is scored stays scored, and comes back from the cache if it can."""
-    run = loop(pages=9 if windows == (0,) else 14, rows=3, token_budget=3, depth=depth, windows=windows, max_preemptions=8)
+    run = loop(blocks=9 if windows == (0,) else 14, rows=3, token_budget=3, depth=depth, windows=windows, max_preemptions=8)
     run.turn(run.request("old", 5, max_tokens=27))
     run.finish(run.request("young", PROMPT, max_tokens=outputs - 5, prompt_logprobs=1))
     assert run.told(Preempted, "young")

@@ -118,7 +118,7 @@ def test_a_result_must_fit_its_plan(loop) -> None:
 
 
 def test_quiet_steps_are_quiet(loop) -> None:
-    run = loop(windows=(0, 9), pages=40, rows=3, token_budget=8)
+    run = loop(windows=(0, 9), blocks=40, rows=3, token_budget=8)
     run.turn(*[run.request(f"r{i}", 6 + i, max_tokens=14 + i) for i in range(4)])
     seen = 0
     while not run.scheduler.idle:
@@ -135,10 +135,10 @@ def test_quiet_steps_are_quiet(loop) -> None:
 
 
 def test_quiet_ends_where_pages_do_not_suffice(loop) -> None:
-    """Two sequences of 6 known ids on pages of 4: one page is left, the first block edge is theirs at 8 and 12."""
-    run = loop(pages=5, rows=2)
+    """Two sequences of 6 known ids on blocks of 4: one block is left, the first block edge is theirs at 8 and 12."""
+    run = loop(blocks=5, rows=2)
     run.turn(*[run.request(f"r{i}", 5, max_tokens=11, seed=i) for i in range(2)])
-    assert len(run.scheduler.cache.pages.free) == 1
+    assert len(run.scheduler.cache.pool.free) == 1
     assert quiet_steps(run.scheduler) == 3
     run.finish()
     run.check_ended()

@@ -61,7 +61,7 @@ def test_one_request() -> None:
 def test_gauges_follow_rows() -> None:
     m = story(events.Admitted("a", 0.0, 5, 3), events.Started("a", 0, 1, 0.0, resumed=False), events.Started("a", 1, 2, 0.0, resumed=False))
     assert (m.running, m.waiting) == (2, 1)
-    m.apply(events.Preempted("a", 1, "b", "pages"))
+    m.apply(events.Preempted("a", 1, "b", "blocks"))
     assert (m.running, m.waiting, m.preemptions) == (1, 2, 1)
     m.apply(events.Started("a", 1, 9, 1.0, resumed=True))
     assert (m.running, m.waiting, m.queue.count) == (2, 1, 2), "a resumption is no second wait in the queue"
@@ -79,7 +79,7 @@ def test_abort_before_a_row() -> None:
 def test_an_engine_that_dies_leaves_nothing_open() -> None:
     m = story(*TWO_TOKENS[:5], events.Admitted("b", 101.0, 5, 2))
     m.engine_lost()
-    assert (m.running, m.waiting, m.finished[Finish.ERROR], m.free_pages) == (0, 0, 3, None)
+    assert (m.running, m.waiting, m.finished[Finish.ERROR], m.free_blocks) == (0, 0, 3, None)
     for event in (closed("a", 102.0), computed(1, 102.0, {7: 1})):
         m.apply(event)
     assert m.end_to_end.count == 0
@@ -115,9 +115,9 @@ def test_exposition() -> None:
 def test_the_host_tier() -> None:
     last = events.Scheduled(1, 0.0, (7,), array("i", [1]), 0, 8, 0, 3)
     happened = (events.Moved(4, 17), events.Moved(17, 2), events.Moved(5, 18), events.Evicted(18), events.PrefixHit("a", 0, 48, 16), last)
-    body = exposition(story(*happened), "m", replace(KV, host_pages=8, page_bytes=100)).decode()
+    body = exposition(story(*happened), "m", replace(KV, host_blocks=8, block_bytes=100)).decode()
     for name, value in (
-        ("kv_pages_host", 3), ("kv_bytes_to_host_total", 200), ("kv_bytes_from_host_total", 100), ("host_cache_hits_total", 16),
+        ("kv_blocks_host", 3), ("kv_bytes_to_host_total", 200), ("kv_bytes_from_host_total", 100), ("host_cache_hits_total", 16),
         ("evicted_pages_total", 1),
     ):  # fmt: skip
         assert f'ridgeline_{name}{{model_name="m"}} {float(value)}' in body
@@ -127,4 +127,4 @@ def test_the_host_tier() -> None:
 def test_an_engine_without_steps_has_an_empty_cache() -> None:
     body = exposition(Metrics(), "m", KV)
     assert 'vllm:kv_cache_usage_perc{model_name="m"} 0.0' in body.decode()
-    assert 'ridgeline_kv_pages_free{model_name="m"} 16.0' in body.decode()
+    assert 'ridgeline_kv_blocks_free{model_name="m"} 16.0' in body.decode()

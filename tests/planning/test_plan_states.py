@@ -145,7 +145,7 @@ def test_a_model_of_states_alone() -> None:
 
 def test_the_simulator_keeps_states_for_all_rows() -> None:
     deployment = planned("nemotron-h-8b", context=4096)
-    few, many = (Scenario(deployment, Knobs(max_num_seqs=rows), (), 1).setting().kv.pages for rows in (16, 116))
+    few, many = (Scenario(deployment, Knobs(max_num_seqs=rows), (), 1).setting().kv.blocks for rows in (16, 116))
     page = 16 * 2 * 8 * 128 * 2 * len(Scenario(deployment, Knobs(), (), 1).setting().kv.groups[0].layers)
     assert few - many == pytest.approx(100 * deployment.shape.state_bytes / page, abs=1)
 

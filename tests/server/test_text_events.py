@@ -3,12 +3,10 @@
 import msgspec
 import pytest
 
-from ridgeline.server.answer import Header, Render
-from ridgeline.server.generate import Shown
-from ridgeline.server.render import CompletionRender
-from ridgeline.server.render_chat import ChatRender
-from ridgeline.server.spelling import Spelling
-from ridgeline.server.text_events import TextEvents
+from ridgeline.engine.answer import Shown
+from ridgeline.server.answer import Header, Render, Spelling, TextEvents
+from ridgeline.server.chat import ChatRender
+from ridgeline.server.completions import CompletionRender
 from ridgeline.text.bytes import ByteTokenizer
 from ridgeline.text.stream import Release
 

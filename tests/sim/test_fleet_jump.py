@@ -26,7 +26,7 @@ POLICIES = ("fcfs", "static", "one")
 
 
 def world(seed: int) -> tuple[Setting, Traffic]:
-    """A small server and its load: pages short or plenty, windows or none, prefixes shared or not."""
+    """A small server and its load: blocks short or plenty, windows or none, prefixes shared or not."""
     rng = Random(seed)
     groups = ((FULL,), (FULL, WINDOW), (WINDOW,))[seed % 3]
     size = rng.choice((1, 4, 16))
@@ -37,8 +37,8 @@ def world(seed: int) -> tuple[Setting, Traffic]:
         max_waiting=10_000,
         prefix_caching=rng.random() < 0.8,
     )
-    pages = len(groups) * (256 // size + 3) * rng.choice((1, 2, 8))
-    kv = KVShape(groups, size, pages, b"jump")
+    blocks = len(groups) * (256 // size + 3) * rng.choice((1, 2, 8))
+    kv = KVShape(groups, size, blocks, b"jump")
     setting = Setting(limits, kv, Constant(0.01, 0.0003, 1e-6), rng.choice(POLICIES))
     traffic = Traffic(
         poisson(rng.choice((0.2, 1.0, 10.0))), uniform(40), exponential(rng.choice((5, 60))), 255, prefixes=rng.choice((0, 2)), shared=30
@@ -48,14 +48,14 @@ def world(seed: int) -> tuple[Setting, Traffic]:
 
 def state(scheduler: Scheduler) -> dict[str, Any]:
     """Everything that later decisions depend on."""
-    pages, index = scheduler.cache.pages, scheduler.cache.index
+    pool, index = scheduler.cache.pool, scheduler.cache.index
     return {
         "step": scheduler.step,
-        "free": list(pages.free),
-        "cached": list(pages.cached),
-        "holders": list(pages.holders),
-        "published": bytes(pages.published),
-        "blocks": {key: (block.ids, tuple(block.pages)) for key, block in index.blocks.items()},
+        "free": list(pool.free),
+        "cached": list(pool.cached),
+        "holders": list(pool.holders),
+        "published": bytes(pool.published),
+        "blocks": {key: (block.ids, tuple(block.block_ids)) for key, block in index.blocks.items()},
         "rows": list(scheduler.life.rows),
         "running": [
             (s.number, list(s.known), s.computed, s.scheduled, s.reach, s.capacity, s.steady, s.tables, s.published, s.last_step)
@@ -98,7 +98,7 @@ def compare(seeds: range) -> int:
         setting, traffic = world(seed)
         slow_said, slow_steps, slow_end, slow_turns = decisions(replace(setting, jump=False), traffic, seed)
         said, steps, end, turns = decisions(setting, traffic, seed)
-        # A page published or evicted within a jump is told at the jump's end: per kind the order is the same.
+        # A block published or evicted within a jump is told at the jump's end: per kind the order is the same.
         assert sorted(said) == sorted(slow_said)
         assert [each for each in said if "Published" not in each and "Evicted" not in each] == [
             each for each in slow_said if "Published" not in each and "Evicted" not in each
@@ -145,7 +145,7 @@ def test_a_wrong_jump_shows(monkeypatch: pytest.MonkeyPatch, broken: str) -> Non
         if broken == "no publishing":
             monkeypatch.setattr(scheduler.cache, "publish", lambda sequence: scheduler.cache._offered(sequence, 0))
         if broken == "order":
-            scheduler.cache.pages.free.sort()
+            scheduler.cache.pool.free.sort()
         right(scheduler, steps + (broken == "one step more"), token)
 
     monkeypatch.setattr(replica, "advance", wrong)

@@ -49,7 +49,7 @@ def test_a_policy_that_looks_is_better_than_chance() -> None:
 
 
 def test_routing_by_prefix_finds_more_in_the_caches() -> None:
-    small = replace(SERVER, kv=replace(SERVER.kv, pages=400))
+    small = replace(SERVER, kv=replace(SERVER.kv, blocks=400))
     talk = Traffic(poisson(4.0), constant(600), constant(10), prefixes=12, shared=512)
     spread, together = (figures(FleetSetting(small, 4, name), talk).cached_share for name in ("round-robin", "prefix"))
     assert together > spread + 0.1

@@ -1,4 +1,4 @@
-"""The KV oracle: right plans pass, each kind of wrong page is caught in its step."""
+"""The KV oracle: right plans pass, each kind of wrong block is caught in its step."""
 
 from array import array
 
@@ -47,7 +47,7 @@ def expected(count: int, params: RowParams = PARAMS, model: FakeModel | None = N
 
 
 def tiny(windows: tuple[int, ...] = (0, 3)) -> SimExecutor:
-    return fake_executor(rows=4, pages=16, block_tokens=2, windows=windows)
+    return fake_executor(rows=4, blocks=16, block_tokens=2, windows=windows)
 
 
 def start() -> Plan:
@@ -81,12 +81,12 @@ def test_several_steps_are_in_flight() -> None:
 
 
 WRONG = {
-    "a page that was never written": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((7, 8, 9), (0, 5, 10))),)),
-    "a page of the other group": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((1, 5, 9), (0, 5, 10))),)),
-    "the right pages in the wrong order": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((2, 1, 9), (0, 5, 10))),)),
+    "a block that was never written": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((7, 8, 9), (0, 5, 10))),)),
+    "a block of the other group": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((1, 5, 9), (0, 5, 10))),)),
+    "the right blocks in the wrong order": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((2, 1, 9), (0, 5, 10))),)),
     "a block behind the window freed too early": plan(1, [(1, 4, list(PROMPT[4:]), 1)], new_rows=(new(1, ((1, 2, 9), (0, 0, 10))),)),
     "another prompt": plan(1, [(1, 4, [5, 9], 1)], new_rows=(new(1, ((1, 2, 9), (0, 5, 10)), (3, 1, 4, 2, 5, 9)),)),
-    "a write into a shared page": plan(
+    "a write into a shared block": plan(
         1, [(1, 2, [7, 7], 1), (0, 4, [5, 9], 1)], new_rows=(new(1, ((1, 2), (4, 5)), (3, 1, 7, 7)),)
     ),
     "wrong ids": plan(1, [(0, 4, [5, 8], 1)]),
@@ -97,7 +97,7 @@ WRONG = {
     "a block short": plan(1, [(0, 4, [5, 9, LAST], 1)]),
     "an empty plan": plan(1, []),
     "a table with a hole": plan(1, [(0, 4, [5, 9], 1)], blocks=((0, 0, 4, (7,)),)),
-    "a page that does not exist": plan(1, [(0, 4, [5, 9], 1)], blocks=((0, 0, 3, (17,)),)),
+    "a block that does not exist": plan(1, [(0, 4, [5, 9], 1)], blocks=((0, 0, 3, (17,)),)),
 }
 
 
@@ -125,7 +125,7 @@ def test_a_page_of_a_step_in_flight_is_not_handed_out() -> None:
 def test_a_hit_across_identities_is_law_9() -> None:
     import dataclasses
 
-    executor = fake_executor(rows=4, pages=16, block_tokens=2, windows=(0, 3), model=FakeModel(identities=2))
+    executor = fake_executor(rows=4, blocks=16, block_tokens=2, windows=(0, 3), model=FakeModel(identities=2))
     other = dataclasses.replace(PARAMS, seed=6)
     run(executor, start())
     with pytest.raises(LawViolation, match="law 9"):
@@ -134,7 +134,7 @@ def test_a_hit_across_identities_is_law_9() -> None:
 
 def test_nan_is_reported_in_a_chunk_that_does_not_sample_and_poisons_what_follows() -> None:
     model = FakeModel(nan_permille=1000, nan_positions=1)
-    executor = fake_executor(rows=4, pages=16, block_tokens=2, windows=(0,), model=model)
+    executor = fake_executor(rows=4, blocks=16, block_tokens=2, windows=(0,), model=model)
     first = plan(0, [(0, 0, list(PROMPT[:4]), 0)], new_rows=(new(0, ((1, 2, 3),)),))
     assert executor.collect(executor.submit(first)).finite == b"\0"
     with pytest.raises(LawViolation):

@@ -23,7 +23,7 @@ from ridgeline.sim.laws.executor import fake_executor
 from ridgeline.sim.laws.run import Trace, run_seed
 
 ALL = 1 << 30
-FAKE = {"rows": 4, "pages": 40, "block_tokens": 4, "windows": [0, 8], "max_model_len": 64, "step_seconds": 0.0002, "token_seconds": 0.00002}
+FAKE = {"blocks": 40, "rows": 4, "block_tokens": 4, "windows": [0, 8], "max_model_len": 64, "step_seconds": 2e-4, "token_seconds": 2e-5}
 
 
 @pytest.mark.parametrize("seed", range(0, 200, 13))

@@ -2,9 +2,9 @@
 
 import pytest
 
+from ridgeline.engine.answer import best
 from ridgeline.errors import RequestError
 from ridgeline.text.bytes import ByteTokenizer
-from ridgeline.text.ranking import best
 from ridgeline.text.words import bad_word_ids
 
 TOKENIZER = ByteTokenizer()

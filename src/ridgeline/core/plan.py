@@ -29,7 +29,7 @@ class NewRow:
     ids: tuple[int, ...]
     """All known ids, prompt and outputs: the request as a value."""
     tables: tuple[tuple[int, ...], ...]
-    """Per KV group the pages of blocks 0, 1, …; a block behind the window has page 0, which is never read."""
+    """Per KV group the block table: ids of the sequence's blocks 0, 1, …; behind the window 0, which is never read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Result:
 class KVGroup:
     """Layers that share a block table. `window` 0 means that every position is kept (kind "full").
 
-    Groups are cut so that a page has the same size in each: one pool serves all.
+    Groups are cut so that a block has the same size in each: one pool serves all.
     """
 
     kind: str
@@ -113,15 +113,15 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The paged KV cache as thinking sees it: groups, pages, and the tokens in a block. Page 0 is reserved and never handed out."""
+    """The paged KV cache as thinking sees it: groups, blocks, and the tokens in a block. Block 0 is reserved and never handed out."""
 
     groups: tuple[KVGroup, ...]
     block_tokens: int
-    pages: int
-    """Usable pages, numbered 1 … pages."""
+    blocks: int
+    """Usable blocks, numbered 1 … `blocks`."""
     fingerprint: bytes
     """Identity of weights and KV layout: part of every prefix key."""
-    host_pages: int = 0
-    """Pages of host memory behind those, numbered pages + 1 …: they keep blocks for the device, which computes with its own alone."""
-    page_bytes: int = 0
-    """What a copy of a page moves; 0 where pages are of no memory."""
+    host_blocks: int = 0
+    """Blocks of host memory behind those, numbered `blocks` + 1 …: they keep content for the device, which computes with its own alone."""
+    block_bytes: int = 0
+    """What a copy of a block moves; 0 where there is no memory behind it."""

@@ -51,7 +51,7 @@ class PlanBuilder:
         if fresh:
             self.fresh.append(sequence)
         else:
-            self.blocks += [(sequence.row, group, first, pages) for group, first, pages in sequence.unsent]
+            self.blocks += [(sequence.row, group, first, block_ids) for group, first, block_ids in sequence.unsent]
         sequence.unsent.clear()
         if count != 1 or not samples:
             self.chunks[len(self.sequences)] = count, int(samples)

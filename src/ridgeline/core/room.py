@@ -1,11 +1,11 @@
-"""Making room: rows and pages for one sequence, by waiting for what is coming, by a smaller chunk, or by pushing another out.
+"""Making room: rows and blocks for one sequence, by waiting for what is coming, by a smaller chunk, or by pushing another out.
 
 The first in the policy's order is never pushed out, and neither is a pinned sequence: one that was pushed out `max_preemptions` times
-starts again only when pages up to its very end are there, and what it has not taken of them yet is its claim, which nobody else may use. So
-whoever comes first can always go on, and whoever is pinned too. Never takes a page itself.
+starts again only when blocks up to its very end are there, and what it has not taken of them yet is its claim, which nobody else may
+use. So whoever comes first can always go on, and whoever is pinned too. Never takes a block itself.
 """
 
-from ridgeline.core.fit import group_pages, pages_needed
+from ridgeline.core.fit import blocks_needed, group_blocks
 from ridgeline.core.kv import Cache
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.plan_builder import PlanBuilder
@@ -34,20 +34,20 @@ class Room:
         return bool(life.rows)
 
     def for_start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
-        """A waiting sequence has the pages to start with. If others give way as it grows, a block is enough; else all that it knows must
+        """A waiting sequence has the blocks to start with. If others give way as it grows, a block is enough; else all that it knows must
         find place, for with less it would soon be pushed out again. A pinned one needs what it takes to its very end. What it shares on the
-        host needs pages of the device too.
+        host needs blocks of the device too.
         """
         shape, away = self.cache.shape, self.cache.away(sequence)
         if self.life.is_pinned(sequence):
             return self.spare(sequence) >= self._missing(sequence)
         if self.victim(sequence) is not None:
             return self._at_least(len(shape.groups) + away, sequence, builder)
-        held = sum([page != 0 for table in sequence.tables for page in table]) - away
-        return self.spare(sequence) >= max(0, pages_needed(shape, len(sequence.known)) - held)
+        held = sum([block_id != 0 for table in sequence.tables for block_id in table]) - away
+        return self.spare(sequence) >= max(0, blocks_needed(shape, len(sequence.known)) - held)
 
     def for_tokens(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
-        """How many of `count` tokens the sequence can have pages for, after pushing others out if it must; 0 to wait."""
+        """How many of `count` tokens the sequence can have blocks for, after pushing others out if it must; 0 to wait."""
         if sequence.scheduled + count <= sequence.capacity:
             return count
         self.cache.release_behind(sequence)
@@ -59,42 +59,42 @@ class Room:
             spare = self.spare(sequence)
         return min(count, sequence.capacity + max(0, spare) // groups * size - sequence.scheduled)
 
-    def _at_least(self, pages: int, sequence: Sequence, builder: PlanBuilder) -> bool:
-        """So many pages can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
-        while self.spare(sequence) < pages:
-            coming = self.cache.pages.coming() + self.cache.behind_window(sequence)
-            if self.spare(sequence) + coming >= pages:
+    def _at_least(self, blocks: int, sequence: Sequence, builder: PlanBuilder) -> bool:
+        """So many blocks can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
+        while self.spare(sequence) < blocks:
+            coming = self.cache.pool.coming() + self.cache.behind_window(sequence)
+            if self.spare(sequence) + coming >= blocks:
                 return False
             victim = self.victim(sequence)
             if victim is None:
                 return False
-            self._push_out(victim, sequence, "pages", builder)
+            self._push_out(victim, sequence, "blocks", builder)
         return True
 
     def spare(self, sequence: Sequence) -> int:
-        """Pages that the sequence may take: all without a holder, but for the claims of others.
+        """Blocks that the sequence may take: all without a holder, but for the claims of others.
 
-        Who comes to share pages may keep them from coming back, so for all others the windows of a pinned sequence count in full. Pinned
+        Who comes to share blocks may keep them from coming back, so for all others the windows of a pinned sequence count in full. Pinned
         sequences that run leave each other what each still misses: together that is never more than there is, so one can go on.
         """
-        available, pinned = self.cache.pages.available, self.life.pinned
+        available, pinned = self.cache.pool.available, self.life.pinned
         if pinned:
             claim = self._missing if sequence in pinned else self._claim
             available -= sum([claim(other) for other in pinned if other is not sequence])
         return available
 
     def _missing(self, pinned: Sequence) -> int:
-        """Pages that a sequence takes to its very end beside those it holds. Letting go of a shared page of a window gives none back."""
-        shape, holders, missing = self.cache.shape, self.cache.pages.holders, 0
+        """Blocks that a sequence takes to its very end beside those it holds. Letting go of a shared block of a window gives none back."""
+        shape, holders, missing = self.cache.shape, self.cache.pool.holders, 0
         for group, table in zip(shape.groups, pinned.tables, strict=True):
-            held = sum([0 < page <= shape.pages and (not group.window or holders[page] == 1) for page in table])
-            missing += max(0, group_pages(group, shape.block_tokens, pinned.limit - 1) - held)
+            held = sum([0 < block_id <= shape.blocks and (not group.window or holders[block_id] == 1) for block_id in table])
+            missing += max(0, group_blocks(group, shape.block_tokens, pinned.limit - 1) - held)
         return missing
 
     def _claim(self, pinned: Sequence) -> int:
-        """What a pinned sequence may still need. Its windows count in full, for it may have to leave pages in them to others."""
+        """What a pinned sequence may still need. Its windows count in full, for it may have to leave blocks in them to others."""
         blocks = pinned.capacity // self.cache.shape.block_tokens
-        return pages_needed(self.cache.shape, pinned.limit - 1) - blocks * self._full_groups
+        return blocks_needed(self.cache.shape, pinned.limit - 1) - blocks * self._full_groups
 
     def victim(self, requester: Sequence) -> Sequence | None:
         """The youngest of the lowest class behind the requester; of a lower class if that waits. Never the first nor a pinned one."""

@@ -145,7 +145,7 @@ class Scheduler:
             yield sequence
 
     def _launch(self, builder: PlanBuilder, now: float) -> Plan:
-        last, pages, away = self._last, self.cache.pages, len(self.cache.host.cached)
+        last, pool, away = self._last, self.cache.pool, len(self.cache.host.cached)
         same = last is not None and not builder.fresh and last.sequences == builder.sequences
         plan = builder.freeze(self.life.freed_rows, self.cache.copies, last.plan if last is not None and same else None)
         self.life.freed_rows.clear()
@@ -154,11 +154,11 @@ class Scheduler:
         self._last = Flight(plan, builder.sequences, numbers)
         self.flights.append(self._last)
         self.step += 1
-        self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.life.waiting), len(pages.free), len(pages.cached), away))
+        self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.life.waiting), len(pool.free), len(pool.cached), away))
         return plan
 
     def _advance(self, sequence: Sequence, builder: PlanBuilder, now: float) -> None:
-        """Anything but one more token on pages that are there."""
+        """Anything but one more token on blocks that are there."""
         if sequence.state is State.WAITING:
             if not builder.closed:
                 self._start(sequence, builder, now)
@@ -196,7 +196,7 @@ class Scheduler:
         return builder.prefill_left
 
     def _stands_at_blocks_edge(self, sequence: Sequence) -> bool:
-        """Nothing in flight and its pages full: a prefix can go on here. While some are pinned, pages are taken through `room` only."""
+        """Nothing in flight and its blocks full: a prefix can go on here. While some are pinned, blocks are taken through `room` only."""
         return not sequence.in_flight and sequence.scheduled == sequence.capacity and not self.life.pinned
 
     def _catch_up(self, sequence: Sequence) -> Sequence | None:
@@ -220,7 +220,7 @@ class Scheduler:
         return self.cache.index.blocker(sequence, block)
 
     def _start(self, sequence: Sequence, builder: PlanBuilder, now: float) -> None:
-        """A waiting sequence becomes resident if a row and pages are there. The first that fails closes the step to those behind it."""
+        """A waiting sequence becomes resident if a row and blocks are there. The first that fails closes the step to those behind it."""
         if sequence.waiting_for and (sequence.waiting_for != {Wait.PREFIX} or self._blocker(sequence, sequence.blocked_at) is not None):
             return
         unscorable = sequence.scored < sequence.to_score and not builder.scores_left
@@ -236,7 +236,7 @@ class Scheduler:
         self.cache.adopt(sequence, hit)
         if not self.room.for_start(sequence, builder):
             self.cache.release(sequence)
-            self._refused = sequence, self.cache.pages.available
+            self._refused = sequence, self.cache.pool.available
             builder.closed = True
             return
         fetched = self.cache.fetch(sequence)
@@ -249,9 +249,9 @@ class Scheduler:
         builder.add(sequence, count, fresh=True)
 
     def _still_refused(self, sequence: Sequence) -> bool:
-        """It was refused before and no page has come since: not worth looking up its prefix again."""
+        """It was refused before and no block has come since: not worth looking up its prefix again."""
         refused, available = self._refused
-        return refused is sequence and self.cache.pages.available <= available and self.room.victim(sequence) is None
+        return refused is sequence and self.cache.pool.available <= available and self.room.victim(sequence) is None
 
     def _report_hit(self, sequence: Sequence, hit: int, fetched: int) -> None:
         tokens, name = hit * self._block_tokens, sequence.request.request_id

@@ -19,10 +19,10 @@ class Sequence:
     """`computed ≤ scheduled ≤ reach`, where `reach` = known ids + ids that steps in flight will sample.
 
     known      prompt and outputs, ids
-    capacity   positions covered by the pages in `tables`
+    capacity   positions covered by the blocks in `tables`
     steady     while `reach` is not beyond it, one more token and a sample need no decision at all
-    released   a group each: leading blocks whose pages have been let go, behind its window
-    unsent     (group, first block, pages) appended to tables since the row was last planned
+    released   per group: leading blocks that have been let go, behind its window
+    unsent     (group, first block, block ids) appended to tables since the row was last planned
     limit      the most ids it may ever know
     rank       its place in the policy's order, smaller runs first
     keys       prefix keys of the full blocks of `known`, made on demand, as is `identity`
@@ -103,7 +103,7 @@ class Sequence:
         self.message: str | None = None
 
     def cover(self, positions: int) -> None:
-        """Its pages reach so far now."""
+        """Its blocks reach so far now."""
         self.capacity = positions
         self.steady = min(positions, self.limit - 1)
 

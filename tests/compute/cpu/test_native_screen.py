@@ -10,12 +10,14 @@ from itertools import product
 
 import numpy as np
 import pytest
+from single import single
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.linear import linear_codes, quantise
 from ridgeline.compute.cpu.packing import PackedWeight, pack, packable
 from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.decoding.edits import needed
+from ridgeline.compute.decoding.sampler import accept
 from ridgeline.core.params import RowParams, Sampling
 
 pytestmark = pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
@@ -94,10 +96,10 @@ class Head:
         """Compares what `keep` leaves with whole rows: the largest, and what is sampled. The share of outputs the step computed."""
         keep = np.array([needed(row, 1) for row in params], np.int32)
         whole, before = self.outputs(x), self.plan.screened
-        sampled = self.sampler.sample(whole, params, [9] * len(x), [None] * len(x))
+        sampled = single(self.sampler.sample_rows, whole, params, [9] * len(x), [None] * len(x))
         outputs, maxima = self.kept(x, keep)
         after = self.plan.screened
-        assert self.sampler.sample(outputs, params, [9] * len(x), [None] * len(x), maxima) == sampled
+        assert single(self.sampler.sample_rows, outputs, params, [9] * len(x), [None] * len(x), maxima) == sampled
         screened = after[0] > before[0]
         for row, expected, blocks, count in zip(outputs, whole, maxima, keep, strict=True):
             left = np.repeat(blocks, BLOCK)[: len(row)] == -np.inf if screened else np.zeros(len(row), bool)
@@ -274,6 +276,35 @@ def test_what_is_sampled_of_random_weights(level: str, threads: int, pool: Threa
             assert head.plan.screened[0] == 1
             head.check_kept(x, requests(rng, m, whole=True))
             assert head.plan.screened[0] == 1
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_rows_that_sample_several_positions(level: str, pool: ThreadPoolExecutor) -> None:
+    """Each position is kept by itself: drafted rows walk what is left of it as they walk whole rows; greedy ones need ids alone."""
+    rng = np.random.default_rng(10)
+    head = Head(random_rows(rng, 3000, 256), pool, 12, level)
+    for counts in ([1, 4, 2, 5], [12], [3, 3, 3, 3]):
+        x = (rng.standard_normal((12, 256)) * np.exp(rng.standard_normal((12, 1)))).astype(np.float32)
+        whole = head.outputs(x)
+        for params in (requests(rng, len(counts)), [RowParams(1, 0, 1, Sampling(temperature=0.0))] * len(counts)):
+            keep = np.repeat(np.array([needed(row, 1) for row in params], np.int32), counts)
+            right = single(head.sampler.sample_rows, whole, *positions_of(params, counts))[0]
+            ends = np.cumsum(counts)
+            drafts = [tuple(right[end - count : end - 1]) for end, count in zip(ends, counts, strict=True)]
+            drafts[-1] = (*drafts[-1][:-1], 7)
+            given = params, drafts, [9] * len(counts), [None] * len(counts)
+            expected = head.sampler.sample_rows(whole, *given)
+            outputs, maxima = head.kept(x, keep)
+            assert head.sampler.sample_rows(outputs, *given, None, maxima) == expected
+            assert [len(tokens) for tokens in expected.ids] == [*counts[:-1], counts[-1] - 1]
+            if (keep == 1).all():
+                assert accept(head.best(x), drafts, given[3]) == expected.ids
+
+
+def positions_of(params: Sequence[RowParams], counts: Sequence[int]) -> tuple[list[RowParams], list[int]]:
+    """Rows' positions as rows of their own."""
+    rows = [row for row, count in zip(params, counts, strict=True) for _ in range(count)]
+    return rows, [9 + offset for count in counts for offset in range(count)]
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -102,7 +102,7 @@ def test_what_it_says_of_itself(model: Path) -> None:
     executor = worker.build(EngineConfig(str(model), **settings), lambda stage, part: None)  # type: ignore[arg-type]
     info = executor.info
     assert info.runner.startswith("cuda, ") and info.max_model_len == 48 and info.rows == 3
-    assert info.kv_bytes == info.kv.pages * SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "bf16")
+    assert info.kv_bytes == info.kv.blocks * SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "bf16")
     decided = {decision.name: decision.value for decision in executor.decisions}
     assert decided["dtype"] == decided["kv_dtype"] == "bf16" and decided["step_bytes"] > 0
     executor.close()

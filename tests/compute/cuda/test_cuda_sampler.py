@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from single import single
 from tensors import DEVICE, on_device, poisoned, within
 
 from ridgeline.compute.cuda import sampler
-from ridgeline.compute.decoding.sampler import sample
+from ridgeline.compute.decoding.sampler import sample_rows
 from ridgeline.core.params import RowParams, Sampling
 
 
@@ -28,7 +29,7 @@ def ours(logits: torch.Tensor, rows: Sequence[RowParams], positions: Sequence[in
 
 def agree(logits: np.ndarray, rows: Sequence[RowParams], positions: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
     placed = within(on_device(logits, dtype))
-    expected, _ = sample(placed.float().cpu().numpy(), rows, positions, [None] * len(rows))
+    expected, _ = single(sample_rows, placed.float().cpu().numpy(), rows, positions, [None] * len(rows))
     assert ours(placed, rows, positions) == expected
 
 

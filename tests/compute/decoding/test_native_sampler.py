@@ -10,20 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from single import Answer, single
 
 from ridgeline.compute.cpu import ext, sampling
 from ridgeline.compute.decoding import sampler
 from ridgeline.compute.decoding.edits import History, history_of
 from ridgeline.compute.decoding.rng import gumbel
 from ridgeline.core.params import RowParams, Sampling
-from ridgeline.core.plan import TokenLogprobs
 
 pytestmark = pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
 LEVELS = ext.isa_levels() or ("none",)
 LARGE = 262_144
 
 Floats = NDArray[np.float32]
-Answer = tuple[list[int], list[TokenLogprobs | None]]
 
 
 def assert_same(ours: Answer, reference: Answer) -> None:
@@ -39,10 +38,10 @@ def assert_same(ours: Answer, reference: Answer) -> None:
 def compare(logits: Floats, params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[History | None]) -> None:
     """The reference and every level; the logits stay as they were."""
     before = logits.copy()
-    reference = sampler.sample(logits, params, positions, histories)
+    reference = single(sampler.sample_rows, logits, params, positions, histories)
     for level in LEVELS:
         made = sampling.Sampler(logits.shape[1], ext.native().Team(1), level=level)
-        assert_same(made.sample(logits, params, positions, histories), reference)
+        assert_same(single(made.sample_rows, logits, params, positions, histories), reference)
     np.testing.assert_array_equal(logits, before)
 
 
@@ -146,7 +145,7 @@ def test_equal_noise_goes_to_the_lowest_id() -> None:
     drawn = gumbel(23_259, 0, 1, np.array([29_870, 213_403]))
     assert drawn[0] == drawn[1]
     logits = np.zeros((1, LARGE), np.float32)
-    assert sampler.sample(logits, [row(23_259)], [1], [None])[0] == [29_870]
+    assert single(sampler.sample_rows, logits, [row(23_259)], [1], [None])[0] == [29_870]
     check(logits, [row(23_259)], [[0]])
 
 
@@ -224,12 +223,12 @@ def test_rows_do_not_know_of_each_other() -> None:
     wide = rng.normal(size=(len(params), LARGE + 5)).astype(np.float32)
     logits = wide[:, :LARGE]
     histories = [history_of(each, [1, 2, 3]) for each in params]
-    together = sampling.Sampler(LARGE, ext.native().Team(1)).sample(logits, params, [3] * len(params), histories)
+    together = single(sampling.Sampler(LARGE, ext.native().Team(1)).sample_rows, logits, params, [3] * len(params), histories)
     shared = sampling.Sampler(LARGE, ext.native().Team(3))
     for _ in range(3):
-        assert shared.sample(logits, params, [3] * len(params), histories) == together
+        assert single(shared.sample_rows, logits, params, [3] * len(params), histories) == together
     for index, each in enumerate(params):
-        alone = shared.sample(logits[index : index + 1], [each], [3], [histories[index]])
+        alone = single(shared.sample_rows, logits[index : index + 1], [each], [3], [histories[index]])
         assert alone == ([together[0][index]], [together[1][index]])
 
 
@@ -238,20 +237,20 @@ def test_what_is_prepared_follows_the_rows() -> None:
     made = sampling.Sampler(50, ext.native().Team(1))
     logits = np.zeros((1, 50), np.float32)
     for token in range(50):
-        assert made.sample(logits, [row(allowed_ids=(token,))], [1], [None])[0] == [token]
-    assert made.sample(logits[:0], [], [], []) == ([], [])
+        assert single(made.sample_rows, logits, [row(allowed_ids=(token,))], [1], [None])[0] == [token]
+    assert single(made.sample_rows, logits[:0], [], [], []) == ([], [])
 
 
 def test_misuse_is_refused() -> None:
     made = sampling.Sampler(50, ext.native().Team(1))
     for logits in (np.zeros((1, 50)), np.zeros((1, 51), np.float32), np.zeros((2, 50), np.float32), np.zeros((1, 100), np.float32)[:, ::2]):
         with pytest.raises(ValueError, match="50 float32 logits"):
-            made.sample(logits, [row()], [1], [None])
+            single(made.sample_rows, logits, [row()], [1], [None])
     outside = row(logit_bias=((50, 1.0),)), row(bad_words=((50,),)), row(repetition_penalty=2.0), row(allowed_ids=(50,))
     for params in outside:
         with pytest.raises(IndexError, match="50"):
-            made.sample(np.zeros((1, 50), np.float32), [params], [2], [history_of(params, [3, 50])])
+            single(made.sample_rows, np.zeros((1, 50), np.float32), [params], [2], [history_of(params, [3, 50])])
     with pytest.raises(IndexError, match="vocabulary of 50"):
-        made.sample(np.zeros((1, 50), np.float32), [RowParams(1, 0, 1, Sampling(), 5, (-1,))], [1], [None])
+        single(made.sample_rows, np.zeros((1, 50), np.float32), [RowParams(1, 0, 1, Sampling(), 5, (-1,))], [1], [None])
     with pytest.raises(ValueError, match="nothing"):
         sampling.argmax(np.zeros(3, np.float32), 0)

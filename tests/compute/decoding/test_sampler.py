@@ -7,11 +7,11 @@ from math import exp, fsum, log
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from single import Answer, single
 
-from ridgeline.compute.decoding import sampler
 from ridgeline.compute.decoding.filters import top_k, top_p
 from ridgeline.compute.decoding.rng import gumbel
-from ridgeline.compute.runtime.executor import Sampled
+from ridgeline.compute.decoding.sampler import sample_rows
 from ridgeline.core.params import RowParams, Sampling
 
 GREEDY = RowParams(seed=1, choice=0, prompt_tokens=0, sampling=Sampling(temperature=0.0))
@@ -23,9 +23,9 @@ def asking(row: RowParams, **fields: object) -> RowParams:
     return replace(row, sampling=replace(row.sampling, **fields))  # type: ignore[arg-type]
 
 
-def sample(logits: NDArray[np.float32], params: Sequence[RowParams], positions: Sequence[int]) -> Sampled:
+def sample(logits: NDArray[np.float32], params: Sequence[RowParams], positions: Sequence[int]) -> Answer:
     """Of rows that look back at nothing."""
-    return sampler.sample(logits, params, positions, [None] * len(params))
+    return single(sample_rows, logits, params, positions)
 
 
 def ranked(logits: NDArray[np.float32]) -> list[int]:

@@ -11,12 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from single import single
 from transformers import MinPLogitsWarper, NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from ridgeline.compute.decoding.edits import EDITS, edited, history_of
 from ridgeline.compute.decoding.filters import min_p
 from ridgeline.compute.decoding.rng import gumbel
-from ridgeline.compute.decoding.sampler import sample
+from ridgeline.compute.decoding.sampler import sample_rows
 from ridgeline.core.params import RowParams, Sampling
 
 VOCAB = 23
@@ -34,7 +35,7 @@ def changed(logits: NDArray[np.float32], params: RowParams, ids: tuple[int, ...]
 
 
 def drawn(logits: NDArray[np.float32], params: RowParams, ids: tuple[int, ...] = IDS) -> int:
-    return sample(logits[None], [params], [len(ids)], [history_of(params, ids)])[0][0]
+    return single(sample_rows, logits[None], [params], [len(ids)], [history_of(params, ids)])[0][0]
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_logits_stay_as_they_were(logits: NDArray[np.float32]) -> None:
     """Log-probabilities are of the raw logits, whatever is edited, and nobody else sees the edits."""
     before = logits.copy()
     asked = row(**(CHANGES | {"logprobs": 3}))
-    (token,), (found,) = sample(logits[None], [asked], [len(IDS)], [history_of(asked, IDS)])
+    (token,), (found,) = single(sample_rows, logits[None], [asked], [len(IDS)], [history_of(asked, IDS)])
     assert token in (1, 2)
     np.testing.assert_array_equal(logits, before)
     total = log(sum(exp(float(each)) for each in logits))
@@ -242,7 +243,7 @@ def test_rows_do_not_know_of_each_other() -> None:
     asked = [row(**{name: value, "logprobs": 2}) for name, value in CHANGES.items()] + [row(**CHANGES), row(logprobs=2)]
     logits = rng.normal(size=(len(asked), 5003)).astype(np.float32)
     positions = [len(IDS)] * len(asked)
-    together = sample(logits, asked, positions, [history_of(each, IDS) for each in asked])
+    together = single(sample_rows, logits, asked, positions, [history_of(each, IDS) for each in asked])
     for index, each in enumerate(asked):
-        alone = sample(logits[index : index + 1].copy(), [each], [len(IDS)], [history_of(each, IDS)])
+        alone = single(sample_rows, logits[index : index + 1].copy(), [each], [len(IDS)], [history_of(each, IDS)])
         assert alone == ([together[0][index]], [together[1][index]])

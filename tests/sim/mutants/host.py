@@ -1,4 +1,4 @@
-"""Planted bugs in pages that move to the host and back: (name, modelled on, edits); an edit is (function, text, text instead)."""
+"""Planted bugs in blocks that move to the host and back: (name, modelled on, edits); an edit is (function, text, text instead)."""
 
 BUGS = (
     (
@@ -9,16 +9,16 @@ BUGS = (
     (
         "a hit on the host is counted and not copied",
         "T8: a hit in a tier whose copy is missing",
-        [("_move", "self.copies.append((page, to))", "page > to or self.copies.append((page, to))")],
+        [("_move", "self.copies.append((block_id, to))", "block_id > to or self.copies.append((block_id, to))")],
     ),
     (
         "a block that moves to the host is not copied",
         "T8: a hit in a tier whose copy is missing",
-        [("_move", "self.copies.append((page, to))", "page < to or self.copies.append((page, to))")],
+        [("_move", "self.copies.append((block_id, to))", "block_id < to or self.copies.append((block_id, to))")],
     ),
     (
-        "a page of the host that is wanted and not fetched after all is lost",
+        "a block of the host that is wanted and not fetched after all is lost",
         "T5: a leak of the tier",
-        [("_drop", "self.host.keep(page)", "pass")],
+        [("_drop", "self.host.keep(block_id)", "pass")],
     ),
 )

@@ -40,9 +40,9 @@ BUGS = (
         [("renounce", "if self.computing.get(key) is sequence:", "if False:")],
     ),
     (
-        "an evicted page stays in the prefix index",
+        "an evicted block stays in the prefix index",
         "T3: vLLM#48085",
-        [("forget", "block.pages[block.pages.index(page)] = 0", "pass")],
+        [("forget", "found.block_ids[found.block_ids.index(block_id)] = 0", "pass")],
     ),
     (
         "blocks of a row that is not finite are published",

@@ -12,9 +12,9 @@ BUGS = (
         [("adopt", "= sequence.scheduled = blocks * size", "= sequence.scheduled = blocks * size + (sequence.preemptions > 0)")],
     ),
     (
-        "a second victim falls though pages are coming",
+        "a second victim falls though blocks are coming",
         "T4: vllm-ascend#16315",
-        [("_at_least", "if self.spare(sequence) + coming >= pages:", "if False:")],
+        [("_at_least", "if self.spare(sequence) + coming >= blocks:", "if False:")],
     ),
     (
         "the oldest falls first",
@@ -47,14 +47,14 @@ BUGS = (
         [("admit", "sequence.rank = self.policy.rank(sequence)", "sequence.rank = (-sequence.number,)")],
     ),
     (
-        "a request that needs many pages is overtaken by small ones",
+        "a request that needs many blocks is overtaken by small ones",
         "T23: vLLM#2901",
-        [("_start", "self._refused = sequence, self.cache.pages.available\n        builder.closed = True", "pass")],
+        [("_start", "self._refused = sequence, self.cache.pool.available\n        builder.closed = True", "pass")],
     ),
     (
         "a request that can never fit is accepted",
         "T23",
-        [("why_not", "if needed > shape.pages:", "if False:")],
+        [("why_not", "if needed > shape.blocks:", "if False:")],
     ),
     (
         "a row is given away while a step in flight writes to it",

@@ -98,6 +98,6 @@ def allocate_native_kv(shape: KVShape, kv_heads: int, head_dim: int, type: str) 
     layers = {len(group.layers) for group in shape.groups}
     if len(layers) != 1:
         raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")
-    extent = (layers.pop(), 2, shape.pages + 1 + shape.host_pages, kv_heads, shape.block_tokens)
+    extent = (layers.pop(), 2, shape.blocks + 1 + shape.host_blocks, kv_heads, shape.block_tokens)
     memory = allocate(prod(extent) * head_bytes(type, head_dim))
     return NativeKVCache(memory.view(DTYPES[type]).reshape(*extent, record_width(type, head_dim)), type, head_dim)

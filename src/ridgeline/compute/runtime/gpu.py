@@ -73,10 +73,10 @@ def build_on_gpu(
     assert settled.max_model_len is not None and settled.kv_cache_memory_bytes is not None
     shape = replace(
         shape,
-        pages=resolved.pages,
+        blocks=resolved.pages,
         fingerprint=_fingerprint(facts, settled, device),
-        host_pages=resolved.host_pages,
-        page_bytes=costs.page_bytes,
+        host_blocks=resolved.host_pages,
+        block_bytes=costs.page_bytes,
     )
     cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype, device.torch)
     runner.attach(cache)
@@ -93,7 +93,7 @@ def build_on_gpu(
         tokens=config.tokens,
         seconds=step_law(partial(_seconds, runner), config.rows, min(config.tokens, settled.max_model_len)) if device.real else None,
     )
-    tier = HostTier(cache, shape.host_pages, device, config.depth) if shape.host_pages else None
+    tier = HostTier(cache, shape.host_blocks, device, config.depth) if shape.host_blocks else None
     return DeviceExecutor(info, decisions, runner, cache, tier)
 
 

@@ -1,6 +1,6 @@
-"""What the KV oracle remembers of a resident sequence: its ids, their stamps, and the pages that its tables name.
+"""What the KV oracle remembers of a resident sequence: its ids, their stamps, and the blocks that its tables name.
 
-Owns the per-sequence half of the oracle; the pages themselves belong to `sim.laws.executor`.
+Owns the per-sequence half of the oracle; the blocks themselves belong to `sim.laws.executor`.
 """
 
 from collections import deque

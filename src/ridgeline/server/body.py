@@ -1,22 +1,132 @@
-"""From the fields of a body to `SamplingParams`, alike for every endpoint that generates: names, defaults of the model, JSON's spellings.
+"""From the bytes of a body to a typed value and on to `SamplingParams`: strict JSON, bounded depth, errors that name the field.
 
-Owns what fields mean together (a stream and its options, log-probabilities of chat). Ranges are `engine.admit`'s business.
+Owns how bodies are read, the tables of fields that are known and not built (rejected by name unless their value asks for nothing; a field
+nobody knows is ignored), and what fields mean together. Which fields exist is `server.wire`'s, ranges are `engine.admit`'s.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from ridgeline.config.groups import ServerConfig
 from ridgeline.core.params import SamplingParams
+from ridgeline.engine.beams import LENGTH_PENALTY
 from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
 
+JSON_DEPTH: Final = 32
 LOGIT_BIASES: Final = 300
-LENGTH_PENALTY: Final = 10
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_ROUND_TO_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _NAMES: Final = tuple(field.name for field in fields(SamplingParams))
 _ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+
+Body = TypeVar("Body")
+Neutral = tuple[object, ...]
+
+
+def parse(shape: type[Body], body: bytes) -> Body:
+    """The body as `shape`. Raises ApiError that names the field; its text holds types and places, never what the client sent."""
+    try:
+        parsed = msgspec.json.decode(body, type=shape)
+        if deeper_than(body, JSON_DEPTH):
+            raise ApiError("json_too_deep", f"the body nests deeper than {JSON_DEPTH} levels; flatten it")
+        return parsed
+    except RecursionError:
+        raise ApiError("json_too_deep", f"the body nests deeper than {JSON_DEPTH} levels; flatten it") from None
+    except msgspec.ValidationError as error:
+        raise _wrong_type(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        place = str(error) if isinstance(error, msgspec.DecodeError) else "it is not UTF-8"
+        raise ApiError("invalid_json", f"the body is not valid JSON: {place}") from None
+
+
+def deeper_than(body: bytes, levels: int) -> bool:
+    """Whether well-formed JSON nests deeper than `levels`. Strings are dropped first; each round then closes the innermost level."""
+    outside = b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+    brackets = outside.translate(_ROUND_TO_SQUARE, _NO_BRACKETS)
+    for _ in range(levels):
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
+
+
+def _wrong_type(message: str) -> ApiError:
+    """`Expected X, got Y - at $.field[0]` → an answer that names the field."""
+    text, _, path = message.partition(" - at `$")
+    place = path.rstrip("`").lstrip(".")
+    param = place.partition("[")[0].partition(".")[0] or None
+    where = f"{place}: " if place else "the body: "
+    return ApiError("invalid_type", f"{where}{text[:1].lower()}{text[1:].replace('`', '')}", param=param)
+
+
+# ── fields that are not built ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Unbuilt:
+    """The unbuilt fields of one endpoint. `fields`: name → values beside null that ask for nothing."""
+
+    def __init__(self, fields: Mapping[str, Neutral]) -> None:
+        self.fields = MappingProxyType(dict(fields))
+        self._shape = msgspec.defstruct("_Sent", [(name, Any, None) for name in fields], frozen=True)
+
+    def check(self, body: bytes) -> None:
+        """Raises ApiError naming the first field that asks for something."""
+        sent = parse(self._shape, body)
+        for name, neutral in self.fields.items():
+            value = getattr(sent, name)
+            if value is not None and value not in neutral:
+                raise ApiError("unsupported_parameter", _WHY.get(name, f"{name} is not supported by this server; leave it out"), param=name)
+
+
+_EVERYWHERE: Final[Mapping[str, Neutral]] = {
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "kv_transfer_params": (),
+    "logprob_token_ids": ([],),
+    "repetition_detection": (),
+    "request_id": (),
+    "response_format": ({"type": "text"},),
+    "return_prompt_text": (False,),
+    "session_id": (),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (1,),
+    "structured_outputs": (),
+    "thinking_token_budget": (),
+    "vllm_xargs": ({},),
+}
+_WHY: Final[Mapping[str, str]] = {
+    "chat_template": "chat_template is never taken from a request; start the server with --chat-template FILE",
+    "response_format": "response_format is not supported by this server; leave it out, or send type text",
+}
+
+COMPLETION: Final = Unbuilt({**_EVERYWHERE, "prompt_embeds": (), "suffix": ("",), "truncation_side": ("left",)})
+CHAT: Final = Unbuilt({
+    **_EVERYWHERE,
+    "add_special_tokens": (False,),
+    "audio": (),
+    "chat_template": (),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "include_reasoning": (),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": (),
+    "truncate_prompt_tokens": (),
+    "verbosity": (),
+    "web_search_options": (),
+})
+TOKENIZE: Final = Unbuilt({"chat_template": (), "mm_processor_kwargs": ({},)})
+
+
+# ── what fields mean ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
