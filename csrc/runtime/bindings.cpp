@@ -202,8 +202,8 @@ void bind_plan(nb::module_& m) {
     plan.def("__init__", [](Plan* self, int level, std::shared_ptr<Team> team) { new (self) Plan(kernels(level), std::move(team)); });
     plan.def_prop_ro("phases", &Plan::phases);
     // What follows is added to the phase that was begun last.
-    plan.def("begin", [](Plan& p, const std::string& kind, bool selected) {
-        p.begin(kind == "rows" ? OpKind::rows : kind == "products" ? OpKind::products : OpKind::attention, selected);
+    plan.def("begin", [](Plan& p, const std::string& kind, bool selected, std::size_t factor) {
+        p.begin(kind == "rows" ? OpKind::rows : kind == "products" ? OpKind::products : OpKind::attention, selected, factor);
     });
     plan.def("add", [](Plan& p, const std::string& name, nb::bytes record) { p.add(op_of(name, record), record.c_str()); });
     plan.def("screen", &Plan::add_screen);

@@ -34,6 +34,7 @@ struct RowOp {
 struct Phase {
     PhaseKind kind;
     bool selected = false;               // runs over the selected positions, not over all tokens
+    size_t factor = 1;                   // rows per token or position: the axis of compute/graph.py
     std::vector<RowOp> rows;
     std::vector<ProductOp> products;
     size_t blocks = 0, bytes = 0;        // of all products: packed
@@ -62,7 +63,7 @@ public:
     Plan& operator=(const Plan&) = delete;
 
     // What follows is added to the phase that was begun last.
-    void begin(OpKind kind, bool selected);
+    void begin(OpKind kind, bool selected, size_t factor);
     void add(OpNumber op, const void* params);
     // Behind the last phase, which is a single product with a screened matrix: phases that stand in for it where only the largest of each row
     // are wanted.
@@ -83,7 +84,7 @@ private:
         size_t count = 0, partial_floats = 0;
     };
 
-    Phase& phase(PhaseKind kind, bool selected);
+    Phase& phase(PhaseKind kind, bool selected, size_t factor = 1);
     void add_product(const ProductOp& op);
     // The attention and, behind it, the merging of its partial results.
     void add_attention(const Attention& op);
@@ -97,7 +98,7 @@ private:
     void find_best(const Phase& phase, const Step& step, size_t chunk, int thread);
     void find_maxima(const Phase& phase, const Step& step, size_t chunk);
     size_t blocks_each(const Phase& phase, const Step& step) const;
-    size_t rows_of(const Phase& phase, const Step& step) const { return phase.selected ? step.selected : step.tokens; }
+    size_t rows_of(const Phase& phase, const Step& step) const { return (phase.selected ? step.selected : step.tokens) * phase.factor; }
 
     const Kernels& kernels_;
     std::shared_ptr<Team> team_;

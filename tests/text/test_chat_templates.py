@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from ridgeline.errors import RequestError
-from ridgeline.text.chat_conversation import Conversation
-from ridgeline.text.choose import load_tokenizer
+from ridgeline.text.chat_content import Conversation
+from ridgeline.text.files import load_tokenizer
 
 pytestmark = pytest.mark.skipif(not TEMPLATES.is_dir(), reason="the corpus of templates (../shared/gold) is absent")
 GPT2 = TEMPLATES.parent / "vocab" / "ggml-vocab-gpt-2.gguf"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.text.choose import load_tokenizer
-from ridgeline.text.stop import StopAutomaton
-from ridgeline.text.stream import OutputStream, Stopped
+from ridgeline.text.files import load_tokenizer
+from ridgeline.text.stream import OutputStream, StopAutomaton, Stopped
 from ridgeline.text.tokenizer import Tokenizer
 
 GOLD = Path(__file__).resolve().parents[2].parent / "shared" / "gold"

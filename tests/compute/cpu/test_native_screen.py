@@ -65,7 +65,7 @@ class Head:
 
     def add(self, kind: str, op: str, fields: dict[str, Any]) -> None:
         """A phase of one op over the selected rows."""
-        self.plan.begin(kind, True)
+        self.plan.begin(kind, True, 1)
         self.plan.add(op, ext.record(ext.params(op), fields))
 
     def run(self, x: np.ndarray, *wanted: int) -> None:

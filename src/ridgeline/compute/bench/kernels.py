@@ -233,7 +233,7 @@ class Copies:
         op, names = ("linear_codes", ("codes", "scales", "sums")) if kind in CODES else ("linear", ("x",))
         fields = {name: array.ctypes.data for name, array in zip(names, self._inputs, strict=True)} | {"out": self._out.ctypes.data}
         for weight in self._weights:
-            self._plan.begin("products", False)
+            self._plan.begin("products", False, 1)
             self._plan.add(op, ext.record(ext.params(op), {**fields, "weight": weight.matrix}))
 
     def timings(self, tokens: int, ceilings: Callable[[], tuple[float, float]]) -> list[Timing]:

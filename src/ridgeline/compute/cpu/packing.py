@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
+from ridgeline.compute.graph import WeightFormat
 from ridgeline.compute.quant.bits import Bytes, Floats
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.facts.files.formats import FORMATS as STORED
@@ -31,6 +32,8 @@ ALIGNMENT: Final = 64
 
 Take = Callable[[int], Bytes]
 """Gives so many bytes of zeroed memory."""
+
+FLOATS: Final = ("F32", "F16", "BF16")
 
 SCREENED: Final = {name.removesuffix("_SCREENED"): name for name in ext.values("Format") if name.endswith("_SCREENED")}
 """Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear/screen_kernel.cpp): what they are called then."""
@@ -56,7 +59,7 @@ class PackedWeight:
     kind   among `FORMATS`; what the file stored
     group  inputs that share a scale, for INT8 and INT4; else 0
     data   uint8, aligned to 64 bytes
-    order  name of the vector that says which input each column multiplies; "": the columns are in the order of the inputs
+    order  name of the vector that says which input each column multiplies; None: the columns are in the order of the inputs
     screened  packed as one of `SCREENED`
     """
 
@@ -64,7 +67,7 @@ class PackedWeight:
     shape: tuple[int, int]
     data: Bytes
     group: int = 0
-    order: str = ""
+    order: str | None = None
     screened: bool = False
 
     @property
@@ -82,6 +85,11 @@ class PackedWeight:
         if self.kind in INTEGER_BITS:
             return SPAN if self.group % LONG_SPAN else LONG_SPAN
         return SUPERBLOCK if self.kind in SUPERBLOCKS else SPAN
+
+    @property
+    def format(self) -> WeightFormat:
+        """What a list must know of it."""
+        return WeightFormat(self.kind, "f32" if self.kind in FLOATS else "i8", self.span, self.order)
 
     @property
     def matrix(self) -> tuple[int, int, int, int, int]:

@@ -76,7 +76,7 @@ class NativePlan:
     def value(self, name: str, sizes: Sizes) -> NDArray[Any]:
         """A view of a value after a step of `sizes`; the next step overwrites it."""
         handle = self._oplist.values[name]
-        shape = tuple(dim.at(sizes) for dim in handle.shape)
+        shape = handle.shape(sizes)
         dtype = np.dtype(DTYPES[handle.dtype])
         start = self._arena.offsets[name]
         return self._memory[start : start + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape)
@@ -89,7 +89,7 @@ class NativePlan:
         return whole[:count]
 
     def _add(self, phase: Phase) -> None:
-        self.native.begin(phase.kind, phase.selected)
+        self.native.begin(phase.kind, phase.axis.kind == "selected", phase.axis.factor)
         for op in phase.ops:
             self.native.add(op.name, self._record(op))
 
@@ -149,6 +149,11 @@ class NativePlan:
         return self.cache.record(self._index[int(op.attributes["layer"])])
 
 
+def _width(plan: NativePlan, op: Op) -> int:
+    """Floats in a row of what the op makes; a selection takes a token's rows together."""
+    return plan.width(op.outputs[0]) * (int(op.attributes["factor"]) if op.name == "select" else 1)  # type: ignore[arg-type]
+
+
 def _rotation_frequencies(plan: NativePlan, op: Op) -> int:
     rope = op.attributes["rope"]
     assert isinstance(rope, Rope)
@@ -157,7 +162,7 @@ def _rotation_frequencies(plan: NativePlan, op: Op) -> int:
 
 
 LAUNCH: Final[Mapping[str, Callable[[NativePlan, Op], Any]]] = {
-    "width": lambda plan, op: plan.width(op.outputs[0]),
+    "width": _width,
     "piece": lambda plan, op: op.weights[0].shape[0],
     "by_position": lambda plan, op: op.inputs[0] == "positions",
     "activation": lambda plan, op: ext.values("Activation").index(str(op.attributes["activation"])),
