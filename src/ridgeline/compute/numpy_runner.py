@@ -77,7 +77,6 @@ class NumpyRunner:
         check(oplist)
         self.oplist = lower(oplist, "numpy")
         self._shape = shape
-        self._head = head_of(self.oplist)
         self._team = Team(threads)
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}
         kernels = providers(self._team)
@@ -103,8 +102,9 @@ class NumpyRunner:
 
         Bit for bit what those steps give the same positions when they are selected.
         """
-        values: Values = {self._steps[self._head - 1].op.outputs[0]: hidden}
-        _run(self._steps[self._head :], values)
+        head = head_of(self.oplist)
+        values: Values = {self._steps[head - 1].op.outputs[0]: hidden}
+        _run(self._steps[head:], values)
         logits: Floats = values[self.oplist.outputs["logits"]]
         return logits
 
