@@ -261,8 +261,8 @@ void bind_plan(nb::module_& m) {
     plan.def("__init__", [](Plan* self, int level, std::shared_ptr<Team> team) { new (self) Plan(kernels(level), std::move(team)); });
     plan.def_prop_ro("phases", &Plan::phases);
     // What follows is added to the phase that was begun last.
-    plan.def("begin_rows", [](Plan& p, bool selected) { p.phase(PhaseKind::rows, selected); });
-    plan.def("begin_products", [](Plan& p, bool selected) { p.phase(PhaseKind::products, selected); });
+    plan.def("begin_rows", [](Plan& p, bool selected, std::size_t factor) { p.phase(PhaseKind::rows, selected, factor); });
+    plan.def("begin_products", [](Plan& p, bool selected, std::size_t factor) { p.phase(PhaseKind::products, selected, factor); });
     bind_row_ops(plan);
     plan.def("product", [](Plan& p, int format, std::size_t n, std::size_t k, std::size_t group, Address data, Address codes, Address scales,
                            Address sums, Address residual, Address out) {

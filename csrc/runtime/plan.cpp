@@ -52,10 +52,11 @@ Plan::Plan(const Kernels& kernels, std::shared_ptr<Team> team) : kernels_(kernel
     scratch_.assign(static_cast<size_t>(team_->threads()), std::vector<uint8_t>(bytes));
 }
 
-Phase& Plan::phase(PhaseKind kind, bool selected) {
+Phase& Plan::phase(PhaseKind kind, bool selected, size_t factor) {
     phases_.push_back(Phase{});
     phases_.back().kind = kind;
     phases_.back().selected = selected;
+    phases_.back().factor = factor;
     counters_ = std::vector<Counter>(phases_.size());
     return phases_.back();
 }

@@ -29,6 +29,7 @@ struct ProductOp {
 struct Phase {
     PhaseKind kind;
     bool selected = false;               // runs over the selected positions, not over all tokens
+    size_t factor = 1;                   // rows per token or position: the axis of compute/graph.py
     std::vector<RowOp> rows;
     std::vector<ProductOp> products;
     size_t blocks = 0, bytes = 0;        // of all products: packed
@@ -58,7 +59,7 @@ public:
     Plan(const Plan&) = delete;
     Plan& operator=(const Plan&) = delete;
 
-    Phase& phase(PhaseKind kind, bool selected);
+    Phase& phase(PhaseKind kind, bool selected, size_t factor = 1);
     void add_row(const RowOp& op);
     void add_product(const ProductOp& op);
     // Behind the last phase, which is a single product with a screened matrix: phases that stand in for it where only the largest of each row
@@ -92,7 +93,7 @@ private:
     void find_best(const Phase& phase, const Step& step, size_t chunk, int thread);
     void find_maxima(const Phase& phase, const Step& step, size_t chunk);
     size_t blocks_each(const Phase& phase, const Step& step) const;
-    size_t rows_of(const Phase& phase, const Step& step) const { return phase.selected ? step.selected : step.tokens; }
+    size_t rows_of(const Phase& phase, const Step& step) const { return (phase.selected ? step.selected : step.tokens) * phase.factor; }
 
     const Kernels& kernels_;
     std::shared_ptr<Team> team_;

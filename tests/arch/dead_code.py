@@ -42,7 +42,7 @@ ALLOWED = {
     "engine/outputs.py:Logprob.*": "for callers of LLM",
     "facts/hub/download.py:Meter.*": "called by huggingface_hub's bars",
     "planning/report.py:*": "written to the report as a whole",
-    "server/protocol.py:send_400_response(msg)": "uvicorn calls it",
+    "server/transport.py:send_400_response(msg)": "uvicorn calls it",
     "server/run.py:_Server.capture_signals": "uvicorn calls it",
     "server/run.py:timeout_graceful_shutdown": "read by uvicorn",
     "server/wire.py:*": "fields that clients send and read",

@@ -12,7 +12,7 @@ from ridgeline.errors import RidgelineError
 from ridgeline.facts.files.gguf import read_header
 from ridgeline.facts.headers.architectures import ARCHITECTURES
 from ridgeline.facts.headers.read import model_facts, read_model_facts
-from ridgeline.text.choose import tokenizer_of
+from ridgeline.text.files import tokenizer_of
 
 MOST_SECONDS, MOST_BYTES = 0.1, 256 << 20
 

@@ -15,8 +15,8 @@ from transformers.utils import chat_template_utils
 
 from gold import TEMPLATES, vocabulary
 from ridgeline.errors import RequestError
-from ridgeline.text.chat_conversation import Conversation
-from ridgeline.text.choose import load_tokenizer
+from ridgeline.text.chat_content import Conversation
+from ridgeline.text.files import load_tokenizer
 
 STEMS = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 

@@ -7,7 +7,7 @@ import pytest
 
 from gold import vocabulary
 from ridgeline.text import prompt_cache
-from ridgeline.text.choose import load_tokenizer
+from ridgeline.text.files import load_tokenizer
 from ridgeline.text.prompt_cache import PromptCache, cutting_names
 from ridgeline.text.tokenizer import MASK, Tokenizer
 

@@ -9,9 +9,8 @@ from itertools import accumulate
 import pytest
 
 from gold import vocabulary
-from ridgeline.text.choose import load_tokenizer
-from ridgeline.text.stop import StopAutomaton
-from ridgeline.text.stream import OutputStream, Stopped
+from ridgeline.text.files import load_tokenizer
+from ridgeline.text.stream import OutputStream, StopAutomaton, Stopped
 from ridgeline.text.tokenizer import Tokenizer
 
 FAMILIES = ("gpt-2", "starcoder", "llama-spm", "phi-3")

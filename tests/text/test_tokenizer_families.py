@@ -12,9 +12,8 @@ import pytest
 from gold import tokenizer_lines, vocabulary, vocabulary_cases
 from ridgeline.errors import ModelFormatError, ModelNotFoundError, RequestError
 from ridgeline.facts.files.gguf import Header, read_header
-from ridgeline.text.choose import load_tokenizer, tokenizer_of
-from ridgeline.text.fast import FastTokenizer
-from ridgeline.text.pretokenizers import PRE_TOKENIZERS
+from ridgeline.text.bpe import PRE_TOKENIZERS, FastTokenizer
+from ridgeline.text.files import load_tokenizer, tokenizer_of
 from ridgeline.text.spm import SpmTokenizer
 from ridgeline.text.tokenizer import MASK, Tokenizer
 from ridgeline.text.vocabulary import Kind
@@ -199,7 +198,7 @@ def test_a_tokenizer_json_that_is_none_is_refused(tmp_path: Path, text: str) -> 
 
 def test_a_sentencepiece_file_is_read(tmp_path: Path) -> None:
     """Written by our own writer of the format, read back, and the same ids."""
-    from ridgeline.text.spm_model import model_proto
+    from ridgeline.text.spm import model_proto
     from ridgeline.text.vocabulary import Vocabulary
 
     stated = Vocabulary.from_header(read_header(vocabulary("llama-spm")))

@@ -24,9 +24,9 @@ from ridgeline.errors import ConfigError, RequestError
 from ridgeline.facts.hub.source import resolve_model
 from ridgeline.facts.hub.weightless import RANDOM_PREFIX
 from ridgeline.text.chat import ChatTemplate, no_template
-from ridgeline.text.chat_conversation import Conversation
+from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
-from ridgeline.text.words import bad_word_ids
+from ridgeline.text.tokenizer import bad_word_ids
 
 Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]

@@ -20,7 +20,7 @@ from ridgeline.compute.cuda.buckets import Buckets
 from ridgeline.compute.cuda.device import DTYPES
 from ridgeline.compute.cuda.step import NOBODY, StepBuffers, padding
 from ridgeline.compute.diff import relative_error
-from ridgeline.compute.graph import TOKENS, Dim, Handle, Op, OpList, StepInputs
+from ridgeline.compute.graph import TOKENS, Handle, Op, OpList, StepInputs
 from ridgeline.compute.ops.attention import attention, paged_sample
 from ridgeline.compute.ops.definition import Sample, floats
 from ridgeline.compute.runtime import gpu, worker
@@ -68,7 +68,7 @@ class Bound:
         self.cache = stored(arguments["keys"], arguments["values"], arguments["block_tokens"], case.kv_dtype)
         self.shape = KVShape((KVGroup("full", (0,), 0),), arguments["block_tokens"], len(self.cache.pool[0, 0]) - 1, b"")
         self.buckets = Buckets(tokens=128, rows=8, positions=1024, block_tokens=arguments["block_tokens"])
-        width = Handle("q", (TOKENS, Dim(len(arguments["q"][0]))))
+        width = Handle("q", TOKENS, len(arguments["q"][0]))
         self.backend: Attention = backends.open_attention(name, case)
         oplist = OpList("step", (self.op,), {"q": width, "out": width}, {}, {})
         self.reserved = self.backend.reserve(device(), Sizes(oplist, self.shape, self.buckets))
@@ -100,7 +100,7 @@ class Bound:
         self.q.zero_()[: len(row)] = on_device(a["q"], self.q.dtype)
         self.out.fill_(torch.nan)
         select = a["cu_q"][1:] - 1
-        self.send(StepInputs(nothing, at[None], row, a["cu_q"], a["kv_len"], (a["tables"],), (slots,), nothing, select))
+        self.send(StepInputs(nothing, at[None], row, a["cu_q"], a["kv_len"], (a["tables"],), (slots,), select))
         self.run()
         keys, values = (x.cpu().numpy() for x in self.cache.read(0, torch.arange(len(a["keys"]), device=DEVICE)))
         theirs = attention.reference(**{**a, "q": numbers(self.q[: len(row)]), "keys": keys, "values": values})

@@ -162,7 +162,6 @@ def step(counts: list[int], starts: list[int], groups: int = 2) -> StepInputs:
         kv_len=lengths.astype(np.int32),
         tables=tables,
         slots=tuple(table[row, positions // 16] * np.int64(16) + positions % 16 for table in tables),
-        adapter=np.zeros(cu_q[-1], np.int32),
         select=(cu_q[1:] - 1).astype(np.int32),
     )
 

@@ -14,7 +14,7 @@ from ridgeline.compute.cpu.weights import pack_weights
 from ridgeline.compute.early import ATTENDED, select_early
 from ridgeline.compute.finite import finite_rows
 from ridgeline.compute.fuse import fuse_residuals
-from ridgeline.compute.graph import SELECTED, OpList
+from ridgeline.compute.graph import SELECTED, Axis, OpList, WeightFormat
 from ridgeline.compute.lower import PASSES, lower
 from ridgeline.compute.ops.table import check
 from ridgeline.compute.record import record
@@ -50,9 +50,9 @@ def opened(facts) -> Callable[[str], NativeDriver]:
     return of
 
 
-def kinds(oplist: OpList, dim: object) -> list[str]:
+def kinds(oplist: OpList, axis: Axis) -> list[str]:
     """Ops whose outputs have so many rows."""
-    return [op.name for op in oplist.ops if any(oplist.values[name].shape[0] == dim for name in op.outputs)]
+    return [op.name for op in oplist.ops if any(oplist.values[name].axis == axis for name in op.outputs)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,7 +64,7 @@ def test_all_ops_behind_the_last_attention_move(facts, name: str) -> None:
     assert early.ops[: number + 1] == whole.ops[: number + 1]
     behind = [op for op in early.ops[number + 1 :] if op.name != "select"]
     assert [op.name for op in behind] == [op.name for op in whole.ops[number + 1 :] if op.name != "select"]
-    assert {early.values[made].shape[0] for op in early.ops[number + 1 :] for made in op.outputs} == {SELECTED}
+    assert {early.values[made].axis for op in early.ops[number + 1 :] for made in op.outputs} == {SELECTED}
     chosen = [op.inputs[0] for op in early.ops if op.name == "select"]
     assert len(chosen) == 2 and chosen[0] == whole.ops[number].outputs[0]  # and the residual stream
     assert early.outputs == whole.outputs
@@ -78,7 +78,7 @@ def test_all_ops_behind_the_last_attention_move(facts, name: str) -> None:
 def test_steps_have_one_barrier_less(facts, name: str) -> None:
     """The selection stands with the ops behind the attention, where whole steps stop for it once more."""
     step = record(facts(name))["step"]
-    formats = {weight.name: "Q8_0" for op in step.ops for weight in op.weights}
+    formats = {weight.name: WeightFormat("Q8_0", "i8") for op in step.ops for weight in op.weights}
     early, whole = (lower(step, runner, formats) for runner in ("native", "native, all tokens"))
     assert len(phases(early)) == len(phases(whole)) - 1
     assert kinds(whole, SELECTED).count("linear_codes") == 1 < kinds(early, SELECTED).count("linear_codes") <= 5

@@ -75,7 +75,7 @@ class NativePlan:
     def value(self, name: str, sizes: Sizes) -> NDArray[Any]:
         """A view of a value after a step of `sizes`; the next step overwrites it."""
         handle = self._oplist.values[name]
-        shape = tuple(dim.at(sizes) for dim in handle.shape)
+        shape = handle.shape(sizes)
         dtype = np.dtype(DTYPES[handle.dtype])
         start = self._arena.offsets[name]
         return self._memory[start : start + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape)
@@ -89,9 +89,9 @@ class NativePlan:
 
     def _add(self, phase: Phase) -> None:
         if phase.kind == "rows":
-            self.native.begin_rows(phase.selected)
+            self.native.begin_rows(phase.axis.kind == "selected", phase.axis.factor)
         elif phase.kind == "products":
-            self.native.begin_products(phase.selected)
+            self.native.begin_products(phase.axis.kind == "selected", phase.axis.factor)
         for op in phase.ops:
             EMIT[op.name](self, op)
 
@@ -140,7 +140,7 @@ def _embed(plan: NativePlan, op: Op) -> None:
 
 
 def _select(plan: NativePlan, op: Op) -> None:
-    plan.native.select(plan.at(op.inputs[0]), plan.at(op.outputs[0]), plan.width(op.outputs[0]))
+    plan.native.select(plan.at(op.inputs[0]), plan.at(op.outputs[0]), plan.width(op.outputs[0]) * op.attributes["factor"])
 
 
 def _reorder(plan: NativePlan, op: Op) -> None:

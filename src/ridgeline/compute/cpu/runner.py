@@ -20,7 +20,7 @@ from ridgeline.compute.diff import stored_names
 from ridgeline.compute.early import ATTENDED
 from ridgeline.compute.finite import finite_rows
 from ridgeline.compute.graph import Op, OpList, Sizes, StepInputs
-from ridgeline.compute.lower import ORDER, SPAN, head_of, lower
+from ridgeline.compute.lower import head_of, lower
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.compute.ops.table import check
 from ridgeline.core.plan import KVShape
@@ -49,10 +49,7 @@ class NativeRunner:
         trace: StepTrace | None = None,
     ) -> None:
         check(oplist)
-        packed = {name: weight for name, weight in weights.items() if isinstance(weight, PackedWeight)}
-        formats = {name: weight.kind for name, weight in packed.items()}
-        formats |= {name + ORDER: weight.order for name, weight in packed.items() if weight.order}
-        formats |= {name + SPAN: str(weight.span) for name, weight in packed.items()}
+        formats = {name: weight.format for name, weight in weights.items() if isinstance(weight, PackedWeight)}
         self.oplist, self._early = (lower(oplist, name, formats) for name in ("native, all tokens", "native"))
         self._weights, self._shape = weights, shape
         # Of a list that ends in a product, a row's largest are found where they are made.
@@ -191,4 +188,4 @@ def _all_of(count: int) -> StepInputs:
     """The inputs of a step whose head reads the first `count` tokens, and which computes nothing else."""
     none = np.zeros(0, np.int32)
     slots = (np.zeros(0, np.int64),)
-    return StepInputs(none, none[None], none, none, none, (none[None],), slots, none, np.arange(count, dtype=np.int32))
+    return StepInputs(none, none[None], none, none, none, (none[None],), slots, np.arange(count, dtype=np.int32))

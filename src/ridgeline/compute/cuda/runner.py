@@ -24,7 +24,7 @@ from ridgeline.compute.cuda.programs import Program, Programs
 from ridgeline.compute.cuda.providers import BIND
 from ridgeline.compute.cuda.step import NOBODY, Sampled, StepBuffers, padding
 from ridgeline.compute.diff import stored_names
-from ridgeline.compute.graph import SELECTED, Op, OpList, StepInputs
+from ridgeline.compute.graph import Op, OpList, StepInputs
 from ridgeline.compute.lower import head_of
 from ridgeline.compute.ops.table import check
 from ridgeline.core.plan import KVShape
@@ -256,8 +256,7 @@ class CudaRunner:
             self.device.settle()
             for name in op.outputs:
                 value = plan.value(name, most.tokens, most.rows)
-                count = sizes.S if self.oplist.values[name].shape[0] == SELECTED else sizes.T
-                made[name] = value[:count].float().cpu().numpy()
+                made[name] = value[: self.oplist.values[name].axis.at(sizes)].float().cpu().numpy()
             made |= dict(zip(stored_names(op), _stored(op, inputs, self.shape, kv), strict=False))
         return made
 

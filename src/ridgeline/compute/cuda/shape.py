@@ -97,6 +97,5 @@ def step_of(counts: list[int], starts: list[int], pages: int, groups: int, *, kn
         kv_len=lengths.astype(np.int32),
         tables=tables,
         slots=tuple(table[row, at // BLOCK_TOKENS] * np.int64(BLOCK_TOKENS) + at % BLOCK_TOKENS for table in tables),
-        adapter=np.zeros(cu_q[-1], np.int32),
         select=cu_q[1:] - 1,
     )

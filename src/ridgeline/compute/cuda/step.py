@@ -229,5 +229,5 @@ def padding(tokens: int, rows: int, groups: int, block_tokens: int) -> StepInput
     return StepInputs(
         ids=np.zeros(tokens, np.int32), positions=positions[None], row_of_token=row, cu_q=cu_q, kv_len=count,
         tables=(np.zeros((rows, -(-int(count.max()) // block_tokens)), np.int32),) * groups,
-        slots=(positions % np.int64(block_tokens),) * groups, adapter=np.zeros(tokens, np.int32), select=cu_q[1:] - 1,
+        slots=(positions % np.int64(block_tokens),) * groups, select=cu_q[1:] - 1,
     )  # fmt: skip

@@ -57,7 +57,6 @@ def step_inputs(plan: Plan, rows: Rows, block_tokens: int) -> Batch:
         kv_len=kv_len.astype(np.int32),
         tables=tables,
         slots=tuple(table[row_of_token, block] * np.int64(block_tokens) + offset for table in tables),
-        adapter=np.zeros(len(ids), np.int32),
         select=(cu_q[1:] - 1)[np.frombuffer(plan.sample, np.bool_)],
     )
     return Batch(inputs, unknown, row[row_of_token[unknown]])

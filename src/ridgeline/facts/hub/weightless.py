@@ -16,7 +16,7 @@ RANDOM_PREFIX: Final = "random:"
 """A model named `random:llama-3-8b`, or `random:` and the path of a config.json, has weights that a GPU makes when it starts."""
 
 BYTE_TOKENS: Final = 258
-"""Ids of `text.bytes.ByteTokenizer`, by which its text is told."""
+"""Ids of `text.tokenizer.ByteTokenizer`, by which its text is told."""
 
 
 def config_of(model: str) -> Path:

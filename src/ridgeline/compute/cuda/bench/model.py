@@ -122,7 +122,7 @@ class RandomModel:
         ids = np.full(rows, -1, np.int32) if single else np.random.default_rng(0).integers(0, self.facts.tokens, len(row)).astype(np.int32)
         inputs = StepInputs(
             ids=ids, positions=positions.astype(np.int32)[None], row_of_token=row, cu_q=cu_q, kv_len=kv_len, tables=tables, slots=slots,
-            adapter=np.zeros(len(row), np.int32), select=cu_q[1:] - 1,
+            select=cu_q[1:] - 1,
         )  # fmt: skip
         columns: dict[str, Any] = {name: np.zeros(rows, KINDS[kind][0]) for name, kind in sampler.COLUMNS.items()}
         columns["top_p"] += 1
