@@ -13,9 +13,9 @@ from tiny import Driver, log_softmax
 
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.quant.grouped import GroupedWeight
-from ridgeline.facts.headers.describe import describe_model
-from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.read import describe_model, read_model_facts
 from ridgeline.facts.model import ModelFacts
+from ridgeline.planning.shape import shape_of
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
 MODELS = {
@@ -112,9 +112,10 @@ def test_what_files_hold_is_counted(tmp_path: Path) -> None:
         _, _, facts = write(directory, "phi3" if "asymmetric" in name else "llama", scheme)
         file = directory / "model.safetensors"
         header = int.from_bytes(file.read_bytes()[:8], "little")
-        assert facts.weights_bytes == file.stat().st_size - header - 8
-        planned = describe_model(str(directory), tmp_path)
-        assert sum(planned.class_bytes(None).values()) == facts.weights_bytes and planned.dtype == PLANNED[name[: name.rindex("-")]]
+        assert sum(facts.stored.values()) == file.stat().st_size - header - 8
+        planned = shape_of(describe_model(str(directory), tmp_path))
+        held = sum(facts.stored.values())
+        assert sum(planned.class_bytes(None).values()) == held and planned.dtype == PLANNED[name[: name.rindex("-")]]
         kinds = {tensor.kind for tensor in facts.tensors.values()} - {"F16", "BF16", "F32"}
         assert kinds == {f"{ {'gptq': 'GPTQ', 'awq': 'AWQ'}.get(scheme.method, 'INT')}{scheme.bits}"}
 

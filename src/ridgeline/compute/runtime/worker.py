@@ -24,10 +24,9 @@ from ridgeline.engine.executor import Executor, ExecutorInfo
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
-from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.read import RANDOM_PREFIX, random_facts, read_model_facts
 from ridgeline.facts.headers.rope import rope_for
 from ridgeline.facts.hub.source import resolve_model
-from ridgeline.facts.hub.weightless import RANDOM_PREFIX, random_facts
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_costs, kv_groups
 
