@@ -3,7 +3,7 @@ PYTHON ?= python
 .PHONY: check lint types test night build
 
 check: lint types
-	$(PYTHON) -m pytest -q tests/core tests/arch -k "not swarm and not planted"
+	$(PYTHON) -m pytest -q tests/core tests/arch
 
 lint:
 	ruff check src tests

@@ -75,10 +75,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture(scope="session")
-def demo_file(pytestconfig: pytest.Config) -> Path:
-    """The demo model's GGUF file, assembled once under pytest's cache directory."""
-    assert pytestconfig.cache is not None
+def demo_file(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model's GGUF file, assembled once under pytest's cache directory, or for this run where there is none."""
+    cache = getattr(pytestconfig, "cache", None)
+    folder = tmp_path_factory.getbasetemp() if cache is None else cache.mkdir("models")
     try:
-        return resolve_model("demo", pytestconfig.cache.mkdir("models"))
+        return resolve_model("demo", folder)
     except ModelNotFoundError as missing:
         pytest.skip(str(missing))

@@ -54,8 +54,8 @@ struct Words {
 
 // What all blocks of a row's generator have in common.
 struct Key {
-    explicit Key(const SampleRow& row) : position(all_lanes(row.position)), choice(all_lanes(row.choice)) {
-        uint32_t words[2] = {static_cast<uint32_t>(row.seed), static_cast<uint32_t>(row.seed >> 32)};
+    explicit Key(const Place& place) : position(all_lanes(place.position())), choice(all_lanes(place.row.choice)) {
+        uint32_t words[2] = {static_cast<uint32_t>(place.row.seed), static_cast<uint32_t>(place.row.seed >> 32)};
         for (int round = 0; round < kRounds; ++round) {
             low[round] = all_lanes(words[0]), high[round] = all_lanes(words[1]);
             words[0] += 0x9E3779B9u, words[1] += 0xBB67AE85u;
@@ -122,13 +122,13 @@ bool anyone(const float* kept, float able) {
 
 }  // namespace
 
-int32_t gumbel_max(const BlockRow& row, Cut cut, Scale scale, int32_t best, const SampleRow& asked) {
+int32_t gumbel_max(const BlockRow& row, Cut cut, Scale scale, int32_t best, const Place& place) {
     const double most = gumbel(kWords - 1.0);
-    const Key key(asked);
+    const Key key(place);
     Words words;
-    const size_t place = static_cast<size_t>(best);
-    draw(key, place / kPart * kPart, &words);
-    Winner winner = {gumbel(words.of(place % kPart)), best};
+    const size_t likeliest = static_cast<size_t>(best);
+    draw(key, likeliest / kPart * kPart, &words);
+    Winner winner = {gumbel(words.of(likeliest % kPart)), best};
     const float able = least_logit(scale, winner.score - most - kRounding);  // what lies below cannot win
     float memory[kBlock];
     for (size_t b = 0; b < row.count; ++b) {

@@ -17,6 +17,17 @@ struct BlockRow {
     float* copies;                       // [count * kBlock] where edited blocks are
     float* nothing;                      // [kBlock] of -infinity
     float* list;                         // [(count + 1) * kBlock] candidates
+    int32_t* ids;                        // [count * kBlock] whatever an edit wants to remember
+};
+
+// A sampling position as edits and noise see it: its row, and how many of the row's drafts are known by then, beside the row's history.
+struct Place {
+    const SampleRow& row;
+    const int32_t* drafts;               // [known]
+    size_t known;
+
+    uint64_t position() const { return row.position + known; }
+    int64_t output() const { return static_cast<int64_t>(position()) - row.prompt_tokens; }
 };
 
 // Which tokens survive: those above `value`, and those that equal it up to the id `last`.
@@ -39,9 +50,12 @@ struct Best {
 // row.cpp
 float largest(const float* x, size_t count);                             // NaN if there is one
 size_t place_of(const float* x, float value);                            // of the first that is `value`, or the first NaN
-BlockRow split(const SampleRow& asked, size_t vocab, void* scratch);
+BlockRow split(const float* logits, const float* maxima, size_t vocab, void* scratch);
 Best best_of(const BlockRow& row);
-bool edit(BlockRow& row, const SampleRow& asked);                        // false: an id lies outside the vocabulary
+
+// edits.cpp
+enum class Edited { nothing, logits, refused };                          // refused: an id lies outside the vocabulary
+Edited edit(BlockRow& row, const Place& place);
 
 // weights.cpp
 void weigh(const float* x, Scale scale, double* weights);                // [kBlock] each
@@ -57,7 +71,7 @@ Cut top_p(const BlockRow& row, Cut cut, Scale scale, double p);
 void ids_of(const BlockRow& row, Cut cut, int32_t* ids);                 // ascending
 
 // noise.cpp
-int32_t gumbel_max(const BlockRow& row, Cut cut, Scale scale, int32_t best, const SampleRow& asked);
+int32_t gumbel_max(const BlockRow& row, Cut cut, Scale scale, int32_t best, const Place& place);
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

@@ -1,5 +1,5 @@
-// Sampling of one row: what changes logits, then greedy, or Gumbel-max over what the filters leave. No sort and no noise over the
-// vocabulary: the maxima of its blocks say where the candidates of a threshold are.
+// Sampling of one row, position by position: what changes logits, then greedy, or Gumbel-max over what the filters leave. No sort and no
+// noise over the vocabulary: the maxima of its blocks say where the candidates of a threshold are.
 #include "sample/sample.h"
 
 #include <math.h>
@@ -11,43 +11,52 @@ namespace RIDGELINE_LEVEL {
 
 namespace {
 
-bool edits(const SampleRow& asked) {
-    return asked.allowed != nullptr || asked.completing_count + asked.stops_count + asked.bias_count + asked.seen_count > 0;
-}
-
-void log_probabilities(const BlockRow& row, float highest, SampleRow* asked) {
+void log_probabilities(const BlockRow& row, float highest, const SampleStep& step, size_t at, int64_t most) {
     if (!isfinite(highest)) {
-        asked->log_sum_exp = NAN;
+        step.log_sum_exp[at] = NAN;
         return;
     }
-    asked->log_sum_exp = log_sum_exp(row, highest);
-    const size_t wanted = static_cast<size_t>(asked->best_count);
-    if (wanted > 0) ids_of(row, top_k(row, wanted < row.vocab ? wanted : row.vocab), asked->best_ids);
+    step.log_sum_exp[at] = log_sum_exp(row, highest);
+    const size_t wanted = static_cast<size_t>(most);
+    if (wanted > 0) ids_of(row, top_k(row, wanted < row.vocab ? wanted : row.vocab), step.best_ids + at * step.best_stride);
 }
 
-int32_t choose(const BlockRow& row, Best best, const SampleRow& asked) {
+int32_t choose(const BlockRow& row, Best best, const Place& place) {
+    const SampleRow& asked = place.row;
     const Scale scale = {best.value, asked.temperature};
     Cut cut = {-INFINITY, INT32_MAX};
     if (asked.top_k > 0 && static_cast<size_t>(asked.top_k) < row.vocab) cut = top_k(row, static_cast<size_t>(asked.top_k));
-    const float least = asked.log_min_p > -INFINITY ? least_logit(scale, asked.log_min_p) : -INFINITY;
+    const float least = asked.min_p > 0.0 ? least_logit(scale, log(asked.min_p)) : -INFINITY;
     if (least > cut.value) cut = {least, INT32_MAX};
     if (asked.top_p < 1.0) cut = top_p(row, cut, scale, asked.top_p);
-    return gumbel_max(row, cut, scale, best.id, asked);
+    return gumbel_max(row, cut, scale, best.id, place);
 }
 
-void sample_row(SampleRow* asked, size_t vocab, void* scratch) {
-    BlockRow row = split(*asked, vocab, scratch);
+// The token of a position, or -1 where its row names an id outside the vocabulary.
+int32_t sample_place(const SampleStep& step, const Place& place, size_t vocab, void* scratch) {
+    const size_t at = place.row.first + place.known;
+    const float* maxima = step.maxima == nullptr ? nullptr : step.maxima + at * step.maxima_stride;
+    BlockRow row = split(step.logits + at * step.logits_stride, maxima, vocab, scratch);
     Best best = best_of(row);
-    if (asked->best_count >= 0) log_probabilities(row, best.value, asked);
-    if (edits(*asked)) {
-        if (!edit(row, *asked)) {
-            asked->token = -1;
-            return;
-        }
-        best = best_of(row);
+    if (place.row.logprobs >= 0) log_probabilities(row, best.value, step, at, place.row.logprobs);
+    const Edited edited = edit(row, place);
+    if (edited == Edited::refused) return -1;
+    if (edited == Edited::logits) best = best_of(row);
+    const bool greedy = place.row.temperature == 0.0 || !isfinite(best.value);
+    return greedy ? best.id : choose(row, best, place);
+}
+
+void sample_row(const SampleStep& step, const SampleRow& asked, size_t row, size_t vocab, void* scratch) {
+    const int32_t* drafts = step.drafts == nullptr ? nullptr : step.drafts + asked.first;
+    int32_t returned = 0;
+    for (size_t known = 0; known < asked.count; ++known) {
+        const size_t at = asked.first + known;
+        if (step.finite != nullptr && step.finite[at] == 0) break;
+        step.ids[at] = sample_place(step, {asked, drafts, known}, vocab, scratch);
+        returned = step.ids[at] < 0 ? -1 : returned + 1;
+        if (returned < 0 || drafts == nullptr || step.ids[at] != drafts[known]) break;
     }
-    const bool greedy = asked->temperature == 0.0 || !isfinite(best.value);
-    asked->token = greedy ? best.id : choose(row, best, *asked);
+    step.returned[row] = returned;
 }
 
 void maxima(const float* logits, size_t count, float* maxima) {

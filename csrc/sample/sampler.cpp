@@ -7,7 +7,8 @@ Sampler::Sampler(const SampleKernels& kernels, std::shared_ptr<Team> team, size_
     scratch_.assign(static_cast<size_t>(team_->threads()), std::vector<double>(sample_scratch(vocab) / sizeof(double)));
 }
 
-void Sampler::run(SampleRow* rows, size_t count) {
+void Sampler::run(const SampleStep& step, const SampleRow* rows, size_t count) {
+    step_ = step;
     rows_ = rows;
     count_ = count;
     const uint64_t tag = team_->next_step() << 32;
@@ -19,7 +20,7 @@ void Sampler::run(SampleRow* rows, size_t count) {
 void Sampler::walk(void* sampler, uint64_t step, int thread) {
     Sampler& self = *static_cast<Sampler*>(sampler);
     self.team_->share(self.counter_, step, self.count_, [&](uint64_t row) {
-        self.kernels_.row(self.rows_ + row, self.vocab_, self.scratch_[static_cast<size_t>(thread)].data());
+        self.kernels_.row(self.step_, self.rows_[row], row, self.vocab_, self.scratch_[static_cast<size_t>(thread)].data());
     });
 }
 

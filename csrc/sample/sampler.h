@@ -16,8 +16,8 @@ public:
     Sampler(const Sampler&) = delete;
     Sampler& operator=(const Sampler&) = delete;
 
-    // Answers rows [count]. Not to be called by two threads at a time, nor while the team is in a plan.
-    void run(SampleRow* rows, size_t count);
+    // Answers rows [count] of a step. Not to be called by two threads at a time, nor while the team is in a plan.
+    void run(const SampleStep& step, const SampleRow* rows, size_t count);
 
 private:
     static void walk(void* sampler, uint64_t step, int thread);
@@ -27,7 +27,8 @@ private:
     const size_t vocab_;
     std::vector<std::vector<double>> scratch_;  // a thread each
     Counter counter_;
-    SampleRow* rows_ = nullptr;
+    SampleStep step_{};
+    const SampleRow* rows_ = nullptr;
     size_t count_ = 0;
 };
 

@@ -32,8 +32,8 @@ class Loop:
         self,
         *,
         rows: int = 8,
-        pages: int = 256,
-        host_pages: int = 0,
+        blocks: int = 256,
+        host_blocks: int = 0,
         block_tokens: int = 4,
         windows: tuple[int, ...] = (0,),
         policy: str = "fcfs",
@@ -43,7 +43,7 @@ class Loop:
     ) -> None:
         self.model = model or FakeModel()
         self.executor = fake_executor(
-            rows, pages, block_tokens, windows, max_model_len=max_model_len, model=self.model, host_pages=host_pages
+            rows, blocks, block_tokens, windows, max_model_len=max_model_len, model=self.model, host_blocks=host_blocks
         )
         self.scheduler = Scheduler(
             Limits(rows=rows, max_model_len=max_model_len, **limits), self.executor.info.kv, POLICIES[policy]
@@ -143,5 +143,5 @@ class Loop:
 
 @pytest.fixture
 def loop() -> Callable[..., Loop]:
-    """`loop(rows=…, pages=…, block_tokens=…, windows=…, policy=…, depth=…, …)` makes one."""
+    """`loop(rows=…, blocks=…, block_tokens=…, windows=…, policy=…, depth=…, …)` makes one."""
     return Loop

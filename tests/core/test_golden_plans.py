@@ -12,7 +12,7 @@ import pytest
 from ridgeline.core import events
 from ridgeline.core.commands import Abort, Close
 from ridgeline.core.events import Finish
-from ridgeline.core.plan import FROM_ROW, Plan
+from ridgeline.core.plan import LAST, Plan
 from ridgeline.sim.laws.model import FakeModel
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -36,13 +36,13 @@ def burst_shares_a_prefix(loop):
 
 
 def preempted_and_resumed(loop):
-    run = loop(pages=6, rows=3, token_budget=16)
+    run = loop(blocks=6, rows=3, token_budget=16)
     run.turn(run.request("old", 6, max_tokens=12), run.request("young", 6, max_tokens=9))
     return run
 
 
 def preempted_two_steps_deep(loop):
-    run = loop(pages=9, rows=2, block_tokens=2, depth=2)
+    run = loop(blocks=9, rows=2, block_tokens=2, depth=2)
     run.turn(run.request("old", 3, max_tokens=15), run.request("young", 4, max_tokens=11))
     return run
 
@@ -54,7 +54,7 @@ def four_steps_deep_with_a_late_stop(loop):
 
 
 def window_group_gives_pages_back(loop):
-    run = loop(windows=(0, 5), block_tokens=2, pages=30, token_budget=6)
+    run = loop(windows=(0, 5), block_tokens=2, blocks=30, token_budget=6)
     run.turn(run.request("a", 9, max_tokens=6))
     return run
 
@@ -101,7 +101,7 @@ def told(event: events.Event) -> str:
         case events.Rejected():
             return f"{event.request_id} rejected: {event.message}"
         case events.Evicted():
-            return f"page {event.page} evicted"
+            return f"block {event.block_id} evicted"
         case events.Waiting():
             return f"{event.request_id}/{event.choice} waits for {event.reason}" + (f" of {event.blocker}" if event.blocker else "")
         case events.Ready():
@@ -125,16 +125,16 @@ def planned(plan: Plan) -> list[str]:
     lines = [f"step {plan.step}" + (f"  frees rows {list(plan.freed_rows)}" if plan.freed_rows else "")]
     for new in plan.new_rows:
         lines.append(f"  row {new.row} is sequence {new.sequence}, {len(new.ids)} ids, tables {list(map(list, new.tables))}")
-    lines += [f"  row {row} group {group} block {first}: pages {list(pages)}" for row, group, first, pages in plan.blocks if pages]
+    lines += [f"  row {row} group {group} block {first}: blocks {list(blocks)}" for row, group, first, blocks in plan.blocks if blocks]
     at = 0
     for i, row in enumerate(plan.row):
         ids = plan.tokens[at : at + plan.count[i]]
         at += plan.count[i]
-        last = " (its last sampled id)" if ids[-1] == FROM_ROW else ""
+        last_id = " (its last sampled id)" if ids[-1] == LAST else ""
         samples = ", samples" if plan.sample[i] else ""
-        scored = [plan.start[i] + place - at + plan.count[i] for place in plan.select if at - plan.count[i] <= place < at - plan.sample[i]]
-        scores = f", scores {scored[0]} … {scored[-1]}" if scored else ""
-        lines.append(f"  row {row} computes {plan.start[i]} … {plan.start[i] + plan.count[i] - 1}{last}{scores}{samples}")
+        scored = [(plan.start[i] + first, plan.start[i] + first + count - 1) for index, first, count in plan.score if index == i]
+        scores = "".join([f", scores {first} … {last}" for first, last in scored])
+        lines.append(f"  row {row} computes {plan.start[i]} … {plan.start[i] + plan.count[i] - 1}{last_id}{scores}{samples}")
     return lines
 
 

@@ -17,13 +17,13 @@ def state(run, name: str, value: object) -> None:
 
 BROKEN: dict[str, tuple[int, Callable[..., object]]] = {
     "queued in one state, being in another": (1, lambda run: state(run, "state", State.ENDED)),
-    "a page lost": (2, lambda run: run.scheduler.cache.pages.free.pop()),
-    "a holder miscounted": (2, lambda run: run.scheduler.cache.pages.holders.__setitem__(1, 2)),
+    "a block lost": (2, lambda run: run.scheduler.cache.pool.free.pop()),
+    "a holder miscounted": (2, lambda run: run.scheduler.cache.pool.holders.__setitem__(1, 2)),
     "a table without its last block": (2, lambda run: run.sequence("a").tables[0].pop()),
-    "a page free twice": (2, lambda run: run.scheduler.cache.pages.free.append(run.scheduler.cache.pages.free[0])),
-    "a published page that will be written": (3, lambda run: [state(run, name, 2) for name in ("computed", "scheduled")]),
+    "a block free twice": (2, lambda run: run.scheduler.cache.pool.free.append(run.scheduler.cache.pool.free[0])),
+    "a published block that will be written": (3, lambda run: [state(run, name, 2) for name in ("computed", "scheduled")]),
     "a block whose ids are not its contents": (3, lambda run: run.sequence("a").known.__setitem__(0, 499)),
-    "a page shared before it was published": (3, lambda run: _share_unpublished(run)),
+    "a block shared before it was published": (3, lambda run: _share_unpublished(run)),
     "a window block let go too early": (3, lambda run: run.sequence("a").tables[1].__setitem__(1, 0)),
     "an index that leads nowhere": (3, lambda run: run.scheduler.cache.index.blocks.popitem()),
     "computed beyond scheduled": (4, lambda run: state(run, "computed", 99)),
@@ -31,16 +31,16 @@ BROKEN: dict[str, tuple[int, Callable[..., object]]] = {
     "a promise with nothing in flight": (4, lambda run: state(run, "reach", len(run.sequence("a").known) + 1)),
     "more rows than there are": (5, lambda run: run.scheduler.life.rows.append(3)),
     "a ready one overtaken": (6, lambda run: setattr(run.scheduler.life.waiting[0], "overtaken", 1)),
-    "a page shared across tenants": (9, lambda run: state(run, "identity", b"another")),
+    "a block shared across tenants": (9, lambda run: state(run, "identity", b"another")),
 }
 
 
 def _share_unpublished(run) -> None:
     one, two = run.sequence("a"), run.sequence("b")
-    page = one.tables[0][-1]
-    run.scheduler.cache.pages.drop(two.tables[0][-1])
-    two.tables[0][-1] = page
-    run.scheduler.cache.pages.hold(page)
+    block_id = one.tables[0][-1]
+    run.scheduler.cache.pool.drop(two.tables[0][-1])
+    two.tables[0][-1] = block_id
+    run.scheduler.cache.pool.hold(block_id)
 
 
 @pytest.mark.parametrize("broken", BROKEN)
@@ -56,7 +56,7 @@ def test_a_broken_law_is_named(loop, broken: str) -> None:
 
 
 IDLE: dict[str, Callable[..., object]] = {
-    "a step that still holds a page": lambda run: run.scheduler.cache.pages.handed_over.update({3: []}),
+    "a step that still holds a block": lambda run: run.scheduler.cache.pool.handed_over.update({3: []}),
     "a row that is not back": lambda run: run.scheduler.life.rows.pop(),
     "a block still expected": lambda run: run.scheduler.cache.index.computing.update({b"": None}),
 }
@@ -78,8 +78,8 @@ def test_idle_means_that_everything_is_back(loop, broken: str) -> None:
         {"count": array("i", [17])},
         {"row": array("i", [9])},
         {"tokens": array("i", [1])},
-        {"select": array("i")},
-        {"select": array("i", [10, 11])},
+        {"sample": bytearray(b"\x0c")},
+        {"score": ((0, 3, 9),)},
         {"count": array("i")},
         {"blocks": ((0, 0, 0, (999,)),)},
     ],

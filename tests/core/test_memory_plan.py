@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.core.fit import pages_needed
+from ridgeline.core.fit import blocks_needed
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.planning.memory import longest_sequence, sequence_pages
 
@@ -40,4 +40,4 @@ def test_the_longest_sequence_fits_and_is_admitted(groups: tuple[KVGroup, ...], 
         assert sequence_pages(groups, size, longest + 1, chunk) > pages
     if longest:
         assert sequence_pages(groups, size, longest, chunk) <= pages
-        assert pages_needed(KVShape(groups, size, pages, b""), longest) <= pages
+        assert blocks_needed(KVShape(groups, size, pages, b""), longest) <= pages

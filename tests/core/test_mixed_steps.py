@@ -17,7 +17,7 @@ def counts(plan: Plan) -> list[int]:
 )
 def test_what_may_be_computed_beside_rows(rows: int, tokens: int) -> None:
     limits = Limits(token_budget=512, mixed_tokens=80, row_tokens=2.5)
-    assert limits.beside(rows) == tokens
+    assert limits.prefill_budget(rows) == tokens
 
 
 def test_a_long_prompt_comes_in_pieces_while_others_wait_for_their_next_token(loop) -> None:

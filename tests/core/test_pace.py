@@ -21,7 +21,7 @@ def test_a_line_is_found_again() -> None:
 def test_a_step_takes_no_longer_than_is_wanted(rows: int) -> None:
     each = StepSeconds(0.008, 0.0024, 0.0008)
     limits = Limits(token_budget=512, mixed_tokens=each.mixed_tokens(0.1), row_tokens=each.row_tokens)
-    taken = seconds(rows, limits.beside(rows))
+    taken = seconds(rows, limits.prefill_budget(rows))
     assert 0.098 < taken <= 0.1
 
 

@@ -65,7 +65,7 @@ def test_one_at_a_time(loop) -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "static", "one"])
 def test_a_policy_changes_no_answer(loop, policy: str) -> None:
-    run = loop(rows=3, policy=policy, pages=16, token_budget=9, depth=2)
+    run = loop(rows=3, policy=policy, blocks=16, token_budget=9, depth=2)
     run.finish(*[run.request(f"r{i}", 4 + i, max_tokens=5 + i, priority=i % 3, choices=1 + i % 2) for i in range(8)])
     run.check_ended()
     assert all(len(run.ids(name)) == request.max_tokens for name, request in run.requests.items())

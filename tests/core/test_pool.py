@@ -1,4 +1,4 @@
-"""The page pool: free, cached or held, handed out only without a holder, taken back least recently used first."""
+"""The block pool: free, cached or held, handed out only without a holder, taken back least recently used first."""
 
 from collections import Counter
 
@@ -7,65 +7,65 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ridgeline.core.blocks import Pages
+from ridgeline.core.blocks import BlockPool
 from ridgeline.errors import LawViolation
 
 
-def pool(count: int = 4) -> tuple[Pages, list[int]]:
+def pool(count: int = 4) -> tuple[BlockPool, list[int]]:
     evicted: list[int] = []
-    return Pages(count, evicted.append), evicted
+    return BlockPool(count, evicted.append), evicted
 
 
 def test_pages_are_numbered_from_one_and_come_lowest_first() -> None:
-    pages, _ = pool()
-    assert pages.take(2) == [1, 2]
-    assert pages.take(2) == [3, 4]
-    assert pages.available == 0 and pages.held == 4
+    blocks, _ = pool()
+    assert blocks.take(2) == [1, 2]
+    assert blocks.take(2) == [3, 4]
+    assert blocks.available == 0 and blocks.held == 4
 
 
 def test_a_published_page_stays_cached_and_is_evicted_in_lru_order() -> None:
-    pages, evicted = pool()
-    for page in pages.take(3):
-        pages.published[page] = 1
-    for page in (2, 1, 3):
-        pages.drop(page)
-    pages.hold(2)
-    pages.drop(2)
-    assert list(pages.cached) == [1, 3, 2]
-    assert pages.take(2) == [1, 4] or evicted == [1]
-    assert pages.take(1) == [3]
+    blocks, evicted = pool()
+    for block_id in blocks.take(3):
+        blocks.published[block_id] = 1
+    for block_id in (2, 1, 3):
+        blocks.drop(block_id)
+    blocks.hold(2)
+    blocks.drop(2)
+    assert list(blocks.cached) == [1, 3, 2]
+    assert blocks.take(2) == [1, 4] or evicted == [1]
+    assert blocks.take(1) == [3]
     assert evicted == [1, 3]
-    assert not pages.published[1] and pages.published[2]
+    assert not blocks.published[1] and blocks.published[2]
 
 
 def test_a_page_has_as_many_holders_as_hold_it() -> None:
-    pages, _ = pool()
-    (page,) = pages.take(1)
-    pages.hold(page)
-    pages.drop(page)
-    assert pages.holders[page] == 1 and page not in pages.free
-    pages.drop(page)
-    assert page in pages.free
+    blocks, _ = pool()
+    (block_id,) = blocks.take(1)
+    blocks.hold(block_id)
+    blocks.drop(block_id)
+    assert blocks.holders[block_id] == 1 and block_id not in blocks.free
+    blocks.drop(block_id)
+    assert block_id in blocks.free
     with pytest.raises(LawViolation, match="law 2"):
-        pages.drop(page)
+        blocks.drop(block_id)
 
 
 def test_a_held_page_is_never_handed_out() -> None:
-    pages, _ = pool()
-    (page,) = pages.take(1)
-    pages.free.append(page)
+    blocks, _ = pool()
+    (block_id,) = blocks.take(1)
+    blocks.free.append(block_id)
     with pytest.raises(LawViolation, match="law 3"):
-        pages.take(1)
+        blocks.take(1)
 
 
 def test_handed_over_pages_are_coming_once_no_sequence_holds_them() -> None:
-    pages, _ = pool()
-    one, two = pages.take(2)
-    pages.hold(two)
-    pages.hand_over([one, two], step=7)
-    assert pages.coming() == 1
-    pages.drop(two)
-    assert pages.coming() == 2
+    blocks, _ = pool()
+    one, two = blocks.take(2)
+    blocks.hold(two)
+    blocks.hand_over([one, two], step=7)
+    assert blocks.coming() == 1
+    blocks.drop(two)
+    assert blocks.coming() == 2
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -74,17 +74,17 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.evicted: list[int] = []
-        self.pages = Pages(6, self.evicted.append)
+        self.pool = BlockPool(6, self.evicted.append)
         self.holds: Counter[int] = Counter()
         self.steps: dict[int, list[int]] = {}
         self.published: set[int] = set()
 
-    @precondition(lambda self: self.pages.available)
+    @precondition(lambda self: self.pool.available)
     @rule(data=st.data())
     def take(self, data: st.DataObject) -> None:
-        count = data.draw(st.integers(1, self.pages.available))
+        count = data.draw(st.integers(1, self.pool.available))
         before = set(self.holds) | {p for held in self.steps.values() for p in held}
-        taken = self.pages.take(count)
+        taken = self.pool.take(count)
         assert len(set(taken)) == count and not set(taken) & before
         self.published -= set(taken)
         self.holds.update(taken)
@@ -92,61 +92,61 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holds or self.published)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(set(self.holds) | self.published)))
-        self.pages.hold(page)
-        self.holds[page] += 1
+        block_id = data.draw(st.sampled_from(sorted(set(self.holds) | self.published)))
+        self.pool.hold(block_id)
+        self.holds[block_id] += 1
 
     @precondition(lambda self: self.holds)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(self.holds)))
-        self.pages.published[page] = 1
-        self.published.add(page)
+        block_id = data.draw(st.sampled_from(sorted(self.holds)))
+        self.pool.published[block_id] = 1
+        self.published.add(block_id)
 
     @precondition(lambda self: self.holds)
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
-        page = self._one_hold_less(data)
-        self.pages.drop(page)
+        block_id = self._one_hold_less(data)
+        self.pool.drop(block_id)
 
     @precondition(lambda self: self.holds)
     @rule(data=st.data(), step=st.integers(0, 3))
     def hand_over(self, data: st.DataObject, step: int) -> None:
-        page = self._one_hold_less(data)
-        self.pages.hand_over([page], step)
-        self.steps.setdefault(step, []).append(page)
+        block_id = self._one_hold_less(data)
+        self.pool.hand_over([block_id], step)
+        self.steps.setdefault(step, []).append(block_id)
 
     @precondition(lambda self: self.steps)
     @rule()
     def commit(self) -> None:
         step = min(self.steps)
-        for page in self.pages.handed_over.pop(step):
-            self.pages.drop(page)
+        for block_id in self.pool.handed_over.pop(step):
+            self.pool.drop(block_id)
         del self.steps[step]
 
     @precondition(lambda self: self.published)
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(self.published)))
-        self.pages.withdraw(page)
-        self.published.discard(page)
+        block_id = data.draw(st.sampled_from(sorted(self.published)))
+        self.pool.withdraw(block_id)
+        self.published.discard(block_id)
 
     def _one_hold_less(self, data: st.DataObject) -> int:
-        page = data.draw(st.sampled_from(sorted(self.holds)))
-        self.holds[page] -= 1
+        block_id = data.draw(st.sampled_from(sorted(self.holds)))
+        self.holds[block_id] -= 1
         self.holds += Counter()
-        return page
+        return block_id
 
     @invariant()
     def every_page_is_in_one_place(self) -> None:
         holders = self.holds + Counter(p for held in self.steps.values() for p in held)
-        free, cached = set(self.pages.free), set(self.pages.cached)
-        assert [self.pages.holders[p] for p in range(1, 7)] == [holders[p] for p in range(1, 7)]
+        free, cached = set(self.pool.free), set(self.pool.cached)
+        assert [self.pool.holders[p] for p in range(1, 7)] == [holders[p] for p in range(1, 7)]
         assert not free & cached and not (free | cached) & set(holders)
-        assert len(self.pages.free) + len(cached) + self.pages.held == 6
+        assert len(self.pool.free) + len(cached) + self.pool.held == 6
         assert cached == self.published - set(holders)
         only = {p for held in self.steps.values() for p in held if holders[p] == 1}
-        assert self.pages.coming() == len(only)
+        assert self.pool.coming() == len(only)
 
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

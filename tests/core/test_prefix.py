@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.core.prefix import Block, PrefixIndex
+from ridgeline.core.prefix import PrefixBlock, PrefixIndex
 from ridgeline.core.sequence import Sequence
 
 SIZE = 4
@@ -116,7 +116,7 @@ def test_a_block_stands_in_the_index_while_any_group_has_it() -> None:
     index, _ = indexed((0, 6), [[True], [True]])
     index.forget(1)
     (block,) = index.blocks.values()
-    assert isinstance(block, Block) and block.pages == [0, 2]
+    assert isinstance(block, PrefixBlock) and block.block_ids == [0, 2]
     index.forget(2)
     assert not index.blocks
 

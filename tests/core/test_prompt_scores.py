@@ -4,9 +4,9 @@ import pytest
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Abort
-from ridgeline.core.draft import MOST_SCORED
 from ridgeline.core.events import Closed, Finish, Preempted, PrefixHit
 from ridgeline.core.plan import Result, TokenLogprobs
+from ridgeline.core.plan_builder import MOST_SCORED
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.model import FakeModel, extend
 
@@ -25,13 +25,11 @@ def expected(run, name: str) -> list[TokenLogprobs]:
 
 
 def scored_positions(run) -> list[int]:
-    """Of row 0 alone: the positions whose logits are asked for beside those it samples from."""
+    """Of row 0 alone: the positions that plans name."""
     found = []
     for plan in run.plans:
         assert len(plan.row) == 1
-        sampled = plan.tokens.buffer_info()[1] - 1 if plan.sample[0] else None
-        start = plan.start[0]
-        found += [start + place for place in plan.select if place != sampled]
+        found += [plan.start[0] + first + place for _, first, count in plan.score for place in range(count)]
     return found
 
 
@@ -53,7 +51,7 @@ def test_a_step_scores_a_bounded_number_of_positions(loop) -> None:
     names = ("a", "b", "c")
     run.turn(*[run.request(name, 90, max_tokens=3, prompt_logprobs=1) for name in names], run.request("d", 200, max_tokens=9))
     run.finish()
-    scored = [len(plan.select) - sum(plan.sample) for plan in run.plans]
+    scored = [sum(count for _, _, count in plan.score) for plan in run.plans]
     assert max(scored) == MOST_SCORED and sum(scored) == 3 * 89
     assert scored[:5] == [64, 64, 64, 64, 11]
     for name in names:
@@ -99,7 +97,7 @@ def test_it_does_not_wait_for_a_prefix_that_another_computes(loop) -> None:
 @pytest.mark.parametrize("outputs", [6, 16])
 def test_preempted_in_the_middle(loop, depth: int, windows: tuple[int, ...], outputs: int) -> None:
     """Chunk by chunk beside an older one that grows: what is scored stays scored, and comes back from the cache if it can."""
-    run = loop(pages=9 if windows == (0,) else 14, rows=3, token_budget=3, depth=depth, windows=windows, max_preemptions=8)
+    run = loop(blocks=9 if windows == (0,) else 14, rows=3, token_budget=3, depth=depth, windows=windows, max_preemptions=8)
     run.turn(run.request("old", 5, max_tokens=27))
     run.finish(run.request("young", PROMPT, max_tokens=outputs - 5, prompt_logprobs=1))
     assert run.told(Preempted, "young")
@@ -131,7 +129,7 @@ def test_a_result_must_fit_its_plan(loop, wrong: tuple[tuple[TokenLogprobs, ...]
     run.apply(run.request("a", 12, prompt_logprobs=1))
     plan = run.plan()
     with pytest.raises(LawViolation, match="law 4: step 0 scored"):
-        run.scheduler.commit(plan, Result(0, ((),), bytearray(b"\1"), prompt_logprobs=wrong), 0.0)
+        run.scheduler.commit(plan, Result(0, ((),), bytearray(b"\1"), scores=wrong), 0.0)
 
 
 def test_an_unscored_position_behind_is_law_4(loop) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ridgeline.core.commands import Abort, Clear, Close, Drain
+from ridgeline.core.commands import Abort, Close, Drain
 from ridgeline.core.events import Admitted, Closed, EndedProvisionally, Finish, Preempted, Rejected, Usage, Wait
 from ridgeline.core.params import Sampling
 from ridgeline.core.sequence import Sequence
@@ -47,7 +47,7 @@ def test_what_steps_in_flight_sample_after_an_end_is_dropped(loop) -> None:
 def test_abort_in_every_state_ends_once_and_gives_everything_back(loop, depth: int) -> None:
     reached = set()
     for when in range(40):
-        run = loop(depth=depth, rows=2, pages=10, block_tokens=2, token_budget=8)
+        run = loop(depth=depth, rows=2, blocks=10, block_tokens=2, token_budget=8)
         run.apply(*[run.request(f"r{i}", (7, 8, 9, 10, i), max_tokens=9, two_phase=i == 0) for i in range(4)])
         for tick in range(when):
             run.plan() if tick % 3 or not run.tickets else run.commit()
@@ -65,13 +65,11 @@ def test_abort_in_every_state_ends_once_and_gives_everything_back(loop, depth: i
 
 
 def test_abort_while_preempted_with_steps_in_flight(loop) -> None:
-    run = loop(pages=9, depth=2, rows=2, block_tokens=2)
+    run = loop(blocks=9, depth=2, rows=2, block_tokens=2)
     run.apply(run.request("r0", 3, max_tokens=15), run.request("r1", (5, 6, 7, 8), max_tokens=11))
     while run.plan() is not None or not run.told(Preempted):
         if run.scheduler.in_flight == 2:
             run.commit()
-    assert run.sequence("r1").waiting_for == {Wait.DRAIN}
-    run.apply(Clear("r1", Wait.DRAIN))
     assert run.sequence("r1").waiting_for == {Wait.DRAIN}
     run.finish(Abort("r1"))
     run.check_ended()
@@ -83,7 +81,7 @@ def test_an_end_is_provisional_until_the_front_end_closes(loop) -> None:
     run.finish(run.request("a", 5, max_tokens=4, two_phase=True))
     assert [e.reason for e in run.told(EndedProvisionally)] == [Finish.LENGTH]
     assert not run.told(Closed) and not run.scheduler.idle
-    assert run.scheduler.cache.pages.held == 0 and len(run.scheduler.life.rows) == 8
+    assert run.scheduler.cache.pool.held == 0 and len(run.scheduler.life.rows) == 8
     run.apply(Close("a", 0, 2, Finish.STOP))
     run.apply(Close("a", 0, 4, Finish.LENGTH), Abort("a"))
     run.check_ended()
@@ -117,7 +115,7 @@ def test_choices_end_apart_and_the_request_with_the_last(loop) -> None:
 
 
 def test_requests_that_cannot_be_taken_are_refused(loop) -> None:
-    run = loop(rows=1, max_waiting=2, max_model_len=64, pages=64)
+    run = loop(rows=1, max_waiting=2, max_model_len=64, blocks=64)
     run.apply(run.request("long", 60, max_tokens=5))
     run.apply(*[run.request(f"r{i}", 5, choices=3) for i in range(3)])
     assert [(e.request_id, e.retry_after_seconds) for e in run.told(Rejected)] == [("long", None), ("r2", 1.0)]
@@ -159,7 +157,7 @@ def test_logprobs_go_out_with_their_ids(loop) -> None:
 def test_a_broken_pool_is_noticed_at_once(loop) -> None:
     run = loop()
     run.turn(run.request("a", 5))
-    pages = run.scheduler.cache.pages
-    pages.free.append(run.sequence("a").tables[0][0])
+    pool = run.scheduler.cache.pool
+    pool.free.append(run.sequence("a").tables[0][0])
     with pytest.raises(LawViolation, match="law 2"):
         run.turn()

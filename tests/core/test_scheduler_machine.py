@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from ridgeline.core.commands import Abort, Close
 from ridgeline.core.events import Closed, Finish
-from ridgeline.core.fit import pages_needed
+from ridgeline.core.fit import blocks_needed
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.sim.laws.model import FakeModel
 
@@ -14,7 +14,7 @@ MODEL = FakeModel(alphabet=(10, 11, 12), stop_ids=(1,), stop_permille=60, nan_pe
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Tiny sizes, so that pages, rows and prefixes are always contended. `loop` is set by the test below."""
+    """Tiny sizes, so that blocks, rows and prefixes are always contended. `loop` is set by the test below."""
 
     loop: type
 
@@ -23,10 +23,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows = data.draw(st.sampled_from(((0,), (0, 3), (4, 0), (2,))))
         size = data.draw(st.sampled_from((1, 2, 4)))
         groups = tuple(KVGroup("window" if w else "full", (i,), w) for i, w in enumerate(windows))
-        least = pages_needed(KVShape(groups, size, 1, b""), 20)
+        least = blocks_needed(KVShape(groups, size, 1, b""), 20)
         self.run = self.loop(
             rows=data.draw(st.integers(1, 4)),
-            pages=data.draw(st.integers(least, 2 * least)),
+            blocks=data.draw(st.integers(least, 2 * least)),
             block_tokens=size,
             windows=windows,
             policy=data.draw(st.sampled_from(("fcfs", "priority", "static", "one"))),
@@ -34,7 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             token_budget=data.draw(st.sampled_from((1, 3, 8, 64))),
             max_preemptions=data.draw(st.sampled_from((0, 1, 8))),
             prefix_caching=data.draw(st.booleans()),
-            host_pages=data.draw(st.sampled_from((0, 0, 3, 64))),
+            host_blocks=data.draw(st.sampled_from((0, 0, 3, 64))),
             model=MODEL,
             max_model_len=20,
         )

@@ -16,7 +16,7 @@ def computed(run) -> int:
 @pytest.mark.parametrize("windows", [(0,), (0, 512), (0, 30), (64,)])
 @pytest.mark.parametrize(("budget", "depth"), [(2048, 1), (2048, 3), (300, 1), (250, 2)])
 def test_a_burst_computes_its_prefix_once(loop, windows: tuple[int, ...], budget: int, depth: int) -> None:
-    run = loop(rows=16, pages=4000, block_tokens=16, windows=windows, token_budget=budget, depth=depth)
+    run = loop(rows=16, blocks=4000, block_tokens=16, windows=windows, token_budget=budget, depth=depth)
     run.finish(*[run.request(f"r{i}", (*SHARED, 300 + i, 7), max_tokens=2) for i in range(16)])
     run.check_ended()
     whole = len(SHARED) // 16 * 16
@@ -26,7 +26,7 @@ def test_a_burst_computes_its_prefix_once(loop, windows: tuple[int, ...], budget
 
 
 def test_who_waits_for_a_prefix_goes_on_when_the_other_is_aborted(loop) -> None:
-    run = loop(block_tokens=16, pages=400, depth=2)
+    run = loop(block_tokens=16, blocks=400, depth=2)
     run.apply(run.request("first", (*SHARED, 1), max_tokens=2), run.request("second", (*SHARED, 2), max_tokens=2))
     run.plan()
     assert run.sequence("second").waiting_for == {Wait.PREFIX}
@@ -59,7 +59,7 @@ def test_choices_share_the_prompt_and_answer_apart(loop, choices: int, caching: 
     assert len(set(answers)) == choices
     assert computed(run) == 21 + (choices - 1) + choices * 5
     assert [e.usage.cached_tokens for e in run.told(Closed)] == [0] + [20] * (choices - 1)
-    assert bool(run.scheduler.cache.pages.cached) is caching
+    assert bool(run.scheduler.cache.pool.cached) is caching
 
 
 def test_without_prefix_caching_two_requests_share_nothing(loop) -> None:
@@ -103,9 +103,9 @@ def test_nan_leaves_its_neighbours_alone(loop) -> None:
 
 
 def test_the_deepest_block_is_evicted_first(loop) -> None:
-    run = loop(pages=16, windows=(0, 0), token_budget=64)
+    run = loop(blocks=16, windows=(0, 0), token_budget=64)
     run.finish(run.request("a", SHARED[:29], max_tokens=1))
-    assert len(run.scheduler.cache.pages.cached) == 14
+    assert len(run.scheduler.cache.pool.cached) == 14
     run.finish(run.request("other", 9, max_tokens=3))
     assert len(run.told(Evicted)) == 4
     run.finish(run.request("again", SHARED[:29], max_tokens=1))

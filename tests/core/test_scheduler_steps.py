@@ -4,7 +4,7 @@ import pytest
 
 from ridgeline.core.commands import SetKnob
 from ridgeline.core.events import Closed, Computed, Finish, PrefixHit, Scheduled
-from ridgeline.core.plan import FROM_ROW, Result
+from ridgeline.core.plan import LAST, Result
 from ridgeline.core.quiet import quiet_steps
 from ridgeline.errors import ConfigError, LawViolation
 
@@ -15,7 +15,7 @@ def test_a_prompt_is_computed_in_chunks_and_samples_at_its_end(loop) -> None:
     assert [list(plan.count) for plan in run.plans] == [[16], [16], [16], [2], [1], [1]]
     assert [list(plan.sample) for plan in run.plans] == [[0], [0], [0], [1], [1], [1]]
     assert [list(plan.start) for plan in run.plans] == [[0], [16], [32], [48], [50], [51]]
-    assert [list(plan.select) for plan in run.plans] == [[], [], [], [1], [0], [0]]
+    assert [list(plan.sample) for plan in run.plans] == [[0], [0], [0], [1], [1], [1]]
     assert run.ids("a") == run.expected("a")
     run.check_ended()
 
@@ -47,7 +47,7 @@ def test_an_input_is_an_id_when_known_and_the_rows_last_one_when_not(loop) -> No
     for run in (one, two):
         run.finish(run.request("a", 5, max_tokens=4))
     assert [plan.tokens[0] for plan in one.plans[1:]] == list(one.expected("a")[:3])
-    assert two.plans[1].tokens[0] == FROM_ROW
+    assert two.plans[1].tokens[0] == LAST
     assert [plan.start[0] for plan in one.plans] == [plan.start[0] for plan in two.plans] == [0, 5, 6, 7]
 
 
@@ -96,17 +96,6 @@ def test_a_changed_budget_holds_from_the_next_step(loop) -> None:
         run.apply(SetKnob("rows", 4))
 
 
-def test_a_row_that_needs_its_commit_is_not_planned_before(loop) -> None:
-    run = loop(depth=4)
-    run.apply(run.request("bound", 5, max_tokens=6), run.request("free", 5, max_tokens=6))
-    run.sequence("bound").needs_commit = True
-    while run.turn():
-        assert sum(1 in ticket.plan.needs_commit for ticket in run.tickets) <= 1
-    assert [list(plan.needs_commit) for plan in run.plans[:3]] == [[1, 0], [0], [0]]
-    assert sum(1 in plan.needs_commit for plan in run.plans) == 6
-    run.check_ended()
-
-
 def test_columns_of_events_are_those_of_the_plan(loop) -> None:
     run = loop(token_budget=8)
     run.finish(run.request("a", 10, max_tokens=2), run.request("b", 3, max_tokens=2))
@@ -129,7 +118,7 @@ def test_a_result_must_fit_its_plan(loop) -> None:
 
 
 def test_quiet_steps_are_quiet(loop) -> None:
-    run = loop(windows=(0, 9), pages=40, rows=3, token_budget=8)
+    run = loop(windows=(0, 9), blocks=40, rows=3, token_budget=8)
     run.turn(*[run.request(f"r{i}", 6 + i, max_tokens=14 + i) for i in range(4)])
     seen = 0
     while not run.scheduler.idle:
@@ -146,10 +135,10 @@ def test_quiet_steps_are_quiet(loop) -> None:
 
 
 def test_quiet_ends_where_pages_do_not_suffice(loop) -> None:
-    """Two sequences of 6 known ids on pages of 4: one page is left, the first block edge is theirs at 8 and 12."""
-    run = loop(pages=5, rows=2)
+    """Two sequences of 6 known ids on blocks of 4: one block is left, the first block edge is theirs at 8 and 12."""
+    run = loop(blocks=5, rows=2)
     run.turn(*[run.request(f"r{i}", 5, max_tokens=11, seed=i) for i in range(2)])
-    assert len(run.scheduler.cache.pages.free) == 1
+    assert len(run.scheduler.cache.pool.free) == 1
     assert quiet_steps(run.scheduler) == 3
     run.finish()
     run.check_ended()

@@ -15,7 +15,7 @@ import pytest
 from ridgeline.cli.main import main
 
 PROGRAM = "import sys; sys.argv[0] = 'ridgeline'; from ridgeline.cli.main import main; main()"
-FAKE = '{"vocab": 258, "rows": 8, "pages": 4096, "step_seconds": %s}'
+FAKE = '{"vocab": 258, "rows": 8, "blocks": 4096, "step_seconds": %s}'
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 

@@ -14,7 +14,7 @@ import pytest
 from ridgeline.server.errors import CATALOGUE
 
 JSON_REQUESTS, RAW_REQUESTS, CANARY_EVERY = 1_800, 200, 100
-FAKE = 'fake:{"pages": 300, "max_model_len": 1024, "windows": [0, 32]}'
+FAKE = 'fake:{"blocks": 300, "max_model_len": 1024, "windows": [0, 32]}'
 GOOD: dict[str, Any] = {
     "model": "fake", "prompt": "hello", "max_tokens": 4, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "n": 1, "seed": 1, "stop": ["x"],
     "stop_token_ids": [1], "min_tokens": 0, "logprobs": 1, "stream": False, "ignore_eos": False, "skip_special_tokens": True,
@@ -96,7 +96,7 @@ def canary(client: httpx.Client) -> str:
 
 def free_pages(server: Any, client: httpx.Client) -> float:
     canary(client)
-    return server.metric("ridgeline_kv_pages_free") + server.metric("ridgeline_kv_pages_cached")
+    return server.metric("ridgeline_kv_blocks_free") + server.metric("ridgeline_kv_blocks_cached")
 
 
 def fuzz_json(client: httpx.Client, rng: random.Random, count: int) -> Counter[int]:

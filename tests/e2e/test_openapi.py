@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.engine.admit import BOUNDS, CHOICES, STOP_STRINGS
-from ridgeline.server import unbuilt, wire
+from ridgeline.server import body, wire
 from ridgeline.server.app import build_app
 from ridgeline.server.openapi import ENDPOINTS, document
 from ridgeline.server.service import Service
@@ -64,7 +64,7 @@ def branch(schema: dict[str, Any], kind: str) -> dict[str, Any]:
 def test_bounds_are_in_the_document(shape: type) -> None:
     """Every number that the door bounds has its bounds; every field of the struct, and every refused one, is there."""
     properties = document(locked=False)["components"]["schemas"][shape.__name__]["properties"]
-    refused = (unbuilt.CHAT if shape is wire.ChatCompletionRequest else unbuilt.COMPLETION).fields
+    refused = (body.CHAT if shape is wire.ChatCompletionRequest else body.COMPLETION).fields
     assert set(properties) == {field.encode_name for field in msgspec.structs.fields(shape)} | set(refused)
     for name, bound in BOUNDS.items():
         if shape is wire.ChatCompletionRequest and name == "logprobs":

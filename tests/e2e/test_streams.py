@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-FAKE = 'fake:{"rows": 12, "pages": 80, "windows": [0, 48], "max_model_len": 512, "step_seconds": 0.001, "token_seconds": 0.00001}'
+FAKE = 'fake:{"rows": 12, "blocks": 80, "windows": [0, 48], "max_model_len": 512, "step_seconds": 0.001, "token_seconds": 0.00001}'
 CLIENTS = 32
 WHOLE_ONLY: list[dict[str, Any]] = [
     {}, {"best_of": 3, "max_tokens": 60}, {"echo": True, "logprobs": 1},
@@ -25,7 +25,7 @@ def pages(server: Any) -> float:
     """Pages that nobody holds, in the first step of a small request that runs alone: the engine says so once a step."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         client.completions.create(model="fake", prompt=[1], max_tokens=1)
-    return server.metric("ridgeline_kv_pages_free") + server.metric("ridgeline_kv_pages_cached")
+    return server.metric("ridgeline_kv_blocks_free") + server.metric("ridgeline_kv_blocks_cached")
 
 
 def wait_until_idle(server: Any, seconds: float = 10.0) -> None:

@@ -11,7 +11,7 @@ from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.engine.admit import BOUNDS, FLAGS, OPTIONAL, ModelLimits, admit, seed_source, tenant_domain
 from ridgeline.errors import RequestError
 
-FULL = KVShape((KVGroup("full", (0,)),), block_tokens=16, pages=64, fingerprint=b"")
+FULL = KVShape((KVGroup("full", (0,)),), block_tokens=16, blocks=64, fingerprint=b"")
 LIMITS = ModelLimits(vocab=512, max_model_len=1024, eos_ids=frozenset({1, 106}), kv=FULL)
 PARAMS = SamplingParams(max_tokens=8)
 HOSTILE = [math.nan, math.inf, -math.inf, float("1e400"), 2**63, -(2**63) - 1, 2**9000, True, False, "1", b"1", [1], {}, 1.5j]
@@ -190,7 +190,7 @@ def test_choices_share_the_context_too() -> None:
 def test_what_never_fits_is_refused() -> None:
     """At the boundary and one token beyond it, for each number of pages: nothing that is admitted waits for ever."""
     for pages in (1, 2, 7):
-        limits = replace(LIMITS, kv=replace(FULL, pages=pages))
+        limits = replace(LIMITS, kv=replace(FULL, blocks=pages))
         assert door(limits=limits, prompt=(1,) * 8, max_tokens=16 * pages - 7)
         error = refused(limits=limits, prompt=(1,) * 8, max_tokens=16 * pages - 6)
         assert str(pages + 1) in error.message and error.code == "context_length_exceeded"

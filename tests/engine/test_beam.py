@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from ridgeline.core.events import Finish
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.engine.beam import MOST_BEAMS, Beam, BeamSearch
+from ridgeline.engine.beams import MOST_BEAMS, Beam, BeamSearch
 
 Model = Callable[[Sequence[int]], np.ndarray]
 """Ids to the log-probabilities of the next one."""
@@ -33,7 +33,7 @@ def drive(search: BeamSearch, model: Model) -> list[Beam]:
         answers = []
         for ids in search.frontier:
             values = model(ids)
-            best = np.argsort(-values)[: search.logprobs]
+            best = np.argsort(-values)[: 2 * search.width]
             answers.append(TokenLogprobs(float(values[best[0]]), tuple((int(token), float(values[token])) for token in best)))
         search.advance(answers)
     return search.best(MOST_BEAMS)
@@ -101,7 +101,7 @@ def test_width_one_is_greedy() -> None:
 
 def test_a_stop_id_completes_a_beam_and_counts_for_nothing_in_the_length() -> None:
     search = BeamSearch((8, 8), 2, 3, {0}, length_penalty=1.0)
-    assert search.frontier == [(8, 8)] and search.logprobs == 4
+    assert search.frontier == [(8, 8)] and search.width == 2
     search.advance([TokenLogprobs(-0.1, ((0, log(0.9)), (1, log(0.05)), (2, log(0.03)), (3, log(0.02))))])
     assert search.frontier == [(8, 8, 1), (8, 8, 2)]
     best = search.best(1)[0]

@@ -12,7 +12,7 @@ from ridgeline.core.params import SamplingParams
 from ridgeline.engine.llm import LLM, RequestOutput
 from ridgeline.errors import ConfigError, EngineDeadError, RequestError
 
-FAKE = 'fake:{"rows": 8, "pages": 512}'
+FAKE = 'fake:{"rows": 8, "blocks": 512}'
 PARAMS = SamplingParams(max_tokens=40, seed=3)
 
 

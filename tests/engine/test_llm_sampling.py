@@ -14,7 +14,7 @@ PARAMS = SamplingParams(max_tokens=12, seed=3)
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM('fake:{"rows": 8, "pages": 512}', depth=2, seed=1) as made:
+    with LLM('fake:{"rows": 8, "blocks": 512}', depth=2, seed=1) as made:
         yield made
 
 

@@ -14,7 +14,7 @@ PARAMS = SamplingParams(max_tokens=40, seed=3)
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["depth 1", "depth 3"])
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM('fake:{"rows": 4, "pages": 512}', depth=request.param, seed=1) as made:
+    with LLM('fake:{"rows": 4, "blocks": 512}', depth=request.param, seed=1) as made:
         yield made
 
 

@@ -27,7 +27,7 @@ COLUMN = array("i", [0, 1, 2**31 - 1])
 EVENTS = [
     events.Admitted("r", 0.5, 3, 2), events.Waiting("r", 0, events.Wait.PREFIX, None), events.Ready("r", 1, events.Wait.PREFIX),
     events.Scheduled(1, 0.5, (4, 5, 6), COLUMN, 1, 2, 3), events.Computed(1, 0.5, (4, 5, 6), COLUMN), events.Started("r", 0, 4, 0.5, False),
-    events.PrefixHit("r", 0, 16), events.PrefixMiss("r", 0, 1), events.Preempted("r", 0, "s", "pages"), events.Evicted(7),
+    events.PrefixHit("r", 0, 16), events.PrefixMiss("r", 0, 1), events.Preempted("r", 0, "s", "blocks"), events.Evicted(7),
     events.Published(7, 0, b"\x00" * 32), events.Moved(7, 101), events.EndedProvisionally("r", 0, events.Finish.STOP),
     events.Closed("r", 0, events.Finish.LENGTH, events.Usage(3, 4, 0), 0.5), events.Rejected("r", "full", 2.0),
     events.StepTimed(1, Timings(run=0.1)),
@@ -35,7 +35,7 @@ EVENTS = [
 OUTPUT = Output("r", 1, (5, 6), (TokenLogprobs(-0.5, ((5, -0.5),)), TokenLogprobs(-1.0)), events.Finish.STOP)
 SCORES = Output("r", 0, (), prompt_logprobs=(TokenLogprobs(-2.5, ((7, -0.25),)),))
 MESSAGES: list[Message] = [
-    commands.Admit(REQUEST), commands.Close("r", 0, 3, events.Finish.STOP), commands.Abort("r"), commands.Clear("r", events.Wait.GRAMMAR),
+    commands.Admit(REQUEST), commands.Close("r", 0, 3, events.Finish.STOP), commands.Abort("r"),
     commands.SetKnob("rows", 3), commands.Drain(), messages.Progress("weights", 0.5),
     messages.Ready(INFO, (Decision("max_model_len", 4096, "model", "its context"),)),
     messages.Frame(9, 1.5, (OUTPUT, SCORES), EVENTS), messages.Health(9, 1.5), messages.Fatal("out of memory", False),
@@ -78,7 +78,7 @@ def test_headers_are_refused_before_the_payload_comes(header: bytes, told: str) 
 
 @pytest.mark.parametrize("column", [[2**31], ["1"], [1.5], [None], {"0": 1}, 7])
 def test_columns_are_checked(column: object) -> None:
-    scheduled = {"step": 1, "time": 0.5, "sequences": [1], "count": column, "waiting": 0, "free_pages": 0, "cached_pages": 0}
+    scheduled = {"step": 1, "time": 0.5, "sequences": [1], "count": column, "waiting": 0, "free_blocks": 0, "cached_blocks": 0}
     tag = EVENT_TYPES.index(events.Scheduled)
     payload = msgspec.msgpack.encode({"step": 1, "time": 0.5, "outputs": [], "events": [[tag, scheduled]]})
     with pytest.raises(WireError, match=r"column|Expected"):

@@ -22,8 +22,8 @@ from ridgeline.engine.client import EngineClient, State, restart_delay
 from ridgeline.engine.streams import BUFFERED_OUTPUTS, RequestStream
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
 
-FAST = EngineConfig('fake:{"rows": 16, "pages": 4096}')
-SLOW = EngineConfig('fake:{"rows": 16, "pages": 4096, "step_seconds": 0.02}', step_timeout_seconds=0.8)
+FAST = EngineConfig('fake:{"rows": 16, "blocks": 4096}')
+SLOW = EngineConfig('fake:{"rows": 16, "blocks": 4096, "step_seconds": 0.02}', step_timeout_seconds=0.8)
 
 
 def no_delay(failures: int) -> float:
@@ -258,7 +258,7 @@ def test_an_engine_that_cannot_start_is_tried_again_ever_later() -> None:
     asked: list[int] = []
 
     async def main() -> None:
-        client = EngineClient(EngineConfig('fake:{"pages": 100000000000000}'), delay=lambda failures: asked.append(failures) or 0.0)
+        client = EngineClient(EngineConfig('fake:{"blocks": 100000000000000}'), delay=lambda failures: asked.append(failures) or 0.0)
         await client.start()
         await until(lambda: len(asked) == 3, 10)
         assert not client.is_ready and client.last_failure is not None and "MemoryError" in client.last_failure
@@ -369,7 +369,7 @@ def test_ctrl_c_is_the_parents_business() -> None:
 @pytest.mark.night
 def test_a_hundred_kills_under_32_streams() -> None:
     async def main() -> None:
-        async with serving(EngineConfig('fake:{"rows": 32, "pages": 4096, "step_seconds": 0.004}')) as client:
+        async with serving(EngineConfig('fake:{"rows": 32, "blocks": 4096, "step_seconds": 0.004}')) as client:
             for kill in range(100):
                 streams = [client.submit(await request(client, f"{kill}-{i}", max_tokens=4000)) for i in range(32)]
                 readers = [asyncio.create_task(read(stream)) for stream in streams]

@@ -15,7 +15,7 @@ from ridgeline.engine.record import read_recording
 from ridgeline.errors import ConfigError
 from ridgeline.sim.fleet.replay import arrivals, replay, steps
 
-FAKE = EngineConfig('fake:{"rows": 4, "pages": 40, "step_seconds": 0.001}', max_num_batched_tokens=24)
+FAKE = EngineConfig('fake:{"rows": 4, "blocks": 40, "step_seconds": 0.001}', max_num_batched_tokens=24)
 
 
 async def _drive(config: EngineConfig, prompts: list[tuple[int, ...]], outputs: int) -> None:

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
+from ridgeline.server.body import COMPLETION, JSON_DEPTH
 from ridgeline.server.errors import CATALOGUE
-from ridgeline.server.parse import JSON_DEPTH
-from ridgeline.server.unbuilt import COMPLETION
 
 UNBUILT = COMPLETION.fields
 

@@ -9,11 +9,12 @@ from ridgeline.core.commands import Output
 from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
+from ridgeline.engine.answer import Begun, Ended, Shown
 from ridgeline.engine.streams import RequestStream, Wakeup
 from ridgeline.server.errors import ApiError
-from ridgeline.server.generate import Begun, Ended, Generation, Piece, Quiet, Shown, Tally
-from ridgeline.text.bytes import ByteTokenizer
+from ridgeline.server.generate import Generation, Piece, Quiet, Tally
 from ridgeline.text.stream import Release
+from ridgeline.text.tokenizer import ByteTokenizer
 
 SCORES = (TokenLogprobs(-1.0), TokenLogprobs(-2.0))
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from ridgeline.server.outgoing import FLUSH_BYTES, Outgoing
+from ridgeline.server.transport import FLUSH_BYTES, Outgoing
 
 
 class Transport:

@@ -1,7 +1,7 @@
-"""The pool of equal pages. A page is free, cached (published, no holder) or held; it is handed out only with no holder.
+"""The pool of equal KV blocks. A block is free, cached (published, no holder) or held; it is handed out only with no holder.
 
-Holders are sequences, through their tables, and steps in flight, through hand-overs: when a sequence drops a page that a step in flight may
-still touch, the hold passes to that step and ends when the step commits.
+Holders are sequences, through their tables, and steps in flight, through hand-overs: when a sequence drops a block that a step in
+flight may still touch, the hold passes to that step and ends when the step commits.
 """
 
 from collections import OrderedDict
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from ridgeline.errors import LawViolation
 
 
-class Pages:
-    """Pages 1 … `count`. Page 0 is reserved: it stands in tables for blocks that nobody reads.
+class BlockPool:
+    """Blocks 1 … `count`. Block 0 is reserved: it stands in tables for what nobody reads.
 
     cached       used for longest first; a plain dict would walk over every entry that has left its front
-    published    1 where the page's block is in the prefix index; whoever changes the index sets it
-    handed_over  step in flight → pages that it holds
+    published    1 where the block is in the prefix index; whoever changes the index sets it
+    handed_over  step in flight → blocks that it holds
     """
 
     def __init__(self, count: int, evicted: Callable[[int], None]) -> None:
@@ -30,57 +30,57 @@ class Pages:
 
     @property
     def available(self) -> int:
-        """Pages that can be taken now."""
+        """Blocks that can be taken now."""
         return len(self.free) + len(self.cached)
 
     def take(self, count: int) -> list[int]:
-        """`count` ≥ 1 pages with one holder each: free ones, then those cached and unused for longest. The caller checks `available`."""
+        """`count` ≥ 1 blocks with one holder each: free ones, then those cached and unused for longest. The caller checks `available`."""
         while len(self.free) < count:
-            page, _ = self.cached.popitem(last=False)
-            self.published[page] = 0
-            self.free.append(page)
-            self._evicted(page)
+            block_id, _ = self.cached.popitem(last=False)
+            self.published[block_id] = 0
+            self.free.append(block_id)
+            self._evicted(block_id)
         free, holders = self.free, self.holders
-        pages = free[: -count - 1 : -1]
+        block_ids = free[: -count - 1 : -1]
         del free[-count:]
-        for page in pages:
-            if holders[page]:
-                raise LawViolation(3, f"page {page} is handed out and has {holders[page]} holders")
-            holders[page] = 1
+        for block_id in block_ids:
+            if holders[block_id]:
+                raise LawViolation(3, f"block {block_id} is handed out and has {holders[block_id]} holders")
+            holders[block_id] = 1
         self.held += count
-        return pages
+        return block_ids
 
-    def hold(self, page: int) -> None:
-        """One more holder of a page that is cached or held."""
-        if self.holders[page] == 0:
-            del self.cached[page]
+    def hold(self, block_id: int) -> None:
+        """One more holder of a block that is cached or held."""
+        if self.holders[block_id] == 0:
+            del self.cached[block_id]
             self.held += 1
-        self.holders[page] += 1
+        self.holders[block_id] += 1
 
-    def drop(self, page: int) -> None:
-        """One holder less. Without any, a published page stays cached as the most recently used, another is free."""
-        self.holders[page] -= 1
-        if self.holders[page] > 0:
+    def drop(self, block_id: int) -> None:
+        """One holder less. Without any, a published block stays cached as the most recently used, another is free."""
+        self.holders[block_id] -= 1
+        if self.holders[block_id] > 0:
             return
-        if self.holders[page] < 0:
-            raise LawViolation(2, f"page {page} is dropped once more than it was held")
+        if self.holders[block_id] < 0:
+            raise LawViolation(2, f"block {block_id} is dropped once more than it was held")
         self.held -= 1
-        if self.published[page]:
-            self.cached[page] = None
+        if self.published[block_id]:
+            self.cached[block_id] = None
         else:
-            self.free.append(page)
+            self.free.append(block_id)
 
-    def hand_over(self, pages: Iterable[int], step: int) -> None:
-        """The hold on `pages` passes from a sequence to a step in flight."""
-        self.handed_over.setdefault(step, []).extend(pages)
+    def hand_over(self, block_ids: Iterable[int], step: int) -> None:
+        """The hold on them passes from a sequence to a step in flight."""
+        self.handed_over.setdefault(step, []).extend(block_ids)
 
     def coming(self) -> int:
-        """Pages that will have no holder once the steps in flight have committed."""
-        return sum(self.holders[page] == 1 for pages in self.handed_over.values() for page in pages)
+        """Blocks that will have no holder once the steps in flight have committed."""
+        return sum(self.holders[block_id] == 1 for block_ids in self.handed_over.values() for block_id in block_ids)
 
-    def withdraw(self, page: int) -> None:
-        """The page's block left the prefix index; a cached page becomes free."""
-        self.published[page] = 0
-        if page in self.cached:
-            del self.cached[page]
-            self.free.append(page)
+    def withdraw(self, block_id: int) -> None:
+        """The block left the prefix index; if cached it becomes free."""
+        self.published[block_id] = 0
+        if block_id in self.cached:
+            del self.cached[block_id]
+            self.free.append(block_id)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ridgeline.core.events import Finish, Wait
+from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import TokenLogprobs
 
@@ -31,14 +31,6 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Clear:
-    """A reason to wait has gone (grammar compiled, KV fetched …)."""
-
-    request_id: str
-    reason: Wait
-
-
-@dataclass(frozen=True, slots=True)
 class SetKnob:
     """A run-time change of a scheduler limit, by the name of its field in `core.params.Limits`."""
 
@@ -51,7 +43,7 @@ class Drain:
     """Accept nothing more; what was accepted runs to its end."""
 
 
-Command = Admit | Close | Abort | Clear | SetKnob | Drain
+Command = Admit | Close | Abort | SetKnob | Drain
 
 
 class Output(NamedTuple):

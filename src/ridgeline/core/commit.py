@@ -14,6 +14,7 @@ from ridgeline.core.sequence import Sequence, State
 from ridgeline.core.stop import why_ended
 from ridgeline.errors import LawViolation
 
+Logprobs = tuple[TokenLogprobs, ...] | None
 NOT_FINITE = "the model produced numbers that are not finite; the request cannot be answered"
 
 
@@ -22,11 +23,10 @@ def commit(sequences: list[Sequence], plan: Plan, result: Result, cache: Cache, 
     if bytearray(map(len, result.sampled)) != plan.sample:
         raise LawViolation(4, f"step {plan.step} sampled where its plan does not, or did not where it does")
     outputs: list[Output] = []
-    unsampled = len(plan.select) - plan.sample.count(1)
-    if unsampled or result.prompt_logprobs is not None:
-        _deliver_scores(sequences, plan, result, unsampled, outputs)
+    if plan.score or result.scores is not None:
+        _deliver_scores(sequences, plan, result, outputs)
     running, make = State.RUNNING, tuple.__new__  # what `Output(…)` calls, at half its price: one is made for every row of every step
-    shown: Iterable[TokenLogprobs | None] = result.logprobs or [None] * len(sequences)
+    shown: Iterable[Logprobs] = result.logprobs or [None] * len(sequences)
     for sequence, count, sampled, finite, logprobs in zip(sequences, plan.count, result.sampled, result.finite, shown, strict=True):
         sequence.in_flight -= 1
         if not finite:
@@ -41,8 +41,7 @@ def commit(sequences: list[Sequence], plan: Plan, result: Result, cache: Cache, 
                 if len(known) >= sequence.limit or sampled[-1] in sequence.stop_ids:
                     _deliver(sequence, sampled, logprobs, outputs, life, now)
                 else:
-                    given = None if logprobs is None else (logprobs,)
-                    outputs.append(make(Output, (sequence.request.request_id, sequence.choice, sampled, given, None, None)))
+                    outputs.append(make(Output, (sequence.request.request_id, sequence.choice, sampled, logprobs, None, None)))
         else:
             _late(sequence, sampled, logprobs, outputs, life, now)
     cache.committed(plan.step)
@@ -50,28 +49,28 @@ def commit(sequences: list[Sequence], plan: Plan, result: Result, cache: Cache, 
 
 
 def _deliver(
-    sequence: Sequence, sampled: tuple[int, ...], logprobs: TokenLogprobs | None, outputs: list[Output], life: Lifecycle, now: float
+    sequence: Sequence, sampled: tuple[int, ...], logprobs: Logprobs, outputs: list[Output], life: Lifecycle, now: float
 ) -> None:
     """Ids that are known already go out, with the end if they bring it."""
     reason = why_ended(sequence)
-    given = None if logprobs is None else (logprobs,)
-    outputs.append(Output(sequence.request.request_id, sequence.choice, sampled, given, reason))
+    outputs.append(Output(sequence.request.request_id, sequence.choice, sampled, logprobs, reason))
     if reason is not None:
         life.end(sequence, reason, now)
 
 
-def _deliver_scores(sequences: list[Sequence], plan: Plan, result: Result, expected: int, outputs: list[Output]) -> None:
+def _deliver_scores(sequences: list[Sequence], plan: Plan, result: Result, outputs: list[Output]) -> None:
     """Log-probabilities of prompt tokens go out before ids: they count though the row has been preempted since, not if it has ended."""
-    scored = result.prompt_logprobs or ()
-    if sum(map(len, scored)) != expected:
-        raise LawViolation(4, f"step {plan.step} scored {sum(map(len, scored))} prompt positions, its plan names {expected}")
-    for sequence, found, finite in zip(sequences, scored, result.finite, strict=True):
-        if found and finite and sequence.state in (State.RUNNING, State.WAITING):
+    scores, expected = result.scores or (), [count for _, _, count in plan.score]
+    if [len(found) for found in scores] != expected:
+        raise LawViolation(4, f"step {plan.step} scored {[len(found) for found in scores]} prompt positions, its plan names {expected}")
+    for (index, _, _), found in zip(plan.score, scores, strict=True):
+        sequence = sequences[index]
+        if result.finite[index] and sequence.state in (State.RUNNING, State.WAITING):
             outputs.append(Output(sequence.request.request_id, sequence.choice, (), prompt_logprobs=found))
 
 
 def _late(
-    sequence: Sequence, sampled: tuple[int, ...], logprobs: TokenLogprobs | None, outputs: list[Output], life: Lifecycle, now: float
+    sequence: Sequence, sampled: tuple[int, ...], logprobs: Logprobs, outputs: list[Output], life: Lifecycle, now: float
 ) -> None:
     """A row that was preempted or ended after this step was planned: ids count for the former, nothing for the latter."""
     if sequence.state is State.WAITING and sampled:

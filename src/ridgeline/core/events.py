@@ -15,11 +15,6 @@ class Wait(StrEnum):
 
     PREFIX = "prefix"
     DRAIN = "drain"
-    GRAMMAR = "grammar"
-    ADAPTER = "adapter"
-    KV_FETCH = "kv_fetch"
-    ENCODER = "encoder"
-    RATE = "rate"
 
 
 class Finish(StrEnum):
@@ -64,10 +59,10 @@ class Scheduled:
     sequences: tuple[int, ...]
     count: IntColumn
     waiting: int
-    free_pages: int
-    cached_pages: int
-    host_pages: int = 0
-    """Pages of the host that hold a block."""
+    free_blocks: int
+    cached_blocks: int
+    host_blocks: int = 0
+    """Blocks of the host that hold something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +88,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """`tokens` need not be computed; pages of `from_host` of them are copied back from the host."""
+    """`tokens` need not be computed; those of `from_host` of them are copied back from the host."""
 
     request_id: str
     choice: int
@@ -117,25 +112,25 @@ class Preempted:
 
 
 class Evicted(NamedTuple):
-    """What a published page held is forgotten. One for every page, so made cheaply, as are `Moved` and `Published`."""
+    """What a published block held is forgotten. One for every block, so made cheaply, as are `Moved` and `Published`."""
 
-    page: int
+    block_id: int
 
 
 class Moved(NamedTuple):
-    """What a published page held is in page `to` from this plan on. Pages of the host have greater numbers than the device's."""
+    """What a published block held is in block `to` from this plan on. Blocks of the host have greater numbers than the device's."""
 
-    page: int
+    block_id: int
     to: int
 
     @property
     def out(self) -> bool:
         """Whether it left the device."""
-        return self.to > self.page
+        return self.to > self.block_id
 
 
 class Published(NamedTuple):
-    page: int
+    block_id: int
     group: int
     key: bytes
 

@@ -3,16 +3,16 @@
 from ridgeline.core.plan import KVGroup, KVShape
 
 
-def pages_needed(shape: KVShape, positions: int) -> int:
-    """Pages that a sequence of `positions` computed positions holds at once, when it is alone and computed a token at a time.
+def blocks_needed(shape: KVShape, positions: int) -> int:
+    """Blocks that a sequence of `positions` computed positions holds at once, when it is alone and computed a token at a time.
 
     A full group keeps ⌈positions / B⌉ blocks. A window group keeps the blocks of the window − 1 positions before the next one, and its own.
     """
-    return sum([group_pages(group, shape.block_tokens, positions) for group in shape.groups])
+    return sum([group_blocks(group, shape.block_tokens, positions) for group in shape.groups])
 
 
-def group_pages(group: KVGroup, size: int, positions: int) -> int:
-    """What `pages_needed` counts for one group, with blocks of `size` tokens."""
+def group_blocks(group: KVGroup, size: int, positions: int) -> int:
+    """What `blocks_needed` counts for one group, with blocks of `size` tokens."""
     full = -(-positions // size)
     return min(full, -(-(group.window - 1) // size) + 1) if group.window else full
 
@@ -28,9 +28,9 @@ def why_not(shape: KVShape, max_model_len: int, prompt_tokens: int, max_tokens: 
             f"{prompt_tokens} prompt tokens and {max_tokens} output tokens exceed the context of {max_model_len}; "
             "shorten the prompt or lower max_tokens"
         )
-    needed = pages_needed(shape, total - 1)
-    if needed > shape.pages:
+    needed = blocks_needed(shape, total - 1)
+    if needed > shape.blocks:
         return (
-            f"{total} tokens need {needed} pages of KV cache, there are {shape.pages}; lower max_tokens, or raise --kv-cache-memory-bytes"
+            f"{total} tokens need {needed} blocks of KV cache, there are {shape.blocks}; lower max_tokens, or raise --kv-cache-memory-bytes"
         )
     return None

@@ -1,4 +1,4 @@
-"""The host tier of the prefix cache: pages behind the device's, where published blocks go instead of being forgotten.
+"""The host tier of the prefix cache: blocks behind the device's, where published blocks go instead of being forgotten.
 
 Owns which of them are free, which hold a block, and which block is forgotten next. Copies nothing: plans do.
 """
@@ -7,10 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 
-class HostPages:
-    """Pages `first` … `first` + `count` − 1. Each is free, cached, or claimed by whoever is about to copy it back to the device.
+class HostBlocks:
+    """Blocks `first` … `first` + `count` − 1. Each is free, cached, or claimed by whoever is about to copy it back to the device.
 
-    cached  holds a published block; moved here longest ago first
+    cached  holds published content; moved here longest ago first
     """
 
     def __init__(self, first: int, count: int, forgotten: Callable[[int], None]) -> None:
@@ -21,23 +21,23 @@ class HostPages:
         self._forgotten = forgotten
 
     def take(self) -> int:
-        """A page for a block that leaves the device, if need be that of the block moved here longest ago; 0 where there is none."""
+        """A block for what leaves the device, if need be that of the block moved here longest ago; 0 where there is none."""
         if self.free:
             return self.free.pop()
         if not self.cached:
             return 0
-        page, _ = self.cached.popitem(last=False)
-        self._forgotten(page)
-        return page
+        block_id, _ = self.cached.popitem(last=False)
+        self._forgotten(block_id)
+        return block_id
 
-    def keep(self, page: int) -> None:
-        """The page holds a published block, and may be taken after all that do now."""
-        self.cached[page] = None
+    def keep(self, block_id: int) -> None:
+        """The block holds published content, and may be taken after all that do now."""
+        self.cached[block_id] = None
 
-    def claim(self, page: int) -> None:
-        """Nobody takes the page until it is kept or given back."""
-        del self.cached[page]
+    def claim(self, block_id: int) -> None:
+        """Nobody takes the block until it is kept or given back."""
+        del self.cached[block_id]
 
-    def give_back(self, page: int) -> None:
-        """Its block is on the device again. Copies of a plan run in order, so that a later one may write to it."""
-        self.free.append(page)
+    def give_back(self, block_id: int) -> None:
+        """Its content is on the device again. Copies of a plan run in order, so that a later one may write to it."""
+        self.free.append(block_id)

@@ -160,7 +160,7 @@ class Lifecycle:
             self._close(sequence, Finish.ABORT, sequence.outputs, now)
 
     def _stop(self, sequence: Sequence) -> None:
-        """Neither waits nor runs any more; pages and row go back, or to the steps in flight."""
+        """Neither waits nor runs any more; blocks and row go back, or to the steps in flight."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
             if sequence in self.pinned:

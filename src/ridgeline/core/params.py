@@ -169,10 +169,10 @@ class Limits:
     max_waiting: int = 4096
     prefix_caching: bool = True
 
-    def beside(self, rows: int) -> int:
+    def prefill_budget(self, decode_rows: int) -> int:
         """Tokens that all rows which catch up may have together in a step beside so many rows that keep up: these wait for the step
         with every token. At least 1; without rows that keep up nobody waits between two tokens, and the whole budget may be had."""
-        if not rows:
+        if not decode_rows:
             return self.token_budget
-        tokens = max(self.mixed_tokens // LEAST_SHARE, int(self.mixed_tokens - rows * self.row_tokens))
-        return max(1, min(tokens, self.token_budget - rows))
+        tokens = max(self.mixed_tokens // LEAST_SHARE, int(self.mixed_tokens - decode_rows * self.row_tokens))
+        return max(1, min(tokens, self.token_budget - decode_rows))

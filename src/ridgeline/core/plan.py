@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 else:
     IntColumn = array
 
-FROM_ROW = -1
-"""In `Plan.start`: where the row stands. In `Plan.tokens`: the last id sampled for the row."""
+LAST = -1
+"""In `Plan.tokens`: the id sampled last for the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,17 @@ class NewRow:
     ids: tuple[int, ...]
     """All known ids, prompt and outputs: the request as a value."""
     tables: tuple[tuple[int, ...], ...]
-    """Per KV group the pages of blocks 0, 1, …; a block behind the window has page 0, which is never read."""
+    """Per KV group the block table: ids of the sequence's blocks 0, 1, …; behind the window 0, which is never read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step. `row[i]` computes `count[i]` tokens from position `start[i]`; `tokens` holds them back to back.
 
-    start    absolute, or FROM_ROW; ahead of where a resident row stands when it takes over blocks that others have published
-    select   indices into the T tokens whose logits are needed, in ascending order: where rows sample, and where prompts are scored
-    sample   1 where the row samples one token at the end of its tokens (its last index is then in `select`)
-    needs_commit  1 where no further token of the row may be planned before this step has been committed
+    start    absolute; beyond the end of the row's last step when it takes over blocks that others have published
+    tokens   of each row known ids, then LAST, or ids drafted by the host behind a known one
+    sample   how many of the row's last positions sample, ≤ count: 0, 1, or 1 + the number of its drafts
+    score    (row index, first, count): prompt positions whose next token is to be scored, `first` counted from the row's first token
     """
 
     step: int
@@ -47,15 +47,19 @@ class Plan:
     start: IntColumn
     count: IntColumn
     tokens: IntColumn
-    select: IntColumn
     sample: bytearray
-    needs_commit: bytearray
     new_rows: tuple[NewRow, ...] = ()
     freed_rows: tuple[int, ...] = ()
     blocks: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
-    """(row, group, index of the first block, pages) appended to tables of rows that are already resident; page 0 as in `NewRow`."""
+    """(row, group, index of the first block, block ids) appended to tables of rows that are already resident; 0 as in `NewRow`."""
     copies: tuple[tuple[int, int], ...] = ()
-    """(from, to): whole pages copied, one after the other, before the step computes; one of the two is a page of the host."""
+    """(from, to): whole blocks copied, one after the other, before the step computes; one of the two is a block of the host."""
+    score: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def drafts(self) -> bool:
+        """A row has drafts: the step is a barrier, nothing is planned behind it until it is committed."""
+        return max(self.sample) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +81,29 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a step computed, row for row as in the plan."""
+    """What a step computed, row for row as in the plan.
+
+    sampled   ids of row i, n ≤ `Plan.sample[i]`: up to and including the first that differs from its draft; none only where the row does
+              not sample, or where its first sampling position is not finite
+    finite    1 where the row's numbers are finite: keys, values and final hidden states of its tokens up to the last returned sample; 0
+              where a position that is not finite was met before the walk ended (ids before it are still returned)
+    logprobs  of row i one per returned id, None where the row did not ask; None when no row asked
+    scores    per entry of `Plan.score` as many as it names; None when there are none
+    """
 
     step: int
     sampled: tuple[tuple[int, ...], ...]
-    """Ids sampled for row i: empty where it does not sample."""
     finite: bytearray
-    """1 where the row's numbers are finite: of all its tokens of this step, sampled or not, those that keys and values are made from, and
-    the final hidden states of those that sample."""
-    logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    """For each row the sampled token's; None when no row asked."""
+    logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] | None = None
     timings: Timings = field(default_factory=Timings)
-    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] | None = None
-    """For each row those of the tokens behind its selected positions at which it does not sample; None when there are none."""
+    scores: tuple[tuple[TokenLogprobs, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
     """Layers that share a block table. `window` 0 means that every position is kept (kind "full").
 
-    Groups are cut so that a page has the same size in each: one pool serves all.
+    Groups are cut so that a block has the same size in each: one pool serves all.
     """
 
     kind: str
@@ -106,15 +113,15 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The paged KV cache as thinking sees it: groups, pages, and the tokens in a block. Page 0 is reserved and never handed out."""
+    """The paged KV cache as thinking sees it: groups, blocks, and the tokens in a block. Block 0 is reserved and never handed out."""
 
     groups: tuple[KVGroup, ...]
     block_tokens: int
-    pages: int
-    """Usable pages, numbered 1 … pages."""
+    blocks: int
+    """Usable blocks, numbered 1 … `blocks`."""
     fingerprint: bytes
     """Identity of weights and KV layout: part of every prefix key."""
-    host_pages: int = 0
-    """Pages of host memory behind those, numbered pages + 1 …: they keep blocks for the device, which computes with its own alone."""
-    page_bytes: int = 0
-    """What a copy of a page moves; 0 where pages are of no memory."""
+    host_blocks: int = 0
+    """Blocks of host memory behind those, numbered `blocks` + 1 …: they keep content for the device, which computes with its own alone."""
+    block_bytes: int = 0
+    """What a copy of a block moves; 0 where there is no memory behind it."""

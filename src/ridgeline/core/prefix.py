@@ -1,7 +1,7 @@
 """The prefix cache: which full blocks are computed, by key, and who is computing the others.
 
 A key is SHA-256 over the parent's key and the block's token ids; the parent of a first block is the digest of KV fingerprint, tenant domain
-and further identity. Ids and identity are stored and compared on a hit, so a collision cannot serve wrong content. Owns no page.
+and further identity. Ids and identity are stored and compared on a hit, so a collision cannot serve wrong content. Owns no block.
 """
 
 from hashlib import sha256
@@ -12,30 +12,30 @@ from ridgeline.core.plan import KVShape
 from ridgeline.core.sequence import Sequence
 
 
-class Block:
-    """A published block: `pages` has its page in every group, of the device or of the host, 0 where none holds it (any more)."""
+class PrefixBlock:
+    """A published block of ids: `block_ids` hold it, per group, on the device or on the host; 0 where none does (any more)."""
 
-    __slots__ = ("identity", "ids", "key", "pages")
+    __slots__ = ("block_ids", "identity", "ids", "key")
 
-    def __init__(self, key: bytes, ids: tuple[int, ...], identity: bytes, pages: list[int]) -> None:
+    def __init__(self, key: bytes, ids: tuple[int, ...], identity: bytes, block_ids: list[int]) -> None:
         self.key = key
         self.ids = ids
         self.identity = identity
-        self.pages = pages
+        self.block_ids = block_ids
 
 
 class PrefixIndex:
-    """Published blocks by key and by page, and the sequence that computes each key that is not published yet.
+    """Published blocks by key and by KV block, and the sequence that computes each key that is not published yet.
 
-    `shared` off: keys belong to one request (its choices still share), and a page leaves the index with its last holder.
+    `shared` off: keys belong to one request (its choices still share), and a block leaves the index with its last holder.
     """
 
     def __init__(self, shape: KVShape, shared: bool) -> None:
         self.shape = shape
         self.shared = shared
-        self.blocks: dict[bytes, Block] = {}
-        self.holding: dict[int, Block] = {}
-        """Published page → its block."""
+        self.blocks: dict[bytes, PrefixBlock] = {}
+        self.holding: dict[int, PrefixBlock] = {}
+        """Published KV block → what it holds."""
         self.computing: dict[bytes, Sequence] = {}
         self._groups = len(shape.groups)
         self.windows = [(g, group.window) for g, group in enumerate(shape.groups) if group.window]
@@ -64,14 +64,14 @@ class PrefixIndex:
                 keys.append(parent)
         return keys
 
-    def find(self, sequence: Sequence, block: int) -> Block | None:
+    def find(self, sequence: Sequence, block: int) -> PrefixBlock | None:
         """The published block with the content of the sequence's block, whose key is made already."""
         found = self.blocks.get(sequence.keys[block])
         if found is not None and not self._same(found, sequence, block):
             return None
         return found
 
-    def _same(self, found: Block, sequence: Sequence, block: int) -> bool:
+    def _same(self, found: PrefixBlock, sequence: Sequence, block: int) -> bool:
         size = self.shape.block_tokens
         return found.ids == tuple(sequence.known[block * size : (block + 1) * size]) and found.identity == self.identity(sequence)
 
@@ -88,58 +88,58 @@ class PrefixIndex:
         hit = first
         for block in range(first, blocks):
             found = self.find(sequence, block)
-            if found is None or 0 in found.pages:
+            if found is None or 0 in found.block_ids:
                 if len(windows) < self._groups and (found is None or not self._in_full_groups(found)):
                     break
                 for g, _ in windows:
-                    if found is None or not found.pages[g]:
+                    if found is None or not found.block_ids[g]:
                         runs[g] = block + 1
             after = (block + 1) * size
             if all(runs[g] == first or runs[g] <= self.first_seen(window, after) for g, window in windows):
                 hit = block + 1
         return hit
 
-    def _in_full_groups(self, found: Block) -> bool:
-        return all(page or group.window for page, group in zip(found.pages, self.shape.groups, strict=True))
+    def _in_full_groups(self, found: PrefixBlock) -> bool:
+        return all(block_id or group.window for block_id, group in zip(found.block_ids, self.shape.groups, strict=True))
 
     def first_seen(self, window: int, position: int) -> int:
         """The first block that a query at `position` can see through the window (0: everything)."""
         return max(0, position - window + 1) // self.shape.block_tokens if window else 0
 
     def publish(self, sequence: Sequence, block: int) -> list[tuple[int, int]]:
-        """Offers a computed, full block, so that who waited for it may look again; the (group, page) that are taken: not where another page
-        holds the block already."""
-        key, pages = sequence.keys[block], [table[block] for table in sequence.tables]
+        """Offers a computed, full block, so that who waited for it may look again; the (group, block id) that are taken: not where another
+        block holds the same already."""
+        key, block_ids = sequence.keys[block], [table[block] for table in sequence.tables]
         self.computing.pop(key, None)
         found = self.blocks.get(key)
         if found is None:
             size = self.shape.block_tokens
             ids = tuple(sequence.known[block * size : (block + 1) * size])
-            taken = [(g, page) for g, page in enumerate(pages) if page]
-            found = Block(key, ids, self.identity(sequence), pages)
+            taken = [(g, block_id) for g, block_id in enumerate(block_ids) if block_id]
+            found = PrefixBlock(key, ids, self.identity(sequence), block_ids)
             if taken:
                 self.blocks[key] = found
         elif not self._same(found, sequence, block):
             return []
         else:
-            taken = [(g, page) for g, page in enumerate(pages) if page and not found.pages[g]]
-        for g, page in taken:
-            found.pages[g] = page
-            self.holding[page] = found
+            taken = [(g, block_id) for g, block_id in enumerate(block_ids) if block_id and not found.block_ids[g]]
+        for g, block_id in taken:
+            found.block_ids[g] = block_id
+            self.holding[block_id] = found
         return taken
 
-    def forget(self, page: int) -> None:
-        """The page is used for something else now."""
-        block = self.holding.pop(page)
-        block.pages[block.pages.index(page)] = 0
-        if not any(block.pages):
-            del self.blocks[block.key]
+    def forget(self, block_id: int) -> None:
+        """The block is used for something else now."""
+        found = self.holding.pop(block_id)
+        found.block_ids[found.block_ids.index(block_id)] = 0
+        if not any(found.block_ids):
+            del self.blocks[found.key]
 
-    def move(self, page: int, to: int) -> None:
-        """The block of one page is in another from now on."""
-        block = self.holding.pop(page)
-        block.pages[block.pages.index(page)] = to
-        self.holding[to] = block
+    def move(self, block_id: int, to: int) -> None:
+        """What one block holds is in another from now on."""
+        found = self.holding.pop(block_id)
+        found.block_ids[found.block_ids.index(block_id)] = to
+        self.holding[to] = found
 
     def announce(self, sequence: Sequence, first: int, blocks: int) -> None:
         """The sequence will compute its blocks `first` … `blocks` − 1, unless another is at it."""

@@ -11,10 +11,10 @@ from ridgeline.core.sequence import Sequence
 def quiet_steps(scheduler: Scheduler, most: int = 1 << 31) -> int:
     """Further calls of `schedule`, at most `most`, that plan one token for every running sequence and decide nothing, if no command comes.
 
-    None starts, none ends by length, none is preempted. Pages that are free or cached suffice: which one is taken is no decision. Where
-    cached pages would move to the host, free ones suffice. Stop ids, NaN and the front end's closes cannot be foreseen: one of them ends
+    None starts, none ends by length, none is preempted. Blocks that are free or cached suffice: which one is taken is no decision. Where
+    cached blocks would move to the host, free ones suffice. Stop ids, NaN and the front end's closes cannot be foreseen: one of them ends
     the quiet, and who simulates knows when its own sequences stop. 0 while anything queued could start, while a sequence catches up or is
-    pinned, while more run than a step's budget holds. Pages that windows will give back are not counted on.
+    pinned, while more run than a step's budget holds. Blocks that windows will give back are not counted on.
     """
     running, waiting, limits = scheduler.life.running, scheduler.life.waiting, scheduler.limits
     if not running or len(running) > limits.token_budget or scheduler.life.pinned:
@@ -23,15 +23,15 @@ def quiet_steps(scheduler: Scheduler, most: int = 1 << 31) -> int:
         return 0
     if waiting and scheduler.room.victim(waiting[0]) is not None:
         return 0
-    left = [s.limit - s.reach for s in running if s.reach - s.scheduled == 1 and not s.needs_commit]
+    left = [s.limit - s.reach for s in running if s.reach - s.scheduled == 1]
     if len(left) < len(running):
         return 0
     low, high = 0, min(most, max(0, min(left) - 1))
-    pages = scheduler.cache.pages
-    available = len(pages.free) if scheduler.cache.host.count else pages.available
+    pool = scheduler.cache.pool
+    available = len(pool.free) if scheduler.cache.host.count else pool.available
     middle = high
     while low < high:
-        if _pages(scheduler, running, middle) <= available:
+        if _blocks_taken(scheduler, running, middle) <= available:
             low = middle
         else:
             high = middle - 1
@@ -39,8 +39,8 @@ def quiet_steps(scheduler: Scheduler, most: int = 1 << 31) -> int:
     return low
 
 
-def _pages(scheduler: Scheduler, running: list[Sequence], steps: int) -> int:
-    """Pages that `steps` further tokens of every running sequence take; what windows give back is not counted."""
+def _blocks_taken(scheduler: Scheduler, running: list[Sequence], steps: int) -> int:
+    """Blocks that `steps` further tokens of every running sequence take; what windows give back is not counted."""
     size, groups = scheduler.cache.shape.block_tokens, len(scheduler.cache.shape.groups)
     beyond = [-(-end // size) for s in running if (end := s.scheduled + steps - s.capacity) > 0]
     return groups * sum(beyond)
@@ -49,7 +49,7 @@ def _pages(scheduler: Scheduler, running: list[Sequence], steps: int) -> int:
 def advance(scheduler: Scheduler, steps: int, token: int) -> None:
     """Every running sequence computes one token and samples `token`, `steps` times; at most `quiet_steps`, and nothing may be in flight.
 
-    Pages are evicted, taken, let go and published in the order in which single steps would: (step, schedule before commit, policy order).
+    Blocks are evicted, taken, let go and published in the order in which single steps would: (step, schedule before commit, policy order).
     """
     cache, running, size = scheduler.cache, scheduler.life.running, scheduler.cache.shape.block_tokens
     starts = [sequence.scheduled for sequence in running]

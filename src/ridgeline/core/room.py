@@ -1,14 +1,14 @@
-"""Making room: rows and pages for one sequence, by waiting for what is coming, by a smaller chunk, or by pushing another out.
+"""Making room: rows and blocks for one sequence, by waiting for what is coming, by a smaller chunk, or by pushing another out.
 
 The first in the policy's order is never pushed out, and neither is a pinned sequence: one that was pushed out `max_preemptions` times
-starts again only when pages up to its very end are there, and what it has not taken of them yet is its claim, which nobody else may use. So
-whoever comes first can always go on, and whoever is pinned too. Never takes a page itself.
+starts again only when blocks up to its very end are there, and what it has not taken of them yet is its claim, which nobody else may
+use. So whoever comes first can always go on, and whoever is pinned too. Never takes a block itself.
 """
 
-from ridgeline.core.draft import Draft
-from ridgeline.core.fit import group_pages, pages_needed
+from ridgeline.core.fit import blocks_needed, group_blocks
 from ridgeline.core.kv import Cache
 from ridgeline.core.lifecycle import Lifecycle
+from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy
 from ridgeline.core.sequence import Sequence, State
 
@@ -22,7 +22,7 @@ class Room:
         self.life = life
         self._full_groups = sum(not group.window for group in cache.shape.groups)
 
-    def for_row(self, sequence: Sequence, draft: Draft) -> bool:
+    def for_row(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """A row is free, within the policy's bound. A higher class pushes the youngest of the lowest class out."""
         life = self.life
         if self.policy.max_running is not None and len(life.running) >= self.policy.max_running:
@@ -30,71 +30,71 @@ class Room:
         if not life.rows:
             victim = self.victim(sequence)
             if victim is not None:
-                self._push_out(victim, sequence, "row", draft)
+                self._push_out(victim, sequence, "row", builder)
         return bool(life.rows)
 
-    def for_start(self, sequence: Sequence, draft: Draft) -> bool:
-        """A waiting sequence has the pages to start with. If others give way as it grows, a block is enough; else all that it knows must
+    def for_start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
+        """A waiting sequence has the blocks to start with. If others give way as it grows, a block is enough; else all that it knows must
         find place, for with less it would soon be pushed out again. A pinned one needs what it takes to its very end. What it shares on the
-        host needs pages of the device too.
+        host needs blocks of the device too.
         """
         shape, away = self.cache.shape, self.cache.away(sequence)
         if self.life.is_pinned(sequence):
             return self.spare(sequence) >= self._missing(sequence)
         if self.victim(sequence) is not None:
-            return self._at_least(len(shape.groups) + away, sequence, draft)
-        held = sum([page != 0 for table in sequence.tables for page in table]) - away
-        return self.spare(sequence) >= max(0, pages_needed(shape, len(sequence.known)) - held)
+            return self._at_least(len(shape.groups) + away, sequence, builder)
+        held = sum([block_id != 0 for table in sequence.tables for block_id in table]) - away
+        return self.spare(sequence) >= max(0, blocks_needed(shape, len(sequence.known)) - held)
 
-    def for_tokens(self, sequence: Sequence, count: int, draft: Draft) -> int:
-        """How many of `count` tokens the sequence can have pages for, after pushing others out if it must; 0 to wait."""
+    def for_tokens(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
+        """How many of `count` tokens the sequence can have blocks for, after pushing others out if it must; 0 to wait."""
         if sequence.scheduled + count <= sequence.capacity:
             return count
         self.cache.release_behind(sequence)
         size, groups = self.cache.shape.block_tokens, len(self.cache.shape.groups)
         spare = self.spare(sequence)
         if spare < groups and sequence.scheduled == sequence.capacity:
-            if not self._at_least(groups, sequence, draft):
+            if not self._at_least(groups, sequence, builder):
                 return 0
             spare = self.spare(sequence)
         return min(count, sequence.capacity + max(0, spare) // groups * size - sequence.scheduled)
 
-    def _at_least(self, pages: int, sequence: Sequence, draft: Draft) -> bool:
-        """So many pages can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
-        while self.spare(sequence) < pages:
-            coming = self.cache.pages.coming() + self.cache.behind_window(sequence)
-            if self.spare(sequence) + coming >= pages:
+    def _at_least(self, blocks: int, sequence: Sequence, builder: PlanBuilder) -> bool:
+        """So many blocks can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
+        while self.spare(sequence) < blocks:
+            coming = self.cache.pool.coming() + self.cache.behind_window(sequence)
+            if self.spare(sequence) + coming >= blocks:
                 return False
             victim = self.victim(sequence)
             if victim is None:
                 return False
-            self._push_out(victim, sequence, "pages", draft)
+            self._push_out(victim, sequence, "blocks", builder)
         return True
 
     def spare(self, sequence: Sequence) -> int:
-        """Pages that the sequence may take: all without a holder, but for the claims of others.
+        """Blocks that the sequence may take: all without a holder, but for the claims of others.
 
-        Who comes to share pages may keep them from coming back, so for all others the windows of a pinned sequence count in full. Pinned
+        Who comes to share blocks may keep them from coming back, so for all others the windows of a pinned sequence count in full. Pinned
         sequences that run leave each other what each still misses: together that is never more than there is, so one can go on.
         """
-        available, pinned = self.cache.pages.available, self.life.pinned
+        available, pinned = self.cache.pool.available, self.life.pinned
         if pinned:
             claim = self._missing if sequence in pinned else self._claim
             available -= sum([claim(other) for other in pinned if other is not sequence])
         return available
 
     def _missing(self, pinned: Sequence) -> int:
-        """Pages that a sequence takes to its very end beside those it holds. Letting go of a shared page of a window gives none back."""
-        shape, holders, missing = self.cache.shape, self.cache.pages.holders, 0
+        """Blocks that a sequence takes to its very end beside those it holds. Letting go of a shared block of a window gives none back."""
+        shape, holders, missing = self.cache.shape, self.cache.pool.holders, 0
         for group, table in zip(shape.groups, pinned.tables, strict=True):
-            held = sum([0 < page <= shape.pages and (not group.window or holders[page] == 1) for page in table])
-            missing += max(0, group_pages(group, shape.block_tokens, pinned.limit - 1) - held)
+            held = sum([0 < block_id <= shape.blocks and (not group.window or holders[block_id] == 1) for block_id in table])
+            missing += max(0, group_blocks(group, shape.block_tokens, pinned.limit - 1) - held)
         return missing
 
     def _claim(self, pinned: Sequence) -> int:
-        """What a pinned sequence may still need. Its windows count in full, for it may have to leave pages in them to others."""
+        """What a pinned sequence may still need. Its windows count in full, for it may have to leave blocks in them to others."""
         blocks = pinned.capacity // self.cache.shape.block_tokens
-        return pages_needed(self.cache.shape, pinned.limit - 1) - blocks * self._full_groups
+        return blocks_needed(self.cache.shape, pinned.limit - 1) - blocks * self._full_groups
 
     def victim(self, requester: Sequence) -> Sequence | None:
         """The youngest of the lowest class behind the requester; of a lower class if that waits. Never the first nor a pinned one."""
@@ -107,7 +107,7 @@ class Room:
                 return candidate
         return None
 
-    def _push_out(self, victim: Sequence, by: Sequence, why: str, draft: Draft) -> None:
+    def _push_out(self, victim: Sequence, by: Sequence, why: str, builder: PlanBuilder) -> None:
         """Who is pushed out does not come back in the same step."""
-        draft.closed = True
+        builder.closed = True
         self.life.preempt(victim, by, why)

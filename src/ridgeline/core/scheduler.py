@@ -12,15 +12,15 @@ from heapq import merge
 from itertools import chain
 from typing import Any
 
-from ridgeline.core.commands import Abort, Admit, Clear, Close, Command, Drain, Output, SetKnob
+from ridgeline.core.commands import Abort, Admit, Close, Command, Drain, Output, SetKnob
 from ridgeline.core.commit import commit
-from ridgeline.core.draft import Draft
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
 from ridgeline.core.kv import Cache
 from ridgeline.core.lifecycle import Lifecycle, by_rank
 from ridgeline.core.pace import UNBOUNDED
 from ridgeline.core.params import Limits
-from ridgeline.core.plan import FROM_ROW, KVShape, Plan, Result
+from ridgeline.core.plan import LAST, KVShape, Plan, Result
+from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy
 from ridgeline.core.room import Room
 from ridgeline.core.sequence import Sequence, State
@@ -34,10 +34,6 @@ KNOBS = {
     "max_preemptions": (0, 1 << 20),
 }
 """Limits that may change while running, with their bounds."""
-
-OWN_REASONS = (Wait.PREFIX, Wait.DRAIN)
-"""Set and cleared here; nobody else may clear them."""
-
 
 @dataclass(frozen=True, slots=True)
 class Flight:
@@ -92,9 +88,6 @@ class Scheduler:
                     self.life.close(request_id, choice, keep, reason, now)
                 case Abort(request_id):
                     self.life.abort(request_id, now)
-                case Clear(request_id, reason) if reason not in OWN_REASONS:
-                    for sequence in self.life.open.get(request_id, {}).values():
-                        self.life.clear(sequence, reason)
                 case SetKnob(knob, value):
                     self._set(knob, value)
                 case Drain():
@@ -111,66 +104,66 @@ class Scheduler:
         """The next step, or None when nothing may run now. Never an empty plan."""
         if len(self.flights) >= self.limits.depth:
             return None
-        draft = Draft(self.step, self.limits.token_budget)
-        sequences, starts, tokens = draft.sequences, draft.starts, draft.tokens
-        step, budget = draft.step, draft.budget
-        for sequence in self._candidates(draft):
+        builder = PlanBuilder(self.step, self.limits.token_budget)
+        sequences, starts, tokens = builder.sequences, builder.starts, builder.tokens
+        step, budget = builder.step, builder.budget
+        for sequence in self._candidates(builder):
             position, reach = sequence.scheduled, sequence.reach
             if reach - position == 1 and reach <= sequence.steady:
-                # `Draft.add` for one token and a sample, written out because every running sequence passes here.
+                # `PlanBuilder.add` for one token and a sample, written out because every running sequence passes here.
                 sequences.append(sequence)
                 starts.append(position)
                 known = sequence.known
-                tokens.append(known[position] if position < len(known) else FROM_ROW)
+                tokens.append(known[position] if position < len(known) else LAST)
                 sequence.scheduled = reach
                 sequence.reach = reach + 1
                 sequence.in_flight += 1
                 sequence.last_step = step
             else:
-                self._advance(sequence, draft, now)
+                self._advance(sequence, builder, now)
             if len(tokens) >= budget:
                 break
-        return self._launch(draft, now) if sequences else None
+        return self._launch(builder, now) if sequences else None
 
-    def _candidates(self, draft: Draft) -> Iterable[Sequence]:
+    def _candidates(self, builder: PlanBuilder) -> Iterable[Sequence]:
         """Running and waiting sequences in the policy's order; only running ones when no waiting one can start."""
         life = self.life
-        draft.closed = not life.waiting or not self.policy.joins(len(life.running))
-        if not draft.closed and not life.rows:
-            draft.closed = not life.running or self.policy.same_class(life.waiting[0], life.running[-1])
-        if draft.closed:
+        builder.closed = not life.waiting or not self.policy.joins(len(life.running))
+        if not builder.closed and not life.rows:
+            builder.closed = not life.running or self.policy.same_class(life.waiting[0], life.running[-1])
+        if builder.closed:
             return life.running
         if not life.running or life.running[-1].rank < life.waiting[0].rank:
-            return chain(life.running, self._queue(draft))
-        return merge(tuple(life.running), self._queue(draft), key=by_rank)
+            return chain(life.running, self._queue(builder))
+        return merge(tuple(life.running), self._queue(builder), key=by_rank)
 
-    def _queue(self, draft: Draft) -> Iterator[Sequence]:
+    def _queue(self, builder: PlanBuilder) -> Iterator[Sequence]:
         """Waiting sequences in the policy's order, as long as any may start."""
         for sequence in tuple(self.life.waiting):
-            if draft.closed:
+            if builder.closed:
                 return
             yield sequence
 
-    def _launch(self, draft: Draft, now: float) -> Plan:
-        last, pages, away = self._last, self.cache.pages, len(self.cache.host.cached)
-        same = last is not None and not draft.fresh and last.sequences == draft.sequences
-        plan = draft.freeze(self.life.freed_rows, self.cache.copies, last.plan if last is not None and same else None)
+    def _launch(self, builder: PlanBuilder, now: float) -> Plan:
+        last, pool, away = self._last, self.cache.pool, len(self.cache.host.cached)
+        same = last is not None and not builder.fresh and last.sequences == builder.sequences
+        plan = builder.freeze(self.life.freed_rows, self.cache.copies, last.plan if last is not None and same else None)
         self.life.freed_rows.clear()
         self.cache.copies.clear()
-        numbers = last.numbers if last is not None and same else tuple([sequence.number for sequence in draft.sequences])
-        self._last = Flight(plan, draft.sequences, numbers)
+        numbers = last.numbers if last is not None and same else tuple([sequence.number for sequence in builder.sequences])
+        self._last = Flight(plan, builder.sequences, numbers)
         self.flights.append(self._last)
         self.step += 1
-        self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.life.waiting), len(pages.free), len(pages.cached), away))
+        self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.life.waiting), len(pool.free), len(pool.cached), away))
         return plan
 
-    def _advance(self, sequence: Sequence, draft: Draft, now: float) -> None:
-        """Anything but one more token on pages that are there."""
+    def _advance(self, sequence: Sequence, builder: PlanBuilder, now: float) -> None:
+        """Anything but one more token on blocks that are there."""
         if sequence.state is State.WAITING:
-            if not draft.closed:
-                self._start(sequence, draft, now)
+            if not builder.closed:
+                self._start(sequence, builder, now)
             return
-        if sequence.state is not State.RUNNING or sequence.reach >= sequence.limit or (sequence.needs_commit and sequence.in_flight):
+        if sequence.state is not State.RUNNING or sequence.reach >= sequence.limit:
             return
         if len(sequence.known) - sequence.scheduled > self._block_tokens and self._stands_at_blocks_edge(sequence):
             blocker = self._catch_up(sequence)
@@ -179,31 +172,31 @@ class Scheduler:
                 return
         if sequence.waiting_for:
             self.life.clear(sequence, Wait.PREFIX)
-        wanted = self._wanted(sequence, draft)
-        count = self.room.for_tokens(sequence, wanted, draft) if wanted else 0
+        wanted = self._wanted(sequence, builder)
+        count = self.room.for_tokens(sequence, wanted, builder) if wanted else 0
         if count:
             self.cache.grow(sequence, sequence.scheduled + count)
-            draft.add(sequence, count)
+            builder.add(sequence, count)
 
-    def _wanted(self, sequence: Sequence, draft: Draft) -> int:
+    def _wanted(self, sequence: Sequence, builder: PlanBuilder) -> int:
         """Tokens that bring it to its reach, as many as the step has left; 0 where its prompt is to be scored and the step may not, or
         where others have had what rows that catch up may have."""
-        wanted = min(draft.left, sequence.reach - sequence.scheduled)
+        wanted = min(builder.left, sequence.reach - sequence.scheduled)
         if sequence.reach - sequence.scheduled > 1:
-            wanted = min(wanted, self._beside(draft))
+            wanted = min(wanted, self._prefill_left(builder))
         if sequence.scored < sequence.to_score:
-            wanted = min(wanted, sequence.scored - sequence.scheduled + draft.scores_left)
+            wanted = min(wanted, sequence.scored - sequence.scheduled + builder.scores_left)
         return wanted
 
-    def _beside(self, draft: Draft) -> int:
+    def _prefill_left(self, builder: PlanBuilder) -> int:
         """Tokens that rows which catch up may still have in the step, from how many rows keep up in it."""
-        if draft.beside is None:
-            keep_up = [s.reach - s.scheduled == 1 and (s.reach < s.limit or s.last_step == draft.step) for s in self.life.running]
-            draft.beside = self.limits.beside(sum(keep_up))
-        return draft.beside
+        if builder.prefill_left is None:
+            keep_up = [s.reach - s.scheduled == 1 and (s.reach < s.limit or s.last_step == builder.step) for s in self.life.running]
+            builder.prefill_left = self.limits.prefill_budget(sum(keep_up))
+        return builder.prefill_left
 
     def _stands_at_blocks_edge(self, sequence: Sequence) -> bool:
-        """Nothing in flight and its pages full: a prefix can go on here. While some are pinned, pages are taken through `room` only."""
+        """Nothing in flight and its blocks full: a prefix can go on here. While some are pinned, blocks are taken through `room` only."""
         return not sequence.in_flight and sequence.scheduled == sequence.capacity and not self.life.pinned
 
     def _catch_up(self, sequence: Sequence) -> Sequence | None:
@@ -226,13 +219,13 @@ class Scheduler:
             return None
         return self.cache.index.blocker(sequence, block)
 
-    def _start(self, sequence: Sequence, draft: Draft, now: float) -> None:
-        """A waiting sequence becomes resident if a row and pages are there. The first that fails closes the step to those behind it."""
+    def _start(self, sequence: Sequence, builder: PlanBuilder, now: float) -> None:
+        """A waiting sequence becomes resident if a row and blocks are there. The first that fails closes the step to those behind it."""
         if sequence.waiting_for and (sequence.waiting_for != {Wait.PREFIX} or self._blocker(sequence, sequence.blocked_at) is not None):
             return
-        unscorable = sequence.scored < sequence.to_score and not draft.scores_left
-        if unscorable or self._still_refused(sequence) or not self._beside(draft) or not self.room.for_row(sequence, draft):
-            draft.closed = True
+        unscorable = sequence.scored < sequence.to_score and not builder.scores_left
+        if unscorable or self._still_refused(sequence) or not self._prefill_left(builder) or not self.room.for_row(sequence, builder):
+            builder.closed = True
             return
         hit = self.cache.longest_hit(sequence)
         blocker = self._blocker(sequence, hit)
@@ -241,24 +234,24 @@ class Scheduler:
             self.life.wait(sequence, Wait.PREFIX, blocker)
             return
         self.cache.adopt(sequence, hit)
-        if not self.room.for_start(sequence, draft):
+        if not self.room.for_start(sequence, builder):
             self.cache.release(sequence)
-            self._refused = sequence, self.cache.pages.available
-            draft.closed = True
+            self._refused = sequence, self.cache.pool.available
+            builder.closed = True
             return
         fetched = self.cache.fetch(sequence)
-        count = self.room.for_tokens(sequence, self._wanted(sequence, draft), draft)
+        count = self.room.for_tokens(sequence, self._wanted(sequence, builder), builder)
         self.life.clear(sequence, Wait.PREFIX)
         self._report_hit(sequence, hit, fetched)
         self.life.start(sequence, now)
         self.cache.index.announce(sequence, hit, (len(sequence.known) - 1) // self._block_tokens)
         self.cache.grow(sequence, sequence.scheduled + count)
-        draft.add(sequence, count, fresh=True)
+        builder.add(sequence, count, fresh=True)
 
     def _still_refused(self, sequence: Sequence) -> bool:
-        """It was refused before and no page has come since: not worth looking up its prefix again."""
+        """It was refused before and no block has come since: not worth looking up its prefix again."""
         refused, available = self._refused
-        return refused is sequence and self.cache.pages.available <= available and self.room.victim(sequence) is None
+        return refused is sequence and self.cache.pool.available <= available and self.room.victim(sequence) is None
 
     def _report_hit(self, sequence: Sequence, hit: int, fetched: int) -> None:
         tokens, name = hit * self._block_tokens, sequence.request.request_id

@@ -19,10 +19,10 @@ class Sequence:
     """`computed ≤ scheduled ≤ reach`, where `reach` = known ids + ids that steps in flight will sample.
 
     known      prompt and outputs, ids
-    capacity   positions covered by the pages in `tables`
+    capacity   positions covered by the blocks in `tables`
     steady     while `reach` is not beyond it, one more token and a sample need no decision at all
-    released   a group each: leading blocks whose pages have been let go, behind its window
-    unsent     (group, first block, pages) appended to tables since the row was last planned
+    released   per group: leading blocks that have been let go, behind its window
+    unsent     (group, first block, block ids) appended to tables since the row was last planned
     limit      the most ids it may ever know
     rank       its place in the policy's order, smaller runs first
     keys       prefix keys of the full blocks of `known`, made on demand, as is `identity`
@@ -47,7 +47,6 @@ class Sequence:
         "last_step",
         "limit",
         "message",
-        "needs_commit",
         "number",
         "overtaken",
         "preemptions",
@@ -95,7 +94,6 @@ class Sequence:
         self.row = -1
         self.in_flight = 0
         self.last_step = -1
-        self.needs_commit = False
         self.state = State.WAITING
         self.waiting_for: set[Wait] = set()
         self.blocked_at = 0
@@ -105,9 +103,9 @@ class Sequence:
         self.message: str | None = None
 
     def cover(self, positions: int) -> None:
-        """Its pages reach so far now."""
+        """Its blocks reach so far now."""
         self.capacity = positions
-        self.steady = 0 if self.needs_commit else min(positions, self.limit - 1)
+        self.steady = min(positions, self.limit - 1)
 
     @property
     def reusable(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from ridgeline.core.fit import pages_needed
+from ridgeline.core.fit import blocks_needed
 from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS, Admitted, Sampling, SamplingParams
 from ridgeline.core.plan import KVShape
 from ridgeline.errors import RequestError
@@ -89,7 +89,7 @@ def admit(
     """The accepted request.
 
     draw_seed  gives 63 random bits when the client sent no seed
-    bad_words  `params.bad_words` as ids (`text.words`)
+    bad_words  `params.bad_words` as ids (`text.tokenizer.bad_word_ids`)
     domain     the tenant's
     Raises `RequestError` that names the field, the number, the bound and the fix.
     """
@@ -276,10 +276,10 @@ def _max_tokens(prompt_tokens: int, params: SamplingParams, limits: ModelLimits)
 
 def _check_fit(prompt_tokens: int, max_tokens: int, kv: KVShape) -> None:
     """The last output is never an input, so it needs no place in the cache."""
-    needed = pages_needed(kv, prompt_tokens + max_tokens - 1)
-    if needed > kv.pages:
+    needed = blocks_needed(kv, prompt_tokens + max_tokens - 1)
+    if needed > kv.blocks:
         raise RequestError(
-            f"{prompt_tokens} prompt tokens and max_tokens {max_tokens} need {needed} KV pages; there are {kv.pages}. "
+            f"{prompt_tokens} prompt tokens and max_tokens {max_tokens} need {needed} KV blocks; there are {kv.blocks}. "
             "Lower max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
             param="max_tokens", code="context_length_exceeded",
         )

@@ -1,100 +1,220 @@
-"""One request of an `LLM` while it is answered: outputs of the engine in, values for the caller out.
+"""The pipeline from the engine's outputs to answers, for the server and for `LLM` alike. Pure: knows no clock, no socket, no JSON.
 
-Owns what was released and not yet taken. Never turns the engine.
+    Output, Closed → `Answer` (a `Choice` each) → Begun · Shown · Ended → `Collected`
+
+Owns the two-phase end (stop strings, answers without a token) and the order of a choice's pieces. Usage is the engine's, from `keep`.
 """
 
-from ridgeline.core.commands import Command, Output
-from ridgeline.core.events import Closed
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import fsum, isnan
+
+from ridgeline.core.commands import Close, Output
+from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.engine.outputs import CompletionOutput, Logprob, PromptLogprobs, RequestOutput
-from ridgeline.errors import RequestError
-from ridgeline.text.choice import Choice
-from ridgeline.text.ranking import best
-from ridgeline.text.stream import Release
+from ridgeline.text.stream import OutputStream, Release, StopAutomaton
 from ridgeline.text.tokenizer import Tokenizer
 
 
-class Answer:
-    """Its choices' text, ids and log-probabilities. `open`: choices that have not ended."""
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The first of one choice, when its prompt is computed. `index` counts choices over all prompts.
 
-    def __init__(self, request: Admitted, prompt: str | None, params: SamplingParams, tokenizer: Tokenizer) -> None:
-        self.request = request
-        self.open = request.choices
-        self._prompt = prompt
-        self._params = params
-        self._tokenizer = tokenizer
-        self._choices = [Choice(request, index, params, tokenizer) for index in range(request.choices)]
-        self._released: list[list[Release]] = [[] for _ in self._choices]
-        self._ends: dict[int, Closed] = {}
-        self._begun = False
-        self._refusal: str | None = None
+    prompt_logprobs  one per token of the prompt, None for the first; empty unless asked for
+    """
 
-    @property
-    def chosen_at_the_end(self) -> bool:
-        """More choices are computed than are answered."""
-        return self.request.choices > self._params.n
+    index: int
+    prompt: Sequence[int]
+    prompt_logprobs: Sequence[TokenLogprobs | None] = ()
 
-    def take(self, output: Output) -> Command | None:
-        """Keeps what may be shown; returns the close that the engine waits for, if it does."""
-        releases, close = self._choices[output.choice].take(output)
-        self._released[output.choice] += releases
-        return close
 
-    def end(self, closed: Closed) -> None:
-        """One choice is over."""
-        self._ends[closed.choice] = closed
-        self.open -= 1
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Text, ids and log-probabilities of one choice that may be shown now."""
 
-    def refuse(self, message: str) -> None:
-        """The engine does not take the request."""
-        self._refusal, self.open = message, 0
+    index: int
+    release: Release
 
-    @property
-    def has_news(self) -> bool:
-        """Whether `output` would bring something new."""
-        return not self.open or any(release.ids for releases in self._released for release in releases)
 
-    def output(self) -> RequestOutput:
-        """What came since the last call, choice by choice; everything, where this is the only one. Of more choices than were asked for the
-        likeliest come, likeliest first. Raises RequestError if the engine refused the request."""
-        if self._refusal is not None:
-            raise RequestError(self._refusal)
-        shown = range(self.request.choices)
-        if self.chosen_at_the_end:
-            shown = best([choice.cumulative_logprob or 0.0 for choice in self._choices], self._params.n)  # type: ignore[assignment]
-        outputs = tuple(self._completion(place, index) for place, index in enumerate(shown))
-        cached = None if self.open else max(closed.usage.cached_tokens for closed in self._ends.values())
-        ranked = None if self._begun else self._prompt_logprobs()
-        self._begun = True
-        return RequestOutput(self.request.request_id, self._prompt, self.request.prompt, ranked, outputs, not self.open, cached)
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last of one choice.
 
-    def _completion(self, place: int, index: int) -> CompletionOutput:
-        releases, self._released[index] = self._released[index], []
-        choice, closed = self._choices[index], self._ends.get(index)
-        asked = self._params.logprobs is not None
-        ids = tuple(token for release in releases for token in release.ids)
-        found = [logprobs for release in releases for logprobs in release.logprobs] if asked else []
-        return CompletionOutput(
-            index=place,
-            text="".join(release.text for release in releases),
-            token_ids=ids,
-            cumulative_logprob=choice.cumulative_logprob if asked else None,
-            logprobs=tuple(self._ranked(token, each) for token, each in zip(ids, found, strict=True)) if asked else None,
-            finish_reason=closed.reason.value if closed else None,
-            stop_reason=choice.stop_reason if closed else None,
+    stop_reason         the stop string or the client's stop id; None for EOS and for other ends
+    cumulative_logprob  of its outputs; None where log-probabilities were not made
+    message             of the engine, where `reason` is ERROR
+    """
+
+    index: int
+    reason: Finish
+    stop_reason: str | int | None
+    usage: Usage
+    cumulative_logprob: float | None = None
+    message: str | None = None
+
+
+Piece = Begun | Shown | Ended
+
+
+class Choice:
+    """One choice: outputs of the engine in, what may be shown out, and the close that the engine waits for.
+
+    Feed it every `Output` of its choice, in order. Done when the engine's `Closed` arrives; `stop_reason` is then final.
+
+    prompt_logprobs  of prompt tokens from the second on, so far; complete when the first id comes, empty where they were not asked for
+    stop_reason      the stop string, or the client's stop id, that ended the choice; None for EOS and all other ends
+    """
+
+    def __init__(self, request: Admitted, choice: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self._request_id = request.request_id
+        self._choice = choice
+        self._two_phase = request.two_phase
+        self._shows = params.max_tokens != 0
+        self._client_stop_ids = frozenset(params.stop_token_ids)
+        self._count = 0
+        self._over = False
+        self._logprobs: list[float] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.stop_reason: str | int | None = None
+        self._stream = OutputStream(
+            tokenizer,
+            StopAutomaton(params.stop),
+            prompt=request.prompt,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop_str_in_output,
+            skip_special=params.skip_special_tokens,
         )
 
-    def _prompt_logprobs(self) -> PromptLogprobs | None:
-        if self._params.prompt_logprobs is None:
-            return None
-        found = self._choices[0].prompt_logprobs
-        return (None, *(self._ranked(token, each) for token, each in zip(self.request.prompt[1:], found, strict=False)))
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the log-probabilities of all outputs that count; None where none were made."""
+        return fsum(self._logprobs) if self._logprobs else None
 
-    def _ranked(self, token: int, found: TokenLogprobs) -> dict[int, Logprob]:
-        ranked = {other: Logprob(value, rank, self._name(other)) for rank, (other, value) in enumerate(found.top, 1)}
-        ranked.setdefault(token, Logprob(found.logprob, None, self._name(token)))
-        return ranked
+    def take(self, output: Output) -> tuple[list[Release], Close | None]:
+        """What may be shown now, and the close to send, at most once. Outputs after that close are nobody's."""
+        if self._over:
+            return [], None
+        if output.prompt_logprobs:
+            self.prompt_logprobs += output.prompt_logprobs
+        if not self._shows:
+            return self._drop(output)
+        self._count += len(output.ids)
+        if output.logprobs:
+            self._logprobs += [each.logprob for each in output.logprobs]
+        releases = [self._stream.push(output.ids, output.logprobs, ends_with_stop_id=output.end is Finish.STOP)]
+        if output.end is not None and self._stream.stopped is None:
+            releases.append(self._stream.finish())
+        stopped = self._stream.stopped
+        if stopped is not None:
+            self._over, self.stop_reason = True, stopped.stop
+            del self._logprobs[stopped.keep :]
+            return releases, Close(self._request_id, self._choice, stopped.keep, Finish.STOP)
+        if output.end is None:
+            return releases, None
+        self._over = True
+        if output.end is Finish.STOP and output.ids[-1] in self._client_stop_ids:
+            self.stop_reason = output.ids[-1]
+        return releases, Close(self._request_id, self._choice, self._count, output.end) if self._two_phase else None
 
-    def _name(self, token: int) -> str:
-        return self._tokenizer.piece(token).decode("utf-8", "replace")
+    def _drop(self, output: Output) -> tuple[list[Release], Close | None]:
+        """Nothing but the prompt was to be computed: the one output that came of it counts for nothing."""
+        if output.end is None:
+            return [], None
+        self._over = True
+        return [], Close(self._request_id, self._choice, 0, output.end if output.end is Finish.ERROR else Finish.LENGTH)
+
+
+class Answer:
+    """All choices of one request: what the engine says in, pieces out; of each choice `Begun` first, `Ended` last.
+
+    open  choices that have not ended
+    """
+
+    def __init__(self, request: Admitted, params: SamplingParams, tokenizer: Tokenizer, first_index: int = 0) -> None:
+        """`first_index`: the index of choice 0 in the pieces."""
+        self.open = request.choices
+        self._ids = request.prompt
+        self._choices = [Choice(request, index, params, tokenizer) for index in range(request.choices)]
+        self._first_index = first_index
+        self._begun: set[int] = set()
+        self._scores: Sequence[TokenLogprobs | None] | None = None if request.prompt_logprobs is not None else ()
+        self._early: list[Piece] = []
+        """Of other choices, before choice 0 has scored the prompt for all."""
+
+    def cumulative_logprob(self, choice: int) -> float | None:
+        """Of a choice's outputs so far; None where log-probabilities were not made."""
+        return self._choices[choice].cumulative_logprob
+
+    def take(self, item: Output | Closed) -> tuple[list[Piece], Close | None]:
+        """What came of it, and the close to send to the engine."""
+        number, pieces, close = item.choice, list[Piece](), None
+        choice, index, releases = self._choices[number], self._first_index + number, list[Release]()
+        if isinstance(item, Output):
+            releases, close = choice.take(item)
+        if number not in self._begun and (isinstance(item, Closed) or item.ids):
+            self._begun.add(number)
+            if self._scores is None and number == 0:
+                self._scores = (None, *choice.prompt_logprobs)
+            pieces.append(Begun(index, self._ids, self._scores or ()))
+        pieces += [Shown(index, release) for release in releases if release.ids]
+        if isinstance(item, Closed):
+            self.open -= 1
+            pieces.append(Ended(index, item.reason, choice.stop_reason, item.usage, choice.cumulative_logprob, item.message))
+        if self._scores is None:
+            self._early += pieces
+            return [], close
+        if self._early:
+            pieces += [replace(each, prompt_logprobs=self._scores) if isinstance(each, Begun) else each for each in self._early]
+            self._early = []
+        return pieces, close
+
+
+class Collected:
+    """One choice as far as its pieces have come. `begun` and `ended` are there when their pieces are; `over`: the last is."""
+
+    begun: Begun
+    ended: Ended
+
+    def __init__(self) -> None:
+        self.releases: list[Release] = []
+        self.over = False
+
+    def add(self, piece: Piece) -> None:
+        """Pieces come in order."""
+        match piece:
+            case Begun():
+                self.begun = piece
+            case Shown():
+                self.releases.append(piece.release)
+            case Ended():
+                self.ended, self.over = piece, True
+
+    def renumber(self, index: int) -> None:
+        """Of a choice that is over: its index among those that are answered."""
+        self.begun, self.ended = replace(self.begun, index=index), replace(self.ended, index=index)
+
+    @property
+    def text(self) -> str:
+        """Of the outputs."""
+        return "".join(release.text for release in self.releases)
+
+    @property
+    def ids(self) -> list[int]:
+        """Of the outputs."""
+        return [token for release in self.releases for token in release.ids]
+
+    @property
+    def offsets(self) -> list[int]:
+        """For each id the characters of the outputs' text before it."""
+        return [offset for release in self.releases for offset in release.offsets]
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """One per id where they were asked for."""
+        return [each for release in self.releases for each in release.logprobs]
+
+
+def best(cumulative: Sequence[float], n: int) -> list[int]:
+    """`best_of`: indices of the n answers with the highest summed log-probability, likeliest first, of equals the first; NaN last."""
+    return sorted(range(len(cumulative)), key=lambda index: (isnan(cumulative[index]), -cumulative[index], index))[:n]

@@ -16,6 +16,7 @@ class ExecutorInfo:
     rows           sequences that can be resident at once
     seconds        how long a step takes, as measured when it was warm; None where nobody knows
     tokens         of a step at most
+    price          (tokens, samples, seconds) of steps of single rows and decoding ones, as measured when warm; none where nobody did
     """
 
     kv: KVShape
@@ -27,6 +28,7 @@ class ExecutorInfo:
     kv_bytes: int
     seconds: StepSeconds | None = None
     tokens: int = 512
+    price: tuple[tuple[int, int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,17 @@ from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit, seed_source
-from ridgeline.engine.answer import Answer
 from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, search
 from ridgeline.engine.compose import Progress
 from ridgeline.engine.local import LocalEngine
-from ridgeline.engine.outputs import RequestOutput
+from ridgeline.engine.outputs import LLMRequest, RequestOutput
 from ridgeline.errors import ConfigError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
 from ridgeline.text.chat import ChatTemplate, no_template
-from ridgeline.text.chat_conversation import Conversation
+from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
-from ridgeline.text.words import bad_word_ids
+from ridgeline.text.tokenizer import bad_word_ids
 
 Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
@@ -89,7 +88,7 @@ class LLM:
         priority: Sequence[int] | None = None,
         progress: bool = False,
     ) -> list[RequestOutput]:
-        """Answers in the order of the prompts: a string, strings, ids, or lists of ids; parameters for all, or one a prompt.
+        """Answers in the order of the prompts: a string, strings, ids, or lists of ids; parameters for all, or one per prompt.
 
         progress  shows a bar
         Raises RequestError before anything runs if any prompt cannot be accepted, EngineDeadError after `close` or a step that failed.
@@ -97,8 +96,8 @@ class LLM:
         texts = _as_list(prompts)
         params = _one_each(sampling_params or self.get_default_sampling_params(), len(texts))
         ranks = priority or [0] * len(texts)
-        answers = [self.prepare(text, each, priority=rank) for text, each, rank in zip(texts, params, ranks, strict=True)]
-        return self._complete(answers, progress)
+        requests = [self.prepare(text, each, priority=rank) for text, each, rank in zip(texts, params, ranks, strict=True)]
+        return self._complete(requests, progress)
 
     def chat(
         self,
@@ -131,10 +130,10 @@ class LLM:
         """
         asked = Conversation(prompt) if _is_conversation(prompt) else prompt  # type: ignore[arg-type]
         default = self.get_default_sampling_params(None if isinstance(asked, Conversation) else 16)
-        answer = self.prepare(asked, sampling_params or default)  # type: ignore[arg-type]
-        if answer.chosen_at_the_end:
+        request = self.prepare(asked, sampling_params or default)  # type: ignore[arg-type]
+        if request.chosen_at_the_end:
             raise RequestError("best_of cannot be streamed: which answers are best is known at their end; take generate", param="best_of")
-        return self._engine.stream(answer)
+        return self._engine.stream(request)
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """For each prompt the likeliest continuations that a search of `params.beam_width` beams finds, best first.
@@ -143,7 +142,7 @@ class LLM:
         """
         return search(self, [self.prepare(each, params.longest).request.prompt for each in _as_list(prompts)], params)
 
-    def prepare(self, prompt: Prompt | Conversation, params: SamplingParams, *, priority: int = 0) -> Answer:
+    def prepare(self, prompt: Prompt | Conversation, params: SamplingParams, *, priority: int = 0) -> LLMRequest:
         """A request that is accepted and does not run yet, for `run`. Raises RequestError."""
         self._engine.check_open()
         if isinstance(params.stop, str):
@@ -162,14 +161,14 @@ class LLM:
             priority=priority,
             bad_words=bad_word_ids(self.tokenizer, params.bad_words),
         )  # fmt: skip
-        return Answer(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer)
+        return LLMRequest(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer)
 
-    def run(self, answers: Iterable[Answer]) -> Iterator[RequestOutput]:
-        """Each answer when it and all before it are complete."""
-        return self._engine.run(answers)
+    def run(self, requests: Iterable[LLMRequest]) -> Iterator[LLMRequest]:
+        """Each request when it and all before it are answered."""
+        return self._engine.run(requests)
 
     def abort(self) -> None:
-        """Ends every answer under way; each keeps what there is, with finish_reason "abort". A signal handler may call it."""
+        """Ends every request under way; each keeps what there is, with finish_reason "abort". A signal handler may call it."""
         self._engine.abort()
 
     def close(self) -> None:
@@ -192,11 +191,11 @@ class LLM:
             raise no_template(self.config.model)
         return self.chat_template
 
-    def _complete(self, answers: list[Answer], progress: bool) -> list[RequestOutput]:
+    def _complete(self, requests: list[LLMRequest], progress: bool) -> list[RequestOutput]:
         found = []
-        with _bar(len(answers), progress) as advance:
-            for output in self.run(answers):
-                found.append(output)
+        with _bar(len(requests), progress) as advance:
+            for request in self.run(requests):
+                found.append(request.output())
                 advance(1)
         return found
 
@@ -220,7 +219,7 @@ def _as_list(prompts: Prompts) -> list[Prompt]:
 def _one_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     found = [params] * count if isinstance(params, SamplingParams) else list(params)
     if len(found) != count:
-        raise RequestError(f"{count} prompts come with {len(found)} sampling_params; give one, or one a prompt.", param="sampling_params")
+        raise RequestError(f"{count} prompts come with {len(found)} sampling_params; give one, or one per prompt.", param="sampling_params")
     return found
 
 

@@ -1,6 +1,6 @@
-"""The engine in this process: turns it while answers are wanted, and hands each turn's outputs to the answers that are open.
+"""The engine in this process: turns it while answers are wanted, and hands each turn's outputs to the requests that are open.
 
-Owns the engine, the answers under way and the commands that its next turn takes. Knows no text. One thread at a time.
+Owns the engine, the requests under way and the commands that its next turn takes. Knows no text. One thread at a time.
 """
 
 from collections import deque
@@ -10,11 +10,10 @@ from typing import Final
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Abort, Admit, Command
 from ridgeline.core.events import Closed, Rejected
-from ridgeline.engine.answer import Answer
 from ridgeline.engine.compose import Progress, start_engine
 from ridgeline.engine.engine import Turn
 from ridgeline.engine.executor import ExecutorInfo
-from ridgeline.engine.outputs import RequestOutput
+from ridgeline.engine.outputs import LLMRequest, RequestOutput
 from ridgeline.errors import EngineDeadError
 
 QUEUED_ROWS: Final = 4
@@ -22,11 +21,11 @@ QUEUED_ROWS: Final = 4
 
 
 class LocalEngine:
-    """Several callers may have answers under way: whoever turns the engine serves them all."""
+    """Several callers may have requests under way: whoever turns the engine serves them all."""
 
     def __init__(self, config: EngineConfig, on_progress: Progress) -> None:
         self._engine, self.decisions = start_engine(config, on_progress)
-        self._open: dict[str, Answer] = {}
+        self._open: dict[str, LLMRequest] = {}
         self._commands: list[Command] = []
         self._turning = False
         self._closed = False
@@ -46,40 +45,40 @@ class LocalEngine:
         if self._closed:
             raise EngineDeadError("this LLM is closed; make another one")
 
-    def run(self, answers: Iterable[Answer]) -> Iterator[RequestOutput]:
-        """Each answer when it is complete, in the order given. Whatever interrupts, no request stays open."""
+    def run(self, requests: Iterable[LLMRequest]) -> Iterator[LLMRequest]:
+        """Each request when it is answered, in the order given. Whatever interrupts, none stays open."""
         self.check_open()
-        waiting, submitted = deque(answers), deque[Answer]()
+        waiting, submitted = deque(requests), deque[LLMRequest]()
         room = QUEUED_ROWS * self.info.rows
         try:
             while waiting or submitted:
-                while waiting and sum(answer.open for answer in self._open.values()) < room:
+                while waiting and sum(request.open for request in self._open.values()) < room:
                     submitted.append(waiting.popleft())
                     self._submit(submitted[-1])
                 self._turn()
                 while submitted and not submitted[0].open:
-                    yield submitted.popleft().output()
+                    yield submitted.popleft()
         finally:
             self._abort(submitted)
 
-    def stream(self, answer: Answer) -> Iterator[RequestOutput]:
+    def stream(self, request: LLMRequest) -> Iterator[RequestOutput]:
         """What is new, whenever something is; the last one is `finished`. Dropping the iterator aborts the request."""
         self.check_open()
-        self._submit(answer)
+        self._submit(request)
         try:
             finished = False
             while not finished:
-                if answer.open:
+                if request.open:
                     self._turn()
-                if answer.has_news:
-                    output = answer.output()
+                if request.has_news:
+                    output = request.output()
                     finished = output.finished
                     yield output
         finally:
-            self._abort([answer])
+            self._abort([request])
 
     def abort(self) -> None:
-        """Ends every answer at the next turn; each keeps what there is, its finish_reason is "abort". A signal handler may call it."""
+        """Ends every request at the next turn; each keeps what there is, its finish_reason is "abort". A signal handler may call it."""
         self._commands += [Abort(name) for name in tuple(self._open)]
 
     def close(self) -> None:
@@ -88,14 +87,14 @@ class LocalEngine:
         self._open.clear()
         self._engine.executor.close()
 
-    def _submit(self, answer: Answer) -> None:
-        self._open[answer.request.request_id] = answer
-        self._commands.append(Admit(answer.request))
+    def _submit(self, request: LLMRequest) -> None:
+        self._open[request.request.request_id] = request
+        self._commands.append(Admit(request.request))
 
-    def _abort(self, answers: Iterable[Answer]) -> None:
+    def _abort(self, requests: Iterable[LLMRequest]) -> None:
         """Of those that are still open, and waits for steps in flight where nobody else does. Python may drop an iterator in the midst of
         a turn: then the next turn aborts."""
-        self._commands += [Abort(name) for answer in answers if (name := answer.request.request_id) in self._open]
+        self._commands += [Abort(name) for each in requests if (name := each.request.request_id) in self._open]
         if not self._turning and not self._closed:
             while self._commands or (not self._open and self._engine.in_flight):
                 self._turn()
@@ -120,9 +119,9 @@ class LocalEngine:
                 self._commands.append(close)
         for event in turn.events:
             if isinstance(event, Closed):
-                self._open[event.request_id].end(event)
+                self._open[event.request_id].take(event)
             elif isinstance(event, Rejected):
-                self._open[event.request_id].refuse(event.message)
+                self._open[event.request_id].reject(event.message)
             else:
                 continue
             if not self._open[event.request_id].open:

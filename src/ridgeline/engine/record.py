@@ -20,7 +20,7 @@ from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.engine.messages import MAX_PAYLOAD, FrameBuffer, encode
 from ridgeline.errors import ConfigError
 
-MAGIC: Final = b"ridgeline recording 2\n"
+MAGIC: Final = b"ridgeline recording 3\n"
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -66,9 +66,10 @@ def decision(plan: Plan) -> str:
     """A plan as a line, page numbers apart: two schedulers that write the same lines have decided the same."""
     new = [(each.row, each.sequence, each.params, each.ids, [len(table) for table in each.tables]) for each in plan.new_rows]
     blocks = [(row, group, first, len(pages)) for row, group, first, pages in plan.blocks]
-    columns = [list(column) for column in (plan.row, plan.start, plan.count, plan.tokens, plan.select, plan.sample, plan.needs_commit)]
+    columns = [list(column) for column in (plan.row, plan.start, plan.count, plan.tokens, plan.sample)]
+    scores = f" scores {list(plan.score)}" if plan.score else ""
     copies = f" copies {len(plan.copies)}" if plan.copies else ""
-    return f"{plan.step} {columns} {new} {list(plan.freed_rows)} {blocks}{copies}"
+    return f"{plan.step} {columns} {new} {list(plan.freed_rows)} {blocks}{scores}{copies}"
 
 
 class Recorder:

@@ -62,18 +62,18 @@ class Metrics:
         self.prefix_hits = 0
         self.preemptions = 0
         self.evicted_pages = 0
-        self.pages_to_host = 0
-        self.pages_from_host = 0
-        self.host_pages = 0
+        self.blocks_to_host = 0
+        self.blocks_from_host = 0
+        self.host_blocks = 0
         """Pages of the host that held a block at the last step."""
         self.host_hits = 0
         """Tokens taken from the prefix cache, prompts' or not, of which pages were copied back from the host."""
         self.steps = 0
         self.rejected = 0
         self.finished: dict[Finish, int] = dict.fromkeys(Finish, 0)
-        self.free_pages: int | None = None
+        self.free_blocks: int | None = None
         """Pages without holder or content at the last step; None before the first."""
-        self.cached_pages = 0
+        self.cached_blocks = 0
         self.time_to_first_token = Histogram(SECONDS)
         self.inter_token = Histogram(SECONDS)
         self.end_to_end = Histogram(SECONDS)
@@ -111,13 +111,13 @@ class Metrics:
             case events.Scheduled():
                 self.steps += 1
                 self.step_tokens.observe(sum(event.count))
-                self.free_pages, self.cached_pages = event.free_pages, event.cached_pages
-                self.host_pages = event.host_pages
+                self.free_blocks, self.cached_blocks = event.free_blocks, event.cached_blocks
+                self.host_blocks = event.host_blocks
             case events.Evicted():
                 self.evicted_pages += 1
             case events.Moved():
-                self.pages_to_host += event.out
-                self.pages_from_host += not event.out
+                self.blocks_to_host += event.out
+                self.blocks_from_host += not event.out
             case events.StepTimed():
                 self.step_run.observe(event.timings.run)
             case events.Admitted():
@@ -144,7 +144,7 @@ class Metrics:
         self._open.clear()
         self._rows.clear()
         self._left.clear()
-        self.free_pages, self.cached_pages, self.host_pages = None, 0, 0
+        self.free_blocks, self.cached_blocks, self.host_blocks = None, 0, 0
 
     def _started(self, event: events.Started) -> None:
         request = self._open.get(event.request_id)

@@ -39,15 +39,15 @@ class _Fold(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every family, in a fixed order."""
         m = self._metrics
-        pages = self._kv.pages
-        free = pages if m.free_pages is None else m.free_pages
-        used = 0.0 if not pages else 1 - (free + m.cached_pages) / pages
+        blocks = self._kv.blocks
+        free = blocks if m.free_blocks is None else m.free_blocks
+        used = 0.0 if not blocks else 1 - (free + m.cached_blocks) / blocks
         yield self._gauge("vllm:num_requests_running", "Choices that have a row.", m.running)
         yield self._gauge("vllm:num_requests_waiting", "Choices without a row: not started, or preempted.", m.waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages held at the last step (1 is all).", used)
-        yield self._gauge("ridgeline_kv_pages_free", "KV pages that hold nothing, at the last step.", free)
-        yield self._gauge("ridgeline_kv_pages_cached", "KV pages with a published block and no holder, at the last step.", m.cached_pages)
-        if self._kv.host_pages:
+        yield self._gauge("ridgeline_kv_blocks_free", "KV blocks that hold nothing, at the last step.", free)
+        yield self._gauge("ridgeline_kv_blocks_cached", "KV blocks published and without holder, at the last step.", m.cached_blocks)
+        if self._kv.host_blocks:
             yield from self._host()
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", m.prefix_queries)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens taken from the prefix cache.", m.prefix_hits)
@@ -69,10 +69,10 @@ class _Fold(Collector):
 
     def _host(self) -> Iterator[Metric]:
         """Of the tier of KV pages on the host."""
-        m, size = self._metrics, self._kv.page_bytes
-        yield self._gauge("ridgeline_kv_pages_host", "KV pages on the host that hold a block, at the last step.", m.host_pages)
-        yield self._counter("ridgeline_kv_bytes_to_host", "Bytes of KV pages copied to the host.", m.pages_to_host * size)
-        yield self._counter("ridgeline_kv_bytes_from_host", "Bytes of KV pages copied back to the device.", m.pages_from_host * size)
+        m, size = self._metrics, self._kv.block_bytes
+        yield self._gauge("ridgeline_kv_blocks_host", "KV blocks on the host that hold something, at the last step.", m.host_blocks)
+        yield self._counter("ridgeline_kv_bytes_to_host", "Bytes of KV blocks copied to the host.", m.blocks_to_host * size)
+        yield self._counter("ridgeline_kv_bytes_from_host", "Bytes of KV blocks copied back to the device.", m.blocks_from_host * size)
         yield self._counter("ridgeline_host_cache_hits", "Tokens not computed, as their KV was copied back from the host.", m.host_hits)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

@@ -1,13 +1,14 @@
 """From a source of pieces to one HTTP answer, whole or as a stream, for every endpoint alike. The form of bodies is the endpoint's.
 
-Owns what is collected before a whole answer is written, and the order of a stream: of each choice a beginning, its text, its end; usage.
+Owns the order of a stream (of each choice a beginning, its text, its end; usage) and how tokens are written in answers: their names, the
+text of a prompt token by token, log-probabilities by id.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, ParamSpec, Protocol
 
 import msgspec
@@ -15,15 +16,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.core.plan import TokenLogprobs
+from ridgeline.engine.answer import Begun, Collected, Ended, Shown
 from ridgeline.server import wire
-from ridgeline.server.fields import Streaming
-from ridgeline.server.generate import Begun, Ended, Quiet, Shown, Source, Tally
+from ridgeline.server.body import Streaming
+from ridgeline.server.generate import Quiet, Source, Tally, collect
 from ridgeline.server.served import Model
-from ridgeline.server.text_events import TextEvents
 from ridgeline.server.transport import KEEP_ALIVE, EventStream, unless_disconnected
+from ridgeline.text.detokenize import token_text
 from ridgeline.text.stream import Release
+from ridgeline.text.tokenizer import Tokenizer
 
 P = ParamSpec("P")
+
+_ENCODE: Final = msgspec.json.Encoder().encode
 
 LONG_ANSWER: Final = 2_048
 """Tokens with log-probabilities beyond which a body is written in a thread."""
@@ -42,35 +47,6 @@ class Header:
     def of(cls, model: Model, answer_id: str) -> "Header":
         """Of an answer that begins now."""
         return cls(answer_id, int(time.time()), model.name, model.fingerprint)
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """All of one choice."""
-
-    begun: Begun
-    ended: Ended
-    releases: list[Release] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        """Of the outputs."""
-        return "".join(release.text for release in self.releases)
-
-    @property
-    def ids(self) -> list[int]:
-        """Of the outputs."""
-        return [token for release in self.releases for token in release.ids]
-
-    @property
-    def offsets(self) -> list[int]:
-        """For each id the characters of the outputs' text before it."""
-        return [offset for release in self.releases for offset in release.offsets]
-
-    @property
-    def logprobs(self) -> list[TokenLogprobs]:
-        """One an id where they were asked for."""
-        return [each for release in self.releases for each in release.logprobs]
 
 
 class Render(Protocol):
@@ -97,35 +73,18 @@ class Render(Protocol):
     def whole(self, found: list[Collected], usage: wire.Usage) -> msgspec.Struct: ...
 
 
-async def respond(request: Request, source: Source, render: Render, streaming: Streaming | None) -> Response:
-    """The answer; without `streaming` when it is whole. The source is aborted whatever happens."""
+async def respond(request: Request, source: Source, render: Render, n: int, streaming: Streaming | None) -> Response:
+    """The answer of `n` choices per prompt; without `streaming` when it is whole. The source is aborted whatever happens."""
     if streaming is not None:
         return EventStream(_events(source, render, streaming), source.abort)
     try:
-        return Response(await unless_disconnected(request.receive, _whole(source, render)), media_type="application/json")
+        return Response(await unless_disconnected(request.receive, _whole(source, render, n)), media_type="application/json")
     finally:
         source.abort()
 
 
-async def collect(source: Source) -> list[Collected]:
-    """All choices, in order."""
-    begun: dict[int, Begun] = {}
-    releases: dict[int, list[Release]] = {}
-    found: dict[int, Collected] = {}
-    async with aclosing(source.pieces()) as pieces:
-        async for piece in pieces:
-            match piece:
-                case Begun():
-                    begun[piece.index] = piece
-                case Shown():
-                    releases.setdefault(piece.index, []).append(piece.release)
-                case Ended():
-                    found[piece.index] = Collected(begun[piece.index], piece, releases.pop(piece.index, []))
-    return [found[index] for index in sorted(found)]
-
-
-async def _whole(source: Source, render: Render) -> bytes:
-    found = await collect(source)
+async def _whole(source: Source, render: Render, n: int) -> bytes:
+    found = await collect(source, n)
     tokens = sum(len(each.begun.prompt_logprobs) + len(each.ids) for each in found)
     return await _encoded(tokens, render.whole, found, _usage(source.tally, final=True))
 
@@ -164,3 +123,49 @@ def _usage(tally: Tally, final: bool = False) -> wire.Usage:
     """How much of the prompt was cached is known at the end."""
     prompt, completion = tally.prompt_tokens, tally.completion_tokens
     return wire.Usage(prompt, completion, prompt + completion, wire.PromptTokensDetails(tally.cached_tokens) if final else None)
+
+
+class TextEvents:
+    """The events of one stream that show nothing but text: all that stands around the text is encoded once per choice.
+
+    `form` makes the event of new text; of one choice they differ in their text alone.
+    """
+
+    def __init__(self, form: Callable[[Shown], msgspec.Struct]) -> None:
+        self._form = form
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def body(self, shown: Shown) -> bytes:
+        """The event as JSON: what `form` makes, encoded."""
+        around = self._around.get(shown.index)
+        if around is None:
+            around = self._around[shown.index] = self._cut(shown.index)
+        return around[0] + _ENCODE(shown.release.text) + around[1]
+
+    def _cut(self, index: int) -> tuple[bytes, bytes]:
+        """Before and behind the text. Bodies with two texts of one character differ first in that character, which stands in quotes."""
+        first, second = (_ENCODE(self._form(Shown(index, Release(0, texts=(text,))))) for text in "01")
+        at = next(at for at, (one, other) in enumerate(zip(first, second, strict=True)) if one != other)
+        return first[: at - 1], first[at + 2 :]
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """Names of tokens in log-probabilities. `as_ids`: `token_id:123` instead of text, which two tokens may share."""
+
+    tokenizer: Tokenizer
+    as_ids: bool
+
+    def name(self, token: int) -> str:
+        """One token's."""
+        return f"token_id:{token}" if self.as_ids else token_text(self.tokenizer, token)
+
+    def ranked(self, found: Sequence[TokenLogprobs | None], ids: Sequence[int], best: int) -> wire.PromptLogprobs:
+        """vLLM's form: for each token the `best` likeliest ids and its own, by id; null for the first of a prompt."""
+        return [None if each is None else self._by_id(token, each, best) for token, each in zip(ids, found, strict=True)]
+
+    def _by_id(self, token: int, found: TokenLogprobs, best: int) -> dict[int, wire.PromptLogprob]:
+        top = found.top[:best]
+        rank = next((place for place, (other, _) in enumerate(found.top, 1) if other == token), None)
+        own = {token: wire.PromptLogprob(found.logprob, rank, self.name(token))}
+        return own | {other: wire.PromptLogprob(value, place, self.name(other)) for place, (other, value) in enumerate(top, 1)}

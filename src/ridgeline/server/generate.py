@@ -1,57 +1,34 @@
-"""From admitted requests to what may be shown of them: submits, reads the engine's streams, answers provisional ends, aborts.
+"""From what a body asks for to pieces of its answers: admits, submits, reads the engine's streams, answers provisional ends, aborts.
 
-Serves every endpoint that generates, and counts what it gave. Knows no HTTP and no JSON.
+Serves every endpoint that generates, and counts what it gave. Nothing is awaited between admission and submission: who comes next finds
+this request in the queue. Knows no HTTP and no JSON; how outputs become pieces is `engine.answer`'s.
 """
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import groupby
+from typing import Final, Protocol
 
 from ridgeline.core.commands import Output
-from ridgeline.core.events import Closed, Finish, Usage
+from ridgeline.core.events import Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
+from ridgeline.engine import answer, beams
+from ridgeline.engine.answer import Answer, Begun, Choice, Collected, Ended, Shown
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.streams import Wakeup
+from ridgeline.errors import RequestError
+from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
-from ridgeline.text.choice import Choice
-from ridgeline.text.stream import Release
+from ridgeline.server.service import Door, Service
 from ridgeline.text.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The first of one choice, when its prompt is computed. `index` counts choices over all prompts.
-
-    prompt_logprobs  one a token of the prompt, None for the first; empty unless asked for
-    """
-
-    index: int
-    prompt: Sequence[int]
-    prompt_logprobs: Sequence[TokenLogprobs | None] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Text, ids and log-probabilities of one choice that may be shown now."""
-
-    index: int
-    release: Release
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The last of one choice.
-
-    stop_reason         the stop string or the client's stop id; None for EOS and for other ends
-    cumulative_logprob  of its outputs; None where log-probabilities were not made
-    """
-
-    index: int
-    reason: Finish
-    stop_reason: str | int | None
-    usage: Usage
-    cumulative_logprob: float | None = None
+SIDE_BY_SIDE: Final = 4
+"""Beam searches of one HTTP request that run at once: each brings as many requests as it has beams."""
+SCORES: Final = 400_000
+"""Log-probabilities of prompt tokens in one answer: some 25 MB of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +36,7 @@ class Quiet:
     """Nothing could be shown of any choice for as long as was asked."""
 
 
-Piece = Begun | Shown | Ended | Quiet
+Piece = answer.Piece | Quiet
 
 
 @dataclass(slots=True)
@@ -87,7 +64,7 @@ class Tally:
 
 
 class Source(Protocol):
-    """Where an answer's pieces come from. `abort` it whatever happens."""
+    """The pieces of one HTTP request. `abort` it whatever happens."""
 
     id: str
     tally: Tally
@@ -97,6 +74,55 @@ class Source(Protocol):
     def abort(self) -> None: ...
 
 
+def start(
+    service: Service,
+    asked: wire.GenerationRequest,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    stop_ids: frozenset[int] = frozenset(),
+) -> Source:
+    """`stop_ids` end a sequence as EOS does. Raises RequestError, OverloadedError, EngineDeadError; then nothing has been submitted."""
+    door = service.door(params, priority=asked.priority or 0, salt=asked.cache_salt or "", stop_ids=stop_ids)
+    requests = [door(prompt) for prompt in prompts]
+    _check_scores(requests, params, "logprobs" if asked.prompt_logprobs is None else "prompt_logprobs")
+    if asked.use_beam_search:
+        engine = service.check_room(sum(request.choices for request in requests[:SIDE_BY_SIDE]))
+        step_door = service.door(beams.one_token(requests[0].choices), priority=asked.priority or 0, salt=asked.cache_salt or "")
+        penalty = 1.0 if asked.length_penalty is None else asked.length_penalty
+        return Beams(engine, service.model.tokenizer, requests, params, step_door, penalty)
+    return Generation(service.check_room(len(requests)), service.model.tokenizer, requests, params)
+
+
+def _check_scores(requests: Sequence[Admitted], params: SamplingParams, param: str) -> None:
+    """Raises RequestError where more log-probabilities of prompts are asked for than one answer should hold."""
+    if params.prompt_logprobs is None:
+        return
+    scores = sum(len(request.prompt) for request in requests) * params.n * (1 + params.prompt_logprobs)
+    if scores > SCORES:
+        raise RequestError(
+            f"{scores} log-probabilities of prompts are asked for; at most {SCORES} are given in one answer. Send fewer prompts, or lower "
+            f"{param} or n.", param=param
+        )  # fmt: skip
+
+
+async def collect(source: Source, n: int) -> list[Collected]:
+    """All choices, in order; where more were made than the `n` to be answered per prompt, the likeliest, likeliest first."""
+    found: dict[int, Collected] = {}
+    async with aclosing(source.pieces()) as pieces:
+        async for piece in pieces:
+            if not isinstance(piece, Quiet):
+                found.setdefault(piece.index, Collected()).add(piece)
+    made, kept = source.tally.choices_per_prompt, list[Collected]()
+    for prompt, indices in groupby(sorted(found), lambda index: index // made):
+        choices = [found[index] for index in indices]
+        if made > n:
+            choices = [choices[index] for index in answer.best([each.ended.cumulative_logprob or 0.0 for each in choices], n)]
+            for place, each in enumerate(choices):
+                each.renumber(prompt * n + place)
+        kept += choices
+    return kept
+
+
 class Generation:
     """All choices of one HTTP request, submitted when it is made: who comes next sees it in the queue. `abort` it whatever happens."""
 
@@ -104,12 +130,12 @@ class Generation:
         """Raises EngineDeadError while no engine takes requests."""
         self._engine = engine
         self._requests = requests
-        self._choices = sum(request.choices for request in requests)
         self._wakeup = Wakeup()
         self.id = requests[0].request_id
         self.tally = Tally(requests[0].choices, sum(len(request.prompt) for request in requests))
         self._prompts = [
-            _Prompt(engine, request, params, tokenizer, number * request.choices, self._wakeup) for number, request in enumerate(requests)
+            (Answer(request, params, tokenizer, number * request.choices), engine.submit(request, self._wakeup))
+            for number, request in enumerate(requests)
         ]
 
     def abort(self) -> None:
@@ -118,67 +144,104 @@ class Generation:
             self._engine.abort(request.request_id)
 
     async def pieces(self, quiet_seconds: float | None = None) -> AsyncGenerator[Piece, None]:
-        """Pieces of all choices as they come: of each one `Begun` first, one `Ended` last. Iterate it once. What is not asked for waits in
-        the engine's streams, which have a bound.
+        """Pieces of all choices as they come. Iterate it once. What is not asked for waits in the engine's streams, which have a bound.
 
         quiet_seconds  after so long without a piece there is a `Quiet` one; None: never
         Raises what the engine's client raises, and ApiError where the engine ended a choice with an error.
         """
-        remaining = self._choices
+        remaining = sum(request.choices for request in self._requests)
         try:
             while remaining:
                 if not await self._wakeup.wait(quiet_seconds):
                     yield Quiet()
-                for prompt in self._prompts:
-                    for piece in prompt.pieces():
-                        self.tally.add(piece)
-                        remaining -= isinstance(piece, Ended)
-                        yield piece
+                for one, stream in self._prompts:
+                    while (item := stream.take()) is not None:
+                        pieces, close = one.take(item)
+                        if close is not None:
+                            self._engine.send(close)
+                        for piece in pieces:
+                            if isinstance(piece, Ended):
+                                remaining -= 1
+                                _check(piece)
+                            self.tally.add(piece)
+                            yield piece
         finally:
             self._wakeup.close()
 
 
-class _Prompt:
-    """The choices of one prompt: what the engine says in, pieces out. The engine hears of every end that is ours to decide."""
+class Beams:
+    """Beam searches, one per prompt; `requests` were admitted as the bound on what they may take, and are never submitted.
+
+    The best `n` beams of each are answered, out of as many as a request has choices; usage counts what is answered. Which beams live is
+    `engine.beams`'s to say.
+    """
 
     def __init__(
-        self, engine: EngineClient, request: Admitted, params: SamplingParams, tokenizer: Tokenizer, first_index: int, wakeup: Wakeup
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        requests: Sequence[Admitted],
+        params: SamplingParams,
+        step_door: Door,
+        length_penalty: float,
     ) -> None:
-        self._engine = engine
-        self._stream = engine.submit(request, wakeup)
-        self._ids = request.prompt
-        self._choices = [Choice(request, index, params, tokenizer) for index in range(request.choices)]
-        self._first_index = first_index
-        self._begun: set[int] = set()
-        self._scores: Sequence[TokenLogprobs | None] | None = None if request.prompt_logprobs is not None else ()
-        self._early: list[Output | Closed] = []
-        """Of other choices, before choice 0 has scored the prompt for all."""
+        """`step_door` admits each step of each beam, with the parameters that `engine.beams.one_token` gives."""
+        self._engine, self._tokenizer, self._requests, self._params = engine, tokenizer, requests, params
+        self._door = step_door
+        self._length_penalty = length_penalty
+        self._steps: set[Generation] = set()
+        self.id = requests[0].request_id
+        self.tally = Tally(params.n, sum(len(request.prompt) for request in requests))
 
-    def pieces(self) -> Iterator[Piece]:
-        """Of what has arrived."""
-        while (item := self._stream.take()) is not None:
-            if item.choice and self._scores is None:
-                self._early.append(item)
-                continue
-            yield from self._take(item)
-            while self._early and self._scores is not None:
-                yield from self._take(self._early.pop(0))
+    def abort(self) -> None:
+        """Ends what is still open in the engine. Safe to call at any time, more than once."""
+        for step in self._steps:
+            step.abort()
 
-    def _take(self, item: Output | Closed) -> Iterator[Piece]:
-        number = item.choice
-        choice, index = self._choices[number], self._first_index + number
-        releases, close = choice.take(item) if isinstance(item, Output) else ([], None)
-        if close is not None:
-            self._engine.send(close)
-        if number not in self._begun and (isinstance(item, Closed) or item.ids):
-            self._begun.add(number)
-            self._scores = (None, *choice.prompt_logprobs) if self._scores is None else self._scores
-            yield Begun(index, self._ids, self._scores)
-        if isinstance(item, Output):
-            for release in releases:
-                if release.ids:
-                    yield Shown(index, release)
-        elif item.reason is Finish.ERROR:
-            raise ApiError("engine_failed", item.message or "the engine ended this request with an error")
-        else:
-            yield Ended(index, item.reason, choice.stop_reason, item.usage, choice.cumulative_logprob)
+    async def pieces(self, quiet_seconds: float | None = None) -> AsyncGenerator[Piece, None]:
+        """Of each prompt the best beams, best first, when all its beams have ended. Raises as `Generation.pieces`."""
+        turns = asyncio.Semaphore(SIDE_BY_SIDE)
+        searches = [asyncio.create_task(self._search(request, turns)) for request in self._requests]
+        try:
+            for number, (request, search) in enumerate(zip(self._requests, searches, strict=True)):
+                found, cached = await search
+                for place, beam in enumerate(found):
+                    for piece in self._beam(request, beam, number * self._params.n + place, cached):
+                        self.tally.add(piece)
+                        yield piece
+        finally:
+            for search in searches:
+                search.cancel()
+            await asyncio.gather(*searches, return_exceptions=True)
+
+    async def _search(self, request: Admitted, turns: asyncio.Semaphore) -> tuple[list[beams.Beam], int]:
+        """The best beams, and the tokens of the prompt that were cached."""
+        ends, penalty = request.stop_ids, self._length_penalty
+        search = beams.BeamSearch(request.prompt, request.choices, request.max_tokens, ends, penalty, not ends)
+        cached: int | None = None
+        async with turns:
+            while not search.done:
+                found = await asyncio.gather(*(self._next(ids) for ids in search.frontier))
+                cached = found[0][1] if cached is None else cached
+                search.advance([likeliest for likeliest, _ in found])
+        return search.best(self._params.n), cached or 0
+
+    async def _next(self, ids: Sequence[int]) -> tuple[TokenLogprobs, int]:
+        """The likeliest tokens after `ids`, and how many of these were cached."""
+        step = Generation(self._engine, self._tokenizer, [self._door(ids)], SamplingParams())
+        self._steps.add(step)
+        (found,) = await collect(step, 1)
+        self._steps.discard(step)
+        return beams.likeliest(found), found.ended.usage.cached_tokens
+
+    def _beam(self, request: Admitted, beam: beams.Beam, index: int, cached: int) -> list[answer.Piece]:
+        choice = Choice(request, 0, self._params, self._tokenizer)
+        releases, _ = choice.take(Output(request.request_id, 0, beam.ids, None, beam.finish))
+        usage = Usage(len(request.prompt), len(beam.ids), cached)
+        shown = [Shown(index, release) for release in releases if release.ids]
+        return [Begun(index, request.prompt), *shown, Ended(index, beam.finish or Finish.LENGTH, choice.stop_reason, usage)]
+
+
+def _check(ended: Ended) -> None:
+    if ended.reason is Finish.ERROR:
+        raise ApiError("engine_failed", ended.message or "the engine ended this request with an error")

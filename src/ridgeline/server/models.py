@@ -9,15 +9,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.errors import RequestError
-from ridgeline.server import unbuilt, wire
+from ridgeline.server import body, wire
 from ridgeline.server.completions import LONG_TEXT
 from ridgeline.server.conversation import tokenise_chat
 from ridgeline.server.errors import ApiError
-from ridgeline.server.parse import parse
 from ridgeline.server.served import Model
 from ridgeline.server.service import Service
-from ridgeline.server.spelling import token_text
 from ridgeline.server.transport import json_response, read_body
+from ridgeline.text.detokenize import token_text
 
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
@@ -34,16 +33,16 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(_card(service.model))
 
     async def tokenize(request: Request) -> Response:
-        body = await read_body(request)
-        asked = parse(wire.TokenizeRequest, body)
-        unbuilt.TOKENIZE.refuse(body)
+        sent = await read_body(request)
+        asked = body.parse(wire.TokenizeRequest, sent)
+        body.TOKENIZE.check(sent)
         loaded = service.model
         loaded.check_name(asked.model)
         ids = await _tokenise(asked, loaded)
         return json_response(await _aside(len(ids), _tokens, asked, loaded, ids))
 
     async def detokenize(request: Request) -> Response:
-        asked = parse(wire.DetokenizeRequest, await read_body(request))
+        asked = body.parse(wire.DetokenizeRequest, await read_body(request))
         loaded = service.model
         loaded.check_name(asked.model)
         if asked.tokens is None:

@@ -18,9 +18,9 @@ import uvicorn
 from ridgeline.errors import ConfigError
 from ridgeline.server.app import build_app
 from ridgeline.server.auth import check_exposure
-from ridgeline.server.protocol import Protocol
 from ridgeline.server.served import Model
 from ridgeline.server.service import Service
+from ridgeline.server.transport import Protocol
 
 FAREWELL_SECONDS: Final = 2
 """How long the last bytes of answers may take, at least."""

@@ -25,7 +25,7 @@ from ridgeline.facts.hub.source import resolve_model
 from ridgeline.observe.metrics import Metrics
 from ridgeline.server.served import Model, load_texts, served_name
 from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.words import bad_word_ids
+from ridgeline.text.tokenizer import bad_word_ids
 
 Door = Callable[[Sequence[int]], Admitted]
 """From the ids of a prompt to an admitted request."""

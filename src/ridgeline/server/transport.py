@@ -1,28 +1,34 @@
-"""Bytes in and out of one HTTP exchange: the bounded body, JSON answers, the one writer of server-sent events, disconnects.
+"""Bytes in and out of a connection: HTTP/1.1 with bounded heads and bodies, JSON answers, server-sent events, disconnects.
 
-Owns the grammar of an event stream. Never looks into a body, never talks to the engine. Disconnects are watched here, since middleware
-that wraps requests hides them.
+Owns the grammar of an event stream, and bytes between an application's write and the socket, for less than a turn of the loop: a step
+brings every stream its token in the same turn, so all of them are made first and the system calls follow each other. Never looks into a
+body, never talks to the engine. Disconnects are watched here, since middleware that wraps requests hides them.
 """
 
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.server.errors import ApiError, as_api_error
 
+HEAD_BYTES: Final = 32 * 1024
+"""Bytes of a request line and headers that may arrive before they are complete."""
 BODY_BYTES: Final = 1 << 20
 DROPPED_BYTES: Final = 16 << 20
 BODY_SECONDS: Final = 30.0
 """How long a client may take to send its body."""
 SEND_SECONDS: Final = 30.0
 """How long a client may leave the socket full before its request is given up."""
+FLUSH_BYTES: Final = 1 << 16
+"""What waits no longer: beyond it the transport has to know, so that it can pause who writes."""
 DONE: Final = b"data: [DONE]\n\n"
 BODY: Final = "ridgeline.body"
 """In a scope: the server's own `send`, for bodies of streams. Layers around an endpoint look at nothing but the beginning of an answer."""
@@ -137,3 +143,81 @@ class EventStream(Response):
         now = asyncio.get_running_loop().time
         while (left := min(self._waits_since, now()) + SEND_SECONDS - now()) > 0:
             await asyncio.sleep(left)
+
+
+# ── the socket ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Outgoing:
+    """A transport around another. It writes later in the same turn of the loop; all else is the other's."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+        self._bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Takes bytes; they leave when what is ready to run has run."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+        self._bytes += len(data)
+        if self._bytes >= FLUSH_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        """Behind what has been written."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        parts, self._parts, self._bytes = self._parts, [], 0
+        if parts and not self._transport.is_closing():
+            self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection: uvicorn's parser, whose own errors get the body that every other error has."""
+
+    _head_bytes = 0
+    _in_head = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Every write of the connection goes through `Outgoing`."""
+        super().connection_made(cast(asyncio.Transport, Outgoing(transport, self.loop)))
+
+    def data_received(self, data: bytes) -> None:
+        """Counts what has arrived since a head began; uvicorn's parser itself would take headers without end."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(ApiError("headers_too_large", f"the headers have more than {HEAD_BYTES} bytes"))
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP. `msg` is the parser's and stays out of the answer."""
+        self._refuse(ApiError("invalid_http", "this is not an HTTP/1.1 request"))
+
+    def _refuse(self, error: ApiError) -> None:
+        if not (self.cycle is None or self.cycle.response_complete):
+            self.transport.close()
+            return
+        body = error.body
+        head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        self.transport.close()

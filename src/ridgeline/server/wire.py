@@ -1,7 +1,7 @@
-"""The shapes of request and response bodies: typed structs. `server.parse` reads them, `server.openapi` publishes them.
+"""The shapes of request and response bodies: typed structs. `server.body` reads them, `server.openapi` publishes them.
 
 Owns which fields exist. Null means absent everywhere: clients send it for what they leave open. Ranges are `engine.admit`'s business,
-what fields mean is `server.fields`'s, which known fields are refused is `server.unbuilt`'s.
+what fields mean, and which known fields are rejected, is `server.body`'s.
 """
 
 from typing import Any, Literal

@@ -1,11 +1,13 @@
 """Ids to text while they arrive: whole characters only, and each character belongs to the token that completes it.
 
 Owns the bytes of a character that is not complete yet: a function of the ids so far, whatever the steps they came in.
-Never emits text of the prompt.
+The detokeniser never emits text of the prompt.
 """
 
 from codecs import utf_8_decode
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -62,3 +64,36 @@ class Detokenizer:
             if len(tail) >= _CHARACTER_BYTES:
                 break
         return tail
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    r"""One token as text; bytes that are not whole characters as OpenAI writes them: `bytes:\xe2\x96`."""
+    piece = tokenizer.piece(token)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """A prompt's text by tokens, as an echo shows it. The BOS at its start adds none, other control tokens their names."""
+
+    texts: tuple[str, ...]
+
+    @property
+    def offsets(self) -> list[int]:
+        """For each token the characters before it."""
+        return list(accumulate(map(len, self.texts[:-1]), initial=0))
+
+
+def prompt_text(tokenizer: Tokenizer, ids: Sequence[int]) -> PromptText:
+    """The texts, joined, are what the prompt decodes to; bytes that never become a character end it as U+FFFD."""
+    pieces = Detokenizer(tokenizer, skip_special=False)
+    texts = ["" if at == 0 and token == tokenizer.bos else pieces.push(token) for at, token in enumerate(ids)]
+    texts[-1] += pieces.finish()
+    shown = ids[1:] if ids[0] == tokenizer.bos else ids
+    if "".join(texts) == " " + tokenizer.decode(shown, skip_special=False):  # the space that some tokenizers put before every text
+        first = next(at for at, text in enumerate(texts) if text)
+        texts[first] = texts[first][1:]
+    return PromptText(tuple(texts))

@@ -7,9 +7,14 @@ products of values that exist already share a phase; an attention is a phase by 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ridgeline.compute.graph import INPUTS, SELECTED, Op, OpList, Sizes
+from ridgeline.compute.graph import INPUTS, Axis, Op, OpList, Sizes
+from ridgeline.compute.liveness import Buffer, last_stages, placed
 
-PRODUCTS, ATTENTIONS = frozenset({"linear", "linear_codes", "linear_add", "linear_codes_add"}), frozenset({"attention"})
+PRODUCTS = frozenset({"linear", "linear_codes", "linear_add", "linear_codes_add"})
+KINDS = {
+    **dict.fromkeys(PRODUCTS, "products"), "attention": "attention", **dict.fromkeys(("linear_experts", "linear_experts_codes"), "experts"),
+}  # fmt: skip
+"""Kind of the phase that an op stands in; of all others it is rows."""
 BYTES = {"f32": 4, "i32": 4, "i64": 8, "i8": 1}
 ALIGNMENT = 64
 """Bytes: a cache line, so that two values never share one."""
@@ -17,10 +22,10 @@ ALIGNMENT = 64
 
 @dataclass(slots=True)
 class Phase:
-    """Ops that run without a barrier between them. `kind`: rows, products or attention; `selected`: over the selected positions."""
+    """Ops that run without a barrier between them. `kind`: rows, products, experts or attention; `axis`: what they run over."""
 
     kind: str
-    selected: bool
+    axis: Axis
     ops: list[Op] = field(default_factory=list)
 
 
@@ -29,27 +34,29 @@ def phases(oplist: OpList) -> list[Phase]:
     made: list[Phase] = []
     ready: dict[str, int] = {}  # phase in which a value, or a layer's cache, is made
     for op in oplist.ops:
-        kind, selected = _kind(op), any(oplist.values[name].shape[0] == SELECTED for name in op.outputs)
+        kind, axis = KINDS.get(op.name, "rows"), _axis(oplist, op)
         last = max((ready[name] for name in _reads(op) if name in ready), default=-1)
-        place = _place(made, kind, selected, last)
+        place = _place(made, kind, axis, last)
         made[place].ops.append(op)
         ready |= dict.fromkeys(_makes(op), place)
     return made
 
 
-def _place(made: list[Phase], kind: str, selected: bool, last: int) -> int:
+def _place(made: list[Phase], kind: str, axis: Axis, last: int) -> int:
     """The phase of an op that reads nothing made behind phase `last`; a new one if none fits."""
     if kind != "attention":
         for number in range(max(last, 0), len(made)):
-            fits = made[number].kind == kind and made[number].selected == selected
+            fits = made[number].kind == kind and made[number].axis == axis
             if fits and (number > last or kind == "rows"):
                 return number
-    made.append(Phase(kind, selected))
+    made.append(Phase(kind, axis))
     return len(made) - 1
 
 
-def _kind(op: Op) -> str:
-    return "products" if op.name in PRODUCTS else "attention" if op.name in ATTENTIONS else "rows"
+def _axis(oplist: OpList, op: Op) -> Axis:
+    """The rows of what the op makes; of a write to the cache those of what it stores. A selection takes a token's rows together."""
+    axis = oplist.values[(op.outputs or op.inputs)[0]].axis
+    return Axis(axis.kind) if op.name == "select" else axis
 
 
 def _reads(op: Op) -> tuple[str, ...]:
@@ -73,32 +80,17 @@ def arena(oplist: OpList, order: list[Phase], sizes: Sizes, *, reuse: bool = Tru
 
     Results, taps and what is read but made by no op keep their places; with `reuse` off every value does.
     """
-    last = dict.fromkeys((*oplist.outputs.values(), *oplist.taps.values()), len(order))
-    for number, phase in enumerate(order):
-        last |= {name: max(number, last.get(name, 0)) for op in phase.ops for name in (*op.inputs, *op.outputs)}
-    offsets: dict[str, int] = {}
-    free: dict[int, list[int]] = {}
-    size = 0
-    made = {name for phase in order for op in phase.ops for name in op.outputs}
-    for name in sorted({name for phase in order for op in phase.ops for name in op.inputs} - made - INPUTS):
-        offsets[name], last[name] = size, len(order)
-        size += _bytes(oplist, name, sizes)
-    for number, phase in enumerate(order):
-        for name in (name for op in phase.ops for name in op.outputs):
-            needed = _bytes(oplist, name, sizes)
-            places = free.get(needed, [])
-            offsets[name] = places.pop() if places else size
-            size = max(size, offsets[name] + needed)
-        if reuse:
-            for name in {name for op in phase.ops for name in (*op.inputs, *op.outputs)} & offsets.keys():
-                if last[name] == number:
-                    free.setdefault(_bytes(oplist, name, sizes), []).append(offsets[name])
-    return Arena(offsets, size)
+    stages = [phase.ops for phase in order]
+    last = last_stages(oplist, stages)
+    first = {name: number for number, ops in enumerate(stages) for op in ops for name in op.outputs}
+    given = sorted({name for ops in stages for op in ops for name in op.inputs} - first.keys() - INPUTS)
+    buffers = {name: Buffer(-1, len(stages), _bytes(oplist, name, sizes)) for name in given}
+    buffers |= {name: Buffer(number, last[name], _bytes(oplist, name, sizes)) for name, number in first.items()}
+    starts, size = placed([*buffers.values()], reuse=reuse)
+    return Arena(dict(zip(buffers, starts, strict=True)), size)
 
 
 def _bytes(oplist: OpList, name: str, sizes: Sizes) -> int:
     handle = oplist.values[name]
-    count = BYTES[handle.dtype]
-    for dim in handle.shape:
-        count *= dim.at(sizes)
-    return -(-count // ALIGNMENT) * ALIGNMENT
+    rows, width = handle.shape(sizes)
+    return -(-rows * width * BYTES[handle.dtype] // ALIGNMENT) * ALIGNMENT

@@ -1,41 +1,37 @@
-"""Sampling in native code: `decoding.sampler.sample` for rows of one vocabulary, with the same answers.
+"""Sampling in native code: `decoding.sampler.sample_rows` for rows of one vocabulary, with the same answers.
 
-Owns how parameters become records of the extension (`SampleRow` in csrc/sample/sample.h); what they mean is said in `compute/decoding`. Where the
-largest logit of a row is not finite, its log-probabilities are the reference's.
+Owns how parameters become records of the extension, field by field as its table names them (csrc/sample/record.h); what they mean is said
+in `compute/decoding`. Where the largest logit of a row is not finite, its log-probabilities are the reference's.
 """
 
-from collections.abc import Sequence
-from math import inf, isnan, log
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from math import isnan
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.decoding import bad_words, bias, min_tokens, penalties
-from ridgeline.compute.decoding.history import History
-from ridgeline.compute.decoding.logprobs import token_logprobs
-from ridgeline.core.params import RowParams
+from ridgeline.compute.decoding.edits import History
+from ridgeline.compute.decoding.sampler import Sampled, token_logprobs
+from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import TokenLogprobs
 
 Floats = NDArray[np.float32]
 Records = NDArray[np.void]
 
-RECORD: Final = np.dtype(
-    [
-        ("logits", np.uint64), ("maxima", np.uint64), ("seed", np.uint64), ("choice", np.uint64), ("position", np.uint64),
-        ("temperature", np.float64), ("top_p", np.float64), ("log_min_p", np.float64), ("top_k", np.int64),
-        ("allowed", np.uint64),
-        ("completing", np.uint64), ("completing_count", np.uint64),
-        ("stops", np.uint64), ("stops_count", np.uint64),
-        ("biased", np.uint64), ("bias", np.uint64), ("bias_count", np.uint64),
-        ("seen", np.uint64), ("times", np.uint64), ("seen_count", np.uint64),
-        ("repetition", np.float64), ("frequency", np.float64), ("presence", np.float64),
-        ("best_count", np.int64), ("best_ids", np.uint64),
-        ("token", np.int64), ("log_sum_exp", np.float64),
-    ]
-)  # fmt: skip
-"""`SampleRow`, field for field; pointers are addresses, 0 for none."""
+NUMBERS: Final[Mapping[str, Any]] = MappingProxyType({"int64_t": np.int64, "uint64_t": np.uint64, "double": np.float64})
+"""Types of fields that are numbers; the others are lists, an address and a count."""
+LISTS: Final[Mapping[str, Callable[[Any], np.ndarray]]] = MappingProxyType({
+    "Ids": lambda ids: np.array(ids, np.int32),
+    "Biases": lambda pairs: np.array(list(pairs), [("id", np.int64), ("bias", np.float64)]),
+    "Words": lambda words: np.array([number for word in words for number in (len(word), *word)], np.int32),
+})  # fmt: skip
+"""Types of fields that are lists, and the array of each value."""
+SCORED: Final = RowParams(seed=0, choice=0, prompt_tokens=0, sampling=Sampling(temperature=0.0, logprobs=0))
+"""Nothing but log-probabilities: which token the row would sample is not looked at."""
 
 
 class Prepared(NamedTuple):
@@ -44,127 +40,154 @@ class Prepared(NamedTuple):
     params: RowParams
     record: bytes
     arrays: tuple[np.ndarray, ...]
-    changes: bool
-    """Whether more than the position changes."""
+
+
+class Answer(NamedTuple):
+    """The arrays that a step's answers are written to, an entry for each sampling position; `returned` for each row."""
+
+    ids: NDArray[np.int32]
+    log_sum_exp: NDArray[np.float64]
+    best: NDArray[np.int32]
+    returned: NDArray[np.int32]
 
 
 class Sampler:
     """Samples rows of `vocab` logits; its threads are those of `team` (an `ext.native().Team`). Used by one thread at a time."""
 
     def __init__(self, vocab: int, team: Any, *, level: str | None = None) -> None:
-        native = ext.native()
-        assert RECORD.itemsize == native.SAMPLE_ROW_BYTES
         self._vocab = vocab
-        self._native = native.Sampler(ext.level_number(level), team, vocab)
+        self._native = ext.native().Sampler(ext.level_number(level), team, vocab)
         self._prepared: dict[int, Prepared] = {}
 
-    def sample(
+    def sample_rows(
         self,
         logits: Floats,
         params: Sequence[RowParams],
+        drafts: Sequence[Sequence[int]],
         positions: Sequence[int],
         histories: Sequence[History | None],
+        finite: NDArray[np.bool_] | None = None,
         maxima: Floats | None = None,
-    ) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """One token for each row of logits fp32 [S, vocab], and its log-probabilities where it asks: see `decoding.sampler.sample`.
+    ) -> Sampled:
+        """Walks the rows that sample: see `decoding.sampler.sample_rows`.
 
-        maxima: the largest of each SAMPLE_BLOCK logits of the rows, as `NativeRunner.run` gives them.
+        maxima: the largest of each SAMPLE_BLOCK logits of the positions, as `NativeRunner.run` gives them.
 
         Raises IndexError where a row names an id that the vocabulary has not.
         """
-        if logits.dtype != np.float32 or logits.shape != (len(params), self._vocab) or logits.strides[1] != logits.itemsize:
-            raise ValueError(f"expected rows of {self._vocab} float32 logits for {len(params)} rows, got {logits.dtype} {logits.shape}")
+        single = len(logits) == len(params)
+        counts = None if single else [len(drafted) + 1 for drafted in drafts]
+        samples = len(params) if counts is None else sum(counts)
+        if logits.dtype != np.float32 or logits.shape != (samples, self._vocab) or logits.strides[1] != logits.itemsize:
+            raise ValueError(f"expected {samples} rows of {self._vocab} float32 logits, got {logits.dtype} {logits.shape}")
         if not params:
-            return [], []
-        rows, alive = self._records(params, positions, histories)
-        if maxima is not None:
-            blocks = -(-self._vocab // ext.native().SAMPLE_BLOCK)
-            rows["maxima"] = ext.address(maxima, np.float32, (len(params), blocks)) + maxima.strides[0] * np.arange(len(rows))
-        best = self._answer(rows, logits)
-        del alive
-        tokens = rows["token"].tolist()
-        if min(tokens) < 0:
-            raise IndexError(f"row {tokens.index(-1)} names an id outside the vocabulary of {self._vocab}")
-        sums = rows["log_sum_exp"].tolist()
-        counts = [row.sampling.logprobs for row in params]
-        return tokens, [_logprobs(*each) for each in zip(counts, logits, tokens, sums, best, strict=True)]
+            return Sampled([], [])
+        rows = self._records(params, positions, histories, counts)
+        following = None if single else np.array([token for drafted in drafts for token in (*drafted, -1)], np.int32)
+        answer = self._answer(rows, logits, finite, following, maxima)
+        ids = _ids(answer, counts if finite is None else counts or [1] * samples)
+        if answer.returned.min() < 0:
+            raise IndexError(f"row {int(answer.returned.argmin())} names an id outside the vocabulary of {self._vocab}")
+        for tokens, history in zip(ids, histories, strict=True):
+            if history is not None:
+                for token in tokens:
+                    history.push(token)
+        return Sampled(ids, self._logprobs(params, rows, logits, ids, answer))
 
     def score(self, logits: Floats, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
-        """Log-probabilities of given tokens and of the best ids, so many as `counts` say: to the bit those of `sample`."""
-        rows: Records = np.zeros(len(tokens), RECORD)
-        rows["top_p"], rows["log_min_p"], rows["repetition"], rows["best_count"] = 1.0, -inf, 1.0, counts
-        best = self._answer(rows, logits)
-        found = [_logprobs(*each) for each in zip(counts, logits, tokens, rows["log_sum_exp"].tolist(), best, strict=True)]
-        return [each for each in found if each is not None]
+        """Log-probabilities of given tokens and of the best ids, so many as `counts` say: to the bit those of sampled ones."""
+        rows: Records = np.frombuffer(bytearray(prepare(SCORED).record * len(tokens)), record())
+        rows["first"], rows["count"], rows["logprobs"] = np.arange(len(tokens)), 1, counts
+        answer = self._answer(rows, logits)
+        return [_logprobs(*each) for each in zip(counts, logits, tokens, answer.log_sum_exp.tolist(), answer.best, strict=True)]
 
-    def _answer(self, rows: Records, logits: Floats) -> NDArray[np.int32]:
-        """Answers records, whose logits are rows of `logits`; the ids that are best, row for row."""
-        rows["logits"] = logits.ctypes.data + logits.strides[0] * np.arange(len(rows))
-        best = np.empty((len(rows), min(max(0, int(rows["best_count"].max())), self._vocab)), np.int32)
-        rows["best_ids"] = best.ctypes.data + best.strides[0] * np.arange(len(rows))
-        self._native.run(rows.ctypes.data, len(rows))
-        return best
+    def _answer(
+        self,
+        rows: Records,
+        logits: Floats,
+        finite: NDArray[np.bool_] | None = None,
+        following: NDArray[np.int32] | None = None,
+        maxima: Floats | None = None,
+    ) -> Answer:
+        """Runs records; `following` is the draft behind each position, -1 at a row's end."""
+        most = min(max(0, int(rows["logprobs"].max())), self._vocab)
+        samples = len(logits)
+        best = np.empty((samples, most), np.int32)
+        answer = Answer(np.empty(samples, np.int32), np.empty(samples), best, np.empty(len(rows), np.int32))
+        blocks = -(-self._vocab // ext.native().SAMPLE_BLOCK)
+        self._native.run(
+            rows.ctypes.data,
+            len(rows),
+            logits.ctypes.data,
+            logits.strides[0] // logits.itemsize,
+            0 if maxima is None else ext.address(maxima, np.float32, (samples, blocks)),
+            blocks if maxima is None else maxima.strides[0] // maxima.itemsize,
+            0 if finite is None else ext.address(finite, np.bool_, (samples,)),
+            0 if following is None else following.ctypes.data,
+            answer.ids.ctypes.data,
+            answer.log_sum_exp.ctypes.data,
+            best.ctypes.data,
+            most,
+            answer.returned.ctypes.data,
+        )
+        return answer
 
     def _records(
-        self, params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[History | None]
-    ) -> tuple[Records, list[np.ndarray]]:
-        """Records of a step but for where logits are and best ids go, and arrays to be kept until they are answered."""
+        self, params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[History | None], counts: Sequence[int] | None
+    ) -> Records:
+        """Records of a step; they point to arrays of `_prepared` and of the histories."""
         known = self._prepared
-        self._prepared = {id(row): known.get(id(row)) or prepare(row, self._vocab) for row in params}
-        prepared = [self._prepared[id(row)] for row in params]
-        rows: Records = np.frombuffer(bytearray().join(each.record for each in prepared), RECORD)
+        self._prepared = {id(row): known.get(id(row)) or prepare(row) for row in params}
+        rows: Records = np.frombuffer(bytearray().join([self._prepared[id(row)].record for row in params]), record())
         rows["position"] = positions
-        alive: list[np.ndarray] = []
-        for index, (each, position, history) in enumerate(zip(prepared, positions, histories, strict=True)):
-            if each.changes:
-                alive += _change(rows[index], each.params, position, history)
-        return rows, alive
+        if counts is None:
+            rows["first"], rows["count"] = np.arange(len(rows)), 1
+        else:
+            if max(counts) > ext.native().MOST_SAMPLES:
+                raise ValueError(f"a row samples {max(counts)} positions; {ext.native().MOST_SAMPLES} at most")
+            rows["count"] = counts
+            rows["first"] = np.cumsum(counts) - counts
+        for index, history in enumerate(histories):
+            if history is not None:
+                row = rows[index]
+                for name in ("ids", "seen", "times"):
+                    row[name] = getattr(history, name).buffer_info()
+        return rows
+
+    def _logprobs(
+        self, params: Sequence[RowParams], rows: Records, logits: Floats, ids: Sequence[tuple[int, ...]], answer: Answer
+    ) -> list[tuple[TokenLogprobs, ...] | None]:
+        """Those of each row's ids; None for rows that do not ask."""
+        found: list[tuple[TokenLogprobs, ...] | None] = [None] * len(params)
+        for index in (rows["logprobs"] >= 0).nonzero()[0].tolist():
+            count, own = params[index].sampling.logprobs or 0, slice(first := int(rows["first"][index]), first + len(ids[index]))
+            each = zip(logits[own], ids[index], answer.log_sum_exp[own].tolist(), answer.best[own], strict=True)
+            found[index] = tuple(_logprobs(count, *one) for one in each)
+        return found
 
 
-def prepare(row: RowParams, vocab: int) -> Prepared:
-    """The record of a row's parameters; what they ask for only at some outputs is in it too."""
-    asked = row.sampling
-    record = np.zeros((), RECORD)
-    record["seed"], record["choice"] = row.seed, row.choice
-    record["temperature"], record["top_p"], record["top_k"] = asked.temperature, asked.top_p, asked.top_k
-    record["log_min_p"] = log(asked.min_p) if asked.min_p > 0 else -inf
-    record["repetition"] = asked.repetition_penalty
-    record["frequency"], record["presence"] = asked.frequency_penalty, asked.presence_penalty
-    record["best_count"] = -1 if asked.logprobs is None else asked.logprobs
+@cache
+def record() -> np.dtype[np.void]:
+    """A record, `SampleRow`: each field as the extension's table has it."""
+    size, fields = ext.native().SAMPLE_ROW
+    formats = [NUMBERS.get(kind, (np.uint64, 2)) for _, kind, _ in fields]
+    names, offsets = [name for name, _, _ in fields], [offset for _, _, offset in fields]
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
+
+
+def prepare(row: RowParams) -> Prepared:
+    """The record of a row's parameters: every field that is an attribute of theirs, by its name."""
+    made = np.zeros((), record())
     arrays: list[np.ndarray] = []
-    if asked.allowed_ids is not None:
-        arrays += _point(record, mask(asked.allowed_ids, vocab), "allowed")
-    if row.banned_until:
-        arrays += _point(record, np.array(row.banned_until, np.int32), "stops", "stops_count")
-    if bias.asked(row, 0):
-        ids, values = zip(*asked.logit_bias, strict=True)
-        arrays += _point(record, np.array(ids, np.int32), "biased", "bias_count")
-        arrays += _point(record, np.array(values, np.float64), "bias", "bias_count")
-    changes = bool(row.banned_until) or bad_words.asked(row, 0) or penalties.asked(row, 0)
-    return Prepared(row, record.tobytes(), tuple(arrays), changes)
-
-
-def _change(record: Any, row: RowParams, position: int, history: History | None) -> list[np.ndarray]:
-    """Writes into a row's record what differs from step to step; what is returned must live until it is answered."""
-    alive: list[np.ndarray] = []
-    if not min_tokens.asked(row, position - row.prompt_tokens):
-        record["stops_count"] = 0
-    if bad_words.asked(row, 0):
-        assert history is not None
-        completing = bad_words.completing(row.sampling.bad_words, history.ids)
-        alive += _point(record, np.array(completing, np.int32), "completing", "completing_count")
-    if penalties.asked(row, 0):
-        assert history is not None
-        record["seen"], record["seen_count"] = history.seen.buffer_info()
-        record["times"], _ = history.times.buffer_info()
-    return alive
-
-
-def mask(ids: Sequence[int], vocab: int) -> NDArray[np.uint32]:
-    """A bit for each id of the vocabulary, 32 in a word, lowest first: set where `ids` has it."""
-    bits = np.zeros(-(-vocab // 32) * 32, np.uint8)
-    bits[:vocab][list(ids)] = 1
-    return np.packbits(bits, bitorder="little").view("<u4")
+    for name, kind, _ in ext.native().SAMPLE_ROW[1]:
+        value = getattr(row.sampling, name, getattr(row, name, None))
+        if kind in NUMBERS:
+            made[name] = -1 if value is None and kind == "int64_t" else value or 0
+        elif value is not None:
+            array = LISTS[kind](value)
+            arrays.append(array)
+            made[name] = array.ctypes.data, len(array)
+    return Prepared(row, made.tobytes(), tuple(arrays))
 
 
 def argmax(logits: Floats, slice_size: int, *, level: str | None = None) -> int:
@@ -172,17 +195,20 @@ def argmax(logits: Floats, slice_size: int, *, level: str | None = None) -> int:
     return int(ext.native().argmax(ext.level_number(level), ext.address(logits, np.float32, (len(logits),)), len(logits), slice_size))
 
 
-def _point(record: Any, array: np.ndarray, field: str, count: str | None = None) -> list[np.ndarray]:
-    """Lets a field of a record point to an array, which must live as long."""
-    record[field] = array.ctypes.data
-    if count is not None:
-        record[count] = len(array)
-    return [array]
+def _ids(answer: Answer, counts: Sequence[int] | None) -> list[tuple[int, ...]]:
+    """The ids that each row samples; counts None: one each."""
+    tokens = answer.ids.tolist()
+    if counts is None:
+        return [*zip(tokens)]
+    ids, first = [], 0
+    for count, returned in zip(counts, answer.returned.tolist(), strict=True):
+        ids.append(tuple(tokens[first : first + returned]))
+        first += count
+    return ids
 
 
-def _logprobs(count: int | None, logits: Floats, token: int, total: float, best: NDArray[np.int32]) -> TokenLogprobs | None:
-    if count is None:
-        return None
+def _logprobs(count: int, logits: Floats, token: int, total: float, best: NDArray[np.int32]) -> TokenLogprobs:
+    """Of a token and of the `count` best ids, from the logarithm of the sum of all weights."""
     if isnan(total):
         return token_logprobs(logits, token, count)
     ids = best[:count]

@@ -16,7 +16,8 @@ from ridgeline.compute.cuda.device import DTYPES, Device
 from ridgeline.compute.cuda.providers import BIND, MERGED
 from ridgeline.compute.cuda.step import DeviceInputs
 from ridgeline.compute.cuda.weights import DeviceWeight
-from ridgeline.compute.graph import INPUTS, SELECTED, Op, OpList
+from ridgeline.compute.graph import INPUTS, Axis, Op, OpList, Sizes
+from ridgeline.compute.liveness import Buffer, last_stages, placed
 from ridgeline.core.plan import KVShape
 
 ALIGNMENT: Final = 256
@@ -32,7 +33,11 @@ class Place(NamedTuple):
     first: int
     width: int
     dtype: torch.dtype
-    selected: bool
+    axis: Axis
+
+    def rows(self, tokens: int, rows: int) -> int:
+        """Rows in a step of so many tokens and rows, each of which selects one position."""
+        return self.axis.at(Sizes(T=tokens, R=rows, S=rows))
 
 
 class Call(NamedTuple):
@@ -67,29 +72,24 @@ class Weights:
 def places(oplist: OpList, dtype: torch.dtype, tokens: int, rows: int, *, reuse: bool = True) -> tuple[dict[str, Place], int]:
     """Where every value lies at the largest sizes, and the bytes of all. Results and taps keep their places to the end; with `reuse` off
     every value does."""
-    last = dict.fromkeys((*oplist.outputs.values(), *oplist.taps.values()), len(oplist.ops))
-    for number, op in enumerate(oplist.ops):
-        last |= {name: max(number, last.get(name, 0)) for name in (*op.inputs, *op.outputs)}
-    found: dict[str, Place] = {}
-    free: dict[int, list[int]] = {}
-    size = 0
-    ends: dict[int, list[tuple[int, int]]] = {}  # op → buffers (start, bytes) that nothing needs behind it
+    last = last_stages(oplist, [[op] for op in oplist.ops])
+    together: list[tuple[tuple[str, ...], torch.dtype, int]] = []  # names of a buffer, its type, its width
+    buffers: list[Buffer] = []
     for number, op in enumerate(oplist.ops):
         for names in [op.outputs] if op.name in MERGED else [(name,) for name in op.outputs]:
             kind = dtype_of(oplist, op, names[0], dtype)
             width = sum(oplist.values[name].width for name in names)
-            selected = oplist.values[names[0]].shape[0] == SELECTED
-            needed = -(-(rows if selected else tokens) * width * kind.itemsize // ALIGNMENT) * ALIGNMENT
-            spare = free.get(needed, [])
-            start = spare.pop() if spare else size
-            size = max(size, start + needed)
-            first = 0
-            for name in names:
-                found[name] = Place(start, width, first, oplist.values[name].width, kind, selected)
-                first += oplist.values[name].width
-            ends.setdefault(max(last[name] for name in names), []).append((start, needed))
-        for start, needed in ends.get(number, ()) if reuse else ():
-            free.setdefault(needed, []).append(start)
+            count = oplist.values[names[0]].axis.at(Sizes(T=tokens, R=rows, S=rows))
+            together.append((names, kind, width))
+            buffers.append(Buffer(number, max(last[name] for name in names), -(-count * width * kind.itemsize // ALIGNMENT) * ALIGNMENT))
+    starts, size = placed(buffers, reuse=reuse)
+    found: dict[str, Place] = {}
+    for start, (names, kind, stride) in zip(starts, together, strict=True):
+        first = 0
+        for name in names:
+            handle = oplist.values[name]
+            found[name] = Place(start, stride, first, handle.width, kind, handle.axis)
+            first += handle.width
     return found, size
 
 
@@ -151,14 +151,14 @@ class DevicePlan:
     def value(self, name: str, tokens: int, rows: int) -> torch.Tensor:
         """A view of a value in a step of so many tokens and rows; the next step overwrites it."""
         place = self._places[name]
-        count = rows if place.selected else tokens
+        count = place.rows(tokens, rows)
         whole = self._memory[place.start : place.start + count * place.stride * place.dtype.itemsize].view(place.dtype)
         return whole.view(count, place.stride)[:, place.first : place.first + place.width]
 
     def merged(self, names: Sequence[str], tokens: int, rows: int) -> torch.Tensor:
         """All outputs of a merged product as one view, the first one's columns first."""
         place = self._places[names[0]]
-        count = rows if place.selected else tokens
+        count = place.rows(tokens, rows)
         whole = self._memory[place.start : place.start + count * place.stride * place.dtype.itemsize].view(place.dtype)
         return whole.view(count, place.stride)
 

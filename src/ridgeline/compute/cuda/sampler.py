@@ -9,7 +9,7 @@ from typing import Final
 from torch import Tensor
 
 from ridgeline.compute.cuda.triton import sampling
-from ridgeline.compute.decoding.table import EDITS
+from ridgeline.compute.decoding.edits import EDITS
 from ridgeline.core.params import RowParams
 
 COLUMNS: Final = {"temperature": "f64", "top_k": "i32", "top_p": "f64", "min_p": "f64", "seed": "i64", "choice": "i64"}

@@ -1,19 +1,20 @@
-"""The next token of each row: first what changes logits (`table`), then greedy, or Gumbel-max over what temperature and the filters leave.
+"""The next tokens of each row: what changes logits first (`edits`), then greedy, or Gumbel-max over what temperature and the filters leave.
 
-The order is vLLM's. Owns the choice and nothing else: it keeps no state, and a row's result is a function of its logits, parameters,
-position and history. Whether logits are finite is the runtime's matter; here they only must not do harm.
+A row samples the last 1 + d positions of its tokens, the last d of which are drafts. The sampler walks them in order: each position sees
+the edits of its own output, over all ids before it, and the walk ends with the first id that differs from its draft. The order of features
+is vLLM's. Owns the choice and nothing else: what a row samples is a function of its logits, parameters, position and history, so that
+drafts can change how many ids come at once and never which. Log-probabilities are of raw logits: before temperature, filters and bans.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.compute.decoding.edits import History, edited
 from ridgeline.compute.decoding.filters import min_p, top_k, top_p
-from ridgeline.compute.decoding.history import History
-from ridgeline.compute.decoding.logprobs import token_logprobs
 from ridgeline.compute.decoding.rng import GUMBEL_MAX, gumbel
-from ridgeline.compute.decoding.table import edited
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import TokenLogprobs
 
@@ -23,6 +24,62 @@ _ROUNDING = 1e-9
 """Covers the rounding of sums of float64 where a bound decides."""
 
 
+class Sampled(NamedTuple):
+    """The outcome of a step, row for row: ids, and a log-probability of each where the row asks for them."""
+
+    ids: list[tuple[int, ...]]
+    logprobs: list[tuple[TokenLogprobs, ...] | None]
+
+
+def sample_rows(
+    logits: NDArray[np.float32],
+    params: Sequence[RowParams],
+    drafts: Sequence[Sequence[int]],
+    positions: Sequence[int],
+    histories: Sequence[History | None],
+    finite: NDArray[np.bool_] | None = None,
+    maxima: None = None,
+) -> Sampled:
+    """Walks the rows that sample; ids that are sampled are pushed onto their histories.
+
+    logits     fp32 [S, V], S = Σ (1 + drafts) in row order; all ids are below V
+    drafts     of each row the ids of its last positions, which its samples are held against; none where it samples one position
+    positions  absolute position of the token that each row samples first, below 2**32
+    histories  `edits.history_of` the row, over all ids before that position
+    finite     bool [S]: a row's walk ends before the first position that is not; None: all are
+    maxima     None: the runner of this sampler gives whole rows
+    """
+    likeliest = logits.argmax(axis=1).tolist()
+    ids: list[tuple[int, ...]] = []
+    logprobs: list[tuple[TokenLogprobs, ...] | None] = []
+    first = 0
+    for row, drafted, position, history in zip(params, drafts, positions, histories, strict=True):
+
+        def choose(at: int, place: int, row: RowParams = row, history: History | None = history) -> int:
+            return _sample(logits[at], likeliest[at], row, place, history)
+
+        tokens = _walk(choose, first, position, drafted, history, finite)
+        count = row.sampling.logprobs
+        ids.append(tokens)
+        logprobs.append(None if count is None else tuple(token_logprobs(logits[first + i], token, count) for i, token in enumerate(tokens)))
+        first += len(drafted) + 1
+    return Sampled(ids, logprobs)
+
+
+def accept(
+    best: Sequence[int],
+    drafts: Sequence[Sequence[int]],
+    histories: Sequence[History | None],
+    finite: NDArray[np.bool_] | None = None,
+) -> list[tuple[int, ...]]:
+    """`sample_rows` where the id of each position is known, since all need no more than that of their largest logit: `best` [S]."""
+    ids, first = [], 0
+    for drafted, history in zip(drafts, histories, strict=True):
+        ids.append(_walk(lambda at, _: best[at], first, 0, drafted, history, finite))
+        first += len(drafted) + 1
+    return ids
+
+
 def sample(
     logits: NDArray[np.float32],
     params: Sequence[RowParams],
@@ -30,25 +87,64 @@ def sample(
     histories: Sequence[History | None],
     maxima: None = None,
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
-    """One token for each row of logits [R, V], and its log-probabilities (of the logits as they come) where the row asks for them.
-
-    positions[i]: absolute position of the token being sampled, below 2**32. histories[i]: `table.history_of` the row. All ids are below V.
-    maxima: none; the runner of this sampler gives whole rows.
-    """
-    likeliest = logits.argmax(axis=1)
-    tokens: list[int] = []
-    logprobs: list[TokenLogprobs | None] = []
-    for row, wanted, best, position, history in zip(logits, params, likeliest, positions, histories, strict=True):
-        asked = wanted.sampling
-        final = edited(row, wanted, position - wanted.prompt_tokens, history)
-        if final is not row:
-            best = final.argmax()
-        greedy = asked.temperature == 0 or not np.isfinite(final[best])
-        key = (wanted.seed, wanted.choice, position)
-        token = int(best) if greedy else _gumbel_max(final, int(best), asked, key)
-        tokens.append(token)
-        logprobs.append(None if asked.logprobs is None else token_logprobs(row, token, asked.logprobs))
+    """One token for each row of logits [R, V], and its log-probabilities where the row asks for them; histories stay as they are."""
+    likeliest = logits.argmax(axis=1).tolist()
+    tokens = [_sample(*each) for each in zip(logits, likeliest, params, positions, histories, strict=True)]
+    counts = [row.sampling.logprobs for row in params]
+    logprobs = [
+        None if count is None else token_logprobs(row, token, count) for row, token, count in zip(logits, tokens, counts, strict=True)
+    ]
     return tokens, logprobs
+
+
+def score(logits: NDArray[np.float32], tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """`token_logprobs` of each row of logits [N, V]."""
+    return [token_logprobs(*each) for each in zip(logits, tokens, counts, strict=True)]
+
+
+def token_logprobs(logits: NDArray[np.float32], token: int, k: int) -> TokenLogprobs:
+    """Log-softmax of logits [V] at `token` and at its k best ids, in descending order, equals by id; k ≥ 0 is cut at V.
+
+    Logits that are not finite give NaN rather than an error.
+    """
+    best = top_k(logits, min(k, len(logits))) if k else np.empty(0, dtype=np.int64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        highest = logits.max()
+        total = float(np.log(np.exp(logits - highest).sum(dtype=np.float64))) + float(highest)
+        values = logits[best].astype(np.float64) - total
+    top = tuple((int(best[i]), float(values[i])) for i in np.lexsort((best, -values)))
+    return TokenLogprobs(float(logits[token]) - total, top)
+
+
+def _walk(
+    choose: Callable[[int, int], int],
+    first: int,
+    position: int,
+    drafted: Sequence[int],
+    history: History | None,
+    finite: NDArray[np.bool_] | None,
+) -> tuple[int, ...]:
+    """Ids of a row whose first sampling position is number `first` of the step's: choose(number, position of the token) gives each."""
+    tokens: list[int] = []
+    for offset in range(len(drafted) + 1):
+        if finite is not None and not finite[first + offset]:
+            break
+        tokens.append(choose(first + offset, position + offset))
+        if history is not None:
+            history.push(tokens[-1])
+        if offset == len(drafted) or tokens[-1] != drafted[offset]:
+            break
+    return tuple(tokens)
+
+
+def _sample(logits: NDArray[np.float32], best: int, row: RowParams, position: int, history: History | None) -> int:
+    """The token at `position`; `best` is the lowest id of the largest of logits [V]. Logits that are not finite do no harm."""
+    final = edited(logits, row, position - row.prompt_tokens, history)
+    if final is not logits:
+        best = int(final.argmax())
+    if row.sampling.temperature == 0 or not np.isfinite(final[best]):
+        return best
+    return _gumbel_max(final, best, row.sampling, (row.seed, row.choice, position))
 
 
 def _gumbel_max(logits: NDArray[np.float32], best: int, asked: Sampling, key: tuple[int, int, int]) -> int:

@@ -36,5 +36,5 @@ def allocate_kv(shape: KVShape, kv_heads: int, head_dim: int) -> KVCache:
     layers = {len(group.layers) for group in shape.groups}
     if len(layers) != 1:
         raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")
-    slots = (shape.pages + 1 + shape.host_pages) * shape.block_tokens
+    slots = (shape.blocks + 1 + shape.host_blocks) * shape.block_tokens
     return KVCache(np.zeros((layers.pop(), 2, slots, kv_heads, head_dim), np.float32), shape.block_tokens)

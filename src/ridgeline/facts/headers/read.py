@@ -22,7 +22,7 @@ RANDOM_PREFIX: Final = "random:"
 """A model named `random:llama-3-8b`, or `random:` and the path of a config.json, has weights that a GPU makes when it starts."""
 
 BYTE_TOKENS: Final = 258
-"""Ids of `text.bytes.ByteTokenizer`, by which the text of such a model is told."""
+"""Ids of `text.tokenizer.ByteTokenizer`, by which the text of such a model is told."""
 
 
 def read_model_facts(path: Path) -> ModelFacts:

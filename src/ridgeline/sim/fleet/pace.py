@@ -16,5 +16,5 @@ def step_seconds(durations: Durations, tokens: int) -> StepSeconds:
     A step that waits for memory has tokens for nothing, which the line tells the better the more tokens it goes through.
     """
     nothing = array("i", [0])
-    chunk = Plan(0, nothing, nothing, array("i", [tokens]), array("i", [0]) * tokens, array("i", [tokens - 1]), bytearray(1), bytearray(1))
+    chunk = Plan(0, nothing, nothing, array("i", [tokens]), array("i", [0]) * tokens, bytearray(1))
     return StepSeconds.fitted(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)

@@ -6,7 +6,7 @@ Also turns a recording into what the fleet simulator takes: arrivals and a step 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 
 from ridgeline.core import commands
@@ -51,7 +51,7 @@ class Player:
         """Raises ConfigError where the recording has no result for it: the decisions have parted before."""
         if not self.results or self.results[0].step != ticket.plan.step:
             raise ConfigError(f"the recording has no result for step {ticket.plan.step} here: its decisions are not this scheduler's")
-        return replace(self.results.popleft(), prompt_logprobs=_scores(ticket.plan))
+        return replace(self.results.popleft(), scores=_scores(ticket.plan))
 
     def close(self) -> None:
         self.results.clear()
@@ -59,13 +59,7 @@ class Player:
 
 def _scores(plan: Plan) -> tuple[tuple[TokenLogprobs, ...], ...] | None:
     """Stand-ins for log-probabilities of prompts, which no decision depends on and no recording has: as many as the plan asks for."""
-    if len(plan.select) == sum(plan.sample):
-        return None
-    ends, found = list(accumulate(plan.count)), []
-    for end, count, samples in zip(ends, plan.count, plan.sample, strict=True):
-        selected = sum(end - count <= place < end for place in plan.select)
-        found.append((TokenLogprobs(0.0),) * (selected - samples))
-    return tuple(found)
+    return tuple([(TokenLogprobs(0.0),) * count for _, _, count in plan.score]) or None
 
 
 def replay(path: Path) -> tuple[int, Difference | None]:

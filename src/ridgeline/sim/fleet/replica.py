@@ -158,11 +158,11 @@ class Replica:
         seconds = self.time - self._measured
         if seconds > 0:
             self._measured = self.time
-            life, pages = self.scheduler.life, self.scheduler.cache.pages
-            self._tally.kv_seconds += seconds * (self._held + pages.held) / 2 / pages.count
+            life, pool = self.scheduler.life, self.scheduler.cache.pool
+            self._tally.kv_seconds += seconds * (self._held + pool.held) / 2 / pool.count
             self._tally.row_seconds += seconds * (len(life.running) + ended)
             self._tally.waiting_seconds += seconds * len(life.waiting)
-            self._held = pages.held
+            self._held = pool.held
 
     def _look_ahead(self) -> bool:
         """Notes when each of the coming quiet steps would end; whether there is any."""

@@ -109,7 +109,7 @@ class Scenario:
         shape = KVShape(groups, deployment.block_tokens, pages, b"simulated", int(knobs.swap_space * 2**30) // size, size)
         durations = self.durations or Roofline(deployment, HOST_SECONDS)
         seconds = step_seconds(durations, knobs.max_num_batched_tokens)
-        if shape.host_pages:
+        if shape.host_blocks:
             durations = WithCopies(durations, host_copy_seconds(size, deployment.device.link_bytes_per_second))
         limits = replace(limits, mixed_tokens=seconds.mixed_tokens(knobs.step_ms / 1e3), row_tokens=seconds.row_tokens)
         return Setting(limits, shape, durations, knobs.scheduling_policy)

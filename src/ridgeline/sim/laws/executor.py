@@ -1,8 +1,8 @@
-"""An executor without arrays: a KV oracle that checks every page that attention would read, in the step that reads it.
+"""An executor without arrays: a KV oracle that checks every block that attention would read, in the step that reads it.
 
-Owns the fake KV pages and the modelled time of a step; never decides anything and never reads a real clock by itself.
-A page's mark, one per KV group, is the stamp of the slot written last in it: a hash of all ids up to there and of whom they belong to.
-Slots of a page are written in order and each write checks the mark of the one before, so the mark vouches for the whole page:
+Owns the fake KV blocks and the modelled time of a step; never decides anything and never reads a real clock by itself.
+A block's mark, one per KV group, is the stamp of the slot written last in it: a hash of all ids up to there and of whom they belong to.
+Slots of a block are written in order and each write checks the mark of the one before, so the mark vouches for the whole block:
 comparing marks block by block checks token, position, identity and group of every slot at the price of one comparison a block.
 """
 
@@ -39,10 +39,10 @@ class SimExecutor:
         self._eager = eager
         self._block_tokens = info.kv.block_tokens
         self._windows = [group.window for group in info.kv.groups]
-        places = info.kv.pages + info.kv.host_pages + 1
+        places = info.kv.blocks + info.kv.host_blocks + 1
         self._marks = [[0] * places for _ in info.kv.groups]
         self._owner: list[tuple[Resident, int, int] | None] = [None] * places
-        """Who wrote what a page holds, or will in a step in flight: row, group, block."""
+        """Who wrote what a block holds, or will in a step in flight: row, group, block."""
         self._rows: list[Resident | None] = [None] * info.rows
         self._queue: deque[tuple[Ticket, list[Span], float]] = deque()
         self._early: deque[Result] = deque()
@@ -61,7 +61,7 @@ class SimExecutor:
         return len(self._queue)
 
     def submit(self, plan: Plan) -> Ticket:
-        """Takes note of rows and pages; checks that no page is handed out that a step in flight may still touch."""
+        """Takes note of rows and blocks; checks that no block is handed out that a step in flight may still touch."""
         if not plan.row:
             raise LawViolation(6, f"step {plan.step} is empty")
         self._change_rows(plan)
@@ -90,7 +90,7 @@ class SimExecutor:
         self._early.clear()
         self._rows = [None] * self._info.rows
 
-    # ── submission: rows, tables, and who may touch which page ──────────────────────────────────────────────────
+    # ── submission: rows, tables, and who may touch which block ──────────────────────────────────────────────────
 
     def _change_rows(self, plan: Plan) -> None:
         for row in plan.freed_rows:
@@ -103,61 +103,59 @@ class SimExecutor:
             if len(new.tables) != len(self._windows):
                 raise LawViolation(5, f"row {new.row} comes with {len(new.tables)} tables for {len(self._windows)} groups")
             self._rows[new.row] = Resident(new, self._model)
-        for row, group, first, pages in plan.blocks:
+        for row, group, first, block_ids in plan.blocks:
             resident = self._resident(row)
             table = resident.tables[group]
             if len(table) != first:
                 raise LawViolation(2, f"row {row} has {len(table)} blocks of group {group}; block {first} is appended")
-            table.extend(pages)
+            table.extend(block_ids)
 
     def _change_owners(self, plan: Plan) -> None:
         for source, target in plan.copies:
             self._check_untouched(target, "written by a copy")
             self._owner[target] = self._owner[source]
 
-    def _check_untouched(self, page: int, why: str) -> None:
-        """No step in flight may still read or write what the page holds."""
-        held = self._owner[page]
+    def _check_untouched(self, block_id: int, why: str) -> None:
+        """No step in flight may still read or write what the block holds."""
+        held = self._owner[block_id]
         if held is not None and held[0].in_flight:
             other, group, block = held
-            if page <= self._info.kv.pages and block >= self._first_block_read(group, other.in_flight[0]):
-                raise LawViolation(3, f"page {page} is {why} while a step in flight of row {other.row} may touch it")
+            if block_id <= self._info.kv.blocks and block >= self._first_block_read(group, other.in_flight[0]):
+                raise LawViolation(3, f"block {block_id} is {why} while a step in flight of row {other.row} may touch it")
 
     def _hand_out(self, resident: Resident, group: int, first_block: int) -> None:
-        """Blocks from `first_block` on that are new in the table become the row's own: nobody may still be about to touch their pages."""
+        """Blocks from `first_block` on that are new in the table become the row's own: nobody may still be about to touch them."""
         table = resident.tables[group]
         for block in range(max(first_block, resident.handed_out[group]), len(table)):
-            page = table[block]
-            if not 0 < page <= self._info.kv.pages:
-                raise LawViolation(2, f"row {resident.row} is given page {page} of {self._info.kv.pages}")
-            self._check_untouched(page, f"given to row {resident.row}")
-            self._owner[page] = (resident, group, block)
+            block_id = table[block]
+            if not 0 < block_id <= self._info.kv.blocks:
+                raise LawViolation(2, f"row {resident.row} is given block {block_id} of {self._info.kv.blocks}")
+            self._check_untouched(block_id, f"given to row {resident.row}")
+            self._owner[block_id] = (resident, group, block)
         resident.handed_out[group] = len(table)
 
     def _spans(self, plan: Plan) -> list[Span]:
         spans: list[Span] = []
         tokens = plan.tokens.tolist()
         at = 0
-        select = deque(plan.select)
+        scored: dict[int, list[int]] = {}
+        for index, begin, count in plan.score:
+            scored.setdefault(index, []).extend(range(plan.start[index] + begin, plan.start[index] + begin + count))
         size = self._block_tokens
         for index, row in enumerate(plan.row):
             count = plan.count[index]
             resident = self._resident(row)
-            first = resident.submit(plan.start[index], count)
+            first = plan.start[index]
+            resident.submit(first, count)
             for group, table in enumerate(resident.tables):
                 if len(table) > resident.handed_out[group]:
                     self._hand_out(resident, group, first // size)
                 if len(table) * size < first + count:
                     raise LawViolation(2, f"row {row} computes position {first + count - 1}, group {group} has {len(table)} blocks")
-            selected = []
-            while select and at <= select[0] < at + count:
-                selected.append(first + select.popleft() - at)
-            if plan.sample[index] and (not selected or selected.pop() != first + count - 1):
-                raise LawViolation(5, f"step {plan.step}: row {row} samples and its last token is not selected")
-            spans.append((resident, first, tokens[at : at + count], plan.sample[index], resident.to_score(selected)))
+            spans.append((resident, first, tokens[at : at + count], plan.sample[index], resident.to_score(scored.get(index, []))))
             at += count
-        if at != len(tokens) or select:
-            raise LawViolation(5, f"step {plan.step}: {len(tokens)} tokens for {at} planned, {list(select)} of them selected in no row")
+        if at != len(tokens):
+            raise LawViolation(5, f"step {plan.step}: {len(tokens)} tokens for {at} planned")
         return spans
 
     def _resident(self, row: int) -> Resident:
@@ -181,24 +179,26 @@ class SimExecutor:
             resident.advance(first, tokens, self._block_tokens)
             self._write(resident, first)
         sampled: list[tuple[int, ...]] = []
-        logprobs: list[TokenLogprobs | None] = []
+        logprobs: list[tuple[TokenLogprobs, ...] | None] = []
         scores: list[tuple[TokenLogprobs, ...]] = []
         for resident, first, _, samples, scored in spans:
             self._read(resident, first)
             resident.in_flight.popleft()
             if not resident.finite:
                 self.not_finite[resident.params.seed, resident.params.choice] = resident.nan_at
-            scores.append(tuple([self._score(resident, position) for position in scored]))
+            if scored:
+                scores.append(tuple([self._score(resident, position) for position in scored]))
             sampled.append((self._sample(resident),) if samples else ())
             best = resident.params.sampling.logprobs
-            logprobs.append(self._model.logprobs(resident.chain[-1], sampled[-1][0], best) if samples and best is not None else None)
+            shown = samples and best is not None
+            logprobs.append((self._model.logprobs(resident.chain[-1], sampled[-1][0], best or 0),) if shown else None)
         return Result(
             step=plan.step,
             sampled=tuple(sampled),
             finite=bytearray(resident.finite for resident, *_ in spans),
             logprobs=tuple(logprobs) if any(logprobs) else None,
             timings=Timings(run=self._latency.seconds(plan)),
-            prompt_logprobs=tuple(scores) if any(scores) else None,
+            scores=tuple(scores) or None,
         )
 
     def _write(self, resident: Resident, first: int) -> None:
@@ -208,16 +208,16 @@ class SimExecutor:
         for group, table in enumerate(resident.tables):
             marks = all_marks[group]
             for block in blocks:
-                page = table[block]
+                block_id = table[block]
                 begin = block * size
                 if first > begin:
-                    if marks[page] != chain[first - 1]:
-                        raise self._wrong_page(resident, group, block)
+                    if marks[block_id] != chain[first - 1]:
+                        raise self._wrong_block(resident, group, block)
                 else:
                     for others in all_marks:
-                        others[page] = 0
+                        others[block_id] = 0
                 begin += size
-                marks[page] = chain[(end if end < begin else begin) - 1]
+                marks[block_id] = chain[(end if end < begin else begin) - 1]
 
     def _read(self, resident: Resident, first: int) -> None:
         size, ends, tables = self._block_tokens, resident.ends, resident.tables
@@ -225,11 +225,11 @@ class SimExecutor:
         for group, marks in enumerate(self._marks):
             table, window = tables[group], self._windows[group]
             low = (first - window + 1) // size if 0 < window <= first else 0
-            if [marks[page] for page in table[low:full]] != ends[low:full]:
+            if [marks[block_id] for block_id in table[low:full]] != ends[low:full]:
                 wrong = next(block for block in range(low, full) if marks[table[block]] != ends[block])
-                raise self._wrong_page(resident, group, wrong)
+                raise self._wrong_block(resident, group, wrong)
             if rest and marks[table[full]] != resident.chain[-1]:
-                raise self._wrong_page(resident, group, full)
+                raise self._wrong_block(resident, group, full)
 
     def _sample(self, resident: Resident) -> int:
         position = len(resident.chain)
@@ -243,22 +243,22 @@ class SimExecutor:
         """Of the prompt token behind `position`."""
         return self._model.logprobs(resident.chain[position], resident.ids[position + 1], resident.params.prompt_logprobs or 0)
 
-    def _wrong_page(self, resident: Resident, group: int, block: int) -> LawViolation:
-        page = resident.tables[group][block]
-        owner = self._owner[page]
+    def _wrong_block(self, resident: Resident, group: int, block: int) -> LawViolation:
+        block_id = resident.tables[group][block]
+        owner = self._owner[block_id]
         content = "nothing" if owner is None else f"block {owner[2]} of sequence {owner[0].sequence}, group {owner[1]}"
         law = 3
         if owner is not None and owner[0] is not resident:
             law = 9 if owner[0].origin != resident.origin else 3 if owner[0].finite else 15
         return LawViolation(
             law,
-            f"sequence {resident.sequence} reads page {page} as block {block} of group {group}; it holds {content} or is stale",
+            f"sequence {resident.sequence} reads {block_id} as its block {block} of group {group}; it holds {content} or is stale",
         )
 
 
 def fake_executor(
     rows: int = 16,
-    pages: int = 1024,
+    blocks: int = 1024,
     block_tokens: int = 16,
     windows: tuple[int, ...] = (0,),
     vocab: int = 512,
@@ -266,7 +266,7 @@ def fake_executor(
     model: FakeModel | None = None,
     step_seconds: float = 0.0,
     token_seconds: float = 0.0,
-    host_pages: int = 0,
+    host_blocks: int = 0,
 ) -> SimExecutor:
     """An executor for tests of everything above it: needs no weights and samples printable ASCII by default.
 
@@ -274,7 +274,7 @@ def fake_executor(
     """
     groups = tuple(KVGroup("window" if window else "full", (layer,), window) for layer, window in enumerate(windows))
     info = ExecutorInfo(
-        kv=KVShape(groups, block_tokens, pages, b"fake", host_pages),
+        kv=KVShape(groups, block_tokens, blocks, b"fake", host_blocks),
         vocab=vocab,
         max_model_len=max_model_len,
         rows=rows,

@@ -1,6 +1,6 @@
 """The fake model: its next token is a hash of the whole context, so that one wrong token anywhere shows in the next one.
 
-Owns what a stamp (the identity of a KV slot's content) and a sampled id are; knows nothing of pages, rows or plans.
+Owns what a stamp (the identity of a KV slot's content) and a sampled id are; knows nothing of blocks, rows or plans.
 Hashes are of tuples of integers, which Python does not randomise between processes.
 """
 

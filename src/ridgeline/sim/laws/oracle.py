@@ -1,7 +1,7 @@
 """What a choice must answer: the reference of laws 7, 8 and 9.
 
 Owns the comparison of emitted ids with the answer that a choice has alone. The fake model's is computed one token after the other
-from the request; a real one's is recited from a run in which the request was alone. Never sees a plan, a page or another request.
+from the request; a real one's is recited from a run in which the request was alone. Never sees a plan, a block or another request.
 """
 
 from collections.abc import Sequence

@@ -115,7 +115,7 @@ class Pace:
         if plan is not None:
             kept = keeping.intersection(self._scheduler.flights[-1].numbers)
             others = [count for count, samples in zip(plan.count, plan.sample, strict=True) if count > 1 or not samples]
-            most = self._scheduler.limits.beside(len(kept))
+            most = self._scheduler.limits.prefill_budget(len(kept))
             if kept and sum(others) > most:
                 raise LawViolation(5, f"step {plan.step}: {sum(others)} tokens beside {len(kept)} rows that keep up, {most} are allowed")
         return plan

@@ -25,12 +25,12 @@ SITUATIONS = (
     "waits for a prefix being computed",
     "wait for a prefix cleared",
     "abort while others wait for its prefix",
-    "cached page evicted",
-    "page moved to the host",
-    "page of the host forgotten",
+    "cached block evicted",
+    "block moved to the host",
+    "block of the host forgotten",
     "prefix hit on the host",
     "resumed from the host",
-    "fetched beside pages that move out",
+    "fetched beside blocks that move out",
     "preempted",
     "preempted twice",
     "preempted with a shared prefix",
@@ -38,7 +38,7 @@ SITUATIONS = (
     "prompt scored beside single tokens",
     "preempted with steps in flight",
     "preempted at its last allowed time",
-    "second victim spared as pages were coming",
+    "second victim spared as blocks were coming",
     "resumed",
     "abort while waiting",
     "abort while preempted",
@@ -63,7 +63,7 @@ SITUATIONS = (
     "rejected while draining",
     "drain while requests wait",
     "token budget changed while running",
-    "no page free",
+    "no block free",
     "rows all taken while requests wait",
     "budget spent to the last token",
     "a chunk beside single tokens",
@@ -105,7 +105,7 @@ class Reach:
             events.Waiting: self._on_waiting,
             events.Ready: lambda event: self._count("wait for a prefix cleared", event.reason is Wait.PREFIX),
             events.Evicted: self._on_evicted,
-            events.Moved: lambda event: self._count("page moved to the host", event.out),
+            events.Moved: lambda event: self._count("block moved to the host", event.out),
             events.Preempted: self._on_preempted,
             events.EndedProvisionally: self._on_provisional,
             events.Closed: self._on_closed,
@@ -135,14 +135,14 @@ class Reach:
         if len(self._flying) > 1:
             self.counts[f"{len(self._flying)} steps in flight"] += 1
         spent = len(plan.tokens) == self._scheduler.limits.token_budget
-        if not spent and self._scheduler.cache.pages.handed_over:
-            self._count("second victim spared as pages were coming", self._spared(plan.step))
+        if not spent and self._scheduler.cache.pool.handed_over:
+            self._count("second victim spared as blocks were coming", self._spared(plan.step))
         self._count("budget spent to the last token", spent)
         directions = {source > target for source, target in plan.copies}
-        self._count("fetched beside pages that move out", len(directions) == 2)
-        self._count("prompt scored beside single tokens", len(plan.select) > sum(plan.sample) and 1 in plan.count)
+        self._count("fetched beside blocks that move out", len(directions) == 2)
+        self._count("prompt scored beside single tokens", bool(plan.score) and 1 in plan.count)
         limits, singles = self._scheduler.limits, plan.count.count(1)
-        cut = singles and limits.mixed_tokens < limits.token_budget and len(plan.tokens) - singles == limits.beside(singles)
+        cut = singles and limits.mixed_tokens < limits.token_budget and len(plan.tokens) - singles == limits.prefill_budget(singles)
         self._count("a chunk cut for rows that keep up", bool(cut))
         self._count("a chunk beside single tokens", 1 < len(plan.row) < len(plan.tokens) and 1 in plan.count)
 
@@ -199,12 +199,12 @@ class Reach:
         self._count("resumed", event.resumed)
 
     def _on_scheduled(self, event: events.Scheduled) -> None:
-        self._count("no page free", event.free_pages == 0 and event.cached_pages == 0)
+        self._count("no block free", event.free_blocks == 0 and event.cached_blocks == 0)
         self._count("rows all taken while requests wait", event.waiting > 0 and len(event.sequences) == self._world.limits.rows)
 
     def _on_evicted(self, event: events.Evicted) -> None:
-        self._count("cached page evicted", True)
-        self._count("page of the host forgotten", event.page > self._world.info.kv.pages)
+        self._count("cached block evicted", True)
+        self._count("block of the host forgotten", event.block_id > self._world.info.kv.blocks)
 
     def _on_hit(self, event: events.PrefixHit) -> None:
         key = (event.request_id, event.choice)
@@ -272,9 +272,9 @@ class Reach:
         self.counts[f"rejected {'while draining' if self._draining else 'as the queue is full' if full else 'as unservable'}"] += 1
 
     def _spared(self, step: int) -> bool:
-        """One has been preempted and its pages are still in flight; another that needs pages waits for them and pushes nobody out."""
+        """One has been preempted and its blocks are still in flight; another that needs blocks waits for them and pushes nobody out."""
         life = self._scheduler.life
-        if not any(each.in_flight for each in life.waiting) or not self._scheduler.cache.pages.coming():
+        if not any(each.in_flight for each in life.waiting) or not self._scheduler.cache.pool.coming():
             return False
         return any(each.last_step != step and each.scheduled == each.capacity and each.scheduled < each.reach for each in life.running)
 

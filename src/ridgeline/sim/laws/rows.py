@@ -1,11 +1,11 @@
-"""What the KV oracle remembers of a resident sequence: its ids, their stamps, and the pages that its tables name.
+"""What the KV oracle remembers of a resident sequence: its ids, their stamps, and the blocks that its tables name.
 
-Owns the per-sequence half of the oracle; the pages themselves belong to `sim.laws.executor`.
+Owns the per-sequence half of the oracle; the blocks themselves belong to `sim.laws.executor`.
 """
 
 from collections import deque
 
-from ridgeline.core.plan import FROM_ROW, NewRow
+from ridgeline.core.plan import LAST, NewRow
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.model import NOT_FINITE, FakeModel, extend, looks_back, next_stamp
 
@@ -51,26 +51,19 @@ class Resident:
         self.in_flight: deque[int] = deque()
         """First positions of the steps in flight, oldest first."""
 
-    def submit(self, start: int, count: int) -> int:
-        """Takes note of a step submitted; returns its first position."""
+    def submit(self, start: int, count: int) -> None:
+        """Takes note of a step submitted."""
         if count < 1:
             raise LawViolation(4, f"row {self.row} is planned for {count} tokens")
-        if start == FROM_ROW:
-            if self.planned is None:
-                raise LawViolation(4, f"new row {self.row} is not told where it starts")
-            first = self.planned
-        else:
-            first = start
-            if self.planned is not None and first != self.planned and (first < self.planned or self.in_flight):
-                raise LawViolation(4, f"row {self.row} stands at {self.planned} and is planned from {first}")
-        self.planned = first + count
-        self.in_flight.append(first)
-        return first
+        if self.planned is not None and start != self.planned and (start < self.planned or self.in_flight):
+            raise LawViolation(4, f"row {self.row} stands at {self.planned} and is planned from {start}")
+        self.planned = start + count
+        self.in_flight.append(start)
 
     def to_score(self, positions: list[int]) -> list[int]:
-        """These positions, where the row selects logits and does not sample: they must be of a prompt that is to be scored."""
+        """These positions, which must be of a prompt that is to be scored."""
         if positions and (self.params.prompt_logprobs is None or positions[-1] >= self.params.prompt_tokens - 1):
-            raise LawViolation(8, f"row {self.row} selects positions {positions} and neither samples nor scores there")
+            raise LawViolation(8, f"row {self.row} scores positions {positions}, which are none of a prompt that is to be scored")
         return positions
 
     def advance(self, first: int, tokens: list[int], block_tokens: int) -> None:
@@ -82,7 +75,7 @@ class Resident:
             raise LawViolation(4, f"sequence {self.sequence} has computed {len(chain)} tokens, not {first}")
         end = first + len(tokens)
         known = self.ids[first:end]
-        if tokens[-1] == FROM_ROW and end == len(self.ids):
+        if tokens[-1] == LAST and end == len(self.ids):
             tokens[-1] = known[-1]
         if known != tokens:
             raise LawViolation(8, f"sequence {self.sequence} computes ids {tokens} at {first}, its ids there are {known}")

@@ -32,7 +32,7 @@ from ridgeline.sim.laws.reach import Reach
 from ridgeline.sim.laws.workload import World, draw
 
 FULL_EVERY = 24
-"""Every page's holders are recounted after so many steps; the cheap laws are checked after each."""
+"""Every block's holders are recounted after so many steps; the cheap laws are checked after each."""
 QUIET_EVERY = 4
 """In one of so many seeds the scheduler is held to its `quiet_steps`."""
 
@@ -178,14 +178,14 @@ class Simulation:
         return turn.progressed
 
     def _watch_victims(self) -> None:
-        """Nobody falls for pages that come without it once the steps in flight have committed."""
-        life, pages, room = self.scheduler.life, self.scheduler.cache.pages, self.scheduler.room
+        """Nobody falls for blocks that come without it once the steps in flight have committed."""
+        life, pool, room = self.scheduler.life, self.scheduler.cache.pool, self.scheduler.room
         preempt, groups = life.preempt, len(self.world.info.kv.groups)
 
         def watched(victim: Sequence, by: Sequence, why: str) -> None:
             needed = groups + self.scheduler.cache.away(by)
-            if why == "pages" and room.spare(by) + pages.coming() >= needed:
-                raise LawViolation(6, f"sequence {victim.number} is preempted for pages, {pages.coming()} are coming without it")
+            if why == "blocks" and room.spare(by) + pool.coming() >= needed:
+                raise LawViolation(6, f"sequence {victim.number} is preempted for blocks, {pool.coming()} are coming without it")
             preempt(victim, by, why)
 
         life.preempt = watched  # type: ignore[method-assign]

@@ -70,7 +70,7 @@ def draw(seed: int) -> World:
         prefix_caching=rng.random() < 0.75,
     )
     whole = len(windows) * -(-longest // block_tokens)
-    pages = min(max(2 * len(windows), int(whole * rng.choice((0.4, 1.5, 3.0, 5.0, rows / 2, rows)))), 200)
+    blocks = min(max(2 * len(windows), int(whole * rng.choice((0.4, 1.5, 3.0, 5.0, rows / 2, rows)))), 200)
     model = FakeModel(
         alphabet=tuple(range(ALPHABET_FROM, ALPHABET_FROM + rng.choice((2, 4, 40)))),
         stop_ids=(STOP_TOKEN,),
@@ -80,10 +80,10 @@ def draw(seed: int) -> World:
         nan_positions=longest,
     )
     policy = rng.choice(POLICIES)
-    together = 1 if policy == "one" else min(rows, limits.token_budget, max(1, 2 * pages // whole))
+    together = 1 if policy == "one" else min(rows, limits.token_budget, max(1, 2 * blocks // whole))
     groups = tuple(KVGroup("window" if window else "full", (layer,), window) for layer, window in enumerate(windows))
-    host_pages = int(pages * tiered.choice((0, 0, 0, 0.1, 2.0))) if limits.prefix_caching else 0
-    info = ExecutorInfo(KVShape(groups, block_tokens, pages, b"sim", host_pages), VOCAB, longest, rows, "sim", 0, 0)
+    host_blocks = int(blocks * tiered.choice((0, 0, 0, 0.1, 2.0))) if limits.prefix_caching else 0
+    info = ExecutorInfo(KVShape(groups, block_tokens, blocks, b"sim", host_blocks), VOCAB, longest, rows, "sim", 0, 0)
     return World(
         seed=seed,
         info=info,

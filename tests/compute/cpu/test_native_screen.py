@@ -1,0 +1,363 @@
+"""A screened head gives the whole product's largest outputs, whatever the weights: flat, tied, hostile to bounds, not finite.
+
+Of each row the id of the largest, or all that a sampler can choose.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from single import single
+
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.linear import linear_codes, quantise
+from ridgeline.compute.cpu.packing import PackedWeight, pack, packable
+from ridgeline.compute.cpu.sampling import Sampler
+from ridgeline.compute.decoding.edits import needed
+from ridgeline.compute.decoding.sampler import accept
+from ridgeline.core.params import RowParams, Sampling
+
+pytestmark = pytest.mark.skipif(not ext.isa_levels(), reason=f"native extension not built: {ext.lost()}")
+LEVELS = ext.isa_levels() or ("none",)
+NONE = np.zeros(1, np.int32)
+BLOCK = 256
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as made:
+        yield made
+
+
+@dataclass
+class Head:
+    """A plan of one screened product, and the same matrix as it is packed without."""
+
+    rows: np.ndarray
+    pool: ThreadPoolExecutor
+    most: int
+    level: str = LEVELS[-1]
+    threads: int = 2
+    group: int = 32
+    arrays: list[np.ndarray] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        n, k = len(self.rows), self.rows.shape[1] // 34 * 32
+        self.plain = pack("Q8_0", self.rows, (n, k), self.pool)
+        self.packed = pack("Q8_0", self.rows, (n, k), self.pool, screened=True)
+        self.x = np.zeros((self.most, k), np.float32)
+        widths = ((k, np.int8), (k // 32, np.float32), (k // 16, np.int32), (n, np.float32))
+        self.arrays = [np.zeros((self.most, width), dtype) for width, dtype in widths]
+        self.out = self.arrays[3]
+        codes, scales, sums, out = (int(array.ctypes.data) for array in self.arrays)
+        self.team = ext.native().Team(self.threads)
+        self.sampler = Sampler(n, self.team, level=self.level)
+        self.plan = ext.native().Plan(ext.level_number(self.level), self.team)
+        made = {"out_codes": codes, "out_scales": scales, "out_sums": sums}
+        self.add("rows", "quantise", {"x": self.x.ctypes.data, **made, "width": k, "group": self.group})
+        given = {"codes": codes, "scales": scales, "sums": sums}
+        self.add("products", "linear_codes", {**given, "weight": self.packed.matrix, "out": out})
+        self.plan.screen()
+
+    def add(self, kind: str, op: str, fields: dict[str, Any]) -> None:
+        """A phase of one op over the selected rows."""
+        self.plan.begin(kind, True, 1)
+        self.plan.add(op, ext.record(ext.params(op), fields))
+
+    def run(self, x: np.ndarray, *wanted: int) -> None:
+        """A step of x fp32 [M, K]; wanted: addresses of best, keep, maxima."""
+        self.x[: len(x)] = x
+        self.plan.run((0, 0, len(x), 1), (NONE,) * 6, (NONE,), (NONE.astype(np.int64),), 0, self.plan.phases, 0, *wanted)
+
+    def best(self, x: np.ndarray) -> list[int]:
+        """Ids of the largest outputs for x fp32 [M, K]."""
+        found = np.full(len(x), -7, np.int32)
+        self.run(x, int(found.ctypes.data))
+        return found.tolist()
+
+    def kept(self, x: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Outputs [M, N], NaN where nothing was written, and maxima of their blocks."""
+        self.out[:] = np.nan
+        maxima = np.full((len(x), -(-self.out.shape[1] // BLOCK)), np.nan, np.float32)
+        self.run(x, 0, int(keep.ctypes.data), int(maxima.ctypes.data))
+        return self.out[: len(x)], maxima
+
+    def outputs(self, x: np.ndarray) -> np.ndarray:
+        return linear_codes(quantise(x, group=self.group), self.plain, level=self.level)
+
+    def wanted(self, x: np.ndarray) -> list[int]:
+        return self.outputs(x).argmax(axis=1).tolist()
+
+    def check(self, x: np.ndarray) -> float:
+        """Compares, and says which share of outputs the step computed."""
+        before, found, after = self.plan.screened, self.best(x), self.plan.screened
+        assert found == self.wanted(x)
+        return (after[3] - before[3]) / max(1, after[2] - before[2])
+
+    def check_kept(self, x: np.ndarray, params: Sequence[RowParams]) -> float:
+        """Compares what `keep` leaves with whole rows: the largest, and what is sampled. The share of outputs the step computed."""
+        keep = np.array([needed(row, 1) for row in params], np.int32)
+        whole, before = self.outputs(x), self.plan.screened
+        sampled = single(self.sampler.sample_rows, whole, params, [9] * len(x), [None] * len(x))
+        outputs, maxima = self.kept(x, keep)
+        after = self.plan.screened
+        assert single(self.sampler.sample_rows, outputs, params, [9] * len(x), [None] * len(x), maxima) == sampled
+        screened = after[0] > before[0]
+        for row, expected, blocks, count in zip(outputs, whole, maxima, keep, strict=True):
+            left = np.repeat(blocks, BLOCK)[: len(row)] == -np.inf if screened else np.zeros(len(row), bool)
+            row, least = np.where(left, -np.inf, row), np.sort(expected)[-count] if count <= len(row) else -np.inf
+            same = (row.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(row) & np.isnan(expected))
+            assert same[~(expected < least)].all() and (same | (row == -np.inf)).all()
+            starts = range(0, len(row), BLOCK)
+            np.testing.assert_array_equal(blocks, [row[at : at + BLOCK].max() for at in starts])
+        return (after[3] - before[3]) / max(1, after[2] - before[2])
+
+
+def requests(rng: np.random.Generator, count: int, *, whole: bool = False) -> list[RowParams]:
+    """Rows that depend on their largest logits, greedy ones among them; `whole`: and on all of them."""
+    kinds = [
+        Sampling(
+            temperature=float(rng.choice([0.01, 0.7, 1.0, 5.0])),
+            top_k=int(rng.choice([1, 2, 20, 64, 128])),
+            top_p=float(rng.choice([1.0, 0.95, 0.3])),
+            min_p=float(rng.choice([0.0, 0.02, 0.4])),
+        )
+        for _ in range(count)
+    ]
+    kinds[:: 1 + count // 3] = [Sampling(temperature=0.0)] * len(kinds[:: 1 + count // 3])
+    if whole:
+        kinds[-1] = Sampling(temperature=1.0, top_p=0.9)
+    return [RowParams(seed=int(rng.integers(1 << 62)), choice=0, prompt_tokens=1, sampling=each) for each in kinds]
+
+
+def rows_of(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """codes [N, K] and scales [N, K/32] as a file has them."""
+    n, groups = scales.shape
+    blocks = np.empty((n, groups, 34), np.uint8)
+    blocks[..., :2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    blocks[..., 2:] = codes.astype(np.int8).reshape(n, groups, 32).view(np.uint8)
+    return blocks.reshape(n, -1)
+
+
+def random_rows(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
+    """As quantised weights are: codes near 0 oftener than far away, scales of several magnitudes."""
+    codes = np.clip(rng.standard_normal((n, k)) * 45, -127, 127).round()
+    return rows_of(codes, 0.001 * np.exp(rng.standard_normal((n, k // 32)) / 2))
+
+
+def near(rows: np.ndarray, row: int, rng: np.random.Generator) -> np.ndarray:
+    """Activations for which `row` stands out."""
+    blocks = rows[row].reshape(-1, 34)
+    weights = blocks[:, :2].copy().view(np.float16).astype(np.float32) * blocks[:, 2:].view(np.int8)
+    return (40 * weights.reshape(-1) + 0.1 * rng.standard_normal(weights.size)).astype(np.float32)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_packing_loses_nothing(level: str, pool: ThreadPoolExecutor) -> None:
+    """Bytes come back, scales that are no numbers too; rows and whole products have the bits of the other layout."""
+    rng = np.random.default_rng(1)
+    for n, k in ((1, 32), (16, 64), (75, 640), (33, 1152)):
+        random = rng.integers(0, 256, (n, k // 32 * 34), np.uint8)
+        rows = random_rows(rng, n, k)
+        for stored in (random, np.zeros_like(random), np.full_like(random, 255), rows):
+            assert np.array_equal(pack("Q8_0", stored, (n, k), pool, screened=True).unpack(), stored)
+        plain, cut = (pack("Q8_0", rows, (n, k), pool, screened=screened) for screened in (False, True))
+        assert cut.nbytes <= plain.nbytes + (n + 15) // 16 * (k // 32 * 352 + 64) + 128
+        ids = np.arange(n)
+        assert np.array_equal(cut.rows(ids).view(np.uint32), plain.rows(ids).view(np.uint32))
+        for m in (0, 1, 2, 4, 5, 8, 9, 13, 16, 70):
+            x = quantise(rng.standard_normal((m, k)).astype(np.float32), group=32)
+            assert np.array_equal(linear_codes(x, cut, level=level).view(np.uint32), linear_codes(x, plain, level=level).view(np.uint32))
+            out = np.full((m, n), 7.0, np.float32)
+            linear_codes(x, cut, level=level, out=out, blocks=range((n + 15) // 16 - 1, (n + 15) // 16))
+            assert (out[:, : (n - 1) // 16 * 16] == 7.0).all()
+    assert not packable("Q4_0", (16, 64), screened=True) and not packable("Q8_0", (16, 40), screened=True)
+
+
+def test_wide_matrices(pool: ThreadPoolExecutor) -> None:
+    """Rows that no panel holds."""
+    rng = np.random.default_rng(2)
+    rows = random_rows(rng, 20, 1 << 14)
+    plain, cut = (pack("Q8_0", rows, (20, 1 << 14), pool, screened=screened) for screened in (False, True))
+    for m in (1, 3, 8, 40):
+        x = quantise(rng.standard_normal((m, 1 << 14)).astype(np.float32), group=32)
+        assert np.array_equal(linear_codes(x, cut).view(np.uint32), linear_codes(x, plain).view(np.uint32))
+
+
+@pytest.mark.parametrize(("level", "threads"), list(product(LEVELS, (1, 3))))
+def test_random_weights(level: str, threads: int, pool: ThreadPoolExecutor) -> None:
+    rng = np.random.default_rng(3)
+    for n, k, group in ((1, 32, 32), (17, 64, 64), (500, 640, 128), (2100, 256, 32)):
+        head = Head(random_rows(rng, n, k), pool, 70, level, threads, group)
+        for m in (1, 0, 3, 4, 5, 9, 16, 70, 1):
+            head.check((rng.standard_normal((m, k)) * np.exp(rng.standard_normal((m, 1)))).astype(np.float32))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_stands_out_is_found_with_little_work(level: str, pool: ThreadPoolExecutor) -> None:
+    """And of equal rows, or rows that differ by next to nothing, the first."""
+    rng = np.random.default_rng(4)
+    rows = random_rows(rng, 3000, 640)
+    rows[[901, 1500, 2999]] = rows[900]
+    rows[40], rows[2000] = rows[800], rows[800]
+    for column in range(2, 34):  # one code of the second is next to the first's, where activations are least
+        rows[2000, column] ^= np.uint8(column == 9)
+    head = Head(rows, pool, 16, level)
+    x = np.stack([near(rows, row, rng) for row in (900, 1500, 2999, 40, 800, 2000, 5, 2990)])
+    assert head.check(x) < 0.05
+    assert head.best(x)[:3] == [900, 900, 900]
+    assert head.check(x[:1]) < 0.05
+    small = x[3:4].copy()
+    small[:, 7] = 0
+    assert head.check(small) < 0.05
+
+
+@pytest.mark.parametrize(("level", "positive", "more"), list(product(LEVELS, (0.5, 1.0), (480, 540, 556, 559, 560, 561, 600))))
+def test_outputs_as_far_from_what_is_seen_as_can_be(level: str, positive: float, more: int, pool: ThreadPoolExecutor) -> None:
+    """What 5 bits leave out of one row adds to its output wherever it can, and takes from that of the others: with `more` of 640 codes
+    one step higher in 5 bits, these seem higher by 8 / 640 · more, and are lower by 7 than that."""
+    rng = np.random.default_rng(more)
+    n, k, one = 400, 640, 100
+    sign = np.where(rng.random(k) < positive, 1, -1)
+    high = np.where(sign > 0, 3, -4)
+    codes = np.broadcast_to(8 * high + np.where(sign > 0, 0, 7), (n, k)) + 8 * sign * (np.arange(k) < more)
+    codes = np.where(rng.random((n, k)) < 0.5, -codes, codes)
+    codes[::40] = 8 * high + np.where(sign > 0, 0, 7) + 8 * sign * (np.arange(k) < more)
+    codes[one] = 8 * high + np.where(sign > 0, 7, 0)
+    scales = np.broadcast_to(0.001 * np.exp(rng.standard_normal(k // 32)), (n, k // 32))
+    x = (sign * np.exp(rng.standard_normal(k // 32)).repeat(32)).astype(np.float32)
+    if more != 560:
+        scales = np.full_like(scales, 0.0007)
+        x = (0.3 * sign).astype(np.float32)
+    head = Head(rows_of(codes, scales), pool, 6, level)
+    for m in (1, 6):
+        head.check(np.repeat(x[None], m, axis=0))
+        if more < 560:
+            assert head.best(np.repeat(x[None], m, axis=0)) == [one] * m
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_numbers_at_their_ends(level: str, pool: ThreadPoolExecutor) -> None:
+    """Zeros, subnormals, outputs that overflow, and what is not finite: the whole product's ids, NaN first as ever."""
+    rng = np.random.default_rng(5)
+    n, k = 300, 96
+    plain = random_rows(rng, n, k)
+    tiny = rows_of(rng.integers(-127, 128, (n, k)), np.full((n, k // 32), 6e-8))
+    huge = rows_of(rng.integers(-127, 128, (n, k)), np.full((n, k // 32), 65504.0))
+    bad, endless = plain.copy(), plain.copy()
+    bad[70, :2] = np.array([np.nan], np.float16).view(np.uint8)
+    endless[71, 34:36] = np.array([np.inf], np.float16).view(np.uint8)
+    positive = rows_of(rng.integers(1, 128, (n - 5, k)), np.full((n - 5, k // 32), 0.01))
+    x = rng.standard_normal((7, k)).astype(np.float32)
+    zero, nan, mixed, infinite = np.zeros_like(x), x.copy(), x.copy(), x.copy()
+    nan[2, 40], mixed[3], infinite[1, 5], infinite[4, 6] = np.nan, 0, np.inf, -np.inf
+    with np.errstate(over="ignore"):
+        sizes = [x, zero, nan, mixed, infinite, -abs(x), *(x * np.float32(10.0**power) for power in (-36, -30, -20, 20, 30, 36))]
+    for rows in (plain, tiny, huge, bad, endless, positive, np.zeros_like(plain)):
+        for given in sizes:
+            head = Head(rows, pool, 7, level)
+            head.check(given)
+            head.check(given[2:3])
+            assert head.plan.screened[1] == 0
+            head = Head(rows, pool, 7, level)
+            head.check_kept(given, requests(rng, 7))
+            head.check_kept(given[2:3], requests(rng, 1))
+            assert head.plan.screened[:2] == (2, 0)
+
+
+@pytest.mark.parametrize(("level", "threads"), list(product(LEVELS, (1, 3))))
+def test_what_is_sampled_of_random_weights(level: str, threads: int, pool: ThreadPoolExecutor) -> None:
+    """Rows of all kinds: some of the largest, one, and beside them one of all, which leaves nothing to screen."""
+    rng = np.random.default_rng(8)
+    for n, k, group in ((1, 32, 32), (17, 64, 64), (500, 640, 128), (2100, 256, 32), (5000, 64, 32)):
+        rows = random_rows(rng, n, k)
+        for m in (1, 3, 4, 9, 16, 70):
+            head = Head(rows, pool, 70, level, threads, group)
+            x = (rng.standard_normal((m, k)) * np.exp(rng.standard_normal((m, 1)))).astype(np.float32)
+            head.check_kept(x, requests(rng, m))
+            assert head.plan.screened[0] == 1
+            head.check_kept(x, requests(rng, m, whole=True))
+            assert head.plan.screened[0] == 1
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_rows_that_sample_several_positions(level: str, pool: ThreadPoolExecutor) -> None:
+    """Each position is kept by itself: drafted rows walk what is left of it as they walk whole rows; greedy ones need ids alone."""
+    rng = np.random.default_rng(10)
+    head = Head(random_rows(rng, 3000, 256), pool, 12, level)
+    for counts in ([1, 4, 2, 5], [12], [3, 3, 3, 3]):
+        x = (rng.standard_normal((12, 256)) * np.exp(rng.standard_normal((12, 1)))).astype(np.float32)
+        whole = head.outputs(x)
+        for params in (requests(rng, len(counts)), [RowParams(1, 0, 1, Sampling(temperature=0.0))] * len(counts)):
+            keep = np.repeat(np.array([needed(row, 1) for row in params], np.int32), counts)
+            right = single(head.sampler.sample_rows, whole, *positions_of(params, counts))[0]
+            ends = np.cumsum(counts)
+            drafts = [tuple(right[end - count : end - 1]) for end, count in zip(ends, counts, strict=True)]
+            drafts[-1] = (*drafts[-1][:-1], 7)
+            given = params, drafts, [9] * len(counts), [None] * len(counts)
+            expected = head.sampler.sample_rows(whole, *given)
+            outputs, maxima = head.kept(x, keep)
+            assert head.sampler.sample_rows(outputs, *given, None, maxima) == expected
+            assert [len(tokens) for tokens in expected.ids] == [*counts[:-1], counts[-1] - 1]
+            if (keep == 1).all():
+                assert accept(head.best(x), drafts, given[3]) == expected.ids
+
+
+def positions_of(params: Sequence[RowParams], counts: Sequence[int]) -> tuple[list[RowParams], list[int]]:
+    """Rows' positions as rows of their own."""
+    rows = [row for row, count in zip(params, counts, strict=True) for _ in range(count)]
+    return rows, [9 + offset for count in counts for offset in range(count)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_equals_the_last_one_that_is_kept(level: str, pool: ThreadPoolExecutor) -> None:
+    """Equals at that place, far apart: of these the first are chosen from, as of whole rows."""
+    rng = np.random.default_rng(9)
+    rows = random_rows(rng, 6000, 640)
+    for equal in rng.permutation(6000)[:12]:
+        rows[equal] = rows[700]
+    for better in (3, 2222, 4000):
+        rows[better] = rows[700]
+        rows[better, :2] = (rows[700, :2].view(np.uint16) + 1).view(np.uint8)  # a scale by its last bit
+    head = Head(rows, pool, 8, level)
+    x = np.repeat(near(rows, 700, rng)[None], 8, axis=0)
+    for seed in range(15):
+        params = [
+            RowParams(seed=seed, choice=index, prompt_tokens=1, sampling=Sampling(temperature=20.0, top_k=k, top_p=p))
+            for index, (k, p) in enumerate(product((2, 4, 9, 15), (1.0, 0.9)))
+        ]
+        assert head.check_kept(x, params) < 1 / 12
+    assert head.plan.screened[1] == 0
+
+
+def test_flat_outputs_are_computed_whole_and_tried_again(pool: ThreadPoolExecutor) -> None:
+    rng = np.random.default_rng(6)
+    rows = random_rows(rng, 1000, 640)
+    head, flat = Head(rows, pool, 4), rng.standard_normal((4, 640)).astype(np.float32)
+    rows_out = np.stack([near(rows, row, rng) for row in (1, 400, 999)])
+    for _ in range(100):
+        head.check(flat)
+    steps, passed, pairs, computed = head.plan.screened
+    assert steps + passed == 100 and steps < 15
+    assert computed > pairs / 6
+    for _ in range(300):
+        assert head.best(rows_out) == [1, 400, 999]
+    assert head.plan.screened[0] > steps + 30
+
+
+def test_a_plan_that_is_asked_for_outputs_writes_them(pool: ThreadPoolExecutor) -> None:
+    rng = np.random.default_rng(7)
+    rows = random_rows(rng, 100, 64)
+    head, x = Head(rows, pool, 3), rng.standard_normal((3, 64)).astype(np.float32)
+    head.run(x)
+    assert np.array_equal(head.out, linear_codes(quantise(x, group=32), head.plain))
+    assert head.plan.screened == (0, 0, 0, 0)
+
+
+def test_the_layout_is_part_of_the_weight() -> None:
+    weight = PackedWeight("Q8_0", (16, 32), np.zeros(16 * 34, np.uint8))
+    assert weight.matrix[0] != PackedWeight("Q8_0", (16, 32), np.zeros(16 * 34 + 64, np.uint8), screened=True).matrix[0]

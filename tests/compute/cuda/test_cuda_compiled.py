@@ -1,0 +1,67 @@
+"""Every kernel compiles for an A100 and an H200 as it is launched there: shared memory, spills, instructions. Nothing is run."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from compile_only import SHARED, Compiled
+
+REDUCING = {"rotation_kernel"}
+"""Sines of large angles: what the reduction by π multiplies with lies on the stack. Nothing spilled."""
+
+LATER = {("linear_fp8", "linear_fp8_kernel"): 89}
+"""Kernels that only machines from a capability on launch."""
+
+HERE = Path(__file__).parent
+KERNELS = HERE.parents[2] / "src/ridgeline/compute/cuda/triton"
+
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def compiled(pytestconfig: pytest.Config) -> list[Compiled]:
+    """What all cases became: a process for each machine, both at once."""
+    assert pytestconfig.cache is not None
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(pytestconfig.cache.mkdir("triton"))
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *(path for path in sys.path if path)])
+
+    def of(capability: int) -> list[Compiled]:
+        command = [sys.executable, str(HERE / "compile_only.py"), str(capability)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return [Compiled(**json.loads(line)) for line in done.stdout.splitlines()]
+
+    with ThreadPoolExecutor() as threads:
+        return [made for found in threads.map(of, SHARED) for made in found]
+
+
+def test_every_kernel_is_compiled(compiled: list[Compiled]) -> None:
+    """A kernel is a jitted function whose name ends with `_kernel`; each is launched by a case, on every machine that can."""
+    there = {
+        (path.stem, node.name)
+        for path in KERNELS.glob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
+    }
+    for capability in SHARED:
+        able = {kernel for kernel in there if LATER.get(kernel, 0) <= capability}
+        assert able == {(made.module.rsplit(".", 1)[1], made.kernel) for made in compiled if made.capability == capability}
+
+
+def test_shared_memory(compiled: list[Compiled]) -> None:
+    assert not [made for made in compiled if made.shared > SHARED[made.capability]]
+
+
+def test_nothing_spills(compiled: list[Compiled]) -> None:
+    assert not [made for made in compiled if made.stack and made.kernel not in REDUCING]
+
+
+def test_expected_instructions(compiled: list[Compiled]) -> None:
+    assert not [made for made in compiled if made.missing]

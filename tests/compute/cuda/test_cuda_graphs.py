@@ -1,0 +1,291 @@
+"""What steps are padded to, which of them replay graphs, and that padding is on page 0: without a kernel."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ridgeline.compute.cuda import step as step_module
+from ridgeline.compute.cuda.buckets import Bucket, Buckets, block_buckets, row_buckets, token_bucket
+from ridgeline.compute.cuda.device import interpreted
+from ridgeline.compute.cuda.graphs import Graphs, segments
+from ridgeline.compute.cuda.plan import Call
+from ridgeline.compute.cuda.sampler import COLUMNS
+from ridgeline.compute.cuda.step import NO_SAMPLING, Sampled, StepBuffers, layout
+from ridgeline.compute.dummy import dummy_step, even
+from ridgeline.compute.graph import Op, StepInputs
+
+BUCKETS = Buckets(tokens=2048, rows=64, positions=8192, block_tokens=16)
+
+
+class Recording:
+    """Stands in for CUDA graphs: a capture runs nothing, a replay notes what was captured."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.capturing: list[str] | None = None
+
+    def call(self, name: str, attention: bool = False) -> Call:
+        op = Op("attention", (), ()) if attention else None
+        return Call(lambda: (self.log if self.capturing is None else self.capturing).append(name), op)
+
+    def capture(self, run: Callable[[], None], pool: Any) -> Any:
+        self.capturing = held = []
+        run()
+        self.capturing = None
+        log = self.log
+
+        class Held:
+            def replay(self) -> None:
+                log.append("graph(" + " ".join(held) + ")")
+
+        return Held()
+
+
+def test_rows_come_in_few_sizes() -> None:
+    assert row_buckets(1) == (1,)
+    assert row_buckets(5) == (1, 2, 4, 5)
+    assert row_buckets(64) == (1, 2, 4, 8, 16, 24, 32, 48, 64)
+    assert row_buckets(300)[-4:] == (224, 256, 288, 300)
+
+
+def test_tokens_and_blocks_come_in_few_sizes() -> None:
+    assert [token_bucket(count, 2000) for count in (1, 129, 512, 513, 1990)] == [128, 256, 512, 768, 2000]
+    assert block_buckets(8192, 16) == (128, 512)
+    assert block_buckets(100, 16) == (7,)
+
+
+def test_graphs_are_few() -> None:
+    """Of 256 rows and 8,192 positions: 30 whole steps, and three sizes of mixed steps whose pieces are captured."""
+    found = Buckets(tokens=8192, rows=256, positions=8192, block_tokens=16)
+    assert len(found.single) == 30 and found.single[0] == (256, 256, 512, 1)
+    assert found.segments == (512, 256, 128) and Buckets(tokens=200, rows=8, positions=64, block_tokens=16).segments == (200, 128)
+
+
+@pytest.mark.parametrize(
+    ("counts", "blocks", "expected"),
+    [
+        ([1], 1, Bucket(1, 1, 128, 1)),
+        ([1] * 5, 129, Bucket(8, 8, 512, 1)),
+        ([1] * 64, 512, Bucket(64, 64, 512, 1)),
+        ([2], 1, Bucket(128, 2, 128, 2)),  # 126 tokens of padding, in a row of their own
+        ([128], 8, Bucket(128, 1, 128, 128)),
+        ([2048], 128, Bucket(2048, 1, 128, 2048)),
+        ([1] * 63 + [450], 1, Bucket(768, 65, 128, 512)),
+        ([1] * 62 + [7], 1, Bucket(128, 64, 128, 8)),
+    ],
+)
+def test_bucket(counts: list[int], blocks: int, expected: Bucket) -> None:
+    assert BUCKETS.of(counts, blocks) == expected
+    assert all(size <= most for size, most in zip(expected, BUCKETS.largest, strict=True))
+
+
+def test_every_step_fits_a_bucket() -> None:
+    random = np.random.default_rng(1)
+    for _ in range(500):
+        rows = int(random.integers(1, 65))
+        counts = np.ones(rows, int)
+        counts[0] += int(random.integers(0, 2048 - rows + 1)) if random.random() < 0.7 else 0
+        found = BUCKETS.of(counts.tolist(), int(random.integers(1, 513)))
+        assert found.tokens >= counts.sum() and found.rows >= rows and found.most_q >= counts.max()
+        assert all(size <= most for size, most in zip(found, BUCKETS.largest, strict=True))
+        padding = found.tokens - int(counts.sum())
+        assert not padding or found.single or found.rows > rows, "padding has a row of its own"
+        assert found.single or found.tokens in BUCKETS.sizes
+
+
+def test_mixtures_are_buckets_that_steps_have() -> None:
+    for bucket in BUCKETS.mixtures:
+        rows = min(bucket.rows, -(-bucket.tokens // bucket.most_q))
+        filled = dummy_step(even(bucket.tokens, rows), groups=1, block_tokens=16)
+        counts = np.diff(filled.cu_q)
+        assert counts.sum() == bucket.tokens and counts.min() >= 1 and counts.max() <= bucket.most_q
+        assert filled.tables[0].shape[1] <= bucket.blocks and bucket.rows in BUCKETS.rows
+
+
+def recorded() -> tuple[Recording, Graphs, list[Call], list[Call]]:
+    recording = Recording()
+    body = [recording.call(name, name.startswith("attention")) for name in ("embed", "attention.0", "mlp", "attention.1", "norm")]
+    return recording, Graphs(recording.capture, None), body, [recording.call("head"), recording.call("sample")]
+
+
+def test_a_single_step_is_one_graph() -> None:
+    recording, graphs, body, tail = recorded()
+    bucket = Bucket(4, 4, 32, 1)
+    graphs.add_single(bucket, body, tail)
+    assert recording.log == ["embed", "attention.0", "mlp", "attention.1", "norm", "head", "sample"], "all of it runs once before"
+    recording.log.clear()
+    graphs.run(bucket, body, tail)
+    assert recording.log == ["graph(embed attention.0 mlp attention.1 norm head sample)"] and len(graphs) == 1
+
+
+def test_a_small_mixed_step_replays_what_stands_between_attentions() -> None:
+    recording, graphs, body, tail = recorded()
+    graphs.add_segments(16, body, tail)
+    recording.log.clear()
+    for rows, blocks in ((1, 32), (24, 128)):
+        graphs.run(Bucket(16, rows, blocks, 16), body, tail)
+    assert recording.log == 2 * ["graph(embed)", "attention.0", "graph(mlp)", "attention.1", "graph(norm)", "head", "sample"]
+    assert len(graphs) == 3
+
+
+def test_what_has_no_graph_is_launched() -> None:
+    recording, graphs, body, tail = recorded()
+    graphs.add_single(Bucket(4, 4, 32, 1), body, tail)
+    graphs.add_segments(16, body, tail)
+    recording.log.clear()
+    for bucket in (Bucket(4, 4, 128, 1), Bucket(16, 16, 32, 1), Bucket(768, 2, 32, 512)):
+        graphs.run(bucket, body, tail)
+    assert recording.log == 3 * ["embed", "attention.0", "mlp", "attention.1", "norm", "head", "sample"]
+
+
+def test_segments_end_at_attentions() -> None:
+    recording, _, body, _ = recorded()
+    parts = [(len(part), behind is not None) for part, behind in segments(body)]
+    assert parts == [(1, True), (1, True), (1, False)] and recording.log == []
+
+
+def step(counts: list[int], starts: list[int], groups: int = 2) -> StepInputs:
+    lengths = np.add(starts, counts)
+    row = np.repeat(np.arange(len(counts)), counts)
+    cu_q = np.cumsum([0, *counts])
+    positions = np.arange(cu_q[-1]) - cu_q[row] + np.array(starts)[row]
+    width = -(-int(lengths.max()) // 16)
+    tables = tuple(1 + np.arange(len(counts) * width, dtype=np.int32).reshape(len(counts), width) + 100 * g for g in range(groups))
+    return StepInputs(
+        ids=np.arange(5, 5 + cu_q[-1]).astype(np.int32),
+        positions=positions.astype(np.int32)[None],
+        row_of_token=row.astype(np.int32),
+        cu_q=cu_q.astype(np.int32),
+        kv_len=lengths.astype(np.int32),
+        tables=tables,
+        slots=tuple(table[row, positions // 16] * np.int64(16) + positions % 16 for table in tables),
+        select=(cu_q[1:] - 1).astype(np.int32),
+    )
+
+
+def buffers() -> StepBuffers:
+    return StepBuffers(interpreted(1 << 30), 2, BUCKETS.largest, depth=2, nobody=64)
+
+
+@pytest.mark.parametrize(("counts", "starts"), [([1, 1, 1], [40, 3, 0]), ([5, 1, 20], [0, 33, 17]), ([16], [0])])
+def test_a_step_arrives_whole_and_its_padding_is_on_page_0(counts: list[int], starts: list[int]) -> None:
+    inputs, room = step(counts, starts), buffers()
+    bucket = BUCKETS.of(counts, inputs.tables[0].shape[1])
+    place, samples = np.array([9, 4, 7][: len(counts)], np.int32), np.array([True, False, True][: len(counts)])
+    columns = {name: np.arange(1, 1 + len(counts)) for name in COLUMNS}
+    for _ in range(4):  # round the ring, over what other steps left there
+        room._packed.fill_(0x7F)
+        for host in room._ring:
+            host.fill_(0x7F)
+        room.send(bucket, inputs, Sampled(place, samples, columns))
+    got = {name: value.numpy() for name, value in room.views(bucket).columns.items()}
+    tokens, rows = sum(counts), len(counts)
+    for name in ("ids", "row_of_token"):
+        assert np.array_equal(got[name][:tokens], getattr(inputs, name))
+    assert np.array_equal(got["positions"][:tokens], inputs.positions[0])
+    assert np.array_equal(got["kv_len"][:rows], inputs.kv_len) and np.array_equal(got["cu_q"][: rows + 1], inputs.cu_q)
+    assert np.array_equal(got["source"][:tokens], place[inputs.row_of_token]) and (got["source"][tokens:] == 64).all()
+    assert np.array_equal(got["target"][:rows], np.where(samples, place, 64)) and (got["target"][rows:] == 64).all()
+    assert np.array_equal(got["select"][:rows], inputs.select)
+    for group in range(2):
+        width = inputs.tables[group].shape[1]
+        assert np.array_equal(got["tables"][group, :rows, :width], inputs.tables[group])
+        assert not got["tables"][group, :rows, width:].any() and not got["tables"][group, rows:].any()
+        assert np.array_equal(got["slots"][group, :tokens], inputs.slots[group]) and not got["slots"][group, tokens:].any()
+    # Rows of padding own a token each in a step of single tokens, else none: what they compute is nobody's.
+    ends = np.diff(got["cu_q"])
+    assert (ends[rows:] == (1 if bucket.single else 0)).all() and ends.max() <= bucket.most_q
+    assert (got["row_of_token"][tokens:] >= rows).all() and (got["row_of_token"] < bucket.rows).all()
+    assert np.array_equal(got["kv_len"][rows:], ends[rows:]) and got["select"].min() >= 0 and got["select"].max() < bucket.tokens
+    assert (got["ids"][tokens:] == 0).all() and all((got[name][:rows] == columns[name]).all() for name in COLUMNS)
+
+
+def test_a_step_that_nobody_reads_is_on_page_0() -> None:
+    room = buffers()
+    for bucket, rows in ((Bucket(8, 8, 128, 1), 8), (BUCKETS.mixed(128), 1), (BUCKETS.largest, 1), (Bucket(2048, 65, 128, 64), 65)):
+        room._ring[room._turn].fill_(0x7F)
+        room.send(bucket, dummy_step(even(bucket.tokens, rows), groups=2, block_tokens=16), NO_SAMPLING)
+        got = {name: value.numpy() for name, value in room.views(bucket).columns.items()}
+        assert np.diff(got["cu_q"]).sum() == bucket.tokens and not got["tables"].any() and got["slots"].max() < 16
+        assert (got["target"] == 64).all() and got["kv_len"].max() <= bucket.blocks * 16
+
+
+def test_a_buffer_of_the_host_is_not_written_while_it_is_copied() -> None:
+    """Its event is waited for before, and recorded behind the copy."""
+    room, told = buffers(), []
+
+    class Told:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def record(self) -> None:
+            told.append(("copied", self.number))
+
+        def synchronize(self) -> None:
+            told.append(("free", self.number))
+
+    room._copied = [Told(number) for number in range(3)]
+    bucket = BUCKETS.of([1], 1)
+    for _ in range(4):
+        room.send(bucket, step([1], [0]), NO_SAMPLING)
+    assert told == [(what, number) for number in (0, 1, 2, 0) for what in ("free", "copied")]
+
+
+def test_steps_of_the_same_rows_leave_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what changes is written, and the device has what it has of a step that is written whole; other steps between them do no harm."""
+    room, fresh = buffers(), buffers()
+    same = Sampled(np.array([7, 3, 40], np.int32), np.array([True, False, True]), {name: np.arange(1, 4) for name in COLUMNS})
+    written: list[int] = []
+    whole = step_module.pack_rows
+    monkeypatch.setattr(step_module, "pack_rows", lambda *given: (written.append(1), whole(*given)))
+    for number in range(12):
+        inputs = step([1, 1, 1], [40 + number, 13 + number, number])
+        bucket = BUCKETS.of([1, 1, 1], inputs.tables[0].shape[1])
+        if number == 7:
+            room.send(BUCKETS.of([5, 1], 1), step([5, 1], [0, 2]), NO_SAMPLING)
+        written.clear()
+        room.send(bucket, inputs, same)
+        assert bool(written) == (number < 3 or number == 9), "each buffer of the ring once, and the one that had another step"
+        fresh.send(bucket, inputs, replace(same))
+        ours, theirs = (each.views(bucket).columns for each in (room, fresh))
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_layouts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ridgeline.compute.cuda.step.MOST_KNOWN", 4)
+    room = buffers()
+    for tokens in BUCKETS.sizes:
+        room.send(BUCKETS.sized(tokens, 1, tokens, 1), dummy_step([tokens], groups=2, block_tokens=16), NO_SAMPLING)
+    assert len(room._known) == 4
+
+
+def test_columns_of_tokens_lie_where_rows_and_tables_do_not_move_them() -> None:
+    """Segments are captured for a number of tokens, whatever rows there are."""
+    few, _ = layout(Bucket(16, 2, 32, 16), 2)
+    many, size = layout(Bucket(16, 24, 512, 16), 2)
+    long, _ = layout(Bucket(16, 24, 32, 2), 2)
+    for name in ("slots", "ids", "positions", "row_of_token", "source"):
+        assert few[name] == many[name]
+    assert all(long[name] == many[name] for name in long if name != "tables")
+    assert all(start % 16 == 0 for start, _ in many.values()) and size <= layout(BUCKETS.largest, 2)[1]
+
+
+def test_the_copy_to_the_device_is_one() -> None:
+    room, inputs = buffers(), step([3], [0])
+    bucket = BUCKETS.of([3], 1)
+    copies: list[torch.Size] = []
+
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "copy" in func.name():
+                copies.append(args[0].shape)
+            return func(*args, **(kwargs or {}))
+
+    room.send(bucket, inputs, NO_SAMPLING)
+    with Counting():
+        room.send(bucket, inputs, NO_SAMPLING)
+    assert copies == [torch.Size([layout(bucket, 2)[1]])]

@@ -1,0 +1,130 @@
+"""The fold over events: each figure from a small story that can be counted by hand; and its exposition."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ridgeline.core import events
+from ridgeline.core.events import Finish, Usage
+from ridgeline.core.plan import KVGroup, KVShape, Timings
+from ridgeline.observe.metrics import Histogram, Metrics
+from ridgeline.observe.prometheus import exposition
+
+KV = KVShape((KVGroup("full", (0,)),), 16, 16, b"")
+
+def story(*happened: events.Event) -> Metrics:
+    metrics = Metrics()
+    for event in happened:
+        metrics.apply(event)
+    return metrics
+
+
+def scheduled(step: int, time: float, counts: dict[int, int], free: int = 10, cached: int = 0) -> events.Scheduled:
+    return events.Scheduled(step, time, tuple(counts), array("i", counts.values()), 0, free, cached)
+
+
+def computed(step: int, time: float, sampled: dict[int, int]) -> events.Computed:
+    return events.Computed(step, time, tuple(sampled), array("i", sampled.values()))
+
+
+def closed(name: str, time: float, reason: Finish = Finish.LENGTH, choice: int = 0, out: int = 2) -> events.Closed:
+    return events.Closed(name, choice, reason, Usage(30, out, 16), time)
+
+
+TWO_TOKENS = (
+    events.Admitted("a", 100.0, 30, 1),
+    events.Started("a", 0, 7, 100.4, resumed=False),
+    events.PrefixHit("a", 0, 16),
+    scheduled(0, 100.4, {7: 14}, free=8),
+    computed(0, 101.0, {7: 1}),
+    events.StepTimed(0, Timings(run=0.6)),
+    scheduled(1, 101.0, {7: 1}, free=8),
+    closed("a", 101.5),
+    computed(1, 101.5, {7: 1}),
+)
+
+
+def test_one_request() -> None:
+    m = story(*TWO_TOKENS)
+    assert (m.prompt_tokens, m.generation_tokens, m.prefix_queries, m.prefix_hits, m.steps) == (30, 2, 30, 16, 2)
+    assert (m.running, m.waiting, m.finished[Finish.LENGTH]) == (0, 0, 1)
+    assert m.queue.sum == pytest.approx(0.4) and m.queue.count == 1
+    assert m.time_to_first_token.sum == pytest.approx(1.0) and m.time_to_first_token.count == 1
+    assert m.inter_token.sum == pytest.approx(0.5) and m.inter_token.count == 1, "the last token comes after the end in the same step"
+    assert m.end_to_end.sum == pytest.approx(1.5) == m.mean_request_seconds
+    assert (m.step_tokens.count, m.step_tokens.sum) == (2, 15)
+    assert (m.request_prompt.sum, m.request_generation.sum, m.step_run.sum) == (30, 2, 0.6)
+
+
+def test_gauges_follow_rows() -> None:
+    m = story(events.Admitted("a", 0.0, 5, 3), events.Started("a", 0, 1, 0.0, resumed=False), events.Started("a", 1, 2, 0.0, resumed=False))
+    assert (m.running, m.waiting) == (2, 1)
+    m.apply(events.Preempted("a", 1, "b", "blocks"))
+    assert (m.running, m.waiting, m.preemptions) == (1, 2, 1)
+    m.apply(events.Started("a", 1, 9, 1.0, resumed=True))
+    assert (m.running, m.waiting, m.queue.count) == (2, 1, 2), "a resumption is no second wait in the queue"
+    for choice in range(3):
+        m.apply(closed("a", 2.0, Finish.STOP, choice))
+    assert (m.running, m.waiting, m.finished[Finish.STOP]) == (0, 0, 3)
+    assert m.prompt_tokens == 5
+
+
+def test_abort_before_a_row() -> None:
+    m = story(events.Admitted("a", 0.0, 5, 1), closed("a", 1.0, Finish.ABORT, out=0))
+    assert (m.running, m.waiting, m.finished[Finish.ABORT], m.queue.count) == (0, 0, 1, 0)
+
+
+def test_an_engine_that_dies_leaves_nothing_open() -> None:
+    m = story(*TWO_TOKENS[:5], events.Admitted("b", 101.0, 5, 2))
+    m.engine_lost()
+    assert (m.running, m.waiting, m.finished[Finish.ERROR], m.free_blocks) == (0, 0, 3, None)
+    for event in (closed("a", 102.0), computed(1, 102.0, {7: 1})):
+        m.apply(event)
+    assert m.end_to_end.count == 0
+
+
+def test_unknown_requests_change_no_gauge() -> None:
+    m = story(events.Started("x", 0, 1, 0.0, resumed=False), events.Preempted("x", 0, "y", "row"), computed(0, 0.0, {1: 1}))
+    assert (m.running, m.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize(("value", "bucket"), [(0.5, 0), (1.0, 0), (1.5, 1), (2.0, 1), (3.0, 2)])
+def test_a_bucket_holds_its_upper_bound(value: float, bucket: int) -> None:
+    histogram = Histogram((1.0, 2.0))
+    histogram.observe(value)
+    assert histogram.counts.index(1) == bucket and histogram.sum == value
+
+
+def test_exposition() -> None:
+    body = exposition(story(*TWO_TOKENS), 'odd "name"\n', KV)
+    families = {family.name: family for family in text_string_to_metric_families(body.decode())}
+    samples = {(s.name, s.labels.get("le") or s.labels.get("finished_reason")): s.value for f in families.values() for s in f.samples}
+    assert all(s.labels["model_name"] == 'odd "name"\n' for f in families.values() for s in f.samples)
+    assert samples["vllm:generation_tokens_total", None] == 2
+    assert samples["vllm:request_success_total", "length"] == 1
+    assert samples["vllm:kv_cache_usage_perc", None] == 0.5
+    assert samples["vllm:time_to_first_token_seconds_count", None] == 1
+    assert samples["vllm:time_to_first_token_seconds_bucket", "0.5"] == 0
+    assert samples["vllm:time_to_first_token_seconds_bucket", "1.0"] == 1
+    assert samples["vllm:time_to_first_token_seconds_bucket", "+Inf"] == 1
+    assert min(float(le) for name, le in samples if name == "vllm:request_queue_time_seconds_bucket") == 0.001
+
+
+def test_the_host_tier() -> None:
+    last = events.Scheduled(1, 0.0, (7,), array("i", [1]), 0, 8, 0, 3)
+    happened = (events.Moved(4, 17), events.Moved(17, 2), events.Moved(5, 18), events.Evicted(18), events.PrefixHit("a", 0, 48, 16), last)
+    body = exposition(story(*happened), "m", replace(KV, host_blocks=8, block_bytes=100)).decode()
+    for name, value in (
+        ("kv_blocks_host", 3), ("kv_bytes_to_host_total", 200), ("kv_bytes_from_host_total", 100), ("host_cache_hits_total", 16),
+        ("evicted_pages_total", 1),
+    ):  # fmt: skip
+        assert f'ridgeline_{name}{{model_name="m"}} {float(value)}' in body
+    assert "host" not in exposition(story(*happened), "m", KV).decode(), "figures of a tier that is not there"
+
+
+def test_an_engine_without_steps_has_an_empty_cache() -> None:
+    body = exposition(Metrics(), "m", KV)
+    assert 'vllm:kv_cache_usage_perc{model_name="m"} 0.0' in body.decode()
+    assert 'ridgeline_kv_blocks_free{model_name="m"} 16.0' in body.decode()

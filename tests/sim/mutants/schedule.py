@@ -1,0 +1,75 @@
+"""Planted bugs in who runs, when and from where: (name, what it is modelled on, edits); an edit is (function, text, text instead)."""
+
+BUGS = (
+    (
+        "a preempted sequence keeps what was scheduled",
+        "T6: vLLM#28558",
+        [("release", "sequence.computed = sequence.scheduled = 0", "sequence.computed = 0")],
+    ),
+    (
+        "positions are off by one after a resumption",
+        "T6: vllm-ascend#11334",
+        [("adopt", "= sequence.scheduled = blocks * size", "= sequence.scheduled = blocks * size + (sequence.preemptions > 0)")],
+    ),
+    (
+        "a second victim falls though blocks are coming",
+        "T4: vllm-ascend#16315",
+        [("_at_least", "if self.spare(sequence) + coming >= blocks:", "if False:")],
+    ),
+    (
+        "the oldest falls first",
+        "T4: SGL#21652",
+        [("victim", "in reversed(running[1:]):", "in running:")],
+    ),
+    (
+        "a sequence is preempted without bound",
+        "T4: vllm-ascend#16315",
+        [("victim", "if candidate not in self.life.pinned:", "if True:")],
+    ),
+    (
+        "the token budget is exceeded by one",
+        "T8: vLLM#51094",
+        [("left", "return self.budget - len(self.tokens)", "return self.budget - len(self.tokens) + 1")],
+    ),
+    (
+        "a long prompt delays everyone's next token",
+        "generation stalls: Agrawal et al. 2024 (Sarathi-Serve)",
+        [("_prefill_left", "self.limits.prefill_budget(sum(keep_up))", "self.limits.prefill_budget(0)")],
+    ),
+    (
+        "each of two prompts has what both may have together",
+        "generation stalls: Agrawal et al. 2024 (Sarathi-Serve)",
+        [("add", "self.prefill_left -= count", "pass")],
+    ),
+    (
+        "the latest arrival runs first",
+        "section 1.14: vLLM#2901",
+        [("admit", "sequence.rank = self.policy.rank(sequence)", "sequence.rank = (-sequence.number,)")],
+    ),
+    (
+        "a request that needs many blocks is overtaken by small ones",
+        "T23: vLLM#2901",
+        [("_start", "self._refused = sequence, self.cache.pool.available\n        builder.closed = True", "pass")],
+    ),
+    (
+        "a request that can never fit is accepted",
+        "T23",
+        [("why_not", "if needed > shape.blocks:", "if False:")],
+    ),
+    (
+        "a row is given away while a step in flight writes to it",
+        "T3: vLLM#45357",
+        [("preempt", "self.wait(victim, Wait.DRAIN, None)", "self.wait(victim, Wait.DRAIN, None) or self._free_row(victim)")],
+    ),
+    (
+        "a long last chunk does not sample",
+        "T8: vLLM#3251",
+        [
+            (
+                "add",
+                "samples = end == sequence.reach",
+                "samples = end == sequence.reach and count < 9",
+            )
+        ],
+    ),
+)

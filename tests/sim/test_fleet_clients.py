@@ -1,0 +1,81 @@
+"""Clients who leave, and work in the background: what is counted, what is freed, and whom a priority serves."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.scenarios import parse_changes, scenario_of
+from ridgeline.core.params import Limits
+from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.planning.objectives import Objective
+from ridgeline.sim.fleet.durations import Constant
+from ridgeline.sim.fleet.fleet import Failures, FleetSetting
+from ridgeline.sim.fleet.lengths import constant, uniform
+from ridgeline.sim.fleet.measures import Figures
+from ridgeline.sim.fleet.replica import Setting
+from ridgeline.sim.fleet.service import Service
+from ridgeline.sim.fleet.traces import read_trace
+from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, poisson
+
+SERVER = Setting(
+    Limits(rows=4, token_budget=64, max_model_len=512, max_waiting=10_000, prefix_caching=False),
+    KVShape((KVGroup("full", (0,)),), 16, 400, b"clients"),
+    Constant(0.01),
+)
+LOAD = Traffic(poisson(30.0), constant(20), uniform(20), 500)
+"""A third more than the server can answer."""
+
+
+@pytest.mark.parametrize("fleet", [FleetSetting(SERVER), FleetSetting(SERVER, 2, failures=Failures(3.0, repair=1.0))])
+@pytest.mark.parametrize("jump", [True, False])
+def test_everybody_is_answered_or_leaves(fleet: FleetSetting, jump: bool) -> None:
+    setting = replace(fleet, replica=replace(SERVER, jump=jump), patience=0.5)
+    service = Service(setting, 1)
+    kept = service.pools[0].replicas
+    found = service.run(LOAD.arrivals(1, 400)).figures(Objective())
+    assert found.requests + found.aborted == 400 and found.aborted > 20
+    assert found.e2e.p99 <= 0.5 + 0.01 and found.met == pytest.approx(found.requests / 400)
+    if fleet.failures is None:
+        assert all(replica.scheduler.cache.pool.held == 0 and not replica.scheduler.life.open for replica in kept)
+    patient = Service(replace(setting, patience=None), 1).run(LOAD.arrivals(1, 400)).figures(Objective())
+    assert patient.aborted == 0 and patient.e2e.p99 > 1.0
+
+
+def test_jumps_change_nothing_for_those_who_leave() -> None:
+    def ends(jump: bool) -> list[float]:
+        return list(Service(FleetSetting(replace(SERVER, jump=jump), patience=0.7), 1).run(LOAD.arrivals(3, 300)).requests.ended)
+
+    assert ends(jump=True) == ends(jump=False)
+
+
+def test_users_who_left_ask_again() -> None:
+    loop = ClosedLoop(12, 0.0, constant(20), constant(30), 500)
+    tally = Service(FleetSetting(SERVER, patience=0.4), 1).run_closed(loop, 1, 200)
+    assert len(tally.requests) + tally.aborted == 200 and 0 < tally.aborted < 200
+
+
+def served(policy: str, background: float) -> Figures:
+    """A load that a server can just answer, some of it in the background."""
+    load = replace(LOAD, moments=poisson(21.0), background=background)
+    setting = FleetSetting(replace(SERVER, policy=policy))
+    return Service(setting, 2).run(load.arrivals(2, 800)).figures(Objective(ttft=0.2))
+
+
+def test_priority_serves_the_foreground_first() -> None:
+    fair, urgent = served("fcfs", 0.5), served("priority", 0.5)
+    assert urgent.ttft.p99 < 0.5 * fair.ttft.p99 and urgent.met > fair.met
+    assert urgent.background.mean > fair.background.mean > 0
+    assert urgent.requests == fair.requests == 800
+    assert urgent.output_tokens_per_second == pytest.approx(fair.output_tokens_per_second, rel=0.05)
+    assert served("fcfs", 0.0).background.mean == 0
+
+
+def test_levels_come_from_settings_and_traces(tmp_path: Path) -> None:
+    load = scenario_of("llama-3-8b", parse_changes(["background=0.25", "patience=9"]), None).load
+    assert isinstance(load, Traffic)
+    levels = [arrival.level for arrival in load.arrivals(1, 2000)]
+    assert sum(levels) == pytest.approx(500, rel=0.1)
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"time": 2, "prompt": 3, "output": 4, "level": 1}\n{"time": 5, "prompt": 3, "output": 4}\n')
+    assert [(each.time, each.level) for each in read_trace(path)] == [(0.0, 1), (3.0, 0)]
