@@ -218,7 +218,6 @@ class Driver:
             kv_len=lengths.astype(np.int32),
             tables=tuple(tables),
             slots=tuple(table[row, block] * np.int64(self.block_tokens) + offset for table in tables),
-            adapter=np.zeros(len(positions), np.int32),
             select=np.array(chosen, np.int32),
         )
 

@@ -24,7 +24,7 @@ from ridgeline.bench.gpu_targets import Verdict, costs, verdicts
 from ridgeline.bench.guard import Guard
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import Gpu, gpu_missing, read_gpus
-from ridgeline.facts.headers.families import MEASURED
+from ridgeline.models.table import MEASURED
 
 MOST_SHARES: Final = 3.0
 """A part may have so many times its share where nothing behind it needs the time: one that hangs is then ended soon."""

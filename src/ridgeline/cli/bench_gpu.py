@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ridgeline.errors import ConfigError
-from ridgeline.facts.headers.families import MEASURED
+from ridgeline.models.table import MEASURED
 
 ONLY = "Parts, with commas: decode, prefill, serving, ttft, transformers, invariant, kernels; if named: ceilings, host, soak."
 
@@ -29,7 +29,7 @@ def gpu(
     from ridgeline.bench.gpu_parts import Job, jobs
     from ridgeline.cli.bench_gpu_tables import aim_words, show_report, show_shares
     from ridgeline.cli.pages import check_page
-    from ridgeline.facts.hub.weightless import config_of
+    from ridgeline.facts.headers.read import config_of
 
     asked = jobs(_words("--only", only), _words("--dtype", dtype), config_of(model), minutes)
     if dry_run:

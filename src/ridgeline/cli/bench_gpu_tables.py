@@ -8,7 +8,7 @@ from ridgeline.bench.gpu import Report, row_words
 from ridgeline.bench.gpu_parts import MOST_SECONDS, Job
 from ridgeline.bench.gpu_targets import Verdict, costs, headline
 from ridgeline.cli.bench_compute import show_table
-from ridgeline.facts.headers.families import MEASURED
+from ridgeline.models.table import MEASURED
 
 Row = Mapping[str, Any]
 

@@ -55,7 +55,7 @@ def generate(
             except RequestError as error:
                 raise each.refusal(error) from None
         for each, answer in zip(asked, _with_bar(llm.run(answers), len(asked), out), strict=True):
-            _print(answer, each.name, as_json, out)
+            _print(answer.output(), each.name, as_json, out)
 
 
 @contextmanager

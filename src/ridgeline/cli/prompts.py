@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
 from ridgeline.facts.files.json_file import parse_object
-from ridgeline.text.chat_conversation import Conversation
+from ridgeline.text.chat_content import Conversation
 
 MAX_LINE_BYTES: Final = 16 << 20
 STDIN: Final = "-"

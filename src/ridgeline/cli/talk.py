@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.llm import LLM
 from ridgeline.errors import RequestError
-from ridgeline.text.chat_conversation import Conversation
+from ridgeline.text.chat_content import Conversation
 
 ROOM_SHARE = 8
 """A conversation that takes more than all but this part of the context is worth shortening."""

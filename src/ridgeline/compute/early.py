@@ -4,18 +4,19 @@ Behind a model's last attention nothing mixes tokens, and nobody reads the logit
 prompt that samples once would go through the last layer's output projection and feed-forward part in vain. Pure; touches no array.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
-from ridgeline.compute.graph import INPUTS, SELECTED, Handle, Op, OpList
+from ridgeline.compute.graph import INPUTS, SELECTED, Formats, Handle, Op, OpList
 from ridgeline.compute.ops.table import OPS
 
 ATTENDED: Final = "attended"
 """The tap of what the last attention made, for all tokens. K and V that are not finite, of any layer, leave it not finite."""
 
 
-def select_early(oplist: OpList, formats: Mapping[str, str]) -> OpList:
-    """Selects in front of ops of one token in place of behind them, as far back as nobody needs what they make of other tokens.
+def select_early(oplist: OpList, formats: Formats) -> OpList:
+    """Selects in front of ops of one token in place of behind them, as far back as nobody needs what they make of other tokens. Of a value
+    with several rows per token all rows of a selected token are taken.
 
     Values at selected positions are named `NAME selected`, but what `select` made keeps its name and its bits. The tap "hidden", of all
     tokens, is gone: "selected" has its selected rows, and there is `ATTENDED`. A list in which nothing can move comes back as it is.
@@ -35,7 +36,7 @@ def select_early(oplist: OpList, formats: Mapping[str, str]) -> OpList:
         for name in op.inputs:
             if name not in chosen:
                 chosen[name] = _choose(values, name)
-                ops.append(Op("select", (name,), (chosen[name],)))
+                ops.append(Op("select", (name,), (chosen[name],), {"factor": values[name].axis.factor}))
         chosen |= {name: _choose(values, name) for name in op.outputs if name != source}
         inputs, outputs = (tuple(chosen[name] for name in names) for names in (op.inputs, op.outputs))
         ops.append(Op(op.name, inputs, outputs, op.attributes, op.weights))
@@ -64,5 +65,5 @@ def _movable(oplist: OpList, select: Op) -> set[str]:
 def _choose(values: dict[str, Handle], name: str) -> str:
     """Enters the value's selected rows among the values."""
     chosen = f"{name} selected"
-    values[chosen] = Handle(chosen, (SELECTED, *values[name].shape[1:]), values[name].dtype)
+    values[chosen] = replace(values[name], name=chosen, axis=SELECTED * values[name].axis.factor)
     return chosen

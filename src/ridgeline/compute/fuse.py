@@ -4,16 +4,12 @@ Every value that survives a pass keeps its name. A value that disappears had one
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Final
 
-from ridgeline.compute.graph import Dim, Handle, Op, OpList
+from ridgeline.compute.graph import Formats, Handle, Op, OpList, WeightFormat
 
 MERGED: Final = {2: "linear_pair", 3: "linear_triple"}
 """Products of one value with so many matrices of one format."""
-
-FP8: Final = frozenset({"fp8", "fp8 block"})
-"""Kinds of weights whose products take e4m3 activations."""
 
 RESIDUAL: Final = {"linear": "linear_add", "linear_codes": "linear_codes_add"}
 """Products to which a residual may be added where they are written."""
@@ -22,12 +18,12 @@ _TWINS: Final = {"rms_norm": "rms_norm_fp8", "add_rms_norm": "add_rms_norm_fp8",
 _PRODUCTS: Final = {"linear": "linear_fp8", "linear_pair": "linear_fp8_pair", "linear_triple": "linear_fp8_triple"}
 
 
-def merge_products(oplist: OpList, formats: Mapping[str, str]) -> OpList:
+def merge_products(oplist: OpList, formats: Formats) -> OpList:
     """`linear` ops that read one value with weights of one format become one op with all their weights, up to three."""
-    groups: dict[tuple[str, str], list[Op]] = {}
+    groups: dict[tuple[str, WeightFormat | None], list[Op]] = {}
     for op in oplist.ops:
         if op.name == "linear":
-            groups.setdefault((op.inputs[0], formats.get(op.weights[0].name, "")), []).append(op)
+            groups.setdefault((op.inputs[0], formats.get(op.weights[0].name)), []).append(op)
     merged: dict[str, Op | None] = {}  # by an op's output: what stands in its place
     for found in groups.values():
         for start in range(0, len(found), max(MERGED)):
@@ -40,7 +36,7 @@ def merge_products(oplist: OpList, formats: Mapping[str, str]) -> OpList:
     return oplist.with_ops(tuple(op for op in replaced if op is not None))
 
 
-def fuse_norms(oplist: OpList, formats: Mapping[str, str]) -> OpList:
+def fuse_norms(oplist: OpList, formats: Formats) -> OpList:
     """A sum and the norm of it, whole and not by heads, become `add_rms_norm`."""
     norms: dict[str, Op] = {}
     for op in oplist.ops:
@@ -58,7 +54,7 @@ def fuse_norms(oplist: OpList, formats: Mapping[str, str]) -> OpList:
     return oplist.with_ops(tuple(ops))
 
 
-def fuse_writes(oplist: OpList, formats: Mapping[str, str]) -> OpList:
+def fuse_writes(oplist: OpList, formats: Formats) -> OpList:
     """Rotations of queries and keys, and the norms of their heads before, become one op with the write to the cache."""
     made = {name: op for op in oplist.ops for name in op.outputs}
     queries = {op.attributes["layer"]: made[op.inputs[0]] for op in oplist.ops if op.name == "attention"}
@@ -86,7 +82,7 @@ def fuse_writes(oplist: OpList, formats: Mapping[str, str]) -> OpList:
     return oplist.with_ops(tuple(placed.get(number, op) for number, op in enumerate(oplist.ops) if id(op) not in absent))
 
 
-def fuse_residuals(oplist: OpList, formats: Mapping[str, str]) -> OpList:
+def fuse_residuals(oplist: OpList, formats: Formats) -> OpList:
     """A product and the sum of a residual and it become one op where nothing else reads the product."""
     uses = _uses(oplist)
     products = {op.outputs[0]: op for op in oplist.ops if op.name in RESIDUAL and uses[op.outputs[0]] == 1}
@@ -101,22 +97,26 @@ def fuse_residuals(oplist: OpList, formats: Mapping[str, str]) -> OpList:
     return oplist.with_ops(tuple(ops))
 
 
-def quantise_fp8(oplist: OpList, formats: Mapping[str, str]) -> OpList:
-    """Products with fp8 weights take e4m3 codes: from a twin of the op that makes their input where nothing else reads it, else from
-    `quantise_fp8`."""
-    coded = {op.inputs[0] for op in oplist.ops if op.name in _PRODUCTS and formats.get(op.weights[0].name) in FP8}
-    readers = Counter(op.inputs[0] for op in oplist.ops if op.name in _PRODUCTS and formats.get(op.weights[0].name) in FP8)
+def quantise_fp8(oplist: OpList, formats: Formats) -> OpList:
+    """Products whose weights ask for it take e4m3 codes: from a twin of the op that makes their input where nothing else reads it, else
+    from `quantise_fp8`."""
+
+    def takes_codes(op: Op) -> bool:
+        found = formats.get(op.weights[0].name) if op.name in _PRODUCTS else None
+        return found is not None and found.takes == "f8"
+
+    readers = Counter(op.inputs[0] for op in oplist.ops if takes_codes(op))
     uses = _uses(oplist)
     values = dict(oplist.values)
     ops: list[Op] = []
     ready: set[str] = set()
     for op in oplist.ops:
         last = op.outputs[-1] if op.outputs else ""
-        if op.name in _TWINS and last in coded and uses[last] == readers[last]:
+        if op.name in _TWINS and last in readers and uses[last] == readers[last]:
             values |= _codes(values[last])
             ops.append(Op(_TWINS[op.name], op.inputs, (*op.outputs[:-1], *_names(last)), op.attributes, op.weights))
             ready.add(last)
-        elif op.name in _PRODUCTS and formats.get(op.weights[0].name) in FP8:
+        elif takes_codes(op):
             (source,) = op.inputs
             if source not in ready:
                 values |= _codes(values[source])
@@ -134,7 +134,7 @@ def _names(value: str) -> tuple[str, str]:
 
 def _codes(x: Handle) -> dict[str, Handle]:
     codes, scales = _names(x.name)
-    return {codes: Handle(codes, x.shape, "f8"), scales: Handle(scales, (*x.shape[:-1], Dim(1)), "f32")}
+    return {codes: Handle(codes, x.axis, x.width, "f8"), scales: Handle(scales, x.axis, 1)}
 
 
 def _uses(oplist: OpList) -> Counter[str]:

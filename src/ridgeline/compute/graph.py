@@ -1,15 +1,16 @@
 """The op list: what a step of a model computes, recorded without arrays.
 
-Owns handles, the recorder of semantic ops, the op list and the closed set of step inputs. Never computes anything: no array
-library is imported here. Every dimension is linear in T (tokens), R (rows), S (selected positions) and E (encoder rows), so a
+Owns handles, the recorder, the op list, formats of weights and the closed set of step inputs. Never computes anything: no array
+library is imported here, and no op is known by name. A value has a row axis, so many rows per token, row or selected position, and a
 list recorded once runs at any size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ridgeline.facts.model import Rope
 
@@ -21,62 +22,73 @@ Attribute = int | float | str | bool | Rope
 
 
 @dataclass(frozen=True, slots=True)
-class Dim:
-    """One dimension: constant + T·tokens + R·rows + S·selected + E·encoder rows."""
-
-    constant: int = 0
-    T: int = 0
-    R: int = 0
-    S: int = 0
-    E: int = 0
-
-    def at(self, sizes: Sizes) -> int:
-        """The dimension at given sizes."""
-        return self.constant + self.T * sizes.T + self.R * sizes.R + self.S * sizes.S + self.E * sizes.E
-
-    def __add__(self, other: Dim) -> Dim:
-        return Dim(self.constant + other.constant, self.T + other.T, self.R + other.R, self.S + other.S, self.E + other.E)
-
-    def __mul__(self, factor: int) -> Dim:
-        return Dim(self.constant * factor, self.T * factor, self.R * factor, self.S * factor, self.E * factor)
-
-
-@dataclass(frozen=True, slots=True)
 class Sizes:
-    """The free numbers of a step: tokens, rows, selected positions, encoder rows."""
+    """The free numbers of a step: tokens, rows, selected positions."""
 
     T: int
     R: int
     S: int
-    E: int = 0
 
 
-TOKENS, SELECTED = Dim(T=1), Dim(S=1)
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The row axis of a value: `factor` rows per token, per row or per selected position of a step, one token's behind another's."""
+
+    kind: Literal["tokens", "rows", "selected"]
+    factor: int = 1
+
+    def at(self, sizes: Sizes) -> int:
+        """How many rows at given sizes."""
+        return self.factor * {"tokens": sizes.T, "rows": sizes.R, "selected": sizes.S}[self.kind]
+
+    def __mul__(self, factor: int) -> Axis:
+        return replace(self, factor=self.factor * factor)
+
+
+TOKENS, SELECTED = Axis("tokens"), Axis("selected")
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A named value that will exist when the list runs: `dtype` is f32, i32, i64, i8 or f8 (e4m3)."""
+    """A named value that will exist when the list runs: [rows of `axis`, width] of `dtype` f32, i32, i64, i8 or f8 (e4m3)."""
 
     name: str
-    shape: tuple[Dim, ...]
+    axis: Axis
+    width: int = 1
     dtype: str = "f32"
 
-    @property
-    def width(self) -> int:
-        """The last dimension, which never depends on the step."""
-        last = self.shape[-1]
-        if last != Dim(last.constant):
-            raise ValueError(f"the last dimension of {self.name} depends on the step: {last}")
-        return last.constant
+    def shape(self, sizes: Sizes) -> tuple[int, int]:
+        """Of the array at given sizes."""
+        return self.axis.at(sizes), self.width
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight by name. `shape` as stored: (outputs, inputs) of a matrix, (width,) of a vector."""
+    """A weight by name. `shape` as stored: (outputs, inputs) of a matrix, (experts, outputs, inputs) of one matrix per expert, (width,) of
+    a vector."""
 
     name: str
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How a runner holds a matrix, so far as its list depends on it.
+
+    kind   stored kind that the runner multiplies with (Q8_0, BF16, fp8 …): matrices of one kind may be merged
+    takes  dtype of the activations of its products, as `Handle` has it: f32, i8 with scales and sums, or f8 with a scale
+    span   neighbouring inputs that a product adds up under one scale of activations
+    order  name of the vector that says which input each column multiplies; None: columns are in the order of the inputs
+    """
+
+    kind: str
+    takes: str = "f32"
+    span: int = 1
+    order: str | None = None
+
+
+Formats = Mapping[str, WeightFormat]
+"""Name of a matrix → its format. One that is not named takes f32."""
 
 
 class Weights:
@@ -137,16 +149,15 @@ class OpList:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """All that a step may read beside weights and cache. One array a field, or one a KV group; nothing else exists.
+    """All that a step may read beside weights and cache. One array per field, or one per KV group; nothing else exists.
 
     ids           int32 [T]     token ids, row after row
     positions     int32 [1, T]  position of each token in its sequence
     row_of_token  int32 [T]     which of the R rows a token belongs to
     cu_q          int32 [R + 1] row r owns tokens cu_q[r] … cu_q[r + 1]
     kv_len        int32 [R]     length of each row's sequence, this step's tokens included
-    tables        int32 [R, P] per KV group: pages of blocks 0, 1, …; 0 where there is none
-    slots         int64 [T] per KV group: page · block_tokens + offset, where the token's K and V go
-    adapter       int32 [T]     adapter slot of each token, 0 for none
+    tables        int32 [R, P] per KV group: block ids of positions 0, block_tokens, …; 0 where there is none
+    slots         int64 [T] per KV group: block id · block_tokens + offset, where the token's K and V go
     select        int32 [S]     tokens whose logits are wanted, ascending
     """
 
@@ -157,7 +168,6 @@ class StepInputs:
     kv_len: NDArray[np.int32]
     tables: tuple[NDArray[np.int32], ...]
     slots: tuple[NDArray[np.int64], ...]
-    adapter: NDArray[np.int32]
     select: NDArray[np.int32]
 
     @property
@@ -174,93 +184,52 @@ INPUTS = frozenset(column.name for column in fields(StepInputs))
 class InputHandles:
     """The step inputs that a model may name; ops that keep state read the others by themselves."""
 
-    ids: Handle = Handle("ids", (TOKENS,), "i32")
-    positions: Handle = Handle("positions", (Dim(1), TOKENS), "i32")
+    ids: Handle = Handle("ids", TOKENS, dtype="i32")
+    positions: Handle = Handle("positions", TOKENS, dtype="i32")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What an op takes and makes in one place of a list. `made`: outputs without names but for what `outputs` of the op call them."""
+
+    inputs: tuple[Handle, ...]
+    weights: tuple[Weight, ...]
+    attributes: Mapping[str, Attribute]
+    made: tuple[Handle, ...]
+
+
+class Signature(Protocol):
+    """An op as a model sees it: `compute/ops` defines them."""
+
+    @property
+    def semantic(self) -> bool:
+        """Whether a model may record it."""
+        ...
+
+    def record(self, *given: Any, **named: Any) -> Recorded:
+        """Binds handles, weights and attributes, checks them against each other and says what is made. Raises ValueError, TypeError."""
+        ...
 
 
 class Recorder:
-    """Records semantic ops: unfused, unquantised, on handles. Each value gets a name that tells where it was made."""
+    """Records semantic ops: unfused, unquantised, on handles. Each value gets a name that tells where it was made.
 
-    def __init__(self) -> None:
+    An op of `ops` is a method: `g.linear(x, weight)`, `g.softcap(x, cap)`, `g.kv_write(k, v, layer=0)`. It takes the inputs, weights and
+    attributes of the op's definition, in that order or by name, and returns the handle of what is made; a tuple of several, None of none.
+    """
+
+    def __init__(self, ops: Mapping[str, Signature]) -> None:
         self.input = InputHandles()
+        self._known = ops
         self._ops: list[Op] = []
         self._values: dict[str, Handle] = {h.name: h for h in (self.input.ids, self.input.positions)}
         self._taps: dict[str, str] = {}
         self._used: dict[str, int] = {}
 
-    def embed(self, ids: Handle, table: Weight) -> Handle:
-        """ids [T] or [1, T], which may be positions → rows of `table` [vocabulary or positions, D]: [T, D]."""
-        return self._record("embed", (ids,), (ids.shape[-1], Dim(table.shape[1])), weights=(table,))
-
-    def scale(self, x: Handle, factor: float) -> Handle:
-        """x · factor, of x's shape."""
-        return self._record("scale", (x,), x.shape, {"factor": factor})
-
-    def add(self, x: Handle, y: Handle) -> Handle:
-        """x + y, both of one shape."""
-        if x.shape != y.shape:
-            raise ValueError(f"add: {x.name} {x.shape} and {y.name} {y.shape} differ")
-        return self._record("add", (x, y), x.shape)
-
-    def add_bias(self, x: Handle, bias: Weight) -> Handle:
-        """x [T, D] + `bias` [D], of x's shape."""
-        if bias.shape != (x.width,):
-            raise ValueError(f"add_bias: {x.name} is {x.width} wide, {bias.name} has {bias.shape}")
-        return self._record("add_bias", (x,), x.shape, weights=(bias,))
-
-    def softcap(self, x: Handle, cap: float) -> Handle:
-        """cap · tanh(x / cap), of x's shape."""
-        return self._record("softcap", (x,), x.shape, {"cap": cap})
-
-    def activate(self, x: Handle, activation: str) -> Handle:
-        """activation(x), of x's shape; `activation` is silu or gelu_tanh."""
-        return self._record("activate", (x,), x.shape, {"activation": activation})
-
-    def linear(self, x: Handle, weight: Weight) -> Handle:
-        """x [T, K] times `weight` [N, K] transposed: [T, N]."""
-        if x.width != weight.shape[1]:
-            raise ValueError(f"linear: {x.name} is {x.width} wide, {weight.name} takes {weight.shape[1]}")
-        return self._record("linear", (x,), (*x.shape[:-1], Dim(weight.shape[0])), weights=(weight,))
-
-    def rms_norm(self, x: Handle, weight: Weight, eps: float, *, per_head: bool = False) -> Handle:
-        """x [T, D] over its root mean square, times `weight` [D]; `per_head`: in pieces of the weight's width."""
-        pieces = x.width % weight.shape[0] == 0 if per_head else x.width == weight.shape[0]
-        if not pieces:
-            raise ValueError(f"rms_norm: {x.name} is {x.width} wide, {weight.name} has {weight.shape[0]}")
-        return self._record("rms_norm", (x,), x.shape, {"eps": eps}, (weight,))
-
-    def layer_norm(self, x: Handle, weight: Weight, bias: Weight, eps: float) -> Handle:
-        """x [T, D] less its mean, over its standard deviation, times `weight` [D] plus `bias` [D]."""
-        if not weight.shape == bias.shape == (x.width,):
-            raise ValueError(f"layer_norm: {x.name} is {x.width} wide, {weight.name} has {weight.shape}, {bias.name} {bias.shape}")
-        return self._record("layer_norm", (x,), x.shape, {"eps": eps}, (weight, bias))
-
-    def rope(self, x: Handle, positions: Handle, rope: Rope, *, head_dim: int) -> Handle:
-        """x [T, H · head_dim] rotated by `positions` [1, T]; pairs are the two halves of a head's first `rope.dim` dimensions."""
-        return self._record("rope", (x, positions), x.shape, {"rope": rope, "head_dim": head_dim})
-
-    def kv_write(self, k: Handle, v: Handle, *, layer: int) -> None:
-        """Stores k and v [T, KV heads · head_dim] in the cache of `layer`, before anything reads them."""
-        self._ops.append(Op("kv_write", (k.name, v.name), (), {"layer": layer}))
-
-    def attention(self, q: Handle, *, layer: int, head_dim: int, scale: float, window: int = 0, softcap: float = 0.0) -> Handle:
-        """q [T, H · head_dim] over the cached K and V of its row: [T, H · head_dim].
-
-        A query at position p sees keys at p - window < k ≤ p, or all k ≤ p where `window` is 0. Scaled scores are capped as
-        `softcap` · tanh(score / `softcap`), or not at all where it is 0.
-        """
-        attributes = {"layer": layer, "head_dim": head_dim, "scale": scale, "window": window, "softcap": softcap}
-        return self._record("attention", (q,), q.shape, attributes)
-
-    def glu(self, gate: Handle, up: Handle, activation: str) -> Handle:
-        """activation(gate) · up, both [T, F]; `activation` is silu or gelu_tanh."""
-        if gate.shape != up.shape:
-            raise ValueError(f"glu: {gate.name} {gate.shape} and {up.name} {up.shape} differ")
-        return self._record("glu", (gate, up), gate.shape, {"activation": activation})
-
-    def select(self, x: Handle) -> Handle:
-        """The S tokens of x [T, D] whose logits are wanted: [S, D]."""
-        return self._record("select", (x,), (SELECTED, *x.shape[1:]))
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_") or name not in self._known or not self._known[name].semantic:
+            raise AttributeError(f"{name!r} is not an op that a model may record")
+        return partial(self._record, name)
 
     def tap(self, name: str, x: Handle) -> None:
         """Lets a run return x under `name` when asked."""
@@ -270,24 +239,19 @@ class Recorder:
         """The list recorded so far, under its name."""
         return OpList(name, tuple(self._ops), dict(self._values), {key: h.name for key, h in outputs.items()}, dict(self._taps))
 
-    def _record(
-        self,
-        op: str,
-        inputs: tuple[Handle, ...],
-        shape: tuple[Dim, ...],
-        attributes: Mapping[str, Attribute] | None = None,
-        weights: tuple[Weight, ...] = (),
-    ) -> Handle:
-        attributes = attributes or {}
-        handle = Handle(self._fresh(op, attributes, weights), shape)
-        self._values[handle.name] = handle
-        self._ops.append(Op(op, tuple(h.name for h in inputs), (handle.name,), attributes, weights))
-        return handle
+    def _record(self, op: str, *given: Any, **named: Any) -> Handle | tuple[Handle, ...] | None:
+        found = self._known[op].record(*given, **named)
+        stem = self._fresh(op, found) if found.made else ""
+        made = tuple(replace(h, name=f"{stem}.{h.name}" if h.name else stem) for h in found.made)
+        self._values |= {handle.name: handle for handle in made}
+        names = (tuple(handle.name for handle in handles) for handles in (found.inputs, made))
+        self._ops.append(Op(op, *names, found.attributes, found.weights))
+        return made[0] if len(made) == 1 else made or None
 
-    def _fresh(self, op: str, attributes: Mapping[str, Attribute], weights: tuple[Weight, ...]) -> str:
+    def _fresh(self, op: str, found: Recorded) -> str:
         """`blk.0.attn_q` after its weight, `attention.0` after its layer, `add.1` by counting."""
-        if "layer" in attributes:
-            return f"{op}.{attributes['layer']}"
-        stem = weights[0].name.removesuffix(".weight") if weights else op
+        if "layer" in found.attributes:
+            return f"{op}.{found.attributes['layer']}"
+        stem = found.weights[0].name.removesuffix(".weight") if found.weights else op
         self._used[stem] = number = self._used.get(stem, 0) + 1
-        return stem if weights and number == 1 else f"{stem}.{number}"
+        return stem if found.weights and number == 1 else f"{stem}.{number}"

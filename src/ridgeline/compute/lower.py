@@ -4,25 +4,21 @@ Owns what a runner's list has and a model's has not: quantised activations, rota
 value that survives a pass keeps its name, so that `diff` can compare a lowered list with the semantic one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import reduce
 
 from ridgeline.compute.early import select_early
 from ridgeline.compute.fuse import fuse_norms, fuse_residuals, fuse_writes, merge_products, quantise_fp8
-from ridgeline.compute.graph import Dim, Handle, Op, OpList, Weight
+from ridgeline.compute.graph import Formats, Handle, Op, OpList, Weight, WeightFormat
 from ridgeline.facts.model import Rope
-
-Formats = Mapping[str, str]
-"""Name of a weight → the stored kind that its runner multiplies with (Q8_0, BF16 …). Where a matrix has its columns in another order than
-its inputs come in: its name and `ORDER` → the name of the vector that says in which. Of a matrix of integers: its name and `SPAN` → how
-many neighbouring inputs it takes under one scale."""
-
-ORDER, SPAN = " order", " span"
 
 Pass = Callable[[OpList, Formats], OpList]
 
-FLOATS = frozenset({"F32", "F16", "BF16"})
-"""Kinds whose products take fp32 activations; all others take codes."""
+FLOATS = WeightFormat("F32")
+"""The format of a matrix that is not named."""
+
+CODED = {"linear": "linear_codes", "linear_experts": "linear_experts_codes"}
+"""Products, and what they become over codes."""
 
 SCALE_CODES, SUM_CODES = 32, 16
 """Codes of a scale in memory, and codes that a sum counts; see `ops/quantised.py`."""
@@ -33,9 +29,26 @@ def lower(oplist: OpList, runner: str, formats: Formats | None = None) -> OpList
     return reduce(lambda current, step: step(current, formats or {}), PASSES[runner], oplist)
 
 
+def split_routing(oplist: OpList, formats: Formats) -> OpList:
+    """`route` becomes a product like any other, and the choice by its logits, `route_logits`."""
+    ops: list[Op] = []
+    values = dict(oplist.values)
+    for op in oplist.ops:
+        if op.name != "route":
+            ops.append(op)
+            continue
+        matrix, *bias = op.weights
+        name = f"{op.outputs[0].removesuffix('.ids')}.logits"
+        values[name] = Handle(name, values[op.inputs[0]].axis, matrix.shape[0])
+        ops.append(Op("linear", op.inputs, (name,), weights=(matrix,)))
+        ops.append(Op("route_logits", (name,), op.outputs, op.attributes, tuple(bias)))
+    return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
+
+
 def quantise_activations(oplist: OpList, formats: Formats) -> OpList:
-    """Gives every `linear` over integer weights codes: one `quantise` for each value that such products read, and for each order of its
-    columns that their matrices have. Its groups are as wide as the widest span of those matrices: a function of the model alone."""
+    """Gives products over integer weights codes: one `quantise` for each value that such products read, whatever number of experts a
+    token has, and for each order of its columns that their matrices have. Its groups are as wide as the widest span of those matrices: a
+    function of the model alone."""
     ops: list[Op] = []
     values = dict(oplist.values)
     coded: dict[Read, tuple[str, ...]] = {}
@@ -49,14 +62,14 @@ def quantise_activations(oplist: OpList, formats: Formats) -> OpList:
             source, order = read
             x = values[source]
             if order is not None:
-                x = Handle(f"{source} by {order}", x.shape)
+                x = Handle(f"{source} by {order}", x.axis, x.width)
                 values[x.name] = x
                 ops.append(Op("reorder", (source,), (x.name,), weights=(Weight(order, (x.width,)),)))
             made = _codes(x)
             values |= {handle.name: handle for handle in made}
             coded[read] = tuple(handle.name for handle in made)
             ops.append(Op("quantise", (x.name,), coded[read], {"group": group[read]}))
-        ops.append(Op("linear_codes", coded[read], op.outputs, op.attributes, op.weights))
+        ops.append(Op(CODED[op.name], (*coded[read], *op.inputs[1:]), op.outputs, op.attributes, op.weights))
     return OpList(oplist.name, tuple(ops), values, oplist.outputs, oplist.taps)
 
 
@@ -66,9 +79,8 @@ Read = tuple[str, str | None]
 
 def _read(op: Op, formats: Formats) -> Read | None:
     """What a product of integers reads; None of other ops."""
-    if op.name != "linear" or formats[op.weights[0].name] in FLOATS:
-        return None
-    return op.inputs[0], formats.get(op.weights[0].name + ORDER)
+    found = formats.get(op.weights[0].name, FLOATS) if op.name in CODED else FLOATS
+    return (op.inputs[0], found.order) if found.takes == "i8" else None
 
 
 def _groups(oplist: OpList, formats: Formats) -> dict[Read, int]:
@@ -77,16 +89,15 @@ def _groups(oplist: OpList, formats: Formats) -> dict[Read, int]:
     for op in oplist.ops:
         read = _read(op, formats)
         if read is not None:
-            widest[read] = max(widest.get(read, SCALE_CODES), int(formats.get(op.weights[0].name + SPAN, SCALE_CODES)))
+            widest[read] = max(widest.get(read, SCALE_CODES), formats[op.weights[0].name].span)
     return widest
 
 
 def _codes(x: Handle) -> tuple[Handle, ...]:
-    rows = x.shape[:-1]
     return (
-        Handle(f"{x.name}.codes", x.shape, "i8"),
-        Handle(f"{x.name}.scales", (*rows, Dim(x.width // SCALE_CODES))),
-        Handle(f"{x.name}.sums", (*rows, Dim(x.width // SUM_CODES)), "i32"),
+        Handle(f"{x.name}.codes", x.axis, x.width, "i8"),
+        Handle(f"{x.name}.scales", x.axis, x.width // SCALE_CODES),
+        Handle(f"{x.name}.sums", x.axis, x.width // SUM_CODES, "i32"),
     )
 
 
@@ -103,7 +114,7 @@ def share_rotations(oplist: OpList, formats: Formats) -> OpList:
         source, positions = op.inputs
         if (positions, rope) not in turns:
             name = turns[positions, rope] = f"rotation.{len(turns) + 1}"
-            values[name] = Handle(name, (values[positions].shape[-1], Dim(rope.dim)))
+            values[name] = Handle(name, values[positions].axis, rope.dim)
             ops.append(Op("rotation", (positions,), (name,), {"rope": rope}))
         attributes = {"head_dim": op.attributes["head_dim"]}
         ops.append(Op("rotate", (source, turns[positions, rope]), op.outputs, attributes))
@@ -112,8 +123,8 @@ def share_rotations(oplist: OpList, formats: Formats) -> OpList:
 
 PASSES: dict[str, tuple[Pass, ...]] = {
     "numpy": (),
-    "native": (select_early, share_rotations, quantise_activations, fuse_residuals),
-    "native, all tokens": (share_rotations, quantise_activations, fuse_residuals),
+    "native": (split_routing, select_early, share_rotations, quantise_activations, fuse_residuals),
+    "native, all tokens": (split_routing, share_rotations, quantise_activations, fuse_residuals),
     "cuda": (share_rotations, merge_products, fuse_norms, fuse_writes, quantise_fp8),
 }
 """Runner → its passes. The numpy runner defines what ops mean, so it runs the semantic list. The native one has a second list, for steps

@@ -17,26 +17,25 @@ from ridgeline.compute.exact import attention, product
 from ridgeline.compute.exact.cache import KVCache
 from ridgeline.compute.exact.self_test import Exactness, HeadShape, check_exactness
 from ridgeline.compute.exact.threads import Team, one_blas_thread
-from ridgeline.compute.finite import finite_rows
+from ridgeline.compute.finite import finite_tokens
 from ridgeline.compute.graph import Op, OpList, StepInputs
 from ridgeline.compute.liveness import last_uses
 from ridgeline.compute.lower import head_of, lower
-from ridgeline.compute.ops.definition import Definition, Floats
-from ridgeline.compute.ops.table import CACHE_READS, OPS, check
+from ridgeline.compute.ops.definition import CACHE_READS, Floats
+from ridgeline.compute.ops.table import OPS, check
 from ridgeline.compute.quant.weight import Weight
 from ridgeline.core.plan import KVShape
 
 Values = dict[str, Any]
 
-MATRICES = frozenset({"linear", "embed"})
-"""Ops whose provider takes weight handles; the others take arrays."""
-
-
 def providers(team: Team) -> Mapping[str, Callable[..., Any]]:
-    """Op → what computes it here; an op that is not named runs its reference."""
+    """Op → what computes it here: it takes the matrices of the definition as weight handles. An op that is not named runs its reference,
+    which takes arrays."""
     return {
         "linear": partial(product.linear, team),
         "embed": product.embed,
+        "route": partial(product.route, team),
+        "linear_experts": partial(product.linear_experts, team),
         "attention": partial(attention.attention, team),
     }
 
@@ -47,7 +46,7 @@ class _Step:
 
     op: Op
     compute: Callable[..., Any]
-    sources: tuple[str | Weight | Floats, ...]
+    sources: tuple[str | Weight | Floats | None, ...]
     dead: tuple[str, ...]
 
     def run(self, values: Values) -> None:
@@ -78,26 +77,24 @@ class NumpyRunner:
         check(oplist)
         self.oplist = lower(oplist, "numpy")
         self._shape = shape
-        self._head = head_of(self.oplist)
         self._team = Team(threads)
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}
-        vectors = {w.name: weights[w.name].dense() for op in self.oplist.ops if op.name not in MATRICES for w in op.weights}
         kernels = providers(self._team)
         self._steps = [
-            self._bind(op, OPS[op.name], kernels, {**weights, **vectors}, dead)
+            self._bind(op, kernels, weights, dead)
             for op, dead in zip(self.oplist.ops, last_uses(self.oplist), strict=True)
         ]
 
     def run(self, inputs: StepInputs, kv: KVCache, taps: Iterable[str] = (), *, keep: NDArray[np.int32] | None = None) -> Values:
         """One step: the list's outputs, and the taps that are asked for, by name. Writes this step's K and V into `kv`.
 
-        `logits` is fp32 [S, V], also where only some of them are needed (`keep`); a tap over tokens is fp32 [T, …]; `finite` bool [R]
-        is true of a row if all its tokens' final hidden states are.
+        `logits` is fp32 [S, V], also where only some of them are needed (`keep`); a tap over tokens is fp32 [T, …]; `finite` bool [T]
+        is true of a token if its final hidden state is.
         """
         values = self._start(inputs, kv)
         _run(self._steps, values)
         results = {name: values[value] for name, value in self.oplist.outputs.items()}
-        finite = finite_rows(values[self.oplist.taps["hidden"]], inputs.row_of_token, len(inputs.kv_len))
+        finite = finite_tokens(values[self.oplist.taps["hidden"]])
         return results | {name: values[self.oplist.taps[name]] for name in taps} | {"finite": finite}
 
     def logits(self, hidden: Floats) -> Floats:
@@ -105,8 +102,9 @@ class NumpyRunner:
 
         Bit for bit what those steps give the same positions when they are selected.
         """
-        values: Values = {self._steps[self._head - 1].op.outputs[0]: hidden}
-        _run(self._steps[self._head :], values)
+        head = head_of(self.oplist)
+        values: Values = {self._steps[head - 1].op.outputs[0]: hidden}
+        _run(self._steps[head:], values)
         logits: Floats = values[self.oplist.outputs["logits"]]
         return logits
 
@@ -124,7 +122,8 @@ class NumpyRunner:
 
     def exactness(self) -> Exactness:
         """Tests on this machine, with this list's shapes, that the arithmetic keeps its promise."""
-        matrices = {w.shape for op in self.oplist.ops if op.name == "linear" for w in op.weights}
+        products = ("linear", "route", "linear_experts")
+        matrices = {op.weights[0].shape[-2:] for op in self.oplist.ops if op.name in products}
         written = {op.attributes["layer"]: op.inputs[0] for op in self.oplist.ops if op.name == "kv_write"}
         width = {name: handle.width for name, handle in self.oplist.values.items() if name not in ("ids", "positions")}
         heads = {
@@ -145,7 +144,6 @@ class NumpyRunner:
             "row_of_token": inputs.row_of_token,
             "cu_q": inputs.cu_q,
             "kv_len": inputs.kv_len,
-            "adapter": inputs.adapter,
             "select": inputs.select,
             "block_tokens": self._shape.block_tokens,
         }
@@ -155,19 +153,21 @@ class NumpyRunner:
                 values[f"keys.{layer}"], values[f"values.{layer}"] = kv.layer(index)
         return values
 
-    def _bind(
-        self, op: Op, definition: Definition, kernels: Mapping[str, Callable[..., Any]], weights: Mapping[str, Any], dead: tuple[str, ...]
-    ) -> _Step:
+    def _bind(self, op: Op, kernels: Mapping[str, Callable[..., Any]], weights: Mapping[str, Weight], dead: tuple[str, ...]) -> _Step:
         """Finds for every parameter of the op where its argument comes from."""
+        definition = OPS[op.name]
         attributes = {name: op.attributes[name] for name in definition.attributes}
         compute = kernels.get(op.name, definition.reference)
+        stored = definition.matrices if op.name in kernels else ()
         inputs, own = iter(op.inputs), iter(op.weights)
         sources: list[Any] = []
         for name in definition.parameters:
             if name in definition.inputs:
                 sources.append(next(inputs))
             elif name in definition.weights:
-                sources.append(weights[next(own).name])
+                weight = next(own, None)
+                found = None if weight is None else weights[weight.name]
+                sources.append(found if found is None or name in stored else found.dense())
             else:
                 sources.append(self._read(name, op))
         return _Step(op, partial(compute, **attributes) if attributes else compute, tuple(sources), dead)

@@ -4,6 +4,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from ridgeline.compute.graph import OpList, Recorder, Weights
+from ridgeline.compute.ops.table import OPS
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.model import ModelFacts
 
@@ -21,6 +22,6 @@ def record(facts: ModelFacts) -> dict[str, OpList]:
     lists: dict[str, OpList] = {}
     for kind, result in RESULTS.items():
         if hasattr(module, kind):
-            g = Recorder()
+            g = Recorder(OPS)
             lists[kind] = g.finish(kind, **{result: getattr(module, kind)(g, facts, weights)})
     return lists

@@ -7,9 +7,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ridgeline.models.declare import (
+    ATTENTION,
+    ATTENTION_BIASES,
+    ENDS,
+    GATED,
+    HEAD_NORMS,
+    LAYER,
+    LAYER_HEAD_NORMS,
+    ROOTS,
+    ROTARY,
+    UNTIED,
+    Architecture,
+    Layout,
+)
+
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
     from ridgeline.facts.model import ModelFacts
+
+ARCHITECTURE = Architecture(
+    model_types=("qwen3",),
+    tensors=(*ATTENTION, *HEAD_NORMS, *GATED),
+    defaults={**UNTIED, "head_dim": 128, "use_sliding_window": False, "max_window_layers": 28},
+    neutral_config=(("mlp_bias", False),),
+    checkpoint=Layout("layers.", {**LAYER, **LAYER_HEAD_NORMS}, ENDS, roots=ROOTS, ignored=ROTARY),
+    biases=ATTENTION_BIASES,
+)
 
 
 def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:
@@ -18,8 +42,8 @@ def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:
     for i, kind in enumerate(facts.layer_kinds):
         a = g.rms_norm(x, w[i, "attn_norm"], facts.eps)
         q, k, v = _linear(g, w, a, i, "attn_q"), _linear(g, w, a, i, "attn_k"), _linear(g, w, a, i, "attn_v")
-        q = g.rms_norm(q, w[i, "attn_q_norm"], facts.eps, per_head=True)
-        k = g.rms_norm(k, w[i, "attn_k_norm"], facts.eps, per_head=True)
+        q = g.rms_norm(q, w[i, "attn_q_norm"], facts.eps)
+        k = g.rms_norm(k, w[i, "attn_k_norm"], facts.eps)
         q = g.rope(q, g.input.positions, facts.rope[kind], head_dim=facts.head_dim)
         k = g.rope(k, g.input.positions, facts.rope[kind], head_dim=facts.head_dim)
         g.kv_write(k, v, layer=i)

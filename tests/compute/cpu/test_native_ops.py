@@ -8,10 +8,10 @@ import pytest
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import PackedWeight, pack
-from ridgeline.compute.cpu.plan import EMIT, NativePlan
+from ridgeline.compute.cpu.plan import NativePlan
 from ridgeline.compute.cpu.runner import arguments
 from ridgeline.compute.diff import relative_error
-from ridgeline.compute.graph import INPUTS, SELECTED, TOKENS, Dim, Handle, Op, OpList, Sizes, StepInputs, Weight
+from ridgeline.compute.graph import INPUTS, SELECTED, TOKENS, Axis, Handle, Op, OpList, Sizes, StepInputs, Weight
 from ridgeline.compute.ops.definition import Definition, Sample
 from ridgeline.compute.ops.table import OPS
 from ridgeline.core.plan import KVGroup, KVShape
@@ -37,7 +37,7 @@ class Pool:
 
 
 def cases() -> list[Any]:
-    found = [(OPS[name], sample) for name in sorted(EMIT.keys() - ELSEWHERE) for sample in OPS[name].samples()]
+    found = [(OPS[name], sample) for name in sorted(ext.op_names() - ELSEWHERE) for sample in OPS[name].samples()]
     return [pytest.param(*case, id=f"{case[0].name}, {case[1].name}") for case in found]
 
 
@@ -45,15 +45,14 @@ def run(definition: Definition, sample: Sample, threads: int) -> tuple[np.ndarra
     """The op's results by a native plan of that one op; outputs hold NaN before."""
     given, expected = sample.arguments, reference_of(definition, sample)
     inputs = definition.inputs
-    tokens = given["positions"].shape[-1] if "positions" in given else len(given[inputs[0]].reshape(-1, given[inputs[0]].shape[-1]))
-    tokens = given["ids"].size if "ids" in given else tokens
+    tokens = given["positions"].shape[-1] if "positions" in given else min(len(given[name]) for name in inputs)
+    tokens = given["ids"].size if "ids" in given else tokens // (given["factor"] if "select" in given else 1)
     selected = len(given["select"]) if "select" in given else 0
     rows = SELECTED if "select" in given else TOKENS
-    values = {name: Handle(name, (TOKENS, Dim(given[name].shape[-1]))) for name in inputs if name not in INPUTS}
+    values = {name: handle(name, TOKENS, given[name], tokens) for name in inputs if name not in INPUTS}
     outputs = tuple(f"out.{number}" for number in range(len(expected)))
-    values |= {
-        name: Handle(name, (rows, Dim(array.shape[-1])), DTYPES[str(array.dtype)]) for name, array in zip(outputs, expected, strict=True)
-    }
+    made = selected if "select" in given else tokens
+    values |= {name: handle(name, rows, array, made) for name, array in zip(outputs, expected, strict=True)}
     weights, stored = weights_of(definition, given)
     own = tuple("positions" if definition.name == "embed" and given["ids"].ndim == 2 else name for name in inputs)
     op = Op(definition.name, own, outputs, {name: given[name] for name in definition.attributes}, weights)
@@ -70,6 +69,11 @@ def run(definition: Definition, sample: Sample, threads: int) -> tuple[np.ndarra
     return tuple(plan.value(name, now).copy() for name in outputs)
 
 
+def handle(name: str, axis: Axis, array: np.ndarray, count: int) -> Handle:
+    """Of an array with so many tokens or selected positions."""
+    return Handle(name, axis * max(1, len(array) // max(count, 1)), array.shape[-1], DTYPES[str(array.dtype)])
+
+
 def reference_of(definition: Definition, sample: Sample) -> tuple[np.ndarray, ...]:
     given = sample.arguments
     with np.errstate(all="ignore"):
@@ -78,7 +82,7 @@ def reference_of(definition: Definition, sample: Sample) -> tuple[np.ndarray, ..
 
 
 def weights_of(definition: Definition, given: Any) -> tuple[tuple[Weight, ...], dict[str, Any]]:
-    weights = tuple(Weight(name, given[name].shape) for name in definition.weights)
+    weights = tuple(Weight(name, given[name].shape) for name in definition.weights if given[name] is not None)
     stored: dict[str, PackedWeight | np.ndarray] = {}
     for weight in weights:
         array = np.ascontiguousarray(given[weight.name])
@@ -93,7 +97,7 @@ def step(given: Any, tokens: int) -> StepInputs:
     table = (np.zeros((1, 1), np.int32),)
     slots = (np.zeros(tokens, np.int64),)
     cu_q, length = np.array([0, tokens], np.int32), np.array([tokens], np.int32)
-    return StepInputs(ids, positions, none, cu_q, length, table, slots, none, given.get("select", np.zeros(0, np.int32)))
+    return StepInputs(ids, positions, none, cu_q, length, table, slots, given.get("select", np.zeros(0, np.int32)))
 
 
 @pytest.mark.parametrize("level", ext.isa_levels())

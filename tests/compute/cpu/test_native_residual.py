@@ -11,7 +11,7 @@ from ridgeline.compute.cpu.cache import NativeKVCache, allocate_native_kv
 from ridgeline.compute.cpu.packing import PackedWeight, pack
 from ridgeline.compute.cpu.plan import NativePlan
 from ridgeline.compute.cpu.runner import arguments
-from ridgeline.compute.graph import TOKENS, Dim, Handle, Op, OpList, Sizes, StepInputs, Weight
+from ridgeline.compute.graph import TOKENS, Handle, Op, OpList, Sizes, StepInputs, Weight
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.quantised import linear_codes_add, quantise
 from ridgeline.compute.quant.groups import groups
@@ -54,8 +54,8 @@ def cache() -> NativeKVCache:
 def results(names: tuple[str, ...], given: dict[str, np.ndarray], weight: PackedWeight, threads: int) -> np.ndarray:
     """What a list of a product, and perhaps an addition, makes of given values. An op stands behind: a last product has larger chunks."""
     kinds = {"int8": "i8", "int32": "i32", "float32": "f32"}
-    values = {name: Handle(name, (TOKENS, Dim(array.shape[1])), kinds[str(array.dtype)]) for name, array in given.items()}
-    values |= {name: Handle(name, (TOKENS, Dim(OUTPUTS))) for name in ("product", "sum", "after")}
+    values = {name: Handle(name, TOKENS, array.shape[1], kinds[str(array.dtype)]) for name, array in given.items()}
+    values |= {name: Handle(name, TOKENS, OUTPUTS) for name in ("product", "sum", "after")}
     own, matrix = tuple(name for name in given if name != "residual"), (Weight("w", (OUTPUTS, COLUMNS)),)
     fused = len(names) == 1
     first = Op(names[0], (*own, "residual") if fused else own, ("sum" if fused else "product",), {}, matrix)
@@ -77,7 +77,7 @@ def results(names: tuple[str, ...], given: dict[str, np.ndarray], weight: Packed
 def whole(tokens: int) -> StepInputs:
     none = np.zeros(tokens, np.int32)
     cu_q, length = np.array([0, tokens], np.int32), np.array([tokens], np.int32)
-    return StepInputs(none, none[None], none, cu_q, length, (none[:1, None],), (none.astype(np.int64),), none, none[:0])
+    return StepInputs(none, none[None], none, cu_q, length, (none[:1, None],), (none.astype(np.int64),), none[:0])
 
 
 def inputs_of(kind: str, tokens: int) -> dict[str, np.ndarray]:

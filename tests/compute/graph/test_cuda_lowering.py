@@ -9,7 +9,7 @@ from tiny import Driver, Tiny, dense, open_tiny
 
 from ridgeline.compute.diff import diff
 from ridgeline.compute.exact.cache import allocate_kv
-from ridgeline.compute.graph import OpList
+from ridgeline.compute.graph import OpList, WeightFormat
 from ridgeline.compute.liveness import last_uses
 from ridgeline.compute.lower import head_of, lower
 from ridgeline.compute.numpy_runner import NumpyRunner
@@ -19,6 +19,7 @@ from ridgeline.compute.record import record
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.model import ModelFacts
 
+FORMATS = {"bf16": WeightFormat("bf16"), "grouped": WeightFormat("grouped"), "fp8": WeightFormat("fp8", "f8")}
 IDS = np.random.default_rng(1).integers(0, 300, 21).tolist()
 
 
@@ -31,9 +32,9 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Driver(facts, dense(facts))
 
 
-def formats(facts: ModelFacts, kind: str) -> dict[str, str]:
+def formats(facts: ModelFacts, kind: str) -> dict[str, WeightFormat]:
     """The table of embeddings stays as it is: the head may be tied to it."""
-    return {name: kind for name, tensor in facts.tensors.items() if len(tensor.shape) == 2 and name != "token_embd.weight"}
+    return {name: FORMATS[kind] for name, tensor in facts.tensors.items() if len(tensor.shape) == 2 and name != "token_embd.weight"}
 
 
 def counts(oplist: OpList) -> dict[str, int]:
@@ -73,7 +74,7 @@ def test_the_references_of_the_lowered_list_agree_with_the_models(driver: Driver
 
 def test_products_of_fp8_weights_take_codes(driver: Driver) -> None:
     semantic = record(driver.facts)["step"]
-    kinds = formats(driver.facts, "fp8") | {"output.weight": "bf16"}
+    kinds = formats(driver.facts, "fp8") | {"output.weight": FORMATS["bf16"]}
     lowered = lower(semantic, "cuda", kinds)
     check(lowered)
     found, layers = counts(lowered), driver.facts.layers
@@ -82,12 +83,13 @@ def test_products_of_fp8_weights_take_codes(driver: Driver) -> None:
     # What attention gives is coded by itself; the last norm feeds the head, which is not fp8.
     assert found["quantise_fp8"] == layers
     assert found["add_rms_norm_fp8"] == 2 * layers - 1 and found["rms_norm_fp8"] == found["add_rms_norm"] == 1
-    assert lower(semantic, "cuda", dict.fromkeys(kinds, "bf16")) == lower(semantic, "cuda", dict.fromkeys(kinds, "grouped"))
+    plain, grouped = (lower(semantic, "cuda", dict.fromkeys(kinds, FORMATS[kind])) for kind in ("bf16", "grouped"))
+    assert plain == grouped
 
 
 def test_matrices_of_different_formats_stay_apart(driver: Driver) -> None:
     semantic = record(driver.facts)["step"]
-    kinds = formats(driver.facts, "bf16") | {f"blk.{layer}.attn_v.weight": "grouped" for layer in range(driver.facts.layers)}
+    kinds = formats(driver.facts, "bf16") | {f"blk.{layer}.attn_v.weight": FORMATS["grouped"] for layer in range(driver.facts.layers)}
     found = counts(lower(semantic, "cuda", kinds))
     assert "linear_triple" not in found and found["linear_pair"] == 2 * driver.facts.layers
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ridgeline.compute.exact.cache import KVCache, allocate_kv
-from ridgeline.compute.graph import INPUTS, Dim, Handle, Op, OpList, Recorder, Sizes, StepInputs, Weight, Weights
+from ridgeline.compute.graph import INPUTS, SELECTED, TOKENS, Axis, Handle, Op, OpList, Recorder, Sizes, StepInputs, Weight, Weights
 from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.table import OPS, check
@@ -31,7 +31,7 @@ KV = KVShape((KVGroup("window", (0,), WINDOW),), 4, 200, b"")
 
 def record() -> OpList:
     """One attention layer between an embedding and its transpose."""
-    g, w = Recorder(), Weights(SHAPES)
+    g, w = Recorder(OPS), Weights(SHAPES)
     x = g.scale(g.embed(g.input.ids, w["token_embd"]), 2.0)
     a = g.rms_norm(x, w[0, "attn_norm"], 1e-6)
     q, k, v = (g.linear(a, w[0, f"attn_{part}"]) for part in "qkv")
@@ -57,7 +57,6 @@ def whole_rows(counts: list[int], seed: int) -> StepInputs:
         kv_len=np.array(counts, np.int32),
         tables=(table,),
         slots=(slots,),
-        adapter=np.zeros(total, np.int32),
         select=np.arange(0, total, 2, dtype=np.int32),
     )
 
@@ -93,11 +92,11 @@ def test_recorded_once_runs_at_any_size(counts: list[int]) -> None:
     assert inputs.sizes == Sizes(T=sum(counts), R=len(counts), S=len(inputs.select))
     for op in runner.oplist.ops:
         for name in op.outputs:
-            assert values[name].shape == tuple(dim.at(inputs.sizes) for dim in runner.oplist.values[name].shape)
+            assert values[name].shape == runner.oplist.values[name].shape(inputs.sizes)
     rows = np.split(inputs.ids, inputs.cu_q[1:-1])
     hidden = np.concatenate([direct(ids) for ids in rows])
     made = runner.run(inputs, empty_cache(), taps=("hidden",))
-    assert set(made) == {"logits", "hidden", "finite"} and made["finite"].tolist() == [True] * len(counts)
+    assert set(made) == {"logits", "hidden", "finite"} and made["finite"].tolist() == [True] * sum(counts)
     assert np.abs(made["hidden"] - hidden).max() < 1e-5 * np.abs(hidden).max()
     logits = hidden[inputs.select] @ WEIGHTS["token_embd.weight"].dense().T.astype(np.float64)
     assert np.abs(made["logits"] - logits).max() < 1e-5 * np.abs(logits).max()
@@ -133,17 +132,14 @@ def test_names_tell_where_a_value_was_made() -> None:
     assert not set(made) & INPUTS
 
 
-def test_dimensions_are_linear() -> None:
-    sizes = Sizes(T=7, R=3, S=2, E=5)
-    dim = (Dim(1, R=1) + Dim(T=1)) * 2 + Dim(S=3, E=1)
-    assert dim.at(sizes) == 2 * (1 + 3 + 7) + 6 + 5
-    assert Handle("x", (Dim(T=1), Dim(8))).width == 8
-    with pytest.raises(ValueError, match="depends on the step"):
-        _ = Handle("x", (Dim(8), Dim(T=1))).width
+def test_a_row_axis_has_a_factor() -> None:
+    sizes = Sizes(T=7, R=3, S=2)
+    assert [axis.at(sizes) for axis in (TOKENS, TOKENS * 4, Axis("rows"), SELECTED * 2 * 3)] == [7, 28, 3, 12]
+    assert Handle("x", TOKENS * 2, 8).shape(sizes) == (14, 8)
 
 
 def test_the_recorder_refuses_what_does_not_fit() -> None:
-    g, w = Recorder(), Weights(SHAPES)
+    g, w = Recorder(OPS), Weights(SHAPES)
     x = g.embed(g.input.ids, w["token_embd"])
     q = g.linear(x, w[0, "attn_q"])
     for wrong in (
@@ -151,7 +147,7 @@ def test_the_recorder_refuses_what_does_not_fit() -> None:
         lambda: g.add(x, q),
         lambda: g.glu(x, q, "gelu_tanh"),
         lambda: g.rms_norm(q, w[0, "attn_norm"], 1e-6),
-        lambda: g.rms_norm(x, Weight("odd", (7,)), 1e-6, per_head=True),
+        lambda: g.rms_norm(x, Weight("odd", (7,)), 1e-6),
         lambda: g.layer_norm(x, w[0, "attn_norm"], Weight("odd", (7,)), 1e-6),
         lambda: g.add_bias(q, w[0, "attn_norm"]),
     ):
@@ -187,9 +183,9 @@ def test_biases_and_positions() -> None:
     w = Weights({"norm.weight": (8,), "norm.bias": (8,), "blk.1.attn_q.bias": (4,), "places.weight": (16, 8)})
     assert w["norm.bias"] == Weight("norm.bias", (8,)) and w[1, "attn_q.bias"].name == "blk.1.attn_q.bias"
     assert (1, "attn_q.bias") in w and (0, "attn_q.bias") not in w and (1, "attn_q") not in w and "norm" in w
-    g = Recorder()
+    g = Recorder(OPS)
     x = g.add(g.embed(g.input.ids, w["places"]), g.embed(g.input.positions, w["places"]))
-    assert x.shape == (Dim(T=1), Dim(8))
+    assert (x.axis, x.width) == (TOKENS, 8)
     assert g.add_bias(g.layer_norm(x, w["norm"], w["norm.bias"], 1e-5), w["norm.bias"]).name == "norm.bias"
 
 
@@ -199,8 +195,10 @@ def test_results_must_exist() -> None:
 
 
 def test_models_record_semantic_ops_only() -> None:
-    recorded = {name for name in vars(Recorder) if not name.startswith("_")} - {"tap", "finish"}
-    assert recorded == {name for name, definition in OPS.items() if definition.semantic}
+    g = Recorder(OPS)
+    for name, definition in OPS.items():
+        assert hasattr(g, name) == definition.semantic
+    assert not hasattr(g, "softmax")
 
 
 def test_recording_needs_no_array_library() -> None:

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from ridgeline.compute.cpu.phases import arena, phases
-from ridgeline.compute.graph import Dim, Handle, Op, OpList, Sizes
+from ridgeline.compute.graph import TOKENS, Handle, Op, OpList, Sizes
 from ridgeline.compute.liveness import Buffer, last_stages, last_uses, placed
 
 
@@ -29,7 +29,7 @@ def test_buffers_that_live_together_lie_apart(seed: int) -> None:
 def chain(length: int) -> OpList:
     names = ["ids", *(f"v{number}" for number in range(length))]
     ops = tuple(Op("scale", (a,), (b,), {"factor": 2.0}) for a, b in pairwise(names))
-    values = {name: Handle(name, (Dim(T=1), Dim(16))) for name in names}
+    values = {name: Handle(name, TOKENS, 16) for name in names}
     return OpList("step", ops, values, {"logits": names[-1]}, {"hidden": "v1"})
 
 

@@ -10,15 +10,16 @@ from ridgeline.compute import numpy_runner
 from ridgeline.compute.diff import diff
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.fuse import RESIDUAL, fuse_residuals
-from ridgeline.compute.graph import Op, OpList
+from ridgeline.compute.graph import Op, OpList, WeightFormat
 from ridgeline.compute.liveness import last_uses
-from ridgeline.compute.lower import ORDER, SPAN, head_of, lower, quantise_activations, share_rotations
+from ridgeline.compute.lower import head_of, lower, quantise_activations, share_rotations
 from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.ops.table import check
 from ridgeline.compute.record import record
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.model import Rope
 
+FLOATS, CODES = WeightFormat("F32"), WeightFormat("Q8_0", "i8")
 IDS = np.random.default_rng(1).integers(0, 300, 21).tolist()
 
 
@@ -55,22 +56,23 @@ def test_rotations_are_computed_once_and_keep_every_bit(driver: Driver) -> None:
 
 def test_codes_are_made_once_for_every_value_that_products_of_integers_read(driver: Driver) -> None:
     semantic = record(driver.facts)["step"]
-    formats = {w.name: "Q8_0" if "ffn" in w.name or "attn_q" in w.name else "F32" for op in semantic.ops for w in op.weights}
+    formats = {w.name: CODES if "ffn" in w.name or "attn_q" in w.name else FLOATS for op in semantic.ops for w in op.weights}
     lowered = quantise_activations(semantic, formats)
     made = [op for op in lowered.ops if op.name == "quantise"]
     assert len(made) == len({op.inputs for op in made}) == 3 * driver.facts.layers
     assert {op.weights[0].name for op in lowered.ops if op.name == "linear_codes"} == {
-        op.weights[0].name for op in semantic.ops if op.name == "linear" and formats[op.weights[0].name] == "Q8_0"
+        op.weights[0].name for op in semantic.ops if op.name == "linear" and formats[op.weights[0].name] == CODES
     }
-    assert quantise_activations(semantic, dict.fromkeys(formats, "BF16")) == semantic
+    assert quantise_activations(semantic, dict.fromkeys(formats, WeightFormat("BF16"))) == semantic
 
 
 def test_the_widest_span_of_those_that_read_a_value_is_its_group(driver: Driver) -> None:
     """Of each order by itself; 32 where no matrix says more."""
     semantic = record(driver.facts)["step"]
-    formats = {w.name: "F32" if "norm" in w.name else "INT4" for op in semantic.ops for w in op.weights}
-    formats |= {"blk.0.attn_k.weight" + SPAN: "128", "blk.0.attn_v.weight" + SPAN: "256", "blk.1.attn_k.weight" + SPAN: "128"}
-    formats |= {"blk.2.attn_k.weight" + SPAN: "256", "blk.2.attn_k.weight" + ORDER: "an order", "blk.2.ffn_up.weight" + SPAN: "64"}
+    formats = {w.name: FLOATS if "norm" in w.name else WeightFormat("INT4", "i8") for op in semantic.ops for w in op.weights}
+    spans = {"blk.0.attn_k": 128, "blk.0.attn_v": 256, "blk.1.attn_k": 128, "blk.2.ffn_up": 64}
+    formats |= {f"{name}.weight": WeightFormat("INT4", "i8", span) for name, span in spans.items()}
+    formats |= {"blk.2.attn_k.weight": WeightFormat("INT4", "i8", 256, "an order")}
     lowered = quantise_activations(semantic, formats)
     groups = {op.outputs: op.attributes["group"] for op in lowered.ops if op.name == "quantise"}
     of = {op.weights[0].name: groups[op.inputs] for op in lowered.ops if op.name == "linear_codes"}
@@ -97,7 +99,7 @@ def test_residuals_are_added_where_nothing_else_reads_the_product(driver: Driver
     check(fused)
     assert sums(llama) == ["linear"] * 2 * facts.layers and sums(fused) == ["linear_add"] * 2 * facts.layers
     assert len(fused.ops) == len(llama.ops) - 2 * facts.layers
-    coded = fuse_residuals(quantise_activations(llama, {w.name: "Q8_0" for op in llama.ops for w in op.weights}), {})
+    coded = fuse_residuals(quantise_activations(llama, {w.name: CODES for op in llama.ops for w in op.weights}), {})
     check(coded)
     assert sums(coded) == ["linear_codes_add"] * 2 * facts.layers
     first = next(op for op in llama.ops if op.name == "linear" and "attn_output" in op.weights[0].name)

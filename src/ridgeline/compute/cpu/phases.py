@@ -7,10 +7,14 @@ products of values that exist already share a phase; an attention is a phase by 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ridgeline.compute.graph import INPUTS, SELECTED, Op, OpList, Sizes
+from ridgeline.compute.graph import INPUTS, Axis, Op, OpList, Sizes
 from ridgeline.compute.liveness import Buffer, last_stages, placed
 
-PRODUCTS, ATTENTIONS = frozenset({"linear", "linear_codes", "linear_add", "linear_codes_add"}), frozenset({"attention"})
+PRODUCTS = frozenset({"linear", "linear_codes", "linear_add", "linear_codes_add"})
+KINDS = {
+    **dict.fromkeys(PRODUCTS, "products"), "attention": "attention", **dict.fromkeys(("linear_experts", "linear_experts_codes"), "experts"),
+}  # fmt: skip
+"""Kind of the phase that an op stands in; of all others it is rows."""
 BYTES = {"f32": 4, "i32": 4, "i64": 8, "i8": 1}
 ALIGNMENT = 64
 """Bytes: a cache line, so that two values never share one."""
@@ -18,10 +22,10 @@ ALIGNMENT = 64
 
 @dataclass(slots=True)
 class Phase:
-    """Ops that run without a barrier between them. `kind`: rows, products or attention; `selected`: over the selected positions."""
+    """Ops that run without a barrier between them. `kind`: rows, products, experts or attention; `axis`: what they run over."""
 
     kind: str
-    selected: bool
+    axis: Axis
     ops: list[Op] = field(default_factory=list)
 
 
@@ -30,27 +34,29 @@ def phases(oplist: OpList) -> list[Phase]:
     made: list[Phase] = []
     ready: dict[str, int] = {}  # phase in which a value, or a layer's cache, is made
     for op in oplist.ops:
-        kind, selected = _kind(op), any(oplist.values[name].shape[0] == SELECTED for name in op.outputs)
+        kind, axis = KINDS.get(op.name, "rows"), _axis(oplist, op)
         last = max((ready[name] for name in _reads(op) if name in ready), default=-1)
-        place = _place(made, kind, selected, last)
+        place = _place(made, kind, axis, last)
         made[place].ops.append(op)
         ready |= dict.fromkeys(_makes(op), place)
     return made
 
 
-def _place(made: list[Phase], kind: str, selected: bool, last: int) -> int:
+def _place(made: list[Phase], kind: str, axis: Axis, last: int) -> int:
     """The phase of an op that reads nothing made behind phase `last`; a new one if none fits."""
     if kind != "attention":
         for number in range(max(last, 0), len(made)):
-            fits = made[number].kind == kind and made[number].selected == selected
+            fits = made[number].kind == kind and made[number].axis == axis
             if fits and (number > last or kind == "rows"):
                 return number
-    made.append(Phase(kind, selected))
+    made.append(Phase(kind, axis))
     return len(made) - 1
 
 
-def _kind(op: Op) -> str:
-    return "products" if op.name in PRODUCTS else "attention" if op.name in ATTENTIONS else "rows"
+def _axis(oplist: OpList, op: Op) -> Axis:
+    """The rows of what the op makes; of a write to the cache those of what it stores. A selection takes a token's rows together."""
+    axis = oplist.values[(op.outputs or op.inputs)[0]].axis
+    return Axis(axis.kind) if op.name == "select" else axis
 
 
 def _reads(op: Op) -> tuple[str, ...]:
@@ -86,7 +92,5 @@ def arena(oplist: OpList, order: list[Phase], sizes: Sizes, *, reuse: bool = Tru
 
 def _bytes(oplist: OpList, name: str, sizes: Sizes) -> int:
     handle = oplist.values[name]
-    count = BYTES[handle.dtype]
-    for dim in handle.shape:
-        count *= dim.at(sizes)
-    return -(-count // ALIGNMENT) * ALIGNMENT
+    rows, width = handle.shape(sizes)
+    return -(-rows * width * BYTES[handle.dtype] // ALIGNMENT) * ALIGNMENT

@@ -12,8 +12,7 @@ from ridgeline.compute.cuda.plan import Weights
 from ridgeline.compute.cuda.providers import MERGED
 from ridgeline.compute.cuda.triton.launch import native_fp8
 from ridgeline.compute.cuda.weights import DeviceWeight, Floats, Fp8, merged, place
-from ridgeline.compute.fuse import FP8
-from ridgeline.compute.graph import OpList
+from ridgeline.compute.graph import OpList, WeightFormat
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.lower import head_of, lower
 from ridgeline.compute.quant.weight import DenseWeight, Weight
@@ -83,7 +82,7 @@ def merge(
     A device that cannot multiply e4m3 takes activations as they are.
     """
     codes = native_fp8(device.torch)
-    formats = {name: weight.kind if codes or weight.kind not in FP8 else f"{weight.kind}, as numbers" for name, weight in matrices.items()}
+    formats = {name: WeightFormat(weight.kind, "f8" if codes and isinstance(weight, Fp8) else "f32") for name, weight in matrices.items()}
     lowered = lower(oplist, "cuda", formats)
     for op in lowered.ops:
         if op.name in MERGED:

@@ -16,7 +16,7 @@ from ridgeline.compute.cuda.device import DTYPES, Device
 from ridgeline.compute.cuda.providers import BIND, MERGED
 from ridgeline.compute.cuda.step import DeviceInputs
 from ridgeline.compute.cuda.weights import DeviceWeight
-from ridgeline.compute.graph import INPUTS, SELECTED, Op, OpList
+from ridgeline.compute.graph import INPUTS, Axis, Op, OpList, Sizes
 from ridgeline.compute.liveness import Buffer, last_stages, placed
 from ridgeline.core.plan import KVShape
 
@@ -33,7 +33,11 @@ class Place(NamedTuple):
     first: int
     width: int
     dtype: torch.dtype
-    selected: bool
+    axis: Axis
+
+    def rows(self, tokens: int, rows: int) -> int:
+        """Rows in a step of so many tokens and rows, each of which selects one position."""
+        return self.axis.at(Sizes(T=tokens, R=rows, S=rows))
 
 
 class Call(NamedTuple):
@@ -75,7 +79,7 @@ def places(oplist: OpList, dtype: torch.dtype, tokens: int, rows: int, *, reuse:
         for names in [op.outputs] if op.name in MERGED else [(name,) for name in op.outputs]:
             kind = dtype_of(oplist, op, names[0], dtype)
             width = sum(oplist.values[name].width for name in names)
-            count = rows if oplist.values[names[0]].shape[0] == SELECTED else tokens
+            count = oplist.values[names[0]].axis.at(Sizes(T=tokens, R=rows, S=rows))
             together.append((names, kind, width))
             buffers.append(Buffer(number, max(last[name] for name in names), -(-count * width * kind.itemsize // ALIGNMENT) * ALIGNMENT))
     starts, size = placed(buffers, reuse=reuse)
@@ -84,7 +88,7 @@ def places(oplist: OpList, dtype: torch.dtype, tokens: int, rows: int, *, reuse:
         first = 0
         for name in names:
             handle = oplist.values[name]
-            found[name] = Place(start, stride, first, handle.width, kind, handle.shape[0] == SELECTED)
+            found[name] = Place(start, stride, first, handle.width, kind, handle.axis)
             first += handle.width
     return found, size
 
@@ -147,14 +151,14 @@ class DevicePlan:
     def value(self, name: str, tokens: int, rows: int) -> torch.Tensor:
         """A view of a value in a step of so many tokens and rows; the next step overwrites it."""
         place = self._places[name]
-        count = rows if place.selected else tokens
+        count = place.rows(tokens, rows)
         whole = self._memory[place.start : place.start + count * place.stride * place.dtype.itemsize].view(place.dtype)
         return whole.view(count, place.stride)[:, place.first : place.first + place.width]
 
     def merged(self, names: Sequence[str], tokens: int, rows: int) -> torch.Tensor:
         """All outputs of a merged product as one view, the first one's columns first."""
         place = self._places[names[0]]
-        count = rows if place.selected else tokens
+        count = place.rows(tokens, rows)
         whole = self._memory[place.start : place.start + count * place.stride * place.dtype.itemsize].view(place.dtype)
         return whole.view(count, place.stride)
 

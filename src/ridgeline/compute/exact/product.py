@@ -5,13 +5,14 @@ The other way round, OpenBLAS treats some of the 16 differently from others (mea
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.exact.threads import Team
 from ridgeline.compute.ops.definition import Floats, Ints
+from ridgeline.compute.ops.experts import by_expert, route_logits, rows_of
 
 TOKENS = 16
 """Tokens a product. Absent ones are zeros."""
@@ -32,6 +33,17 @@ class Matrix(Protocol):
 
     def rows(self, ids: NDArray[np.integer]) -> Floats:
         """fp32 [len(ids), K]."""
+        ...
+
+
+class Experts(Protocol):
+    """One matrix per expert."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def part(self, number: int) -> Matrix:
+        """The matrix [N, K] of one expert of [E, N, K]."""
         ...
 
 
@@ -65,3 +77,19 @@ def linear(team: Team, x: Floats, weight: Matrix) -> Floats:
 def embed(ids: Ints, table: Matrix) -> Floats:
     """ids [T] or [1, T], table [V, D] → [T, D]."""
     return table.rows(ids.reshape(-1))
+
+
+def route(team: Team, x: Floats, weight: Matrix, bias: Floats | None = None, **said: Any) -> Any:
+    """x [T, D], weight [E, D] → ids and weights [T, k] of the experts that are chosen; `said` as `ops/experts.py` has it."""
+    return route_logits(linear(team, x, weight), bias, **said)
+
+
+def linear_experts(team: Team, x: Floats, experts: Ints, weight: Experts, bias: Floats | None = None) -> Floats:
+    """x [T, K] or [T · k, K], experts [T, k], weight [E, N, K] → [T · k, N] in (token, choice) order.
+
+    `linear` of each expert's tokens, whose bits do not depend on who else chose it.
+    """
+    out = np.empty((experts.size, weight.shape[1]), np.float32)
+    for expert, places in by_expert(experts):
+        out[places] = linear(team, x[rows_of(x, experts, places)], weight.part(expert))
+    return out if bias is None else out + bias[experts.reshape(-1)]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.ops.definition import SUMMED, Floats, Ints, Sample, floats, op
+from ridgeline.compute.graph import Handle
+from ridgeline.compute.ops.definition import SUMMED, Floats, Ints, Sample, fits, floats, op
 
 
 def _write_samples() -> list[Sample]:
@@ -20,7 +21,12 @@ def _write_samples() -> list[Sample]:
     return [case("ragged", 5, [9, 4, 5, 23, 22]), case("one row", 1, [4])]
 
 
-@op(samples=_write_samples, reads=("keys", "values", "slots"), writes=("keys", "values"))
+def _write_rule(k: Handle, v: Handle) -> tuple[Handle, ...]:
+    fits(k.axis == v.axis, f"kv_write: {k} and {v} differ")
+    return ()
+
+
+@op(samples=_write_samples, rule=_write_rule, reads=("keys", "values", "slots"), writes=("keys", "values"))
 def kv_write(k: Floats, v: Floats, keys: Floats, values: Floats, slots: NDArray[np.int64]) -> None:
     """k, v [T, KV heads · D] into the slots [T] of a cache layer."""
     keys[slots] = k.reshape(-1, *keys.shape[1:])
@@ -75,8 +81,14 @@ def _attention_samples() -> list[Sample]:
     ]
 
 
+def _attention_rule(q: Handle, head_dim: int, **_: Any) -> tuple[Handle, ...]:
+    fits(q.width % head_dim == 0, f"attention: {q.name} is {q.width} wide, heads are {head_dim}")
+    return (Handle("", q.axis, q.width),)
+
+
 @op(
     samples=_attention_samples,
+    rule=_attention_rule,
     reads=("keys", "values", "tables", "cu_q", "kv_len", "block_tokens"),
     tolerance={"numpy": 1e-5, **SUMMED},
 )
@@ -91,8 +103,8 @@ def attention(
     *,
     head_dim: int,
     scale: float,
-    window: int,
-    softcap: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> Floats:
     """q [T, H · D] → [T, H · D]: softmax(scale · q · kᵀ) · v over the cached positions of each token's row.
 

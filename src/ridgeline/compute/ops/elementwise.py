@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from ridgeline.compute.ops.definition import ROUNDED, Floats, Sample, floats, op
+from ridgeline.compute.graph import Handle, Weight
+from ridgeline.compute.ops.definition import ROUNDED, Floats, Sample, fits, floats, op
 
 _GELU_FACTOR = np.float32(np.sqrt(2.0 / np.pi))
 _GELU_CUBIC = np.float32(0.044715)
@@ -30,7 +31,12 @@ def _add_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_add_samples, per_token=True, tolerance=ROUNDED)
+def _add_rule(x: Handle, y: Handle) -> tuple[Handle, ...]:
+    fits((x.axis, x.width) == (y.axis, y.width), f"add: {x} and {y} differ")
+    return (Handle("", x.axis, x.width),)
+
+
+@op(samples=_add_samples, rule=_add_rule, per_token=True, tolerance=ROUNDED)
 def add(x: Floats, y: Floats) -> Floats:
     """x + y."""
     return x + y
@@ -43,7 +49,12 @@ def _bias_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_bias_samples, weights=("bias",), per_token=True, tolerance=ROUNDED)
+def _bias_rule(x: Handle, bias: Weight) -> tuple[Handle, ...]:
+    fits(bias.shape == (x.width,), f"add_bias: {x.name} is {x.width} wide, {bias.name} has {bias.shape}")
+    return (Handle("", x.axis, x.width),)
+
+
+@op(samples=_bias_samples, rule=_bias_rule, weights=("bias",), per_token=True, tolerance=ROUNDED)
 def add_bias(x: Floats, bias: Floats) -> Floats:
     """x [T, D] + bias [D]."""
     return x + bias
@@ -81,7 +92,12 @@ def _glu_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_glu_samples, per_token=True, tolerance={"native": 1e-6, **ROUNDED})
+def _glu_rule(gate: Handle, up: Handle, activation: str) -> tuple[Handle, ...]:
+    fits((gate.axis, gate.width) == (up.axis, up.width), f"glu: {gate} and {up} differ")
+    return (Handle("", gate.axis, gate.width),)
+
+
+@op(samples=_glu_samples, rule=_glu_rule, per_token=True, tolerance={"native": 1e-6, **ROUNDED})
 def glu(gate: Floats, up: Floats, *, activation: str) -> Floats:
     """activation(gate) · up. Shazeer 2020, "GLU Variants Improve Transformer"."""
     return _ACTIVATIONS[activation](gate) * up

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from ridgeline.compute.ops.definition import Floats, Ints, Sample, floats, op
+from ridgeline.compute.graph import SELECTED, Handle, Weight
+from ridgeline.compute.ops.definition import Floats, Ints, Sample, fits, floats, op
 
 
 def _embed_samples() -> list[Sample]:
@@ -13,7 +14,12 @@ def _embed_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_embed_samples, weights=("table",), per_token=True)
+def _embed_rule(ids: Handle, table: Weight) -> tuple[Handle, ...]:
+    fits(ids.dtype == "i32", f"embed: {ids.name} is {ids.dtype}, ids are i32")
+    return (Handle("", ids.axis, table.shape[1]),)
+
+
+@op(samples=_embed_samples, weights=("table",), matrices=("table",), per_token=True, rule=_embed_rule)
 def embed(ids: Ints, table: Floats) -> Floats:
     """ids [T] or [1, T], table [V, D] → [T, D]. An id outside 0 … V - 1 is an IndexError: whoever builds the step has checked it."""
     return table[ids.reshape(-1)]
@@ -21,16 +27,22 @@ def embed(ids: Ints, table: Floats) -> Floats:
 
 def _select_samples() -> list[Sample]:
     return [
-        Sample("ragged", {"x": floats(1, 7, 8), "select": np.array([0, 3, 6], np.int32)}),
-        Sample("one row", {"x": floats(2, 1, 8), "select": np.array([0], np.int32)}),
-        Sample("none", {"x": floats(3, 4, 8), "select": np.array([], np.int32)}),
+        Sample("ragged", {"x": floats(1, 7, 8), "select": np.array([0, 3, 6], np.int32), "factor": 1}),
+        Sample("one row", {"x": floats(2, 1, 8), "select": np.array([0], np.int32), "factor": 1}),
+        Sample("none", {"x": floats(3, 4, 8), "select": np.array([], np.int32), "factor": 1}),
+        Sample("choices", {"x": floats(4, 15, 8), "select": np.array([1, 4], np.int32), "factor": 3}),
     ]
 
 
-@op(samples=_select_samples, reads=("select",))
-def select(x: Floats, select: Ints) -> Floats:
-    """x [T, D] → the S selected rows [S, D]."""
-    return x[select]
+def _select_rule(x: Handle, factor: int) -> tuple[Handle, ...]:
+    fits(x.axis.kind == "tokens" and x.axis.factor == factor, f"select: {x.name} has rows {x.axis}, not {factor} per token")
+    return (Handle("", SELECTED * factor, x.width),)
+
+
+@op(samples=_select_samples, reads=("select",), rule=_select_rule)
+def select(x: Floats, select: Ints, *, factor: int = 1) -> Floats:
+    """x [T · factor, D] → the rows of the S selected tokens [S · factor, D]."""
+    return x.reshape(-1, factor * x.shape[1])[select].reshape(-1, x.shape[1])
 
 
 def _reorder_samples() -> list[Sample]:

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from ridgeline.compute.ops.definition import SUMMED, Floats, Sample, floats, op
+from ridgeline.compute.graph import Handle, Weight
+from ridgeline.compute.ops.definition import SUMMED, Floats, Sample, fits, floats, op
 
 
 def _samples() -> list[Sample]:
@@ -16,7 +17,20 @@ def _samples() -> list[Sample]:
     ]
 
 
-@op(samples=_samples, weights=("weight",), per_token=True, tolerance={"numpy": 2e-6, "native": 2e-6, **SUMMED})
+def _rule(x: Handle, weight: Weight) -> tuple[Handle, ...]:
+    outputs, inputs = weight.shape
+    fits(x.width == inputs, f"linear: {x.name} is {x.width} wide, {weight.name} takes {inputs}")
+    return (Handle("", x.axis, outputs),)
+
+
+@op(
+    samples=_samples,
+    weights=("weight",),
+    matrices=("weight",),
+    per_token=True,
+    rule=_rule,
+    tolerance={"numpy": 2e-6, "native": 2e-6, **SUMMED},
+)
 def linear(x: Floats, weight: Floats) -> Floats:
     """x [T, K], weight [N, K] → x · weightᵀ [T, N], summed in double precision."""
     return (x.astype(np.float64) @ weight.T.astype(np.float64)).astype(np.float32)

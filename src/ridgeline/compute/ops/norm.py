@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from ridgeline.compute.ops.definition import ROUNDED, Floats, Sample, floats, op
+from ridgeline.compute.graph import Handle, Weight
+from ridgeline.compute.ops.definition import ROUNDED, Floats, Sample, fits, floats, op
 
 
 def _rms_samples() -> list[Sample]:
@@ -15,7 +16,12 @@ def _rms_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_rms_samples, weights=("weight",), per_token=True, tolerance={"native": 1e-6, **ROUNDED})
+def _rms_rule(x: Handle, weight: Weight, eps: float) -> tuple[Handle, ...]:
+    fits(x.width % weight.shape[0] == 0, f"rms_norm: {x.name} is {x.width} wide, {weight.name} has {weight.shape[0]}")
+    return (Handle("", x.axis, x.width),)
+
+
+@op(samples=_rms_samples, weights=("weight",), per_token=True, rule=_rms_rule, tolerance={"native": 1e-6, **ROUNDED})
 def rms_norm(x: Floats, weight: Floats, *, eps: float) -> Floats:
     """x [T, D], weight [D] → [T, D]; a weight narrower than x normalises each piece of its width (each head) by itself.
 
@@ -45,7 +51,13 @@ def _layer_samples() -> list[Sample]:
     ]
 
 
-@op(samples=_layer_samples, weights=("weight", "bias"), per_token=True, tolerance={"native": 1e-6, **ROUNDED})
+def _layer_rule(x: Handle, weight: Weight, bias: Weight, eps: float) -> tuple[Handle, ...]:
+    alike = weight.shape == bias.shape == (x.width,)
+    fits(alike, f"layer_norm: {x.name} is {x.width} wide, {weight.name} has {weight.shape}, {bias.name} {bias.shape}")
+    return (Handle("", x.axis, x.width),)
+
+
+@op(samples=_layer_samples, weights=("weight", "bias"), per_token=True, rule=_layer_rule, tolerance={"native": 1e-6, **ROUNDED})
 def layer_norm(x: Floats, weight: Floats, bias: Floats, *, eps: float) -> Floats:
     """x [T, D], weight [D], bias [D] → (x - mean) / √(variance + eps) · weight + bias [T, D].
 

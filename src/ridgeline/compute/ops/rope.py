@@ -4,7 +4,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from ridgeline.compute.ops.definition import ROUNDED, Floats, Ints, Sample, floats, on_cuda, op
+from ridgeline.compute.graph import Handle
+from ridgeline.compute.ops.definition import ROUNDED, Floats, Ints, Sample, fits, floats, on_cuda, op
 from ridgeline.facts.model import Rope
 
 
@@ -21,7 +22,12 @@ def _samples() -> list[Sample]:
     ]
 
 
-@op(samples=_samples, per_token=True)
+def _rule(x: Handle, positions: Handle, rope: Rope, head_dim: int) -> tuple[Handle, ...]:
+    fits(x.axis == positions.axis and x.width % head_dim == 0, f"rope: {x} does not fit {positions.name} and heads of {head_dim}")
+    return (Handle("", x.axis, x.width),)
+
+
+@op(samples=_samples, rule=_rule, per_token=True)
 def rope(x: Floats, positions: Ints, *, rope: Rope, head_dim: int) -> Floats:
     """x [T, H · head_dim], positions [1, T] → the same shape; of a head's first `rope.dim` dimensions i turns with i + dim / 2.
 

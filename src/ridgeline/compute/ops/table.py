@@ -1,16 +1,22 @@
 """Every op there is, by name, and the check of a list against them."""
 
 from ridgeline.compute.graph import INPUTS, OpList
-from ridgeline.compute.ops import attention, elementwise, fp8, fused, gather, linear, norm, quantised, rope
-from ridgeline.compute.ops.definition import Definition
+from ridgeline.compute.ops import attention, elementwise, experts, fp8, fused, gather, linear, norm, quantised, rope
+from ridgeline.compute.ops.definition import CACHE_READS, Definition
 
-FAMILIES = (gather, elementwise, norm, linear, quantised, rope, attention, fused, fp8)
+FAMILIES = (gather, elementwise, norm, linear, quantised, rope, attention, experts, fused, fp8)
 
 OPS: dict[str, Definition] = {found.name: found for family in FAMILIES for found in vars(family).values() if isinstance(found, Definition)}
 """Name → definition: every one that a family's file makes."""
 
-CACHE_READS = frozenset({"keys", "values", "tables", "slots", "block_tokens"})
-"""Reads that belong to a layer's KV group: an op with one of them has an attribute `layer`."""
+def taken_as_arrays(oplist: OpList) -> frozenset[str]:
+    """Names of the weights that no op multiplies with as a matrix: vectors, and biases of experts."""
+    taken: dict[bool, set[str]] = {True: set(), False: set()}
+    for op in oplist.ops:
+        definition = OPS[op.name]
+        for place, weight in enumerate(op.weights):
+            taken[definition.weights[place] in definition.matrices].add(weight.name)
+    return frozenset(taken[False] - taken[True])
 
 
 def check(oplist: OpList) -> None:
@@ -21,7 +27,9 @@ def check(oplist: OpList) -> None:
         if definition is None:
             raise ValueError(f"op {number}: {op.name!r} is not an op; known: {', '.join(sorted(OPS))}")
         attributes = {*definition.attributes, *(("layer",) if CACHE_READS & set(definition.reads) else ())}
-        if (len(op.inputs), len(op.weights)) != (len(definition.inputs), len(definition.weights)) or set(op.attributes) != attributes:
+        absent = len(definition.weights) - len(op.weights)
+        few = len(op.inputs) != len(definition.inputs) or not 0 <= absent <= definition.optional
+        if few or set(op.attributes) != attributes:
             raise ValueError(f"op {number}: {op} does not fit {definition.name}{definition.parameters} with {sorted(attributes)}")
         missing = [name for name in op.inputs if name not in made]
         if missing or made & set(op.outputs):

@@ -1,6 +1,7 @@
 """Weight handles: a stored matrix as fp32, or as the file's codes that are dequantised a tile of rows at a time.
 
-Both kinds cut a matrix into the same tiles, so that whoever multiplies tile by tile gets the same bits from either.
+All kinds cut a matrix into the same tiles, so that whoever multiplies tile by tile gets the same bits from either. A handle of one matrix
+per expert gives them one by one.
 """
 
 from collections.abc import Iterator
@@ -44,6 +45,26 @@ class Weight(Protocol):
         ...
 
 
+class ExpertWeight(Protocol):
+    """A stored matrix per expert: [E, N, K]."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the handle keeps."""
+        ...
+
+    def part(self, number: int) -> Weight:
+        """The matrix [N, K] of one expert."""
+        ...
+
+    def dense(self) -> Floats:
+        """The whole as fp32 of `shape`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DenseWeight:
     """fp32 in memory."""
@@ -65,13 +86,16 @@ class DenseWeight:
     def rows(self, ids: NDArray[np.integer]) -> Floats:
         return self.values[ids]
 
+    def part(self, number: int) -> "DenseWeight":
+        return DenseWeight(self.values[number])
+
     def dense(self) -> Floats:
         return self.values
 
 
 @dataclass(frozen=True, slots=True)
 class CodedWeight:
-    """The file's codes: `codes` uint8 [N, bytes of a row]; for a vector one row."""
+    """The file's codes: `codes` uint8 [rows, bytes of a row], with N rows per expert where there are several; for a vector one row."""
 
     kind: str
     shape: tuple[int, ...]
@@ -90,6 +114,10 @@ class CodedWeight:
 
     def rows(self, ids: NDArray[np.integer]) -> Floats:
         return dequantise(self.kind, self.codes[ids])
+
+    def part(self, number: int) -> "CodedWeight":
+        _, rows, columns = self.shape
+        return CodedWeight(self.kind, (rows, columns), self.codes[number * rows : (number + 1) * rows])
 
     def dense(self) -> Floats:
         return dequantise(self.kind, self.codes).reshape(self.shape)
