@@ -209,7 +209,7 @@ class Absent:
             raise ImportError(name)
 
 sys.meta_path.insert(0, Absent())
-import ridgeline.bench.gpu_part, ridgeline.cli.bench_gpu, ridgeline.bench.gpu, ridgeline.cli.main, ridgeline.cli.pages, ridgeline.engine.llm
+import ridgeline.bench.gpu_part, ridgeline.cli.bench_gpu, ridgeline.bench.gpu, ridgeline.cli.main, ridgeline.engine.llm
 """
 
 
