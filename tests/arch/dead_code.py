@@ -188,7 +188,7 @@ def classes_made(node: ast.AST) -> Iterator[str]:
     for part in parts:
         while isinstance(part, ast.Subscript):
             part = part.slice
-        for each in ast.walk(part) if isinstance(part, (ast.Tuple, ast.BinOp)) else [part]:
+        for each in ast.walk(part) if isinstance(part, (ast.Tuple, ast.BinOp, ast.IfExp)) else [part]:
             if isinstance(each, (ast.Name, ast.Attribute)):
                 yield each.id if isinstance(each, ast.Name) else each.attr
 

@@ -7,6 +7,7 @@ what a long run would.
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import ceil
 from statistics import median
 from time import perf_counter
@@ -19,9 +20,12 @@ from ridgeline.core.events import Scheduled
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.compose import engine_over
 from ridgeline.engine.engine import Engine
+from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.model import ModelFacts
 
-BUILD: Final = "ridgeline.compute.runtime.gpu"
+WORKER: Final = "ridgeline.compute.runtime.worker"
+BACKEND: Final = "ridgeline.compute.cuda.backend"
+OPENING: Final = "ridgeline.compute.opening"
 LOAD: Final = "ridgeline.compute.cuda.load"
 WARM_STEPS: Final = 64
 """Full ones, before anything is measured: steps of every kind have run then, and kernels are compiled."""
@@ -58,8 +62,9 @@ def start(
     settled, _ = resolve_runner(config, missing=None, no_gpu=None, processors=1)
     began = perf_counter()
     load = importlib.import_module(LOAD).random_weights
-    build = importlib.import_module(BUILD).build_on_gpu
-    executor = build(settled, facts, (), lambda stage, part: None, load=load, graphs=watch)
+    open_cuda = partial(importlib.import_module(BACKEND).open_cuda, load=load, graphs=watch)
+    source = importlib.import_module(OPENING).Source(settled, facts, machine_facts().memory_bytes)
+    executor = importlib.import_module(WORKER).start(source, open_cuda, lambda stage, part: None)
     engine, _ = engine_over(executor, settled)
     info = executor.info
     return engine, {

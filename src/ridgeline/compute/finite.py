@@ -1,4 +1,4 @@
-"""Whether a step's numbers are finite, row by row. Owns nothing; runners ask it about what they have of each token."""
+"""Whether a step's numbers are finite, token by token. Owns nothing; runners ask it about what they have of each token."""
 
 from math import isfinite
 
@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def finite_rows(values: NDArray[np.float32], row: NDArray[np.int32], rows: int) -> NDArray[np.bool_]:
-    """[rows]: whether all `values` [N, D] that belong to a row are finite; `row` [N] says to which row each of the N does."""
-    finite = np.ones(rows, np.bool_)
+def finite_tokens(values: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """[N]: whether all `values` [N, D] of a token are finite."""
     if values.size and not (isfinite(values.max()) and isfinite(values.min())):  # both are NaN where one number is; mostly all is well
-        finite[row[~np.isfinite(values).all(axis=1)]] = False
-    return finite
+        found: NDArray[np.bool_] = np.isfinite(values).all(axis=1)
+        return found
+    return np.ones(len(values), np.bool_)

@@ -17,7 +17,7 @@ from ridgeline.compute.exact import attention, product
 from ridgeline.compute.exact.cache import KVCache
 from ridgeline.compute.exact.self_test import Exactness, HeadShape, check_exactness
 from ridgeline.compute.exact.threads import Team, one_blas_thread
-from ridgeline.compute.finite import finite_rows
+from ridgeline.compute.finite import finite_tokens
 from ridgeline.compute.graph import Op, OpList, StepInputs
 from ridgeline.compute.liveness import last_uses
 from ridgeline.compute.lower import head_of, lower
@@ -88,13 +88,13 @@ class NumpyRunner:
     def run(self, inputs: StepInputs, kv: KVCache, taps: Iterable[str] = (), *, keep: NDArray[np.int32] | None = None) -> Values:
         """One step: the list's outputs, and the taps that are asked for, by name. Writes this step's K and V into `kv`.
 
-        `logits` is fp32 [S, V], also where only some of them are needed (`keep`); a tap over tokens is fp32 [T, …]; `finite` bool [R]
-        is true of a row if all its tokens' final hidden states are.
+        `logits` is fp32 [S, V], also where only some of them are needed (`keep`); a tap over tokens is fp32 [T, …]; `finite` bool [T]
+        is true of a token if its final hidden state is.
         """
         values = self._start(inputs, kv)
         _run(self._steps, values)
         results = {name: values[value] for name, value in self.oplist.outputs.items()}
-        finite = finite_rows(values[self.oplist.taps["hidden"]], inputs.row_of_token, len(inputs.kv_len))
+        finite = finite_tokens(values[self.oplist.taps["hidden"]])
         return results | {name: values[self.oplist.taps[name]] for name in taps} | {"finite": finite}
 
     def logits(self, hidden: Floats) -> Floats:

@@ -10,7 +10,8 @@ from serving import SETTINGS, Answer, serve
 from small import SIZE, device
 from tiny import write_tiny
 
-from ridgeline.compute.runtime import gpu, worker
+from ridgeline.compute.cuda import backend
+from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import resolve_runner
 from ridgeline.core.params import Admitted, Sampling
@@ -25,7 +26,7 @@ def _on_a_device() -> Iterator[None]:
     """fp32 on the GPU, or interpreted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "gpu_missing", lambda: None)
-        patch.setattr(gpu, "open_device", device)
+        patch.setattr(backend, "open_device", device)
         before = dict(SETTINGS)
         SETTINGS.update(SMALL | {"runner": "cuda", "dtype": "f32", "kv_dtype": "f32"})
         yield
@@ -112,7 +113,7 @@ def test_what_it_says_of_itself(model: Path) -> None:
 
 
 def test_a_model_that_leaves_no_room_is_refused_with_the_numbers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "open_device", lambda: replace(device(), memory_bytes=1000))
+    monkeypatch.setattr(backend, "open_device", lambda: replace(device(), memory_bytes=1000))
     with pytest.raises(ConfigError, match="nothing is left for the KV cache") as refused:
         worker.build(EngineConfig(str(model), **{**SMALL, "runner": "cuda", "max_model_len": None}), lambda stage, part: None)  # type: ignore[arg-type]
     assert refused.value.fix == {"--dtype": "fp8"}

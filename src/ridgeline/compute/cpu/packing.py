@@ -36,12 +36,11 @@ Take = Callable[[int], Bytes]
 
 FLOATS: Final = ("F32", "F16", "BF16")
 
-FORMATS: Final = (
-    *FLOATS,
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
-    *("INT8", "INT4"),
-)
-"""The extension's formats, by number."""
+SCREENED: Final = {name.removesuffix("_SCREENED"): name for name in ext.values("Format") if name.endswith("_SCREENED")}
+"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear/screen_kernel.cpp): what they are called then."""
+
+FORMATS: Final = tuple(name for name in ext.values("Format") if name not in SCREENED.values())
+"""The extension's formats; none without it."""
 
 SUPERBLOCKS: Final = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
 
@@ -49,9 +48,6 @@ SUPERBLOCK: Final = 256
 LONG_SPAN: Final = 128
 SPAN: Final = 32
 """Inputs that kernels add up as integers: of `SUPERBLOCKS`; of INT8 and INT4 in groups that are made of whole long spans; of all others."""
-
-SCREENED: Final = {"Q8_0": len(FORMATS)}
-"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear/screen_kernel.cpp): their numbers then."""
 
 INTEGER_BITS: Final = {"INT8": 8, "INT4": 4}
 """Those of grouped integers."""
@@ -237,7 +233,7 @@ class Pieces:
 
 
 def _number(kind: str, screened: bool) -> int:
-    return SCREENED[kind] if screened else FORMATS.index(kind)
+    return ext.values("Format").index(SCREENED[kind] if screened else kind)
 
 
 def _packed_bytes(kind: str, shape: tuple[int, ...], group: int = 0, screened: bool = False) -> int:

@@ -18,7 +18,7 @@ from ridgeline.compute.cpu.plan import SCREEN_COUNTS, NativePlan, Stored
 from ridgeline.compute.cpu.trace import StepTrace
 from ridgeline.compute.diff import stored_names
 from ridgeline.compute.early import ATTENDED
-from ridgeline.compute.finite import finite_rows
+from ridgeline.compute.finite import finite_tokens
 from ridgeline.compute.graph import Op, OpList, Sizes, StepInputs
 from ridgeline.compute.lower import head_of, lower
 from ridgeline.compute.ops.definition import Floats
@@ -70,11 +70,11 @@ class NativeRunner:
     def run(
         self, inputs: StepInputs, kv: NativeKVCache, taps: Sequence[str] = (), *, keep: NDArray[np.int32] | None = None
     ) -> dict[str, NDArray[Any]]:
-        """One step: `logits` fp32 [S, V], `finite` bool [R], and the tap "hidden" fp32 [T, D] where it is asked for.
+        """One step: `logits` fp32 [S, V], `finite` bool [T], and the tap "hidden" fp32 [T, D] where it is asked for.
 
         Logits and hidden states are views that the next step overwrites. With the tap the last layer is computed for all tokens, else
-        behind its attention only for selected ones. `finite` is true of a row if the final hidden states of its tokens are finite, or,
-        of tokens that have none, what the last attention made.
+        behind its attention only for selected ones. `finite` is true of a token if its final hidden state is finite, or, where it
+        has none, what the last attention made.
         keep: int32 [S], how many of the largest logits of each row are needed, with those that equal the last; 0, or None: all.
 
         Where the list allows it: with one of every row `best` int32 [S] in place of `logits`, the lowest id of each row's largest; else
@@ -174,14 +174,16 @@ def arguments(inputs: StepInputs) -> tuple[tuple[Any, ...], ...]:
 
 
 def _finite(plan: NativePlan, oplist: OpList, inputs: StepInputs) -> NDArray[np.bool_]:
-    """[R]: whether a row's numbers are finite behind a step of `plan`, which runs `oplist`."""
-    rows, row = len(inputs.kv_len), inputs.row_of_token
+    """[T]: whether a token's numbers are finite behind a step of `plan`, which runs `oplist`."""
+    tokens, select = len(inputs.ids), inputs.select
     if "hidden" in oplist.taps:
-        return finite_rows(plan.first(oplist.taps["hidden"], len(row)), row, rows)
-    selected = finite_rows(plan.first(oplist.taps["selected"], len(inputs.select)), row[inputs.select], rows)
-    if len(inputs.select) == len(row):
+        return finite_tokens(plan.first(oplist.taps["hidden"], tokens))
+    selected = finite_tokens(plan.first(oplist.taps["selected"], len(select)))
+    if len(select) == tokens:
         return selected
-    return selected & finite_rows(plan.first(oplist.taps[ATTENDED], len(row)), row, rows)
+    found = finite_tokens(plan.first(oplist.taps[ATTENDED], tokens))
+    found[select] &= selected
+    return found
 
 
 def _all_of(count: int) -> StepInputs:
