@@ -32,7 +32,6 @@ ALLOWED = {
     "compute/exact/threads.py:argtypes": "read by ctypes",
     "compute/exact/threads.py:restype": "read by ctypes",
     "facts/hardware/ceilings.py:argtypes": "read by ctypes",
-    "compute/ops/definition.py:Definition.semantic": "the tests of models read it: what a model file may record",
     "compute/ops/definition.py:Definition.tolerance": "the tests of runners read it: how far a result may be from its reference",
     "compute/ops/definition.py:Definition.samples": "the tests of runners run them",
     "compute/diff.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",

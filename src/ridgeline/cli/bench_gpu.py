@@ -15,11 +15,10 @@ import typer
 
 from ridgeline.cli.output import show_table
 from ridgeline.errors import ConfigError
-from ridgeline.facts.headers.families import MEASURED
+from ridgeline.models.table import MEASURED
 
 if TYPE_CHECKING:
-    from ridgeline.bench.gpu import Report
-    from ridgeline.bench.gpu_parts import Job
+    from ridgeline.bench.gpu import Job, Report
     from ridgeline.bench.gpu_targets import Verdict
 
 ONLY = "Parts, with commas: decode, prefill, serving, ttft, transformers, invariant, kernels; if named: ceilings, host, soak."
@@ -35,10 +34,9 @@ def gpu(
 ) -> None:
     """Measure the GPU: decoding, prompts, serving, time to first token, transformers, the batch-invariant mode, kernels. All of it takes
     less than ten minutes."""
-    from ridgeline.bench.gpu import check_gpu, measure, row_words
-    from ridgeline.bench.gpu_parts import jobs
+    from ridgeline.bench.gpu import check_gpu, jobs, measure, row_words
     from ridgeline.cli.output import check_page
-    from ridgeline.facts.hub.weightless import config_of
+    from ridgeline.facts.headers.read import config_of
 
     asked = jobs(_words("--only", only), _words("--dtype", dtype), config_of(model), minutes)
     if dry_run:
@@ -81,7 +79,7 @@ Row = Mapping[str, Any]
 
 def show_shares(asked: "Sequence[Job]") -> None:
     """What would run, and the seconds that are kept for each part."""
-    from ridgeline.bench.gpu_parts import MOST_SECONDS
+    from ridgeline.bench.gpu import MOST_SECONDS
 
     rows = [[job.name, f"{job.share:.0f}"] for job in asked]
     total = sum(job.share for job in asked)

@@ -18,9 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ridgeline.bench.client import Api, Outcome
-from ridgeline.bench.load import Measured
 from ridgeline.bench.report import Figures, as_dict, figures, notes, rows
-from ridgeline.bench.session import Load, Manner, Session
+from ridgeline.bench.session import Load, Manner, Measured, Session
 from ridgeline.cli.output import check_page
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.noise import Noise, Watch

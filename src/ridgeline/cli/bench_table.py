@@ -26,7 +26,8 @@ from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.hardware.noise import Noise, Watch
-from ridgeline.facts.headers.describe import describe_model
+from ridgeline.facts.headers.read import describe_model
+from ridgeline.planning.shape import shape_of
 
 SPARE_TOKENS: Final = 64
 """Of a sequence's context beyond the longest request: a server's own special tokens."""
@@ -65,7 +66,7 @@ def ceilings_of(scenarios: Sequence[Scenario], roofline: Path | None, shape: str
     name = shape or (shlex.split(detail)[0] if kind in RECIPES else None)
     if name is None:
         raise ConfigError("--roofline needs the model's size, and the first server is not started here; name a file of it with --shape")
-    model = describe_model(name, cache_directory())
+    model = shape_of(describe_model(name, cache_directory()))
     device = read_roofline(roofline, threads or machine_facts().processors, model)
     return {each.name: ceilings(each, model, device) for each in scenarios}
 

@@ -45,7 +45,7 @@ def plan(
 ) -> None:
     """Say what a model needs and yields on given devices, before anything is downloaded."""
     from ridgeline.config.env import cache_directory
-    from ridgeline.facts.headers.describe import describe_model
+    from ridgeline.facts.headers.read import describe_model
     from ridgeline.planning.arguments import Question, api_price_of, deployment_of, parse_objective
     from ridgeline.planning.report import make_report
 

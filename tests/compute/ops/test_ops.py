@@ -71,7 +71,6 @@ def rows_of(chosen: list[int], rows: int, tokens: int) -> list[int]:
 def test_a_token_does_not_feel_its_neighbours(name: str) -> None:
     """Bit for bit, by what the numpy runner runs: the whole, reversed, and every token by itself."""
     definition = OPS[name]
-    assert definition.exact
     function = providers(TEAMS["numpy"]).get(name, definition.reference)
     for sample in definition.samples():
         # Ids and positions may be [1, T]; whatever else an op takes is [T · factor, …].

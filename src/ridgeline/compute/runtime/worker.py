@@ -31,9 +31,8 @@ from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
-from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.read import RANDOM_PREFIX, random_facts, read_model_facts
 from ridgeline.facts.hub.source import resolve_model
-from ridgeline.facts.hub.weightless import RANDOM_PREFIX, random_facts
 
 
 def build(config: EngineConfig, progress: Progress) -> StepExecutor:
