@@ -9,8 +9,8 @@ import pytest
 from ridgeline.compute.decoding.edits import History
 from ridgeline.compute.decoding.sampler import Sampled, accept, score
 from ridgeline.compute.exact.cache import KVCache, allocate_kv
-from ridgeline.compute.finite import finite_tokens
 from ridgeline.compute.graph import StepInputs
+from ridgeline.compute.runner import finite_tokens
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.core.params import RowParams, Sampling

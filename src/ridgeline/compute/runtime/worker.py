@@ -16,10 +16,10 @@ from ridgeline.compute.cpu.trace import StepTrace
 from ridgeline.compute.cpu.weights import pack_weights, screened, widened
 from ridgeline.compute.decoding.sampler import sample_rows, score
 from ridgeline.compute.exact.cache import allocate_kv
+from ridgeline.compute.exact.runner import NumpyRunner
+from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
-from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.opening import Open, Opened, Progress, Source
-from ridgeline.compute.record import record
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.measure import step_seconds
 from ridgeline.compute.runtime.queue import QueueBackend
@@ -31,9 +31,8 @@ from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
-from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.read import RANDOM_PREFIX, random_facts, read_model_facts
 from ridgeline.facts.hub.source import resolve_model
-from ridgeline.facts.hub.weightless import RANDOM_PREFIX, random_facts
 
 
 def build(config: EngineConfig, progress: Progress) -> StepExecutor:

@@ -1,27 +1,58 @@
-"""From tensors as files name them to the canonical ones: every name and shape accounted for, fused tensors cut into parts."""
+"""Tensors of a model: the shapes that an architecture declares, and what files hold cut to them. Every name and shape is accounted for.
 
+Owns the classes of tensors and the identity of a model's files.
+"""
+
+import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
+from pathlib import Path
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.formats import FORMATS
-from ridgeline.facts.files.gguf_values import quoted
-from ridgeline.facts.headers.architectures import Architecture, Layout
-from ridgeline.facts.model import ModelFacts, TensorFacts
+from ridgeline.facts.files.gguf_values import MAX_HEADER_BYTES, quoted
+from ridgeline.facts.headers.layers import Sizes
+from ridgeline.facts.model import CLASSES, ModelFacts, TensorFacts
+from ridgeline.models.declare import Architecture, Layout, Row
 
 Shapes = dict[str, tuple[int, ...]]
+_SAMPLE_BYTES = 4_096
 
 
 def expected_shapes(
-    architecture: Architecture, facts: ModelFacts, positions: int, flags: Mapping[str, bool] | None
+    architecture: Architecture, sizes: Sizes, parts: Sequence[frozenset[str]], *, tied: bool, flags: Mapping[str, bool] | None
 ) -> tuple[Shapes, Shapes]:
     """(tensors that must be there, biases that may be there), by canonical name.
 
-    positions  rows of a learned table of positions
-    flags      what config.json says of biases; None where the tensors themselves say so, in all layers or none
+    sizes  dimensions by the names that the architecture gives them
+    parts  of each layer
+    flags  what config.json says of biases; None where the tensors themselves say so, in all layers or none
     """
-    sizes = {
+    must: Shapes = {}
+    may: Shapes = {}
+    for i, own in enumerate(parts):
+        for row in (*architecture.tensors, *(row for part in sorted(own) for row in architecture.parts.get(part, ()))):
+            shape = _shape(row, sizes)
+            if 0 in shape:
+                continue
+            must[f"blk.{i}.{row[0]}.weight"] = shape
+            when = architecture.biases.get(row[0])
+            if when == "always" or (when and flags is not None and flags[when]):
+                must[f"blk.{i}.{row[0]}.bias"] = shape[:1]
+            elif when and flags is None:
+                may[f"blk.{i}.{row[0]}.bias"] = shape[:1]
+    for row in (("token_embd", "vocab", "hidden"), *architecture.ends, *(() if tied else (("output", "vocab", "hidden"),))):
+        must[f"{row[0]}.weight"] = _shape(row, sizes)
+        if row[0] in architecture.end_biases:
+            must[f"{row[0]}.bias"] = _shape(row, sizes)[:1]
+    return must, may
+
+
+def plain_sizes(facts: ModelFacts, positions: int) -> Sizes:
+    """Dimensions of a decoder whose heads are all alike; `positions` are the rows of a learned table of positions."""
+    return {
         "hidden": facts.hidden,
         "ffn": facts.ffn,
         "head": facts.head_dim,
@@ -30,23 +61,70 @@ def expected_shapes(
         "vocab": facts.vocab,
         "context": positions,
     }
-    ends = (("token_embd", "vocab", "hidden"), *architecture.ends, *(() if facts.tied else (("output", "vocab", "hidden"),)))
-    rows_of = {name: rows for name, rows, _ in (*architecture.tensors, *ends)}
-    must: Shapes = {}
-    may: Shapes = {}
-    for i in range(facts.layers):
-        for name, rows, columns in architecture.tensors:
-            must[f"blk.{i}.{name}.weight"] = (sizes[rows], sizes[columns]) if columns else (sizes[rows],)
-        for name, when in architecture.biases.items():
-            shape = (sizes[rows_of[name]],)
-            if when == "always" or (flags is not None and flags.get(when)):
-                must[f"blk.{i}.{name}.bias"] = shape
-            elif flags is None:
-                may[f"blk.{i}.{name}.bias"] = shape
-    for name, rows, columns in ends:
-        must[f"{name}.weight"] = (sizes[rows], sizes[columns]) if columns else (sizes[rows],)
-    must |= {f"{name}.bias": (sizes[rows_of[name]],) for name in architecture.end_biases}
-    return must, may
+
+
+def _shape(row: Row, sizes: Sizes) -> tuple[int, ...]:
+    """Dimensions of a row; one that the sizes do not have is 0."""
+    return tuple(sizes.get(name, 0) for name in row[1:])
+
+
+def tensor_class(name: str) -> str:
+    """The class (`facts.model.CLASSES`) of a canonical name."""
+    if name.startswith(("token_embd.", "position_embd.")):
+        return "embedding"
+    if name.startswith("output."):
+        return "head"
+    part = name.split(".")[2] if name.startswith("blk.") and name.count(".") > 2 else ""
+    if part.startswith(("attn_", "ssm_")) and not part.endswith("norm"):
+        return "attention"
+    if part.startswith("ffn_") and not part.endswith("norm"):
+        return "experts" if part.endswith("_exps") else "ffn"
+    return "norms"
+
+
+def by_class(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Sums of (canonical name, amount) by class."""
+    sums = dict.fromkeys(CLASSES, 0)
+    for name, amount in amounts:
+        sums[tensor_class(name)] += amount
+    return sums
+
+
+def with_tensors(facts: ModelFacts, tensors: Mapping[str, TensorFacts], identity: bytes) -> ModelFacts:
+    """Facts that runners can load: every tensor by its canonical name, counted and weighed, and the identity of the files."""
+    return replace(
+        facts,
+        parameters=by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
+        stored=by_class((name, tensor.bytes) for name, tensor in tensors.items()),
+        tensors=tensors,
+        fingerprint=identity,
+    )
+
+
+def fingerprint(files: Iterable[Path], tensors: Iterable[TensorFacts], config: bytes = b"") -> bytes:
+    """SHA-256 over `config`, the size and the header of every file, and the first and last 4 KiB of every stored tensor.
+
+    Equal for copies, another for any other number in a header or any other weights that a sample shows.
+    tensors  as the files hold them, not as they are cut
+    config   what says the network's numbers where no file with tensors does
+    """
+    digest = hashlib.sha256(config)
+    held: dict[Path, list[TensorFacts]] = {path: [] for path in files}
+    for tensor in tensors:
+        held[tensor.file].append(tensor)
+    for path, inside in held.items():
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            header_bytes = min((tensor.offset for tensor in inside), default=min(size, MAX_HEADER_BYTES))
+            digest.update(f"{size} {header_bytes}\n".encode())
+            spans = [(0, header_bytes)]
+            for tensor in inside:
+                length = min(_SAMPLE_BYTES, tensor.bytes)
+                spans += [(tensor.offset, length), (tensor.offset + tensor.bytes - length, length)]
+            for offset, length in spans:
+                file.seek(offset)
+                digest.update(file.read(length))
+    return digest.digest()
 
 
 def canonical_tensors(

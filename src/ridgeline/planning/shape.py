@@ -1,23 +1,18 @@
-"""The shape of a network: dimensions and parameter counts by class of tensor, whatever file said so. Needs no weights.
-
-`facts.model.ModelFacts` is what a runner needs of a supported file; a shape is what arithmetic needs of any.
-"""
+"""The shape of a network, derived from its facts: what the planner's arithmetic multiplies. Formats of weights and KV."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ridgeline.facts.files.formats import FORMATS
+from ridgeline.facts.model import CLASSES, Attention, Experts, ModelFacts, StateLayers
 
-Attention = Literal["MHA", "GQA", "MQA", "MLA"]
-
-CLASSES = ("embedding", "head", "attention", "ffn", "experts", "norms")
-"""Classes of tensors. Recurrences count as `attention`. `experts` are the routed ones; shared experts and routers are `ffn`."""
+AttentionKind = Literal["MHA", "GQA", "MQA", "MLA"]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """Bits a parameter takes in the layers, and in the embedding and the head; `compute` is the data type of the products."""
+    """Bits per parameter in the layers, and in the embedding and the head; `compute` is the data type of the products."""
 
     layer_bits: float
     embedding_bits: float
@@ -35,7 +30,7 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     "awq": WeightFormat(4 + 20 / 128, 16, "f16"),
     "gptq": WeightFormat(4 + 20 / 128, 16, "f16"),
     "gptq8": WeightFormat(8 + 24 / 128, 16, "f16"),
-    # Of compressed-tensors: symmetric groups of 128; a 16-bit scale a row, which weighs nothing; the same with 8-bit activations.
+    # Of compressed-tensors: symmetric groups of 128; a 16-bit scale per row, which weighs nothing; the same with 8-bit activations.
     "w4a16": WeightFormat(4 + 16 / 128, 16, "f16"),
     "w8a16": WeightFormat(8, 16, "f16"),
     "w8a8": WeightFormat(8, 16, "int8"),
@@ -47,33 +42,6 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
 
 KV_BITS = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
 """Bits of a cached element; scales are not counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """A mixture: `routed` experts in each of `layers` layers, of which every token uses `active`."""
-
-    routed: int
-    active: int
-    layers: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateLayers:
-    """Recurrences: each of `layers` layers keeps so many elements a sequence, whatever its length.
-
-    recurrent    the state itself, 32 bits each, as the reference implementations compute it
-    convolution  the last inputs of the short convolution before it, 16 bits each
-    """
-
-    layers: int
-    recurrent: int
-    convolution: int
-
-    @property
-    def bytes(self) -> int:
-        """Of one sequence in all layers."""
-        return self.layers * (4 * self.recurrent + 2 * self.convolution)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +68,7 @@ class ModelShape:
     ffn: int
     vocab: int
     context: int
-    attention: Attention
+    attention: AttentionKind
     layer_kinds: tuple[str, ...]
     window: int
     kv_elements: int
@@ -119,7 +87,7 @@ class ModelShape:
 
     @property
     def state_bytes(self) -> int:
-        """What a sequence keeps in recurrent layers."""
+        """Bytes that a sequence keeps in recurrent layers."""
         return self.state.bytes if self.state else 0
 
     @property
@@ -142,8 +110,37 @@ class ModelShape:
         return {name: count * (form.embedding_bits if name in ends else form.layer_bits) / 8 for name, count in self.parameters.items()}
 
 
-def attention_kind(heads: int, kv_heads: int) -> Attention:
-    """What the numbers of query and KV heads are called. Notes on inference, part 4, section 7."""
+def shape_of(facts: ModelFacts) -> ModelShape:
+    """The shape of the network that `facts` describe."""
+    keys, queries = facts.kv_heads * facts.head_dim, facts.heads * facts.head_dim
+    widths = facts.attention or Attention(2 * keys, 2 * queries, 2 * queries)
+    return ModelShape(
+        name=facts.name,
+        architecture=facts.architecture,
+        layers=facts.layers,
+        hidden=facts.hidden,
+        heads=facts.heads,
+        kv_heads=facts.kv_heads,
+        head_dim=facts.head_dim,
+        ffn=facts.ffn,
+        vocab=facts.vocab,
+        context=facts.context,
+        attention="MLA" if widths.latent else attention_kind(facts.heads, facts.kv_heads),
+        layer_kinds=facts.layer_kinds,
+        window=facts.window,
+        kv_elements=widths.cached,
+        decode_width=widths.decode,
+        prefill_width=widths.prefill,
+        parameters=facts.parameters,
+        dtype=facts.dtype,
+        experts=facts.experts,
+        state=facts.state,
+        stored_bytes=facts.stored,
+    )
+
+
+def attention_kind(heads: int, kv_heads: int) -> AttentionKind:
+    """Name of attention with so many query and KV heads. Notes on inference, part 4, section 7."""
     if kv_heads == heads:
         return "MHA"
     return "MQA" if kv_heads == 1 else "GQA"

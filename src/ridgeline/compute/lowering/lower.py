@@ -7,9 +7,9 @@ value that survives a pass keeps its name, so that `diff` can compare a lowered 
 from collections.abc import Callable
 from functools import reduce
 
-from ridgeline.compute.early import select_early
-from ridgeline.compute.fuse import fuse_norms, fuse_residuals, fuse_writes, merge_products, quantise_fp8
 from ridgeline.compute.graph import Formats, Handle, Op, OpList, Weight, WeightFormat
+from ridgeline.compute.lowering.early import select_early
+from ridgeline.compute.lowering.fuse import fuse_norms, fuse_residuals, fuse_writes, merge_products, quantise_fp8
 from ridgeline.facts.model import Rope
 
 Pass = Callable[[OpList, Formats], OpList]

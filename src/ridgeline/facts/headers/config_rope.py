@@ -5,16 +5,27 @@ from typing import Any
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.gguf_values import quoted
-from ridgeline.facts.headers.architectures import ROPE_SCALINGS, Architecture
-from ridgeline.facts.headers.config_json import MAX_CONTEXT, Fields, bounded_number
+from ridgeline.facts.headers.config_json import Fields, bounded_number
+from ridgeline.facts.headers.layers import MAX_CONTEXT
 from ridgeline.facts.headers.rope import DEFAULT_BASE, MOST_BASE, MOST_FACTOR, Rotations, linear, longrope, longrope_scale, ramped, yarn
 from ridgeline.facts.model import Rope
+from ridgeline.models.declare import Architecture
 
 _KINDS = {"full": "full_attention", "window": "sliding_attention"}
+_SCALINGS = {
+    "default": "none",
+    "linear": "linear",
+    "llama3": "ramped",
+    "yarn": "yarn",
+    "longrope": "longrope",
+    "su": "longrope",
+}
+"""`rope_type` of a file → the function of `rope.py` that computes it; "none": no scaling."""
 
 
-def read_config_ropes(fields: Fields, architecture: Architecture, head_dim: int, context: int) -> Rotations:
+def read_config_ropes(fields: Fields, head_dim: int, context: int) -> Rotations:
     """Rotations of full and of window layers. Raises ModelFormatError for kinds of scaling that are not computed."""
+    architecture = fields.architecture
     if not architecture.rope:
         return Rotations({}, None, context)
     by_kind: dict[str, Rope] = {}
@@ -73,16 +84,16 @@ class Numbers:
         kind = self.values.get("rope_type", self.values.get("type"))
         if kind == "yarn" and "short_factor" in self.values:
             return "longrope"
-        scaling = "none" if kind is None else ROPE_SCALINGS.get(str(kind))
+        scaling = "none" if kind is None else _SCALINGS.get(str(kind))
         if scaling is None:
             raise ModelFormatError(
-                f"config.json: RoPE scaling {quoted(kind)} is not computed; computed: {', '.join(ROPE_SCALINGS)}. "
+                f"config.json: RoPE scaling {quoted(kind)} is not computed; computed: {', '.join(_SCALINGS)}. "
                 "Within the context that the model was trained for the key may be removed"
             )
         return scaling
 
     def _factor(self) -> float:
-        """How many times the context is extended; where the file does not say, what its contexts make it."""
+        """Ratio by which the context is extended; where the file does not say, what its contexts make it."""
         default = None if self.scaling in ("linear", "ramped") else self.context / self.original
         return self.number("factor", 1e-3, MOST_FACTOR, default)
 
@@ -119,7 +130,7 @@ class Numbers:
 
 
 def _parameters(fields: Fields, kind: str, own_base: bool) -> Mapping[str, Any]:
-    """What the file says of the layers of one kind. Window layers with a base of their own take no part in a scaling that names no kind."""
+    """Keys of the layers of one kind. Window layers with a base of their own take no part in a scaling that names no kind."""
     later, scaling = fields.values.get("rope_parameters"), fields.values.get("rope_scaling")
     for key, values in (("rope_parameters", later), ("rope_scaling", scaling)):
         if values is not None and not isinstance(values, dict):
