@@ -11,8 +11,7 @@ import pytest
 import typer
 
 from ridgeline.bench import gpu
-from ridgeline.bench.gpu import Report, measure, row_words
-from ridgeline.bench.gpu_parts import ASKED, MOST_SECONDS, PARTS, SETTINGS, Job, jobs
+from ridgeline.bench.gpu import ASKED, MOST_SECONDS, PARTS, SETTINGS, Job, Report, jobs, measure, row_words
 from ridgeline.bench.gpu_targets import AIMS, costs, headline, verdicts
 from ridgeline.cli import bench_gpu
 from ridgeline.errors import ConfigError, ModelNotFoundError
@@ -209,7 +208,7 @@ class Absent:
             raise ImportError(name)
 
 sys.meta_path.insert(0, Absent())
-import ridgeline.bench.gpu_part, ridgeline.cli.bench_gpu, ridgeline.bench.gpu, ridgeline.cli.main, ridgeline.cli.pages, ridgeline.engine.llm
+import ridgeline.bench.gpu_part, ridgeline.cli.bench_gpu, ridgeline.bench.gpu, ridgeline.cli.main, ridgeline.engine.llm
 """
 
 

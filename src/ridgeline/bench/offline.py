@@ -11,7 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Final
 
-from ridgeline.bench.hogs import hogs
+from ridgeline.bench.processes import hogs
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit

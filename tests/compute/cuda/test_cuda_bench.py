@@ -103,7 +103,7 @@ def test_needs_no_package_of_a_server() -> None:
     """Nor transformers, which is loaded by name in the process of its part. What measures over HTTP loads its client when it does."""
     imports = grimp.build_graph("ridgeline", include_external_packages=True, cache_dir=None)
     roots = ("compute.cuda.bench.parts", "compute.cuda.bench.watch", "compute.runtime.worker", "compute.cuda.backend", "engine.llm")
-    for root in (*roots, "bench.gpu", "bench.gpu_serving", "bench.gpu_soak", "bench.gpu_part", "cli.bench_gpu_tables"):
+    for root in (*roots, "bench.gpu", "bench.gpu_serving", "bench.gpu_part", "cli.bench_gpu"):
         for package in (*gpu_ttft.SERVER_PACKAGES, "transformers"):
             chain = imports.find_shortest_chain(f"ridgeline.{root}", package)
             assert chain is None or (root == "bench.gpu_part" and "ridgeline.bench.gpu_ttft" in chain), chain

@@ -1,40 +1,31 @@
-"""What the verbs that measure this machine and its kernels share: lists on a command line, a progress bar, tables. Computes nothing."""
+"""Output that several verbs share: files that `--html` and `--json` name, a bar, one JSON object, one table. Decides no contents."""
 
-import importlib
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 from ridgeline.errors import ConfigError
 
 WIDTH: Final = 110
-_SHAPE: Final = re.compile(r"(\d{1,8})x(\d{1,8})")
 
 
-def numbers(flag: str, text: str) -> tuple[int, ...]:
-    """`1,4,16` as integers. Raises ConfigError."""
-    words = [word.strip() for word in text.split(",")]
-    wrong = next((word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)), None)
-    if wrong is not None:
-        raise ConfigError(f"{flag} has {wrong!r:.40}; write whole numbers with commas between them: 1,4,16", fix={flag: "1,4,16"})
-    return tuple(int(word) for word in words)
+def check_page(path: Path | None, flag: str = "--html") -> None:
+    """Opened before anything long begins: what cannot be written to is told at once. Raises ConfigError."""
+    try:
+        if path is not None:
+            path.expanduser().open("a").close()
+    except OSError as error:
+        raise ConfigError(f"{flag} {str(path)!r:.200} cannot be written: {error.strerror}", fix={flag: f"page.{flag[2:]}"}) from error
 
 
-def shapes(flag: str, text: str) -> tuple[tuple[int, int], ...]:
-    """`8192x2048,2048x8192` as pairs. Raises ConfigError."""
-    found = [(word, _SHAPE.fullmatch(word.strip())) for word in text.split(",")]
-    wrong = next((word for word, match in found if match is None), None)
-    if wrong is not None:
-        raise ConfigError(f"{flag} has {wrong!r:.40}; write outputs x inputs: 8192x2048", fix={flag: "8192x2048"})
-    return tuple((int(match[1]), int(match[2])) for _, match in found if match is not None)
-
-
-def computing(module: str) -> Any:
-    """A module of the computing wing, by name: it brings arrays."""
-    return importlib.import_module(f"ridgeline.compute.bench.{module}")
+def write_page(path: Path, document: str) -> None:
+    """Writes the document and says so on stderr. Raises ConfigError where the file cannot be written."""
+    check_page(path)
+    path.expanduser().write_text(document, encoding="utf-8")
+    print(f"{path} written, {len(document.encode()) / 1e3:.0f} kB", file=sys.stderr)
 
 
 @contextmanager
