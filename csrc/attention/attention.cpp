@@ -44,13 +44,13 @@ class Walk {
 public:
     Walk(const Attention& op, const Step& step, const AttentionItem& item, size_t first_row, size_t rows, uint8_t* scratch)
         : op_(op), step_(step), item_(item), shape_(op), first_row_(first_row), rows_(rows), work_(scratch, shape_, rows),
-          table_(step.tables[op.group] + static_cast<size_t>(item.row) * step.table_width),
+          table_(step.tables[op.kv_group] + static_cast<size_t>(item.row) * step.table_width),
           strips_(rows >= kManyRows), direct_(!strips_ && op.cache.head_dim == shape_.width), read_(direct_ ? op.cache.type : kKVF32) {}
 
-    // Rows of q [tokens, heads * head_dim], scaled and padded with zeros.
-    void take_queries(const float* q) {
+    // Rows of q, scaled and padded with zeros.
+    void take_queries() {
         for (size_t row = 0; row < rows_; ++row) {
-            const float* from = q + place(row);
+            const float* from = op_.q + place(row);
             float* to = work_.q + row * shape_.width;
             for (size_t d = 0; d < op_.cache.head_dim; ++d) to[d] = from[d] * op_.scale;
             for (size_t d = op_.cache.head_dim; d < shape_.width; ++d) to[d] = 0.0f;
@@ -74,7 +74,7 @@ public:
         const size_t first = static_cast<size_t>(work_.first[low_]), last = static_cast<size_t>(work_.last[high_ - 1]);
         score_keys(first, last);
         if (op_.cache.type == kKVInt8) take_scales(op_.cache.values, first, last, work_.value_scales);
-        for (size_t row = low_; row < high_; ++row) soften(row);
+        for (size_t row = low_; row < high_; ++row) softmax(row);
         for (float* sum = work_.sums + low_ * shape_.width; sum < work_.sums + high_ * shape_.width; sum += kLanes) store(sum, zero());
         mix_values(first, last);
         return true;
@@ -98,7 +98,7 @@ public:
         memcpy(peaks + item_rows + low_, work_.weight + low_, rows * sizeof(float));
     }
 
-    void put_totals(float* out) const;
+    void put_totals() const;
 
 private:
     size_t place(size_t row) const {
@@ -117,7 +117,7 @@ private:
         const uint8_t* base = cache + static_cast<size_t>(item_.kv_head) * op_.cache.head_bytes;
         for (size_t key = first; key < last;) {
             const size_t at = static_cast<size_t>(begin_) + key, offset = at % block_tokens;
-            const uint8_t* bytes = base + static_cast<size_t>(table_[at / block_tokens]) * op_.cache.page_bytes + offset * stride;
+            const uint8_t* bytes = base + static_cast<size_t>(table_[at / block_tokens]) * op_.cache.block_bytes + offset * stride;
             const size_t end = last - key < block_tokens - offset ? last : key + block_tokens - offset;
             for (; key < end; ++key, bytes += stride) f(key, bytes);
         }
@@ -132,7 +132,7 @@ private:
     // Brings keys or values first … last - 1 of the split near, as far as there are any; 256 and more are the next split's.
     void ask_for(const uint8_t* cache, size_t first, size_t last) const;
     void score_keys(size_t first, size_t last);
-    void soften(size_t row);
+    void softmax(size_t row);
     void mix_values(size_t first, size_t last);
     void mix_rows_of(size_t row, size_t rows, size_t first, size_t last, size_t d, size_t offset, size_t size);
 
@@ -232,7 +232,7 @@ void Walk::score_keys(size_t first, size_t last) {
 
 // Scores to weights, in place: e^(score - greatest), 0 for what is hidden. A value's scale goes onto its weight behind the sum. (Flattened: a
 // vector goes to a called function and back through memory.)
-__attribute__((flatten)) void Walk::soften(size_t row) {
+__attribute__((flatten)) void Walk::softmax(size_t row) {
     float* scores = work_.scores + row * kScoreStride;
     const size_t first = static_cast<size_t>(work_.first[row]), last = static_cast<size_t>(work_.last[row]), begin = first / kLanes * kLanes;
     const bool scaled = op_.cache.type == kKVInt8;
@@ -328,32 +328,32 @@ void Walk::merge_split() {
                   work_.peak[row], work_.weight[row], shape_.width);
 }
 
-void Walk::put_totals(float* out) const {
-    for (size_t row = 0; row < rows_; ++row) put_row(work_.totals + row * shape_.width, work_.total_weight[row], op_.cache.head_dim, out + place(row));
+void Walk::put_totals() const {
+    for (size_t row = 0; row < rows_; ++row) put_row(work_.totals + row * shape_.width, work_.total_weight[row], op_.cache.head_dim, op_.out + place(row));
 }
 
-void attend(const Attention& op, const Step& step, const AttentionItem& item, const float* q, float* partials, float* out, uint8_t* scratch) {
+void attend(const Attention& op, const Step& step, const AttentionItem& item, float* partials, uint8_t* scratch) {
     const Shape shape(op);
     const size_t rows = static_cast<size_t>(item.tokens) * shape.group, most = shape.most_rows();
     for (size_t first = 0; first < rows; first += most) {
         Walk walk(op, step, item, first, rows - first < most ? rows - first : most, scratch);
-        walk.take_queries(q);
+        walk.take_queries();
         if (item.partial < 0) walk.start_totals();
         for (int32_t split = 0; split < item.splits; ++split) {
             if (!walk.compute(item.first_split + split)) continue;
             if (item.partial < 0) walk.merge_split();
             else walk.put_partials(partials + item.partial + static_cast<size_t>(split) * rows * shape.partial_floats(), rows);
         }
-        if (item.partial < 0) walk.put_totals(out);
+        if (item.partial < 0) walk.put_totals();
     }
 }
 
 // One query row over the items items[0 … count - 1], which follow each other in their splits.
-void merge_items(const Attention& op, const Step& step, const AttentionItem* items, size_t count, size_t row, const float* partials, float* out) {
+void merge_items(const Attention& op, const Step& step, const AttentionItem* items, size_t count, size_t row, const float* partials) {
     const Shape shape(op);
     const size_t rows = static_cast<size_t>(items->tokens) * shape.group, token = static_cast<size_t>(items->first_token) + row / shape.group;
     const int64_t position = position_of(step, items->row, static_cast<int64_t>(token));
-    float* mine = out + (token * op.heads + static_cast<size_t>(items->kv_head) * shape.group + row % shape.group) * op.cache.head_dim;
+    float* mine = op.out + (token * op.heads + static_cast<size_t>(items->kv_head) * shape.group + row % shape.group) * op.cache.head_dim;
     // The width comes in slices, so that a total of any width fits on the stack.
     constexpr size_t kSlice = 512;
     for (size_t d = 0; d < shape.width; d += kSlice) {
@@ -371,13 +371,13 @@ void merge_items(const Attention& op, const Step& step, const AttentionItem* ite
     }
 }
 
-void merge(const Attention& op, const Step& step, const AttentionItem* items, size_t count, const float* partials, float* out) {
+void merge(const Attention& op, const Step& step, const AttentionItem* items, size_t count, const float* partials) {
     const Shape shape(op);
     for (size_t i = 0; i < count;) {
         size_t end = i + 1;
         while (end < count && items[end].row == items[i].row && items[end].kv_head == items[i].kv_head && items[end].first_token == items[i].first_token) ++end;
         if (items[i].partial >= 0)
-            for (size_t row = 0; row < static_cast<size_t>(items[i].tokens) * shape.group; ++row) merge_items(op, step, items + i, end - i, row, partials, out);
+            for (size_t row = 0; row < static_cast<size_t>(items[i].tokens) * shape.group; ++row) merge_items(op, step, items + i, end - i, row, partials);
         i = end;
     }
 }
@@ -385,7 +385,7 @@ void merge(const Attention& op, const Step& step, const AttentionItem* items, si
 }  // namespace
 
 extern const AttentionKernels kAttention;
-const AttentionKernels kAttention = {kv_write, attention_items, attend, merge};
+const AttentionKernels kAttention = {attention_items, attend, merge};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

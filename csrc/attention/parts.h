@@ -6,7 +6,6 @@
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 
-void kv_write(const KVLayer& cache, const float* k, const float* v, const int64_t* slots, size_t first, size_t count);
 size_t attention_items(const Attention& op, const Step& step, size_t threads, AttentionItem* items, size_t capacity, size_t* partial_floats);
 
 namespace {

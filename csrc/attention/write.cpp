@@ -1,7 +1,7 @@
 // Writing keys and values into the paged cache: copied, rounded to bf16, or quantised with one scale a head.
 #include <float.h>
 
-#include "attention/parts.h"
+#include "runtime/rows.h"
 #include "simd/simd.h"
 
 namespace ridgeline {
@@ -48,16 +48,14 @@ void write_head(int type, const float* x, size_t width, uint8_t* to) {
 
 }  // namespace
 
-void kv_write(const KVLayer& cache, const float* k, const float* v, const int64_t* slots, size_t first, size_t count) {
-    const size_t width = cache.head_dim;
-    for (size_t token = first; token < first + count; ++token) {
-        const size_t slot = static_cast<size_t>(slots[token]);
-        const size_t place = slot / cache.block_tokens * cache.page_bytes + slot % cache.block_tokens * cache.record_bytes;
-        for (size_t head = 0; head < cache.kv_heads; ++head) {
-            const size_t from = (token * cache.kv_heads + head) * width, to = place + head * cache.head_bytes;
-            write_head(cache.type, k + from, width, cache.keys + to);
-            write_head(cache.type, v + from, width, cache.values + to);
-        }
+void kv_write(const KVWrite& op, const Step& step, size_t row) {
+    const KVLayer& cache = op.cache;
+    const size_t slot = static_cast<size_t>(step.slots[op.kv_group][row]), width = cache.head_dim;
+    const size_t place = slot / cache.block_tokens * cache.block_bytes + slot % cache.block_tokens * cache.record_bytes;
+    for (size_t head = 0; head < cache.kv_heads; ++head) {
+        const size_t from = (row * cache.kv_heads + head) * width, to = place + head * cache.head_bytes;
+        write_head(cache.type, op.k + from, width, cache.keys + to);
+        write_head(cache.type, op.v + from, width, cache.values + to);
     }
 }
 

@@ -1,11 +1,10 @@
-// Norms, residuals, activations, rotation and the quantisation of activations: one token a call.
+// Norms, residuals, activations, rotation and the quantisation of activations: one row per call.
 //
 // A sum over a row has an order that is a function of the row's width alone: sixteen partial sums, then a fixed tree.
-#include "elements/elements.h"
-
 #include <math.h>
 
 #include "linear/linear.h"
+#include "runtime/rows.h"
 #include "simd/simd.h"
 
 namespace ridgeline {
@@ -48,49 +47,6 @@ __attribute__((always_inline)) inline void quantise_group(const float* x, size_t
     for (size_t i = 0; i < group; i += kLanes) sums[i / kLanes] = store_int8(codes + i, load(x + i) * inverse);
 }
 
-void quantise(const float* x, size_t k, size_t group, int8_t* codes, float* scales, int32_t* sums) {
-    const auto groups_of = [=](size_t width) __attribute__((always_inline)) {
-        for (size_t i = 0; i < k; i += width) quantise_group(x + i, width, codes + i, scales + i / kCodeGroup, sums + i / kLanes);
-    };
-    if (group == kCodeGroup) return groups_of(kCodeGroup);  // unrolled
-    groups_of(group);
-}
-
-void rms_norm(const float* x, const float* weight, size_t width, size_t piece, float eps, float* out) {
-    for (size_t start = 0; start < width; start += piece) {
-        Vec squares = zero();
-        each(piece, [&](size_t i, size_t n) { const Vec v = take(x + start + i, n); squares = fma(v, v, squares); });
-        const Vec root = all(sqrtf(sum_of(squares) / static_cast<float>(piece) + eps));
-        each(piece, [&](size_t i, size_t n) { put(out + start + i, take(x + start + i, n) / root * take(weight + i, n), n); });
-    }
-}
-
-void layer_norm(const float* x, const float* weight, const float* bias, size_t width, float eps, float* out) {
-    const float count = static_cast<float>(width);
-    Vec total = zero(), squares = zero();
-    each(width, [&](size_t i, size_t n) { total = total + take(x + i, n); });
-    const float mean = sum_of(total) / count;
-    each(width, [&](size_t i, size_t n) { const Vec v = (n == kLanes ? load(x + i) : load_first(x + i, n, mean)) - all(mean); squares = fma(v, v, squares); });
-    const Vec root = all(sqrtf(sum_of(squares) / count + eps));
-    each(width, [&](size_t i, size_t n) { put(out + i, (take(x + i, n) - all(mean)) / root * take(weight + i, n) + take(bias + i, n), n); });
-}
-
-void add(const float* x, const float* y, size_t width, float* out) {
-    each(width, [&](size_t i, size_t n) { put(out + i, take(x + i, n) + take(y + i, n), n); });
-}
-
-void reorder(const float* x, const int32_t* order, size_t width, float* out) {
-    for (size_t i = 0; i < width; ++i) out[i] = x[order[i]];
-}
-
-void scale(const float* x, float factor, size_t width, float* out) {
-    each(width, [&](size_t i, size_t n) { put(out + i, take(x + i, n) * all(factor), n); });
-}
-
-void softcap(const float* x, float cap, size_t width, float* out) {
-    each(width, [&](size_t i, size_t n) { put(out + i, hyperbolic_tangent(take(x + i, n) / all(cap)) * all(cap), n); });
-}
-
 inline Vec silu(Vec x) { return x / (all(1.0f) + exponential(zero() - x)); }
 
 // (1 + tanh u) / 2 = 1 / (1 + e^(-2 u))
@@ -99,45 +55,121 @@ inline Vec gelu_tanh(Vec x) {
     return x / (all(1.0f) + exponential(inner));
 }
 
+// write(activation) with the activation as a function of vectors.
 template <typename F>
-inline void activated(F f, const float* x, const float* y, size_t width, float* out) {
-    if (y == nullptr)
-        each(width, [&](size_t i, size_t n) { put(out + i, f(take(x + i, n)), n); });
-    else
-        each(width, [&](size_t i, size_t n) { put(out + i, f(take(x + i, n)) * take(y + i, n), n); });
-}
-
-void activate(int activation, const float* x, const float* y, size_t width, float* out) {
+inline void activated(int activation, F write) {
     if (activation == kSilu)
-        activated([](Vec v) { return silu(v); }, x, y, width, out);
+        write([](Vec v) { return silu(v); });
     else
-        activated([](Vec v) { return gelu_tanh(v); }, x, y, width, out);
+        write([](Vec v) { return gelu_tanh(v); });
 }
 
-void rotation(int32_t position, const double* frequencies, size_t half, float factor, float* turn) {
-    for (size_t i = 0; i < half; ++i) {
-        const double angle = static_cast<double>(position) * frequencies[i];
-        turn[i] = static_cast<float>(cos(angle) * static_cast<double>(factor));
-        turn[half + i] = static_cast<float>(sin(angle) * static_cast<double>(factor));
+}  // namespace
+
+void select(const Select& op, const Step& step, size_t row) {
+    memcpy(op.out + row * op.width, op.x + static_cast<size_t>(step.select[row]) * op.width, op.width * sizeof(float));
+}
+
+void reorder(const Reorder& op, const Step&, size_t row) {
+    const float* x = op.x + row * op.width;
+    float* out = op.out + row * op.width;
+    for (size_t i = 0; i < op.width; ++i) out[i] = x[op.order[i]];
+}
+
+void quantise(const Quantise& op, const Step&, size_t row) {
+    const size_t k = op.width;
+    const float* x = op.x + row * k;
+    int8_t* codes = op.out_codes + row * k;
+    float* scales = op.out_scales + row * (k / kCodeGroup);
+    int32_t* sums = op.out_sums + row * (k / kLanes);
+    const auto groups_of = [=](size_t width) __attribute__((always_inline)) {
+        for (size_t i = 0; i < k; i += width) quantise_group(x + i, width, codes + i, scales + i / kCodeGroup, sums + i / kLanes);
+    };
+    if (op.group == kCodeGroup) return groups_of(kCodeGroup);  // unrolled
+    groups_of(op.group);
+}
+
+void rms_norm(const RmsNorm& op, const Step&, size_t row) {
+    const float *x = op.x + row * op.width, *weight = op.weight;
+    float* out = op.out + row * op.width;
+    for (size_t start = 0; start < op.width; start += op.piece) {
+        Vec squares = zero();
+        each(op.piece, [&](size_t i, size_t n) { const Vec v = take(x + start + i, n); squares = fma(v, v, squares); });
+        const Vec root = all(sqrtf(sum_of(squares) / static_cast<float>(op.piece) + op.eps));
+        each(op.piece, [&](size_t i, size_t n) { put(out + start + i, take(x + start + i, n) / root * take(weight + i, n), n); });
     }
 }
 
-void rope(const float* x, const float* turn, size_t width, size_t head_dim, size_t half, float* out) {
-    for (size_t head = 0; head < width; head += head_dim) {
+void layer_norm(const LayerNorm& op, const Step&, size_t row) {
+    const float *x = op.x + row * op.width, *weight = op.weight, *bias = op.bias, count = static_cast<float>(op.width);
+    float* out = op.out + row * op.width;
+    Vec total = zero(), squares = zero();
+    each(op.width, [&](size_t i, size_t n) { total = total + take(x + i, n); });
+    const float mean = sum_of(total) / count;
+    each(op.width, [&](size_t i, size_t n) { const Vec v = (n == kLanes ? load(x + i) : load_first(x + i, n, mean)) - all(mean); squares = fma(v, v, squares); });
+    const Vec root = all(sqrtf(sum_of(squares) / count + op.eps));
+    each(op.width, [&](size_t i, size_t n) { put(out + i, (take(x + i, n) - all(mean)) / root * take(weight + i, n) + take(bias + i, n), n); });
+}
+
+void add(const Add& op, const Step&, size_t row) {
+    const float *x = op.x + row * op.width, *y = op.y + row * op.width;
+    float* out = op.out + row * op.width;
+    each(op.width, [&](size_t i, size_t n) { put(out + i, take(x + i, n) + take(y + i, n), n); });
+}
+
+void add_bias(const AddBias& op, const Step&, size_t row) {
+    const float* x = op.x + row * op.width;
+    float* out = op.out + row * op.width;
+    each(op.width, [&](size_t i, size_t n) { put(out + i, take(x + i, n) + take(op.bias + i, n), n); });
+}
+
+void scale(const Scale& op, const Step&, size_t row) {
+    const float* x = op.x + row * op.width;
+    float* out = op.out + row * op.width;
+    each(op.width, [&](size_t i, size_t n) { put(out + i, take(x + i, n) * all(op.factor), n); });
+}
+
+void softcap(const Softcap& op, const Step&, size_t row) {
+    const float* x = op.x + row * op.width;
+    float* out = op.out + row * op.width;
+    each(op.width, [&](size_t i, size_t n) { put(out + i, hyperbolic_tangent(take(x + i, n) / all(op.cap)) * all(op.cap), n); });
+}
+
+void activate(const Activate& op, const Step&, size_t row) {
+    const float* x = op.x + row * op.width;
+    float* out = op.out + row * op.width;
+    activated(op.activation, [&](auto f) { each(op.width, [&](size_t i, size_t n) { put(out + i, f(take(x + i, n)), n); }); });
+}
+
+void glu(const Glu& op, const Step&, size_t row) {
+    const float *gate = op.gate + row * op.width, *up = op.up + row * op.width;
+    float* out = op.out + row * op.width;
+    activated(op.activation, [&](auto f) { each(op.width, [&](size_t i, size_t n) { put(out + i, f(take(gate + i, n)) * take(up + i, n), n); }); });
+}
+
+void rotation(const Rotation& op, const Step& step, size_t row) {
+    float* turn = op.out + row * 2 * op.half;
+    for (size_t i = 0; i < op.half; ++i) {
+        const double angle = static_cast<double>(step.positions[row]) * op.frequencies[i];
+        turn[i] = static_cast<float>(cos(angle) * static_cast<double>(op.magnitude));
+        turn[op.half + i] = static_cast<float>(sin(angle) * static_cast<double>(op.magnitude));
+    }
+}
+
+void rotate(const Rotate& op, const Step&, size_t row) {
+    const float *x = op.x + row * op.width, *turn = op.turn + row * 2 * op.half;
+    const size_t half = op.half, rotated = 2 * half;
+    float* out = op.out + row * op.width;
+    for (size_t head = 0; head < op.width; head += op.head_dim) {
         each(half, [&](size_t i, size_t n) {
             const Vec first = take(x + head + i, n), second = take(x + head + half + i, n);
             const Vec cosine = take(turn + i, n), sine = take(turn + half + i, n);
             put(out + head + i, first * cosine - second * sine, n);
             put(out + head + half + i, second * cosine + first * sine, n);
         });
-        if (out != x && 2 * half < head_dim) memcpy(out + head + 2 * half, x + head + 2 * half, (head_dim - 2 * half) * sizeof(float));
+        if (out != x && rotated < op.head_dim) memcpy(out + head + rotated, x + head + rotated, (op.head_dim - rotated) * sizeof(float));
     }
 }
-
-}  // namespace
-
-extern const ElementKernels kElements;
-const ElementKernels kElements = {quantise, rms_norm, layer_norm, add, reorder, scale, softcap, activate, rotation, rope};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

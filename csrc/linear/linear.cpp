@@ -7,6 +7,8 @@
 
 #include "linear/families.h"
 #include "linear/floats.h"
+#include "runtime/rows.h"
+#include "simd/simd.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -41,10 +43,21 @@ void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to,
 
 void row(const Matrix& matrix, size_t row, float* out) { family(matrix.format).row(matrix, row, out); }
 
+void add_residual(const float* residual, size_t count, float* out) {
+    size_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(out + i, load(residual + i) + load(out + i));
+    if (i < count) store_first(out + i, load_first(residual + i, count - i) + load_first(out + i, count - i), count - i);
+}
+
 }  // namespace
 
+void embed(const Embed& op, const Step& step, size_t row) {
+    const int32_t id = op.by_position ? step.positions[row] : step.ids[row];
+    family(op.table.format).row(op.table, static_cast<size_t>(id), op.out + row * op.table.k);
+}
+
 extern const LinearKernels kLinear;
-const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_floats, row, measure_token, screen};
+const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_floats, row, add_residual, measure_token, screen};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

@@ -1,32 +1,16 @@
-// Products with packed weights: what the kernels of one ISA level offer. Memory belongs to the caller.
+// Products with packed weights (`Matrix` of runtime/ops.def): what the kernels of one ISA level offer. Memory belongs to the caller.
 //
 // A packed matrix is cut into blocks of 16 rows; the bytes of a block are consecutive, in the order in which the kernels
 // read them, so that a thread that takes ascending blocks reads one ascending stream. The layout is the same at every ISA level.
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
+#include "runtime/ops.h"
 
 namespace ridgeline {
 
 constexpr size_t kBlockRows = 16;        // rows of a packed block; the last block is padded with zero rows
 constexpr size_t kCodeGroup = 32;        // activations that share a scale, at least; those of a scale in memory
 constexpr size_t kLinearScratch = 1 << 20;  // bytes of scratch that a thread hands to every call
-
-enum Format : int {
-    kF32, kF16, kBF16,
-    kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kIQ4_NL, kIQ4_XS,
-    kInt8, kInt4,                        // checkpoints of grouped integers: one scale (and zero) for `group` inputs
-    kQ8_0Screened,                       // Q8_0 and what screens it: screen_kernel.cpp
-    kFormats
-};
-
-// A packed weight matrix [n, k], 64-byte aligned.
-struct Matrix {
-    int format;
-    size_t n, k, group;                  // group: inputs that share a scale, for kInt8 and kInt4; else 0
-    const uint8_t* data;
-};
 
 // Activations quantised in groups: x[i, j] ~ scales[i, j / 32] * codes[i, j]. A group is as wide as the span of the matrix at least, and has its
 // scale once for every 32 inputs. A group that is not finite has scale NaN and codes 0.
@@ -72,6 +56,9 @@ struct LinearKernels {
 
     // Row `row` as fp32 [k].
     void (*row)(const Matrix& matrix, size_t row, float* out);
+
+    // out [count] = residual + out
+    void (*add_residual)(const float* residual, size_t count, float* out);
 
     // What bounds need of a token: sizes and offsets.
     void (*measure)(const Codes& x, size_t k, size_t token, const Screening& of);

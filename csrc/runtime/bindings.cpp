@@ -2,6 +2,7 @@
 // has checked shapes and strides; outputs are passed in. The GIL is released while a kernel runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <cstring>
@@ -33,20 +34,52 @@ Matrix matrix(int format, std::size_t n, std::size_t k, std::size_t group, Addre
     return {format, n, k, group, pointer<const std::uint8_t>(data)};
 }
 
-KVLayer kv_layer(int type, Address keys, Address values, std::size_t kv_heads, std::size_t head_dim, std::size_t block_tokens) {
-    const std::size_t record = type == kKVInt8 ? head_dim + 4 : head_dim * (type == kKVBF16 ? 2 : 4), head = record * block_tokens;
-    return {type, pointer<std::uint8_t>(keys), pointer<std::uint8_t>(values), head * kv_heads, head, record, kv_heads, head_dim, block_tokens};
+// The parameters of an op, or another struct of runtime/ops.def, from a record of numpy.
+template <typename Params>
+Params params_of(nb::bytes record) {
+    if (record.size() != sizeof(Params)) throw nb::value_error("a record has another size than its struct");
+    Params made;
+    memcpy(&made, record.c_str(), sizeof made);
+    return made;
 }
 
-// Row functions of one level, on `rows` rows: what the tests hold against the references.
-void bind_elements(nb::module_& m) {
-    m.def("quantise", [](int level, Address x, Address codes, Address scales, Address sums, std::size_t rows, std::size_t k,
-                       std::size_t group) {
-        const ElementKernels& table = *kernels(level).elements;
+OpNumber op_of(const std::string& name, const nb::bytes& record) {
+    for (std::size_t i = 0; i < kOps; ++i)
+        if (name == ops()[i].name) {
+            if (record.size() != ops()[i].params.size) throw nb::value_error("a record has another size than the op's parameters");
+            return static_cast<OpNumber>(i);
+        }
+    throw nb::value_error("no such op");
+}
+
+nb::tuple described(const StructInfo& info) {
+    nb::list fields;
+    for (const FieldInfo& field : info.fields) fields.append(nb::make_tuple(field.name, field.type, field.offset));
+    return nb::make_tuple(info.size, nb::tuple(fields));
+}
+
+// What Python shares of runtime/ops.def: values of enumerations by name; structs and ops by name, with the size and the fields (name, type,
+// offset) of what they hold.
+void bind_ops(nb::module_& m) {
+    nb::dict by_name, of_structs, of_ops;
+    for (const EnumInfo& each : enums()) {
+        nb::list values;
+        for (const char* value : each.values) values.append(value);
+        by_name[each.name] = nb::tuple(values);
+    }
+    for (const StructInfo& each : structs()) of_structs[each.name] = described(each);
+    for (const OpInfo& each : ops()) of_ops[each.name] = described(each.params);
+    m.attr("ENUMS") = by_name;
+    m.attr("STRUCTS") = of_structs;
+    m.attr("OPS") = of_ops;
+    // Rows 0 … rows - 1 of one op that reads nothing of a step: what tests hold against the references.
+    m.def("run_rows", [](int level, const std::string& name, nb::bytes record, std::size_t rows) {
+        const RowKernel run = kernels(level).rows[op_of(name, record)];
+        if (run == nullptr) throw nb::value_error("not an op of rows");
+        RowParams params;
+        memcpy(&params, record.c_str(), record.size());
         nb::gil_scoped_release unlocked;
-        for (std::size_t row = 0; row < rows; ++row)
-            table.quantise(pointer<const float>(x) + row * k, k, group, pointer<std::int8_t>(codes) + row * k,
-                           pointer<float>(scales) + row * (k / kCodeGroup), pointer<std::int32_t>(sums) + row * (k / 16));
+        for (std::size_t row = 0; row < rows; ++row) run(&params, Step{}, row);
     });
 }
 
@@ -89,17 +122,6 @@ void bind_linear(nb::module_& m) {
     });
 }
 
-// A layer as (type, address of K, address of V, KV heads, head dimension, tokens of a block).
-KVLayer kv_layer(nb::tuple from) {
-    const auto number = [&](int i) { return nb::cast<Address>(from[i]); };
-    return kv_layer(static_cast<int>(number(0)), number(1), number(2), number(3), number(4), number(5));
-}
-
-Attention attention(nb::tuple from) {
-    return {kv_layer(nb::cast<nb::tuple>(from[0])), nb::cast<std::size_t>(from[1]), 0, nb::cast<float>(from[2]), nb::cast<int>(from[3]),
-            nb::cast<float>(from[4])};
-}
-
 // Tokens, rows, blocks of a row, then the addresses of cu_q, kv_len and the tables of the only KV group.
 Step attention_step(nb::tuple from) {
     const auto number = [&](int i) { return nb::cast<Address>(from[i]); };
@@ -115,28 +137,28 @@ Step attention_step(nb::tuple from) {
 void bind_attention(nb::module_& m) {
     m.attr("ATTENTION_SCRATCH") = kAttentionScratch;
     m.attr("KV_SPLIT") = kSplit;
-    m.def("kv_write", [](int level, nb::tuple layer, Address k, Address v, Address slots, std::size_t tokens) {
-        const AttentionKernels& table = *kernels(level).attention;
-        const KVLayer cache = kv_layer(layer);
+    m.def("kv_write", [](int level, nb::bytes record, Address slots, std::size_t tokens) {
+        const RowKernel run = kernels(level).rows[op_kv_write];
+        const KVWrite op = params_of<KVWrite>(record);
+        Step now{};
+        now.slots[op.kv_group] = pointer<const std::int64_t>(slots);
         nb::gil_scoped_release unlocked;
-        table.kv_write(cache, pointer<const float>(k), pointer<const float>(v), pointer<const std::int64_t>(slots), 0, tokens);
+        for (std::size_t token = 0; token < tokens; ++token) run(&op, now, token);
     });
-    m.def("attention_items", [](int level, nb::tuple op, nb::tuple sizes, std::size_t threads, Address items, std::size_t capacity) {
+    m.def("attention_items", [](int level, nb::bytes record, nb::tuple sizes, std::size_t threads, Address items, std::size_t capacity) {
         std::size_t partial_floats = 0;
-        const std::size_t count = kernels(level).attention->items(attention(op), attention_step(sizes), threads, pointer<AttentionItem>(items),
-                                                                  capacity, &partial_floats);
+        const std::size_t count = kernels(level).attention->items(params_of<Attention>(record), attention_step(sizes), threads,
+                                                                  pointer<AttentionItem>(items), capacity, &partial_floats);
         return nb::make_tuple(count, partial_floats);
     });
-    m.def("attend", [](int level, nb::tuple op, nb::tuple sizes, Address items, std::size_t count, Address q, Address partials, Address out,
-                       Address scratch) {
+    m.def("attend", [](int level, nb::bytes record, nb::tuple sizes, Address items, std::size_t count, Address partials, Address scratch) {
         const AttentionKernels& table = *kernels(level).attention;
-        const Attention shape = attention(op);
+        const Attention op = params_of<Attention>(record);
         const Step now = attention_step(sizes);
         const AttentionItem* first = pointer<const AttentionItem>(items);
         nb::gil_scoped_release unlocked;
-        for (std::size_t i = 0; i < count; ++i)
-            table.attend(shape, now, first[i], pointer<const float>(q), pointer<float>(partials), pointer<float>(out), pointer<std::uint8_t>(scratch));
-        table.merge(shape, now, first, count, pointer<const float>(partials), pointer<float>(out));
+        for (std::size_t i = 0; i < count; ++i) table.attend(op, now, first[i], pointer<float>(partials), pointer<std::uint8_t>(scratch));
+        table.merge(op, now, first, count, pointer<const float>(partials));
     });
 }
 
@@ -174,117 +196,20 @@ Step step(nb::handle sizes, nb::handle columns, nb::handle tables, nb::handle sl
     return made;
 }
 
-void bind_row_ops(nb::class_<Plan>& plan) {
-    plan.def("embed", [](Plan& p, Address out, bool positions, int format, std::size_t n, std::size_t k, std::size_t group, Address data) {
-        RowOp op{embed};
-        op.out = pointer<float>(out), op.width = k, op.choice = positions, op.table = matrix(format, n, k, group, data);
-        p.add_row(op);
-    });
-    plan.def("select", [](Plan& p, Address x, Address out, std::size_t width) {
-        RowOp op{select};
-        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width;
-        p.add_row(op);
-    });
-    plan.def("reorder", [](Plan& p, Address x, Address out, std::size_t width, Address order) {
-        RowOp op{reorder};
-        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.order = pointer<const std::int32_t>(order);
-        p.add_row(op);
-    });
-    plan.def("quantise", [](Plan& p, Address x, std::size_t k, std::size_t group, Address codes, Address scales, Address sums) {
-        RowOp op{quantise};
-        op.x = pointer<const float>(x), op.width = k, op.piece = group, op.codes = pointer<std::int8_t>(codes);
-        op.scales = pointer<float>(scales), op.sums = pointer<std::int32_t>(sums);
-        p.add_row(op);
-    });
-    plan.def("rms_norm", [](Plan& p, Address x, Address out, std::size_t width, Address weight, std::size_t piece, float eps) {
-        RowOp op{rms_norm};
-        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.weight = pointer<const float>(weight);
-        op.piece = piece, op.number = eps;
-        p.add_row(op);
-    });
-    plan.def("layer_norm", [](Plan& p, Address x, Address out, std::size_t width, Address weight, Address bias, float eps) {
-        RowOp op{layer_norm};
-        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.weight = pointer<const float>(weight);
-        op.bias = pointer<const float>(bias), op.number = eps;
-        p.add_row(op);
-    });
-    plan.def("add", [](Plan& p, Address x, Address y, Address out, std::size_t width) {
-        RowOp op{add};
-        op.x = pointer<const float>(x), op.y = pointer<const float>(y), op.out = pointer<float>(out), op.width = width;
-        p.add_row(op);
-    });
-    plan.def("add_bias", [](Plan& p, Address x, Address out, std::size_t width, Address bias) {
-        RowOp op{add_bias};
-        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.bias = pointer<const float>(bias);
-        p.add_row(op);
-    });
-    plan.def("scale", [](Plan& p, Address x, Address out, std::size_t width, float factor) {
-        RowOp op{scale};
-        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.number = factor;
-        p.add_row(op);
-    });
-    plan.def("softcap", [](Plan& p, Address x, Address out, std::size_t width, float cap) {
-        RowOp op{softcap};
-        op.x = pointer<const float>(x), op.out = pointer<float>(out), op.width = width, op.number = cap;
-        p.add_row(op);
-    });
-    // y 0: the activation alone.
-    plan.def("activate", [](Plan& p, Address x, Address y, Address out, std::size_t width, int activation) {
-        RowOp op{activate};
-        op.x = pointer<const float>(x), op.y = pointer<const float>(y), op.out = pointer<float>(out), op.width = width;
-        op.choice = activation;
-        p.add_row(op);
-    });
-    plan.def("rotation", [](Plan& p, Address out, Address frequencies, std::size_t half, float factor) {
-        RowOp op{rotation};
-        op.out = pointer<float>(out), op.frequencies = pointer<const double>(frequencies), op.half = half, op.number = factor;
-        p.add_row(op);
-    });
-    plan.def("rope", [](Plan& p, Address x, Address turn, Address out, std::size_t width, std::size_t head_dim, std::size_t half) {
-        RowOp op{rope};
-        op.x = pointer<const float>(x), op.y = pointer<const float>(turn), op.out = pointer<float>(out), op.width = width;
-        op.piece = head_dim, op.half = half;
-        p.add_row(op);
-    });
-    plan.def("kv_write", [](Plan& p, Address k, Address v, int group, int type, Address keys, Address values, std::size_t kv_heads,
-                            std::size_t head_dim, std::size_t block_tokens) {
-        RowOp op{kv_write};
-        op.x = pointer<const float>(k), op.y = pointer<const float>(v), op.choice = group;
-        op.cache = kv_layer(type, keys, values, kv_heads, head_dim, block_tokens);
-        p.add_row(op);
-    });
-}
-
 void bind_plan(nb::module_& m) {
     nb::class_<Team>(m, "Team").def(nb::init<int>()).def_prop_ro("threads", &Team::threads);
     nb::class_<Plan> plan(m, "Plan");
     plan.def("__init__", [](Plan* self, int level, std::shared_ptr<Team> team) { new (self) Plan(kernels(level), std::move(team)); });
     plan.def_prop_ro("phases", &Plan::phases);
     // What follows is added to the phase that was begun last.
-    plan.def("begin_rows", [](Plan& p, bool selected, std::size_t factor) { p.phase(PhaseKind::rows, selected, factor); });
-    plan.def("begin_products", [](Plan& p, bool selected, std::size_t factor) { p.phase(PhaseKind::products, selected, factor); });
-    bind_row_ops(plan);
-    plan.def("product", [](Plan& p, int format, std::size_t n, std::size_t k, std::size_t group, Address data, Address codes, Address scales,
-                           Address sums, Address residual, Address out) {
-        p.add_product({matrix(format, n, k, group, data),
-                       {pointer<const std::int8_t>(codes), pointer<const float>(scales), pointer<const std::int32_t>(sums), k},
-                       nullptr,
-                       pointer<const float>(residual),
-                       {pointer<float>(out), n}});
+    plan.def("begin", [](Plan& p, const std::string& kind, bool selected, std::size_t factor) {
+        p.begin(kind == "rows" ? OpKind::rows : kind == "products" ? OpKind::products : OpKind::attention, selected, factor);
     });
-    plan.def("product_of_floats", [](Plan& p, int format, std::size_t n, std::size_t k, std::size_t group, Address data, Address x,
-                                     Address residual, Address out) {
-        p.add_product({matrix(format, n, k, group, data), {}, pointer<const float>(x), pointer<const float>(residual), {pointer<float>(out), n}});
-    });
+    plan.def("add", [](Plan& p, const std::string& name, nb::bytes record) { p.add(op_of(name, record), record.c_str()); });
     plan.def("screen", &Plan::add_screen);
     plan.def_prop_ro("screened", [](const Plan& p) {
         const Screen::Counts counts = p.screened();
         return nb::make_tuple(counts.steps, counts.passed, counts.pairs, counts.computed);
-    });
-    plan.def("attention", [](Plan& p, Address q, Address out, int group, int type, Address keys, Address values, std::size_t kv_heads,
-                             std::size_t head_dim, std::size_t block_tokens, std::size_t heads, float scale, int window, float softcap) {
-        const KVLayer cache = kv_layer(type, keys, values, kv_heads, head_dim, block_tokens);
-        p.add_attention({cache, heads, group, scale, window, softcap}, pointer<const float>(q), pointer<float>(out));
     });
     // best, keep, maxima: `Wanted`, 0 for what is not asked for.
     plan.def("run", [](Plan& p, nb::tuple sizes, nb::tuple columns, nb::tuple tables, nb::tuple slots, std::size_t first, std::size_t last,
@@ -363,8 +288,8 @@ NB_MODULE(_C, m) {
         return names;
     });
     bind_attention(m);
-    bind_elements(m);
     bind_linear(m);
+    bind_ops(m);
     bind_plan(m);
     bind_roofline(m);
     bind_sample(m);

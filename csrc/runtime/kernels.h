@@ -2,7 +2,6 @@
 #pragma once
 
 #include "attention/attention.h"
-#include "elements/elements.h"
 #include "linear/linear.h"
 #include "runtime/roofline.h"
 #include "sample/sample.h"
@@ -10,7 +9,7 @@
 namespace ridgeline {
 
 struct Kernels {
-    const ElementKernels* elements;
+    const RowKernel* rows;               // [kOps]; null for ops of other kinds
     const LinearKernels* linear;
     const AttentionKernels* attention;
     const RooflineKernels* roofline;

@@ -1,17 +1,33 @@
 // The tables of one ISA level, side by side.
 #include "runtime/kernels.h"
+#include "runtime/rows.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 
 extern const AttentionKernels kAttention;
-extern const ElementKernels kElements;
 extern const LinearKernels kLinear;
 extern const RooflineKernels kRoofline;
 extern const SampleKernels kSample;
 
+namespace {
+
+#define VALUE(enumerator, name)
+#define ENUM(Name, values)
+#define FIELD(type, name)
+#define STRUCT(Name, fields)
+#define OP(kind, name, Params, fields) ENTRY_##kind(name, Params)
+#define ENTRY_rows(name, Params) [](const void* params, const Step& step, size_t row) { name(*static_cast<const Params*>(params), step, row); },
+#define ENTRY_products(name, Params) nullptr,
+#define ENTRY_attention(name, Params) nullptr,
+const RowKernel kRows[kOps] = {
+#include "runtime/ops.def"
+};
+
+}  // namespace
+
 extern const Kernels kKernels;
-const Kernels kKernels = {&kElements, &kLinear, &kAttention, &kRoofline, &kSample};
+const Kernels kKernels = {kRows, &kLinear, &kAttention, &kRoofline, &kSample};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

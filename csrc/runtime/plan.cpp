@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 namespace ridgeline {
 
@@ -44,6 +45,15 @@ bool same_cut(const Attention& a, const Attention& b) {
            a.cache.type == b.cache.type;
 }
 
+ProductOp product(const Linear& op) { return {op.weight, {}, op.x, nullptr, {op.out, op.weight.n}}; }
+ProductOp product(const LinearAdd& op) { return {op.weight, {}, op.x, op.residual, {op.out, op.weight.n}}; }
+ProductOp product(const LinearCodes& op) {
+    return {op.weight, {op.codes, op.scales, op.sums, op.weight.k}, nullptr, nullptr, {op.out, op.weight.n}};
+}
+ProductOp product(const LinearCodesAdd& op) {
+    return {op.weight, {op.codes, op.scales, op.sums, op.weight.k}, nullptr, op.residual, {op.out, op.weight.n}};
+}
+
 }  // namespace
 
 Plan::Plan(const Kernels& kernels, std::shared_ptr<Team> team) : kernels_(kernels), team_(std::move(team)) {
@@ -61,7 +71,23 @@ Phase& Plan::phase(PhaseKind kind, bool selected, size_t factor) {
     return phases_.back();
 }
 
-void Plan::add_row(const RowOp& op) { phases_.back().rows.push_back(op); }
+void Plan::begin(OpKind kind, bool selected, size_t factor) {
+    if (kind != OpKind::attention) phase(kind == OpKind::rows ? PhaseKind::rows : PhaseKind::products, selected, factor);  // an attention begins its own
+}
+
+void Plan::add(OpNumber op, const void* params) {
+    switch (op) {
+        case op_linear: return add_product(product(*static_cast<const Linear*>(params)));
+        case op_linear_add: return add_product(product(*static_cast<const LinearAdd*>(params)));
+        case op_linear_codes: return add_product(product(*static_cast<const LinearCodes*>(params)));
+        case op_linear_codes_add: return add_product(product(*static_cast<const LinearCodesAdd*>(params)));
+        case op_attention: return add_attention(*static_cast<const Attention*>(params));
+        default: break;
+    }
+    RowOp made = {kernels_.rows[op], {}};
+    memcpy(&made.params, params, ops()[op].params.size);
+    phases_.back().rows.push_back(made);
+}
 
 void Plan::add_product(const ProductOp& op) {
     phases_.back().products.push_back(op);
@@ -76,7 +102,7 @@ void Plan::add_screen() {
     screen_ = std::make_unique<Screen>(kernels_, op.matrix, op.codes, scratch_.size());
 }
 
-void Plan::add_attention(const Attention& op, const float* q, float* out) {
+void Plan::add_attention(const Attention& op) {
     const auto found = std::find_if(cuts_.begin(), cuts_.end(), [&](const Cut& cut) { return same_cut(cut.shape, op); });
     const size_t cut = static_cast<size_t>(found - cuts_.begin());
     if (found == cuts_.end()) {
@@ -86,8 +112,6 @@ void Plan::add_attention(const Attention& op, const float* q, float* out) {
     for (const PhaseKind kind : {PhaseKind::attention, PhaseKind::merge}) {
         Phase& made = phase(kind, false);
         made.attention = op;
-        made.q = q;
-        made.out = out;
         made.cut = cut;
     }
 }
@@ -179,7 +203,7 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
         case PhaseKind::rows: {
             const size_t rows = rows_of(phase, step), count = chunks(phase, step);
             for (size_t row = rows * chunk / count; row < rows * (chunk + 1) / count; ++row)
-                for (const RowOp& op : phase.rows) op.run(op, kernels_, step, row);
+                for (const RowOp& op : phase.rows) op.run(&op.params, step, row);
             return;
         }
         case PhaseKind::products: {
@@ -190,9 +214,9 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
             return;
         }
         case PhaseKind::attention:
-            return kernels_.attention->attend(phase.attention, step, cut->items[chunk], phase.q, partials_.data(), phase.out, scratch);
+            return kernels_.attention->attend(phase.attention, step, cut->items[chunk], partials_.data(), scratch);
         case PhaseKind::merge:
-            return kernels_.attention->merge(phase.attention, step, cut->items.data(), cut->count, partials_.data(), phase.out);
+            return kernels_.attention->merge(phase.attention, step, cut->items.data(), cut->count, partials_.data());
         case PhaseKind::measure: case PhaseKind::threshold: {
             const size_t rows = rows_of(phase, step), count = chunks(phase, step);
             for (size_t row = rows * chunk / count; row < rows * (chunk + 1) / count; ++row)
@@ -268,7 +292,7 @@ void Plan::multiply_blocks(const ProductOp& op, size_t m, const Product& to, siz
             fetch(out + to.stride, columns);
             fetch(residual + n, columns);
         }
-        kernels_.elements->add(residual, out, columns, out);
+        kernels_.linear->add_residual(residual, columns, out);
     }
 }
 

@@ -7,9 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/kernels.h"
-#include "runtime/rows.h"
 #include "linear/screen.h"
+#include "runtime/kernels.h"
 #include "runtime/step.h"
 #include "runtime/team.h"
 
@@ -26,6 +25,12 @@ struct ProductOp {
     Product to;
 };
 
+// One op of rows with its parameters.
+struct RowOp {
+    RowKernel run;
+    RowParams params;
+};
+
 struct Phase {
     PhaseKind kind;
     bool selected = false;               // runs over the selected positions, not over all tokens
@@ -34,8 +39,6 @@ struct Phase {
     std::vector<ProductOp> products;
     size_t blocks = 0, bytes = 0;        // of all products: packed
     Attention attention{};
-    const float* q = nullptr;
-    float* out = nullptr;
     size_t cut = 0;                      // which of the plan's cuts into items
 };
 
@@ -59,14 +62,12 @@ public:
     Plan(const Plan&) = delete;
     Plan& operator=(const Plan&) = delete;
 
-    Phase& phase(PhaseKind kind, bool selected, size_t factor = 1);
-    void add_row(const RowOp& op);
-    void add_product(const ProductOp& op);
+    // What follows is added to the phase that was begun last.
+    void begin(OpKind kind, bool selected, size_t factor);
+    void add(OpNumber op, const void* params);
     // Behind the last phase, which is a single product with a screened matrix: phases that stand in for it where only the largest of each row
     // are wanted.
     void add_screen();
-    // The attention and, behind it, the merging of its partial results.
-    void add_attention(const Attention& op, const float* q, float* out);
 
     size_t phases() const { return phases_.size(); }
     Screen::Counts screened() const { return screen_ ? screen_->counts() : Screen::Counts{}; }
@@ -83,6 +84,10 @@ private:
         size_t count = 0, partial_floats = 0;
     };
 
+    Phase& phase(PhaseKind kind, bool selected, size_t factor = 1);
+    void add_product(const ProductOp& op);
+    // The attention and, behind it, the merging of its partial results.
+    void add_attention(const Attention& op);
     const Phase& head() const { return phases_[phases_.size() - 1 - (screen_ ? kScreenPhases : 0)]; }
     static void walk(void* plan, uint64_t step, int thread);
     void cut_attention();

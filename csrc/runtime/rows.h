@@ -1,46 +1,23 @@
-// Ops that compute one token at a time: what the plan strings together without a barrier between them.
+// Ops of one row at a time, declared for the ISA level that includes this file; see runtime/ops.def for what each of them computes.
 #pragma once
 
-#include "runtime/kernels.h"
-#include "runtime/step.h"
+#include "runtime/ops.h"
 
 namespace ridgeline {
+namespace RIDGELINE_LEVEL {
 
-// One op with its operands: base addresses of [tokens or selected, width] arrays, and what does not change from step to step.
-struct RowOp {
-    void (*run)(const RowOp& op, const Kernels& kernels, const Step& step, size_t row);
-    const float* x = nullptr;
-    const float* y = nullptr;
-    float* out = nullptr;
-    size_t width = 0;                    // of x and out
-    size_t piece = 0;                    // of a norm; head_dim of a rotation; group of quantise
-    float number = 0.0f;                 // eps, factor or cap
-    int choice = 0;                      // activation, KV group, or whether ids are positions
-    const float* weight = nullptr;
-    const float* bias = nullptr;
-    const int32_t* order = nullptr;      // of reorder: [width]
-    const double* frequencies = nullptr; // of a rotation: [half]
-    size_t half = 0;
-    int8_t* codes = nullptr;             // of quantise
-    float* scales = nullptr;
-    int32_t* sums = nullptr;
-    Matrix table{};                      // of embed
-    KVLayer cache{};                     // of kv_write
-};
+#define VALUE(enumerator, name)
+#define ENUM(Name, values)
+#define FIELD(type, name)
+#define STRUCT(Name, fields)
+#define OP(kind, name, Params, fields) DECLARE_##kind(name, Params)
+#define DECLARE_rows(name, Params) void name(const Params& op, const Step& step, size_t row);
+#define DECLARE_products(name, Params)
+#define DECLARE_attention(name, Params)
+#include "runtime/ops.def"
+#undef DECLARE_rows
+#undef DECLARE_products
+#undef DECLARE_attention
 
-void embed(const RowOp&, const Kernels&, const Step&, size_t);
-void select(const RowOp&, const Kernels&, const Step&, size_t);
-void reorder(const RowOp&, const Kernels&, const Step&, size_t);
-void quantise(const RowOp&, const Kernels&, const Step&, size_t);
-void rms_norm(const RowOp&, const Kernels&, const Step&, size_t);
-void layer_norm(const RowOp&, const Kernels&, const Step&, size_t);
-void add(const RowOp&, const Kernels&, const Step&, size_t);
-void add_bias(const RowOp&, const Kernels&, const Step&, size_t);
-void scale(const RowOp&, const Kernels&, const Step&, size_t);
-void softcap(const RowOp&, const Kernels&, const Step&, size_t);
-void activate(const RowOp&, const Kernels&, const Step&, size_t);
-void rotation(const RowOp&, const Kernels&, const Step&, size_t);
-void rope(const RowOp&, const Kernels&, const Step&, size_t);
-void kv_write(const RowOp&, const Kernels&, const Step&, size_t);
-
+}  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

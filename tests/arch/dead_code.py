@@ -32,17 +32,16 @@ ALLOWED = {
     "compute/exact/threads.py:argtypes": "read by ctypes",
     "compute/exact/threads.py:restype": "read by ctypes",
     "facts/hardware/ceilings.py:argtypes": "read by ctypes",
-    "compute/ops/definition.py:Definition.semantic": "the tests of models read it: what a model file may record",
     "compute/ops/definition.py:Definition.tolerance": "the tests of runners read it: how far a result may be from its reference",
     "compute/ops/definition.py:Definition.samples": "the tests of runners run them",
-    "compute/diff.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",
+    "compute/runner.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",
     "engine/beams.py:BeamSearchSequence.cum_logprob": "for callers of LLM",
     "engine/llm.py:LLM.*": "for callers of LLM",
     "engine/llm.py:__exit__(*)": "the signature of a context manager",
     "engine/outputs.py:Logprob.*": "for callers of LLM",
     "facts/hub/download.py:Meter.*": "called by huggingface_hub's bars",
     "planning/report.py:*": "written to the report as a whole",
-    "server/protocol.py:send_400_response(msg)": "uvicorn calls it",
+    "server/transport.py:send_400_response(msg)": "uvicorn calls it",
     "server/run.py:_Server.capture_signals": "uvicorn calls it",
     "server/run.py:timeout_graceful_shutdown": "read by uvicorn",
     "server/wire.py:*": "fields that clients send and read",
@@ -188,7 +187,7 @@ def classes_made(node: ast.AST) -> Iterator[str]:
     for part in parts:
         while isinstance(part, ast.Subscript):
             part = part.slice
-        for each in ast.walk(part) if isinstance(part, (ast.Tuple, ast.BinOp)) else [part]:
+        for each in ast.walk(part) if isinstance(part, (ast.Tuple, ast.BinOp, ast.IfExp)) else [part]:
             if isinstance(each, (ast.Name, ast.Attribute)):
                 yield each.id if isinstance(each, ast.Name) else each.attr
 

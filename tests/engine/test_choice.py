@@ -9,7 +9,7 @@ from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.answer import Choice
 from ridgeline.sim.laws.executor import fake_executor
-from ridgeline.text.bytes import ByteTokenizer
+from ridgeline.text.tokenizer import ByteTokenizer
 
 LIMITS = ModelLimits(258, 1024, frozenset({257}), fake_executor().info.kv)
 

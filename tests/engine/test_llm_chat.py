@@ -8,7 +8,7 @@ import pytest
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.llm import LLM
 from ridgeline.errors import ConfigError, RequestError
-from ridgeline.text.chat_conversation import Conversation
+from ridgeline.text.chat_content import Conversation
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}<eos>{% endfor %}"

@@ -13,8 +13,8 @@ from ridgeline.engine.answer import Begun, Ended, Shown
 from ridgeline.engine.streams import RequestStream, Wakeup
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import Generation, Piece, Quiet, Tally
-from ridgeline.text.bytes import ByteTokenizer
 from ridgeline.text.stream import Release
+from ridgeline.text.tokenizer import ByteTokenizer
 
 SCORES = (TokenLogprobs(-1.0), TokenLogprobs(-2.0))
 

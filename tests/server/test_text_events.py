@@ -7,8 +7,8 @@ from ridgeline.engine.answer import Shown
 from ridgeline.server.answer import Header, Render, Spelling, TextEvents
 from ridgeline.server.chat import ChatRender
 from ridgeline.server.completions import CompletionRender
-from ridgeline.text.bytes import ByteTokenizer
 from ridgeline.text.stream import Release
+from ridgeline.text.tokenizer import ByteTokenizer
 
 TEXTS = ("", "a", "0", "1", '"', "\\", "\n\t\x00\x1f", "naïve 漢字 🙂", "\u2028", "</script>", '01","text":"0')
 SPELLING = Spelling(ByteTokenizer(), False)

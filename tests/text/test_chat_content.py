@@ -10,9 +10,7 @@ from chat_cases import NOW, NamedTokenizer, found
 
 from ridgeline.errors import RequestError
 from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.chat_content import AS_SENT, MAX_MESSAGES, TAG, Reader, Shape, cut_at_tag
-from ridgeline.text.chat_conversation import Conversation
-from ridgeline.text.chat_mask import ControlNames
+from ridgeline.text.chat_content import AS_SENT, MAX_MESSAGES, TAG, ControlNames, Conversation, Reader, Shape, cut_at_tag
 from ridgeline.text.tokenizer import MASK
 
 CHATML = (

@@ -15,7 +15,7 @@ from chat_cases import NamedTokenizer, found
 from ridgeline.errors import EngineDeadError, ModelFormatError, OverloadedError, RequestError
 from ridgeline.text import chat_process
 from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.chat_conversation import Conversation
+from ridgeline.text.chat_content import Conversation
 from ridgeline.text.chat_process import Renderer
 
 NOW = (2026, 3, 4, 5, 6, 7)
@@ -229,7 +229,7 @@ def test_the_process_ends_with_its_parent_even_while_it_is_busy() -> None:
 
 def test_the_sealed_process_can_open_and_start_nothing() -> None:
     program = (
-        "import sys, os, socket\nfrom ridgeline.text import chat_worker\nchat_worker._give_up_everything()\n"
+        "import sys, os, socket\nfrom ridgeline.text import chat_sandbox\nchat_sandbox._give_up_everything()\n"
         "answers = []\n"
         "for attempt in (lambda: open('/etc/passwd'), lambda: os.fork(), lambda: os.system('id'), lambda: socket.socket(),\n"
         "                lambda: __import__('ctypes'), lambda: compile('1', '', 'eval'), lambda: os.listdir('/')):\n"

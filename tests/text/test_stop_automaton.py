@@ -2,7 +2,7 @@
 
 import random
 
-from ridgeline.text.stop import Found, StopAutomaton
+from ridgeline.text.stream import Found, StopAutomaton
 
 
 def brute(text: str, stops: list[str], start: int) -> Found | None:

@@ -8,9 +8,8 @@ from itertools import accumulate, product
 import pytest
 
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.text.bytes import ByteTokenizer
-from ridgeline.text.stop import StopAutomaton
-from ridgeline.text.stream import OutputStream, Release, Stopped
+from ridgeline.text.stream import OutputStream, Release, StopAutomaton, Stopped
+from ridgeline.text.tokenizer import ByteTokenizer
 
 PIECES = (b"a", b"b", b"c", b"ab", b"bca", "é".encode(), b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", "x€".encode(), b"a\xe2", b"", b"<end>")
 CONTROL = len(PIECES) - 1

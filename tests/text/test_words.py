@@ -4,8 +4,7 @@ import pytest
 
 from ridgeline.engine.answer import best
 from ridgeline.errors import RequestError
-from ridgeline.text.bytes import ByteTokenizer
-from ridgeline.text.words import bad_word_ids
+from ridgeline.text.tokenizer import ByteTokenizer, bad_word_ids
 
 TOKENIZER = ByteTokenizer()
 

@@ -89,7 +89,7 @@ def admit(
     """The accepted request.
 
     draw_seed  gives 63 random bits when the client sent no seed
-    bad_words  `params.bad_words` as ids (`text.words`)
+    bad_words  `params.bad_words` as ids (`text.tokenizer.bad_word_ids`)
     domain     the tenant's
     Raises `RequestError` that names the field, the number, the bound and the fix.
     """

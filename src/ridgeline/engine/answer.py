@@ -13,8 +13,7 @@ from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.text.stop import StopAutomaton
-from ridgeline.text.stream import OutputStream, Release
+from ridgeline.text.stream import OutputStream, Release, StopAutomaton
 from ridgeline.text.tokenizer import Tokenizer
 
 

@@ -21,12 +21,12 @@ from ridgeline.engine.compose import Progress
 from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
 from ridgeline.errors import ConfigError, RequestError
+from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
-from ridgeline.facts.hub.weightless import RANDOM_PREFIX
 from ridgeline.text.chat import ChatTemplate, no_template
-from ridgeline.text.chat_conversation import Conversation
+from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
-from ridgeline.text.words import bad_word_ids
+from ridgeline.text.tokenizer import bad_word_ids
 
 Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]

@@ -15,7 +15,7 @@ from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
 from ridgeline.server.served import Model
 from ridgeline.text.chat import no_template
-from ridgeline.text.chat_conversation import Conversation
+from ridgeline.text.chat_content import Conversation
 
 MESSAGES: Final = 1_024
 PARTS: Final = 1_024

@@ -20,12 +20,12 @@ from ridgeline.engine.admit import admit, seed_source, tenant_domain
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError
+from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
-from ridgeline.facts.hub.weightless import RANDOM_PREFIX
 from ridgeline.observe.metrics import Metrics
 from ridgeline.server.served import Model, load_texts, served_name
 from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.words import bad_word_ids
+from ridgeline.text.tokenizer import bad_word_ids
 
 Door = Callable[[Sequence[int]], Admitted]
 """From the ids of a prompt to an admitted request."""

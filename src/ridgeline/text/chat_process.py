@@ -41,7 +41,7 @@ class TemplateProcess:
         try:
             self._process = subprocess.Popen(
                 # -P: the working directory is no place to import from.
-                [sys.executable, "-P", "-m", "ridgeline.text.chat_worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "ridgeline.text.chat_sandbox", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 process_group=0,  # Ctrl-C in the terminal is the parent's alone.

@@ -78,11 +78,6 @@ def _of_header(header: Header) -> dict[str, str]:
     return {name: header.text(key) for name, key in keys.items() if key in header.metadata}
 
 
-def _tokens_of(tokenizer: Tokenizer) -> dict[str, str]:
-    ids = {"bos_token": tokenizer.bos, "eos_token": min(tokenizer.eos_ids, default=None)}
-    return {name: tokenizer.piece(token).decode("utf-8", "replace") for name, token in ids.items() if token is not None}
-
-
 def _tokens_of_header(header: Header, tokenizer: Tokenizer) -> dict[str, str]:
     tokens = {}
     for key, name in _GGUF_TOKENS.items():

@@ -14,9 +14,8 @@ from tokenizers import Tokenizer as Library
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.json_file import read_object
 from ridgeline.facts.headers.generation import read_generation
-from ridgeline.text.fast import FastTokenizer, Meanings
-from ridgeline.text.sentencepiece_file import read_vocabulary
-from ridgeline.text.spm import SpmTokenizer
+from ridgeline.text.bpe import FastTokenizer, Meanings
+from ridgeline.text.spm import SpmTokenizer, read_vocabulary
 from ridgeline.text.vocabulary import END_NAMES
 
 MAX_BYTES = 64 << 20
@@ -68,7 +67,7 @@ def _fast(directory: Path) -> FastTokenizer:
 
 
 def _check_steps(stated: Mapping[str, Any]) -> None:
-    """Only BPE spells pieces in a way that `text.fast` reads, and replacements on replacements may not make long texts of short ones."""
+    """Only BPE spells pieces in a way that `text.bpe` reads, and replacements on replacements may not make long texts of short ones."""
     model = stated.get("model")
     kind = model.get("type", "BPE") if isinstance(model, dict) else None
     if kind != "BPE":

@@ -11,8 +11,7 @@ from functools import cached_property
 from hashlib import blake2b
 from threading import Lock
 
-from ridgeline.text.alternatives import longest_of
-from ridgeline.text.tokenizer import MASK, Tokenizer
+from ridgeline.text.tokenizer import MASK, Tokenizer, longest_of
 
 LEAST_CHARACTERS = 2_048
 """Shorter texts are tokenised faster than looked up."""

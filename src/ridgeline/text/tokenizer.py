@@ -1,7 +1,14 @@
-"""What every tokenizer offers. Owns the `Tokenizer` protocol; which one a model asks for is `text.choose`'s to say."""
+"""The `Tokenizer` protocol, and what needs no more than it: bytes as a vocabulary, bad words as ids, a pattern for the names of tokens.
 
-from collections.abc import Sequence
+Which tokenizer a model asks for is `text.files`'s to say.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
+
+from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS
+from ridgeline.errors import RequestError
 
 MASK: Final = "\ufdd0"
 """A code point that Unicode sets aside for internal use: in message contents it keeps names of control tokens from becoming their ids."""
@@ -46,3 +53,79 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         """Text of a whole prompt; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves control tokens out."""
         ...
+
+
+_BOS, _EOS = 256, 257
+
+
+class ByteTokenizer:
+    """A `Tokenizer` (see `text.tokenizer`) of 258 ids: 0 … 255 are bytes, 256 is BOS, 257 is EOS."""
+
+    bos: int | None = _BOS
+    eos_ids = frozenset({_EOS})
+    vocab_size = 258
+
+    def encode(self, text: str, add_bos: bool, special: bool = False) -> list[int]:
+        """The UTF-8 bytes of `text`, whatever `special` says; a surrogate without its partner becomes U+FFFD."""
+        valid = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return [*([_BOS] if add_bos else []), *valid.encode()]
+
+    def id_of(self, piece: str) -> int | None:
+        """See `Tokenizer.id_of`."""
+        return {"<bos>": _BOS, "<eos>": _EOS}.get(piece)
+
+    def piece(self, token: int) -> bytes:
+        """See `Tokenizer.piece`."""
+        return bytes((token,)) if token < _BOS else (b"<bos>", b"<eos>")[token - _BOS]
+
+    def is_control(self, token: int) -> bool:
+        """See `Tokenizer.is_control`."""
+        return token >= _BOS
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        """See `Tokenizer.decode`."""
+        shown = (token for token in ids if not (skip_special and self.is_control(token)))
+        return b"".join(map(self.piece, shown)).decode("utf-8", "replace")
+
+
+def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """The ids of each word, as at the beginning of a text and as after a space; where both are the same, once.
+
+    Raises `RequestError` for too many words, and for words that are empty, blank or too long.
+    """
+    if not isinstance(words, (tuple, list)) or not all(isinstance(word, str) for word in words):
+        raise RequestError("bad_words must be a list of strings.", param="bad_words", code="invalid_type")
+    if len(words) > BAD_WORDS:
+        raise RequestError(f"bad_words has {len(words)} strings; at most {BAD_WORDS} are allowed.", param="bad_words")
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not word.strip() or len(word) > BAD_WORD_CHARACTERS:
+            message = f"a string of bad_words has {len(word)} characters, {len(word.strip())} of them not blank"
+            raise RequestError(f"{message}; send 1 to {BAD_WORD_CHARACTERS}, not all blank.", param="bad_words")
+        for text in (word, f" {word.lstrip()}"):
+            ids = tuple(tokenizer.encode(text, add_bos=False))
+            if ids:
+                found[ids] = None
+    return tuple(found)
+
+
+_MAX_NESTING = 64
+
+
+def longest_of(words: Iterable[str]) -> str:
+    """A pattern that matches the longest of `words` (not empty) at a place."""
+    return _branches(list(set(words)), 0)
+
+
+def _branches(words: list[str], depth: int) -> str:
+    if len(words) == 1 or depth == _MAX_NESTING:
+        return "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    branches: dict[str, list[str]] = {}
+    for word in words:
+        branches.setdefault(word[0], []).append(word[1:])
+    patterns = []
+    for first, rests in branches.items():
+        longer = [rest for rest in rests if rest]
+        tail = f"(?:{_branches(longer, depth + 1)}){'?' if len(longer) < len(rests) else ''}" if longer else ""
+        patterns.append(re.escape(first) + tail)
+    return "|".join(patterns)

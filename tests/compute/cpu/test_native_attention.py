@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.attention import Items, attention, kv_write
 from ridgeline.compute.cpu.cache import DTYPES, allocate_native_kv, head_bytes, of_slots, record_width, widened
-from ridgeline.compute.diff import relative_error
 from ridgeline.compute.ops.attention import attention as definition
 from ridgeline.compute.ops.attention import kv_write as write_definition
 from ridgeline.compute.ops.attention import paged_sample
 from ridgeline.compute.ops.definition import floats
+from ridgeline.compute.runner import relative_error
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.planning.memory import kv_head_bytes
 
@@ -318,7 +318,7 @@ def test_cache_costs_what_planning_says(kind: str) -> None:
     assert head_bytes(kind, 20) == kv_head_bytes(20, kind)
     assert cache.pool.nbytes == 2 * 2 * 11 * 16 * 3 * kv_head_bytes(20, kind)
     keys, values = cache.layer(1)
-    assert cache.addresses(1) == (keys.ctypes.data, values.ctypes.data)
+    assert cache.record(1)[1:3] == (keys.ctypes.data, values.ctypes.data)
     k, v = floats(1, 4, 60), floats(2, 4, 60)
     slots = np.array([17, 3, 175, 40])
     kv_write(k, v, keys, values, slots)

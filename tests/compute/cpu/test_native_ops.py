@@ -8,12 +8,12 @@ import pytest
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import PackedWeight, pack
-from ridgeline.compute.cpu.plan import EMIT, NativePlan
+from ridgeline.compute.cpu.plan import NativePlan
 from ridgeline.compute.cpu.runner import arguments
-from ridgeline.compute.diff import relative_error
 from ridgeline.compute.graph import INPUTS, SELECTED, TOKENS, Axis, Handle, Op, OpList, Sizes, StepInputs, Weight
 from ridgeline.compute.ops.definition import Definition, Sample
 from ridgeline.compute.ops.table import OPS
+from ridgeline.compute.runner import relative_error
 from ridgeline.core.plan import KVGroup, KVShape
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
@@ -37,7 +37,7 @@ class Pool:
 
 
 def cases() -> list[Any]:
-    found = [(OPS[name], sample) for name in sorted(EMIT.keys() - ELSEWHERE) for sample in OPS[name].samples()]
+    found = [(OPS[name], sample) for name in sorted(ext.op_names() - ELSEWHERE) for sample in OPS[name].samples()]
     return [pytest.param(*case, id=f"{case[0].name}, {case[1].name}") for case in found]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,11 +57,16 @@ class Head:
         self.team = ext.native().Team(self.threads)
         self.sampler = Sampler(n, self.team, level=self.level)
         self.plan = ext.native().Plan(ext.level_number(self.level), self.team)
-        self.plan.begin_rows(True)
-        self.plan.quantise(int(self.x.ctypes.data), k, self.group, codes, scales, sums)
-        self.plan.begin_products(True)
-        self.plan.product(*self.packed.matrix, codes, scales, sums, 0, out)
+        made = {"out_codes": codes, "out_scales": scales, "out_sums": sums}
+        self.add("rows", "quantise", {"x": self.x.ctypes.data, **made, "width": k, "group": self.group})
+        given = {"codes": codes, "scales": scales, "sums": sums}
+        self.add("products", "linear_codes", {**given, "weight": self.packed.matrix, "out": out})
         self.plan.screen()
+
+    def add(self, kind: str, op: str, fields: dict[str, Any]) -> None:
+        """A phase of one op over the selected rows."""
+        self.plan.begin(kind, True, 1)
+        self.plan.add(op, ext.record(ext.params(op), fields))
 
     def run(self, x: np.ndarray, *wanted: int) -> None:
         """A step of x fp32 [M, K]; wanted: addresses of best, keep, maxima."""

@@ -230,11 +230,11 @@ class Copies:
         self._out = np.zeros((most_tokens, n), np.float32)
         self._plan = ext.native().Plan(ext.level_number(), team)
         self._clock = thread_time if team.threads == 1 else perf_counter
-        inputs = [int(array.ctypes.data) for array in self._inputs]
+        op, names = ("linear_codes", ("codes", "scales", "sums")) if kind in CODES else ("linear", ("x",))
+        fields = {name: array.ctypes.data for name, array in zip(names, self._inputs, strict=True)} | {"out": self._out.ctypes.data}
         for weight in self._weights:
-            self._plan.begin_products(False)
-            add = self._plan.product if kind in CODES else self._plan.product_of_floats
-            add(*weight.matrix, *inputs, 0, int(self._out.ctypes.data))
+            self._plan.begin("products", False, 1)
+            self._plan.add(op, ext.record(ext.params(op), {**fields, "weight": weight.matrix}))
 
     def timings(self, tokens: int, ceilings: Callable[[], tuple[float, float]]) -> list[Timing]:
         """Of one product, some, each behind its ceilings. The copies go on where the last timing stopped."""

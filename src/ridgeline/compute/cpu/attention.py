@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.cache import DTYPES, TYPE_NUMBERS, Records, record_width
+from ridgeline.compute.cpu.cache import Records, layer_record
 from ridgeline.compute.cpu.packing import allocate
 from ridgeline.compute.ops.definition import Floats, Ints
 
@@ -26,14 +26,9 @@ def kv_write(k: Floats, v: Floats, keys: Records, values: Records, slots: NDArra
     head_dim = k.shape[1] // heads
     if tokens and not 0 <= slots.min() <= slots.max() < room:
         raise ValueError(f"slots reach from {slots.min()} to {slots.max()}, the cache has {room}")
-    ext.native().kv_write(
-        ext.level_number(level),
-        _layer(keys, values, head_dim),
-        ext.address(k, np.float32, (tokens, heads * head_dim)),
-        ext.address(v, np.float32, (tokens, heads * head_dim)),
-        ext.address(slots, np.int64, (tokens,)),
-        tokens,
-    )
+    fields = {name: ext.address(array, np.float32, (tokens, heads * head_dim)) for name, array in (("k", k), ("v", v))}
+    record = ext.record(ext.params("kv_write"), {**fields, "cache": layer_record(keys, values, head_dim), "kv_group": 0})
+    ext.native().kv_write(ext.level_number(level), record, ext.address(slots, np.int64, (tokens,)), tokens)
 
 
 def attention(
@@ -61,25 +56,17 @@ def attention(
     if keys.shape[2] != block_tokens:
         raise ValueError(f"blocks are of {block_tokens} tokens, the cache's of {keys.shape[2]}")
     native, number = ext.native(), ext.level_number(level)
-    layer = _layer(keys, values, head_dim)
-    operands = (layer, q.shape[1] // head_dim, scale, window, softcap)
+    out = np.empty_like(q)
+    fields = {"q": ext.address(q, np.float32, q.shape), "out": out.ctypes.data, "cache": layer_record(keys, values, head_dim)}
+    fields |= {"kv_group": 0, "heads": q.shape[1] // head_dim, "scale": scale, "window": window, "softcap": softcap}
+    record = ext.record(ext.params("attention"), fields)
     step = _step(q, tables, cu_q, kv_len, len(keys), keys.shape[2])
     room = np.empty((2 * len(q) + int((kv_len // native.KV_SPLIT).sum()) + len(kv_len)) * keys.shape[1], ITEM)
-    count, partial_floats = native.attention_items(number, operands, step, threads, int(room.ctypes.data), len(room))
+    count, partial_floats = native.attention_items(number, record, step, threads, int(room.ctypes.data), len(room))
     items = room[:count] if arrange is None else np.ascontiguousarray(arrange(room[:count]))
-    out, partials, scratch = np.empty_like(q), np.empty(partial_floats, np.float32), allocate(native.ATTENTION_SCRATCH)
-    source = ext.address(q, np.float32, q.shape)
-    places = (int(array.ctypes.data) for array in (partials, out, scratch))
-    native.attend(number, operands, step, int(items.ctypes.data), len(items), source, *places)
+    partials, scratch = np.empty(partial_floats, np.float32), allocate(native.ATTENTION_SCRATCH)
+    native.attend(number, record, step, int(items.ctypes.data), len(items), int(partials.ctypes.data), int(scratch.ctypes.data))
     return out
-
-
-def _layer(keys: Records, values: Records, head_dim: int) -> tuple[int, ...]:
-    """Type, addresses of K and V, KV heads, head dimension and block size of a layer."""
-    type = next(name for name, dtype in DTYPES.items() if dtype == keys.dtype)
-    shape = (*keys.shape[:3], record_width(type, head_dim))
-    at = (ext.address(records, DTYPES[type], shape) for records in (keys, values))
-    return (TYPE_NUMBERS[type], *at, keys.shape[1], head_dim, keys.shape[2])
 
 
 def _step(q: Floats, tables: Ints, cu_q: Ints, kv_len: Ints, pages: int, block_tokens: int) -> tuple[int, ...]:

@@ -13,15 +13,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.packing import allocate
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.core.plan import KVShape
 
 Records = NDArray[Any]
 """K or V of one layer [pages, KV heads, tokens of a block, record]: a record is head_dim float32 or uint16, or head_dim + 4 int8."""
-
-TYPE_NUMBERS: Final = {"f32": 0, "bf16": 1, "int8": 2}
-"""As `KVType` in csrc/attention/attention.h."""
 
 DTYPES: Final[dict[str, type[np.generic]]] = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
 SCALE_BYTES: Final = 4
@@ -37,11 +35,6 @@ class NativeKVCache:
     head_dim: int
 
     @property
-    def type_number(self) -> int:
-        """What the extension calls the type."""
-        return TYPE_NUMBERS[self.type]
-
-    @property
     def kv_heads(self) -> int:
         """Heads in a page."""
         return int(self.pool.shape[3])
@@ -50,10 +43,9 @@ class NativeKVCache:
         """K and V of the `index`-th layer of a group: views [pages, KV heads, tokens of a block, record]."""
         return self.pool[index, 0], self.pool[index, 1]
 
-    def addresses(self, index: int) -> tuple[int, int]:
-        """Where K and V of the `index`-th layer of a group begin."""
-        keys, values = self.layer(index)
-        return int(keys.ctypes.data), int(values.ctypes.data)
+    def record(self, index: int) -> tuple[int, ...]:
+        """The `index`-th layer of a group as the extension takes it."""
+        return layer_record(*self.layer(index), self.head_dim)
 
     def read(self, index: int, slots: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """K and V of some slots of a layer, each as fp32 [slots, KV heads, head dimension]."""
@@ -64,6 +56,15 @@ class NativeKVCache:
         """Copies pages (from, to), one after the other."""
         for source, target in copies:
             self.pool[:, :, target] = self.pool[:, :, source]
+
+
+def layer_record(keys: Records, values: Records, head_dim: int) -> tuple[int, ...]:
+    """K and V of a layer as the extension's `KVLayer`."""
+    type = next(name for name, dtype in DTYPES.items() if dtype == keys.dtype)
+    blocks, kv_heads, block_tokens, _ = keys.shape
+    shape = (blocks, kv_heads, block_tokens, record_width(type, head_dim))
+    at = (ext.address(records, DTYPES[type], shape) for records in (keys, values))
+    return (ext.values("KVType").index(type), *at, *keys.strides[:3], kv_heads, head_dim, block_tokens)
 
 
 def of_slots(records: Records, slots: NDArray[np.int64]) -> Records:

@@ -1,10 +1,13 @@
 """Loads the native extension and says what it offers on this machine, or what is lost without it.
 
-Owns the choice of the ISA level and the checks of arrays before their addresses leave Python; never allocates results.
+Owns the choice of the ISA level, the types of records that the extension reads (csrc/runtime/ops.def), and the checks of arrays
+before their addresses leave Python; never allocates results.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +63,46 @@ def level_number(name: str | None = None) -> int:
     """The extension's number of a level; of the level in use when no name is given."""
     wanted = isa() if name is None else name
     return next(number for number, level in native().levels() if level == wanted)
+
+
+@cache
+def values(enum: str) -> tuple[str, ...]:
+    """Values of an enumeration of csrc/runtime/ops.def, by number; none without the extension."""
+    return () if _C is None else tuple(_C.ENUMS[enum])
+
+
+@cache
+def struct(name: str) -> np.dtype[np.void]:
+    """The type of records of a struct of csrc/runtime/ops.def: fields by name, addresses as numbers."""
+    return _dtype(native().STRUCTS[name])
+
+
+def op_names() -> frozenset[str]:
+    """Ops that native plans compute; none without the extension."""
+    return frozenset() if _C is None else frozenset(_C.OPS)
+
+
+@cache
+def params(op: str) -> np.dtype[np.void]:
+    """The type of records of an op's parameters."""
+    return _dtype(native().OPS[op])
+
+
+def _dtype(described: tuple[int, tuple[tuple[str, str, int], ...]]) -> np.dtype[np.void]:
+    size, fields = described
+    names, types, offsets = zip(*fields, strict=True)
+    formats = [struct(type) if type in native().STRUCTS else type for type in types]
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
+
+
+def record(dtype: np.dtype[np.void], fields: Mapping[str, Any]) -> bytes:
+    """One record with these values, all of its fields and no others; of a struct inside it a tuple."""
+    if fields.keys() != set(dtype.names or ()):
+        raise ValueError(f"a record of {dtype.names} is given {tuple(fields)}")
+    made = np.zeros((), dtype)
+    for name, value in fields.items():
+        made[name] = value
+    return made.tobytes()
 
 
 def address(array: np.ndarray, dtype: type[np.generic], shape: tuple[int, ...]) -> int:

@@ -28,8 +28,9 @@ def quantise(x: Floats, *, group: int, level: str | None = None) -> Codes:
     m, k = x.shape
     codes, scales, sums = np.empty((m, k), np.int8), np.empty((m, k // SCALE_CODES), np.float32), np.empty((m, k // SUM_CODES), np.int32)
     source = ext.address(x, np.float32, (m, k))
-    made = (int(array.ctypes.data) for array in (codes, scales, sums))
-    ext.native().quantise(ext.level_number(level), source, *made, m, k, group)
+    made = {f"out_{name}": array.ctypes.data for name, array in (("codes", codes), ("scales", scales), ("sums", sums))}
+    record = ext.record(ext.params("quantise"), {"x": source, **made, "width": k, "group": group})
+    ext.native().run_rows(ext.level_number(level), "quantise", record, m)
     return codes, scales, sums
 
 

@@ -6,7 +6,8 @@ Owns the memory of packed matrices. The layout is the extension's affair and the
 import mmap
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -35,12 +36,11 @@ Take = Callable[[int], Bytes]
 
 FLOATS: Final = ("F32", "F16", "BF16")
 
-FORMATS: Final = (
-    *FLOATS,
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
-    *("INT8", "INT4"),
-)
-"""The extension's formats, by number."""
+SCREENED: Final = {name.removesuffix("_SCREENED"): name for name in ext.values("Format") if name.endswith("_SCREENED")}
+"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear/screen_kernel.cpp): what they are called then."""
+
+FORMATS: Final = tuple(name for name in ext.values("Format") if name not in SCREENED.values())
+"""The extension's formats; none without it."""
 
 SUPERBLOCKS: Final = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
 
@@ -49,16 +49,13 @@ LONG_SPAN: Final = 128
 SPAN: Final = 32
 """Inputs that kernels add up as integers: of `SUPERBLOCKS`; of INT8 and INT4 in groups that are made of whole long spans; of all others."""
 
-SCREENED: Final = {"Q8_0": len(FORMATS)}
-"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear/screen_kernel.cpp): their numbers then."""
-
 INTEGER_BITS: Final = {"INT8": 8, "INT4": 4}
 """Those of grouped integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A matrix [N, K] in packed form.
+    """A matrix [N, K] in packed form, or one per expert [E, N, K]: packed by themselves, `stride` bytes apart.
 
     kind   among `FORMATS`; what the file stored
     group  inputs that share a scale, for INT8 and INT4; else 0
@@ -68,7 +65,7 @@ class PackedWeight:
     """
 
     kind: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     data: Bytes
     group: int = 0
     order: str | None = None
@@ -79,9 +76,23 @@ class PackedWeight:
         return self.data.nbytes
 
     @property
+    def experts(self) -> int:
+        """Matrices in it."""
+        return prod(self.shape[:-2])
+
+    @property
+    def stride(self) -> int:
+        """Bytes from one expert's matrix to the next one's."""
+        return self.data.nbytes // self.experts
+
+    def part(self, number: int) -> "PackedWeight":
+        """The matrix of one expert."""
+        return replace(self, shape=self.shape[-2:], data=self.data[number * self.stride : (number + 1) * self.stride])
+
+    @property
     def blocks(self) -> int:
-        """Blocks of 16 rows."""
-        return -(-self.shape[0] // BLOCK_ROWS)
+        """Blocks of 16 rows of a matrix."""
+        return -(-self.shape[-2] // BLOCK_ROWS)
 
     @property
     def span(self) -> int:
@@ -97,11 +108,14 @@ class PackedWeight:
 
     @property
     def matrix(self) -> tuple[int, int, int, int, int]:
-        """What the extension calls a matrix: number of the format, N, K, group, address."""
-        return _number(self.kind, self.screened), *self.shape, self.group, int(self.data.ctypes.data)
+        """What the extension calls a matrix: number of the format, N, K, group, address; of experts the first one's."""
+        rows, columns = self.shape[-2:]
+        return _number(self.kind, self.screened), rows, columns, self.group, int(self.data.ctypes.data)
 
     def unpack(self) -> Bytes:
-        """The file's rows, bit for bit, for INT8 and INT4 `GroupedWeight.records`: uint8 [N, bytes of a row]."""
+        """The file's rows, bit for bit, for INT8 and INT4 `GroupedWeight.records`: uint8 [rows, bytes of a row], all experts'."""
+        if len(self.shape) > 2:
+            return np.concatenate([self.part(number).unpack() for number in range(self.experts)])
         rows = np.empty((self.shape[0], row_bytes(self.kind, self.shape[1], self.group)), np.uint8)
         ext.native().unpack(ext.level_number(), *self.matrix, int(rows.ctypes.data), rows.shape[1], 0, self.blocks)
         return rows
@@ -127,23 +141,31 @@ def row_bytes(kind: str, columns: int, group: int = 0) -> int:
 def packable(kind: str, shape: tuple[int, ...], group: int = 0, *, screened: bool = False) -> bool:
     """Whether this build packs matrices of this format and shape, so that they can be screened if asked."""
     known = SCREENED if screened else FORMATS
-    return len(shape) == 2 and kind in known and bool(ext.isa_levels()) and _packed_bytes(kind, shape, group, screened) > 0
+    ranks = (2,) if screened else (2, 3)
+    return len(shape) in ranks and kind in known and bool(ext.isa_levels()) and _packed_bytes(kind, shape, group, screened) > 0
 
 
 def pack(
     kind: str, codes: Bytes, shape: tuple[int, ...], pool: Executor, take: Take | None = None, *, screened: bool = False
 ) -> PackedWeight:
-    """codes uint8 [N, bytes of a row], contiguous, may be a read-only map of a file → packed, in chunks over the threads of `pool`, in
-    memory of its own or that `take` gives.
+    """codes uint8 [rows, bytes of a row], contiguous, may be a read-only map of a file → packed, in chunks over the threads of `pool`, in
+    memory of its own or that `take` gives. `shape` is (N, K), or (E, N, K) where codes are those of E matrices.
 
     Raises ValueError where `packable` is false or codes do not fit the shape.
     """
     if not packable(kind, shape, screened=screened):
         raise ValueError(f"{kind} {shape} cannot be packed by this build")
-    n, k = shape
-    source = ext.address(codes, np.uint8, (n, row_bytes(kind, k)))
-    weight = PackedWeight(kind, (n, k), (take or allocate)(_packed_bytes(kind, shape, screened=screened)), screened=screened)
-    _fill(weight, pool, lambda first, count: _pack(weight, source, first, count))
+    *experts, n, k = shape
+    width = row_bytes(kind, k)
+    source = ext.address(codes, np.uint8, (prod(shape[:-1]), width))
+    weight = PackedWeight(kind, tuple(shape), (take or allocate)(_packed_bytes(kind, shape, screened=screened)), screened=screened)
+    parts = [weight.part(number) for number in range(weight.experts)] if experts else [weight]
+    for number, part in enumerate(parts):
+
+        def chunk(first: int, count: int, part: PackedWeight = part, source: int = source + number * n * width) -> None:
+            _pack(part, source, first, count)
+
+        _fill(part, pool, chunk)
     return weight
 
 
@@ -211,11 +233,14 @@ class Pieces:
 
 
 def _number(kind: str, screened: bool) -> int:
-    return SCREENED[kind] if screened else FORMATS.index(kind)
+    return ext.values("Format").index(SCREENED[kind] if screened else kind)
 
 
 def _packed_bytes(kind: str, shape: tuple[int, ...], group: int = 0, screened: bool = False) -> int:
-    return int(ext.native().packed_bytes(ext.level_number(), _number(kind, screened), *shape, group))
+    """Of one matrix; of experts all, each aligned like a matrix by itself."""
+    *experts, rows, columns = shape
+    each = int(ext.native().packed_bytes(ext.level_number(), _number(kind, screened), rows, columns, group))
+    return prod(experts) * (-(-each // ALIGNMENT) * ALIGNMENT) if experts else each
 
 
 def _chunks(blocks: int, total: int) -> Iterator[tuple[int, int]]:

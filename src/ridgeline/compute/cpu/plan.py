@@ -1,6 +1,7 @@
 """From phases to a native plan: addresses of values, weights and cache, given once.
 
-Owns the memory of values and keeps alive whatever the plan points to. Every op has one line in `EMIT`.
+Owns the memory of values and keeps alive whatever the plan points to. What the extension must know of an op is a record of its parameters
+(csrc/runtime/ops.def), filled by name.
 """
 
 import mmap
@@ -15,11 +16,11 @@ from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.cpu.packing import PackedWeight
 from ridgeline.compute.cpu.phases import Phase, arena, phases
 from ridgeline.compute.cpu.weights import Stored
-from ridgeline.compute.graph import Op, OpList, Sizes
+from ridgeline.compute.graph import Op, OpList, Sizes, Weight
+from ridgeline.compute.ops.table import OPS
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import Rope
 
-ACTIVATIONS: Final = {"silu": 0, "gelu_tanh": 1}
 SCREEN_PHASES: Final = ("measure for", "bound", "threshold of", "compute")
 """What stands in for the last product where only the largest of each row is wanted and its matrix is screened (csrc/linear/screen.h)."""
 SCREEN_COUNTS: Final = ("steps", "passed", "pairs", "computed")
@@ -88,12 +89,25 @@ class NativePlan:
         return whole[:count]
 
     def _add(self, phase: Phase) -> None:
-        if phase.kind == "rows":
-            self.native.begin_rows(phase.axis.kind == "selected", phase.axis.factor)
-        elif phase.kind == "products":
-            self.native.begin_products(phase.axis.kind == "selected", phase.axis.factor)
+        self.native.begin(phase.kind, phase.axis.kind == "selected", phase.axis.factor)
         for op in phase.ops:
-            EMIT[op.name](self, op)
+            self.native.add(op.name, self._record(op))
+
+    def _record(self, op: Op) -> bytes:
+        """The op's parameters, by the names that its reference gives them."""
+        dtype, definition = ext.params(op.name), OPS[op.name]
+        names = dtype.names or ()
+        outputs = [name for name in names if name == "out" or name.startswith("out_")]
+        values = dict(zip(outputs, op.outputs, strict=True)) | dict(zip(definition.inputs, op.inputs, strict=True))
+        weights = dict(zip(definition.weights, op.weights, strict=True))
+        return ext.record(dtype, {name: self._parameter(op, name, values, weights, dtype) for name in names})
+
+    def _parameter(self, op: Op, name: str, values: Mapping[str, str], weights: Mapping[str, Weight], dtype: np.dtype[np.void]) -> Any:
+        if name in values:
+            return self.at(values[name])
+        if name in weights:
+            return self.matrix(weights[name]) if dtype[name].names else self.vector(weights[name])
+        return LAUNCH[name](self, op) if name in LAUNCH else op.attributes[name]
 
     def _can_screen(self) -> bool:
         """Whether the list ends in a product by itself, over a matrix that is packed for it."""
@@ -109,15 +123,15 @@ class NativePlan:
         """Floats in a row of a value."""
         return self._oplist.values[name].width
 
-    def vector(self, op: Op, number: int = 0) -> int:
-        """Address of one of the op's vectors."""
-        found = self._weights[op.weights[number].name]
+    def vector(self, weight: Weight) -> int:
+        """Address of a vector."""
+        found = self._weights[weight.name]
         assert isinstance(found, np.ndarray)
-        return ext.address(found, np.int32 if op.name == "reorder" else np.float32, op.weights[number].shape)
+        return ext.address(found, found.dtype.type, weight.shape)
 
-    def matrix(self, op: Op) -> tuple[int, int, int, int, int]:
-        """The op's matrix as the extension takes it."""
-        found = self._weights[op.weights[0].name]
+    def matrix(self, weight: Weight) -> tuple[int, int, int, int, int]:
+        """A matrix as the extension takes it."""
+        found = self._weights[weight.name]
         assert isinstance(found, PackedWeight)
         return found.matrix
 
@@ -126,117 +140,37 @@ class NativePlan:
         self._kept.append(array)
         return int(array.ctypes.data)
 
+    def kv_group(self, op: Op) -> int:
+        """The KV group of the op's layer."""
+        return self._groups[int(op.attributes["layer"])]
+
     def layer(self, op: Op) -> tuple[int, ...]:
-        """KV group of the op's layer, then type, addresses of K and V, KV heads, head dimension and block size."""
-        layer = int(op.attributes["layer"])
-        keys, values = self.cache.addresses(self._index[layer])
-        cache = self.cache
-        return self._groups[layer], cache.type_number, keys, values, cache.kv_heads, cache.head_dim, self._shape.block_tokens
+        """The cache of the op's layer, as the extension takes it."""
+        return self.cache.record(self._index[int(op.attributes["layer"])])
 
 
-def _embed(plan: NativePlan, op: Op) -> None:
-    (out,) = op.outputs
-    plan.native.embed(plan.at(out), op.inputs[0] == "positions", *plan.matrix(op))
+def _width(plan: NativePlan, op: Op) -> int:
+    """Floats in a row of what the op makes; a selection takes a token's rows together."""
+    return plan.width(op.outputs[0]) * (int(op.attributes["factor"]) if op.name == "select" else 1)  # type: ignore[arg-type]
 
 
-def _select(plan: NativePlan, op: Op) -> None:
-    plan.native.select(plan.at(op.inputs[0]), plan.at(op.outputs[0]), plan.width(op.outputs[0]) * op.attributes["factor"])
-
-
-def _reorder(plan: NativePlan, op: Op) -> None:
-    plan.native.reorder(plan.at(op.inputs[0]), plan.at(op.outputs[0]), plan.width(op.inputs[0]), plan.vector(op))
-
-
-def _quantise(plan: NativePlan, op: Op) -> None:
-    plan.native.quantise(plan.at(op.inputs[0]), plan.width(op.inputs[0]), op.attributes["group"], *map(plan.at, op.outputs))
-
-
-def _linear_codes(plan: NativePlan, op: Op) -> None:
-    codes, scales, sums, *residual = map(plan.at, op.inputs)
-    plan.native.product(*plan.matrix(op), codes, scales, sums, *(residual or (0,)), plan.at(op.outputs[0]))
-
-
-def _linear(plan: NativePlan, op: Op) -> None:
-    x, *residual = map(plan.at, op.inputs)
-    plan.native.product_of_floats(*plan.matrix(op), x, *(residual or (0,)), plan.at(op.outputs[0]))
-
-
-def _rms_norm(plan: NativePlan, op: Op) -> None:
-    (x,), (out,), (piece,) = op.inputs, op.outputs, op.weights[0].shape
-    plan.native.rms_norm(plan.at(x), plan.at(out), plan.width(x), plan.vector(op), piece, op.attributes["eps"])
-
-
-def _layer_norm(plan: NativePlan, op: Op) -> None:
-    (x,), (out,) = op.inputs, op.outputs
-    plan.native.layer_norm(plan.at(x), plan.at(out), plan.width(x), plan.vector(op), plan.vector(op, 1), op.attributes["eps"])
-
-
-def _add(plan: NativePlan, op: Op) -> None:
-    plan.native.add(*map(plan.at, op.inputs), plan.at(op.outputs[0]), plan.width(op.outputs[0]))
-
-
-def _add_bias(plan: NativePlan, op: Op) -> None:
-    plan.native.add_bias(plan.at(op.inputs[0]), plan.at(op.outputs[0]), plan.width(op.outputs[0]), plan.vector(op))
-
-
-def _by_number(name: str, attribute: str) -> Callable[[NativePlan, Op], None]:
-    """An op of one value and one number."""
-
-    def emit(plan: NativePlan, op: Op) -> None:
-        getattr(plan.native, name)(plan.at(op.inputs[0]), plan.at(op.outputs[0]), plan.width(op.outputs[0]), op.attributes[attribute])
-
-    return emit
-
-
-def _activate(plan: NativePlan, op: Op) -> None:
-    gated = plan.at(op.inputs[1]) if op.name == "glu" else 0
-    activation = ACTIVATIONS[str(op.attributes["activation"])]
-    plan.native.activate(plan.at(op.inputs[0]), gated, plan.at(op.outputs[0]), plan.width(op.outputs[0]), activation)
-
-
-def _rotation(plan: NativePlan, op: Op) -> None:
+def _rotation_frequencies(plan: NativePlan, op: Op) -> int:
     rope = op.attributes["rope"]
     assert isinstance(rope, Rope)
     half = rope.dim // 2
-    frequencies = rope.base ** (-np.arange(half) / half) / np.array(rope.divisors or 1.0)
-    plan.native.rotation(plan.at(op.outputs[0]), plan.keep(frequencies), half, rope.scale)
+    return plan.keep(rope.base ** (-np.arange(half) / half) / np.array(rope.divisors or 1.0))
 
 
-def _rotate(plan: NativePlan, op: Op) -> None:
-    x, turn = op.inputs
-    plan.native.rope(plan.at(x), plan.at(turn), plan.at(op.outputs[0]), plan.width(x), op.attributes["head_dim"], plan.width(turn) // 2)
-
-
-def _kv_write(plan: NativePlan, op: Op) -> None:
-    plan.native.kv_write(*map(plan.at, op.inputs), *plan.layer(op))
-
-
-def _attention(plan: NativePlan, op: Op) -> None:
-    (q,), (out,), said = op.inputs, op.outputs, op.attributes
-    heads = plan.width(q) // int(said["head_dim"])
-    plan.native.attention(plan.at(q), plan.at(out), *plan.layer(op), heads, said["scale"], said["window"], said["softcap"])
-
-
-EMIT: Final[Mapping[str, Callable[[NativePlan, Op], None]]] = {
-    "embed": _embed,
-    "select": _select,
-    "reorder": _reorder,
-    "quantise": _quantise,
-    "linear": _linear,
-    "linear_add": _linear,
-    "linear_codes": _linear_codes,
-    "linear_codes_add": _linear_codes,
-    "rms_norm": _rms_norm,
-    "layer_norm": _layer_norm,
-    "add": _add,
-    "add_bias": _add_bias,
-    "scale": _by_number("scale", "factor"),
-    "softcap": _by_number("softcap", "cap"),
-    "activate": _activate,
-    "glu": _activate,
-    "rotation": _rotation,
-    "rotate": _rotate,
-    "kv_write": _kv_write,
-    "attention": _attention,
+LAUNCH: Final[Mapping[str, Callable[[NativePlan, Op], Any]]] = {
+    "width": _width,
+    "piece": lambda plan, op: op.weights[0].shape[0],
+    "by_position": lambda plan, op: op.inputs[0] == "positions",
+    "activation": lambda plan, op: ext.values("Activation").index(str(op.attributes["activation"])),
+    "half": lambda plan, op: plan.width(op.inputs[1] if op.name == "rotate" else op.outputs[0]) // 2,
+    "frequencies": _rotation_frequencies,
+    "magnitude": lambda plan, op: op.attributes["rope"].scale,  # type: ignore[union-attr]
+    "cache": lambda plan, op: plan.layer(op),
+    "kv_group": lambda plan, op: plan.kv_group(op),
+    "heads": lambda plan, op: plan.width(op.inputs[0]) // int(op.attributes["head_dim"]),  # type: ignore[arg-type]
 }
-"""Op → how it enters the native plan."""
+"""Parameter of a native op → its value, for those that are not an input, an output, a weight or an attribute under its own name."""

@@ -11,11 +11,12 @@ from typing import Final
 import numpy as np
 
 from ridgeline.compute.cpu.packing import PackedWeight, Pieces, Take, integer_kind, pack, pack_grouped, packable
+from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.ops.definition import Floats, Ints
+from ridgeline.compute.ops.table import taken_as_arrays
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.weight import CodedWeight, Weight
-from ridgeline.compute.record import record
 from ridgeline.facts.model import ModelFacts
 
 Progress = Callable[[str, float], None]
@@ -33,7 +34,8 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[st
     Orders of columns stand beside them, each once, under names of their own: matrices that read the same value mostly share theirs.
     """
     mapped = map_weights(facts)
-    last = record(facts)["step"].ops[-1]
+    step = record(facts)["step"]
+    last, arrays = step.ops[-1], taken_as_arrays(step)
     head = last.weights[0].name if last.name == "linear" and last.weights[0].shape[0] == facts.tokens else ""
     total, done = sum(weight.nbytes for weight in mapped.values()), 0
     ready: dict[str, Stored] = {}
@@ -42,7 +44,8 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[st
     with ThreadPoolExecutor(threads) as pool:
         for name in list(mapped):
             weight = mapped.pop(name)
-            ready[name] = packed = _packed(name, weight, pool, take, name == head) if len(weight.shape) == 2 else weight.dense()
+            matrix = len(weight.shape) > 1 and name not in arrays
+            ready[name] = packed = _packed(name, weight, pool, take, name == head) if matrix else weight.dense()
             if isinstance(packed, PackedWeight) and isinstance(weight, GroupedWeight) and packed.kind != "F32" and weight.order is not None:
                 order = weight.order.astype(np.int32)
                 known = orders.setdefault(order.tobytes(), f"{name.removesuffix('.weight')}.order")
@@ -71,4 +74,4 @@ def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor, take: Take, hea
     usable = name != EMBEDDING or not isinstance(weight, GroupedWeight) or weight.order is None
     if usable and isinstance(weight, GroupedWeight) and packable(integer_kind(weight), weight.shape, weight.size):
         return pack_grouped(weight, pool, take)
-    return pack("F32", weight.dense().view(np.uint8), weight.shape, pool, take)
+    return pack("F32", weight.dense().reshape(-1, weight.shape[-1]).view(np.uint8), weight.shape, pool, take)

@@ -1,6 +1,7 @@
 """Stored bytes seen in the canonical order of rows: nothing is read before rows are asked for, and then no more than they need."""
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +34,10 @@ class Transposed:
 
 
 def stored_rows(tensor: TensorFacts, mapped: Bytes, head_dim: int) -> Bytes | Permuted | Transposed:
-    """The tensor's rows of codes in the map of its file; a vector is one row. Only matrices are seen through a view."""
+    """The tensor's rows of codes in the map of its file, those of experts one matrix behind the other; a vector is one row. Only matrices
+    are seen through a view."""
     matrix = len(tensor.shape) > 1
-    count = tensor.shape[0] if matrix else 1
+    count = prod(tensor.shape[:-1])
     if matrix and tensor.view == "transposed":
         size = FORMATS[tensor.kind].block_bytes
         elements: NDArray[np.unsignedinteger] = np.ndarray(
@@ -47,7 +49,7 @@ def stored_rows(tensor: TensorFacts, mapped: Bytes, head_dim: int) -> Bytes | Pe
 
 
 def halves_order(rows: int, head_dim: int) -> NDArray[np.intp]:
-    """Where each row stands in a file of pairwise RoPE: of every head first the even rows, then the odd ones."""
+    """The place of each row in a file of pairwise RoPE: of every head first the even rows, then the odd ones."""
     order: NDArray[np.intp] = np.arange(rows, dtype=np.intp).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
     return order
 

@@ -28,7 +28,7 @@ Progress = Callable[[str, float], None]
 
 
 def map_weights(facts: ModelFacts) -> dict[str, Weight]:
-    """Every tensor as the file's codes by its canonical name, vectors as fp32. What has no view is not read yet, and of grouped integers
+    """All tensors as the file's codes by its canonical name, vectors as fp32. What has no view is not read yet, and of grouped integers
     no codes are."""
     return {name: _coded(facts.tensors[name], source, facts.head_dim) for name, source in _sources(facts).items()}
 
@@ -71,7 +71,7 @@ def _coded(tensor: TensorFacts, source: Coded | GroupedWeight | ScaledWeight, he
         return source
     if len(tensor.shape) == 1:
         return DenseWeight(_vector(tensor, source.rows, head_dim))
-    count = tensor.shape[0]
+    count = prod(tensor.shape[:-1])
     codes: Bytes = source.rows if isinstance(source.rows, np.ndarray) else settled(source.rows, count, tensor.bytes // count)
     return CodedWeight(tensor.kind, tensor.shape, codes)
 
@@ -97,5 +97,5 @@ def _dequantise(
         progress("dequantising weights", min(1.0, done / total))
 
     with ThreadPoolExecutor(threads) as pool:
-        dequantise_all([(sources[name], ready[name].values) for name in order], pool, advance)
+        dequantise_all([(sources[name], ready[name].values.reshape(-1, tensors[name].shape[-1])) for name in order], pool, advance)
     return ready

@@ -1,4 +1,4 @@
-"""Every op there is, by name, and the check of a list against them."""
+"""The table of all ops, by name, and the check of a list against them."""
 
 from ridgeline.compute.graph import INPUTS, OpList
 from ridgeline.compute.ops import attention, elementwise, experts, fp8, fused, gather, linear, norm, quantised, rope
@@ -8,6 +8,16 @@ FAMILIES = (gather, elementwise, norm, linear, quantised, rope, attention, exper
 
 OPS: dict[str, Definition] = {found.name: found for family in FAMILIES for found in vars(family).values() if isinstance(found, Definition)}
 """Name → definition: every one that a family's file makes."""
+
+def taken_as_arrays(oplist: OpList) -> frozenset[str]:
+    """Names of the weights that no op multiplies with as a matrix: vectors, and biases of experts."""
+    taken: dict[bool, set[str]] = {True: set(), False: set()}
+    for op in oplist.ops:
+        definition = OPS[op.name]
+        for place, weight in enumerate(op.weights):
+            taken[definition.weights[place] in definition.matrices].add(weight.name)
+    return frozenset(taken[False] - taken[True])
+
 
 def check(oplist: OpList) -> None:
     """Raises ValueError unless every op is known, fits its definition, and names only values that exist before it."""
