@@ -11,13 +11,12 @@ import pytest
 import typer
 
 from ridgeline.bench import gpu
-from ridgeline.bench.gpu import Report, measure, row_words
-from ridgeline.bench.gpu_parts import ASKED, MOST_SECONDS, PARTS, SETTINGS, Job, jobs
+from ridgeline.bench.gpu import ASKED, MOST_SECONDS, PARTS, SETTINGS, Job, Report, jobs, measure, row_words
 from ridgeline.bench.gpu_targets import AIMS, costs, headline, verdicts
 from ridgeline.cli import bench_gpu
 from ridgeline.errors import ConfigError, ModelNotFoundError
-from ridgeline.facts.headers.families import MEASURED
-from ridgeline.facts.hub.weightless import config_of
+from ridgeline.facts.headers.read import config_of
+from ridgeline.models.table import MEASURED
 
 FINE = 'print("{\\"batch\\": 1}", flush=True)'
 SCRIPTS = {
@@ -209,7 +208,7 @@ class Absent:
             raise ImportError(name)
 
 sys.meta_path.insert(0, Absent())
-import ridgeline.bench.gpu_part, ridgeline.cli.bench_gpu, ridgeline.bench.gpu, ridgeline.cli.main, ridgeline.cli.pages, ridgeline.engine.llm
+import ridgeline.bench.gpu_part, ridgeline.cli.bench_gpu, ridgeline.bench.gpu, ridgeline.cli.main, ridgeline.engine.llm
 """
 
 

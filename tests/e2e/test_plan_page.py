@@ -10,17 +10,17 @@ import pytest
 
 from ridgeline.facts.hardware.devices import DEVICES
 from ridgeline.facts.headers.config_json import read_config
-from ridgeline.facts.headers.describe import KNOWN, known_names
-from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
+from ridgeline.models.table import KNOWN, known_names
 from ridgeline.planning.arguments import Question, deployment_of
 from ridgeline.planning.deployment import Deployment, Layout, Workload, automatic_layout
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.page import plan_page
 from ridgeline.planning.report import make_report
+from ridgeline.planning.shape import KV_BITS, WEIGHT_FORMATS, ModelShape, shape_of
 from ridgeline.planning.speed import batch_point
 
 POINTS = 500
-SHAPES = [read_config(KNOWN / f"{name}.json", name) for name in known_names()]
+SHAPES = [shape_of(read_config(KNOWN / f"{name}.json", name).facts) for name in known_names()]
 COMPARED = (
     "fits", "memory_bytes", "weights_bytes", "kv_bytes_per_token", "kv_bytes_per_sequence",
     "state_bytes_per_sequence", "activation_bytes",

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from ridgeline.facts.files.formats import FORMATS
-from ridgeline.facts.headers.describe import describe_model
+from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning import batching, capacity, cost, latency, objectives, parallel, reuse, roofline, speculation, speed
 from ridgeline.planning.arguments import Question, deployment_of
 from ridgeline.planning.capacity import attention_score_bytes, kv_bytes, max_sequences, weight_bytes
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.latency import weight_read_seconds
+from ridgeline.planning.shape import shape_of
 
 GB, GIB = 1e9, 2**30
 BILLIONS = {"8B": 8.03, "70B": 70.6, "405B": 405.1}
@@ -217,7 +218,7 @@ DEVIATIONS = [
      "10 and 50 users are prompts of 40 ms one after the other, so one user waits 40"),
     (Row("1 §3 KV cache", "sequences in 63 GB", "59", max_sequences(80, 14, 3, 1.07)), "58.9, and no sequence is nine tenths"),
     (Row("3 Llama 3 Model Weight Memory", "parameters of 405B, billions", "405.1",
-         describe_model("llama-3.1-405b", Path()).total_parameters / 1e9), "counted from the configuration"),
+         shape_of(describe_model("llama-3.1-405b", Path())).total_parameters / 1e9), "counted from the configuration"),
     (Row("3 The Memory Wall", "8B in GB of one kind", "119", max_sequences(80, 16.1, 4, kv_bytes(*SHAPE["8B"], 4096, 2) / GB)),
      "0.5 is GiB, the rest GB"),
     (Row("3 The Memory Wall", "70B in GB of one kind", "10", max_sequences(160, 141.2, 6, kv_bytes(*SHAPE["70B"], 4096, 2) / GB)),

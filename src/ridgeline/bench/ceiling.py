@@ -12,8 +12,8 @@ from typing import Any, Final
 from ridgeline.bench.scenarios import Scenario
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.devices import Device
-from ridgeline.facts.headers.shape import WEIGHT_FORMATS, ModelShape
 from ridgeline.planning.deployment import Deployment, Layout, Workload
+from ridgeline.planning.shape import WEIGHT_FORMATS, ModelShape
 from ridgeline.planning.speed import decode_work, prefill_work
 from ridgeline.planning.step import IDEAL, Work, resource_seconds
 

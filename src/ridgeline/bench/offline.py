@@ -11,7 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Final
 
-from ridgeline.bench.hogs import hogs
+from ridgeline.bench.processes import hogs
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
@@ -23,7 +23,7 @@ from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.noise import Noise, Watch
-from ridgeline.facts.headers.describe import describe_model
+from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import Question, deployment_of
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.step import IDEAL, Rows, resource_seconds, step_work

@@ -9,7 +9,7 @@ from math import ceil
 from typing import Any, Final
 
 from ridgeline.bench.client import Outcome
-from ridgeline.bench.load import Measured
+from ridgeline.bench.session import Measured
 from ridgeline.planning.objectives import Objective, Served, request_goodput, token_goodput
 from ridgeline.sim.fleet.measures import curve
 

@@ -33,8 +33,7 @@ def compare(
     from ridgeline.bench.scenarios import parse_scenarios
     from ridgeline.bench.session import Manner
     from ridgeline.cli.bench_runs import check_json, drawn_seed, parse_api, parse_body, write_json
-    from ridgeline.cli.bench_specs import ceilings_of, specs_of
-    from ridgeline.cli.bench_table import Comparing, show
+    from ridgeline.cli.bench_table import Comparing, ceilings_of, show, specs_of
 
     number = drawn_seed() if seed is None else seed
     start, chosen = parse_scenarios(scenarios)

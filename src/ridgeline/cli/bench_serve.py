@@ -35,9 +35,8 @@ def serve(
 ) -> None:
     """Put load on an OpenAI-compatible server and measure what its users see."""
     from ridgeline.bench.session import Manner
-    from ridgeline.cli.bench_loads import Asked, loads_of
-    from ridgeline.cli.bench_runs import Runs, check_json, drawn_seed, parse_api, parse_body, write_json
-    from ridgeline.cli.pages import check_page, write_page
+    from ridgeline.cli.bench_runs import Asked, Runs, check_json, drawn_seed, loads_of, parse_api, parse_body, write_json
+    from ridgeline.cli.output import check_page, write_page
     from ridgeline.planning.arguments import parse_objective
 
     number = drawn_seed() if seed is None else seed

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
-from ridgeline.facts.headers.describe import describe_model
+from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import Question, deployment_of, parse_objective
 from ridgeline.sim.fleet.durations import Constant, Durations, Observed, fitted
 from ridgeline.sim.fleet.fleet import Failures, Scaling

@@ -7,9 +7,10 @@ from math import isfinite
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.ceilings import this_machine
 from ridgeline.facts.hardware.devices import ALIASES, DEVICES, GB, TERA, Device, Price
-from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
+from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import Deployment, Layout, Workload, automatic_layout
 from ridgeline.planning.objectives import Objective
+from ridgeline.planning.shape import KV_BITS, WEIGHT_FORMATS, ModelShape, shape_of
 
 MAX_DEVICES = 1_024
 MAX_USERS = 1_000_000
@@ -43,8 +44,9 @@ class Question:
     price: float | None = None
 
 
-def deployment_of(shape: ModelShape, asked: Question) -> Deployment:
-    """The deployment that a question means. Raises ConfigError with the number and the fix."""
+def deployment_of(facts: ModelFacts, asked: Question) -> Deployment:
+    """The deployment that a question about a model means. Raises ConfigError with the number and the fix."""
+    shape = shape_of(facts)
     _bounded("--count", asked.count, 1, MAX_DEVICES)
     users = int(_bounded("--users", _or_one(asked.users), 1, MAX_USERS))
     _bounded("--memory-utilization", asked.utilisation, 0.1, 1.0)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ridgeline.facts.hardware.devices import Device
-from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
 from ridgeline.planning.capacity import activation_bytes, attention_score_bytes, tiled_score_bytes
 from ridgeline.planning.memory import block_bytes, groups_of, longest_sequence, sequence_pages
 from ridgeline.planning.parallel import kv_heads_per_device
+from ridgeline.planning.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
 
 ACTIVATION_BYTES = 2
 """Activations are 16 bits wide."""

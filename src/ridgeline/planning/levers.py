@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
-from ridgeline.facts.headers.shape import KV_BITS
 from ridgeline.planning.cost import million_token_cost
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.disaggregation import interference_seconds, kv_transfer_seconds, phase_layout
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.reuse import reused_prefill_speedup
+from ridgeline.planning.shape import KV_BITS
 from ridgeline.planning.speculation import accepted_tokens, speculation_passes, speculation_speedup
 from ridgeline.planning.speed import best_batch, decode_work, mean_context, mixed_itl, prefill_seconds, prefill_work, with_layout
 from ridgeline.planning.step import Rows, link_seconds, pass_seconds, step_work, with_prefill

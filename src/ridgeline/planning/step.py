@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from ridgeline.core.pace import StepSeconds
-from ridgeline.facts.headers.shape import KV_BITS, ModelShape
 from ridgeline.planning.deployment import ACTIVATION_BYTES, Deployment, kv_share, weight_classes
 from ridgeline.planning.parallel import expert_parallel_seconds, experts_touched, pipeline_seconds, tensor_parallel_seconds
+from ridgeline.planning.shape import KV_BITS, ModelShape
 
 
 @dataclass(frozen=True, slots=True)

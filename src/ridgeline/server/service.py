@@ -20,8 +20,8 @@ from ridgeline.engine.admit import admit, seed_source, tenant_domain
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError
+from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
-from ridgeline.facts.hub.weightless import RANDOM_PREFIX
 from ridgeline.observe.metrics import Metrics
 from ridgeline.server.served import Model, load_texts, served_name
 from ridgeline.text.chat import ChatTemplate

@@ -14,16 +14,17 @@ from small import SIZE, DeviceDriver, device, small
 from tensors import DEVICE, error, numbers, on_device, poisoned
 from tiny import write_tiny
 
-from ridgeline.compute.cuda import backends, flash_attention, flashinfer
+from ridgeline.compute.cuda import backend, backends, flash_attention, flashinfer
 from ridgeline.compute.cuda.attention import TRITON, Attention, Case, Sizes
 from ridgeline.compute.cuda.buckets import Buckets
 from ridgeline.compute.cuda.device import DTYPES
-from ridgeline.compute.cuda.step import NOBODY, StepBuffers, padding
-from ridgeline.compute.diff import relative_error
+from ridgeline.compute.cuda.step import NO_SAMPLING, StepBuffers
+from ridgeline.compute.dummy import dummy_step, even
 from ridgeline.compute.graph import TOKENS, Handle, Op, OpList, StepInputs
 from ridgeline.compute.ops.attention import attention, paged_sample
 from ridgeline.compute.ops.definition import Sample, floats
-from ridgeline.compute.runtime import gpu, worker
+from ridgeline.compute.runner import relative_error
+from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import ATTENTION_BACKENDS, resolve_runner
 from ridgeline.core.plan import KVGroup, KVShape
@@ -83,12 +84,13 @@ class Bound:
             layer=lambda op: (0, self.cache.layer(0)),
             plan=SimpleNamespace(scratch=poisoned(1 << 20), invariant=case.invariant),
         )
-        self.send(padding(self.bucket.tokens, self.bucket.rows if self.bucket.single else 1, 1, arguments["block_tokens"]))
+        counts = even(self.bucket.tokens, self.bucket.rows if self.bucket.single else 1)
+        self.send(dummy_step(counts, groups=1, block_tokens=arguments["block_tokens"]))
         self.run = self.backend.bind(binding, self.op)  # type: ignore[arg-type]
 
     def send(self, inputs: StepInputs) -> None:
         """A step on its way, as `CudaRunner` sends it."""
-        self.backend.prepare(self.bucket, self.buffers.send(self.bucket, inputs, NOBODY))
+        self.backend.prepare(self.bucket, self.buffers.send(self.bucket, inputs, NO_SAMPLING))
 
     def error(self) -> float:
         """Of the arguments' step, against the reference over what cache and queries hold once rounded."""
@@ -178,7 +180,7 @@ def test_what_is_not_installed_is_refused_with_how_to_install_it(name: str, monk
 
 def test_a_model_that_it_does_not_serve_is_refused_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "gpu_missing", lambda: None)
-    monkeypatch.setattr(gpu, "open_device", device)
+    monkeypatch.setattr(backend, "open_device", device)
     config = EngineConfig(str(write_tiny(tmp_path / "small.gguf", SIZE)), runner="cuda", attention_backend="flashinfer")
     with pytest.raises(ConfigError, match="--attention-backend flashinfer: it "):
         worker.build(config, lambda stage, part: None)

@@ -15,7 +15,7 @@ from tiny import write_tiny
 from tiny_requests import REQUESTS, SIZE
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.runtime import runners, worker
+from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.facts.hardware.machine import MachineFacts, machine_facts
 from ridgeline.planning.memory import kv_head_bytes
@@ -137,7 +137,7 @@ def test_what_pages_held_before_does_not_matter(tiny: Path, alone: dict[tuple[st
         return made
 
     for name in ("allocate_kv", "allocate_native_kv"):
-        monkeypatch.setattr(runners, name, poisoned(getattr(runners, name)))
+        monkeypatch.setattr(worker, name, poisoned(getattr(worker, name)))
     assert serve(tiny, [REQUESTS], block_size=4, kv_cache_memory_bytes=1 << 20).answers == alone
 
 

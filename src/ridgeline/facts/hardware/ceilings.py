@@ -31,8 +31,8 @@ LOOPS: Final = {
     "int6_ops_per_second": 6,
     "int8_ops_per_second": 7,
 }
-"""Ceilings and the numbers of their loops (csrc/runtime/roofline.h). A multiply-add is two operations; int4 … int8: codes of so many bits with
-8-bit activations."""
+"""Ceilings and the numbers of their loops (csrc/runtime/roofline.h). A multiply-add is two operations; int4 … int8: codes of so many
+bits with 8-bit activations."""
 ROUND_SECONDS = 0.004
 """What one round of a loop should take: long beside a clock's grain, short beside a neighbour's slice."""
 LEAST_TURNS, LEAST_BYTES, TRIES = 50_000, 16 << 20, 3
