@@ -96,7 +96,7 @@ def open_native(source: Source, progress: Progress) -> Opened:
         weights,
         shape,
         tokens=max(config.tokens, SLICE),
-        selected=max(config.rows, SLICE),
+        selected=source.samples,
         vocab=facts.tokens,
         threads=threads,
         trace=None if config.trace is None else StepTrace(Path(config.trace)),
