@@ -1,4 +1,4 @@
-"""What executes an op list, and what is asked of any runner's values: are they finite, and which is the first op in which two differ.
+"""Runners of op lists: their protocol, a test for finite values, and the first op in which two of them differ.
 
 Owns no runner: anything that can run its list to op n can be compared with anything else.
 """
@@ -18,7 +18,7 @@ WRITES = frozenset({"kv_write", "rotate_write", "norm_rotate_write"})
 
 
 class Runner(Protocol):
-    """What executes an op list. `kv` is the runner's own cache: its layout is nobody else's business."""
+    """Executes an op list. `kv` is the runner's own cache: its layout is nobody else's business."""
 
     @property
     def oplist(self) -> OpList: ...
