@@ -34,7 +34,7 @@ ALLOWED = {
     "facts/hardware/ceilings.py:argtypes": "read by ctypes",
     "compute/ops/definition.py:Definition.tolerance": "the tests of runners read it: how far a result may be from its reference",
     "compute/ops/definition.py:Definition.samples": "the tests of runners run them",
-    "compute/diff.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",
+    "compute/runner.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",
     "engine/beams.py:BeamSearchSequence.cum_logprob": "for callers of LLM",
     "engine/llm.py:LLM.*": "for callers of LLM",
     "engine/llm.py:__exit__(*)": "the signature of a context manager",

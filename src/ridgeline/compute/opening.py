@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ridgeline.compute.backend import Backend
 from ridgeline.config.groups import EngineConfig
@@ -14,6 +15,8 @@ from ridgeline.planning.memory import kv_costs, kv_groups
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
+
+LEAST_SAMPLES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,11 @@ class Source:
         """`max_model_len`, once it is settled."""
         assert self.config.max_model_len is not None
         return self.config.max_model_len
+
+    @property
+    def samples(self) -> int:
+        """Positions of one step that may sample, drafts among them: most rows have one, some have several."""
+        return max(LEAST_SAMPLES, 2 * self.config.rows)
 
     def rotated(self, positions: int) -> "Source":
         """With the rotation that sequences of at most so many positions have."""

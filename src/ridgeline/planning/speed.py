@@ -4,17 +4,18 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from ridgeline.planning.cost import million_token_cost
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import pipeline_bubble
-from ridgeline.planning.roofline import Bound, ridge_intensity
 from ridgeline.planning.step import IDEAL, TYPICAL, Rows, Work, pass_seconds, resource_seconds, step_work, with_prefill
 
 LARGEST_BATCH = 4_096
 """Batches beyond this are not looked at."""
 
 Limit = Literal["objective", "memory", "knee", "users"]
+
+Bound = Literal["compute", "bandwidth", "capacity"]
+"""The three scarce resources (Notes on inference, part 3, "The Three Resources")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +172,19 @@ def binding(deployment: Deployment, batch: int) -> Bound:
 def with_layout(deployment: Deployment, **changes: int) -> Deployment:
     """The same deployment with other numbers of ranks or replicas."""
     return replace(deployment, layout=replace(deployment.layout, **changes))
+
+
+def ridge_intensity(flops_per_second: float, bytes_per_second: float) -> float:
+    """FLOP per byte at which compute and bandwidth take equally long; below it a kernel waits for memory.
+
+    A100: 312e12 / 2.0e12 = 156; H100: 989e12 / 3.35e12 = 295. Notes on inference, part 3, "The Roofline Perspective".
+    """
+    return flops_per_second / bytes_per_second
+
+
+def million_token_cost(price_per_hour: float, tokens_per_second: float) -> float:
+    """Dollars per million tokens on rented devices. $16/h: 286 tok/s is $15.5, 7,200 tok/s $0.62.
+
+    Notes on inference, part 3, "The Cost Equation"; part 1, section 7: $3/h at 1,000 tok/s is $0.83.
+    """
+    return price_per_hour / 3600.0 / tokens_per_second * 1e6

@@ -19,11 +19,11 @@ from ridgeline.compute.cuda.attention import TRITON, Attention, Case, Sizes
 from ridgeline.compute.cuda.buckets import Buckets
 from ridgeline.compute.cuda.device import DTYPES
 from ridgeline.compute.cuda.step import NO_SAMPLING, StepBuffers
-from ridgeline.compute.diff import relative_error
 from ridgeline.compute.dummy import dummy_step, even
 from ridgeline.compute.graph import TOKENS, Handle, Op, OpList, StepInputs
 from ridgeline.compute.ops.attention import attention, paged_sample
 from ridgeline.compute.ops.definition import Sample, floats
+from ridgeline.compute.runner import relative_error
 from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import ATTENTION_BACKENDS, resolve_runner

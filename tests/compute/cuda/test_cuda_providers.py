@@ -9,9 +9,9 @@ import pytest
 from bound import run
 
 from ridgeline.compute.cuda.providers import BIND
-from ridgeline.compute.diff import relative_error
 from ridgeline.compute.ops.definition import Definition, Sample, on_cuda
 from ridgeline.compute.ops.table import OPS
+from ridgeline.compute.runner import relative_error
 
 KINDS = ("f32", "bf16", "fp16")
 

@@ -11,13 +11,13 @@ from native import NativeDriver
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.phases import phases
 from ridgeline.compute.cpu.weights import pack_weights
-from ridgeline.compute.early import ATTENDED, select_early
-from ridgeline.compute.finite import finite_tokens
-from ridgeline.compute.fuse import fuse_residuals
 from ridgeline.compute.graph import SELECTED, Axis, OpList, WeightFormat
-from ridgeline.compute.lower import PASSES, lower
+from ridgeline.compute.load.record import record
+from ridgeline.compute.lowering.early import ATTENDED, select_early
+from ridgeline.compute.lowering.fuse import fuse_residuals
+from ridgeline.compute.lowering.lower import PASSES, lower
 from ridgeline.compute.ops.table import check
-from ridgeline.compute.record import record
+from ridgeline.compute.runner import finite_tokens
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.headers.rope import rope_for
 from ridgeline.facts.model import ModelFacts
@@ -137,7 +137,7 @@ def test_products_that_add_a_residual_change_no_bit(facts, opened, monkeypatch: 
     fused = opened(name)
     assert len([op for op in fused.runner.oplist.ops if op.name == "linear_codes_add"]) == 2 * fused.facts.layers
     passes = {runner: tuple(each for each in found if each is not fuse_residuals) for runner, found in PASSES.items()}
-    monkeypatch.setattr("ridgeline.compute.lower.PASSES", passes)
+    monkeypatch.setattr("ridgeline.compute.lowering.lower.PASSES", passes)
     apart = NativeDriver(fused.facts, fused.weights, threads=2, tokens=128)
     assert not [op for op in apart.runner.oplist.ops if op.name.endswith("_add")]
     for chunks in ([(60, IDS)], [(60, [3]), (61, IDS[:20])], [(60, [4]), (61, [5])]):

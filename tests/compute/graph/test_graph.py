@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ridgeline.compute.exact.cache import KVCache, allocate_kv
+from ridgeline.compute.exact.runner import NumpyRunner
 from ridgeline.compute.graph import INPUTS, SELECTED, TOKENS, Axis, Handle, Op, OpList, Recorder, Sizes, StepInputs, Weight, Weights
-from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.table import OPS, check
 from ridgeline.compute.quant.weight import DenseWeight

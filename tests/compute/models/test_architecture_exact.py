@@ -10,7 +10,7 @@ from checkpoints import VOCAB
 from serving import Answer, serve
 from tiny import Driver, dense
 
-from ridgeline.compute import numpy_runner
+from ridgeline.compute.exact import runner as numpy_runner
 from ridgeline.compute.exact.self_test import HeadShape
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.quant.weight import CodedWeight, DenseWeight, Weight

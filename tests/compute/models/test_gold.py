@@ -15,9 +15,9 @@ from demo_model import LONG, Demo, Score, complaints
 from tiny import Driver
 
 from gold import demo_lines
+from ridgeline.compute.exact.runner import NumpyRunner
+from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
-from ridgeline.compute.numpy_runner import NumpyRunner
-from ridgeline.compute.record import record
 from ridgeline.facts.headers.read import read_model_facts
 
 

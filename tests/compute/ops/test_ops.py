@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ridgeline.compute.diff import relative_error
+from ridgeline.compute.exact.runner import providers
 from ridgeline.compute.exact.threads import Team
 from ridgeline.compute.graph import INPUTS
-from ridgeline.compute.numpy_runner import providers
 from ridgeline.compute.ops.definition import CACHE_READS, Definition, Sample
 from ridgeline.compute.ops.table import OPS
 from ridgeline.compute.quant.weight import DenseWeight
+from ridgeline.compute.runner import relative_error
 
 TEAMS = {"numpy": Team(1), "numpy, three threads": Team(3)}
 

@@ -193,8 +193,8 @@ def test_laws_hold_with_pages_on_the_host(model: Path, answers: dict[tuple[str, 
     pages = sequence_pages(GROUPS, 4, LONGEST, chunk=12) * 3 // 2
     limits = Limits(rows=8, token_budget=12, depth=depth, max_model_len=LONGEST)
     reached = run(model, world(depth, "priority", limits), answers, 4, pages, int(pages * share))
-    assert reached["page moved to the host"] > 0
-    assert share < 1 or (reached["prefix hit on the host"] > 0 and reached["fetched beside pages that move out"] > 0)
+    assert reached["block moved to the host"] > 0
+    assert share < 1 or (reached["prefix hit on the host"] > 0 and reached["fetched beside blocks that move out"] > 0)
 
 
 @pytest.mark.parametrize(("rows", "budget", "caching"), [(1, 64, False), (8, 1, False), (8, 64, True)])

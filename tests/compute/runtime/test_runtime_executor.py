@@ -9,8 +9,8 @@ import pytest
 from ridgeline.compute.decoding.edits import History
 from ridgeline.compute.decoding.sampler import Sampled, accept, score
 from ridgeline.compute.exact.cache import KVCache, allocate_kv
-from ridgeline.compute.finite import finite_tokens
 from ridgeline.compute.graph import StepInputs
+from ridgeline.compute.runner import finite_tokens
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.core.params import RowParams, Sampling
@@ -261,3 +261,37 @@ def test_misplaced_rows_are_refused() -> None:
     executor, _ = make_executor()
     with pytest.raises(RuntimeError, match="given to two sequences"):
         drive(executor, [plan(0, [(0, 0, [1], True)], [new_row(0, [1], 1, 4), new_row(0, [1], 9, 4)])], 1)
+
+
+@pytest.mark.parametrize("place", [None, 0, 1, 2, 3, 4])
+@pytest.mark.parametrize("right", [0, 1, 2, 3])
+def test_a_walk_ends_before_the_first_position_that_is_not_finite(place: int | None, right: int) -> None:
+    """Three drafts, of which `right` are; the tokens at place 0 … 4 of the row (a known one, the one before the drafts, drafts) are NaN
+    from there on. A second row has nothing of it."""
+    prompt = [5, 1, 88, 4]
+    coming = continued(prompt, 4)[4:]
+    drafts = [token if number < right else (token + 1) % VOCAB for number, token in enumerate(coming[:3])]
+    tokens = [*prompt[2:], *drafts]
+    executor, runner = make_executor(rows=2)
+    drive(executor, [plan(0, [(0, 0, prompt[:2], 0), (1, 0, [3, 4], 0)], [new_row(0, prompt, 1, 6), new_row(1, [3, 4, 5], 40, 6)])], 1)
+    if place is not None:
+        finite = [token != place for token in range(len(tokens))]
+        run = runner.run
+        runner.run = lambda *given, **named: run(*given, **named) | {"finite": np.array([*finite, True])}  # type: ignore[method-assign]
+    (result,) = drive(executor, [plan(1, [(0, 2, tokens, 4), (1, 2, [5], 1)])], 1)
+    sound = 4 if place is None else max(0, place - 1)  # sampling positions before the first that is not
+    walked = min(right + 1, sound)
+    assert result.sampled == (tuple(coming[:walked]), (following([3, 4, 5]),))
+    assert list(result.finite) == [right + 1 <= sound, 1]
+
+
+def test_the_last_id_is_that_of_the_walk() -> None:
+    """What a row samples last is what its next step finds, not what it sampled behind a draft that was wrong."""
+    prompt = [5, 1, 88, 4]
+    coming = continued(prompt, 3)[4:]
+    executor, _ = make_executor()
+    first = plan(0, [(0, 0, [*prompt, coming[0], (coming[1] + 1) % VOCAB, 9], 4)], [new_row(0, prompt, 1, 6)])
+    (result,) = drive(executor, [first], 1)
+    assert result.sampled == (tuple(coming[:2]),)
+    (result,) = drive(executor, [plan(1, [(0, 5, [LAST], 1)])], 1)
+    assert result.sampled == ((coming[2],),)

@@ -16,13 +16,12 @@ from ridgeline.compute.cpu.packing import PackedWeight
 from ridgeline.compute.cpu.phases import PRODUCTS
 from ridgeline.compute.cpu.plan import SCREEN_COUNTS, NativePlan, Stored
 from ridgeline.compute.cpu.trace import StepTrace
-from ridgeline.compute.diff import stored_names
-from ridgeline.compute.early import ATTENDED
-from ridgeline.compute.finite import finite_tokens
 from ridgeline.compute.graph import Op, OpList, Sizes, StepInputs
-from ridgeline.compute.lower import head_of, lower
+from ridgeline.compute.lowering.early import ATTENDED
+from ridgeline.compute.lowering.lower import head_of, lower
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.compute.ops.table import check
+from ridgeline.compute.runner import finite_tokens, stored_names
 from ridgeline.core.plan import KVShape
 
 
@@ -103,7 +102,7 @@ class NativeRunner:
         return self._head.value(self.oplist.outputs["logits"], sizes)
 
     def values(self, inputs: StepInputs, kv: NativeKVCache, until: int | None = None) -> dict[str, NDArray[Any]]:
-        """Runs ops 0 … `until` and returns every named value that they made; see `compute/diff.py`."""
+        """Runs ops 0 … `until` and returns every named value that they made; see `compute/runner.py`."""
         ops = self.oplist.ops if until is None else self.oplist.ops[: until + 1]
         plan = NativePlan(self.oplist.with_ops(ops), self._weights, kv, self._shape, self._most, self._team, reuse=False)
         plan.native.run(*arguments(inputs), 0, plan.native.phases, 0, 0)

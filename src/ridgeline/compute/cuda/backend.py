@@ -28,10 +28,10 @@ from ridgeline.compute.cuda.step import KINDS, NO_SAMPLING, Sampled
 from ridgeline.compute.cuda.tier import HostTier
 from ridgeline.compute.decoding.sampler import sample_rows, score
 from ridgeline.compute.dummy import dummy_step
-from ridgeline.compute.finite import finite_tokens
 from ridgeline.compute.graph import OpList
+from ridgeline.compute.load.record import record
 from ridgeline.compute.opening import Opened, Progress, Source
-from ridgeline.compute.record import record
+from ridgeline.compute.runner import finite_tokens
 from ridgeline.config.resolve import Decision
 from ridgeline.core.plan import LAST, KVShape, Plan, TokenLogprobs
 from ridgeline.planning.memory import kv_groups

@@ -23,11 +23,11 @@ from ridgeline.compute.cuda.plan import DevicePlan, Weights
 from ridgeline.compute.cuda.programs import Program, Programs
 from ridgeline.compute.cuda.providers import BIND
 from ridgeline.compute.cuda.step import NO_SAMPLING, Sampled, StepBuffers
-from ridgeline.compute.diff import stored_names
 from ridgeline.compute.dummy import dummy_step, even
 from ridgeline.compute.graph import Op, OpList, StepInputs
-from ridgeline.compute.lower import head_of
+from ridgeline.compute.lowering.lower import head_of
 from ridgeline.compute.ops.table import check
+from ridgeline.compute.runner import stored_names
 from ridgeline.core.plan import KVShape
 
 Floats = NDArray[np.float32]
@@ -240,7 +240,7 @@ class CudaRunner:
         return found | ({"hidden": hidden} if "hidden" in taps else {})
 
     def values(self, inputs: StepInputs, kv: DeviceKVCache, until: int | None = None) -> dict[str, NDArray[Any]]:
-        """Runs ops 0 … `until` and returns every named value that they made, as fp32; see `compute/diff.py`. At most as many positions
+        """Runs ops 0 … `until` and returns every named value that they made, as fp32; see `compute/runner.py`. At most as many positions
         may be selected as the runner has rows."""
         self.attach(kv)
         sizes = inputs.sizes

@@ -71,7 +71,7 @@ class Definition:
 
     @property
     def optional(self) -> int:
-        """How many of the weights, the last ones, may be absent."""
+        """The number of weights, the last ones, that may be absent."""
         return sum(self.signature.parameters[name].default is None for name in self.weights)
 
     def record(self, *given: Any, **named: Any) -> Recorded:

@@ -13,7 +13,7 @@ from ridgeline.compute.cuda.graphs import Graphs
 from ridgeline.compute.cuda.load import random_weights
 from ridgeline.compute.cuda.plan import Call
 from ridgeline.compute.cuda.runner import CudaRunner
-from ridgeline.compute.record import record
+from ridgeline.compute.load.record import record
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.core.plan import KVShape
 from ridgeline.engine.executor import ExecutorInfo

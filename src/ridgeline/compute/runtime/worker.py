@@ -16,10 +16,10 @@ from ridgeline.compute.cpu.trace import StepTrace
 from ridgeline.compute.cpu.weights import pack_weights, screened, widened
 from ridgeline.compute.decoding.sampler import sample_rows, score
 from ridgeline.compute.exact.cache import allocate_kv
+from ridgeline.compute.exact.runner import NumpyRunner
+from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
-from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.opening import Open, Opened, Progress, Source
-from ridgeline.compute.record import record
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.measure import step_seconds
 from ridgeline.compute.runtime.queue import QueueBackend
@@ -96,7 +96,7 @@ def open_native(source: Source, progress: Progress) -> Opened:
         weights,
         shape,
         tokens=max(config.tokens, SLICE),
-        selected=max(config.rows, SLICE),
+        selected=source.samples,
         vocab=facts.tokens,
         threads=threads,
         trace=None if config.trace is None else StepTrace(Path(config.trace)),

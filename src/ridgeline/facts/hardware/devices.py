@@ -6,7 +6,7 @@ Owns numbers only; what a device reaches of them is a measurement. 1 GB = 10⁹ 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-GB, TB, TERA = 10**9, 10**12, 10**12
+GB, TERA = 10**9, 10**12
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from ridgeline.core.plan import KVGroup, KVShape, Plan
 from ridgeline.core.policy import POLICIES
 from ridgeline.errors import ConfigError
 from ridgeline.planning.deployment import Deployment, kv_pages, page_of
-from ridgeline.planning.disaggregation import kv_transfer_seconds
 from ridgeline.planning.memory import block_bytes, groups_of, host_copy_seconds, sequence_pages
 from ridgeline.planning.objectives import Objective
+from ridgeline.planning.parallel import kv_transfer_seconds
 from ridgeline.sim.fleet.durations import Durations, Roofline, WithCopies
 from ridgeline.sim.fleet.fleet import Failures, FleetSetting, Scaling
 from ridgeline.sim.fleet.measures import Figures

@@ -24,7 +24,7 @@ from ridgeline.compute.cuda.runner import CudaRunner, Launched
 from ridgeline.compute.cuda.step import KINDS, Sampled
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.graph import StepInputs
-from ridgeline.compute.record import record
+from ridgeline.compute.load.record import record
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_groups

@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.diff import stored_names
 from ridgeline.compute.exact import attention, product
 from ridgeline.compute.exact.cache import KVCache
 from ridgeline.compute.exact.self_test import Exactness, HeadShape, check_exactness
 from ridgeline.compute.exact.threads import Team, one_blas_thread
-from ridgeline.compute.finite import finite_tokens
 from ridgeline.compute.graph import Op, OpList, StepInputs
 from ridgeline.compute.liveness import last_uses
-from ridgeline.compute.lower import head_of, lower
+from ridgeline.compute.lowering.lower import head_of, lower
 from ridgeline.compute.ops.definition import CACHE_READS, Floats
 from ridgeline.compute.ops.table import OPS, check
 from ridgeline.compute.quant.weight import Weight
+from ridgeline.compute.runner import finite_tokens, stored_names
 from ridgeline.core.plan import KVShape
 
 Values = dict[str, Any]
@@ -109,7 +108,7 @@ class NumpyRunner:
         return logits
 
     def values(self, inputs: StepInputs, kv: KVCache, until: int | None = None) -> dict[str, Floats]:
-        """Runs ops 0 … `until` and returns every named value that they made; see `compute/diff.py`."""
+        """Runs ops 0 … `until` and returns every named value that they made; see `compute/runner.py`."""
         values = self._start(inputs, kv)
         made: dict[str, Floats] = {}
         last = len(self._steps) if until is None else until + 1

@@ -1,10 +1,11 @@
-"""Comparing two runners value by value.
+"""Runners of op lists: their protocol, a test for finite values, and the first op in which two of them differ.
 
 Owns no runner: anything that can run its list to op n can be compared with anything else.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ WRITES = frozenset({"kv_write", "rotate_write", "norm_rotate_write"})
 
 
 class Runner(Protocol):
-    """What executes an op list. `kv` is the runner's own cache: its layout is nobody else's business."""
+    """Executes an op list. `kv` is the runner's own cache: its layout is nobody else's business."""
 
     @property
     def oplist(self) -> OpList: ...
@@ -44,6 +45,14 @@ class Difference:
 def stored_names(op: Op) -> tuple[str, ...]:
     """Names under which a cache write shows what it stored, K then V; none for other ops."""
     return tuple(f"{part}.{op.attributes['layer']}" for part in ("keys", "values")) if op.name in WRITES else ()
+
+
+def finite_tokens(values: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """[N]: whether all `values` [N, D] of a token are finite."""
+    if values.size and not (isfinite(values.max()) and isfinite(values.min())):  # both are NaN where one number is; mostly all is well
+        found: NDArray[np.bool_] = np.isfinite(values).all(axis=1)
+        return found
+    return np.ones(len(values), np.bool_)
 
 
 def diff(a: Runner, b: Runner, inputs: StepInputs, kv_a: Any, kv_b: Any, tolerance: float = 0.0) -> Difference | None:

@@ -1,4 +1,4 @@
-"""From an architecture's name to its op lists: records what the module of `ridgeline.models` with that name declares."""
+"""Op lists of an architecture, by its name: records what the module of `ridgeline.models` with that name declares."""
 
 from importlib import import_module
 from importlib.util import find_spec

@@ -7,9 +7,9 @@ value that survives a pass keeps its name, so that `diff` can compare a lowered 
 from collections.abc import Callable
 from functools import reduce
 
-from ridgeline.compute.early import select_early
-from ridgeline.compute.fuse import fuse_norms, fuse_residuals, fuse_writes, merge_products, quantise_fp8
 from ridgeline.compute.graph import Formats, Handle, Op, OpList, Weight, WeightFormat
+from ridgeline.compute.lowering.early import select_early
+from ridgeline.compute.lowering.fuse import fuse_norms, fuse_residuals, fuse_writes, merge_products, quantise_fp8
 from ridgeline.facts.model import Rope
 
 Pass = Callable[[OpList, Formats], OpList]
@@ -78,13 +78,13 @@ Read = tuple[str, str | None]
 
 
 def _read(op: Op, formats: Formats) -> Read | None:
-    """What a product of integers reads; None of other ops."""
+    """The value that a product of integers reads; None of other ops."""
     found = formats.get(op.weights[0].name, FLOATS) if op.name in CODED else FLOATS
     return (op.inputs[0], found.order) if found.takes == "i8" else None
 
 
 def _groups(oplist: OpList, formats: Formats) -> dict[Read, int]:
-    """How many neighbours share a scale in each value that is quantised."""
+    """Neighbours that share a scale, for each value that is quantised."""
     widest: dict[Read, int] = {}
     for op in oplist.ops:
         read = _read(op, formats)

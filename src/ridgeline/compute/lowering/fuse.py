@@ -138,6 +138,6 @@ def _codes(x: Handle) -> dict[str, Handle]:
 
 
 def _uses(oplist: OpList) -> Counter[str]:
-    """How often each value is read; to be a result or a tap counts too."""
+    """Counts how often each value is read; to be a result or a tap counts too."""
     read = Counter(name for op in oplist.ops for name in op.inputs)
     return read + Counter((*oplist.outputs.values(), *oplist.taps.values()))
