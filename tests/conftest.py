@@ -1,6 +1,8 @@
-"""What every test may use, and two rules, also of tests that run in several processes (`pytest -n 2 --dist worksteal`).
+"""What every test may use, and two rules, which hold in several processes too.
 
 With CI=true a skipped test fails the session and is named; a test marked `alone` shares its time with no other.
+Folders are tested by two processes, single files by one (`-n 0` or another number says otherwise). Each takes one thread for BLAS and torch:
+matrices of tests are small, and threads of two processes would wait for each other.
 
 In CI, everything that tests need is installed. Triton decides when it is first imported whether kernels run on a GPU or in its interpreter;
 other libraries import it too, so that is settled here.
@@ -18,8 +20,17 @@ from ridgeline.facts.hub.source import resolve_model
 
 if gpu_missing() is not None:
     os.environ["TRITON_INTERPRET"] = "1"
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")  # before anything imports numpy
 
+PROCESSES = 2
 SKIPS = pytest.StashKey[list[str]]()
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For `-n auto`, which is the default."""
+    files = [name.partition("::")[0].endswith(".py") for name in config.args]
+    return 0 if all(files) or config.option.collectonly else PROCESSES
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

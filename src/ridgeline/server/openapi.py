@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline import __version__
-from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS
+from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS, Bound
 from ridgeline.engine import admit
 from ridgeline.engine.beams import LENGTH_PENALTY
 from ridgeline.server import body, chat, wire
@@ -173,7 +173,7 @@ def _error(status: int) -> Schema:
 # ── beyond the types ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _range(bound: admit.Bound) -> dict[str, Schema]:
+def _range(bound: Bound) -> dict[str, Schema]:
     low = "exclusiveMinimum" if bound.above else "minimum"
     return {"integer" if bound.whole else "number": {low: bound.low, "maximum": bound.high}}
 
