@@ -23,8 +23,7 @@ from ridgeline.server import body, wire
 from ridgeline.server.answer import Header, Spelling, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start
-from ridgeline.server.served import Model
-from ridgeline.server.service import Service
+from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import read_body
 from ridgeline.text.chat import no_template
 from ridgeline.text.chat_content import Conversation
