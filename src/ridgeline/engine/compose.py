@@ -56,6 +56,7 @@ def engine_over(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
     limits = Limits(
         rows=info.rows if config.max_num_seqs is None else min(info.rows, config.max_num_seqs),
         token_budget=info.tokens if config.max_num_batched_tokens is None else config.max_num_batched_tokens,
+        samples=info.samples,
         depth=config.depth,
         max_model_len=info.max_model_len,
         prefix_caching=config.enable_prefix_caching,
