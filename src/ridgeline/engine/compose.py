@@ -74,7 +74,7 @@ def pace(config: EngineConfig, seconds: StepSeconds) -> Decision:
         "mixed_tokens",
         seconds.mixed_tokens(wanted),
         "machine",
-        f"a step takes {seconds.fixed * 1e3:.1f} ms and {seconds.token * 1e3:.2f} ms a token of prompts, each row that gets its next token "
+        f"a step takes {seconds.fixed * 1e3:.1f} ms and {seconds.token * 1e3:.2f} ms per prompt token, each row that gets its next token "
         f"counts for {seconds.row_tokens:.1f}; while anybody waits for one it may take {seconds.aimed(wanted) * 1e3:.0f} ms",
     )
 
