@@ -25,11 +25,11 @@ class EngineConfig:
     dtype                  what a GPU computes with: `bf16`, `fp16`, `f32`, or `fp8`: bf16, with matrices of floats as e4m3
     kv_dtype               format of the KV cache: `bf16`, `f32`, `int8`, on a GPU also `fp16` and `fp8`, or `auto`: the runner's own
     batch_invariant        on a GPU: a token's bits do not depend on what else is computed with it; slower. Other runners always are
-    attention_backend      of a GPU: `triton` (ours), `flash-attention`, `flashinfer` (where installed), or `auto`: ours
-    threads                that share a step; None: the processors that this process may use
+    attention_backend      of a GPU: `triton` (Ridgeline's), `flash-attention`, `flashinfer` (where installed), or `auto`: Ridgeline's
+    threads                that share a step; None: the CPU cores that this process may use
     record                 path of a file that takes every command, plan and result, token ids included; see `engine.record`
     trace                  path of a file for what every thread of the native runner did in every phase of a step, for Perfetto
-    step_timeout_seconds   an engine that has work, completes no step and uses no processor for so long is killed and started anew;
+    step_timeout_seconds   an engine that has work, completes no step and uses no CPU for so long is killed and started anew;
                            one that computes for twenty times as long, too
     """
 
@@ -76,7 +76,7 @@ class ServerConfig:
 
     max_waiting              requests that may wait; beyond them clients get 429
     chat_template            path of a template that replaces the model's
-    generation_config        `auto`: the model's defaults for what clients leave out; `none`: ours
+    generation_config        `auto`: the model's defaults for what clients leave out; `none`: Ridgeline's
     sse_keep_alive_interval  seconds without an event after which a stream has a comment, so that proxies keep the connection
     shutdown_timeout         seconds that accepted requests may run on after SIGTERM
     """

@@ -58,6 +58,7 @@ def engine_over(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
         samples=info.samples,
         rows=info.rows if config.max_num_seqs is None else min(info.rows, config.max_num_seqs),
         token_budget=info.tokens if config.max_num_batched_tokens is None else config.max_num_batched_tokens,
+        samples=info.samples,
         depth=config.depth,
         max_model_len=info.max_model_len,
         prefix_caching=config.enable_prefix_caching,
@@ -91,7 +92,7 @@ def pace(config: EngineConfig, seconds: StepSeconds) -> Decision:
         "mixed_tokens",
         seconds.mixed_tokens(wanted),
         "machine",
-        f"a step takes {seconds.fixed * 1e3:.1f} ms and {seconds.token * 1e3:.2f} ms a token of prompts, each row that gets its next token "
+        f"a step takes {seconds.fixed * 1e3:.1f} ms and {seconds.token * 1e3:.2f} ms per prompt token, each row that gets its next token "
         f"counts for {seconds.row_tokens:.1f}; while anybody waits for one it may take {seconds.aimed(wanted) * 1e3:.0f} ms",
     )
 

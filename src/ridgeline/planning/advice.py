@@ -1,4 +1,4 @@
-"""From numbers to sentences: flags with their reasons, and what to do as traffic of a given shape grows."""
+"""Advice in sentences: flags with their reasons, and what to do as traffic of a given shape grows."""
 
 from dataclasses import dataclass
 from math import ceil

@@ -29,7 +29,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What costs are computed from. `pace`: how many tokens `step_ms` comes to, by the planner's estimate; an engine measures."""
+    """Input of the costs. `pace`: how many tokens `step_ms` comes to, by the planner's estimate; an engine measures."""
 
     config: EngineConfig
     pages: int
@@ -78,7 +78,7 @@ def _free(case: Case) -> tuple[int | None, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """Of a setting: the reason for its value where nobody decided, the metric that shows it is wrong, and its cost."""
+    """Words on a setting: the reason for its value where nobody decided, the metric that shows it is wrong, and its cost."""
 
     reason: str
     metric: str
