@@ -55,7 +55,6 @@ def engine_over(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
     info = executor.info
     decisions: tuple[Decision, ...] = ()
     limits = Limits(
-        samples=info.samples,
         rows=info.rows if config.max_num_seqs is None else min(info.rows, config.max_num_seqs),
         token_budget=info.tokens if config.max_num_batched_tokens is None else config.max_num_batched_tokens,
         samples=info.samples,
