@@ -70,7 +70,7 @@ class Traffic:
         """Notes what has ended. Raises RuntimeError where the engine refuses a request: the load is then not what was asked for."""
         for event in turn.events:
             if isinstance(event, Rejected):
-                raise RuntimeError(f"the engine refuses {event.request_id}: {event.message}")
+                raise RuntimeError(f"the engine rejects {event.request_id}: {event.message}")
             if isinstance(event, Closed) and event.request_id in self._open:
                 self._open.remove(event.request_id)
                 self.closed += 1

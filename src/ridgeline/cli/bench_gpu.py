@@ -112,7 +112,7 @@ def show_report(report: "Report") -> None:
     if kernels:
         show_table("kernels", ["op", "shape", "µs", "GB/s", "TFLOP/s", "of ceiling", "which"], kernels)
     for cost in costs(report.rows):
-        lost = f"{cost['share_lost']:.1%} of tokens a second"
+        lost = f"{cost['share_lost']:.1%} of tokens per second"
         print(f"the batch-invariant mode, {cost['dtype']}, batch {cost['batch']}: {cost['tokens_per_second']:,.0f} tok/s, costs {lost}")
     _show_verdicts(report.verdicts)
     for failure in report.failures:

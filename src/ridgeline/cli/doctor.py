@@ -58,7 +58,7 @@ def _version() -> Finding:
 def _processors() -> Finding:
     count = machine_facts().processors
     text = f"{count} may be used"
-    return Finding("processors", text) if count > 1 else Finding("processors", text, "allow more than one: server and engine share it now")
+    return Finding("CPU cores", text) if count > 1 else Finding("CPU cores", text, "allow more than one: server and engine share it now")
 
 
 def _memory() -> Finding:
@@ -131,13 +131,13 @@ SLOW_FIXES: Final = {
 
 
 def gpu_findings() -> list[Finding]:
-    """One line where there is no GPU, which is no loss: models are then computed on processors."""
+    """One line where there is no GPU, which is no loss: models are then computed on the CPU."""
     if lies_idle():
         text = "the machine has an NVIDIA GPU, and no driver shows it (/dev/nvidia0 is absent)"
         fix = f"install NVIDIA's driver, {max(LEAST_DRIVERS.values())} or later; start a container with `--gpus all`"
         return [Finding("GPU driver", text, fix)]
     if not has_device():
-        return [Finding("GPU", "none (/dev/nvidia0 is absent): models are computed on processors")]
+        return [Finding("GPU", "none (/dev/nvidia0 is absent): models are computed on the CPU")]
     gpus, said = ask_driver()
     return [_packages(absent_packages()), *findings_of(gpus, said, torch_cuda())]
 

@@ -1,6 +1,6 @@
 """From a planner's deployment to a fleet that can be run: the scheduler's limits, the KV blocks that fit, how long a step takes.
 
-Also how many prompt tokens a step may have beside rows that wait for their next token, as an engine measures it at its start.
+Also how many prompt tokens per step may have beside rows that wait for their next token, as an engine measures it at its start.
 """
 
 from array import array
@@ -105,12 +105,12 @@ class Scenario:
             raise ConfigError(f"--scheduling-policy is {knobs.scheduling_policy!r:.40}; it must be one of {', '.join(POLICIES)}")
         groups = groups_of(deployment.shape.layer_kinds, deployment.shape.window)
         if not groups:
-            raise ConfigError(f"{deployment.shape.name} has no keys and values, hence no pages to schedule; try `ridgeline plan`")
+            raise ConfigError(f"{deployment.shape.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
         pages = kv_pages(deployment, knobs.max_num_seqs) if knobs.kv_pages is None else knobs.kv_pages
         need = sequence_pages(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
         if pages < need:
             raise ConfigError(
-                f"{pages} KV pages are left beside the weights and one sequence of {deployment.context} tokens needs {need}; "
+                f"{pages} KV blocks are left beside the weights and one sequence of {deployment.context} tokens needs {need}; "
                 "lower --context, take a smaller --dtype, or more devices (--tensor-parallel-size)"
             )
         limits = Limits(

@@ -228,5 +228,5 @@ def parse_process(text: str, rate: float) -> Gaps:
     if text not in PROCESSES:
         raise ConfigError(f"--arrivals {text!r:.40} is not known; known: {', '.join(PROCESSES)}, closed")
     if not 1e-6 <= rate <= 1e6:
-        raise ConfigError(f"--rate is {rate:g}, outside 1e-6 … 1e6 requests a second")
+        raise ConfigError(f"--rate is {rate:g}, outside 1e-6 … 1e6 requests per second")
     return PROCESSES[text](rate)
