@@ -52,6 +52,12 @@ def serve(
     ] = DEFAULTS.attention_backend,
     threads: Annotated[int | None, typer.Option(help="Threads that share a step [the CPU cores that may be used].")] = None,
     depth: Annotated[int, typer.Option(help="Steps in flight: two hide scheduling behind computing.")] = DEFAULTS.depth,
+    speculative: Annotated[
+        str, typer.Option(help="Verify several ids in a step where text repeats: ngram (from the sequence itself), or off.")
+    ] = DEFAULTS.speculative,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(help="Ids verified per sequence and step at most.")
+    ] = DEFAULTS.num_speculative_tokens,
     seed: Annotated[int | None, typer.Option(help="Seed from which requests without a seed draw theirs.")] = None,
     record: Annotated[str | None, typer.Option(help="File for every command, plan and result, token ids included; see `replay`.")] = None,
     trace: Annotated[str | None, typer.Option(help="File for what every thread did in every step, for Perfetto (native runner).")] = None,

@@ -18,6 +18,9 @@ class EngineConfig:
     kv_cache_memory_bytes  None: the lesser of the need and 30 % of the memory that this process may use
     swap_space             GiB of host memory for blocks of the prefix cache that leave the KV cache; 0: none, they are forgotten
     depth                  steps in flight
+    speculative            `ngram`: what followed the last time that a sequence's newest ids stood in it is verified, several ids in a
+                           step, where that is quicker; answers stay the same. `off`: nothing is
+    num_speculative_tokens  ids verified per sequence and step at most
     runner                 `cuda` (a GPU), `native` (the extension), `numpy`, or `auto`: the first of these that is there
     dtype                  what a GPU computes with: `bf16`, `fp16`, `f32`, or `fp8`: bf16, with matrices of floats as e4m3
     kv_dtype               format of the KV cache: `bf16`, `f32`, `int8`, on a GPU also `fp16` and `fp8`, or `auto`: the runner's own
@@ -41,6 +44,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     depth: int = 2
+    speculative: str = "off"
+    num_speculative_tokens: int = 4
     seed: int | None = None
     runner: str = "auto"
     dtype: str = "auto"

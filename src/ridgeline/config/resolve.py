@@ -17,7 +17,11 @@ LIMITS = {
     "step_ms": (1, 60_000),
     "block_size": (1, 1_024),
     "depth": (1, 4),
+    "num_speculative_tokens": (1, 8),
 }
+
+DRAFTERS = ("off", "ngram")
+"""Where speculative drafts may come from, the default first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,10 @@ def check_bounds(config: EngineConfig) -> None:
         if value is not None and not low <= value <= high:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is {value}, outside {low} … {high}", fix={flag: str(max(low, min(high, value)))})
+    if config.speculative not in DRAFTERS:
+        raise ConfigError(
+            f"--speculative is {config.speculative!r}; it must be one of {', '.join(DRAFTERS)}", fix={"--speculative": DRAFTERS[0]}
+        )
 
 
 def _wanted_length(config: EngineConfig, context: int) -> Decision:

@@ -52,6 +52,8 @@ class _Fold(Collector):
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", m.prefix_queries)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens taken from the prefix cache.", m.prefix_hits)
         yield self._counter("vllm:num_preemptions", "Preemptions.", m.preemptions)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted, and verified.", m.draft_tokens)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were right.", m.accepted_tokens)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.", m.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens sampled.", m.generation_tokens)
         yield self._finished()
