@@ -12,8 +12,7 @@ import pytest
 from ridgeline.cli.scenarios import SETTINGS, at_rate, parse_changes, scenario_of
 from ridgeline.cli.sim_tables import Runs
 from ridgeline.errors import ConfigError
-from ridgeline.sim.fleet.experiment import Knee, interval, knee_of, least_replicas
-from ridgeline.sim.fleet.levers import Tried, binding, candidates, ranked
+from ridgeline.sim.fleet.experiment import Knee, Tried, binding, candidates, interval, knee_of, least_replicas, ranked
 from ridgeline.sim.fleet.scenario import Scenario
 from ridgeline.sim.fleet.traces import read_trace
 

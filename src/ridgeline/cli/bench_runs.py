@@ -24,9 +24,8 @@ from ridgeline.cli.output import check_page
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.noise import Noise, Watch
 from ridgeline.planning.objectives import Objective
-from ridgeline.sim.fleet.lengths import parse_length
 from ridgeline.sim.fleet.traces import read_trace
-from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, parse_process
+from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, parse_length, parse_process
 
 MOST_TOKENS: Final = 1 << 20
 MOST_STREAMS: Final = 4096
@@ -194,9 +193,16 @@ class Runs:
 
     def page(self) -> str:
         """One HTML document."""
-        from ridgeline.bench.page import bench_page  # brings the planner along
+        from importlib.resources import files
 
-        return bench_page([(load.name, found.curves) for load, _, found, _ in self._done], self.table(), self.notes())
+        from ridgeline.planning.page import FOLDER, document  # brings the planner along
+        from ridgeline.sim.fleet.experiment import SOURCES
+        from ridgeline.sim.fleet.measures import CURVE
+
+        done = [{"name": load.name, "curves": found.curves} for load, _, found, _ in self._done]
+        index = files("ridgeline.bench") / "page" / "bench.html"
+        data = {"runs": done, "shares": CURVE, "table": self.table(), "notes": self.notes()}
+        return document(index, [FOLDER / "plot.js", SOURCES / "runs.js"], data)
 
     def show(self) -> None:
         """The table and the notes on stdout."""

@@ -8,8 +8,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from ridgeline.sim.laws.reach import SITUATIONS
-from ridgeline.sim.laws.swarm import Tally
-from ridgeline.sim.laws.workers import run_swarm
+from ridgeline.sim.laws.swarm import Tally, run_swarm
 
 
 def laws(

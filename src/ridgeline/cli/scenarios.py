@@ -14,11 +14,10 @@ from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import Question, deployment_of, parse_objective
 from ridgeline.sim.fleet.durations import Constant, Durations, Observed, fitted
 from ridgeline.sim.fleet.fleet import Failures, Scaling
-from ridgeline.sim.fleet.lengths import parse_length
-from ridgeline.sim.fleet.sample import SETTLE, Sample
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
+from ridgeline.sim.fleet.service import SETTLE, Sample
 from ridgeline.sim.fleet.traces import read_steps, read_trace
-from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_process
+from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_length, parse_process
 
 
 @dataclass(frozen=True, slots=True)

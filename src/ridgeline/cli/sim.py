@@ -49,7 +49,7 @@ def sim(
         if find_knee:
             runs.find_knee(at_rate(model, settings, trace))
     if html is not None:
-        from ridgeline.sim.fleet.page import runs_page
+        from ridgeline.sim.fleet.experiment import runs_page
 
         write_page(html, runs_page(runs.as_dict(), runs.table(), runs.notes))
     if as_json:
@@ -76,7 +76,7 @@ def whatif(
     from ridgeline.cli.output import check_page, write_page
     from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
     from ridgeline.cli.sim_tables import Runs, show
-    from ridgeline.sim.fleet.levers import candidates
+    from ridgeline.sim.fleet.experiment import candidates
 
     objective = {} if slo is None else {"slo": slo}
     base = objective | parse_changes(today or [])
@@ -94,7 +94,7 @@ def whatif(
         if find_replicas:
             runs.find_replicas(scenario_of(model, base | changed, trace))
     if html is not None:
-        from ridgeline.sim.fleet.page import runs_page
+        from ridgeline.sim.fleet.experiment import runs_page
 
         write_page(html, runs_page(runs.as_dict(), runs.table(), runs.notes))
     if as_json:

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ridgeline.sim.fleet.experiment import Interval, intervals, knee_of, least_replicas, mean_curves
-from ridgeline.sim.fleet.levers import Tried, binding, ranked
+from ridgeline.sim.fleet.experiment import Interval, Tried, binding, intervals, knee_of, least_replicas, mean_curves, ranked
 from ridgeline.sim.fleet.measures import CURVE, Figures
 from ridgeline.sim.fleet.scenario import Scenario
 

@@ -5,6 +5,7 @@ The one place where the two wings meet; used by the engine process and by the in
 
 import importlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -15,7 +16,6 @@ from ridgeline.core.pace import StepSeconds
 from ridgeline.core.params import Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.engine.clock import MonotonicClock
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import Executor
 from ridgeline.errors import ConfigError
@@ -24,6 +24,13 @@ WORKER: Final = "ridgeline.compute.runtime.worker"
 FAKE: Final = "ridgeline.sim.laws.executor"
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
+
+
+class MonotonicClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
 
 
 def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tuple[Decision, ...]]:

@@ -1,4 +1,4 @@
-"""Gemma 2: what its step computes. Gemma Team 2024, "Gemma 2": capped scores and logits, a window in every second layer.
+"""Gemma 2. Gemma Team 2024, "Gemma 2": capped scores and logits, a window in every second layer.
 
 Norm weights already contain the + 1 of the paper's (1 + w).
 """

@@ -1,4 +1,4 @@
-"""Gemma 3 (text): what its step computes. Gemma Team 2025, "Gemma 3 Technical Report".
+"""Gemma 3 (text). Gemma Team 2025, "Gemma 3 Technical Report".
 
 Norm weights already contain the + 1 of the paper's (1 + w).
 """

@@ -1,4 +1,4 @@
-"""GPT-2: what its step computes. Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+"""GPT-2. Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 
 Positions are a learned table, every layer sees all of them, and every norm and projection has a bias.
 """

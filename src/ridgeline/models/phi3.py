@@ -1,4 +1,4 @@
-"""Phi-3: what its step computes. Abdin et al. 2024, "Phi-3 Technical Report": files keep q, k, v in one matrix, gate and up in another.
+"""Phi-3. Abdin et al. 2024, "Phi-3 Technical Report": files keep q, k, v in one matrix, gate and up in another.
 
 A rotation may turn the first part of a head alone, and has long or short divisors, settled before the step is recorded.
 """

@@ -1,4 +1,4 @@
-"""Qwen 3 (dense): what its step computes. Qwen Team 2025, "Qwen3 Technical Report": heads of queries and keys are normalised.
+"""Qwen 3 (dense). Qwen Team 2025, "Qwen3 Technical Report": heads of queries and keys are normalised.
 
 Projections of attention have a bias where the checkpoint has one.
 """

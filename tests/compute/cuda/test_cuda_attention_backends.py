@@ -14,7 +14,8 @@ from small import SIZE, DeviceDriver, device, small
 from tensors import DEVICE, error, numbers, on_device, poisoned
 from tiny import write_tiny
 
-from ridgeline.compute.cuda import backend, backends, flash_attention, flashinfer
+from ridgeline.compute.cuda import attention_backends as backends
+from ridgeline.compute.cuda import backend, flash_attention, flashinfer
 from ridgeline.compute.cuda.attention import TRITON, Attention, Case, Sizes
 from ridgeline.compute.cuda.buckets import Buckets
 from ridgeline.compute.cuda.device import DTYPES
