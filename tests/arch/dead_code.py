@@ -28,14 +28,14 @@ ALLOWED = {
     "bench/report.py:Figures.*": "written to the report as a whole",
     "cli/chat.py:stop(frame)": "the signature of a signal's handler",
     "cli/laws.py:justify": "read by rich",
+    "cli/main.py:main": "the program, see pyproject.toml",
     "cli/sampling.py:__*__": "read by typer",
     "compute/exact/threads.py:argtypes": "read by ctypes",
     "compute/exact/threads.py:restype": "read by ctypes",
     "facts/hardware/ceilings.py:argtypes": "read by ctypes",
-    "compute/ops/definition.py:Definition.semantic": "the tests of models read it: what a model file may record",
     "compute/ops/definition.py:Definition.tolerance": "the tests of runners read it: how far a result may be from its reference",
     "compute/ops/definition.py:Definition.samples": "the tests of runners run them",
-    "compute/diff.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",
+    "compute/runner.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",
     "engine/beams.py:BeamSearchSequence.cum_logprob": "for callers of LLM",
     "engine/llm.py:LLM.*": "for callers of LLM",
     "engine/llm.py:__exit__(*)": "the signature of a context manager",
@@ -136,7 +136,7 @@ def names_of_modules(module: Module, tree: Tree) -> Iterator[Finding]:
         inside = reads_of_names(list(ast.walk(node)))
         for name, kind in defined_by(node):
             read = module.names[name] > inside[name] or name in imported or any(other.attributes[name] for other in whole)
-            if not read and not name.startswith("__") and not (named and module.path.removesuffix(".py").endswith(name)):
+            if not read and not name.startswith("__") and not (named and name in tree.texts):
                 yield Finding(module.path, node.lineno, kind, name)
 
 
@@ -188,7 +188,7 @@ def classes_made(node: ast.AST) -> Iterator[str]:
     for part in parts:
         while isinstance(part, ast.Subscript):
             part = part.slice
-        for each in ast.walk(part) if isinstance(part, (ast.Tuple, ast.BinOp)) else [part]:
+        for each in ast.walk(part) if isinstance(part, (ast.Tuple, ast.BinOp, ast.IfExp)) else [part]:
             if isinstance(each, (ast.Name, ast.Attribute)):
                 yield each.id if isinstance(each, ast.Name) else each.attr
 

@@ -11,13 +11,12 @@ import pytest
 import typer
 
 from ridgeline.bench import gpu
-from ridgeline.bench.gpu import Report, measure, row_words
-from ridgeline.bench.gpu_parts import ASKED, MOST_SECONDS, PARTS, SETTINGS, Job, jobs
+from ridgeline.bench.gpu import ASKED, MOST_SECONDS, PARTS, SETTINGS, Job, Report, jobs, measure, row_words
 from ridgeline.bench.gpu_targets import AIMS, costs, headline, verdicts
 from ridgeline.cli import bench_gpu
 from ridgeline.errors import ConfigError, ModelNotFoundError
-from ridgeline.facts.headers.families import MEASURED
-from ridgeline.facts.hub.weightless import config_of
+from ridgeline.facts.headers.read import config_of
+from ridgeline.models.table import MEASURED
 
 FINE = 'print("{\\"batch\\": 1}", flush=True)'
 SCRIPTS = {
@@ -153,7 +152,7 @@ def test_verdicts() -> None:
     assert found["decode bf16, batch 64, tok/s"] == (8_000.0, "missed")
     assert found["decode fp8, batch 1, tok/s"] == (None, "not measured")
     assert found["GPU idle between steps, runner, bf16, batch 1"] == (60e-6, "missed")
-    assert found["host time a step, runner, bf16, batch 32"] == (0.2e-3, "met")
+    assert found["host time per step, runner, bf16, batch 32"] == (0.2e-3, "met")
     assert found["against transformers, batch 1, times as fast"] == (2.0, "met")
     assert found["against transformers, batch 32, times as fast"] == (None, "not measured")
     assert found["TTFT idle, 2k tokens, over HTTP"] == (None, "not measured")
@@ -209,7 +208,7 @@ class Absent:
             raise ImportError(name)
 
 sys.meta_path.insert(0, Absent())
-import ridgeline.bench.gpu_part, ridgeline.cli.bench_gpu, ridgeline.bench.gpu, ridgeline.cli.main, ridgeline.cli.pages, ridgeline.engine.llm
+import ridgeline.bench.gpu_part, ridgeline.cli.bench_gpu, ridgeline.bench.gpu, ridgeline.cli.main, ridgeline.engine.llm
 """
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli import doctor_gpu
-from ridgeline.cli.doctor_gpu import findings_of
+from ridgeline.cli import doctor
+from ridgeline.cli.doctor import findings_of
 from ridgeline.facts.hardware import gpu as facts
 from ridgeline.facts.hardware.gpu import Gpu, ask_driver, lies_idle, read_gpus, torch_cuda
 
@@ -110,8 +110,8 @@ def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not lies_idle(tmp_path)
     (device / "vendor").write_text("0x10de\n")
     assert lies_idle(tmp_path)
-    monkeypatch.setattr(doctor_gpu, "lies_idle", lambda: True)
-    (finding,) = doctor_gpu.gpu_findings()
+    monkeypatch.setattr(doctor, "lies_idle", lambda: True)
+    (finding,) = doctor.gpu_findings()
     assert finding.fix is not None and "install NVIDIA's driver, 580 or later" in finding.fix
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.talk import Talk
-from ridgeline.cli.talk_commands import run_command
+from ridgeline.cli.talk import Talk, run_command
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.llm import LLM
 from ridgeline.errors import RidgelineError

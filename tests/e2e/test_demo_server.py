@@ -1,18 +1,17 @@
 """The real model behind the real server: ready in time, answers through the official client, scores that agree."""
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-GOLD = Path(__file__).resolve().parents[3] / "shared" / "gold" / "gemma3-270m-q4_k_m.jsonl"
+from gold import demo_lines
+
 READY_SECONDS = 30.0
 """A bound for any machine under any load; the figure itself is printed."""
 
@@ -44,10 +43,7 @@ def test_streamed_and_whole_greedy_answers_are_equal(client: openai.OpenAI) -> N
 
 def test_answers_begin_as_llama_cpps(client: openai.OpenAI) -> None:
     """The first token, where llama.cpp's best two are clearly apart; and its log-probability, which formats and kernels blur a little."""
-    if not GOLD.exists():
-        pytest.skip(f"{GOLD.name} is not there")
-    lines = [json.loads(line) for line in GOLD.read_text().splitlines()]
-    short = [line for line in lines if len(line["prompt_ids"]) < 40]
+    short = [line for line in demo_lines() if len(line["prompt_ids"]) < 40]
     lines = [line for line in short if line["top5"][0][0]["logprob"] - line["top5"][0][1]["logprob"] > 0.15]
     assert len(lines) >= 5
     prompts = [line["prompt_ids"] for line in lines]

@@ -8,10 +8,10 @@ import pytest
 from gguf_files import File, model_file, value
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.headers.architectures import ARCHITECTURES
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.headers.rope import attention_scale, longrope_scale
 from ridgeline.facts.model import ModelFacts
+from ridgeline.models.table import COMPUTED
 
 Changes = dict[str, bytes | None]
 Shapes = dict[str, tuple[int, ...] | None]
@@ -33,7 +33,7 @@ def facts(tmp_path: Path, architecture: str, changes: Changes | None = None, ten
     return read_model_facts(tmp_path / "model.gguf")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", COMPUTED)
 def test_every_architecture_has_a_smallest_file(architecture: str, tmp_path: Path) -> None:
     found = facts(tmp_path, architecture)
     assert found.architecture == architecture and found.tied and found.layers == 2
@@ -77,7 +77,7 @@ def test_scores_of_the_largest_gemmas_are_scaled_by_the_width(tmp_path: Path) ->
 
 def layer_shapes(architecture: str) -> dict[str, tuple[int, ...]]:
     sizes = {"hidden": 32, "queries": 16, "keys": 8, "head": 8, "ffn": 64}
-    return {name: tuple(sizes[each] for each in dims if each) for name, *dims in ARCHITECTURES[architecture].tensors}
+    return {name: tuple(sizes[each] for each in dims) for name, *dims in COMPUTED[architecture].tensors}
 
 
 def test_biases_are_in_all_layers_or_in_none(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from ridgeline.facts.files.json_file import MAX_BYTES
 from ridgeline.facts.files.safetensors import read_file
 from ridgeline.facts.hardware.devices import ALIASES, DEVICES
 from ridgeline.facts.headers.config_json import parse_config, read_config
-from ridgeline.facts.headers.describe import KNOWN, describe_model, known_names
-from ridgeline.facts.headers.gguf_shape import gguf_shape, read_gguf_shape
-from ridgeline.facts.headers.shape import CLASSES, Experts, ModelShape, StateLayers
-from ridgeline.facts.model import TensorFacts
+from ridgeline.facts.headers.gguf import describe_gguf
+from ridgeline.facts.headers.read import describe_model
+from ridgeline.facts.model import CLASSES, Experts, StateLayers, TensorFacts
+from ridgeline.models.table import KNOWN, known_names
+from ridgeline.planning.shape import ModelShape, shape_of
 
 NOWHERE = Path("/nonexistent")
 SMALL = {
@@ -44,7 +45,15 @@ LATENT = {
 
 
 def shape(**values: object) -> ModelShape:
-    return parse_config(json.dumps({**SMALL, **values}), "small")
+    return shape_of(parse_config(json.dumps({**SMALL, **values}), "small").facts)
+
+
+def described(model: str) -> ModelShape:
+    return shape_of(describe_model(model, NOWHERE))
+
+
+def gguf_shape(of: Header) -> ModelShape:
+    return shape_of(describe_gguf(of))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +76,7 @@ def shape(**values: object) -> ModelShape:
 )
 def test_parameters_of_known_models(name: str, parameters: int) -> None:
     """What transformers counts in the models themselves."""
-    assert describe_model(name, NOWHERE).total_parameters == parameters
+    assert described(name).total_parameters == parameters
 
 
 @pytest.mark.parametrize(
@@ -91,18 +100,18 @@ def test_parameters_of_small_models(values: dict[str, object], parameters: int) 
 
 
 def test_active_parameters_of_a_mixture() -> None:
-    assert describe_model("mixtral-8x7b", NOWHERE).active_parameters == pytest.approx(12.9e9, rel=0.002)
-    assert describe_model("qwen3-30b-a3b", NOWHERE).active_parameters == pytest.approx(3.35e9, rel=0.002)
-    dense = describe_model("llama-3-8b", NOWHERE)
+    assert described("mixtral-8x7b").active_parameters == pytest.approx(12.9e9, rel=0.002)
+    assert described("qwen3-30b-a3b").active_parameters == pytest.approx(3.35e9, rel=0.002)
+    dense = described("llama-3-8b")
     assert dense.active_parameters == dense.total_parameters
 
 
 def test_kv_heads_and_never_query_heads() -> None:
-    large = describe_model("llama-3-70b", NOWHERE)
+    large = described("llama-3-70b")
     assert (large.heads, large.kv_heads, large.attention, large.kv_elements) == (64, 8, "GQA", 2 * 8 * 128)
-    assert describe_model("llama-2-7b", NOWHERE).attention == "MHA"
-    assert describe_model("gemma-3-270m", NOWHERE).attention == "MQA"
-    latent = describe_model("deepseek-v3", NOWHERE)
+    assert described("llama-2-7b").attention == "MHA"
+    assert described("gemma-3-270m").attention == "MQA"
+    latent = described("deepseek-v3")
     assert (latent.attention, latent.kv_elements) == ("MLA", 512 + 64)
     assert latent.decode_width == 128 * (576 + 512) > latent.prefill_width == 128 * (192 + 128)
 
@@ -129,8 +138,9 @@ def test_windows(values: dict[str, object], kinds: str, window: int) -> None:
 
 def test_text_part_of_a_model_with_eyes() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
-    found = parse_config(json.dumps({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text, "vision_config": {}}), "eyes")
-    assert found.total_parameters == describe_model("gemma-3-4b", NOWHERE).total_parameters
+    config = {"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text, "vision_config": {}}
+    found = parse_config(json.dumps(config), "eyes").facts
+    assert shape_of(found).total_parameters == described("gemma-3-4b").total_parameters
 
 
 def compressed(kind: str, bits: int, **more: object) -> dict[str, object]:
@@ -164,10 +174,11 @@ def test_code_in_a_config_is_never_followed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({**SMALL, "model_type": "llama", "trust_remote_code": True, "auto_map": {"AutoConfig": "modeling_evil.Evil"}})
     )
-    assert describe_model(str(tmp_path), NOWHERE).layers == 3
+    assert described(str(tmp_path)).layers == 3
 
 
 GOOD = json.dumps({**SMALL, "model_type": "llama"})
+MIXED = json.dumps({**SMALL, "model_type": "qwen3_moe", "num_experts": 4})
 
 
 @pytest.mark.parametrize(
@@ -190,8 +201,8 @@ GOOD = json.dumps({**SMALL, "model_type": "llama"})
         (GOOD[:-1] + ', "layer_types": ["linear_attention", "full_attention", "full_attention"]}', "linear_attention"),
         (GOOD[:-1] + ', "layer_types": ["full_attention"]}', "must list the 3"),
         (GOOD[:-1] + ', "tie_word_embeddings": 1}', "true or false"),
-        (GOOD[:-1] + ', "num_experts": 4, "num_experts_per_tok": 5}', "outside 1 … 4"),
-        (GOOD[:-1] + ', "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": 7}', "a list was expected"),
+        (MIXED[:-1] + ', "num_experts_per_tok": 5}', "outside 1 … 4"),
+        (MIXED[:-1] + ', "num_experts_per_tok": 2, "mlp_only_layers": 7}', "a list was expected"),
     ],
 )
 def test_bad_files_are_refused_with_their_cause(text: str, cause: str) -> None:
@@ -218,7 +229,7 @@ def test_unknown_name_lists_what_would_work() -> None:
 
 @pytest.mark.parametrize("name", known_names())
 def test_every_known_model_has_a_sensible_shape(name: str) -> None:
-    found = describe_model(name.upper(), NOWHERE)
+    found = described(name.upper())
     assert set(found.parameters) == set(CLASSES)
     assert len(found.layer_kinds) == found.layers
     assert found.class_bytes("bf16") == {key: 2 * count for key, count in found.parameters.items()}
@@ -226,7 +237,7 @@ def test_every_known_model_has_a_sensible_shape(name: str) -> None:
 
 def test_gguf_and_config_agree(demo_file: Path) -> None:
     """The same model from its file's header and from a config.json."""
-    stored, configured = read_gguf_shape(demo_file), describe_model("gemma-3-270m", NOWHERE)
+    stored, configured = described(str(demo_file)), described("gemma-3-270m")
     for field in (
         "layers",
         "hidden",
@@ -278,7 +289,7 @@ def test_mutated_configs_give_shapes_or_typed_errors() -> None:
             at = draw.randrange(len(text))
             text = text[:at] + draw.choice(["", "{", '"', "9" * 40, "\x00"]) + text[at + draw.randint(0, 3) :]
         try:
-            found = parse_config(text, "mutant")
+            found = shape_of(parse_config(text, "mutant").facts)
         except ModelFormatError:
             continue
         assert found.total_parameters >= found.active_parameters > 0
@@ -384,7 +395,7 @@ def test_bytes_of_a_checkpoint_in_two_files(tmp_path: Path) -> None:
     }
     safetensors(tmp_path / "model-00001-of-00002.safetensors", first)
     safetensors(tmp_path / "model-00002-of-00002.safetensors", {f"model.layers.0.{name}": value for name, value in layer.items()})
-    found = describe_model(str(tmp_path), NOWHERE)
+    found = described(str(tmp_path))
     assert found.stored_bytes == {"embedding": 12_800, "head": 0, "attention": 4096, "ffn": 12_288, "experts": 0, "norms": 256}
     assert sum(found.class_bytes(None).values()) == 29_440 != sum(found.class_bytes("bf16").values())
     safetensors(tmp_path / "again.safetensors", {"lm_head.weight": ("BF16", [1])})
@@ -397,7 +408,7 @@ def test_experts_of_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
     names = ["mlp.experts.0.up_proj.weight", "mlp.gate.weight", "mlp.shared_experts.up_proj.weight", "self_attn.q_norm.weight"]
     safetensors(tmp_path / "model.safetensors", {f"model.layers.0.{name}": ("BF16", [2**i]) for i, name in enumerate(names)})
-    stored = describe_model(str(tmp_path), NOWHERE).stored_bytes
+    stored = described(str(tmp_path)).stored_bytes
     assert (stored["experts"], stored["ffn"], stored["norms"]) == (2, 4 + 8, 16)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.facts.headers.describe import describe_model
+from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning import speed
 from ridgeline.planning.arguments import Question, deployment_of
 from ridgeline.planning.deployment import Deployment

@@ -9,9 +9,7 @@ import pytest
 
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.devices import DEVICES
-from ridgeline.facts.headers.describe import describe_model
-from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.headers.shape import KV_BITS
+from ridgeline.facts.headers.read import describe_model, read_model_facts
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning import speed
 from ridgeline.planning.advice import TRAFFIC, flags, scaling
@@ -21,6 +19,7 @@ from ridgeline.planning.levers import levers, phase_split
 from ridgeline.planning.memory import kv_groups, page_bytes, sequence_pages
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import least_devices, make_report
+from ridgeline.planning.shape import KV_BITS, shape_of
 from ridgeline.planning.step import IDEAL, Rows, link_seconds, looked_at, pass_seconds, resource_seconds, step_work
 
 GIB = 2**30
@@ -150,7 +149,7 @@ def test_planned_pages_are_the_engines(demo_file: Path, tokens: int) -> None:
     groups = kv_groups(facts)
     pages = sequence_pages(groups, 16, max(2, tokens), asked.chunk)
     assert asked.memory.kv_sequence == pages * page_bytes(facts, groups[0], 16, "f32")
-    assert asked.memory.weights == facts.weights_bytes
+    assert asked.memory.weights == sum(facts.stored.values())
 
 
 def test_kv_heads_are_copied_and_latents_too() -> None:
@@ -171,7 +170,8 @@ def test_kv_heads_are_copied_and_latents_too() -> None:
     ],
 )
 def test_automatic_layout(model: str, count: int, tensor: int, pipeline: int) -> None:
-    assert automatic_layout(describe_model(model, Path()), count) == Layout(tensor, pipeline, replicas=count // tensor // pipeline)
+    layout = automatic_layout(shape_of(describe_model(model, Path())), count)
+    assert layout == Layout(tensor, pipeline, replicas=count // tensor // pipeline)
 
 
 def test_links_cost_what_leaves_the_device() -> None:

@@ -7,13 +7,14 @@ import pytest
 
 from ridgeline.errors import ConfigError, ModelFormatError
 from ridgeline.facts.headers.config_json import parse_config
-from ridgeline.facts.headers.describe import describe_model
-from ridgeline.facts.headers.shape import ModelShape, StateLayers
+from ridgeline.facts.headers.read import describe_model
+from ridgeline.facts.model import ModelFacts, StateLayers
 from ridgeline.planning import speed
 from ridgeline.planning.arguments import Question, deployment_of
 from ridgeline.planning.deployment import Deployment, Layout
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import make_report
+from ridgeline.planning.shape import ModelShape, shape_of
 from ridgeline.planning.step import STATE_FLOPS, Rows, link_seconds, step_work
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
 
@@ -28,8 +29,12 @@ GRANITE = {"model_type": "granitemoehybrid", "layer_types": ["mamba", "mamba", "
 FALCON = {"model_type": "falcon_h1", "mamba_d_ssm": 96, "mamba_n_heads": 6}
 
 
+def facts(**values: object) -> ModelFacts:
+    return parse_config(json.dumps({**SMALL, **values}), "small").facts
+
+
 def shape(**values: object) -> ModelShape:
-    return parse_config(json.dumps({**SMALL, **values}), "small")
+    return shape_of(facts(**values))
 
 
 def planned(model: str, device: str = "h100", **asked: object) -> Deployment:
@@ -84,7 +89,7 @@ def test_small_hybrids(values: dict[str, object], parameters: int, attending: in
 )
 def test_known_hybrids(name: str, parameters: int, active: float, megabytes: float) -> None:
     """Totals are those that the models' publishers name: 52, 80, 8, 7.6 and 32 B."""
-    found = describe_model(name, NOWHERE)
+    found = shape_of(describe_model(name, NOWHERE))
     assert found.total_parameters == parameters
     assert found.active_parameters == pytest.approx(active, rel=0.02)
     assert found.state_bytes / 1e6 == pytest.approx(megabytes, abs=0.06)
@@ -136,10 +141,10 @@ def test_states_are_read_and_written_every_step() -> None:
 def test_a_model_of_states_alone() -> None:
     """No keys and values at all: the context costs nothing, and there are no pages to simulate."""
     values = {"model_type": "granitemoehybrid", "mamba_n_heads": 8, "num_local_experts": 0}
-    deployment = deployment_of(shape(**values), Question("l4", users=100))
+    deployment = deployment_of(facts(**values), Question("l4", users=100))
     assert (deployment.memory.kv_token, deployment.memory.kv_sequence, deployment.memory.max_context) == (0, 0, 128)
     assert deployment.memory.fits and make_report(deployment, Objective(), True, None).recommended_batch == 100
-    with pytest.raises(ConfigError, match="no pages to schedule"):
+    with pytest.raises(ConfigError, match="no blocks to schedule"):
         Scenario(deployment, Knobs(), (), 1).setting()
 
 

@@ -19,7 +19,7 @@ from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.facts.model import ModelFacts
 
-STILL: Final = "ridgeline.compute.runtime.still"
+NULL: Final = "ridgeline.compute.runtime.null_graphs"
 MESSAGES: Final = "ridgeline.engine.messages"
 BLOCK_TOKENS: Final = 16
 PROMPTS: Final = 8
@@ -75,9 +75,9 @@ def _turns(
     facts: ModelFacts, batch: int, context: int, steps: int, encode: Callable[[int, Turn], object] | None
 ) -> tuple[list[float], list[float]]:
     """Seconds of each turn, and of those the executor's."""
-    config = EngineConfig("still", max_num_seqs=batch, max_num_batched_tokens=batch + PROMPTS * context)
+    config = EngineConfig("null", max_num_seqs=batch, max_num_batched_tokens=batch + PROMPTS * context)
     length = context + steps + 2 * (batch // PROMPTS + config.depth)
-    executor = importlib.import_module(STILL).still_executor(
+    executor = importlib.import_module(NULL).null_executor(
         facts, rows=batch, tokens=config.tokens, positions=length, block_tokens=BLOCK_TOKENS, depth=config.depth
     )
     clocked = Clocked(executor)

@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from ridgeline.bench.gpu_host import host
-from ridgeline.bench.gpu_serving import serving
-from ridgeline.bench.gpu_soak import soak
+from ridgeline.bench.gpu_serving import serving, soak
 from ridgeline.bench.gpu_ttft import ttft
 from ridgeline.errors import RidgelineError
 from ridgeline.facts.headers.checkpoint import facts_of_config

@@ -15,7 +15,7 @@ from statistics import median
 from string import ascii_letters
 from typing import Any, Final
 
-from ridgeline.facts.hub.weightless import RANDOM_PREFIX
+from ridgeline.facts.headers.read import RANDOM_PREFIX
 
 SERVER_PACKAGES: Final = ("msgspec", "starlette", "uvicorn", "httptools")
 """Of the server and of the client that measures it."""

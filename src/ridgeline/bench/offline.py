@@ -11,7 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Final
 
-from ridgeline.bench.hogs import hogs
+from ridgeline.bench.processes import hogs
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
@@ -23,7 +23,7 @@ from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.noise import Noise, Watch
-from ridgeline.facts.headers.describe import describe_model
+from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import Question, deployment_of
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.step import IDEAL, Rows, resource_seconds, step_work
@@ -40,7 +40,7 @@ Progress = Callable[[str, float], None]
 class Load:
     """What is run: every batch size in turn, `repeats` times, with prompts of `prompt_tokens` and answers of `output_tokens`.
 
-    hogs  each repeat is run again beside so many foreign processes that take a processor each
+    hogs  each repeat is run again beside so many foreign processes that take a CPU core each
     """
 
     batches: tuple[int, ...] = (1, 4, 16)
@@ -76,7 +76,7 @@ class BatchFigures:
     """One batch size: medians over repeats, or over the decoding steps of all repeats.
 
     prefill_*   all prompts, until the last of them has its first token       decode_*  steps in which every sequence gets a token
-    *_bound     the same at this machine's ceilings                           whole     output tokens a second from first to last
+    *_bound     the same at this machine's ceilings                           whole     output tokens per second from first to last
     hogged_tokens_per_second  the latter beside foreign processes, None without any
     run, copy, queue, rest  seconds of a decoding step: computing, inputs and outputs, waiting in the executor, everything else
     """

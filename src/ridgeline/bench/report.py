@@ -9,7 +9,7 @@ from math import ceil
 from typing import Any, Final
 
 from ridgeline.bench.client import Outcome
-from ridgeline.bench.load import Measured
+from ridgeline.bench.session import Measured
 from ridgeline.planning.objectives import Objective, Served, request_goodput, token_goodput
 from ridgeline.sim.fleet.measures import curve
 
@@ -49,8 +49,8 @@ class Figures:
     """Seconds, tokens, requests; per second of the time from when the first request should have been sent to the last token.
 
     requests, failed   answered, and not                      failures  the latter by kind
-    goodput_requests   requests a second that met the objective: its ITL is held against each request's TPOT
-    goodput_tokens     output tokens a second of whole answers; with usage counted by the server
+    goodput_requests   requests per second that met the objective: its ITL is held against each request's TPOT
+    goodput_tokens     output tokens per second of whole answers; with usage counted by the server
     met                share of all requests, failed ones included, that met the objective
     ttft, e2e          from when a request should have been sent          tpot  of answers of two tokens and more
     itl                between events that brought tokens                 tokens_per_event  how many such an event had
@@ -59,7 +59,7 @@ class Figures:
     at_once            requests in progress, mean over time               short  answers with fewer tokens than asked for
     exact              share of prompts with as many tokens as asked for, by the server's count
     counted            share of answers whose tokens the server counted; others by events
-    lag                how late requests were sent                        client  processors that this client kept busy
+    lag                how late requests were sent                        client  CPU cores that this client kept busy
     curves             seconds at each share of `sim.fleet.measures.CURVE`
     """
 
@@ -156,7 +156,7 @@ ROWS: Final[Mapping[str, tuple[str, str]]] = {
     **{f"{key}.{share}": (f"{key.upper()} {share}", SECONDS) for key in ("ttft", "itl", "tpot", "e2e") for share in (*SHARES, "mean")},
     "prompt_tokens": ("prompt tokens", PLAIN), "output_tokens": ("output tokens", PLAIN), "tokens_per_event": ("tokens an event", PLAIN),
     "cached_share": ("prompt tokens from the prefix cache", SHARE), "exact": ("prompts as long as asked for", SHARE),
-    "lag.p99": ("sent late, p99", SECONDS), "client": ("processors kept busy by this client", PLAIN),
+    "lag.p99": ("sent late, p99", SECONDS), "client": ("CPU cores kept busy by this client", PLAIN),
 }  # fmt: skip
 """Figure → what it is called, and its unit."""
 
@@ -191,7 +191,7 @@ def notes(found: Figures) -> list[str]:
         mean = found.prompt_tokens / found.requests
         said.append(f"{found.exact:.0%} of the prompts have as many tokens as asked for; the mean is {mean:.1f}")
     if found.client > 0.5:
-        said.append(f"this client kept {found.client:.2f} processors busy: what it shares with the server is missing there")
+        said.append(f"this client kept {found.client:.2f} CPU cores busy: what it shares with the server is missing there")
     return said
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from ridgeline.bench.client import Ask, Client, body_of
-from ridgeline.bench.guard import Guard
 from ridgeline.bench.http import Http, HttpError, Target
+from ridgeline.bench.processes import Guard
 from ridgeline.bench.prompts import LEAD
 from ridgeline.bench.session import Manner, first_model
 from ridgeline.errors import ConfigError

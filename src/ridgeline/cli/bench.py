@@ -1,8 +1,8 @@
-"""`ridgeline bench`: measurements as verbs. Owns their names; each is a file `bench_<verb>.py`."""
+"""`ridgeline bench`: measurements as verbs. Owns their names and the modules where they are."""
 
 from typing import Final
 
-from ridgeline.cli.verbs import group
+from ridgeline.cli.main import group
 
 VERBS: Final[dict[str, str]] = {
     "serve": "Put load on an OpenAI-compatible server and measure what its users see.",
@@ -12,8 +12,16 @@ VERBS: Final[dict[str, str]] = {
     "gpu": "Measure a GPU: ceilings, kernels, decoding, prompts and serving, in under ten minutes.",
     "offline": "Run batches through the engine alone, without HTTP.",
 }
+HOMES: Final[dict[str, str]] = {
+    "serve": "bench_serve",
+    "compare": "bench_compare",
+    "roofline": "bench_machine",
+    "kernels": "bench_machine",
+    "gpu": "bench_gpu",
+    "offline": "bench_machine",
+}
 
-bench = group(VERBS, "bench_")
+bench = group(VERBS, HOMES)
 
 
 @bench.callback()

@@ -12,13 +12,13 @@ def serve(
     requests: Annotated[int | None, typer.Option(min=1, max=100_000, help="Requests of each run [100, or the whole trace].")] = None,
     seconds: Annotated[float | None, typer.Option(min=0.1, max=86_400, help="Send nothing new after so long.")] = None,
     streams: Annotated[str | None, typer.Option(help="Closed loop of so many streams [1]; 1,4,16: runs after each other.")] = None,
-    rate: Annotated[str | None, typer.Option(help="Open loop of so many requests a second, or several; --streams is then a limit.")] = None,
+    rate: Annotated[str | None, typer.Option(help="Open loop of so many requests per second, or several; --streams then limits.")] = None,
     arrivals: Annotated[str, typer.Option(help="Of the open loop: poisson, bursty, diurnal, or burst (all at once).")] = "poisson",
     input_len: Annotated[str, typer.Option(help="Prompt tokens: 127, 20-1000, lognormal:500, uniform:500, exponential:500.")] = "127",
     output_len: Annotated[str, typer.Option(help="Output tokens, the same way.")] = "64",
     shared_prefix: Annotated[int, typer.Option(min=0, max=1 << 20, help="Leading prompt tokens that requests share.")] = 0,
     prefixes: Annotated[int, typer.Option(min=1, max=1 << 20, help="How many different ones of these there are.")] = 1,
-    trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (ours, Mooncake) or csv (BurstGPT).")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")] = None,
     speed: Annotated[float, typer.Option(help="Play the trace so many times as fast.")] = 1.0,
     warm_up: Annotated[int, typer.Option(min=0, max=10_000, help="Requests before each run that do not count.")] = 1,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
@@ -35,9 +35,8 @@ def serve(
 ) -> None:
     """Put load on an OpenAI-compatible server and measure what its users see."""
     from ridgeline.bench.session import Manner
-    from ridgeline.cli.bench_loads import Asked, loads_of
-    from ridgeline.cli.bench_runs import Runs, check_json, drawn_seed, parse_api, parse_body, write_json
-    from ridgeline.cli.pages import check_page, write_page
+    from ridgeline.cli.bench_runs import Asked, Runs, check_json, drawn_seed, loads_of, parse_api, parse_body, write_json
+    from ridgeline.cli.output import check_page, write_page
     from ridgeline.planning.arguments import parse_objective
 
     number = drawn_seed() if seed is None else seed

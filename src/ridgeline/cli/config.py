@@ -56,8 +56,7 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
     from ridgeline.engine.compose import pace
     from ridgeline.facts.hardware.gpu import gpu_missing
     from ridgeline.facts.hardware.machine import extension_missing, machine_facts
-    from ridgeline.facts.headers.describe import describe_model
-    from ridgeline.facts.headers.read import read_model_facts
+    from ridgeline.facts.headers.read import describe_model, read_model_facts
     from ridgeline.facts.hub.source import resolve_model
     from ridgeline.planning.arguments import Question, deployment_of
     from ridgeline.planning.memory import kv_costs

@@ -1,4 +1,7 @@
-"""`ridgeline sim`: the real scheduler under a virtual clock, on devices that only take time. Says what users would see."""
+"""`ridgeline sim`, `whatif` and `replay`: the real scheduler under a virtual clock, on devices that only take time, or on a recording.
+
+Owns the flags; how they become scenarios is `cli.scenarios`'s, how runs look `cli.sim_tables`'s.
+"""
 
 import json
 from pathlib import Path
@@ -11,13 +14,13 @@ def sim(
     model: Annotated[str, typer.Argument(help="A config.json, a GGUF file, a directory with one of them, `demo` or a known name.")],
     device: Annotated[str | None, typer.Option(help="Device of the planner's table [h100-sxm].")] = None,
     replicas: Annotated[int | None, typer.Option(help="Servers [1].")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second [1].")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second [1].")] = None,
     users: Annotated[int | None, typer.Option(help="Users who wait for their answers, instead of a rate.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Prompt tokens: 500, lognormal:500, uniform:500, exponential:500.")] = None,
     output: Annotated[str | None, typer.Option(help="Output tokens, the same way.")] = None,
     requests: Annotated[int | None, typer.Option(help="Requests to simulate [2000, or the whole trace].")] = None,
     sample: Annotated[float | None, typer.Option(help="Simulate this share of a diurnal day, in windows of all its hours.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (ours, Mooncake) or csv (BurstGPT).")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, name=value; a wrong name lists all.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different chance; from two on intervals are given.")] = 1,
@@ -27,7 +30,7 @@ def sim(
     html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Simulate serving with the real scheduler: throughput, latency, queues, KV use and cost."""
-    from ridgeline.cli.pages import check_page, write_page
+    from ridgeline.cli.output import check_page, write_page
     from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
     from ridgeline.cli.sim_tables import Runs, show
 
@@ -46,10 +49,79 @@ def sim(
         if find_knee:
             runs.find_knee(at_rate(model, settings, trace))
     if html is not None:
-        from ridgeline.sim.fleet.page import runs_page
+        from ridgeline.sim.fleet.experiment import runs_page
 
         write_page(html, runs_page(runs.as_dict(), runs.table(), runs.notes))
     if as_json:
         print(json.dumps(runs.as_dict(), ensure_ascii=False))
     else:
         show(runs)
+
+
+def whatif(
+    trace: Annotated[Path, typer.Argument(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")],
+    model: Annotated[str, typer.Option(help="A config.json, a GGUF file, a directory, `demo` or a known name.")] = "demo",
+    today: Annotated[list[str] | None, typer.Option("--today", help="A setting as it is now, name=value.")] = None,
+    change: Annotated[list[str] | None, typer.Option("--set", help="A setting to try, name=value; a wrong name lists all.")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Servers to try.")] = None,
+    slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different chance, for intervals.")] = 3,
+    levers: Annotated[bool, typer.Option(help="Say which resource is the bottleneck and try the levers that follow, best first.")] = True,
+    find_replicas: Annotated[bool, typer.Option("--least-replicas", help="Also find the fewest replicas that meet the objective.")] = False,
+    find_knee: Annotated[bool, typer.Option("--knee", help="Also find the rate from which latency grows faster than throughput.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object: seconds, tokens, dollars.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
+) -> None:
+    """Try other settings on recorded traffic, with the real scheduler, beside today's."""
+    from ridgeline.cli.output import check_page, write_page
+    from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
+    from ridgeline.cli.sim_tables import Runs, show
+    from ridgeline.sim.fleet.experiment import candidates
+
+    objective = {} if slo is None else {"slo": slo}
+    base = objective | parse_changes(today or [])
+    changed = parse_changes(change or []) | ({} if replicas is None else {"replicas": str(replicas)})
+    check_page(html)
+    with Runs(seeds, quiet=as_json) as runs:
+        now = scenario_of(model, base, trace)
+        runs.run("today", now)
+        if changed:
+            runs.run(" ".join(f"{name}={value}" for name, value in changed.items()), scenario_of(model, base | changed, trace))
+        if levers:
+            runs.try_levers(lambda settings: scenario_of(model, base | settings, trace), candidates(now))
+        if find_knee:
+            runs.find_knee(at_rate(model, base | changed, trace))
+        if find_replicas:
+            runs.find_replicas(scenario_of(model, base | changed, trace))
+    if html is not None:
+        from ridgeline.sim.fleet.experiment import runs_page
+
+        write_page(html, runs_page(runs.as_dict(), runs.table(), runs.notes))
+    if as_json:
+        print(json.dumps(runs.as_dict(), ensure_ascii=False))
+    else:
+        show(runs)
+
+
+def replay(
+    recording: Annotated[Path, typer.Argument(help="What `ridgeline serve MODEL --record FILE` wrote.")],
+    trace: Annotated[Path | None, typer.Option(help="Write its requests here, for `sim --trace` and `whatif`: lengths, never ids.")] = None,
+    step_log: Annotated[Path | None, typer.Option(help="Write its steps here, for `sim --set step_time=FILE`.")] = None,
+) -> None:
+    """Decide a recording again with this version's scheduler and compare."""
+    from ridgeline.cli.main import fail
+    from ridgeline.sim.fleet import replay as recorded
+
+    compared, difference = recorded.replay(recording)
+    if trace is not None:
+        _write(trace, [{name: getattr(each, name) for name in ("time", "prompt", "output", "prefix", "shared")}
+                       for each in recorded.arrivals(recording)])  # fmt: skip
+    if step_log is not None:
+        _write(step_log, [{"tokens": each.tokens, "cached": each.cached, "seconds": each.seconds} for each in recorded.steps(recording)])
+    if difference is not None:
+        fail(f"decision {difference.number} differs: recorded {difference.recorded!r:.200}, decided now {difference.replayed!r:.200}")
+    print(f"{compared} decisions, all as recorded")
+
+
+def _write(path: Path, entries: list[dict[str, float]]) -> None:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")

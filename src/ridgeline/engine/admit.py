@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from ridgeline.core.fit import blocks_needed
-from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS, Admitted, Sampling, SamplingParams
+from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS, OPTIONS, Admitted, Bound, Sampling, SamplingParams
 from ridgeline.core.plan import KVShape
 from ridgeline.errors import RequestError
 
@@ -23,26 +23,10 @@ COLDEST: Final = 0.01
 """A positive temperature below this counts as this (as in vLLM): logits divided by less may overflow. 0 is greedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A number's range, both ends included. `whole`: integers only. `above`: the lower end itself is not allowed."""
-
-    low: float
-    high: float
-    whole: bool = True
-    above: bool = False
-
-
 BOUNDS: Final = MappingProxyType({
     "n": Bound(1, CHOICES),
     "best_of": Bound(1, CHOICES),
-    "temperature": Bound(0, 10, whole=False),
-    "top_p": Bound(0, 1, whole=False, above=True),
-    "top_k": Bound(-1, 2**31 - 1),
-    "min_p": Bound(0, 1, whole=False),
-    "presence_penalty": Bound(-2, 2, whole=False),
-    "frequency_penalty": Bound(-2, 2, whole=False),
-    "repetition_penalty": Bound(0, 10, whole=False, above=True),
+    **{name: option.bound for name, option in OPTIONS.items()},
     "seed": Bound(-(2**63), INT64_MAX),
     "max_tokens": Bound(0, 2**31 - 1),
     "min_tokens": Bound(0, 2**31 - 1),
@@ -158,14 +142,11 @@ def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab:
     _check_bias(params.logit_bias, vocab)
     check_strings("bad_words", params.bad_words, BAD_WORDS, BAD_WORD_CHARACTERS)
     _check_words(params, bad_words, vocab)
+    numbers: dict[str, Any] = {name: (int if option.bound.whole else float)(getattr(params, name)) for name, option in OPTIONS.items()}
+    numbers["temperature"] = max(numbers["temperature"], COLDEST) if params.temperature else 0.0
+    numbers["top_k"] = params.top_k if 0 < params.top_k < vocab else 0
     return Sampling(
-        temperature=max(float(params.temperature), COLDEST) if params.temperature else 0.0,
-        top_k=params.top_k if 0 < params.top_k < vocab else 0,
-        top_p=float(params.top_p),
-        min_p=float(params.min_p),
-        presence_penalty=float(params.presence_penalty),
-        frequency_penalty=float(params.frequency_penalty),
-        repetition_penalty=float(params.repetition_penalty),
+        **numbers,
         logit_bias=tuple(sorted((token, float(bias)) for token, bias in params.logit_bias)),
         allowed_ids=None if allowed is None else tuple(sorted(set(allowed))),
         bad_words=tuple(sorted({tuple(word) for word in bad_words})),

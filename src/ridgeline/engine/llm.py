@@ -21,8 +21,8 @@ from ridgeline.engine.compose import Progress
 from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
 from ridgeline.errors import ConfigError, RequestError
+from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
-from ridgeline.facts.hub.weightless import RANDOM_PREFIX
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files

@@ -157,7 +157,7 @@ class OpenRequests:
             if isinstance(event, Closed):
                 self._end_choice(event)
             elif isinstance(event, Rejected):
-                self._refuse(event)
+                self._reject(event)
         return unread
 
     def fail_all(self, message: str) -> None:
@@ -172,7 +172,7 @@ class OpenRequests:
             if stream.ended:
                 del self._streams[closed.request_id]
 
-    def _refuse(self, rejected: Rejected) -> None:
+    def _reject(self, rejected: Rejected) -> None:
         if rejected.retry_after_seconds is None:
             self._fail(rejected.request_id, RequestError(rejected.message, code="request_rejected"))
         else:

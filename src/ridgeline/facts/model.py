@@ -1,8 +1,12 @@
-"""What is known of a model from its header alone: no weights are read and no array library is needed."""
+"""The description of a model, from its header alone: no weights are read and no array library is needed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
+
+CLASSES: Final = ("embedding", "head", "attention", "ffn", "experts", "norms")
+"""Classes of tensors. Recurrences count as `attention`. `experts` are the routed ones; shared experts and routers are `ffn`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +23,9 @@ class TensorFacts:
     offset: int
     """Bytes from the start of `file`."""
     bytes: int
-    """What its elements take, without those of others that stand between them."""
+    """Size of its elements, without those of others that stand between them."""
     view: str = ""
-    """How `compute.load` makes the canonical tensor of `shape` from what is stored; "" is as stored:
+    """Way from what is stored to the canonical tensor of `shape`, taken by `compute.load`; "" is as stored:
 
     transposed   stored (columns, rows), a Conv1D's way; the stored rows are `stride` bytes apart
     interleaved  the rows of each head stand in the order of pairwise RoPE (0, h/2, 1, h/2 + 1 …), as GGUF Llama files have Q and K
@@ -29,11 +33,11 @@ class TensorFacts:
     """
     stride: int = 0
     integers: "Integers | None" = None
-    """Of a matrix of grouped integers, where its parts are; `offset` is then that of the codes, `bytes` counts scales and zeros too."""
+    """Places of the parts of a matrix of grouped integers; `offset` is then that of the codes, `bytes` counts scales and zeros too."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Where its numbers are: one file, or those of its parts."""
+        """Files of its numbers: one, or those of its parts."""
         if self.integers is None:
             return (self.file,)
         parts = (self.integers.codes, self.integers.scales, self.integers.zeros, self.integers.order, self.integers.stated)
@@ -88,17 +92,70 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """Numbers that define the network. `layer_kinds[i]` is "full" or "window"; `rope` is keyed by kind, {} where nothing turns.
+class Attention:
+    """Widths of attention, per layer, where they are not those of `kv_heads` pairs of `head_dim`: heads differ by layer, keys from values.
 
-    vocab      rows of the embedding = width of the logits
-    tokens     ids that the tokenizer names; rows beyond them are padding and are never sampled
-    context    positions the model was trained for
-    tied       the output head is the embedding
-    attn_scale     factor on the scores q · k
+    cached    elements kept per token        decode   multiplied with where one token looks at the cache
+    latent    keys and values are a latent (MLA)     prefill  the same for many tokens at once: MLA then expands its latent into heads
+    """
+
+    cached: int
+    decode: int
+    prefill: int
+    latent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture: `routed` experts in each of `layers` layers, of which every token uses `active`."""
+
+    routed: int
+    active: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayers:
+    """Recurrences: each of `layers` layers keeps so many elements per sequence, whatever its length.
+
+    recurrent    the state itself, 32 bits each, as the reference implementations compute it
+    convolution  the last inputs of the short convolution before it, 16 bits each
+    """
+
+    layers: int
+    recurrent: int
+    convolution: int
+
+    @property
+    def bytes(self) -> int:
+        """Size for one sequence in all layers."""
+        return self.layers * (4 * self.recurrent + 2 * self.convolution)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Numbers that define the network. The planner needs no more than a header's numbers; what runners need is filled in by `facts.headers`
+    where it is asked for, after every tensor has been accounted for.
+
+    name        what the file calls itself
+    layer_kinds "full" or "window" per layer, "none" where a layer has no keys and values; `window`: tokens of the window, 0 without one
+    vocab       rows of the embedding = width of the logits
+    context     positions the model was trained for
+    tied        the output head is the embedding
+    dtype       format in which most weights are stored: a key of `planning.shape.WEIGHT_FORMATS`
+    parameters  counts by class (`CLASSES`); a tied head counts 0 and is read as the embedding
+    stored      bytes by class, {} where there are no weights
+    attention, experts, state    where the network has more than plain attention and a dense feed-forward
+
+    Of runners:
+    tokens      ids that the tokenizer names; rows beyond them are padding and are never sampled
+    eps         of norms
+    rope        by kind of layer, {} where nothing turns
+    attn_scale  factor on the scores q · k
     attn_softcap, final_softcap  cap · tanh(x / cap) on scores, on logits; 0: none
-    long_rope  (context, rotation): beyond so many positions the model must be loaded with this rotation instead of `rope`
-    fingerprint  SHA-256 identifying header and weights; part of every prefix key
+    long_rope   (context, rotation): beyond so many positions the model must be loaded with this rotation instead of `rope`
+    tensors     by canonical name, which is GGUF's (`blk.3.attn_q.weight`), whatever the file calls them; fused projections appear as parts
+    fingerprint SHA-256 identifying header and weights; part of every prefix key
     """
 
     architecture: str
@@ -110,22 +167,22 @@ class ModelFacts:
     head_dim: int
     ffn: int
     vocab: int
-    tokens: int
     context: int
-    eps: float
     layer_kinds: tuple[str, ...]
     window: int
-    rope: Mapping[str, Rope]
     tied: bool
-    tensors: Mapping[str, TensorFacts]
-    """By canonical name, which is GGUF's (`blk.3.attn_q.weight`), whatever the file calls them. Fused projections appear as their parts."""
-    fingerprint: bytes
-    attn_scale: float
+    dtype: str = "bf16"
+    parameters: Mapping[str, int] = field(default_factory=dict)
+    stored: Mapping[str, int] = field(default_factory=dict)
+    attention: Attention | None = None
+    experts: Experts | None = None
+    state: StateLayers | None = None
+    tokens: int = 0
+    eps: float = 0.0
+    rope: Mapping[str, Rope] = field(default_factory=dict)
+    attn_scale: float = 0.0
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
     long_rope: tuple[int, Rope] | None = None
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of all tensors as stored."""
-        return sum(tensor.bytes for tensor in self.tensors.values())
+    tensors: Mapping[str, TensorFacts] = field(default_factory=dict)
+    fingerprint: bytes = b""

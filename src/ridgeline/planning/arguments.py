@@ -1,4 +1,4 @@
-"""From words to a deployment: every number bounded, every mistake answered with its cause, the number and a fix."""
+"""Words of the command line made into a deployment: every number bounded, every mistake answered with its cause, the number and a fix."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,9 +7,10 @@ from math import isfinite
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.ceilings import this_machine
 from ridgeline.facts.hardware.devices import ALIASES, DEVICES, GB, TERA, Device, Price
-from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
+from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import Deployment, Layout, Workload, automatic_layout
 from ridgeline.planning.objectives import Objective
+from ridgeline.planning.shape import KV_BITS, WEIGHT_FORMATS, ModelShape, shape_of
 
 MAX_DEVICES = 1_024
 MAX_USERS = 1_000_000
@@ -23,7 +24,7 @@ _LOAD = {"in": (1, MAX_TOKENS), "out": (1, MAX_TOKENS), "prefix": (0, 0.99), "bu
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a user asked, as typed; None is "decide". Times are seconds, `memory_gb` and `bandwidth_gb` are 10⁹ bytes (a second)."""
+    """A question as typed; None is "decide". Times are seconds, `memory_gb` and `bandwidth_gb` are 10⁹ bytes (per second)."""
 
     device: str
     count: int = 1
@@ -43,8 +44,9 @@ class Question:
     price: float | None = None
 
 
-def deployment_of(shape: ModelShape, asked: Question) -> Deployment:
-    """The deployment that a question means. Raises ConfigError with the number and the fix."""
+def deployment_of(facts: ModelFacts, asked: Question) -> Deployment:
+    """The deployment that a question about a model means. Raises ConfigError with the number and the fix."""
+    shape = shape_of(facts)
     _bounded("--count", asked.count, 1, MAX_DEVICES)
     users = int(_bounded("--users", _or_one(asked.users), 1, MAX_USERS))
     _bounded("--memory-utilization", asked.utilisation, 0.1, 1.0)
@@ -86,7 +88,7 @@ def device_of(asked: Question) -> Device:
 
 
 def api_price_of(value: float | None) -> float | None:
-    """Dollars a million tokens, bounded."""
+    """Dollars per million tokens, bounded."""
     return None if value is None else _bounded("--api-price", value, 1e-6, 1e6)
 
 

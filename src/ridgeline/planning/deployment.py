@@ -1,16 +1,15 @@
-"""What is planned: a model, devices, a layout over them, formats and a workload; and the memory it takes.
+"""Deployments: a model, devices, a layout over them, formats and a workload; and the memory they take.
 
-Owns the memory of a deployment. Page arithmetic is `planning.memory`'s, the same that the engine allocates with.
+Owns the memory of a deployment. Block arithmetic is that of `memory.py`, with which the engine allocates.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
 from ridgeline.facts.hardware.devices import Device
-from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
-from ridgeline.planning.capacity import activation_bytes, attention_score_bytes, tiled_score_bytes
 from ridgeline.planning.memory import block_bytes, groups_of, longest_sequence, sequence_pages
 from ridgeline.planning.parallel import kv_heads_per_device
+from ridgeline.planning.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
 
 ACTIVATION_BYTES = 2
 """Activations are 16 bits wide."""
@@ -118,7 +117,7 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether weights, activations, overhead, reserve and every user's KV fit."""
+        """True where weights, activations, overhead, reserve and every user's KV fit."""
         return self.shortfall == 0
 
 
@@ -139,6 +138,31 @@ def kv_share(deployment: Deployment) -> float:
     shape, layout = deployment.shape, deployment.layout
     heads = 1.0 if shape.attention == "MLA" else kv_heads_per_device(shape.kv_heads, layout.tensor) / shape.kv_heads
     return heads / layout.pipeline
+
+
+def attention_score_bytes(heads: int, tokens: int, element_bytes: float) -> float:
+    """Scores of one layer where the whole matrix is stored: heads · tokens² · bytes; × layers where all are kept.
+
+    32 heads at 4,096 tokens in 16 bits: 1 GiB per layer. Notes on inference, part 3, "Activation Memory".
+    """
+    return heads * tokens * tokens * element_bytes
+
+
+def tiled_score_bytes(heads: int, tokens: int, element_bytes: float) -> float:
+    """Running maximum and sum per row, all that tiled attention keeps: O(heads · tokens).
+
+    Notes on inference, part 3, "Activation Memory" (FlashAttention).
+    """
+    return 2 * heads * tokens * element_bytes
+
+
+def activation_bytes(tokens: int, hidden: int, ffn: int, queries: int, element_bytes: float) -> float:
+    """Working memory of one layer in a step of `tokens` tokens; layers run one after the other and reuse it.
+
+    Residual and normed input (2 · hidden), queries and attention output (2 · queries), gate and up (2 · ffn).
+    The O(B · P · d_ff) term of Notes on inference, part 3, "Activation Memory".
+    """
+    return tokens * (2 * hidden + 2 * queries + 2 * ffn) * element_bytes
 
 
 def rank_activations(deployment: Deployment, tiled: bool = True) -> float:

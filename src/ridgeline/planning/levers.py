@@ -1,4 +1,4 @@
-"""What each lever would bring, one at a time: sequences, tokens a second, gap and money, against the deployment as asked.
+"""Levers and their effects, one at a time: sequences, tokens per second, gap and money, against the deployment as asked.
 
 Every lever is one function from a deployment to another, or to a rate of its own; a lever that cannot apply is left out.
 """
@@ -6,15 +6,22 @@ Every lever is one function from a deployment to another, or to a rate of its ow
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Literal
 
-from ridgeline.facts.headers.shape import KV_BITS
-from ridgeline.planning.cost import million_token_cost
 from ridgeline.planning.deployment import Deployment
-from ridgeline.planning.disaggregation import interference_seconds, kv_transfer_seconds, phase_layout
 from ridgeline.planning.objectives import Objective
-from ridgeline.planning.reuse import reused_prefill_speedup
-from ridgeline.planning.speculation import accepted_tokens, speculation_passes, speculation_speedup
-from ridgeline.planning.speed import best_batch, decode_work, mean_context, mixed_itl, prefill_seconds, prefill_work, with_layout
+from ridgeline.planning.parallel import kv_transfer_seconds
+from ridgeline.planning.shape import KV_BITS
+from ridgeline.planning.speed import (
+    best_batch,
+    decode_work,
+    mean_context,
+    million_token_cost,
+    mixed_itl,
+    prefill_seconds,
+    prefill_work,
+    with_layout,
+)
 from ridgeline.planning.step import Rows, link_seconds, pass_seconds, step_work, with_prefill
 
 ASSUMED_REUSE = 0.5
@@ -26,7 +33,7 @@ PROPOSED, ACCEPTANCE = 4, 0.7
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a deployment yields: most sequences, the batch run, output tokens/s, gap in seconds, dollars a million tokens, devices."""
+    """Yield of a deployment: most sequences, the batch run, output tokens/s, gap in seconds, dollars per million tokens, devices."""
 
     max_sequences: int
     batch: int
@@ -63,7 +70,7 @@ def _effect(deployment: Deployment, batch: int, itl: float) -> Effect:
 
 
 def levers(deployment: Deployment, objective: Objective) -> list[Lever]:
-    """All levers that apply, each alone, the one that brings most tokens/s a device first."""
+    """All levers that apply, each alone, the one that brings most tokens/s per device first."""
     found = [unbatched(deployment)]
     for name, change in CHANGES.items():
         changed = change(deployment)
@@ -74,13 +81,13 @@ def levers(deployment: Deployment, objective: Objective) -> list[Lever]:
 
 
 def unbatched(deployment: Deployment) -> Lever:
-    """What one sequence at a time would yield: the price of not batching."""
+    """Yield of one sequence at a time: the price of not batching."""
     effect = _effect(deployment, 1, mixed_itl(deployment, 1))
     return Lever("no batching", effect, "one sequence at a time reads all weights for each token")
 
 
 def speculation(deployment: Deployment, objective: Objective) -> Lever:
-    """A proposer without cost of its own (n-grams): one verification of `PROPOSED` + 1 tokens a sequence in place of a decode step."""
+    """A proposer without cost of its own (n-grams): one verification of `PROPOSED` + 1 tokens per sequence in place of a decode step."""
     batch = max(1, best_batch(deployment, objective)[0])
     tokens = accepted_tokens(ACCEPTANCE, PROPOSED)
     alone, full = _verification(deployment, 1), _verification(deployment, batch)
@@ -123,7 +130,7 @@ def eight_bit_kv(deployment: Deployment) -> tuple[Deployment, str] | None:
     if KV_BITS[deployment.kv_dtype] <= 8:
         return None
     dtype = "fp8" if "fp8" in deployment.device.flops_per_second else "int8"
-    return replace(deployment, kv_dtype=dtype), f"{dtype}: half of the bytes a token, so up to twice the sequences; check quality"
+    return replace(deployment, kv_dtype=dtype), f"{dtype}: half of the bytes per token, so up to twice the sequences; check quality"
 
 
 def twice_the_tensor_ranks(deployment: Deployment) -> tuple[Deployment, str] | None:
@@ -132,7 +139,7 @@ def twice_the_tensor_ranks(deployment: Deployment) -> tuple[Deployment, str] | N
     if deployment.shape.heads % wider.layout.tensor:
         return None
     spent = link_seconds(wider, 1) * 1e3
-    return wider, f"{wider.layout.devices} devices; two all-reduces a layer take {spent:.2f} ms of every step at batch 1"
+    return wider, f"{wider.layout.devices} devices; two all-reduces per layer take {spent:.2f} ms of every step at batch 1"
 
 
 def twice_the_stages(deployment: Deployment) -> tuple[Deployment, str] | None:
@@ -200,3 +207,48 @@ def phase_split(deployment: Deployment, batch: int) -> PhaseSplit:
     carried = deployment.memory.kv_token * load.prompt + deployment.memory.state
     moved = kv_transfer_seconds(float(carried), deployment.device.link_bytes_per_second)
     return PhaseSplit(stalled, moved, phase_layout(stalled, moved))
+
+
+def accepted_tokens(acceptance: float, proposed: int) -> float:
+    """Expected tokens of one verification, the target's own included: (1 − αᵏ⁺¹) / (1 − α); k + 1 where α = 1.
+
+    Leviathan, Kalman & Matias 2023, equation 1; the technique: Notes on inference, part 4, section 6.
+    """
+    if acceptance >= 1.0:
+        return proposed + 1.0
+    return (1.0 - acceptance ** (proposed + 1)) / (1.0 - acceptance)
+
+
+def speculation_speedup(tokens: float, passes: float) -> float:
+    """Tokens for the time of so many plain decode steps: 4 for about 1.5 is 2.7 times. Notes on inference, part 5, section 14."""
+    return tokens / passes
+
+
+def speculation_passes(proposed: int, draft_step_seconds: float, verify_seconds: float, decode_step_seconds: float) -> float:
+    """Time of one round in plain decode steps: k steps of the draft and one verification of k + 1 tokens per sequence.
+
+    While the target waits for memory the verification costs about a decode step; where it is compute-bound it costs k + 1 of them.
+    That is why speculation helps at low concurrency and hurts at high: Notes on inference, part 5, section 14.
+    """
+    return (proposed * draft_step_seconds + verify_seconds) / decode_step_seconds
+
+
+def reused_prefill_speedup(hit: float) -> float:
+    """Prompts are computed so many times faster at a hit ratio `hit` < 1, where time is linear in tokens: 1 / (1 − hit).
+
+    Ratios of 0.5 … 0.9 give the 2 … 10 times of Notes on inference, part 3, "Inference Optimization Hierarchy".
+    """
+    return 1.0 / (1.0 - hit)
+
+
+def interference_seconds(mixed_step: float, decode_step: float) -> float:
+    """Seconds that a prefill in the same step adds to every running stream's gap."""
+    return max(0.0, mixed_step - decode_step)
+
+
+def phase_layout(interference: float, kv_transfer: float) -> Literal["separate", "colocated"]:
+    """Separate pools where the transfer is shorter than the interference: 20 < 95 ms yes, 20 < 8 ms no.
+
+    Notes on inference, part 2, `choose_layout`.
+    """
+    return "separate" if kv_transfer < interference else "colocated"

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from ridgeline.facts.hardware.devices import DEVICES
 from ridgeline.facts.headers.config_json import read_config
-from ridgeline.facts.headers.describe import KNOWN, known_names
-from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS
+from ridgeline.models.table import KNOWN, known_names
 from ridgeline.planning.deployment import ACTIVATION_BYTES, MAX_SEQUENCES, Deployment, automatic_layout
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import MOST_DEVICES
+from ridgeline.planning.shape import KV_BITS, WEIGHT_FORMATS, shape_of
 from ridgeline.planning.speed import LARGEST_BATCH
 from ridgeline.planning.step import EXPANDED_FROM, STATE_FLOPS, TYPICAL
 
@@ -33,9 +33,9 @@ def plan_page(deployment: Deployment, objective: Objective, users_given: bool) -
 
 
 def page_data(deployment: Deployment, objective: Objective, users_given: bool) -> dict[str, Any]:
-    """What the calculator knows: shapes and devices, formats, constants, and the deployment it opens at."""
+    """Data of the calculator: shapes and devices, formats, constants, and the deployment it opens at."""
     shape, device, layout = deployment.shape, deployment.device, deployment.layout
-    shapes = {name: read_config(KNOWN / f"{name}.json", name) for name in known_names()} | {shape.name: shape}
+    shapes = {name: shape_of(read_config(KNOWN / f"{name}.json", name).facts) for name in known_names()} | {shape.name: shape}
     automatic = layout == automatic_layout(shape, layout.devices)
     fields = ("dtype", "kv_dtype", "context", "users", "utilisation", "chunk", "block_tokens")
     return {
@@ -86,5 +86,5 @@ def document(index: Traversable, scripts: Sequence[Traversable], data: Mapping[s
 
 
 def _hash(text: str) -> str:
-    """What a policy calls an element with this content."""
+    """Name that a policy gives an element with this content."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -6,14 +6,6 @@ A link's bytes/s is a data sheet's total of both directions, so one direction ca
 from math import ceil
 
 
-def min_devices(weights: float, device_memory: float) -> int:
-    """Devices that hold the weights alone. 16.1, 141.2 and 810.2 GB on 80 GB: 1, 2 and 11.
-
-    Notes on inference, part 3, "Llama 3 Model Weight Memory".
-    """
-    return ceil(weights / device_memory)
-
-
 def kv_heads_per_device(kv_heads: int, tensor_parallel: int) -> int:
     """KV heads that a rank stores. With more ranks than KV heads each rank keeps a copy of one: the cache stops shrinking."""
     return max(1, ceil(kv_heads / tensor_parallel))
@@ -34,7 +26,7 @@ def all_reduce_seconds(message: float, devices: int, link_bytes_per_second: floa
 def tensor_parallel_seconds(
     tokens: int, hidden: int, layers: int, element_bytes: float, devices: int, link_bytes_per_second: float, hop_seconds: float
 ) -> float:
-    """Communication of one step: two all-reduces of [tokens, hidden] a layer (after attention and after the FFN).
+    """Communication of one step: two all-reduces of [tokens, hidden] per layer (after attention and after the FFN).
 
     Notes on inference, part 4, section 8.
     """
@@ -66,7 +58,7 @@ def expert_parallel_seconds(
     link_bytes_per_second: float,
     hop_seconds: float,
 ) -> float:
-    """Two all-to-alls a layer: each token goes to its experts and back; (n − 1) / n of that leaves the device.
+    """Two all-to-alls per layer: each token goes to its experts and back; (n − 1) / n of that leaves the device.
 
     Notes on inference, part 4, section 8. 0 on one device.
     """
@@ -83,3 +75,8 @@ def experts_touched(experts: int, active: int, tokens: float) -> float:
     """
     missed: float = (1.0 - active / experts) ** tokens
     return experts * (1.0 - missed)
+
+
+def kv_transfer_seconds(kv_bytes: float, link_bytes_per_second: float) -> float:
+    """Time to move one prompt's KV cache over one direction of a link. Notes on inference, part 2 (Splitwise, DistServe, Mooncake)."""
+    return kv_bytes / (link_bytes_per_second / 2)

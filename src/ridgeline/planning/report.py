@@ -1,10 +1,9 @@
 """The whole answer of a plan as one value; `as_dict` of it is what `ridgeline plan --json` prints. Bytes, seconds, dollars."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ridgeline.planning.advice import Flag, Scaling, flags, scaling
-from ridgeline.planning.cost import break_even_tokens_per_day, hosting
 from ridgeline.planning.deployment import Deployment, automatic_layout, weight_classes
 from ridgeline.planning.levers import Lever, PhaseSplit, levers, phase_split
 from ridgeline.planning.objectives import Objective
@@ -27,10 +26,17 @@ MOST_DEVICES = 1_024
 CURVE = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
 """Contexts of the curve of context against users, as far as the model reaches."""
 
+HOURS_PER_MONTH = 730.0
+DAYS_PER_MONTH = 30.0
+API_BELOW_TOKENS_PER_DAY = 1_000_000
+SELF_HOST_ABOVE_TOKENS_PER_DAY = 50_000_000
+
+Hosting = Literal["api", "evaluate", "self-host"]
+
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """How many sequences fit when each may have so many tokens."""
+    """Sequences that fit when each may have so many tokens."""
 
     context: int
     max_sequences: int
@@ -38,7 +44,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class SelfHosting:
-    """Own devices against an API at a price a million tokens; `tokens_per_day` is what the batch run yields."""
+    """Own devices against an API at a price per million tokens; `tokens_per_day` is what the batch run yields."""
 
     api_price_per_million: float
     break_even_tokens_per_day: float
@@ -218,3 +224,20 @@ def _self_hosting(deployment: Deployment, run: BatchPoint | None, api_price: flo
     even = break_even_tokens_per_day(hourly, api_price)
     advice = "never cheaper: the devices cannot serve the break-even volume" if even > daily else hosting(even)
     return SelfHosting(api_price, even, daily, advice)
+
+
+def self_host_month_cost(price_per_hour: float) -> float:
+    """Dollars for a month of 730 hours, used or not: $2/h is about $1,500. Notes on inference, part 1, section 9."""
+    return price_per_hour * HOURS_PER_MONTH
+
+
+def break_even_tokens_per_day(price_per_hour: float, api_price_per_million: float) -> float:
+    """Tokens per day from which rented devices cost less than the API, while they can serve that many."""
+    return self_host_month_cost(price_per_hour) / DAYS_PER_MONTH / api_price_per_million * 1e6
+
+
+def hosting(tokens_per_day: float) -> Hosting:
+    """Advice by volume: below 1 M tokens per day an API, above 50 M your own, between them evaluate. Notes on inference, part 1."""
+    if tokens_per_day > SELF_HOST_ABOVE_TOKENS_PER_DAY:
+        return "self-host"
+    return "api" if tokens_per_day < API_BELOW_TOKENS_PER_DAY else "evaluate"

@@ -1,20 +1,21 @@
-"""How fast a deployment is: floors under latency, the batch curve and its knee, the batch that meets an objective."""
+"""Speed of a deployment: floors under latency, the batch curve and its knee, the batch that meets an objective."""
 
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from ridgeline.planning.cost import million_token_cost
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import pipeline_bubble
-from ridgeline.planning.roofline import Bound, ridge_intensity
 from ridgeline.planning.step import IDEAL, TYPICAL, Rows, Work, pass_seconds, resource_seconds, step_work, with_prefill
 
 LARGEST_BATCH = 4_096
 """Batches beyond this are not looked at."""
 
 Limit = Literal["objective", "memory", "knee", "users"]
+
+Bound = Literal["compute", "bandwidth", "capacity"]
+"""The three scarce resources (Notes on inference, part 3, "The Three Resources")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class BatchPoint:
 
     itl              seconds between tokens while nothing is prefilled       mixed_itl  with the workload's prompts in the same steps
     tokens_per_second  output tokens, prompts included in the time            decode_tokens_per_second  without prompts
-    utilisation      share of the compute peak                               cost       dollars a million output tokens, None without price
+    utilisation      share of the compute peak                               cost       dollars per million tokens out, None without price
     """
 
     batch: int
@@ -135,7 +136,7 @@ def knee(deployment: Deployment, most: int) -> int:
 
 
 def meets(deployment: Deployment, batch: int, objective: Objective) -> bool:
-    """Whether the estimates at `batch` meet the objective: the first token waits for the step under way, then for its own prompt."""
+    """True where the estimates at `batch` meet the objective: the first token waits for the step under way, then for its own prompt."""
     itl = mixed_itl(deployment, batch)
     return objective.met(itl + prefill_seconds(deployment), itl)
 
@@ -155,13 +156,13 @@ def best_batch(deployment: Deployment, objective: Objective) -> tuple[int, Limit
 
 
 def ridge(deployment: Deployment) -> float:
-    """FLOP a byte at which the device's compute and bandwidth balance, in the data type of the products."""
+    """FLOP per byte at which the device's compute and bandwidth balance, in the data type of the products."""
     device = deployment.device
     return ridge_intensity(device.flops(deployment.compute_dtype), device.bytes_per_second)
 
 
 def binding(deployment: Deployment, batch: int) -> Bound:
-    """Which resource binds: capacity where sequences run out of memory before batching stops paying, else the slower half of a step."""
+    """The bottleneck: capacity where sequences run out of memory before batching stops paying, else the slower half of a step."""
     most = deployment.memory.max_sequences
     if not deployment.memory.fits or most < knee(deployment, LARGEST_BATCH):
         return "capacity"
@@ -171,3 +172,19 @@ def binding(deployment: Deployment, batch: int) -> Bound:
 def with_layout(deployment: Deployment, **changes: int) -> Deployment:
     """The same deployment with other numbers of ranks or replicas."""
     return replace(deployment, layout=replace(deployment.layout, **changes))
+
+
+def ridge_intensity(flops_per_second: float, bytes_per_second: float) -> float:
+    """FLOP per byte at which compute and bandwidth take equally long; below it a kernel waits for memory.
+
+    A100: 312e12 / 2.0e12 = 156; H100: 989e12 / 3.35e12 = 295. Notes on inference, part 3, "The Roofline Perspective".
+    """
+    return flops_per_second / bytes_per_second
+
+
+def million_token_cost(price_per_hour: float, tokens_per_second: float) -> float:
+    """Dollars per million tokens on rented devices. $16/h: 286 tok/s is $15.5, 7,200 tok/s $0.62.
+
+    Notes on inference, part 3, "The Cost Equation"; part 1, section 7: $3/h at 1,000 tok/s is $0.83.
+    """
+    return price_per_hour / 3600.0 / tokens_per_second * 1e6

@@ -20,7 +20,7 @@ from ridgeline.engine.answer import Begun, Collected, Ended, Shown
 from ridgeline.server import wire
 from ridgeline.server.body import Streaming
 from ridgeline.server.generate import Quiet, Source, Tally, collect
-from ridgeline.server.served import Model
+from ridgeline.server.service import Model
 from ridgeline.server.transport import KEEP_ALIVE, EventStream, unless_disconnected
 from ridgeline.text.detokenize import token_text
 from ridgeline.text.stream import Release

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from ridgeline.config.groups import ServerConfig
-from ridgeline.core.params import SamplingParams
+from ridgeline.core.params import OPTIONS, SamplingParams
 from ridgeline.engine.beams import LENGTH_PENALTY
 from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
@@ -226,8 +226,8 @@ _CONVERT: Final[Mapping[str, Any]] = {
     "stop": _stop, "stop_token_ids": tuple, "allowed_token_ids": tuple, "bad_words": tuple, "logit_bias": _logit_bias
 }  # fmt: skip
 _NOT_FOR_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
-    "temperature": (0, 1), "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "presence_penalty": (0,), "frequency_penalty": (0,),
-    "repetition_penalty": (1,), "logit_bias": ({},), "allowed_token_ids": (), "bad_words": ([],), "stop": ([],), "min_tokens": (0,),
+    **{name: (getattr(SamplingParams(), name),) for name in OPTIONS}, "temperature": (0, 1), "top_k": (0, -1),
+    "logit_bias": ({},), "allowed_token_ids": (), "bad_words": ([],), "stop": ([],), "min_tokens": (0,),
     "include_stop_str_in_output": (), "logprobs": (), "prompt_logprobs": (),
 }  # fmt: skip
 """Beams are the likeliest sequences by the model alone, whatever these say. With the values, beside null and false, that ask for naught."""

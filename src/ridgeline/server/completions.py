@@ -19,8 +19,7 @@ from ridgeline.server import body, wire
 from ridgeline.server.answer import Header, Spelling, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start
-from ridgeline.server.served import Model
-from ridgeline.server.service import Service
+from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import read_body
 from ridgeline.text.detokenize import prompt_text
 from ridgeline.text.tokenizer import Tokenizer

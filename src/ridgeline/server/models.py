@@ -10,11 +10,10 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline.errors import RequestError
 from ridgeline.server import body, wire
+from ridgeline.server.chat import tokenise_chat
 from ridgeline.server.completions import LONG_TEXT
-from ridgeline.server.conversation import tokenise_chat
 from ridgeline.server.errors import ApiError
-from ridgeline.server.served import Model
-from ridgeline.server.service import Service
+from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import json_response, read_body
 from ridgeline.text.detokenize import token_text
 

@@ -10,10 +10,10 @@ from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import PackedWeight, pack
 from ridgeline.compute.cpu.plan import NativePlan
 from ridgeline.compute.cpu.runner import arguments
-from ridgeline.compute.diff import relative_error
 from ridgeline.compute.graph import INPUTS, SELECTED, TOKENS, Axis, Handle, Op, OpList, Sizes, StepInputs, Weight
 from ridgeline.compute.ops.definition import Definition, Sample
 from ridgeline.compute.ops.table import OPS
+from ridgeline.compute.runner import relative_error
 from ridgeline.core.plan import KVGroup, KVShape
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")

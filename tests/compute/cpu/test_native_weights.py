@@ -1,4 +1,4 @@
-"""Weights of the native runner: what it keeps as fp32 because no kernel multiplies it as stored is told by name; experts are packed apart."""
+"""Weights of the native runner: what it keeps as fp32 since no kernel multiplies it as stored is told by name; experts are packed apart."""
 
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace

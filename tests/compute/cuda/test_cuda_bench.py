@@ -11,13 +11,13 @@ import pytest
 from tensors import DEVICE
 
 from ridgeline.bench import gpu_part, gpu_ttft
+from ridgeline.compute.cuda import backend as start
 from ridgeline.compute.cuda.bench import parts
 from ridgeline.compute.cuda.bench.clock import replayed, seconds_of
 from ridgeline.compute.cuda.bench.watch import Watched
 from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.device import Device, interpreted
 from ridgeline.compute.cuda.plan import Call
-from ridgeline.compute.runtime import gpu as start
 from ridgeline.compute.runtime import worker
 
 CONFIG = {
@@ -102,8 +102,8 @@ def test_one_case_that_fails_is_told(common: dict[str, Any], monkeypatch: pytest
 def test_needs_no_package_of_a_server() -> None:
     """Nor transformers, which is loaded by name in the process of its part. What measures over HTTP loads its client when it does."""
     imports = grimp.build_graph("ridgeline", include_external_packages=True, cache_dir=None)
-    roots = ("compute.cuda.bench.parts", "compute.cuda.bench.watch", "compute.runtime.worker", "compute.runtime.gpu", "engine.llm")
-    for root in (*roots, "bench.gpu", "bench.gpu_serving", "bench.gpu_soak", "bench.gpu_part", "cli.bench_gpu_tables"):
+    roots = ("compute.cuda.bench.parts", "compute.cuda.bench.watch", "compute.runtime.worker", "compute.cuda.backend", "engine.llm")
+    for root in (*roots, "bench.gpu", "bench.gpu_serving", "bench.gpu_part", "cli.bench_gpu"):
         for package in (*gpu_ttft.SERVER_PACKAGES, "transformers"):
             chain = imports.find_shortest_chain(f"ridgeline.{root}", package)
             assert chain is None or (root == "bench.gpu_part" and "ridgeline.bench.gpu_ttft" in chain), chain

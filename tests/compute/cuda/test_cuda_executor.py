@@ -6,14 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drafting import Hand
 from serving import SETTINGS, Answer, serve
 from small import SIZE, device
 from tiny import write_tiny
 
-from ridgeline.compute.runtime import gpu, worker
+from ridgeline.compute.cuda import backend
+from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import resolve_runner
-from ridgeline.core.params import Admitted, Sampling
+from ridgeline.core.params import Admitted, RowParams, Sampling
 from ridgeline.errors import ConfigError
 from ridgeline.planning.memory import GRAPH_BYTES, kv_head_bytes, left_for_cache
 
@@ -25,7 +27,7 @@ def _on_a_device() -> Iterator[None]:
     """fp32 on the GPU, or interpreted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "gpu_missing", lambda: None)
-        patch.setattr(gpu, "open_device", device)
+        patch.setattr(backend, "open_device", device)
         before = dict(SETTINGS)
         SETTINGS.update(SMALL | {"runner": "cuda", "dtype": "f32", "kv_dtype": "f32"})
         yield
@@ -97,6 +99,35 @@ def test_prompts_are_scored(model: Path) -> None:
     assert all(abs(a.logprob - b.logprob) < 1e-4 and a.top[0][0] == b.top[0][0] for a, b in zip(found, theirs, strict=True))
 
 
+def test_drafts_change_no_id(model: Path) -> None:
+    """Rows that the device serves, one that the host samples and one with a history, whose drafts are right up to some place."""
+    config = EngineConfig(str(model), **{**SMALL, "runner": "cuda", "dtype": "f32", "kv_dtype": "f32", "max_num_batched_tokens": 16})  # type: ignore[arg-type]
+    hand = Hand(worker.build(config, lambda stage, part: None), 6)
+    params = [
+        RowParams(1, 0, 3, Sampling(temperature=4.0, top_k=40)),
+        RowParams(2, 0, 3, Sampling(temperature=4.0, logprobs=1)),
+        RowParams(3, 0, 3, Sampling(temperature=4.0, presence_penalty=2.0), min_tokens=3, banned_until=tuple(range(0, SIZE.vocab, 2))),
+    ]
+
+    def run(drafts: list[dict[int, list[int]]]) -> tuple[list[list[int]], int]:
+        for number, each in enumerate(params):
+            hand.admit(each, [10 + number, 20, 30])
+        steps = 0
+        while min(len(row.outputs) for row in hand.rows) < 7:
+            hand.step(drafts[steps] if steps < len(drafts) else None)
+            steps += 1
+        found = [row.outputs[:7] for row in hand.rows]
+        hand.clear()
+        return found, steps
+
+    plain, steps = run([])
+    right, wrong = [ids[1:3] for ids in plain], [[ids[1], (ids[2] + 1) % SIZE.vocab, 4] for ids in plain]
+    assert run([{}, dict(enumerate(right))]) == (plain, steps - 2)
+    assert run([{}, {0: wrong[0], 2: wrong[2]}])[0] == plain
+    assert run([{}, {1: wrong[1]}])[0] == plain
+    hand.executor.close()
+
+
 def test_what_it_says_of_itself(model: Path) -> None:
     settings = {**SMALL, "runner": "cuda", "dtype": "bf16"}
     executor = worker.build(EngineConfig(str(model), **settings), lambda stage, part: None)  # type: ignore[arg-type]
@@ -112,7 +143,7 @@ def test_what_it_says_of_itself(model: Path) -> None:
 
 
 def test_a_model_that_leaves_no_room_is_refused_with_the_numbers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "open_device", lambda: replace(device(), memory_bytes=1000))
+    monkeypatch.setattr(backend, "open_device", lambda: replace(device(), memory_bytes=1000))
     with pytest.raises(ConfigError, match="nothing is left for the KV cache") as refused:
         worker.build(EngineConfig(str(model), **{**SMALL, "runner": "cuda", "max_model_len": None}), lambda stage, part: None)  # type: ignore[arg-type]
     assert refused.value.fix == {"--dtype": "fp8"}

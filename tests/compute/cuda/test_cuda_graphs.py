@@ -14,7 +14,8 @@ from ridgeline.compute.cuda.device import interpreted
 from ridgeline.compute.cuda.graphs import Graphs, segments
 from ridgeline.compute.cuda.plan import Call
 from ridgeline.compute.cuda.sampler import COLUMNS
-from ridgeline.compute.cuda.step import NOBODY, Sampled, StepBuffers, layout, padding
+from ridgeline.compute.cuda.step import NO_SAMPLING, Sampled, StepBuffers, layout
+from ridgeline.compute.dummy import dummy_step, even
 from ridgeline.compute.graph import Op, StepInputs
 
 BUCKETS = Buckets(tokens=2048, rows=64, positions=8192, block_tokens=16)
@@ -99,7 +100,7 @@ def test_every_step_fits_a_bucket() -> None:
 def test_mixtures_are_buckets_that_steps_have() -> None:
     for bucket in BUCKETS.mixtures:
         rows = min(bucket.rows, -(-bucket.tokens // bucket.most_q))
-        filled = padding(bucket.tokens, rows, 1, 16)
+        filled = dummy_step(even(bucket.tokens, rows), groups=1, block_tokens=16)
         counts = np.diff(filled.cu_q)
         assert counts.sum() == bucket.tokens and counts.min() >= 1 and counts.max() <= bucket.most_q
         assert filled.tables[0].shape[1] <= bucket.blocks and bucket.rows in BUCKETS.rows
@@ -207,7 +208,7 @@ def test_a_step_that_nobody_reads_is_on_page_0() -> None:
     room = buffers()
     for bucket, rows in ((Bucket(8, 8, 128, 1), 8), (BUCKETS.mixed(128), 1), (BUCKETS.largest, 1), (Bucket(2048, 65, 128, 64), 65)):
         room._ring[room._turn].fill_(0x7F)
-        room.send(bucket, padding(bucket.tokens, rows, 2, 16), NOBODY)
+        room.send(bucket, dummy_step(even(bucket.tokens, rows), groups=2, block_tokens=16), NO_SAMPLING)
         got = {name: value.numpy() for name, value in room.views(bucket).columns.items()}
         assert np.diff(got["cu_q"]).sum() == bucket.tokens and not got["tables"].any() and got["slots"].max() < 16
         assert (got["target"] == 64).all() and got["kv_len"].max() <= bucket.blocks * 16
@@ -230,7 +231,7 @@ def test_a_buffer_of_the_host_is_not_written_while_it_is_copied() -> None:
     room._copied = [Told(number) for number in range(3)]
     bucket = BUCKETS.of([1], 1)
     for _ in range(4):
-        room.send(bucket, step([1], [0]), NOBODY)
+        room.send(bucket, step([1], [0]), NO_SAMPLING)
     assert told == [(what, number) for number in (0, 1, 2, 0) for what in ("free", "copied")]
 
 
@@ -245,7 +246,7 @@ def test_steps_of_the_same_rows_leave_what_they_share(monkeypatch: pytest.Monkey
         inputs = step([1, 1, 1], [40 + number, 13 + number, number])
         bucket = BUCKETS.of([1, 1, 1], inputs.tables[0].shape[1])
         if number == 7:
-            room.send(BUCKETS.of([5, 1], 1), step([5, 1], [0, 2]), NOBODY)
+            room.send(BUCKETS.of([5, 1], 1), step([5, 1], [0, 2]), NO_SAMPLING)
         written.clear()
         room.send(bucket, inputs, same)
         assert bool(written) == (number < 3 or number == 9), "each buffer of the ring once, and the one that had another step"
@@ -258,7 +259,7 @@ def test_layouts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("ridgeline.compute.cuda.step.MOST_KNOWN", 4)
     room = buffers()
     for tokens in BUCKETS.sizes:
-        room.send(BUCKETS.sized(tokens, 1, tokens, 1), padding(tokens, 1, 2, 16), NOBODY)
+        room.send(BUCKETS.sized(tokens, 1, tokens, 1), dummy_step([tokens], groups=2, block_tokens=16), NO_SAMPLING)
     assert len(room._known) == 4
 
 
@@ -284,7 +285,7 @@ def test_the_copy_to_the_device_is_one() -> None:
                 copies.append(args[0].shape)
             return func(*args, **(kwargs or {}))
 
-    room.send(bucket, inputs, NOBODY)
+    room.send(bucket, inputs, NO_SAMPLING)
     with Counting():
-        room.send(bucket, inputs, NOBODY)
+        room.send(bucket, inputs, NO_SAMPLING)
     assert copies == [torch.Size([layout(bucket, 2)[1]])]

@@ -9,9 +9,9 @@ import pytest
 from bound import run
 
 from ridgeline.compute.cuda.providers import BIND
-from ridgeline.compute.diff import relative_error
 from ridgeline.compute.ops.definition import Definition, Sample, on_cuda
 from ridgeline.compute.ops.table import OPS
+from ridgeline.compute.runner import relative_error
 
 KINDS = ("f32", "bf16", "fp16")
 
@@ -21,6 +21,8 @@ ELSEWHERE = {
     "linear_codes": "integer products of the native runner",
     "linear_codes_add": "integer products of the native runner",
     "linear_add": "the native runner's products; on a GPU the norm behind takes the sum",
+    **dict.fromkeys(("route", "linear_experts", "combine"), "no model with experts is served on a GPU"),
+    **dict.fromkeys(("route_logits", "linear_experts_codes"), "experts of the native runner"),
     "reorder": "the native runner's columns in another order; on a GPU the product gathers them",
 }
 """Ops that no list for a GPU has."""

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.compute.cuda.sampler import COLUMNS
 from ridgeline.compute.cuda.step import Sampled
-from ridgeline.compute.diff import diff, relative_error
 from ridgeline.compute.graph import StepInputs
+from ridgeline.compute.runner import diff, relative_error
 
 IDS = np.random.default_rng(1).integers(4, 300, 12).tolist()
 TOLERANCE = 1e-5

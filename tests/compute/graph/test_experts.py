@@ -7,11 +7,11 @@ import pytest
 from routed import ARRAYS, CHOICES, ROUTING, VOCAB, RoutedDriver, direct, routed_list
 
 from ridgeline.compute.cpu.phases import phases
-from ridgeline.compute.early import select_early
 from ridgeline.compute.exact.self_test import check_exactness
 from ridgeline.compute.exact.threads import Team
 from ridgeline.compute.graph import SELECTED, TOKENS, Recorder, Weight, WeightFormat
-from ridgeline.compute.lower import lower, split_routing
+from ridgeline.compute.lowering.early import select_early
+from ridgeline.compute.lowering.lower import lower, split_routing
 from ridgeline.compute.ops.table import OPS, check, taken_as_arrays
 from ridgeline.compute.quant.weight import CodedWeight, DenseWeight
 

@@ -12,11 +12,11 @@ from ridgeline.compute.load.scaled import scaled_weight
 from ridgeline.compute.quant.scaled import E4M3
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.safetensors import read_file
-from ridgeline.facts.headers.architectures import CHECKPOINTS
 from ridgeline.facts.headers.integers import gather_integers
-from ridgeline.facts.headers.names import _cut_integers
 from ridgeline.facts.headers.quantisation import read_quantisation
+from ridgeline.facts.headers.tensors import _cut_integers
 from ridgeline.facts.model import TensorFacts
+from ridgeline.models.table import COMPUTED
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "fmt": "e4m3"}
 TENSOR = {"quant_method": "fp8"}
@@ -80,7 +80,7 @@ def test_every_code() -> None:
 def test_projections_that_are_stored_as_one(rows: tuple[int, int], tmp_path: Path) -> None:
     """Each has its own rows of scales; one that begins inside a block is refused."""
     tensor, expected = stored(tmp_path, BLOCKS, "weight_scale_inv", (3, 2), torch.float32)
-    first, second = _cut_integers(tensor, ("a.weight", "b.weight"), [(rows[0], 200), (rows[1], 200)], CHECKPOINTS["phi3"][1])
+    first, second = _cut_integers(tensor, ("a.weight", "b.weight"), [(rows[0], 200), (rows[1], 200)], COMPUTED["phi3"].checkpoint)
     maps = {path: np.memmap(path, np.uint8, mode="r") for path in tensor.files}
     assert np.array_equal(scaled_weight(first, maps).dense(), expected[: rows[0]])
     if rows[0] % 128:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from native import NativeDriver
 from quantised import SCHEMES
-from test_quantised import PROMPT, write
+from quantised_models import PROMPT, write
 from tiny import Driver, log_softmax
 
 from ridgeline.compute.cpu import ext

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import Recipe, make_model
+from mutants import MOST_SECONDS, header_bytes, mutate
 from quantised import SCHEMES, write_quantised
-from test_safetensors_fuzz import MOST_SECONDS, header_bytes, mutate
 
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.errors import ModelFormatError, RidgelineError

@@ -113,7 +113,7 @@ class PackedWeight:
         return _number(self.kind, self.screened), rows, columns, self.group, int(self.data.ctypes.data)
 
     def unpack(self) -> Bytes:
-        """The file's rows, bit for bit, for INT8 and INT4 `GroupedWeight.records`: uint8 [N, bytes of a row]; experts one behind the other."""
+        """The file's rows, bit for bit, for INT8 and INT4 `GroupedWeight.records`: uint8 [rows, bytes of a row], all experts'."""
         if len(self.shape) > 2:
             return np.concatenate([self.part(number).unpack() for number in range(self.experts)])
         rows = np.empty((self.shape[0], row_bytes(self.kind, self.shape[1], self.group)), np.uint8)

@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 
 from ridgeline.compute.cpu.packing import PackedWeight, Pieces, Take, integer_kind, pack, pack_grouped, packable
+from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.ops.definition import Floats, Ints
 from ridgeline.compute.ops.table import taken_as_arrays
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.weight import CodedWeight, Weight
-from ridgeline.compute.record import record
 from ridgeline.facts.model import ModelFacts
 
 Progress = Callable[[str, float], None]

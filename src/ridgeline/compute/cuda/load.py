@@ -14,7 +14,7 @@ from ridgeline.compute.cuda.triton.launch import native_fp8
 from ridgeline.compute.cuda.weights import DeviceWeight, Floats, Fp8, merged, place
 from ridgeline.compute.graph import OpList, WeightFormat
 from ridgeline.compute.load.weights import map_weights
-from ridgeline.compute.lower import head_of, lower
+from ridgeline.compute.lowering.lower import head_of, lower
 from ridgeline.compute.quant.weight import DenseWeight, Weight
 from ridgeline.facts.model import ModelFacts
 

@@ -11,7 +11,7 @@ from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.ids import Ids
 from ridgeline.compute.cuda.plan import Binding, Call, DevicePlan
 from ridgeline.compute.cuda.step import StepBuffers
-from ridgeline.compute.lower import head_of
+from ridgeline.compute.lowering.lower import head_of
 
 MOST_PROGRAMS: Final = 1024
 """Buckets whose calls are kept: a list and an attention a layer each."""

@@ -28,7 +28,9 @@ def _embed(b: "Binding", op: Op) -> Run:
 
 
 def _select(b: "Binding", op: Op) -> Run:
-    return partial(elements.select, b.value(op.inputs[0]), b.inputs["select"], b.value(op.outputs[0]))
+    """Of several rows per token one by one."""
+    x, out, factor = b.value(op.inputs[0]), b.value(op.outputs[0]), int(op.attributes["factor"])  # type: ignore[arg-type]
+    return _in_turn([partial(elements.select, x[row::factor], b.inputs["select"], out[row::factor]) for row in range(factor)])
 
 
 def _product(b: "Binding", op: Op) -> Run:
@@ -47,7 +49,7 @@ def _in_turn(runs: list[Run]) -> Run:
         for each in runs:
             each()
 
-    return run
+    return run if len(runs) > 1 else runs[0]
 
 
 def _rms_norm(b: "Binding", op: Op) -> Run:

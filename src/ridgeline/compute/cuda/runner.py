@@ -22,14 +22,16 @@ from ridgeline.compute.cuda.memory import scratch_bytes
 from ridgeline.compute.cuda.plan import DevicePlan, Weights
 from ridgeline.compute.cuda.programs import Program, Programs
 from ridgeline.compute.cuda.providers import BIND
-from ridgeline.compute.cuda.step import NOBODY, Sampled, StepBuffers, padding
-from ridgeline.compute.diff import stored_names
+from ridgeline.compute.cuda.step import NO_SAMPLING, Sampled, StepBuffers
+from ridgeline.compute.dummy import dummy_step, even
 from ridgeline.compute.graph import Op, OpList, StepInputs
-from ridgeline.compute.lower import head_of
+from ridgeline.compute.lowering.lower import head_of
 from ridgeline.compute.ops.table import check
+from ridgeline.compute.runner import stored_names
 from ridgeline.core.plan import KVShape
 
 Floats = NDArray[np.float32]
+
 
 class Launched(NamedTuple):
     """A step that has been started: `host` has what it says once its last event has come; `first` is before its inputs' copy."""
@@ -144,7 +146,7 @@ class CudaRunner:
             progress("capturing graphs", (number + 1) / (len(whole) + len(pieces)))
         self.device.settle()
 
-    def rehearse(self, progress: Callable[[str, float], None]) -> None:
+    def compile_kernels(self, progress: Callable[[str, float], None]) -> None:
         """Launches the attentions of mixed steps of every kind, of padding: kernels are compiled now that would be compiled when
         somebody waits for a token. Elsewhere than on a GPU nothing is compiled."""
         mixtures = self.buckets.mixtures if self.device.real else ()
@@ -154,7 +156,7 @@ class CudaRunner:
             progress("compiling kernels", (number + 1) / len(mixtures))
         self.device.settle()
 
-    def dry(self) -> None:
+    def profile_run(self) -> None:
         """The largest step there can be, on page 0."""
         program = self._padded(self.buckets.largest)
         run_all((*program.body, *program.tail))
@@ -163,7 +165,8 @@ class CudaRunner:
     def _padded(self, bucket: Bucket) -> Program:
         """Sends a step that fills a bucket and that nobody reads; returns its calls."""
         rows = min(bucket.rows, -(-bucket.tokens // bucket.most_q))
-        self._send(bucket, padding(bucket.tokens, rows, len(self.shape.groups), self.shape.block_tokens), NOBODY)
+        step = dummy_step(even(bucket.tokens, rows), groups=len(self.shape.groups), block_tokens=self.shape.block_tokens)
+        self._send(bucket, step, NO_SAMPLING)
         return self._programs.of(bucket)
 
     def launch(self, inputs: StepInputs, sampled: Sampled) -> Launched:
@@ -231,13 +234,13 @@ class CudaRunner:
     ) -> dict[str, Floats]:
         """One step by itself, for whoever wants numbers and not speed: `logits` fp32 [S, V] and the tap "hidden" fp32 [T, D]."""
         self.attach(kv)
-        self.read(self.launch(replace(inputs, select=inputs.cu_q[1:] - 1), NOBODY))
+        self.read(self.launch(replace(inputs, select=inputs.cu_q[1:] - 1), NO_SAMPLING))
         hidden = self.hidden(inputs.sizes.T)
         found = {"logits": self.logits(hidden[inputs.select])}
         return found | ({"hidden": hidden} if "hidden" in taps else {})
 
     def values(self, inputs: StepInputs, kv: DeviceKVCache, until: int | None = None) -> dict[str, NDArray[Any]]:
-        """Runs ops 0 … `until` and returns every named value that they made, as fp32; see `compute/diff.py`. At most as many positions
+        """Runs ops 0 … `until` and returns every named value that they made, as fp32; see `compute/runner.py`. At most as many positions
         may be selected as the runner has rows."""
         self.attach(kv)
         sizes = inputs.sizes
@@ -247,7 +250,7 @@ class CudaRunner:
             tokens=most.tokens, rows=most.rows, scratch=self.plan.scratch, invariant=self.plan.invariant,
             attention=self.plan.attention, reuse=False,
         )  # fmt: skip
-        self._send(most, inputs, NOBODY)
+        self._send(most, inputs, NO_SAMPLING)
         binding = self._programs.binding(most, plan)
         self.ids.resolve(binding)
         made: dict[str, NDArray[Any]] = {}

@@ -38,8 +38,9 @@ class Sampled:
     columns: Mapping[str, NDArray[np.generic]]
 
 
-NOBODY: Final = Sampled(np.zeros(0, np.int32), np.zeros(0, np.bool_), {})
+NO_SAMPLING: Final = Sampled(np.zeros(0, np.int32), np.zeros(0, np.bool_), {})
 """Nothing is sampled, and every id is known."""
+
 
 class Column(NamedTuple):
     """A column of the packed buffer."""
@@ -91,8 +92,8 @@ class DeviceInputs:
         return self.columns[name]
 
 
-class Ways(NamedTuple):
-    """From the host to the device: the columns of a buffer as numpy sees them, the bytes that they lie in, and where these go."""
+class StagingViews(NamedTuple):
+    """The columns of a buffer of the host as numpy sees them, the bytes that they lie in, and where these go on the device."""
 
     columns: dict[str, NDArray[Any]]
     host: torch.Tensor
@@ -120,7 +121,7 @@ class StepBuffers:
     _ring: list[torch.Tensor] = field(init=False)
     _copied: list[Event] = field(init=False)
     _turn: int = 0
-    _known: dict[Extent, list[Ways]] = field(default_factory=dict)
+    _known: dict[Extent, list[StagingViews]] = field(default_factory=dict)
     _held: list[tuple[Bucket, Sampled] | None] = field(init=False)
     """Whose columns each buffer of the ring has."""
 
@@ -150,7 +151,7 @@ class StepBuffers:
         """Packs a step into the next buffer of the ring and starts its copy; waits only where more than `depth` copies are not done.
         Returns the packed columns, padding included."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._ring)
-        columns, host, device = self._ways(bucket)[turn]
+        columns, host, device = self._staging(bucket)[turn]
         self._copied[turn].synchronize()
         held = self._held[turn]
         if held is None or held[0] != bucket or held[1] is not sampled:
@@ -161,8 +162,8 @@ class StepBuffers:
         self._copied[turn].record()
         return columns
 
-    def _ways(self, bucket: Bucket) -> list[Ways]:
-        """The ways of a bucket, through each buffer of the ring."""
+    def _staging(self, bucket: Bucket) -> list[StagingViews]:
+        """Views of a bucket in each buffer of the ring."""
         extent = bucket.tokens, bucket.rows, bucket.blocks
         found = self._known.get(extent)
         if found is None:
@@ -173,7 +174,7 @@ class StepBuffers:
             for host in self._ring:
                 memory = host.numpy()
                 columns = {name: _column(memory, start, column) for name, (start, column) in places.items()}
-                found.append(Ways(columns, host[:size], self._packed[:size]))
+                found.append(StagingViews(columns, host[:size], self._packed[:size]))
         return found
 
 
@@ -218,16 +219,3 @@ def pack_rows(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInpu
     into["target"][:rows], into["target"][rows:] = np.where(sampled.device, sampled.place, nobody) if some else nobody, nobody
     for name in COLUMNS:
         into[name][:rows], into[name][rows:] = sampled.columns[name] if some else 0, 0
-
-
-def padding(tokens: int, rows: int, groups: int, block_tokens: int) -> StepInputs:
-    """A step of so many tokens, divided evenly among rows, on page 0, which nobody reads: to launch what a step launches."""
-    cu_q = (np.arange(rows + 1) * tokens // rows).astype(np.int32)
-    count = np.diff(cu_q)
-    row = np.arange(rows, dtype=np.int32).repeat(count)
-    positions = np.arange(tokens, dtype=np.int32) - cu_q[row]
-    return StepInputs(
-        ids=np.zeros(tokens, np.int32), positions=positions[None], row_of_token=row, cu_q=cu_q, kv_len=count,
-        tables=(np.zeros((rows, -(-int(count.max()) // block_tokens)), np.int32),) * groups,
-        slots=(positions % np.int64(block_tokens),) * groups, select=cu_q[1:] - 1,
-    )  # fmt: skip

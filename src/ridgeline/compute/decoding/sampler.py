@@ -80,23 +80,6 @@ def accept(
     return ids
 
 
-def sample(
-    logits: NDArray[np.float32],
-    params: Sequence[RowParams],
-    positions: Sequence[int],
-    histories: Sequence[History | None],
-    maxima: None = None,
-) -> tuple[list[int], list[TokenLogprobs | None]]:
-    """One token for each row of logits [R, V], and its log-probabilities where the row asks for them; histories stay as they are."""
-    likeliest = logits.argmax(axis=1).tolist()
-    tokens = [_sample(*each) for each in zip(logits, likeliest, params, positions, histories, strict=True)]
-    counts = [row.sampling.logprobs for row in params]
-    logprobs = [
-        None if count is None else token_logprobs(row, token, count) for row, token, count in zip(logits, tokens, counts, strict=True)
-    ]
-    return tokens, logprobs
-
-
 def score(logits: NDArray[np.float32], tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
     """`token_logprobs` of each row of logits [N, V]."""
     return [token_logprobs(*each) for each in zip(logits, tokens, counts, strict=True)]

@@ -1,4 +1,4 @@
-"""From the tensors of quantised checkpoints to grouped integers: each layout's words seen as rows of codes, gathered when asked for.
+"""Grouped integers from the tensors of quantised checkpoints: each layout's words seen as rows of codes, gathered when asked for.
 
 Owns the layouts of `facts.model.Integers` and the checks of what only the data says: orders, zeros and stated shapes.
 """

@@ -1,4 +1,4 @@
-"""From the tensors of fp8 checkpoints to `ScaledWeight`: codes stay in the file, scales are read now.
+"""`ScaledWeight` from the tensors of fp8 checkpoints: codes stay in the file, scales are read now.
 
 Owns the layouts "e4m3" of `facts.model.Integers`.
 """

@@ -49,7 +49,7 @@ def stored_rows(tensor: TensorFacts, mapped: Bytes, head_dim: int) -> Bytes | Pe
 
 
 def halves_order(rows: int, head_dim: int) -> NDArray[np.intp]:
-    """Where each row stands in a file of pairwise RoPE: of every head first the even rows, then the odd ones."""
+    """The place of each row in a file of pairwise RoPE: of every head first the even rows, then the odd ones."""
     order: NDArray[np.intp] = np.arange(rows, dtype=np.intp).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
     return order
 

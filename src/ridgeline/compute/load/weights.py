@@ -28,7 +28,7 @@ Progress = Callable[[str, float], None]
 
 
 def map_weights(facts: ModelFacts) -> dict[str, Weight]:
-    """Every tensor as the file's codes by its canonical name, vectors as fp32. What has no view is not read yet, and of grouped integers
+    """All tensors as the file's codes by its canonical name, vectors as fp32. What has no view is not read yet, and of grouped integers
     no codes are."""
     return {name: _coded(facts.tensors[name], source, facts.head_dim) for name, source in _sources(facts).items()}
 

@@ -1,4 +1,4 @@
-"""Activations as e4m3 codes with one scale a token, and products of them. Only lowering introduces these ops.
+"""Activations as e4m3 codes with one scale per token, and products of them. Only lowering introduces these ops.
 
 Owns the rounding to e4m3 in numpy (Micikevicius et al. 2022, "FP8 formats for deep learning"): 448 is the largest number, there is no
 infinity, 0x7f and 0xff are NaN.

@@ -135,6 +135,6 @@ def norm_rotate_write(
     eps: float,
     head_dim: int,
 ) -> Any:
-    """As `rotate_write`, of the heads of q and k normalised by themselves with weights [D]."""
+    """`rotate_write` of the heads of q and k normalised by themselves with weights [D]."""
     normed_q, normed_k = rms_norm(q, q_weight, eps=eps), rms_norm(k, k_weight, eps=eps)
     return rotate_write(normed_q, normed_k, v, turn, keys, values, slots, head_dim=head_dim)

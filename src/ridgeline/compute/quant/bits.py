@@ -48,7 +48,7 @@ class Groups:
 
     @property
     def integers(self) -> NDArray[np.int32]:
-        """What kernels add up: factor times code less zero, int32 [N, K]."""
+        """The integers that kernels add up: factor times code less zero, int32 [N, K]."""
         codes = self.codes.astype(np.int32) - np.int32(self.zero)
         return codes if self.factors is None else codes * self.factors.astype(np.int32).repeat(self.size, axis=1)
 

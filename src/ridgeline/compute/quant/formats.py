@@ -87,7 +87,7 @@ class Coded:
     rows: Rows
 
     def write(self, part: slice, out: Floats) -> int:
-        """As `Source` says. Codes are gathered here, so that only the parts in work are in memory."""
+        """Writes as `Source` says. Codes are gathered here, so that only the parts in work are in memory."""
         codes = self.rows[part]
         dequantise(self.kind, codes, out)
         return codes.nbytes

@@ -27,7 +27,7 @@ class GroupedWeight:
 
     shape   (N, K); K is a multiple of `size`
     bits    4 or 8
-    size    inputs of a group: a multiple of 32, or K itself (a scale a row)
+    size    inputs of a group: a multiple of 32, or K itself (one scale per row)
     codes   `codes[a:b]` is uint8 [b - a, K·bits / 8] contiguous, rows a … b - 1, gathered from the file when asked or an array in memory.
             4 bits: byte j of a row holds k = 2j in its low half and k = 2j + 1 in its high half. 8 bits: byte k. Signed codes of a
             file are stored + 2^(bits - 1), and so is their zero: a symmetric weight has the zero 8 or 128

@@ -33,7 +33,7 @@ def q4_k(blocks: Bytes) -> Groups:
 
 
 def q5_k(blocks: Bytes) -> Groups:
-    """As Q4_K with 32 bytes of fifth bits before the nibbles; bit j of a byte belongs to group j."""
+    """Q4_K with 32 bytes of fifth bits before the nibbles; bit j of a byte belongs to group j."""
     codes = fields(np.ascontiguousarray(blocks[:, 48:176]).reshape(-1, 4, 32), 4).reshape(-1, 256)
     codes |= fields(np.ascontiguousarray(blocks[:, None, 16:48]), 1).reshape(-1, 256) << np.uint8(4)
     return _affine(codes, blocks)

@@ -18,7 +18,7 @@ TILE_BYTES = 64 << 20
 """The most fp32 that a tile takes."""
 
 DENSE_SHARE = 0.40
-"""Of the memory that the process may use, what fp32 weights may take."""
+"""The share of the memory of the process that fp32 weights may take."""
 
 
 class Weight(Protocol):

@@ -14,7 +14,7 @@ const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 const kind_layers = (shape, kind) => shape.layer_kinds.filter((each) => each === kind).length;
 const ranks = ({ tensor, pipeline, expert }) => tensor * pipeline * expert;
 
-// facts.headers.shape, facts.hardware.devices
+// planning.shape, facts.hardware.devices
 const kv_layers = (shape) => shape.layers - kind_layers(shape, "none");
 const state_bytes = ({ state }) => (state ? state.layers * (4 * state.recurrent + 2 * state.convolution) : 0);
 function class_bytes(shape, dtype) {

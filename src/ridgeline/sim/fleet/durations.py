@@ -149,7 +149,7 @@ def fitted(steps: Sequence[Observed]) -> Constant:
             return Constant(*(by_index.get(index, 0.0) for index in range(3)))
         kept.remove(min(negative, key=lambda index: found[kept.index(index)]))
         if not kept:
-            raise ConfigError("the step log fits no positive time a step; record it anew on an idle machine")
+            raise ConfigError("the step log fits no positive time per step; record it anew on an idle machine")
 
 
 def _solve(columns: list[list[float]], values: list[float]) -> list[float]:

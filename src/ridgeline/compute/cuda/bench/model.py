@@ -5,7 +5,7 @@ Owns the model, its cache and the steps. The cache holds random numbers: zeros w
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
@@ -22,8 +22,9 @@ from ridgeline.compute.cuda.device import DTYPES, Device
 from ridgeline.compute.cuda.load import random_weights
 from ridgeline.compute.cuda.runner import CudaRunner, Launched
 from ridgeline.compute.cuda.step import KINDS, Sampled
+from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.graph import StepInputs
-from ridgeline.compute.record import record
+from ridgeline.compute.load.record import record
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_groups
@@ -51,7 +52,7 @@ class RandomModel:
         oplist, weights = random_weights(facts, record(facts)["step"], device, dtype, fp8=types.dtype == "fp8")
         self.weights_bytes = weights.nbytes
         groups = kv_groups(facts)
-        self._groups, self._blocks = len(groups), -(-positions // BLOCK_TOKENS)
+        self._groups, self._rows, self._blocks = len(groups), rows, -(-positions // BLOCK_TOKENS)
         shape = KVShape(groups, BLOCK_TOKENS, rows * self._blocks * self._groups, b"")
         self._watch = Watched(device)
         self.runner = CudaRunner(
@@ -109,21 +110,11 @@ class RandomModel:
 
     def _inputs(self, counts: Sequence[int], starts: Sequence[int]) -> tuple[StepInputs, Sampled]:
         """Rows 0 … with so many tokens each, behind so many that the cache has. Every row has pages of its own."""
-        rows, count = len(counts), np.array(counts, np.int32)
-        cu_q = np.concatenate([np.zeros(1, np.int32), np.cumsum(count, dtype=np.int32)])
-        row = np.arange(rows, dtype=np.int32).repeat(count)
-        positions = np.concatenate([np.arange(start, start + size) for size, start in zip(counts, starts, strict=True)])
-        kv_len = (np.array(starts) + count).astype(np.int32)
-        used = -(-int(kv_len.max()) // BLOCK_TOKENS)
-        pages = np.arange(1, 1 + rows * self._groups * self._blocks, dtype=np.int32).reshape(self._groups, rows, self._blocks)
-        tables = tuple(np.ascontiguousarray(group[:, :used]) for group in pages)
-        slots = tuple(table[row, positions // BLOCK_TOKENS] * np.int64(BLOCK_TOKENS) + positions % BLOCK_TOKENS for table in tables)
-        single = len(row) == rows
-        ids = np.full(rows, -1, np.int32) if single else np.random.default_rng(0).integers(0, self.facts.tokens, len(row)).astype(np.int32)
-        inputs = StepInputs(
-            ids=ids, positions=positions.astype(np.int32)[None], row_of_token=row, cu_q=cu_q, kv_len=kv_len, tables=tables, slots=slots,
-            select=cu_q[1:] - 1,
-        )  # fmt: skip
+        rows = len(counts)
+        inputs = dummy_step(counts, starts=starts, groups=self._groups, block_tokens=BLOCK_TOKENS, blocks=self._rows * self._blocks)
+        single = len(inputs.ids) == rows
+        ids = np.full(rows, -1) if single else np.random.default_rng(0).integers(0, self.facts.tokens, len(inputs.ids))
+        inputs = replace(inputs, ids=ids.astype(np.int32))
         columns: dict[str, Any] = {name: np.zeros(rows, KINDS[kind][0]) for name, kind in sampler.COLUMNS.items()}
         columns["top_p"] += 1
         return inputs, Sampled(np.arange(rows, dtype=np.int32), np.ones(rows, np.bool_), columns)
