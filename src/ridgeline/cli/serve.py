@@ -107,7 +107,7 @@ def say(line: str) -> None:
 
 
 class Loading(AbstractContextManager["Loading"]):
-    """What is being done while a model loads: a line that changes on a terminal, elsewhere one line per stage."""
+    """Progress while a model loads: a line that changes on a terminal, elsewhere one line per stage."""
 
     def __init__(self) -> None:
         self._status: Any = None

@@ -121,7 +121,7 @@ class CompletionRender:
 
     @property
     def begins(self) -> bool:
-        """Whether anything of the prompt is asked for."""
+        """True if anything of the prompt is asked for."""
         return self.echo or self.token_ids
 
     @property

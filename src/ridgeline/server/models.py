@@ -64,7 +64,7 @@ async def _aside(length: int, work: Callable[P, Answer], *arguments: P.args, **m
 
 
 async def _tokenise(asked: wire.TokenizeRequest, model: Model) -> list[int]:
-    """Of a text, or of a conversation."""
+    """Ids of a text, or of a conversation."""
     if asked.messages is not None:
         if asked.prompt is not None:
             raise ApiError("invalid_value", "prompt and messages exclude each other; send one of them", param="prompt")
