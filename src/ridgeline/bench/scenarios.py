@@ -69,7 +69,7 @@ class Scenario:
 
 
 def _streams(count: int, requests: int) -> Scenario:
-    text = f"{count} stream{'s' * (count > 1)}, 127 tokens in, 64 out, {requests} requests a round"
+    text = f"{count} stream{'s' * (count > 1)}, 127 tokens in, 64 out, {requests} requests per round"
     return Scenario(f"streams-{count}", text, count, requests, "127", "64", THROUGHPUT if count > 1 else (*DECODE, THROUGHPUT[0]))
 
 
@@ -85,7 +85,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         Scenario("shared-prefix", "16 streams, prompts of 1,024 shared and 32 own tokens, 64 out; not cached before", 16, 16,
                  "1056", "64", THROUGHPUT, shared=1024),
         Scenario("decode-2000", "1 stream, 2,000 tokens of context, 64 out", 1, 1, "2000", "64", DECODE),
-        Scenario("mixed", "prompts of 20 to 1,000 tokens, 10 to 300 out, 24 requests, 2 a second on average (Poisson)", 24, 24, "20-1000",
+        Scenario("mixed", "prompts of 20 to 1,000 tokens, 10 to 300 out, 24 requests, 2 per second on average (Poisson)", 24, 24, "20-1000",
                  "10-300", THROUGHPUT, rate=2.0),
     )
 }  # fmt: skip
@@ -140,7 +140,7 @@ def _rate(found: Mapping[str, Any], key: str, which: str) -> float:
 
 
 def ceilings(scenario: Scenario, shape: ModelShape, device: Device) -> dict[str, float]:
-    """The most tokens a second by figure: of one stream's decode, of a prompt, and of all output; for the scenario's mean lengths."""
+    """The most tokens per second by figure: of one stream's decode, of a prompt, and of all output; for the scenario's mean lengths."""
     prompt, output = scenario.mean_lengths
     load = Workload(prompt, output, reused=scenario.shared / prompt * (1 - 1 / scenario.requests) if scenario.shared else 0.0)
     whole = Deployment(shape, device, Layout(), None, "f16", prompt + output, scenario.streams, load)

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING
 from ridgeline.models.declare import (
     ATTENTION,
     ATTENTION_BIASES,
-    ENDS,
     GATED,
     LAYER,
     LAYER_HEAD_NORMS,
     LAYER_POST_NORMS,
     POST_NORMS,
-    ROOTS,
-    ROTARY,
     UNTIED,
     Architecture,
     Layout,
@@ -31,7 +28,7 @@ ARCHITECTURE = Architecture(
     model_types=("olmo2",),
     tensors=(*ATTENTION[1:], ("attn_q_norm", "queries"), ("attn_k_norm", "keys"), *GATED[1:], *POST_NORMS),
     defaults={**UNTIED, "rms_norm_eps": 1e-5},
-    checkpoint=Layout("layers.", {**LAYER, **LAYER_HEAD_NORMS, **LAYER_POST_NORMS}, ENDS, roots=ROOTS, ignored=ROTARY),
+    checkpoint=Layout({**LAYER, **LAYER_HEAD_NORMS, **LAYER_POST_NORMS}),
     biases=ATTENTION_BIASES,
 )
 

@@ -47,8 +47,8 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     return start(Source(config, facts, machine.memory_bytes, said), _opener(config, chance), progress)
 
 
-def start(source: Source, open: Open, progress: Progress, *, priced: bool = False) -> StepExecutor:
-    """The executor over what `open` opens. `priced`: what drafts cost is measured."""
+def start(source: Source, open: Open, progress: Progress) -> StepExecutor:
+    """The executor over what `open` opens. What drafts cost is measured where some may come."""
     opened = open(source, progress)
     backend, source = opened.backend, opened.source
     config, longest = source.config, min(source.config.tokens, source.positions)
@@ -63,7 +63,7 @@ def start(source: Source, open: Open, progress: Progress, *, priced: bool = Fals
         kv_bytes=config.kv_cache_memory_bytes,
         seconds=step_seconds(backend.seconds, min(backend.timed_rows, config.rows), min(backend.timed_tokens, longest)),
         tokens=config.tokens,
-        price=price(backend.seconds, min(longest, source.samples)) if priced and backend.timed_tokens else (),
+        price=price(backend.seconds, min(longest, source.samples)) if config.speculative != "off" and backend.timed_tokens else (),
         samples=source.samples,
     )
     return StepExecutor(info, source.decisions + opened.decisions, backend)

@@ -101,7 +101,7 @@ class Knee:
 
 
 def knee_of(at: Callable[[float], Scenario], capacity: float, seed: int) -> Knee:
-    """Tries every eighth of `capacity`, requests a second; goes on beyond an end as long as that is the best, `WIDENED` times at most."""
+    """Tries every eighth of `capacity`, requests per second; goes on beyond an end as long as that is the best, `WIDENED` times at most."""
     curve = {capacity * part / 8: at(capacity * part / 8).run(seed) for part in range(1, 9)}
 
     def power(rate: float) -> float:
@@ -139,8 +139,8 @@ def candidates(now: Scenario) -> dict[str, dict[str, str]]:
     elif now.replicas > 1 and now.routing != "prefix":
         found["routing by prefix"] = {"routing": "prefix"}
     found["twice the sequences at once"] = {"max_num_seqs": str(min(4096, 2 * knobs.max_num_seqs))}
-    found["twice the tokens a step"] = {"max_num_batched_tokens": str(2 * knobs.max_num_batched_tokens)}
-    found["half the tokens a step"] = {"max_num_batched_tokens": str(max(1, knobs.max_num_batched_tokens // 2))}
+    found["twice the tokens per step"] = {"max_num_batched_tokens": str(2 * knobs.max_num_batched_tokens)}
+    found["half the tokens per step"] = {"max_num_batched_tokens": str(max(1, knobs.max_num_batched_tokens // 2))}
     if deployment.kv_bits > 8:
         doubled = {"kv_dtype": "int8"} if knobs.kv_pages is None else {"kv_dtype": "int8", "kv_pages": str(2 * knobs.kv_pages)}
         found["KV cache in 8 bits"] = doubled
@@ -158,7 +158,7 @@ def candidates(now: Scenario) -> dict[str, dict[str, str]]:
 
 
 def binding(scenario: Scenario, figures: Figures) -> str:
-    """What today's settings run into, in words, from what was measured; the simulated levers say whether it is so."""
+    """The bottleneck of today's settings, in words, from what was measured; the simulated levers say whether it is so."""
     one_more = figures.kv_use * (1 + 1 / max(1.0, figures.running))
     if figures.preemptions or (figures.waiting > 0 and one_more >= FULL):
         return "KV cache"

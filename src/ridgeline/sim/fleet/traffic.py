@@ -209,7 +209,7 @@ class ClosedLoop:
         return min(self.most, self.prompt.most + self.output.most)
 
     def requests(self, seed: int, user: int) -> Iterator[Arrival]:
-        """What one user asks, one after the other; `time` is the pause before it."""
+        """Requests of one user, one after the other; `time` is the pause before it."""
         rng = Random(f"{seed}:{user}")
         while True:
             yield _ask(rng.expovariate(1.0 / self.think) if self.think else 0.0, self, rng, user)
@@ -228,5 +228,5 @@ def parse_process(text: str, rate: float) -> Gaps:
     if text not in PROCESSES:
         raise ConfigError(f"--arrivals {text!r:.40} is not known; known: {', '.join(PROCESSES)}, closed")
     if not 1e-6 <= rate <= 1e6:
-        raise ConfigError(f"--rate is {rate:g}, outside 1e-6 … 1e6 requests a second")
+        raise ConfigError(f"--rate is {rate:g}, outside 1e-6 … 1e6 requests per second")
     return PROCESSES[text](rate)
