@@ -28,6 +28,7 @@ ALLOWED = {
     "bench/report.py:Figures.*": "written to the report as a whole",
     "cli/chat.py:stop(frame)": "the signature of a signal's handler",
     "cli/laws.py:justify": "read by rich",
+    "cli/main.py:main": "the program, see pyproject.toml",
     "cli/sampling.py:__*__": "read by typer",
     "compute/exact/threads.py:argtypes": "read by ctypes",
     "compute/exact/threads.py:restype": "read by ctypes",
@@ -135,7 +136,7 @@ def names_of_modules(module: Module, tree: Tree) -> Iterator[Finding]:
         inside = reads_of_names(list(ast.walk(node)))
         for name, kind in defined_by(node):
             read = module.names[name] > inside[name] or name in imported or any(other.attributes[name] for other in whole)
-            if not read and not name.startswith("__") and not (named and module.path.removesuffix(".py").endswith(name)):
+            if not read and not name.startswith("__") and not (named and name in tree.texts):
                 yield Finding(module.path, node.lineno, kind, name)
 
 

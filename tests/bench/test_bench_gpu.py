@@ -152,7 +152,7 @@ def test_verdicts() -> None:
     assert found["decode bf16, batch 64, tok/s"] == (8_000.0, "missed")
     assert found["decode fp8, batch 1, tok/s"] == (None, "not measured")
     assert found["GPU idle between steps, runner, bf16, batch 1"] == (60e-6, "missed")
-    assert found["host time a step, runner, bf16, batch 32"] == (0.2e-3, "met")
+    assert found["host time per step, runner, bf16, batch 32"] == (0.2e-3, "met")
     assert found["against transformers, batch 1, times as fast"] == (2.0, "met")
     assert found["against transformers, batch 32, times as fast"] == (None, "not measured")
     assert found["TTFT idle, 2k tokens, over HTTP"] == (None, "not measured")

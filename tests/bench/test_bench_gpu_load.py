@@ -9,7 +9,6 @@ import pytest
 from ridgeline.bench import gpu_serving
 from ridgeline.bench.gpu_serving import Samples, Traffic, Wish, aged, drain, mixture, percentile, phase, verdict
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.commands import Drain
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
@@ -62,12 +61,12 @@ def test_the_first_requests_are_of_all_ages() -> None:
     assert [wish.params.max_tokens for wish in wishes] == [1000, 750, 500, 250, 1000, 1000]
 
 
-def test_a_refused_request_is_an_error() -> None:
+def test_a_rejected_request_is_an_error() -> None:
     engine = engine_of()
-    engine.turn([Drain()])
     traffic = Traffic(engine, 1, lambda number: Wish(100, SamplingParams(max_tokens=4)), longest=100)
-    turn = engine.turn(traffic.commands())
-    with pytest.raises(RuntimeError, match="the engine refuses r0: "):
+    commands = traffic.commands()
+    turn = engine.turn([*commands, *commands])
+    with pytest.raises(RuntimeError, match="the engine rejects r0: request id r0 is in use"):
         traffic.take(turn)
 
 

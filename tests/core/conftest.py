@@ -7,6 +7,7 @@ import pytest
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Admit, Command, Output
+from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Closed, Event, Rejected
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.plan import Plan
@@ -39,6 +40,7 @@ class Loop:
         policy: str = "fcfs",
         model: FakeModel | None = None,
         max_model_len: int = 2048,
+        drafter: Drafter | None = None,
         **limits: Any,
     ) -> None:
         self.model = model or FakeModel()
@@ -46,7 +48,7 @@ class Loop:
             rows, blocks, block_tokens, windows, max_model_len=max_model_len, model=self.model, host_blocks=host_blocks
         )
         self.scheduler = Scheduler(
-            Limits(rows=rows, max_model_len=max_model_len, **limits), self.executor.info.kv, POLICIES[policy]
+            Limits(rows=rows, max_model_len=max_model_len, **limits), self.executor.info.kv, POLICIES[policy], drafter
         )
         self.tickets: list[Ticket] = []
         self.plans: list[Plan] = []

@@ -2,11 +2,10 @@
 
 import pytest
 
-from ridgeline.core.commands import SetKnob
 from ridgeline.core.events import Closed, Computed, Finish, PrefixHit, Scheduled
 from ridgeline.core.plan import LAST, Result
 from ridgeline.core.quiet import quiet_steps
-from ridgeline.errors import ConfigError, LawViolation
+from ridgeline.errors import LawViolation
 
 
 def test_a_prompt_is_computed_in_chunks_and_samples_at_its_end(loop) -> None:
@@ -84,16 +83,6 @@ def test_cold_equals_warm_at_every_length_around_block_boundaries(loop, size: in
         assert run.ids("cold") == run.ids("warm") == run.expected("cold")
         assert run.told(Closed, "warm")[0].usage.cached_tokens == (length - 1) // size * size
         assert sum(hit.tokens for hit in run.told(PrefixHit, "warm")) == (length - 1) // size * size
-
-
-def test_a_changed_budget_holds_from_the_next_step(loop) -> None:
-    run = loop(token_budget=16)
-    run.turn(run.request("a", 40))
-    run.turn(SetKnob("token_budget", 3))
-    run.turn(SetKnob("token_budget", -5))
-    assert [sum(plan.count) for plan in run.plans] == [16, 3, 1]
-    with pytest.raises(ConfigError, match="no knob 'rows'"):
-        run.apply(SetKnob("rows", 4))
 
 
 def test_columns_of_events_are_those_of_the_plan(loop) -> None:

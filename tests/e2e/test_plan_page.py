@@ -21,6 +21,7 @@ from ridgeline.planning.speed import batch_point
 
 POINTS = 500
 SHAPES = [shape_of(read_config(KNOWN / f"{name}.json", name).facts) for name in known_names()]
+EIGHT = read_config(KNOWN / "llama-3-8b.json", "llama-3-8b").facts
 COMPARED = (
     "fits", "memory_bytes", "weights_bytes", "kv_bytes_per_token", "kv_bytes_per_sequence",
     "state_bytes_per_sequence", "activation_bytes",
@@ -96,8 +97,7 @@ def same(expected: Any, found: Any) -> bool:
 @pytest.fixture
 def plan(tmp_path: Path, browser: Any) -> Any:
     """The page of 8 B parameters on an H100, open."""
-    shape = next(each for each in SHAPES if each.name == "llama-3-8b")
-    deployment = deployment_of(shape, Question(device="h100", users=32))
+    deployment = deployment_of(EIGHT, Question(device="h100", users=32))
     (tmp_path / "plan.html").write_text(plan_page(deployment, Objective(), users_given=True), encoding="utf-8")
     browser.resize(1280, 900)
     browser.open((tmp_path / "plan.html").as_uri())
@@ -142,7 +142,7 @@ def test_it_computes_what_python_computes(plan: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_opens_with_the_numbers_of_the_command(plan: Any) -> None:
-    deployment = deployment_of(next(each for each in SHAPES if each.name == "llama-3-8b"), Question(device="h100", users=32))
+    deployment = deployment_of(EIGHT, Question(device="h100", users=32))
     report = make_report(deployment, Objective(), True, None)
     shown = dict(plan.value("[...document.querySelectorAll('[data-name]')].map(e => [e.dataset.name, e.dataset.value])"))
     assert len(shown) == 17

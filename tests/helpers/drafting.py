@@ -39,11 +39,11 @@ class Hand:
         """All rows are free from the next step on."""
         self.freed, self.rows = tuple(row.row for row in self.rows), []
 
-    def _new(self, driven: Driven) -> NewRow:
+    def tables(self, driven: Driven) -> tuple[tuple[int, ...], ...]:
+        """The row's blocks of each KV group."""
         groups = len(self.executor.info.kv.groups)
         first = 1 + driven.row * groups * self.blocks
-        tables = tuple(tuple(range(first + group * self.blocks, first + (group + 1) * self.blocks)) for group in range(groups))
-        return NewRow(driven.row, 100 + driven.row, driven.params, tuple(driven.ids), tables)
+        return tuple(tuple(range(first + group * self.blocks, first + (group + 1) * self.blocks)) for group in range(groups))
 
     def step(self, drafts: Mapping[int, Sequence[int]] | None = None) -> Result:
         """All rows catch up and sample, those named behind their drafts; checks what a result may say."""
@@ -55,7 +55,7 @@ class Hand:
             counts.append(len(row.ids) - row.computed + len(drafted))
             tokens.extend([*row.ids[row.computed :], *drafted])
             samples.append(1 + len(drafted))
-        new = tuple(self._new(row) for row in self.rows if not row.computed)
+        new = tuple(NewRow(row.row, 100 + row.row, row.params, tuple(row.ids), self.tables(row)) for row in self.rows if not row.computed)
         plan = Plan(self.number, array("i", [row.row for row in self.rows]), starts, counts, tokens, samples, new, self.freed)
         self.number, self.freed = self.number + 1, ()
         result = self.executor.collect(self.executor.submit(plan))

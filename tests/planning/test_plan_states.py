@@ -144,7 +144,7 @@ def test_a_model_of_states_alone() -> None:
     deployment = deployment_of(facts(**values), Question("l4", users=100))
     assert (deployment.memory.kv_token, deployment.memory.kv_sequence, deployment.memory.max_context) == (0, 0, 128)
     assert deployment.memory.fits and make_report(deployment, Objective(), True, None).recommended_batch == 100
-    with pytest.raises(ConfigError, match="no pages to schedule"):
+    with pytest.raises(ConfigError, match="no blocks to schedule"):
         Scenario(deployment, Knobs(), (), 1).setting()
 
 

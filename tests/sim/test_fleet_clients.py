@@ -11,12 +11,11 @@ from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.planning.objectives import Objective
 from ridgeline.sim.fleet.durations import Constant
 from ridgeline.sim.fleet.fleet import Failures, FleetSetting
-from ridgeline.sim.fleet.lengths import constant, uniform
 from ridgeline.sim.fleet.measures import Figures
 from ridgeline.sim.fleet.replica import Setting
 from ridgeline.sim.fleet.service import Service
 from ridgeline.sim.fleet.traces import read_trace
-from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, poisson
+from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, constant, poisson, uniform
 
 SERVER = Setting(
     Limits(rows=4, token_budget=64, max_model_len=512, max_waiting=10_000, prefix_caching=False),

@@ -16,10 +16,9 @@ from ridgeline.errors import LawViolation
 from ridgeline.sim.fleet import replica
 from ridgeline.sim.fleet.durations import Constant
 from ridgeline.sim.fleet.fleet import Failures, FleetSetting, Scaling
-from ridgeline.sim.fleet.lengths import exponential, uniform
 from ridgeline.sim.fleet.replica import Setting
 from ridgeline.sim.fleet.service import Handover, Service
-from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, poisson
+from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, exponential, poisson, uniform
 
 FULL, WINDOW = KVGroup("full", (0,)), KVGroup("window", (1,), 24)
 POLICIES = ("fcfs", "static", "one")

@@ -16,12 +16,10 @@ from ridgeline.planning.objectives import Objective
 from ridgeline.sim.fleet.durations import Constant
 from ridgeline.sim.fleet.experiment import interval
 from ridgeline.sim.fleet.fleet import FleetSetting
-from ridgeline.sim.fleet.lengths import constant, uniform
 from ridgeline.sim.fleet.measures import Figures, Tally
 from ridgeline.sim.fleet.replica import Setting
-from ridgeline.sim.fleet.sample import Sample, sample_cycle
-from ridgeline.sim.fleet.service import Service
-from ridgeline.sim.fleet.traffic import Arrival, Traffic, diurnal
+from ridgeline.sim.fleet.service import Sample, Service, sample_cycle
+from ridgeline.sim.fleet.traffic import Arrival, Traffic, constant, diurnal, uniform
 
 SERVER = Setting(
     Limits(rows=2, token_budget=256, max_model_len=512, max_waiting=10_000, prefix_caching=False),

@@ -13,11 +13,10 @@ from ridgeline.planning.objectives import Objective
 from ridgeline.planning.step import Rows, pass_seconds, step_work
 from ridgeline.sim.fleet.durations import Constant, Observed, Roofline, fitted
 from ridgeline.sim.fleet.fleet import Failures, FleetSetting, Scaling
-from ridgeline.sim.fleet.lengths import constant, lognormal
 from ridgeline.sim.fleet.measures import Figures
 from ridgeline.sim.fleet.replica import Setting
 from ridgeline.sim.fleet.service import Handover, Service, Transferred
-from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, bursty, diurnal, poisson
+from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, bursty, constant, diurnal, lognormal, poisson
 
 SERVER = Setting(
     Limits(rows=16, token_budget=512, max_model_len=4096, max_waiting=1 << 20),

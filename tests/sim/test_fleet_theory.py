@@ -10,10 +10,9 @@ from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.sim.fleet.durations import Constant
 from ridgeline.sim.fleet.experiment import interval
 from ridgeline.sim.fleet.fleet import FleetSetting
-from ridgeline.sim.fleet.lengths import Draw, constant, exponential
 from ridgeline.sim.fleet.replica import Setting
 from ridgeline.sim.fleet.service import Service
-from ridgeline.sim.fleet.traffic import Arrival, Traffic, poisson
+from ridgeline.sim.fleet.traffic import Arrival, Draw, Traffic, constant, exponential, poisson
 
 STEP = 0.001
 SERVER = Setting(

@@ -4,8 +4,7 @@ import pytest
 
 from ridgeline.core.commands import Admit
 from ridgeline.sim.laws.reach import SITUATIONS
-from ridgeline.sim.laws.swarm import Tally
-from ridgeline.sim.laws.workers import run_swarm
+from ridgeline.sim.laws.swarm import Tally, run_swarm
 from ridgeline.sim.laws.workload import MOST_REQUESTS, draw
 
 

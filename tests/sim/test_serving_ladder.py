@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from ridgeline.cli.scenarios import scenario_of
-from ridgeline.sim.fleet.lengths import lognormal
 from ridgeline.sim.fleet.measures import Figures
+from ridgeline.sim.fleet.traffic import lognormal
 
 FLOOD = {
     "device": "a100", "rate": "1000", "requests": "320", "prompt": "lognormal:300", "output": "lognormal:150", "max_num_seqs": "32",

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ridgeline.cli.scenarios import SETTINGS, at_rate, parse_changes, scenario_of
+from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
 from ridgeline.cli.sim_tables import Runs
 from ridgeline.errors import ConfigError
-from ridgeline.sim.fleet.experiment import Knee, interval, knee_of, least_replicas
-from ridgeline.sim.fleet.levers import Tried, binding, candidates, ranked
+from ridgeline.sim.fleet.experiment import Knee, Tried, binding, candidates, interval, knee_of, least_replicas, ranked
 from ridgeline.sim.fleet.scenario import Scenario
 from ridgeline.sim.fleet.traces import read_trace
 
@@ -176,7 +175,7 @@ def test_a_bad_trace_is_refused_by_its_line(tmp_path: Path, text: str, why: str)
         ("prompt=gamma:3", "lognormal"),
         ("autoscale=5:2", "write 2:5"),
         ("scheduling_policy=lifo", "one of"),
-        ("kv_pages=10", "KV pages"),
+        ("kv_pages=10", "KV blocks"),
         ("device=abacus", "known"),
         ("step_time=constant:1,2,3,4", "constant:STEP"),
     ],
@@ -186,8 +185,7 @@ def test_a_bad_setting_is_refused_with_its_fix(change: str, why: str) -> None:
         scenario_of("llama-3-8b", {"requests": "1"} | parse_changes([change]), None).run(1)
 
 
-def test_every_setting_has_a_meaning_and_a_default_that_runs() -> None:
-    assert all(setting.meaning for setting in SETTINGS.values())
+def test_every_setting_has_a_default_that_runs() -> None:
     assert scenario_of("llama-3-8b", {"requests": "20"}, None).run(1).requests == 20
 
 

@@ -1,4 +1,4 @@
-"""What the host does for a step of single tokens, without a device: plan, inputs, results, commit, and the frame to the front end.
+"""The host's work for a step of single tokens, without a device: plan, inputs, results, commit, and the frame to the front end.
 
 Owns the load and its figures. The device's part is replaced by nothing, so a turn of the engine takes what the host takes.
 """
@@ -40,14 +40,14 @@ class Clocked:
         return info
 
     def submit(self, plan: Any) -> Ticket:
-        """As the executor does."""
+        """See `Executor`."""
         began = thread_time()
         ticket: Ticket = self._executor.submit(plan)
         self.seconds += thread_time() - began
         return ticket
 
     def collect(self, ticket: Ticket) -> Any:
-        """As the executor does."""
+        """See `Executor`."""
         began = thread_time()
         result = self._executor.collect(ticket)
         self.seconds += thread_time() - began
@@ -99,7 +99,7 @@ def _turns(
 
 
 def _encoder() -> Callable[[int, Turn], object] | None:
-    """What makes a frame of a turn; None where the packages of a server are not installed."""
+    """A function that makes a frame of a turn; None where the packages of a server are not installed."""
     try:
         messages = importlib.import_module(MESSAGES)
     except ModuleNotFoundError:

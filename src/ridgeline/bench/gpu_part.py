@@ -29,7 +29,7 @@ SMALL: Final = {
 
 
 def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the device is, then the rows of the part that `settings` name. Raises ConfigError where there is no GPU."""
+    """A row about the device, then the rows of the part that `settings` name. Raises ConfigError where there is no GPU."""
     computing = importlib.import_module(PARTS)
     facts = facts_of_config(Path(settings["model"]))
     device = computing.device_of(settings["device"])
@@ -48,7 +48,7 @@ def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def small_facts(model: Path) -> ModelFacts:
-    """Of a model of the same kind that computes next to nothing: what the host does for a step depends neither on layers nor on widths."""
+    """Facts of a model of the same kind that computes next to nothing: the host's work for a step does not depend on layers or widths."""
     with TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(json.loads(model.read_text()) | SMALL))

@@ -38,9 +38,9 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is run: every batch size in turn, `repeats` times, with prompts of `prompt_tokens` and answers of `output_tokens`.
+    """The load: every batch size in turn, `repeats` times, with prompts of `prompt_tokens` and answers of `output_tokens`.
 
-    hogs  each repeat is run again beside so many foreign processes that take a processor each
+    hogs  each repeat is run again beside so many foreign processes that take a CPU core each
     """
 
     batches: tuple[int, ...] = (1, 4, 16)
@@ -76,7 +76,7 @@ class BatchFigures:
     """One batch size: medians over repeats, or over the decoding steps of all repeats.
 
     prefill_*   all prompts, until the last of them has its first token       decode_*  steps in which every sequence gets a token
-    *_bound     the same at this machine's ceilings                           whole     output tokens a second from first to last
+    *_bound     the same at this machine's ceilings                           whole     output tokens per second from first to last
     hogged_tokens_per_second  the latter beside foreign processes, None without any
     run, copy, queue, rest  seconds of a decoding step: computing, inputs and outputs, waiting in the executor, everything else
     """
@@ -109,7 +109,7 @@ class OfflineReport:
     noise: Noise
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON: tokens, bytes, operations, seconds."""
+        """A dict for JSON: tokens, bytes, operations, seconds."""
         return {**asdict(self), "noise": self.noise.as_dict()}
 
 

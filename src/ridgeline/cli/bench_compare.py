@@ -9,14 +9,16 @@ import typer
 def compare(
     servers: Annotated[
         list[str],
-        typer.Argument(help='Two or more, ours first: http://HOST:PORT, "KIND:MODEL [FLAGS]" or "cmd:COMMAND {port}"; NAME=… names one.'),
+        typer.Argument(
+            help='Two or more, Ridgeline first: http://HOST:PORT, "KIND:MODEL [FLAGS]" or "cmd:COMMAND {port}"; NAME=… names one.'
+        ),
     ],
     scenarios: Annotated[str | None, typer.Option(help="Names with commas [all]; a wrong name lists them.")] = None,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds, each of every scenario and server; intervals need five.")] = 5,
     starts: Annotated[int, typer.Option(min=1, max=100, help="Starts of each server, for the time to its first token.")] = 5,
     restart: Annotated[bool, typer.Option("--restart", help="Start and stop for every turn: only one server is in memory.")] = False,
     within: Annotated[float | None, typer.Option(min=1, max=86_400, help="Seconds: no further round that would end later.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of servers started here [processors].")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of servers started here [CPU cores].")] = None,
     program: Annotated[list[str] | None, typer.Option(help="Where a kind's program is, KIND=PATH, if not on the PATH.")] = None,
     model: Annotated[str | None, typer.Option(help="Name of the model, for all [the first that each server lists].")] = None,
     api: Annotated[str, typer.Option(help="completions or chat.")] = "completions",

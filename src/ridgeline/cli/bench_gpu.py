@@ -78,7 +78,7 @@ Row = Mapping[str, Any]
 
 
 def show_shares(asked: "Sequence[Job]") -> None:
-    """What would run, and the seconds that are kept for each part."""
+    """Shows what would run, and the seconds that are kept for each part."""
     from ridgeline.bench.gpu import MOST_SECONDS
 
     rows = [[job.name, f"{job.share:.0f}"] for job in asked]
@@ -112,7 +112,7 @@ def show_report(report: "Report") -> None:
     if kernels:
         show_table("kernels", ["op", "shape", "µs", "GB/s", "TFLOP/s", "of ceiling", "which"], kernels)
     for cost in costs(report.rows):
-        lost = f"{cost['share_lost']:.1%} of tokens a second"
+        lost = f"{cost['share_lost']:.1%} of tokens per second"
         print(f"the batch-invariant mode, {cost['dtype']}, batch {cost['batch']}: {cost['tokens_per_second']:,.0f} tok/s, costs {lost}")
     _show_verdicts(report.verdicts)
     for failure in report.failures:
@@ -143,7 +143,7 @@ def _verdict(verdict: "Verdict") -> list[str]:
 
 
 def _show_verdicts(verdicts: "Sequence[Verdict]") -> None:
-    """What was measured against its targets, then what would measure the rest."""
+    """Shows what was measured against its targets, then what would measure the rest."""
     measured = [each for each in verdicts if each.measured is not None]
     if measured:
         show_table("targets of one H200", ["what", "measured", "target", "stretch", ""], [_verdict(each) for each in measured])

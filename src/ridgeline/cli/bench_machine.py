@@ -36,7 +36,7 @@ def computing(module: str) -> Any:
 
 
 def roofline(
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads beside one [every processor that may be used].")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads beside one [every CPU core that may be used].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, operations and seconds.")] = False,
 ) -> None:
     """Measure what this machine can do at most: memory, caches, arithmetic, threads that wait for each other. Takes some five seconds."""
@@ -59,7 +59,7 @@ def show(found: Any, names: dict[str, str]) -> None:
         rows.append([name, unit, *cells])
     title = f"level {found.isa}, {found.clock_hertz / 1e9:.2f} GHz; the best round, and the median one"
     show_table(title, ["ceiling", "", "1 thread", "median", f"{found.threads} threads", "median"], rows)
-    print(f"threads: {found.entry_seconds * 1e6:.1f} µs to set a team to work, {found.phase_seconds * 1e9:.0f} ns a phase without work")
+    print(f"threads: {found.entry_seconds * 1e6:.1f} µs to set a team to work, {found.phase_seconds * 1e9:.0f} ns per phase without work")
     print(found.noise.words())
 
 
@@ -67,7 +67,7 @@ def kernels(
     formats: Annotated[str | None, typer.Option("--format", help="Stored formats, with commas: Q4_K,Q8_0 [all with a kernel].")] = None,
     tokens: Annotated[str, typer.Option(help="Tokens of a step, with commas.")] = "1,4,12,16,24,64,512",
     shape: Annotated[str, typer.Option(help="Outputs x inputs of a matrix, with commas.")] = "8192x2048,2048x8192",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads [every processor that may be used].")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads [every CPU core that may be used].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, operations and seconds.")] = False,
 ) -> None:
     """Time products with packed weights from memory: format by tokens by shape, each beside the ceiling that binds it."""
@@ -105,14 +105,14 @@ def offline(
     output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
     repeats: Annotated[int, typer.Option(help="Runs of each batch size.")] = 3,
     runner: Annotated[str, typer.Option(help="auto, native or numpy.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads [every processor that may be used].")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads [every CPU core that may be used].")] = None,
     kv_dtype: Annotated[str, typer.Option(help="KV cache: auto, bf16, f32 or int8.")] = "auto",
     depth: Annotated[int, typer.Option(help="Steps in flight.")] = 1,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 512,
-    hogs: Annotated[int, typer.Option(help="Run everything again beside so many foreign processes that take a processor each.")] = 0,
+    hogs: Annotated[int, typer.Option(help="Run everything again beside so many foreign processes that take a CPU core each.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: tokens, bytes, seconds.")] = False,
 ) -> None:
-    """Run batches through the engine in this process: prompt and output tokens a second, and where a step's time goes."""
+    """Run batches through the engine in this process: prompt and output tokens per second, and where a step's time goes."""
     from ridgeline.bench.offline import Load, offline
     from ridgeline.cli.serve import Loading
     from ridgeline.config.groups import EngineConfig

@@ -24,9 +24,8 @@ from ridgeline.cli.output import check_page
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.noise import Noise, Watch
 from ridgeline.planning.objectives import Objective
-from ridgeline.sim.fleet.lengths import parse_length
 from ridgeline.sim.fleet.traces import read_trace
-from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, parse_process
+from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, parse_length, parse_process
 
 MOST_TOKENS: Final = 1 << 20
 MOST_STREAMS: Final = 4096
@@ -150,7 +149,7 @@ class Runs:
 
     @property
     def answered(self) -> bool:
-        """Whether any request was."""
+        """True if any request was."""
         return any(found.requests for _, _, found, _ in self._done)
 
     def run(self, loads: list[Load], warm_up: int) -> None:
@@ -177,12 +176,12 @@ class Runs:
         return rows([found for _, _, found, _ in self._done], self._objective != Objective())
 
     def notes(self) -> list[str]:
-        """How it was measured, then what else must be known."""
+        """Notes on how it was measured, then what else must be known."""
         how = f"{self._model} at {self._url}; prompts of seed {self._seed}, their tokens known by {self._source}"
         return [how, "percentiles by the nearest rank; latency counts from when a request should have been sent", *self._notes]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: seconds and tokens."""
+        """A dict for JSON: seconds and tokens."""
         return {
             "url": self._url, "model": self._model, "api": self._manner.api, "seed": self._seed, "prompts": self._source,
             "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "notes": self.notes(),
@@ -194,9 +193,16 @@ class Runs:
 
     def page(self) -> str:
         """One HTML document."""
-        from ridgeline.bench.page import bench_page  # brings the planner along
+        from importlib.resources import files
 
-        return bench_page([(load.name, found.curves) for load, _, found, _ in self._done], self.table(), self.notes())
+        from ridgeline.planning.page import FOLDER, document  # brings the planner along
+        from ridgeline.sim.fleet.experiment import SOURCES
+        from ridgeline.sim.fleet.measures import CURVE
+
+        done = [{"name": load.name, "curves": found.curves} for load, _, found, _ in self._done]
+        index = files("ridgeline.bench") / "page" / "bench.html"
+        data = {"runs": done, "shares": CURVE, "table": self.table(), "notes": self.notes()}
+        return document(index, [FOLDER / "plot.js", SOURCES / "runs.js"], data)
 
     def show(self) -> None:
         """The table and the notes on stdout."""
@@ -267,7 +273,7 @@ def check_json(path: Path | None) -> None:
 
 
 def write_json(path: Path | None, found: dict[str, Any]) -> None:
-    """To the file, which at any moment is a whole one, or for - to stdout."""
+    """Writes to the file, which at any moment is a whole one, or for - to stdout."""
     if path is None:
         return
     text = json.dumps(found, ensure_ascii=False)

@@ -25,7 +25,7 @@ def chat(
     model: Annotated[str, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")],
     system: Annotated[str | None, typer.Option(help="System prompt.", metavar="TEXT")] = None,
     chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.", metavar="FILE")] = None,
-    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: ours.")] = "auto",
+    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of the whole conversation [what model and cache hold].")] = None,
     kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache.")] = None,
     **sampling: Any,
@@ -55,7 +55,7 @@ def chat(
 
 
 def _converse(talk: Any) -> None:
-    """Until there is nothing more to read. Without a terminal the first mistake ends the process."""
+    """Converses until there is nothing more to read. Without a terminal the first mistake ends the process."""
     from ridgeline.cli.serve import say
     from ridgeline.cli.talk import run_command
 

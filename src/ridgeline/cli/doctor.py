@@ -58,7 +58,7 @@ def _version() -> Finding:
 def _processors() -> Finding:
     count = machine_facts().processors
     text = f"{count} may be used"
-    return Finding("processors", text) if count > 1 else Finding("processors", text, "allow more than one: server and engine share it now")
+    return Finding("CPU cores", text) if count > 1 else Finding("CPU cores", text, "allow more than one: server and engine share it now")
 
 
 def _memory() -> Finding:
@@ -131,19 +131,19 @@ SLOW_FIXES: Final = {
 
 
 def gpu_findings() -> list[Finding]:
-    """One line where there is no GPU, which is no loss: models are then computed on processors."""
+    """One line where there is no GPU, which is no loss: models are then computed on the CPU."""
     if lies_idle():
         text = "the machine has an NVIDIA GPU, and no driver shows it (/dev/nvidia0 is absent)"
         fix = f"install NVIDIA's driver, {max(LEAST_DRIVERS.values())} or later; start a container with `--gpus all`"
         return [Finding("GPU driver", text, fix)]
     if not has_device():
-        return [Finding("GPU", "none (/dev/nvidia0 is absent): models are computed on processors")]
+        return [Finding("GPU", "none (/dev/nvidia0 is absent): models are computed on the CPU")]
     gpus, said = ask_driver()
     return [_packages(absent_packages()), *findings_of(gpus, said, torch_cuda())]
 
 
 def findings_of(gpus: Sequence[Gpu], said: str = "", cuda: int | None = None) -> list[Finding]:
-    """What the driver's description of each GPU means. said: by its tool where it describes none; cuda: torch's major version."""
+    """Findings from the driver's description of each GPU. said: by its tool where it describes none; cuda: torch's major version."""
     if not gpus:
         return [Finding("GPU driver", f"nothing is known of the GPU's state: {said}", _driver_fix(said))]
     found = []
@@ -155,7 +155,7 @@ def findings_of(gpus: Sequence[Gpu], said: str = "", cuda: int | None = None) ->
 
 
 def _driver_fix(said: str) -> str:
-    """For what the driver's tool says where it does not describe GPUs."""
+    """The fix for what the driver's tool says where it does not describe GPUs."""
     if "mismatch" in said.lower():
         return "restart the machine: a driver was installed beside the one that runs"
     if "couldn't communicate" in said.lower():

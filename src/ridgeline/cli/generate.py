@@ -27,16 +27,16 @@ def generate(
     model: Annotated[str, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")],
     prompts: Annotated[list[str] | None, typer.Argument(help="Texts to continue; - or none: those of stdin.", metavar="PROMPT...")] = None,
     input_file: Annotated[
-        str | None, typer.Option("--input", help='A prompt a line; in .jsonl {"prompt": …} or {"messages": […]}.', metavar="FILE")
+        str | None, typer.Option("--input", help='One prompt per line; in .jsonl {"prompt": …} or {"messages": […]}.', metavar="FILE")
     ] = None,
     output: Annotated[str | None, typer.Option(help="File to write to instead of stdout.", metavar="FILE")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, on a line of its own.")] = False,
-    n: Annotated[int, typer.Option(help="Choices a prompt.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt, on a line of its own.")] = False,
+    n: Annotated[int, typer.Option(help="Choices per prompt.")] = 1,
     best_of: Annotated[int | None, typer.Option(help="Choices to compute, of which the likeliest come.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of so many best tokens (with --json).")] = None,
     prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt's tokens.")] = None,
     chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.", metavar="FILE")] = None,
-    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: ours.")] = "auto",
+    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and output [what model and cache hold].")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences that run at once [64, on a GPU 256].")] = None,
     kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache.")] = None,
@@ -59,7 +59,7 @@ def generate(
             try:
                 answers.append(llm.prepare(each.prompt, params))
             except RequestError as error:
-                raise each.refusal(error) from None
+                raise each.rejection(error) from None
         for each, answer in zip(asked, _with_bar(llm.run(answers), len(asked), out), strict=True):
             _print(answer.output(), each.name, as_json, out)
 
@@ -140,7 +140,7 @@ class Asked:
     place: str = ""
     name: str | int | None = None
 
-    def refusal(self, error: RequestError) -> RequestError:
+    def rejection(self, error: RequestError) -> RequestError:
         """The same error, which says where."""
         return RequestError(f"{self.place}: {error}", param=error.param, code=error.code) if self.place else error
 

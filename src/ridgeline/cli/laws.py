@@ -8,8 +8,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from ridgeline.sim.laws.reach import SITUATIONS
-from ridgeline.sim.laws.swarm import Tally
-from ridgeline.sim.laws.workers import run_swarm
+from ridgeline.sim.laws.swarm import Tally, run_swarm
 
 
 def laws(
@@ -36,7 +35,7 @@ def _show(console: Console, total: Tally) -> None:
         table.add_row(situation, f"{total.reached[situation]:,}" if total.reached[situation] else "never")
     console.print(table)
     console.print(
-        f"{total.seeds:,} seeds, {total.rows / max(total.steps, 1):.1f} sequences a step, "
+        f"{total.seeds:,} seeds, {total.rows / max(total.steps, 1):.1f} sequences per step, "
         f"{total.grouped / max(total.seeds, 1):.0%} of seeds with several KV groups, "
         f"{total.preempting / max(total.seeds, 1):.0%} with preemption",
         soft_wrap=True,

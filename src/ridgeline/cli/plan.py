@@ -38,8 +38,8 @@ def plan(
     memory: Annotated[float | None, typer.Option(help="GB of memory of a device, instead of the table's.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="GB/s of memory bandwidth, instead of the table's.")] = None,
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s of matrix products, instead of the table's.")] = None,
-    price_per_hour: Annotated[float | None, typer.Option(help="Dollars an hour for one device, instead of the table's.")] = None,
-    api_price: Annotated[float | None, typer.Option(help="Dollars a million tokens that an API asks, for the break-even.")] = None,
+    price_per_hour: Annotated[float | None, typer.Option(help="Dollars per hour for one device, instead of the table's.")] = None,
+    api_price: Annotated[float | None, typer.Option(help="Dollars per million tokens that an API asks, for the break-even.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, seconds, dollars.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with sliders and plots to this file; it needs no network.")] = None,
 ) -> None:
@@ -154,7 +154,7 @@ def money(value: float | None) -> str:
 
 
 def _verdict(report: "Report") -> list[str]:
-    cut = " × ".join(f"{name} {ranks}" for name, ranks in report.layout.items() if ranks > 1) or "no cut"
+    cut = " × ".join(f"{name} {ranks}" for name, ranks in report.layout.items() if ranks > 1) or "TP=1"
     active = f", {report.active_parameters / 1e9:.2f} B active" if report.active_parameters < report.parameters else ""
     size = f"{report.parameters / 1e9:.2f} B parameters{active}"
     lines = [
@@ -180,7 +180,7 @@ def _table(title: str, *columns: str) -> "Table":
 
 
 def memory_table(report: "Report") -> "Table":
-    """Where the memory goes."""
+    """The memory by what takes it."""
     table = _table("Memory of one replica", "what", "bytes", "share")
     rows = {
         "weights": report.weights_bytes,
@@ -205,12 +205,12 @@ def memory_table(report: "Report") -> "Table":
 
 
 def physics_table(report: "Report") -> "Table":
-    """Intensities, what binds, floors."""
+    """Intensities, the bottleneck, floors."""
     table = _table("Physics", "what", "value")
     table.add_row("ridge point", f"{report.ridge_intensity:,.0f} FLOP/B")
     table.add_row("prefill intensity", f"{report.prefill_intensity:,.0f} FLOP/B")
     table.add_row(f"decode intensity at {max(1, report.recommended_batch)}", f"{report.decode_intensity:,.1f} FLOP/B")
-    table.add_row("what binds", report.bound_by)
+    table.add_row("bottleneck", report.bound_by)
     table.add_row("floor between tokens, one user", milliseconds(report.decode_floor_seconds))
     table.add_row("floor of a prompt", milliseconds(report.prefill_floor_seconds))
     table.add_row("estimate of a prompt", milliseconds(report.prefill_seconds))
@@ -230,7 +230,7 @@ def curve_table(report: "Report") -> "Table":
 def batch_table(report: "Report") -> "Table":
     """Batch against speed; the knee and the batch to run are marked."""
     table = _table(
-        "Batches (estimates)", "batch", "ms a token", "with prompts", "tok/s", "decode tok/s", "compute", "KV", "bound by", "$/M tokens"
+        "Batches (estimates)", "batch", "ms per token", "with prompts", "tok/s", "decode tok/s", "compute", "KV", "bound by", "$/M tokens"
     )
     for point in report.batch_table:
         marks = (" knee" if point.batch == report.knee_batch else "") + (" ←" if point.batch == report.recommended_batch else "")
@@ -275,14 +275,14 @@ def _closing(report: "Report") -> list[str]:
         lines.append("Cost: no price is known for this device; give --price-per-hour.")
     elif report.cost_per_million_tokens is not None:
         lines.append(
-            f"Cost: {money(report.cost_per_million_tokens)} a million output tokens at batch {report.recommended_batch}, "
+            f"Cost: {money(report.cost_per_million_tokens)} per million output tokens at batch {report.recommended_batch}, "
             f"from ${report.price_per_hour:,.2f}/h ({report.price_seen})."
         )
     if report.recommended_batch == 0 and report.fits:
         lines.append("No batch meets the objective: relax --slo, take faster devices, or cut the model over more of them.")
     if report.self_hosting is not None:
         host = report.self_hosting
-        even = f"{host.break_even_tokens_per_day:,.0f} tokens a day"
+        even = f"{host.break_even_tokens_per_day:,.0f} tokens per day"
         lines.append(f"Against an API at ${host.api_price_per_million:g}/M: even at {even}; {host.advice}.")
     lines += [f"As traffic grows ({row.shape}): {row.symptom} → {row.action}." for row in report.scaling]
     if report.flags:

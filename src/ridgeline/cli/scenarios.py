@@ -14,20 +14,18 @@ from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import Question, deployment_of, parse_objective
 from ridgeline.sim.fleet.durations import Constant, Durations, Observed, fitted
 from ridgeline.sim.fleet.fleet import Failures, Scaling
-from ridgeline.sim.fleet.lengths import parse_length
-from ridgeline.sim.fleet.sample import SETTLE, Sample
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
+from ridgeline.sim.fleet.service import SETTLE, Sample
 from ridgeline.sim.fleet.traces import read_steps, read_trace
-from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_process
+from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_length, parse_process
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One name: how its text is read, its default, and what it means."""
+    """One name: how its text is read, and its default."""
 
     read: Callable[[str, str], Any]
     default: Any
-    meaning: str
 
 
 def _whole(low: int, high: int) -> Callable[[str, str], int]:
@@ -64,44 +62,44 @@ def _flag(name: str, text: str) -> bool:
 
 _MANY: Final = 1 << 24
 SETTINGS: Final[Mapping[str, Setting]] = {
-    "device": Setting(_text, "h100-sxm", "device of the planner's table"),
-    "dtype": Setting(_text, None, "weight format"),
-    "kv_dtype": Setting(_text, None, "format of the KV cache"),
-    "context": Setting(_whole(2, 1 << 27), None, "tokens of a sequence at most"),
-    "tensor_parallel_size": Setting(_whole(1, 1024), 1, "devices that each matrix is cut over"),
-    "pipeline_parallel_size": Setting(_whole(1, 1024), 1, "stages of layers"),
-    "memory_utilization": Setting(_number(0.1, 1.0), 0.9, "share of a device's memory that may be used"),
-    "max_num_seqs": Setting(_whole(1, 4096), 256, "sequences at once"),
-    "max_num_batched_tokens": Setting(_whole(1, 1 << 20), 2048, "tokens of a step"),
-    "step_ms": Setting(_whole(1, 60_000), 60, "milliseconds of a step in which somebody waits for the next token"),
-    "scheduling_policy": Setting(_text, "fcfs", "order of requests"),
-    "enable_prefix_caching": Setting(_flag, True, "reuse of shared prefixes"),
-    "max_waiting": Setting(_whole(0, 1 << 20), 1 << 20, "requests that may wait"),
-    "depth": Setting(_whole(1, 4), 1, "steps in flight"),
-    "kv_pages": Setting(_whole(1, _MANY), None, "pages of the KV cache instead of what fits"),
-    "swap_space": Setting(_number(0, 1 << 14), 0.0, "GiB of host memory for cached KV that has no room any more"),
-    "replicas": Setting(_whole(1, 1024), 1, "servers"),
-    "decode_replicas": Setting(_whole(0, 1024), 0, "servers that decode what the others have prefilled; 0: all do both"),
-    "routing": Setting(_text, "least-requests", "how requests are spread"),
-    "autoscale": Setting(_text, None, "least:most replicas, by queue depth"),
-    "cold_start": Setting(_number(0, 86_400), 120.0, "seconds until a new replica serves"),
-    "mtbf": Setting(_number(1, 1e9), None, "mean seconds between failures of a replica"),
-    "arrivals": Setting(_text, "poisson", "poisson, bursty, diurnal, or closed"),
-    "rate": Setting(_number(1e-6, 1e6), 1.0, "requests a second"),
-    "users": Setting(_whole(1, 100_000), 16, "users of a closed loop"),
-    "think": Setting(_number(0, 1e6), 0.0, "mean seconds that a user thinks"),
-    "prompt": Setting(_text, "lognormal:500", "prompt tokens"),
-    "output": Setting(_text, "lognormal:150", "output tokens"),
-    "prefixes": Setting(_whole(0, 1 << 20), 0, "different shared beginnings"),
-    "shared": Setting(_whole(0, _MANY), 0, "tokens of a shared beginning"),
-    "background": Setting(_number(0, 1), 0.0, "share of requests of a lower class: no objective, last under scheduling_policy=priority"),
-    "patience": Setting(_number(1e-3, 1e6), None, "seconds after which a client who waits for its answer leaves"),
-    "requests": Setting(_whole(1, 100_000_000), 2000, "requests to simulate"),
-    "sample": Setting(_number(1e-4, 1.0), None, "share of a diurnal day to simulate, in windows of all its hours"),
-    "settle": Setting(_number(0, 3600), SETTLE, "seconds of traffic before and after each window of a sample"),
-    "speed": Setting(_number(1e-3, 1e3), 1.0, "a trace played so many times as fast"),
-    "step_time": Setting(_text, "roofline", "roofline, constant:STEP,TOKEN,CACHED in seconds, or the path of a step log"),
-    "slo": Setting(_text, None, "objective, for instance ttft=500ms,itl=50ms"),
+    "device": Setting(_text, "h100-sxm"),  # device of the planner's table
+    "dtype": Setting(_text, None),  # weight format
+    "kv_dtype": Setting(_text, None),  # format of the KV cache
+    "context": Setting(_whole(2, 1 << 27), None),  # tokens of a sequence at most
+    "tensor_parallel_size": Setting(_whole(1, 1024), 1),  # devices that each matrix is cut over
+    "pipeline_parallel_size": Setting(_whole(1, 1024), 1),  # stages of layers
+    "memory_utilization": Setting(_number(0.1, 1.0), 0.9),  # share of a device's memory that may be used
+    "max_num_seqs": Setting(_whole(1, 4096), 256),  # sequences at once
+    "max_num_batched_tokens": Setting(_whole(1, 1 << 20), 2048),  # tokens of a step
+    "step_ms": Setting(_whole(1, 60_000), 60),  # milliseconds of a step in which somebody waits for the next token
+    "scheduling_policy": Setting(_text, "fcfs"),  # order of requests
+    "enable_prefix_caching": Setting(_flag, True),  # reuse of shared prefixes
+    "max_waiting": Setting(_whole(0, 1 << 20), 1 << 20),  # requests that may wait
+    "depth": Setting(_whole(1, 4), 1),  # steps in flight
+    "kv_pages": Setting(_whole(1, _MANY), None),  # blocks of the KV cache instead of what fits
+    "swap_space": Setting(_number(0, 1 << 14), 0.0),  # GiB of host memory for cached KV that has no room any more
+    "replicas": Setting(_whole(1, 1024), 1),  # servers
+    "decode_replicas": Setting(_whole(0, 1024), 0),  # servers that decode what the others have prefilled; 0: all do both
+    "routing": Setting(_text, "least-requests"),  # how requests are spread
+    "autoscale": Setting(_text, None),  # least:most replicas, by queue depth
+    "cold_start": Setting(_number(0, 86_400), 120.0),  # seconds until a new replica serves
+    "mtbf": Setting(_number(1, 1e9), None),  # mean seconds between failures of a replica
+    "arrivals": Setting(_text, "poisson"),  # poisson, bursty, diurnal, or closed
+    "rate": Setting(_number(1e-6, 1e6), 1.0),  # requests per second
+    "users": Setting(_whole(1, 100_000), 16),  # users of a closed loop
+    "think": Setting(_number(0, 1e6), 0.0),  # mean seconds that a user thinks
+    "prompt": Setting(_text, "lognormal:500"),  # prompt tokens
+    "output": Setting(_text, "lognormal:150"),  # output tokens
+    "prefixes": Setting(_whole(0, 1 << 20), 0),  # different shared beginnings
+    "shared": Setting(_whole(0, _MANY), 0),  # tokens of a shared beginning
+    "background": Setting(_number(0, 1), 0.0),  # share of requests of a lower class: no objective, last under scheduling_policy=priority
+    "patience": Setting(_number(1e-3, 1e6), None),  # seconds after which a client who waits for its answer leaves
+    "requests": Setting(_whole(1, 100_000_000), 2000),  # requests to simulate
+    "sample": Setting(_number(1e-4, 1.0), None),  # share of a diurnal day to simulate, in windows of all its hours
+    "settle": Setting(_number(0, 3600), SETTLE),  # seconds of traffic before and after each window of a sample
+    "speed": Setting(_number(1e-3, 1e3), 1.0),  # a trace played so many times as fast
+    "step_time": Setting(_text, "roofline"),  # roofline, constant:STEP,TOKEN,CACHED in seconds, or the path of a step log
+    "slo": Setting(_text, None),  # objective, for instance ttft=500ms,itl=50ms
 }
 
 

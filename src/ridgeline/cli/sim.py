@@ -14,13 +14,13 @@ def sim(
     model: Annotated[str, typer.Argument(help="A config.json, a GGUF file, a directory with one of them, `demo` or a known name.")],
     device: Annotated[str | None, typer.Option(help="Device of the planner's table [h100-sxm].")] = None,
     replicas: Annotated[int | None, typer.Option(help="Servers [1].")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second [1].")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second [1].")] = None,
     users: Annotated[int | None, typer.Option(help="Users who wait for their answers, instead of a rate.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Prompt tokens: 500, lognormal:500, uniform:500, exponential:500.")] = None,
     output: Annotated[str | None, typer.Option(help="Output tokens, the same way.")] = None,
     requests: Annotated[int | None, typer.Option(help="Requests to simulate [2000, or the whole trace].")] = None,
     sample: Annotated[float | None, typer.Option(help="Simulate this share of a diurnal day, in windows of all its hours.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (ours, Mooncake) or csv (BurstGPT).")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, name=value; a wrong name lists all.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different chance; from two on intervals are given.")] = 1,
@@ -49,7 +49,7 @@ def sim(
         if find_knee:
             runs.find_knee(at_rate(model, settings, trace))
     if html is not None:
-        from ridgeline.sim.fleet.page import runs_page
+        from ridgeline.sim.fleet.experiment import runs_page
 
         write_page(html, runs_page(runs.as_dict(), runs.table(), runs.notes))
     if as_json:
@@ -59,14 +59,14 @@ def sim(
 
 
 def whatif(
-    trace: Annotated[Path, typer.Argument(help="Recorded traffic: jsonl (ours, Mooncake) or csv (BurstGPT).")],
+    trace: Annotated[Path, typer.Argument(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")],
     model: Annotated[str, typer.Option(help="A config.json, a GGUF file, a directory, `demo` or a known name.")] = "demo",
     today: Annotated[list[str] | None, typer.Option("--today", help="A setting as it is now, name=value.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="A setting to try, name=value; a wrong name lists all.")] = None,
     replicas: Annotated[int | None, typer.Option(help="Servers to try.")] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different chance, for intervals.")] = 3,
-    levers: Annotated[bool, typer.Option(help="Say which resource binds and try the levers that follow, best first.")] = True,
+    levers: Annotated[bool, typer.Option(help="Say which resource is the bottleneck and try the levers that follow, best first.")] = True,
     find_replicas: Annotated[bool, typer.Option("--least-replicas", help="Also find the fewest replicas that meet the objective.")] = False,
     find_knee: Annotated[bool, typer.Option("--knee", help="Also find the rate from which latency grows faster than throughput.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: seconds, tokens, dollars.")] = False,
@@ -76,7 +76,7 @@ def whatif(
     from ridgeline.cli.output import check_page, write_page
     from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
     from ridgeline.cli.sim_tables import Runs, show
-    from ridgeline.sim.fleet.levers import candidates
+    from ridgeline.sim.fleet.experiment import candidates
 
     objective = {} if slo is None else {"slo": slo}
     base = objective | parse_changes(today or [])
@@ -94,7 +94,7 @@ def whatif(
         if find_replicas:
             runs.find_replicas(scenario_of(model, base | changed, trace))
     if html is not None:
-        from ridgeline.sim.fleet.page import runs_page
+        from ridgeline.sim.fleet.experiment import runs_page
 
         write_page(html, runs_page(runs.as_dict(), runs.table(), runs.notes))
     if as_json:

@@ -1,4 +1,4 @@
-"""Runs of the simulator for people: progress while they run, then one column a scenario, beside each other. Owns rounding and units."""
+"""Runs of the simulator for people: progress while they run, then one column per scenario, beside each other. Owns rounding and units."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,18 +9,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ridgeline.sim.fleet.experiment import Interval, intervals, knee_of, least_replicas, mean_curves
-from ridgeline.sim.fleet.levers import Tried, binding, ranked
+from ridgeline.sim.fleet.experiment import Interval, Tried, binding, intervals, knee_of, least_replicas, mean_curves, ranked
 from ridgeline.sim.fleet.measures import CURVE, Figures
 from ridgeline.sim.fleet.scenario import Scenario
 
 FLOOD = 1e5
-"""Requests a second that no fleet answers."""
+"""Requests per second that no fleet answers."""
 
 SECONDS, RATE, SHARE, PLAIN, MONEY = "s", "/s", "%", "", "$"
 ROWS: dict[str, tuple[str, str]] = {
-    "requests": ("requests answered", PLAIN), "rejected": ("requests refused", PLAIN),
-    "aborted": ("clients who left", PLAIN), "seconds": ("simulated time", SECONDS),
+    "requests": ("requests answered", PLAIN), "rejected": ("requests rejected", PLAIN),
+    "aborted": ("requests aborted", PLAIN), "seconds": ("simulated time", SECONDS),
     "output_tokens_per_second": ("output tokens", RATE), "requests_per_second": ("requests", RATE),
     "goodput_tokens": ("goodput, useful tokens", RATE), "goodput_requests": ("goodput, requests within the objective", RATE),
     "met": ("requests within the objective", SHARE),
@@ -29,9 +28,10 @@ ROWS: dict[str, tuple[str, str]] = {
     "e2e.p50": ("E2E p50", SECONDS), "e2e.p99": ("E2E p99", SECONDS),
     "queue.mean": ("queue, mean", SECONDS), "queue.p99": ("queue p99", SECONDS),
     "background.p50": ("background E2E p50", SECONDS), "background.p99": ("background E2E p99", SECONDS),
-    "running": ("running, mean", PLAIN), "waiting": ("waiting, mean", PLAIN), "kv_use": ("KV cache held, mean", SHARE),
+    "running": ("running sequences, mean", PLAIN), "waiting": ("waiting sequences, mean", PLAIN), "kv_use": ("KV cache usage, mean", SHARE),
     "cached_share": ("prompt tokens from the prefix cache", SHARE), "preemptions": ("preemptions", PLAIN),
-    "utilisation": ("time computing", SHARE), "replica_seconds": ("replica seconds", SECONDS), "cost": ("a million output tokens", MONEY),
+    "utilisation": ("time computing", SHARE), "replica_seconds": ("replica seconds", SECONDS),
+    "cost": ("cost per million output tokens", MONEY),
 }  # fmt: skip
 """Figure → what it is called, and its unit."""
 
@@ -80,17 +80,17 @@ class Runs(AbstractContextManager["Runs"]):
         return self.done[-1]
 
     def tell_sample(self) -> None:
-        """What a sample stands for, and where its error is."""
+        """Notes what a sample stands for, and where its error is."""
         first = self.done[0]
         if first.scenario.sample is None:
             return
         sample, counted = first.scenario.sample, sum(report.requests for report in first.reports)
         of = round(first.scenario.requests / sample.share)
         error = "95 % intervals over the seeds are its error" if len(first.reports) > 1 else "its error needs --seeds 2 or more"
-        self.notes.append(f"A sample: {counted:,} requests counted, of days of {of:,}, in {sample.parts} windows a day; {error}.")
+        self.notes.append(f"A sample: {counted:,} requests counted, of days of {of:,}, in {sample.parts} windows per day; {error}.")
 
     def try_levers(self, changed: Callable[[dict[str, str]], Scenario], levers: dict[str, dict[str, str]]) -> None:
-        """Runs every lever on the first run's requests, puts the best first and says what binds."""
+        """Runs every lever on the first run's requests, puts the best first and says what the bottleneck is."""
         today = self.done[0]
         tried = []
         for name, settings in levers.items():
@@ -135,7 +135,7 @@ class Runs(AbstractContextManager["Runs"]):
         }
 
     def table(self) -> list[list[str]]:
-        """A row a figure: what it is called, then each run's value as text."""
+        """One row per figure: what it is called, then each run's value as text."""
         found = [run.intervals for run in self.done]
         return [
             [label, *[_cell(each[name], unit) if name in each else "–" for each in found]]

@@ -23,17 +23,17 @@ LEAST_SAMPLES: Final = 64
 class Source:
     """A model and the settings that it is opened with: only what depends on memory is open in them, until they are `sized`.
 
-    memory_bytes       that this process may use
-    decisions          that have been made so far
-    pages, host_pages  of the KV cache
+    memory_bytes         that this process may use
+    decisions            that have been made so far
+    blocks, host_blocks  of the KV cache
     """
 
     config: EngineConfig
     facts: ModelFacts
     memory_bytes: int
     decisions: tuple[Decision, ...] = ()
-    pages: int = 0
-    host_pages: int = 0
+    blocks: int = 0
+    host_blocks: int = 0
 
     @property
     def costs(self) -> KVCosts:
@@ -61,7 +61,7 @@ class Source:
         """With nothing left open: see `config.resolve`."""
         found = resolve(self.config, context=context, memory_bytes=memory_bytes, costs=self.costs, share=share, host_bytes=host_bytes)
         return replace(
-            self, config=found.config, decisions=self.decisions + found.decisions, pages=found.pages, host_pages=found.host_pages
+            self, config=found.config, decisions=self.decisions + found.decisions, blocks=found.pages, host_blocks=found.host_pages
         )
 
     def shape(self, numerics: str) -> KVShape:
@@ -70,7 +70,7 @@ class Source:
         config = self.config
         named = f"{config.runner} {numerics} {config.kv_dtype} {config.block_size}"
         fingerprint = hashlib.sha256(self.facts.fingerprint + named.encode()).digest()
-        return KVShape(kv_groups(self.facts), config.block_size, self.pages, fingerprint, self.host_pages, self.costs.page_bytes)
+        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, self.host_blocks, self.costs.page_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Owns no runner: anything that can run its list to op n can be compared with anything else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Protocol
@@ -23,6 +23,22 @@ class Runner(Protocol):
     @property
     def oplist(self) -> OpList: ...
 
+    def run(
+        self, inputs: StepInputs, kv: Any, taps: Sequence[str] = (), *, keep: NDArray[np.int32] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """One step: `logits` fp32 [S, V] of the selected positions, and the taps asked for.
+
+        `finite` bool [T]: whether a token's numbers are: those that keys and values are made from, and its final hidden state if selected.
+        keep: int32 [S], how many of the largest logits of each row are needed, with those that equal the last; 0, or None: all. With one of
+        every row a runner may return their lowest ids, `best` [S], in place of `logits`. It may leave out what is not needed where it
+        returns `maxima` beside, which say to its sampler where the others are.
+        """
+        ...
+
+    def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rows of the tap `hidden` [N, D] to their logits [N, V], bit for bit what `run` gives for them when they are selected."""
+        ...
+
     def values(self, inputs: StepInputs, kv: Any, until: int | None = None) -> Mapping[str, NDArray[np.float32]]:
         """Runs ops 0 … `until` (all of them by default) and returns every named value that they made.
 
@@ -30,6 +46,8 @@ class Runner(Protocol):
         that `stored_names` names.
         """
         ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,18 @@ class EngineConfig:
     kv_cache_memory_bytes  None: the lesser of the need and 30 % of the memory that this process may use
     swap_space             GiB of host memory for blocks of the prefix cache that leave the KV cache; 0: none, they are forgotten
     depth                  steps in flight
+    speculative            `ngram`: what followed the last time that a sequence's newest ids stood in it is verified, several ids in a
+                           step, where that is quicker; answers stay the same. `off`: nothing is
+    num_speculative_tokens  ids verified per sequence and step at most
     runner                 `cuda` (a GPU), `native` (the extension), `numpy`, or `auto`: the first of these that is there
     dtype                  what a GPU computes with: `bf16`, `fp16`, `f32`, or `fp8`: bf16, with matrices of floats as e4m3
     kv_dtype               format of the KV cache: `bf16`, `f32`, `int8`, on a GPU also `fp16` and `fp8`, or `auto`: the runner's own
     batch_invariant        on a GPU: a token's bits do not depend on what else is computed with it; slower. Other runners always are
-    attention_backend      of a GPU: `triton` (ours), `flash-attention`, `flashinfer` (where installed), or `auto`: ours
-    threads                that share a step; None: the processors that this process may use
+    attention_backend      of a GPU: `triton` (Ridgeline's), `flash-attention`, `flashinfer` (where installed), or `auto`: Ridgeline's
+    threads                that share a step; None: the CPU cores that this process may use
     record                 path of a file that takes every command, plan and result, token ids included; see `engine.record`
     trace                  path of a file for what every thread of the native runner did in every phase of a step, for Perfetto
-    step_timeout_seconds   an engine that has work, completes no step and uses no processor for so long is killed and started anew;
+    step_timeout_seconds   an engine that has work, completes no step and uses no CPU for so long is killed and started anew;
                            one that computes for twenty times as long, too
     """
 
@@ -41,6 +44,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
     depth: int = 2
+    speculative: str = "off"
+    num_speculative_tokens: int = 4
     seed: int | None = None
     runner: str = "auto"
     dtype: str = "auto"
@@ -67,11 +72,11 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What the front end needs beside the engine.
+    """Settings of the front end beside the engine's.
 
     max_waiting              requests that may wait; beyond them clients get 429
     chat_template            path of a template that replaces the model's
-    generation_config        `auto`: the model's defaults for what clients leave out; `none`: ours
+    generation_config        `auto`: the model's defaults for what clients leave out; `none`: Ridgeline's
     sse_keep_alive_interval  seconds without an event after which a stream has a comment, so that proxies keep the connection
     shutdown_timeout         seconds that accepted requests may run on after SIGTERM
     """

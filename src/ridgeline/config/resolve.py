@@ -17,7 +17,11 @@ LIMITS = {
     "step_ms": (1, 60_000),
     "block_size": (1, 1_024),
     "depth": (1, 4),
+    "num_speculative_tokens": (1, 8),
 }
+
+DRAFTERS = ("off", "ngram")
+"""Where speculative drafts may come from, the default first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class KVCosts:
-    """What the KV cache of the model costs, as `planning.memory` computes it.
+    """Costs of the model's KV cache, as `planning.memory` computes it.
 
     page_bytes      bytes of one page
     sequence_pages  tokens → pages that one sequence of so many positions holds at most
@@ -73,7 +77,7 @@ def resolve(
     fits = costs.longest(pages, wanted)
     if fits < 1:
         raise ConfigError(
-            f"a KV cache of {cache.value} bytes holds {pages} pages of {costs.page_bytes} bytes, one sequence needs "
+            f"a KV cache of {cache.value} bytes holds {pages} blocks of {costs.page_bytes} bytes, one sequence needs "
             f"{costs.sequence_pages(1)}; set --kv-cache-memory-bytes {costs.sequence_pages(1) * costs.page_bytes} or more",
             fix={"--kv-cache-memory-bytes": None},
         )
@@ -86,13 +90,13 @@ def resolve(
                 f"set --max-model-len {fits}{more}",
                 fix={"--max-model-len": str(fits)},
             )
-        length = Decision("max_model_len", fits, "machine", f"shrunk from {wanted}: the longest sequence that {pages} pages hold")
+        length = Decision("max_model_len", fits, "machine", f"shrunk from {wanted}: the longest sequence that {pages} blocks hold")
     settled = replace(config, max_model_len=int(length.value), kv_cache_memory_bytes=pages * costs.page_bytes)
     left = memory_bytes - pages * costs.page_bytes if host_bytes is None else host_bytes
     tier = _host_pages(config, left, costs.page_bytes)
     if not tier:
         return Resolved(settled, pages, (length, cache))
-    held = Decision("swap_space", f"{config.swap_space:g} GiB", "flag", f"--swap-space: {tier} pages behind the {pages} of the KV cache")
+    held = Decision("swap_space", f"{config.swap_space:g} GiB", "flag", f"--swap-space: {tier} blocks behind the {pages} of the KV cache")
     return Resolved(settled, pages, (length, cache, held), tier)
 
 
@@ -113,7 +117,7 @@ def _host_pages(config: EngineConfig, left: int, page_bytes: int) -> int:
         )
     pages = int(config.swap_space * GIB) // page_bytes
     if not pages:
-        raise ConfigError(f"--swap-space {config.swap_space:g} GiB does not hold a page of {page_bytes} bytes", fix={"--swap-space": None})
+        raise ConfigError(f"--swap-space {config.swap_space:g} GiB does not hold a block of {page_bytes} bytes", fix={"--swap-space": None})
     return pages
 
 
@@ -124,6 +128,10 @@ def check_bounds(config: EngineConfig) -> None:
         if value is not None and not low <= value <= high:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is {value}, outside {low} … {high}", fix={flag: str(max(low, min(high, value)))})
+    if config.speculative not in DRAFTERS:
+        raise ConfigError(
+            f"--speculative is {config.speculative!r}; it must be one of {', '.join(DRAFTERS)}", fix={"--speculative": DRAFTERS[0]}
+        )
 
 
 def _wanted_length(config: EngineConfig, context: int) -> Decision:
@@ -143,7 +151,7 @@ def _cache_bytes(config: EngineConfig, length: int, memory_bytes: int, costs: KV
         if not costs.page_bytes <= config.kv_cache_memory_bytes <= memory_bytes:
             raise ConfigError(
                 f"--kv-cache-memory-bytes is {config.kv_cache_memory_bytes}, "
-                f"outside {costs.page_bytes} (one page) … {memory_bytes} (the memory of this process)",
+                f"outside {costs.page_bytes} (one block) … {memory_bytes} (the memory of this process)",
                 fix={"--kv-cache-memory-bytes": None},
             )
         return Decision(name, config.kv_cache_memory_bytes, "flag", "--kv-cache-memory-bytes")

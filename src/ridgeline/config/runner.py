@@ -1,4 +1,4 @@
-"""What computes a step, in which formats, and with how many threads: one pure function that says why."""
+"""The choice of runner, formats and threads: one pure function that says why."""
 
 from dataclasses import replace
 from typing import Final
@@ -18,14 +18,14 @@ ATTENTION_BACKENDS: Final = ("triton", "flash-attention", "flashinfer")
 
 ROWS: Final = {"cuda": (256, "a step of so many rows still reads its weights once and waits for memory")}
 """Runner → sequences at once, and why."""
-ROWS_ELSEWHERE: Final = (64, "beyond them a processor computes for longer than it reads weights")
+ROWS_ELSEWHERE: Final = (64, "beyond them a CPU core computes for longer than it reads weights")
 
 TOKENS: Final = {"cuda": (8_192, "a GPU computes at its full rate from some hundreds of tokens on, and launching a step costs the same")}
 """Runner → tokens of a step, and why."""
-TOKENS_ELSEWHERE: Final = (512, "a processor computes no faster in larger steps, and whoever comes next waits for them")
+TOKENS_ELSEWHERE: Final = (512, "a CPU core computes no faster in larger steps, and whoever comes next waits for them")
 
 THREADS: Final = 1_024
-"""More than any machine of today has processors."""
+"""More than any machine of today has CPU cores."""
 
 
 def resolve_runner(
@@ -123,7 +123,7 @@ def _attention(config: EngineConfig, runner: str) -> Decision | None:
 
 def _threads(config: EngineConfig, processors: int) -> Decision:
     if config.threads is None:
-        return Decision("threads", processors, "machine", "the processors that this process may use")
+        return Decision("threads", processors, "machine", "the CPU cores that this process may use")
     if not 1 <= config.threads <= THREADS:
         raise ConfigError(f"--threads is {config.threads}, outside 1 … {THREADS}", fix={"--threads": None})
     return Decision("threads", config.threads, "flag", "--threads")

@@ -53,6 +53,8 @@ class BlockPool:
     def hold(self, block_id: int) -> None:
         """One more holder of a block that is cached or held."""
         if self.holders[block_id] == 0:
+            if block_id not in self.cached:
+                raise LawViolation(3, f"block {block_id} is shared, and is free")
             del self.cached[block_id]
             self.held += 1
         self.holders[block_id] += 1

@@ -67,12 +67,14 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Columns of one committed step: sequence numbers and how many ids each sampled."""
+    """Columns of one committed step: sequence numbers and how many ids each sampled. `accepted` of `drafted` ids were right."""
 
     step: int
     time: float
     sequences: tuple[int, ...]
     sampled: IntColumn
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

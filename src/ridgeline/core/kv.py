@@ -12,6 +12,7 @@ from ridgeline.core.host import HostBlocks
 from ridgeline.core.plan import KVShape
 from ridgeline.core.prefix import PrefixIndex
 from ridgeline.core.sequence import Sequence
+from ridgeline.errors import LawViolation
 
 
 class Cache:
@@ -147,7 +148,7 @@ class Cache:
             table.clear()
         sequence.unsent.clear()
         sequence.released = [0] * len(sequence.tables)
-        sequence.computed = sequence.scheduled = 0
+        sequence.computed = sequence.scheduled = sequence.ahead = 0
         sequence.cover(0)
         self._offered(sequence, 0)
 
@@ -175,6 +176,8 @@ class Cache:
     def publish(self, sequence: Sequence) -> None:
         """Offers the blocks that the sequence has filled with committed content."""
         filled = sequence.computed // self.shape.block_tokens
+        if sequence.computed > len(sequence.known):
+            raise LawViolation(4, f"sequence {sequence.number} has computed {sequence.computed} positions of {len(sequence.known)} ids")
         if not self.index.shares(sequence):
             self._offered(sequence, filled)
             return

@@ -6,6 +6,7 @@ Never repairs anything: a law that does not hold raises `LawViolation` with its 
 """
 
 from collections import Counter
+from itertools import accumulate
 
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVShape, Plan
@@ -25,6 +26,8 @@ def check(scheduler: Scheduler) -> None:
             raise LawViolation(6, f"sequence {sequence.number} was overtaken {sequence.overtaken} times while it was ready")
     if len(life.running) + len(life.rows) > scheduler.limits.rows:
         raise LawViolation(5, f"{len(life.running)} sequences run and {len(life.rows)} of {scheduler.limits.rows} rows are free")
+    if any(flight.barrier for flight in list(scheduler.flights)[:-1]):
+        raise LawViolation(4, "a step is planned behind one that drafts")
     if len(pool.free) + len(pool.cached) + pool.held != pool.count:
         raise LawViolation(2, f"free {len(pool.free)} + cached {len(pool.cached)} + held {pool.held} is not {pool.count}")
     host = scheduler.cache.host
@@ -36,9 +39,9 @@ def _check_sequence(sequence: Sequence, state: State) -> None:
     computed, scheduled, reach, promised = sequence.computed, sequence.scheduled, sequence.reach, sequence.promised
     if sequence.state is not state:
         raise LawViolation(1, f"sequence {sequence.number} is queued as {state.name} and is {sequence.state.name}")
-    if not 0 <= computed <= scheduled <= reach:
-        raise LawViolation(4, f"sequence {sequence.number}: computed {computed}, scheduled {scheduled}, reach {reach}")
-    if reach > sequence.limit or promised < 0 or scheduled > sequence.capacity:
+    if not 0 <= computed <= scheduled <= reach or (sequence.ahead and not sequence.in_flight):
+        raise LawViolation(4, f"sequence {sequence.number}: computed {computed}, scheduled {scheduled} + {sequence.ahead}, reach {reach}")
+    if reach + sequence.ahead > sequence.limit or promised < 0 or scheduled + sequence.ahead > sequence.capacity:
         raise LawViolation(
             4, f"sequence {sequence.number}: reach {reach} of {sequence.limit}, scheduled {scheduled} of {sequence.capacity}"
         )
@@ -58,8 +61,11 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
     lengths = {len(plan.start), len(plan.count), len(plan.sample)}
     if tokens != len(plan.tokens) or min(plan.count) < 1 or lengths != {rows}:
         raise LawViolation(5, f"{name}: columns do not fit each other")
-    if any(samples > count for samples, count in zip(plan.sample, plan.count, strict=True)):
-        raise LawViolation(5, f"{name} samples {list(plan.sample)} of {list(plan.count)} positions")
+    if sum(plan.sample) > limits.most_samples or any(samples > count for samples, count in zip(plan.sample, plan.count, strict=True)):
+        raise LawViolation(5, f"{name} samples {list(plan.sample)} of {list(plan.count)} positions, {limits.most_samples} are allowed")
+    for end, samples in zip(accumulate(plan.count), plan.sample, strict=True):
+        if samples > 1 and min(plan.tokens[end - samples : end]) < 0:
+            raise LawViolation(4, f"{name} has drafts behind an id that is not known, or that are none")
     for index, first, count in plan.score:
         if not (0 <= index < rows and count > 0 and 0 <= first <= first + count <= plan.count[index] - plan.sample[index]):
             raise LawViolation(5, f"{name} scores {count} positions from {first} on of row index {index}, not all computed there")

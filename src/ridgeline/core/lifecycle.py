@@ -41,7 +41,6 @@ class Lifecycle:
         self.unstarted: set[str] = set()
         self.rows = list(range(limits.rows - 1, -1, -1))
         self.freed_rows: list[int] = []
-        self.draining = False
         self._numbers = 0
         self._starts: deque[float] = deque(maxlen=32)
         self._emit = emit
@@ -63,8 +62,6 @@ class Lifecycle:
             insort(self.waiting, sequence, key=by_rank)
 
     def _refusal(self, request: Admitted) -> tuple[str, float | None] | None:
-        if self.draining:
-            return "the server is shutting down; send the request elsewhere", RETRY_SECONDS[0]
         if request.request_id in self.open:
             return f"request id {request.request_id} is in use", None
         if len(self.unstarted) >= self.limits.max_waiting:

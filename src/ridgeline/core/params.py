@@ -138,7 +138,6 @@ class Admitted:
     stop_ids      ids that end the sequence (EOS and the client's, unless ignore_eos), not before min_tokens outputs exist
     two_phase     the engine's end is provisional until the front end closes (stop strings, or nothing but the prompt is wanted)
     domain        tenant domain of the prefix cache (bytes; an HMAC made by the front end)
-    extra         further identity of the KV content (media, adapter digest), empty for plain text
     priority      smaller runs first under the priority policy
     """
 
@@ -153,7 +152,6 @@ class Admitted:
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     two_phase: bool = False
     domain: bytes = b""
-    extra: bytes = b""
     priority: int = 0
 
     def row_params(self, choice: int) -> RowParams:
@@ -179,6 +177,7 @@ class Limits:
 
     rows                 sequences resident at once (`--max-num-seqs`)
     token_budget         tokens in one step (`--max-num-batched-tokens`)
+    samples              positions of one step that sample, drafts among them, where that is more than `rows`
     mixed_tokens         what a step may cost in which rows keep up, in tokens; a row keeps up when one token brings it to its reach
     row_tokens           what each of these rows costs, in tokens
     depth                steps in flight, 1 … 4
@@ -190,6 +189,7 @@ class Limits:
 
     rows: int = 256
     token_budget: int = 2048
+    samples: int = 0
     mixed_tokens: int = UNBOUNDED
     row_tokens: float = 1.0
     depth: int = 1
@@ -197,6 +197,11 @@ class Limits:
     max_preemptions: int = 8
     max_waiting: int = 4096
     prefix_caching: bool = True
+
+    @property
+    def most_samples(self) -> int:
+        """Positions of one step that sample at most: as many rows of logits there are."""
+        return max(self.rows, self.samples)
 
     def prefill_budget(self, decode_rows: int) -> int:
         """Tokens that all rows which catch up may have together in a step beside so many rows that keep up: these wait for the step

@@ -59,7 +59,7 @@ class Plan:
     @property
     def drafts(self) -> bool:
         """A row has drafts: the step is a barrier, nothing is planned behind it until it is committed."""
-        return max(self.sample) > 1
+        return self.sample.count(0) + self.sample.count(1) < len(self.sample)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """A plan being written: columns that grow row by row and are frozen once."""
 
 from array import array
+from collections.abc import Iterable
 
 from ridgeline.core.plan import LAST, NewRow, Plan
 from ridgeline.core.sequence import Sequence
 
+Ids = tuple[int, ...]
 MOST_SCORED = 64
 """Prompt positions that a step scores at most: each costs logits over the whole vocabulary, and everybody else waits for the step."""
 
@@ -14,6 +16,7 @@ class PlanBuilder:
 
     chunks        row index → (tokens, samples) of the rows that do anything but compute one token and sample once
     score         as in `Plan`
+    drafts        row index → ids drafted behind the row's last token
     fresh         sequences whose row is new
     closed        no further waiting sequence may start in this step
     prefill_left  tokens that rows which catch up may still have in this step; None until one asks
@@ -27,6 +30,7 @@ class PlanBuilder:
         self.tokens: list[int] = []
         self.chunks: dict[int, tuple[int, int]] = {}
         self.score: list[tuple[int, int, int]] = []
+        self.drafts: dict[int, Ids] = {}
         self.fresh: list[Sequence] = []
         self.blocks: list[tuple[int, int, int, tuple[int, ...]]] = []
         self.closed = False
@@ -36,6 +40,11 @@ class PlanBuilder:
     def left(self) -> int:
         """Tokens that the step may still compute."""
         return self.budget - len(self.tokens)
+
+    @property
+    def samples(self) -> int:
+        """Positions that sample so far."""
+        return len(self.sequences) - sum([not samples for _, samples in self.chunks.values()])
 
     @property
     def scores_left(self) -> int:
@@ -68,6 +77,15 @@ class PlanBuilder:
         sequence.in_flight += 1
         sequence.last_step = self.step
 
+    def draft(self, index: int, ids: Ids) -> None:
+        """The row, which computes one known token and samples, verifies these ids too. The caller has taken blocks for them."""
+        sequence = self.sequences[index]
+        sequence.ahead = len(ids)
+        self.blocks += [(sequence.row, group, first, block_ids) for group, first, block_ids in sequence.unsent]
+        sequence.unsent.clear()
+        self.chunks[index] = 1 + len(ids), 1 + len(ids)
+        self.drafts[index] = ids
+
     def _score(self, sequence: Sequence, start: int, end: int) -> None:
         """What of start … end − 1 is a prompt position without its score gets it in this step."""
         upto = min(end, sequence.to_score)
@@ -86,7 +104,7 @@ class PlanBuilder:
             row=array("i", [sequence.row for sequence in self.sequences]) if before is None else before.row,
             start=array("i", self.starts),
             count=count,
-            tokens=array("i", self.tokens),
+            tokens=array("i", self._with_drafts(count) if self.drafts else self.tokens),
             sample=sample,
             new_rows=tuple([_new_row(sequence) for sequence in self.fresh]),
             freed_rows=tuple(freed_rows),
@@ -94,6 +112,18 @@ class PlanBuilder:
             copies=tuple(copies),
             score=tuple(self.score),
         )
+
+    def _with_drafts(self, count: Iterable[int]) -> list[int]:
+        """All tokens, each row's drafts behind its own; `count` has both."""
+        tokens: list[int] = []
+        at = 0
+        for index, both in enumerate(count):
+            drafts = self.drafts.get(index, ())
+            end = at + both - len(drafts)
+            tokens += self.tokens[at:end]
+            tokens += drafts
+            at = end
+        return tokens
 
 
 def _new_row(sequence: Sequence) -> NewRow:

@@ -1,11 +1,10 @@
 """The prefix cache: which full blocks are computed, by key, and who is computing the others.
 
-A key is SHA-256 over the parent's key and the block's token ids; the parent of a first block is the digest of KV fingerprint, tenant domain
-and further identity. Ids and identity are stored and compared on a hit, so a collision cannot serve wrong content. Owns no block.
+A key is SHA-256 over the parent's key and the block's token ids; the parent of a first block is the digest of KV fingerprint and tenant
+domain. Ids and identity are stored and compared on a hit, so a collision cannot serve wrong content. Owns no block.
 """
 
 from hashlib import sha256
-from itertools import chain
 from struct import Struct
 
 from ridgeline.core.plan import KVShape
@@ -50,7 +49,7 @@ class PrefixIndex:
         if not sequence.identity:
             request = sequence.request
             scope = (b"tenant", request.domain) if self.shared else (b"request", request.request_id.encode())
-            sequence.identity = b"".join(len(part).to_bytes(4, "little") + part for part in chain(scope, (request.extra,)))
+            sequence.identity = b"".join(len(part).to_bytes(4, "little") + part for part in scope)
         return sequence.identity
 
     def keys(self, sequence: Sequence, blocks: int) -> list[bytes]:

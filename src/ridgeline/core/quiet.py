@@ -14,10 +14,10 @@ def quiet_steps(scheduler: Scheduler, most: int = 1 << 31) -> int:
     None starts, none ends by length, none is preempted. Blocks that are free or cached suffice: which one is taken is no decision. Where
     cached blocks would move to the host, free ones suffice. Stop ids, NaN and the front end's closes cannot be foreseen: one of them ends
     the quiet, and who simulates knows when its own sequences stop. 0 while anything queued could start, while a sequence catches up or is
-    pinned, while more run than a step's budget holds. Blocks that windows will give back are not counted on.
+    pinned, while more run than a step's budget holds, while any row may draft. Blocks that windows will give back are not counted on.
     """
     running, waiting, limits = scheduler.life.running, scheduler.life.waiting, scheduler.limits
-    if not running or len(running) > limits.token_budget or scheduler.life.pinned:
+    if scheduler.drafter is not None or not running or len(running) > limits.token_budget or scheduler.life.pinned:
         return 0
     if waiting and len(running) < limits.rows:  # a row is free, or comes free when its last step commits
         return 0

@@ -59,6 +59,16 @@ class Room:
             spare = self.spare(sequence)
         return min(count, sequence.capacity + max(0, spare) // groups * size - sequence.scheduled)
 
+    def for_drafts(self, sequence: Sequence, count: int) -> int:
+        """How many of `count` drafted positions the sequence can have blocks for: those it has, and what is spare though every running
+        sequence took its next block. Nobody is pushed out for a draft, now or in the next step."""
+        size, groups = self.cache.shape.block_tokens, len(self.cache.shape.groups)
+        covered = sequence.capacity - sequence.scheduled
+        if count <= covered:
+            return count
+        spare = self.spare(sequence) - groups * len(self.life.running)
+        return min(count, covered + max(0, spare) // groups * size)
+
     def _at_least(self, blocks: int, sequence: Sequence, builder: PlanBuilder) -> bool:
         """So many blocks can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
         while self.spare(sequence) < blocks:

@@ -7,49 +7,42 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import merge
 from itertools import chain
-from typing import Any
 
-from ridgeline.core.commands import Abort, Admit, Close, Command, Drain, Output, SetKnob
+from ridgeline.core.commands import Abort, Admit, Close, Command, Output
 from ridgeline.core.commit import commit
+from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
 from ridgeline.core.kv import Cache
 from ridgeline.core.lifecycle import Lifecycle, by_rank
-from ridgeline.core.pace import UNBOUNDED
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import LAST, KVShape, Plan, Result
 from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy
 from ridgeline.core.room import Room
 from ridgeline.core.sequence import Sequence, State
-from ridgeline.errors import ConfigError
 
-KNOBS = {
-    "token_budget": (1, UNBOUNDED),
-    "mixed_tokens": (1, UNBOUNDED),
-    "depth": (1, 4),
-    "max_waiting": (0, 1 << 20),
-    "max_preemptions": (0, 1 << 20),
-}
-"""Limits that may change while running, with their bounds."""
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step between `schedule` and `commit`: the sequences of its rows, in the plan's order, and their numbers."""
+    """A step between `schedule` and `commit`: the sequences of its rows, in the plan's order, and their numbers. `barrier`: it drafts, so
+    that nothing is planned behind it."""
 
     plan: Plan
     sequences: list[Sequence]
     numbers: tuple[int, ...]
+    barrier: bool = False
 
 
 class Scheduler:
     """Decides what every step computes. `apply`, `schedule` and `commit` are called by one loop, never at the same time."""
 
-    def __init__(self, limits: Limits, kv: KVShape, policy: Policy) -> None:
+    def __init__(self, limits: Limits, kv: KVShape, policy: Policy, drafter: Drafter | None = None) -> None:
         self.limits = limits
         self.policy = policy
+        self.drafter = drafter
         self.flights: deque[Flight] = deque()
         self._events: list[Event] = []
         self._emit = self._events.append
@@ -88,21 +81,10 @@ class Scheduler:
                     self.life.close(request_id, choice, keep, reason, now)
                 case Abort(request_id):
                     self.life.abort(request_id, now)
-                case SetKnob(knob, value):
-                    self._set(knob, value)
-                case Drain():
-                    self.life.draining = True
-
-    def _set(self, knob: str, value: int) -> None:
-        if knob not in KNOBS:
-            raise ConfigError(f"there is no knob {knob!r}; these may be changed while running: {', '.join(KNOBS)}")
-        low, high = KNOBS[knob]
-        bounded: dict[str, Any] = {knob: max(low, min(high, value))}
-        self.limits = self.life.limits = replace(self.limits, **bounded)
 
     def schedule(self, now: float) -> Plan | None:
         """The next step, or None when nothing may run now. Never an empty plan."""
-        if len(self.flights) >= self.limits.depth:
+        if len(self.flights) >= self.limits.depth or (self.drafter is not None and self.flights and self._holds(self.drafter)):
             return None
         builder = PlanBuilder(self.step, self.limits.token_budget)
         sequences, starts, tokens = builder.sequences, builder.starts, builder.tokens
@@ -123,7 +105,36 @@ class Scheduler:
                 self._advance(sequence, builder, now)
             if len(tokens) >= budget:
                 break
+        if sequences and self.drafter is not None:
+            self._draft(self.drafter, builder)
         return self._launch(builder, now) if sequences else None
+
+    def _holds(self, drafter: Drafter) -> bool:
+        """Steps in flight are waited for: one drafts, or the next one shall and needs to know what they sample. Who could start is not
+        held up for that."""
+        if self.flights[-1].barrier:
+            return True
+        life = self.life
+        return not (life.waiting and life.rows) and drafter.waits(life.running)
+
+    def _draft(self, drafter: Drafter, builder: PlanBuilder) -> None:
+        """Lays drafts on, in the policy's order, from what the step has left: on rows of one known token, with nothing else in flight."""
+        most = min(builder.left, self.limits.most_samples - builder.samples, self._prefill_left(builder))
+        fresh = set(builder.fresh)
+        indices = [
+            index
+            for index, sequence in enumerate(builder.sequences)
+            if sequence.in_flight == 1 and index not in builder.chunks and sequence not in fresh and sequence.reach < sequence.limit
+        ]
+        if most < 1 or not indices:
+            return
+        rows = [(sequence := builder.sequences[index], sequence.limit - sequence.reach) for index in indices]
+        for index, (sequence, room), ids in zip(indices, rows, drafter.propose(rows, len(builder.tokens), most), strict=True):
+            count = self.room.for_drafts(sequence, min(len(ids), room, most))
+            if count > 0:
+                most -= count
+                self.cache.grow(sequence, sequence.scheduled + count)
+                builder.draft(index, ids[:count])
 
     def _candidates(self, builder: PlanBuilder) -> Iterable[Sequence]:
         """Running and waiting sequences in the policy's order; only running ones when no waiting one can start."""
@@ -151,7 +162,7 @@ class Scheduler:
         self.life.freed_rows.clear()
         self.cache.copies.clear()
         numbers = last.numbers if last is not None and same else tuple([sequence.number for sequence in builder.sequences])
-        self._last = Flight(plan, builder.sequences, numbers)
+        self._last = Flight(plan, builder.sequences, numbers, bool(builder.drafts))
         self.flights.append(self._last)
         self.step += 1
         self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.life.waiting), len(pool.free), len(pool.cached), away))
@@ -268,7 +279,19 @@ class Scheduler:
         if flight.plan.step != plan.step or result.step != plan.step:
             raise ValueError(f"step {flight.plan.step} is the oldest in flight, step {plan.step} was committed with result {result.step}")
         self.flights.popleft()
-        outputs = commit(flight.sequences, flight.plan, result, self.cache, self.life, now)
-        self._emit(Computed(plan.step, now, flight.numbers, array("i", list(plan.sample))))
+        lengths = bytearray(map(len, result.sampled))
+        outputs = commit(flight.sequences, flight.plan, result, lengths, self.cache, self.life, now)
+        self._emit(_computed(flight, lengths, now))
+        if self.drafter is not None:
+            self.drafter.committed(flight.sequences, flight.plan, result)
         self._emit(StepTimed(plan.step, result.timings))
         return outputs
+
+
+def _computed(flight: Flight, lengths: bytearray, now: float) -> Computed:
+    """The event of a committed step whose rows sampled `lengths` ids each."""
+    drafted = accepted = 0
+    if flight.barrier:
+        drafts = [(samples - 1, length - 1) for samples, length in zip(flight.plan.sample, lengths, strict=True) if samples > 1]
+        drafted, accepted = sum([most for most, _ in drafts]), sum([max(0, right) for _, right in drafts])
+    return Computed(flight.plan.step, now, flight.numbers, array("i", list(lengths)), drafted, accepted)

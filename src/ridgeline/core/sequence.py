@@ -16,9 +16,10 @@ class State(IntEnum):
 
 
 class Sequence:
-    """`computed ≤ scheduled ≤ reach`, where `reach` = known ids + ids that steps in flight will sample.
+    """`computed ≤ scheduled ≤ reach`, where `reach` = known ids + ids that steps in flight will sample at least.
 
     known      prompt and outputs, ids
+    ahead      drafted positions behind `scheduled` in the step in flight: blocks cover them, nothing counts on them
     capacity   positions covered by the blocks in `tables`
     steady     while `reach` is not beyond it, one more token and a sample need no decision at all
     released   per group: leading blocks that have been let go, behind its window
@@ -34,6 +35,8 @@ class Sequence:
     """
 
     __slots__ = (
+        "__weakref__",
+        "ahead",
         "blocked_at",
         "cached_tokens",
         "capacity",
@@ -79,6 +82,7 @@ class Sequence:
         self.rank: tuple[int, ...] = ()
         self.computed = 0
         self.scheduled = 0
+        self.ahead = 0
         self.reach = self.prompt_tokens
         self.scored = 0
         self.to_score = 0 if choice or request.prompt_logprobs is None else self.prompt_tokens - 1
@@ -120,5 +124,5 @@ class Sequence:
 
     @property
     def promised(self) -> int:
-        """Ids that steps in flight will sample."""
+        """Ids that steps in flight will sample at least."""
         return self.reach - len(self.known)

@@ -71,7 +71,7 @@ class Child:
             self._writer.write(encode(message))
 
     async def messages(self) -> AsyncIterator[list[Message]]:
-        """What arrives, in the batches in which it arrives, until the engine's end of the socket closes. Raises `WireError`."""
+        """Messages in the batches in which they arrive, until the engine's end of the socket closes. Raises `WireError`."""
         buffer = FrameBuffer()
         while True:
             try:

@@ -8,12 +8,20 @@ The engine process, the in-process `LLM` and the simulator all run this class.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ridgeline.core.commands import Command, Output
 from ridgeline.core.events import Event
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.engine.clock import Clock
 from ridgeline.engine.executor import Executor, Ticket
+
+
+class Clock(Protocol):
+    """Time, passed in: the simulator has another one."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary origin; never goes back."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ class ExecutorInfo:
     rows           sequences that can be resident at once
     seconds        how long a step takes, as measured when it was warm; None where nobody knows
     tokens         of a step at most
-    price          (tokens, samples, seconds) of steps of single rows and decoding ones, as measured when warm; none where nobody did
+    price          (tokens, samples, seconds) of steps in which a row verifies drafts, as measured when warm; none where nobody did
+    samples        positions of a step that sample at most, drafts among them; 0: one per row
     """
 
     kv: KVShape
@@ -29,6 +30,7 @@ class ExecutorInfo:
     seconds: StepSeconds | None = None
     tokens: int = 512
     price: tuple[tuple[int, int, float], ...] = ()
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,9 @@ def _recorder(engine: Engine, config: EngineConfig) -> Recorder | None:
         return None
     scheduler, info = engine.scheduler, engine.executor.info
     try:
-        recorder = Recorder(engine.executor, Path(config.record), Setup(scheduler.limits, info.kv, config.scheduling_policy, info.rows))
+        drafts = 0 if scheduler.drafter is None else config.num_speculative_tokens
+        setup = Setup(scheduler.limits, info.kv, config.scheduling_policy, info.rows, drafts, info.price)
+        recorder = Recorder(engine.executor, Path(config.record), setup)
     except OSError as error:
         message = f"--record {config.record}: {error.strerror}; give the path of a file that can be written"
         raise ConfigError(message, fix={"--record": None}) from None

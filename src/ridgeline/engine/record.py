@@ -26,12 +26,14 @@ _LENGTH: Final = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the decisions depend on beside the commands."""
+    """What the decisions depend on beside the commands. `drafts`: ids drafted per row at most; `price`: what they cost at the start."""
 
     limits: Limits
     kv: KVShape
     policy: str
     rows: int
+    drafts: int = 0
+    price: tuple[tuple[int, int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Turn:
 def decision(plan: Plan) -> str:
     """A plan as a line, page numbers apart: two schedulers that write the same lines have decided the same."""
     new = [(each.row, each.sequence, each.params, each.ids, [len(table) for table in each.tables]) for each in plan.new_rows]
-    blocks = [(row, group, first, len(pages)) for row, group, first, pages in plan.blocks]
+    blocks = [(row, group, first, len(block_ids)) for row, group, first, block_ids in plan.blocks]
     columns = [list(column) for column in (plan.row, plan.start, plan.count, plan.tokens, plan.sample)]
     scores = f" scores {list(plan.score)}" if plan.score else ""
     copies = f" copies {len(plan.copies)}" if plan.copies else ""

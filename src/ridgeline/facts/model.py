@@ -23,9 +23,9 @@ class TensorFacts:
     offset: int
     """Bytes from the start of `file`."""
     bytes: int
-    """What its elements take, without those of others that stand between them."""
+    """Size of its elements, without those of others that stand between them."""
     view: str = ""
-    """How `compute.load` makes the canonical tensor of `shape` from what is stored; "" is as stored:
+    """Way from what is stored to the canonical tensor of `shape`, taken by `compute.load`; "" is as stored:
 
     transposed   stored (columns, rows), a Conv1D's way; the stored rows are `stride` bytes apart
     interleaved  the rows of each head stand in the order of pairwise RoPE (0, h/2, 1, h/2 + 1 …), as GGUF Llama files have Q and K
@@ -33,11 +33,11 @@ class TensorFacts:
     """
     stride: int = 0
     integers: "Integers | None" = None
-    """Of a matrix of grouped integers, where its parts are; `offset` is then that of the codes, `bytes` counts scales and zeros too."""
+    """Places of the parts of a matrix of grouped integers; `offset` is then that of the codes, `bytes` counts scales and zeros too."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Where its numbers are: one file, or those of its parts."""
+        """Files of its numbers: one, or those of its parts."""
         if self.integers is None:
             return (self.file,)
         parts = (self.integers.codes, self.integers.scales, self.integers.zeros, self.integers.order, self.integers.stated)
@@ -128,7 +128,7 @@ class StateLayers:
 
     @property
     def bytes(self) -> int:
-        """Of one sequence in all layers."""
+        """Size for one sequence in all layers."""
         return self.layers * (4 * self.recurrent + 2 * self.convolution)
 
 

@@ -14,25 +14,30 @@ Row = tuple[str, ...]
 """(name of a tensor, its dimensions by name, outermost first). Where a dimension is 0 there is no such tensor."""
 Neutral = tuple[tuple[str, float | str | bool], ...]
 
+ENDS: Final = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+"""Names outside layers in safetensors files."""
+ROTARY: Final = r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"
+"""Buffers of safetensors files that hold what is computed from the header."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Names of an architecture's tensors in one kind of file.
+    """Names of an architecture's tensors in one kind of file; the defaults are those of most decoders in safetensors files.
 
-    prefix    in front of a layer's number
     layers    stored name in a layer → its canonical parts, one after the other along the outputs
+    prefix    in front of a layer's number
     ends      stored name outside layers → canonical name
     roots     what may stand in front of all names
     views     canonical name → view of what is stored (`facts.model.TensorFacts.view`); "transposed" concerns matrices only
     ignored   pattern of names that change nothing: buffers, and parts of a model that text does not pass
     """
 
-    prefix: str
     layers: Mapping[str, tuple[str, ...]]
-    ends: Mapping[str, str]
-    roots: tuple[str, ...] = ("",)
+    prefix: str = "layers."
+    ends: Mapping[str, str] = field(default_factory=lambda: ENDS)
+    roots: tuple[str, ...] = ("model.", "")
     views: Mapping[str, str] = field(default_factory=dict)
-    ignored: str = r"(?!)"
+    ignored: str = ROTARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +175,7 @@ LAYER_POST_NORMS: Final = {
     "pre_feedforward_layernorm": ("ffn_norm",),
     "post_feedforward_layernorm": ("post_ffw_norm",),
 }
-ENDS: Final = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
-ROOTS: Final = ("model.", "")
-ROTARY: Final = r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"
 PLUS_ONE: Final = dict.fromkeys(
     ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "attn_q_norm", "attn_k_norm", "output_norm"), "plus_one"
 )
-DECODER: Final = Layout("layers.", LAYER, ENDS, roots=ROOTS, ignored=ROTARY)
+DECODER: Final = Layout(LAYER)

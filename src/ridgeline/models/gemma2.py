@@ -1,4 +1,4 @@
-"""Gemma 2: what its step computes. Gemma Team 2024, "Gemma 2": capped scores and logits, a window in every second layer.
+"""Gemma 2. Gemma Team 2024, "Gemma 2": capped scores and logits, a window in every second layer.
 
 Norm weights already contain the + 1 of the paper's (1 + w).
 """
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from ridgeline.models.declare import (
     ATTENTION,
-    ENDS,
     GATED,
     GELU_TANH,
     LAYER,
@@ -17,8 +16,6 @@ from ridgeline.models.declare import (
     NO_BIASES,
     PLUS_ONE,
     POST_NORMS,
-    ROOTS,
-    ROTARY,
     TIED,
     Architecture,
     Layout,
@@ -42,7 +39,7 @@ ARCHITECTURE = Architecture(
     keys={"hidden_act": "hidden_activation"},
     neutral_config=(*NO_BIASES, ("use_bidirectional_attention", False)),
     activations=GELU_TANH,
-    checkpoint=Layout("layers.", {**LAYER, **LAYER_POST_NORMS}, ENDS, roots=ROOTS, views=PLUS_ONE, ignored=ROTARY),
+    checkpoint=Layout({**LAYER, **LAYER_POST_NORMS}, views=PLUS_ONE),
     pattern=2,
     window=4096,
     softcaps=(50.0, 30.0),

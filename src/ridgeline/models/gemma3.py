@@ -1,4 +1,4 @@
-"""Gemma 3 (text): what its step computes. Gemma Team 2025, "Gemma 3 Technical Report".
+"""Gemma 3 (text). Gemma Team 2025, "Gemma 3 Technical Report".
 
 Norm weights already contain the + 1 of the paper's (1 + w).
 """
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from ridgeline.models.declare import (
     ATTENTION,
-    ENDS,
     GATED,
     GELU_TANH,
     HEAD_NORMS,
@@ -50,9 +49,7 @@ ARCHITECTURE = Architecture(
     neutral_config=(*NO_BIASES, ("use_bidirectional_attention", False)),
     activations=GELU_TANH,
     checkpoint=Layout(
-        "layers.",
         {**LAYER, **LAYER_HEAD_NORMS, **LAYER_POST_NORMS},
-        ENDS,
         roots=("model.language_model.", "language_model.model.", "language_model.", "model.", ""),
         views=PLUS_ONE,
         ignored=rf"{ROTARY}|(model\.)?(vision_tower|multi_modal_projector)\..*",

@@ -1,4 +1,4 @@
-"""GPT-2: what its step computes. Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+"""GPT-2. Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 
 Positions are a learned table, every layer sees all of them, and every norm and projection has a bias.
 """
@@ -29,7 +29,6 @@ ARCHITECTURE = Architecture(
     neutral_config=(("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False), ("add_cross_attention", False)),
     activations=GELU_TANH,
     checkpoint=Layout(
-        "h.",
         {
             "ln_1": ("attn_norm",),
             "attn.c_attn": QKV,
@@ -38,6 +37,7 @@ ARCHITECTURE = Architecture(
             "mlp.c_fc": ("ffn_up",),
             "mlp.c_proj": ("ffn_down",),
         },
+        "h.",
         {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output"},
         roots=("transformer.", ""),
         views=dict.fromkeys((*QKV, "attn_output", "ffn_up", "ffn_down"), "transposed"),

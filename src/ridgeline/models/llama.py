@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and what shares their network (SmolLM): what its step computes. Touvron et al. 2023, "Llama 2"; Llama Team 2024.
+"""Llama 2 and 3, and what shares their network (SmolLM). Touvron et al. 2023, "Llama 2"; Llama Team 2024.
 
 Projections have a bias where the checkpoint has one.
 """

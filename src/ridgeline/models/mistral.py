@@ -1,4 +1,4 @@
-"""Mistral: what its step computes. Jiang et al. 2023, "Mistral 7B": each layer looks back a window, where the file names one."""
+"""Mistral. Jiang et al. 2023, "Mistral 7B": each layer looks back a window, where the file names one."""
 
 from __future__ import annotations
 

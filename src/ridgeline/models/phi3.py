@@ -1,4 +1,4 @@
-"""Phi-3: what its step computes. Abdin et al. 2024, "Phi-3 Technical Report": files keep q, k, v in one matrix, gate and up in another.
+"""Phi-3. Abdin et al. 2024, "Phi-3 Technical Report": files keep q, k, v in one matrix, gate and up in another.
 
 A rotation may turn the first part of a head alone, and has long or short divisors, settled before the step is recorded.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ridgeline.models.declare import ATTENTION, BLOCK, ENDS, GATED, NO_BIASES, QKV, ROOTS, ROTARY, UNTIED, Architecture, Layout
+from ridgeline.models.declare import ATTENTION, BLOCK, GATED, NO_BIASES, QKV, UNTIED, Architecture, Layout
 
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
@@ -18,13 +18,7 @@ ARCHITECTURE = Architecture(
     tensors=(*ATTENTION, *GATED),
     defaults={**UNTIED, "rms_norm_eps": 1e-5, "sliding_window": None, "original_max_position_embeddings": 4096},
     neutral_config=NO_BIASES,
-    checkpoint=Layout(
-        "layers.",
-        {**BLOCK, "self_attn.qkv_proj": QKV, "mlp.gate_up_proj": ("ffn_gate", "ffn_up")},
-        ENDS,
-        roots=ROOTS,
-        ignored=ROTARY,
-    ),
+    checkpoint=Layout({**BLOCK, "self_attn.qkv_proj": QKV, "mlp.gate_up_proj": ("ffn_gate", "ffn_up")}),
     fused={"attn_qkv": QKV, "ffn_up": ("ffn_gate", "ffn_up")},
     rope_tensors=("rope_factors_long", "rope_factors_short"),
     windowed=("gguf", "config"),

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: what its step computes. Qwen Team 2024, "Qwen2 Technical Report": queries, keys and values have biases."""
+"""Qwen 2 and 2.5. Qwen Team 2024, "Qwen2 Technical Report": queries, keys and values have biases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3 (dense): what its step computes. Qwen Team 2025, "Qwen3 Technical Report": heads of queries and keys are normalised.
+"""Qwen 3 (dense). Qwen Team 2025, "Qwen3 Technical Report": heads of queries and keys are normalised.
 
 Projections of attention have a bias where the checkpoint has one.
 """
@@ -7,20 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ridgeline.models.declare import (
-    ATTENTION,
-    ATTENTION_BIASES,
-    ENDS,
-    GATED,
-    HEAD_NORMS,
-    LAYER,
-    LAYER_HEAD_NORMS,
-    ROOTS,
-    ROTARY,
-    UNTIED,
-    Architecture,
-    Layout,
-)
+from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, GATED, HEAD_NORMS, LAYER, LAYER_HEAD_NORMS, UNTIED, Architecture, Layout
 
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
@@ -31,7 +18,7 @@ ARCHITECTURE = Architecture(
     tensors=(*ATTENTION, *HEAD_NORMS, *GATED),
     defaults={**UNTIED, "head_dim": 128, "use_sliding_window": False, "max_window_layers": 28},
     neutral_config=(("mlp_bias", False),),
-    checkpoint=Layout("layers.", {**LAYER, **LAYER_HEAD_NORMS}, ENDS, roots=ROOTS, ignored=ROTARY),
+    checkpoint=Layout({**LAYER, **LAYER_HEAD_NORMS}),
     biases=ATTENTION_BIASES,
 )
 

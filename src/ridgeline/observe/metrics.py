@@ -61,6 +61,9 @@ class Metrics:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.preemptions = 0
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
+        """Of those, ids that were sampled as drafted."""
         self.evicted_pages = 0
         self.blocks_to_host = 0
         self.blocks_from_host = 0
@@ -159,6 +162,8 @@ class Metrics:
         self._rows[event.sequence] = choice
 
     def _computed(self, event: events.Computed) -> None:
+        self.draft_tokens += event.drafted
+        self.accepted_tokens += event.accepted
         for sequence, sampled in zip(event.sequences, event.sampled, strict=True):
             if not sampled:
                 continue

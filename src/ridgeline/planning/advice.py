@@ -1,4 +1,4 @@
-"""From numbers to sentences: flags with their reasons, and what to do as traffic of a given shape grows."""
+"""Advice in sentences: flags with their reasons, and what to do as traffic of a given shape grows."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -64,7 +64,7 @@ def flags(deployment: Deployment, objective: Objective, batch: int, limit: Limit
     layout, memory = deployment.layout, deployment.memory
     each = max(1, batch // layout.replicas)
     found = [Flag("--max-model-len", str(deployment.context), "the context planned; every token of it is memory for nobody else")]
-    found.append(Flag("--max-num-seqs", str(each), _batch_reason(deployment, objective, batch, limit)))
+    found.append(Flag("--max-num-seqs", str(each), _batch_reason(deployment, batch, limit)))
     found.append(_chunk_flag(deployment, objective, each))
     sequence = memory.kv_sequence * kv_share(deployment) + rank_state(deployment)
     need, budget = ceil(each / layout.expert * sequence), memory.kv_budget // layout.ranks
@@ -80,7 +80,7 @@ def flags(deployment: Deployment, objective: Objective, batch: int, limit: Limit
     return found
 
 
-def _batch_reason(deployment: Deployment, objective: Objective, batch: int, limit: Limit) -> str:
+def _batch_reason(deployment: Deployment, batch: int, limit: Limit) -> str:
     gap = f"{mixed_itl(deployment, batch) * 1e3:.1f} ms between tokens" if batch else "no batch is possible"
     reasons = {
         "objective": f"the most that meets the objective: {gap}",

@@ -1,4 +1,4 @@
-"""From words to a deployment: every number bounded, every mistake answered with its cause, the number and a fix."""
+"""Words of the command line made into a deployment: every number bounded, every mistake answered with its cause, the number and a fix."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ _LOAD = {"in": (1, MAX_TOKENS), "out": (1, MAX_TOKENS), "prefix": (0, 0.99), "bu
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a user asked, as typed; None is "decide". Times are seconds, `memory_gb` and `bandwidth_gb` are 10⁹ bytes (a second)."""
+    """A question as typed; None is "decide". Times are seconds, `memory_gb` and `bandwidth_gb` are 10⁹ bytes (per second)."""
 
     device: str
     count: int = 1
@@ -88,7 +88,7 @@ def device_of(asked: Question) -> Device:
 
 
 def api_price_of(value: float | None) -> float | None:
-    """Dollars a million tokens, bounded."""
+    """Dollars per million tokens, bounded."""
     return None if value is None else _bounded("--api-price", value, 1e-6, 1e6)
 
 

@@ -117,7 +117,7 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether weights, activations, overhead, reserve and every user's KV fit."""
+        """True where weights, activations, overhead, reserve and every user's KV fit."""
         return self.shortfall == 0
 
 

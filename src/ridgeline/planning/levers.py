@@ -1,4 +1,4 @@
-"""What each lever would bring, one at a time: sequences, tokens a second, gap and money, against the deployment as asked.
+"""Levers and their effects, one at a time: sequences, tokens per second, gap and money, against the deployment as asked.
 
 Every lever is one function from a deployment to another, or to a rate of its own; a lever that cannot apply is left out.
 """
@@ -33,7 +33,7 @@ PROPOSED, ACCEPTANCE = 4, 0.7
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a deployment yields: most sequences, the batch run, output tokens/s, gap in seconds, dollars a million tokens, devices."""
+    """Yield of a deployment: most sequences, the batch run, output tokens/s, gap in seconds, dollars per million tokens, devices."""
 
     max_sequences: int
     batch: int
@@ -70,7 +70,7 @@ def _effect(deployment: Deployment, batch: int, itl: float) -> Effect:
 
 
 def levers(deployment: Deployment, objective: Objective) -> list[Lever]:
-    """All levers that apply, each alone, the one that brings most tokens/s a device first."""
+    """All levers that apply, each alone, the one that brings most tokens/s per device first."""
     found = [unbatched(deployment)]
     for name, change in CHANGES.items():
         changed = change(deployment)
@@ -81,13 +81,13 @@ def levers(deployment: Deployment, objective: Objective) -> list[Lever]:
 
 
 def unbatched(deployment: Deployment) -> Lever:
-    """What one sequence at a time would yield: the price of not batching."""
+    """Yield of one sequence at a time: the price of not batching."""
     effect = _effect(deployment, 1, mixed_itl(deployment, 1))
     return Lever("no batching", effect, "one sequence at a time reads all weights for each token")
 
 
 def speculation(deployment: Deployment, objective: Objective) -> Lever:
-    """A proposer without cost of its own (n-grams): one verification of `PROPOSED` + 1 tokens a sequence in place of a decode step."""
+    """A proposer without cost of its own (n-grams): one verification of `PROPOSED` + 1 tokens per sequence in place of a decode step."""
     batch = max(1, best_batch(deployment, objective)[0])
     tokens = accepted_tokens(ACCEPTANCE, PROPOSED)
     alone, full = _verification(deployment, 1), _verification(deployment, batch)
@@ -130,7 +130,7 @@ def eight_bit_kv(deployment: Deployment) -> tuple[Deployment, str] | None:
     if KV_BITS[deployment.kv_dtype] <= 8:
         return None
     dtype = "fp8" if "fp8" in deployment.device.flops_per_second else "int8"
-    return replace(deployment, kv_dtype=dtype), f"{dtype}: half of the bytes a token, so up to twice the sequences; check quality"
+    return replace(deployment, kv_dtype=dtype), f"{dtype}: half of the bytes per token, so up to twice the sequences; check quality"
 
 
 def twice_the_tensor_ranks(deployment: Deployment) -> tuple[Deployment, str] | None:
@@ -139,7 +139,7 @@ def twice_the_tensor_ranks(deployment: Deployment) -> tuple[Deployment, str] | N
     if deployment.shape.heads % wider.layout.tensor:
         return None
     spent = link_seconds(wider, 1) * 1e3
-    return wider, f"{wider.layout.devices} devices; two all-reduces a layer take {spent:.2f} ms of every step at batch 1"
+    return wider, f"{wider.layout.devices} devices; two all-reduces per layer take {spent:.2f} ms of every step at batch 1"
 
 
 def twice_the_stages(deployment: Deployment) -> tuple[Deployment, str] | None:

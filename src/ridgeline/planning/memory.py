@@ -10,13 +10,13 @@ from ridgeline.core.plan import KVGroup
 from ridgeline.facts.model import ModelFacts
 
 GRAPH_BYTES: Final = 2 << 20
-"""What a captured graph takes of a device beside the values that it shares with all others: published sizes are 1 to 2 MB."""
+"""Bytes that a captured graph takes of a device beside the values that it shares with all others: published sizes are 1 to 2 MB."""
 
 RESERVE_SHARE: Final = 0.03
-"""Of a device's memory, what stays free: fragments, and libraries that ask for more when they first see a size."""
+"""Share of a device's memory that stays free: fragments, and libraries that ask for more when they first see a size."""
 
 HOST_LINK: Final = 128e9
-"""Bytes a second between a device and its host, both directions together: PCIe 5 x 16. Faster links of a device lead to its like."""
+"""Bytes per second between a device and its host, both directions together: PCIe 5 x 16. Faster links of a device lead to its like."""
 
 
 def host_copy_seconds(nbytes: float, link_bytes_per_second: float) -> float:
@@ -65,7 +65,7 @@ def page_bytes(facts: ModelFacts, group: KVGroup, block_tokens: int, kv_dtype: s
 
 
 def block_bytes(layers: int, block_tokens: int, elements: int, element_bits: int) -> int:
-    """Bytes of one page for `elements` cached numbers a token and layer: layers · tokens · elements · bits, in whole bytes."""
+    """Bytes of one page for `elements` cached numbers per token and layer: layers · tokens · elements · bits, in whole bytes."""
     return -(-layers * block_tokens * elements * element_bits // 8)
 
 
@@ -83,7 +83,7 @@ def sequence_pages(groups: tuple[KVGroup, ...], block_tokens: int, tokens: int, 
 
 
 def kv_costs(facts: ModelFacts, block_tokens: int, chunk: int, kv_dtype: str) -> KVCosts:
-    """What the KV cache of a model costs, for `config.resolve`."""
+    """Costs of a model's KV cache, for `config.resolve`."""
     groups = kv_groups(facts)
     return KVCosts(
         page_bytes=page_bytes(facts, groups[0], block_tokens, kv_dtype),

@@ -33,7 +33,7 @@ def plan_page(deployment: Deployment, objective: Objective, users_given: bool) -
 
 
 def page_data(deployment: Deployment, objective: Objective, users_given: bool) -> dict[str, Any]:
-    """What the calculator knows: shapes and devices, formats, constants, and the deployment it opens at."""
+    """Data of the calculator: shapes and devices, formats, constants, and the deployment it opens at."""
     shape, device, layout = deployment.shape, deployment.device, deployment.layout
     shapes = {name: shape_of(read_config(KNOWN / f"{name}.json", name).facts) for name in known_names()} | {shape.name: shape}
     automatic = layout == automatic_layout(shape, layout.devices)
@@ -86,5 +86,5 @@ def document(index: Traversable, scripts: Sequence[Traversable], data: Mapping[s
 
 
 def _hash(text: str) -> str:
-    """What a policy calls an element with this content."""
+    """Name that a policy gives an element with this content."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

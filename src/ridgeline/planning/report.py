@@ -36,7 +36,7 @@ Hosting = Literal["api", "evaluate", "self-host"]
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """How many sequences fit when each may have so many tokens."""
+    """Sequences that fit when each may have so many tokens."""
 
     context: int
     max_sequences: int
@@ -44,7 +44,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class SelfHosting:
-    """Own devices against an API at a price a million tokens; `tokens_per_day` is what the batch run yields."""
+    """Own devices against an API at a price per million tokens; `tokens_per_day` is what the batch run yields."""
 
     api_price_per_million: float
     break_even_tokens_per_day: float

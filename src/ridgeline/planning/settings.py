@@ -29,7 +29,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What costs are computed from. `pace`: how many tokens `step_ms` comes to, by the planner's estimate; an engine measures."""
+    """Input of the costs. `pace`: how many tokens `step_ms` comes to, by the planner's estimate; an engine measures."""
 
     config: EngineConfig
     pages: int
@@ -78,7 +78,7 @@ def _free(case: Case) -> tuple[int | None, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """Of a setting: the reason for its value where nobody decided, the metric that shows it is wrong, and its cost."""
+    """Words on a setting: the reason for its value where nobody decided, the metric that shows it is wrong, and its cost."""
 
     reason: str
     metric: str
@@ -126,6 +126,14 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
         "fcfs is fair; priority obeys the request; static and one are for comparison", "vllm:request_queue_time_seconds too high for some"
     ),
     "depth": Meaning("steps in flight: two hide the host behind the device", "time between steps beside their own: too shallow"),
+    "speculative": Meaning(
+        "ids that repeat are verified several in a step; the same answers, quicker for text that quotes itself or its prompt",
+        "vllm:spec_decode_num_accepted_tokens far below vllm:spec_decode_num_draft_tokens: off",
+    ),
+    "num_speculative_tokens": Meaning(
+        "an upper bound: how many are worth a step is seen as it runs",
+        "vllm:spec_decode_num_accepted_tokens close to vllm:spec_decode_num_draft_tokens: too few",
+    ),
     "seed": Meaning("requests without a seed draw theirs from it; none: unpredictable", "answers that repeat after a restart: set"),
     "runner": Meaning(
         "a GPU where one is, native code where the extension is, numpy everywhere", "`ridgeline doctor` says LOST: it names the fix"

@@ -1,4 +1,4 @@
-"""How fast a deployment is: floors under latency, the batch curve and its knee, the batch that meets an objective."""
+"""Speed of a deployment: floors under latency, the batch curve and its knee, the batch that meets an objective."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -24,7 +24,7 @@ class BatchPoint:
 
     itl              seconds between tokens while nothing is prefilled       mixed_itl  with the workload's prompts in the same steps
     tokens_per_second  output tokens, prompts included in the time            decode_tokens_per_second  without prompts
-    utilisation      share of the compute peak                               cost       dollars a million output tokens, None without price
+    utilisation      share of the compute peak                               cost       dollars per million tokens out, None without price
     """
 
     batch: int
@@ -136,7 +136,7 @@ def knee(deployment: Deployment, most: int) -> int:
 
 
 def meets(deployment: Deployment, batch: int, objective: Objective) -> bool:
-    """Whether the estimates at `batch` meet the objective: the first token waits for the step under way, then for its own prompt."""
+    """True where the estimates at `batch` meet the objective: the first token waits for the step under way, then for its own prompt."""
     itl = mixed_itl(deployment, batch)
     return objective.met(itl + prefill_seconds(deployment), itl)
 
@@ -156,13 +156,13 @@ def best_batch(deployment: Deployment, objective: Objective) -> tuple[int, Limit
 
 
 def ridge(deployment: Deployment) -> float:
-    """FLOP a byte at which the device's compute and bandwidth balance, in the data type of the products."""
+    """FLOP per byte at which the device's compute and bandwidth balance, in the data type of the products."""
     device = deployment.device
     return ridge_intensity(device.flops(deployment.compute_dtype), device.bytes_per_second)
 
 
 def binding(deployment: Deployment, batch: int) -> Bound:
-    """Which resource binds: capacity where sequences run out of memory before batching stops paying, else the slower half of a step."""
+    """The bottleneck: capacity where sequences run out of memory before batching stops paying, else the slower half of a step."""
     most = deployment.memory.max_sequences
     if not deployment.memory.fits or most < knee(deployment, LARGEST_BATCH):
         return "capacity"

@@ -1,4 +1,4 @@
-"""What one step costs: operations and bytes as a function of its rows and the model's shape, and the time that devices need for them."""
+"""Cost of a step: operations and bytes as a function of its rows and the model's shape, and the time that devices need for them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """FLOP a byte."""
+        """FLOP per byte."""
         return self.flops / self.moved_bytes
 
 
@@ -59,13 +59,13 @@ class Efficiency:
 
 
 IDEAL = Efficiency(1.0, 1.0)
-"""For floors: nothing can be faster."""
+"""Shares for floors: nothing can be faster."""
 
 TYPICAL = Efficiency(compute=0.5, bandwidth=0.75)
-"""For estimates. Fits sixteen published figures of a tuned engine (8B, fp8, H100 and H200, six lengths) within 10 %: docs/physics.md."""
+"""Shares for estimates: sixteen published figures of a tuned engine (8B, fp8, H100 and H200) are met within 10 %: docs/physics.md."""
 
 STATE_FLOPS = 6
-"""Operations a token and element of a recurrent state: decay (1), update by an outer product (2), reading out (2), and the delta rule's
+"""Operations per token and element of a recurrent state: decay (1), update by an outer product (2), reading out (2), and the delta rule's
 correction (2) in half of the families. Dao & Gu 2024; Yang et al. 2024."""
 
 ROWS = 16
@@ -87,7 +87,7 @@ def looked_at(start: int, count: int, window: int) -> float:
 
 
 def step_work(deployment: Deployment, rows: Iterable[Rows]) -> Work:
-    """Operations and bytes of a step with these rows. Weights are read once, K and V once a row, states are read and written once a row."""
+    """Operations and bytes of a step with these rows. Weights are read once, K and V once per row, states read and written once per row."""
     shape, tokens, sampled, attention, cached, sequences = deployment.shape, 0.0, 0.0, 0.0, 0.0, 0.0
     kinds = {"full": (shape.layer_kinds.count("full"), 0), "window": (shape.layer_kinds.count("window"), shape.window)}
     for row in rows:
@@ -179,7 +179,7 @@ def pass_seconds(deployment: Deployment, work: Work) -> float:
 
 
 def step_seconds(deployment: Deployment, tokens: int) -> StepSeconds:
-    """What a step takes, as a line through three estimates: one row, `ROWS` rows, and `tokens` tokens of a prompt. Longer contexts take
+    """Seconds of a step as a line through three estimates: one row, `ROWS` rows, and `tokens` tokens of a prompt. Longer contexts take
     longer; a step that waits for memory has tokens for nothing, which a line tells the better the more tokens it goes through."""
     one, many, chunk = (pass_seconds(deployment, step_work(deployment, [rows])) for rows in (Rows(0, 1), Rows(0, 1, ROWS), Rows(0, tokens)))
     return StepSeconds.fitted(one, many, ROWS, chunk, tokens)

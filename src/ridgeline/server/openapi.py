@@ -20,7 +20,7 @@ from ridgeline import __version__
 from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS, Bound
 from ridgeline.engine import admit
 from ridgeline.engine.beams import LENGTH_PENALTY
-from ridgeline.server import body, conversation, wire
+from ridgeline.server import body, chat, wire
 from ridgeline.server.auth import PUBLIC
 from ridgeline.server.completions import MAX_PROMPTS
 from ridgeline.server.errors import CATALOGUE, ErrorBody
@@ -200,9 +200,9 @@ _WORDS: Final[Mapping[str, Mapping[str, Schema]]] = {
             "additionalProperties": {"type": "number", "minimum": admit.BIAS.low, "maximum": admit.BIAS.high},
         }
     },
-    "messages": {"array": {"minItems": 1, "maxItems": conversation.MESSAGES}},
-    "tools": {"array": {"maxItems": conversation.TOOLS}},
-    "documents": {"array": {"maxItems": conversation.DOCUMENTS}},
+    "messages": {"array": {"minItems": 1, "maxItems": chat.MESSAGES}},
+    "tools": {"array": {"maxItems": chat.TOOLS}},
+    "documents": {"array": {"maxItems": chat.DOCUMENTS}},
     "tokens": {"array": {"items": _ID}},
 }  # fmt: skip
 """Field → JSON type → words that are added to the branch of this type."""

@@ -18,8 +18,7 @@ import uvicorn
 from ridgeline.errors import ConfigError
 from ridgeline.server.app import build_app
 from ridgeline.server.auth import check_exposure
-from ridgeline.server.served import Model
-from ridgeline.server.service import Service
+from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import Protocol
 
 FAREWELL_SECONDS: Final = 2

@@ -34,12 +34,12 @@ class Detokenizer:
         return self._decode(self._bytes(token))
 
     def finish(self) -> str:
-        """What an incomplete character at the end stands for: "" or U+FFFD."""
+        """The text of an incomplete character at the end: "" or U+FFFD."""
         return self._decode(b"", final=True)
 
     @property
     def incomplete(self) -> bool:
-        """Whether the last bytes wait for the rest of their character."""
+        """True if the last bytes wait for the rest of their character."""
         return bool(self._rest)
 
     def _decode(self, new: bytes, final: bool = False) -> str:
@@ -83,7 +83,7 @@ class PromptText:
 
     @property
     def offsets(self) -> list[int]:
-        """For each token the characters before it."""
+        """Characters before each token."""
         return list(accumulate(map(len, self.texts[:-1]), initial=0))
 
 

@@ -120,7 +120,7 @@ class Release(NamedTuple):
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """For each id, the characters of the outputs' text before it."""
+        """Characters of the outputs' text before each id."""
         return tuple(accumulate(map(len, self.texts[:-1]), initial=self.offset)) if self.ids else ()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import VOCAB
+from checkpoints import RECIPES, VOCAB
 from serving import Answer, serve
 from tiny import Driver, dense
 
@@ -22,8 +22,8 @@ from ridgeline.planning.memory import kv_groups, page_bytes, sequence_pages
 
 LONGEST = 64
 
-NAMES = ["llama3", "llama-biases", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3-long", "gpt2"]
-"""One of each architecture; among them one KV head a query head, one for all, and numbers between."""
+NAMES = [name for name, recipe in RECIPES.items() if recipe.exact]
+"""One of each architecture; among them one KV head per query head, one for all, and numbers between."""
 
 IDS = np.random.default_rng(11).integers(0, VOCAB, 140).tolist()
 """Longer than a KV tile, so that tiles are merged."""

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from drafting import Hand
 from tiny import Tiny, write_tiny
 
+from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import RowParams, Sampling
@@ -41,6 +43,20 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 Answer = tuple[list[int], list[TokenLogprobs]]
 
 
+def spoil(opened: Hand) -> None:
+    """Writes NaN, as fp32, as bf16 and as a scale, wherever a row has no key and value yet: also where drafts were refused."""
+    kv = opened.executor.backend._kv  # type: ignore[attr-defined]
+    pool, size = kv.pool.view(np.uint8), opened.executor.info.kv.block_tokens
+    for row in opened.rows:
+        at = np.arange(row.computed, opened.blocks * size)
+        for table in opened.tables(row):
+            blocks = np.array(table)[at // size]
+            if isinstance(kv, NativeKVCache):
+                pool[:, :, blocks, :, at % size] = 0xFF
+            else:
+                pool[:, :, blocks * size + at % size] = 0xFF
+
+
 def run(opened: Hand, params: Sequence[RowParams], answers: Sequence[Answer] | None, rng: Random) -> list[Answer]:
     """Every row to at least `OUTPUTS` outputs. With `answers` known beforehand, rows draft what will come, right up to a random place."""
     for number, each in enumerate(params):
@@ -54,6 +70,7 @@ def run(opened: Hand, params: Sequence[RowParams], answers: Sequence[Answer] | N
                 coming = answers[row.row][0][done : done + count]
                 drafts[row.row] = [token if place < right else (token + 1) % SIZE.vocab for place, token in enumerate(coming)]
         opened.step(drafts)
+        spoil(opened)
     answers = [(row.outputs, row.logprobs) for row in opened.rows]
     opened.clear()
     return answers

@@ -197,6 +197,21 @@ def test_laws_hold_with_pages_on_the_host(model: Path, answers: dict[tuple[str, 
     assert share < 1 or (reached["prefix hit on the host"] > 0 and reached["fetched beside blocks that move out"] > 0)
 
 
+@pytest.mark.parametrize("block_tokens", [1, 4])
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_laws_hold_with_drafts(model: Path, answers: dict[tuple[str, int], Answer], block_tokens: int, depth: int) -> None:
+    """Drafts that are right, half right and wrong, past stop ids and limits, in rows with windows that are preempted: no bit is another's."""
+    pages = sequence_pages(GROUPS, block_tokens, LONGEST, chunk=12) * 5 // 2
+    limits = Limits(rows=8, token_budget=24, depth=depth, max_model_len=LONGEST, samples=30)
+    counts = Counter[str]()
+    for seed in range(3):
+        here = replace(world(10 * depth + seed, "priority", limits), drafts=4)
+        counts += run(model, here, answers, block_tokens, pages, 2 * pages)
+    reached = {"drafts all right", "drafts half right", "drafts all wrong", "drafts of several rows", "drafts of a row with a window"}
+    assert reached <= set(counts) and counts["preempted"] > 0 and counts["prefix hit"] > 0
+    assert block_tokens == 1 or counts["drafts across a block's edge"] > 0
+
+
 @pytest.mark.parametrize(("rows", "budget", "caching"), [(1, 64, False), (8, 1, False), (8, 64, True)])
 def test_company_chunks_and_cache_do_not_matter(
     model: Path, answers: dict[tuple[str, int], Answer], rows: int, budget: int, caching: bool

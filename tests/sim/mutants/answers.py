@@ -89,11 +89,6 @@ BUGS = (
         [("_deliver", "sampled, logprobs, reason", "sampled, None, reason")],
     ),
     (
-        "requests are accepted while draining",
-        "section 1.14: vLLM#36666",
-        [("_refusal", "if self.draining:", "if False:")],
-    ),
-    (
         "the last of several commands is lost",
         "T16: vLLM#10583",
         [("turn", "self.scheduler.apply(commands,", "self.scheduler.apply(commands[:3],")],

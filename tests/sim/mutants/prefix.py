@@ -7,11 +7,6 @@ BUGS = (
         [("identity", '(b"tenant", request.domain)', '(b"tenant",)')],
     ),
     (
-        "the prefix key leaves the adapter out",
-        "T1: vLLM#30931, #42125, lcpp#26207",
-        [("identity", "(request.extra,)", "()")],
-    ),
-    (
         "the prefix key leaves the parent out",
         "section 1.10: CVE-2025-25183",
         [("keys", "sha256(parent + self._pack(", "sha256(self.identity(sequence) + self._pack(")],

@@ -1,7 +1,8 @@
 """Attention as a step binds it: what decides who computes it, and our own kernels.
 
-Owns the seam behind which kernels of optional packages stand (`flash_attention.py`, `flashinfer.py`); `backends.py` chooses. K and V are
-written by our kernels whoever reads them: a page is [tokens of a block, KV heads, head dimension], which is what all of them take.
+Owns the seam behind which kernels of optional packages stand (`flash_attention.py`, `flashinfer.py`), of which `attention_backends.py`
+chooses. K and V are written by our kernels whoever reads them: a block is [tokens of a block, KV heads, head dimension], which is what all
+of them take.
 """
 
 from collections.abc import Callable, Mapping

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.backend import Answer, Floats, RowState, StepRows, Work, finite_positions, finite_rows, sampled_rows
 from ridgeline.compute.cuda import sampler
 from ridgeline.compute.cuda.attention import Case
-from ridgeline.compute.cuda.backends import open_attention
+from ridgeline.compute.cuda.attention_backends import open_attention
 from ridgeline.compute.cuda.cache import DeviceKVCache, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, open_device
 from ridgeline.compute.cuda.graphs import Graphs

@@ -9,18 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter, process_time
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from weakref import WeakMethod, finalize
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.backend import Answer, Floats, RowState, Score, Work, finite_positions, finite_rows, sampled_rows
-from ridgeline.compute.decoding.edits import History
+from ridgeline.compute.backend import Answer, RowState, Score, Work, finite_positions, finite_rows, sampled_rows
 from ridgeline.compute.decoding.sampler import Sampled, accept
 from ridgeline.compute.dummy import dummy_step
-from ridgeline.compute.graph import StepInputs
-from ridgeline.core.params import RowParams
+from ridgeline.compute.runner import Runner
 from ridgeline.core.plan import KVShape
 
 In = TypeVar("In")
@@ -70,42 +68,8 @@ def _serve(waiting: Waiting[In], finished: Finished[Out], do: "WeakMethod[Callab
         del call, work
 
 
-class Runner(Protocol):
-    """What computes a step when it is called."""
-
-    def run(
-        self, inputs: StepInputs, kv: Any, taps: Sequence[str] = (), *, keep: NDArray[np.int32] | None = None
-    ) -> dict[str, NDArray[Any]]:
-        """`logits` fp32 [S, V] of the selected positions, and the taps asked for; writes K and V into `kv`, the runner's cache.
-
-        `finite` bool [T]: whether a token's numbers are: those that keys and values are made from, and its final hidden state if selected.
-        keep: int32 [S], how many of the largest logits of each row are needed, with those that equal the last; 0, or None: all. With one of
-        every row a runner may return their lowest ids, `best` [S], in place of `logits`. It may leave out what is not needed where it
-        returns `maxima` beside, which say to its sampler where the others are.
-        """
-        ...
-
-    def logits(self, hidden: Floats) -> Floats:
-        """Rows of the tap `hidden` [N, D] to their logits [N, V], bit for bit what `run` gives for them when they are selected."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class SampleRows(Protocol):
-    """Samples of a runner's logits: see `decoding.sampler.sample_rows`."""
-
-    def __call__(
-        self,
-        logits: Floats,
-        params: Sequence[RowParams],
-        drafts: Sequence[Sequence[int]],
-        positions: Sequence[int],
-        histories: Sequence[History | None],
-        finite: NDArray[np.bool_] | None = None,
-        maxima: Any = None,
-    ) -> Sampled: ...
-
+SampleRows = Callable[..., Sampled]
+"""As `decoding.sampler.sample_rows`; `maxima` are the runner's."""
 
 TIMED_ROWS: Final = 16
 TIMED_TOKENS: Final = 64

@@ -21,7 +21,7 @@ from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.opening import Open, Opened, Progress, Source
 from ridgeline.compute.runtime.executor import StepExecutor
-from ridgeline.compute.runtime.measure import step_seconds
+from ridgeline.compute.runtime.measure import price, step_seconds
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import EngineConfig
@@ -48,7 +48,7 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
 
 
 def start(source: Source, open: Open, progress: Progress) -> StepExecutor:
-    """The executor over what `open` opens."""
+    """The executor over what `open` opens. What drafts cost is measured where some may come."""
     opened = open(source, progress)
     backend, source = opened.backend, opened.source
     config, longest = source.config, min(source.config.tokens, source.positions)
@@ -63,6 +63,8 @@ def start(source: Source, open: Open, progress: Progress) -> StepExecutor:
         kv_bytes=config.kv_cache_memory_bytes,
         seconds=step_seconds(backend.seconds, min(backend.timed_rows, config.rows), min(backend.timed_tokens, longest)),
         tokens=config.tokens,
+        price=price(backend.seconds, min(longest, source.samples)) if config.speculative != "off" and backend.timed_tokens else (),
+        samples=source.samples,
     )
     return StepExecutor(info, source.decisions + opened.decisions, backend)
 

@@ -1,4 +1,4 @@
-"""Which safetensors files of a directory hold the model, and whether they are what the index says. Reads headers only."""
+"""Safetensors files of a directory that hold the model, checked against the index. Reads headers only."""
 
 from collections.abc import Iterable
 from pathlib import Path

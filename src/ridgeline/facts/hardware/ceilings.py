@@ -1,4 +1,4 @@
-"""What this machine can do at most: memory read, operations a second, all measured in a moment.
+"""Ceilings of this machine: bytes read and operations per second, all measured in a moment.
 
 Owns the measurement: by the native extension where it is, else by the standard library and arithmetic. A plan needs nothing else.
 """
@@ -34,7 +34,7 @@ LOOPS: Final = {
 """Ceilings and the numbers of their loops (csrc/runtime/roofline.h). A multiply-add is two operations; int4 … int8: codes of so many
 bits with 8-bit activations."""
 ROUND_SECONDS = 0.004
-"""What one round of a loop should take: long beside a clock's grain, short beside a neighbour's slice."""
+"""Seconds that one round of a loop should take: long beside a clock's grain, short beside a neighbour's slice."""
 LEAST_TURNS, LEAST_BYTES, TRIES = 50_000, 16 << 20, 3
 """Turns of an arithmetic loop, or bytes read, from which the turns of a round are told."""
 PLAN_ROUNDS = 8
@@ -42,13 +42,13 @@ LEAST_DRAM, MOST_DRAM, DRAM_PARTS = 256 << 20, 4 << 30, 8
 PAGE = 4096
 
 READ_BYTES = 64 << 20
-"""What each processor reads in one go where there is no extension: beyond what its caches hold."""
+"""Bytes that each processor reads in one go where there is no extension: beyond what its caches hold."""
 ROUNDS = 5
 CLOCK_HERTZ = 2.5e9
-"""Where the system does not tell its clock."""
+"""Clock assumed where the system does not tell it."""
 
 LANES = (("avx512f", 64, "avx512_vnni", 256), ("avx2", 32, "avx_vnni", 128), ("asimd", 16, "asimddp", 128))
-"""Flag → f32 operations a cycle and processor with two multiply-add units; flag of 8-bit dot products → their operations a cycle."""
+"""Flag → f32 operations per cycle and processor with two multiply-add units; flag of 8-bit dot products → their operations per cycle."""
 PLAIN = 4
 """Operations a cycle without any of them."""
 
@@ -86,7 +86,7 @@ class Loops:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def rate(self, key: str, threads: int) -> float | None:
-        """What one round of the ceiling `key` yields a second, on 1 or on all threads; None where this machine has no such thing."""
+        """Rate of one round of the ceiling `key`, on 1 or on all threads; None where this machine has no such thing."""
         size = self._bytes(key, threads)
         if size is None:
             return None
@@ -120,7 +120,7 @@ class Loops:
         return float(self._native.measure_entries(self._teams[threads], count)) / count
 
     def _bytes(self, key: str, threads: int) -> int | None:
-        """What is read for a ceiling by all threads together; 0 for arithmetic, None without such a cache."""
+        """Bytes read for a ceiling by all threads together; 0 for arithmetic, None without such a cache."""
         own, shared = threads * self.caches.l2, self.caches.l3
         if key == "l2_bytes_per_second":
             return own // 2 or None
@@ -154,7 +154,7 @@ def caches(root: Path = Path("/")) -> Caches:
 
 
 def this_machine(root: Path = Path("/")) -> Device:
-    """What this process may use of the machine that it runs on. Takes some tenths of a second."""
+    """The machine as this process may use it, measured. Takes some tenths of a second."""
     facts = machine_facts()
     module = native()
     if module is None:
@@ -173,7 +173,7 @@ def this_machine(root: Path = Path("/")) -> Device:
 
 
 def measured(loops: Loops, threads: int) -> tuple[float, Mapping[str, float]]:
-    """Bytes a second from memory and operations a second by data type, as all processors together reach them: the best of some rounds,
+    """Bytes per second from memory and operations per second by data type, as all processors together reach them: the best of some rounds,
     since others can only slow them down."""
     keys = {"f32": "f32_flops_per_second", "f16": "bf16_flops_per_second", "int8": "int8_ops_per_second"}
     best = {key: max(loops.rate(key, threads) or 0.0 for _ in range(PLAN_ROUNDS)) for key in ("dram_bytes_per_second", *keys.values())}
@@ -181,7 +181,7 @@ def measured(loops: Loops, threads: int) -> tuple[float, Mapping[str, float]]:
 
 
 def read_bandwidth(processors: int) -> float:
-    """Bytes a second that all processors together read from memory: the best of some rounds, since others can only slow it down.
+    """Bytes per second that all processors together read from memory: the best of some rounds, since others can only slow it down.
 
     `memcmp` of two equal ranges reads both in order and gives the interpreter's lock away while it does.
     """
@@ -198,7 +198,7 @@ def read_bandwidth(processors: int) -> float:
 
 
 def peaks(processors: int, root: Path = Path("/")) -> Mapping[str, float]:
-    """Operations a second by data type: processors · clock · operations a cycle. What a processor sustains is less."""
+    """Operations per second by data type: processors · clock · operations per cycle. What a processor sustains is less."""
     flags, hertz = _processor(root)
     single, eight = PLAIN, 0
     for flag, lanes, dot_flag, dot_lanes in LANES:

@@ -11,7 +11,7 @@ GB, TERA = 10**9, 10**12
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars an hour for one device, as seen at a date; an input, never a promise."""
+    """Dollars per hour for one device, as seen at a date; an input, never a promise."""
 
     dollars_per_hour: float
     seen: str
@@ -58,7 +58,7 @@ def _gpu(
     price: float | None,
     seen: str,
 ) -> Device:
-    """`tera` is f32, f16, fp8, int8 in 10¹² a second; 0 where the device has no such units. Links below 200 GB/s are PCIe."""
+    """`tera` is f32, f16, fp8, int8 in 10¹² per second; 0 where the device has no such units. Links below 200 GB/s are PCIe."""
     flops = {kind: value * TERA for kind, value in zip(("f32", "f16", "fp8", "int8"), tera, strict=True) if value}
     return Device(
         name=name,
@@ -78,7 +78,7 @@ def _host(name: str, gigabytes: int, gigabytes_per_second: float, tera: tuple[fl
 
 
 _ALL = (
-    # NVIDIA data sheets: A100 (2021), H100 (2023), H200 (2024), HGX B200 (2025: 180 GB a device), L4, L40S, A10. Tables print sparse
+    # NVIDIA data sheets: A100 (2021), H100 (2023), H200 (2024), HGX B200 (2025: 180 GB per device), L4, L40S, A10. Tables print sparse
     # peaks for Hopper and later; these are half of them. NVLink: 600, 900, 1,800 GB/s both directions; PCIe 4 × 16: 64, PCIe 5 × 16: 128.
     _gpu("a100-40gb", 40, 1_555, (19.5, 312, 0, 624), 600, 1.29, LIST_2025),
     _gpu("a100-80gb", 80, 2_039, (19.5, 312, 0, 624), 600, 1.39, MARCH_2026),
@@ -102,8 +102,8 @@ _ALL = (
     _host("m4", 32, 120, (4.6, 4.6, 0), 10),
     _host("m4-pro", 64, 273, (9.2, 9.2, 0), 20),
     _host("m4-max", 128, 546, (18.4, 18.4, 0), 20),
-    # Server processors, one socket: channels × DDR5 rate × 8 bytes; cores × base clock × operations a cycle (AVX-512; AMX on Xeon).
-    # The memory is one module of 64 GB a channel. The link is 100 Gbit/s Ethernet, both directions.
+    # Server processors, one socket: channels × DDR5 rate × 8 bytes; cores × base clock × operations per cycle (AVX-512; AMX on Xeon).
+    # The memory is one module of 64 GB per channel. The link is 100 Gbit/s Ethernet, both directions.
     _host("epyc-9654", 768, 460.8, (7.4, 14.7, 29.5), 25),
     _host("epyc-9755", 768, 576, (22.1, 44.2, 88.5), 25),
     _host("xeon-8480", 512, 307.2, (7.2, 229, 459), 25),

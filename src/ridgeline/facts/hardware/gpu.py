@@ -1,4 +1,4 @@
-"""Whether a GPU can be used here, and how its driver has set it up, without loading what would use it. Standard library only."""
+"""GPUs of this machine: can they be used, and how has the driver set them up, without loading what would use it. Standard library only."""
 
 import importlib.util
 import re
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Final
 
 PACKAGES: Final = ("torch", "triton")
-"""What the extra `gpu` installs."""
+"""Packages of the extra `gpu`."""
 
 QUERY: Final = (
     "name", "driver_version", "persistence_mode", "clocks.current.sm", "clocks.max.sm", "power.limit", "power.max_limit",
     "memory.used", "memory.total",
 )  # fmt: skip
 NEWER: Final = ("clocks_event_reasons.active", "temperature.gpu", "compute_cap")
-"""What drivers of some years ago do not answer: they are asked for the rest alone."""
+"""Questions that drivers of some years ago do not answer: they are asked for the rest alone."""
 SLOW: Final = {
     0x02: "clocks that were set", 0x04: "the power limit", 0x08: "the hardware", 0x20: "heat", 0x40: "heat", 0x80: "the power supply",
 }  # fmt: skip
@@ -25,10 +25,10 @@ LEAST_DRIVERS: Final = {12: 525, 13: 580}
 LEAST_CAPABILITY: Final = 8.0
 NVIDIA: Final = "0x10de"
 DISPLAY: Final = "0x03"
-"""Of PCI: the vendor, and the class of graphics and computing devices."""
+"""PCI's numbers of the vendor, and the class of graphics and computing devices."""
 SAID_CHARACTERS: Final = 300
 QUERY_SECONDS: Final = 30.0
-"""Without persistence mode a driver starts when it is asked, which takes seconds a GPU."""
+"""Without persistence mode a driver starts when it is asked, which takes seconds per GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class Gpu:
     capability: float | None = None
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Plain values for JSON."""
         return asdict(self)
 
 
 def gpu_missing(root: Path = Path("/")) -> str | None:
-    """Why no step can be computed on a GPU; None where a driver shows one and the packages for it are installed."""
+    """Reason why no step can be computed on a GPU; None where a driver shows one and the packages for it are installed."""
     if not has_device(root):
         return "there is no NVIDIA device (/dev/nvidia0 is absent)"
     absent = absent_packages()
@@ -67,17 +67,17 @@ def gpu_missing(root: Path = Path("/")) -> str | None:
 
 
 def has_device(root: Path = Path("/")) -> bool:
-    """Whether a driver shows a GPU."""
+    """True where a driver shows a GPU."""
     return any((root / "dev").glob("nvidia[0-9]*"))
 
 
 def absent_packages() -> list[str]:
-    """What of the extra `gpu` is not installed."""
+    """Packages of the extra `gpu` that are not installed."""
     return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 
 
 def lies_idle(root: Path = Path("/")) -> bool:
-    """Whether the machine has an NVIDIA GPU that no driver shows."""
+    """True where the machine has an NVIDIA GPU that no driver shows."""
     return not has_device(root) and any(_is_gpu(device) for device in (root / "sys/bus/pci/devices").glob("*"))
 
 

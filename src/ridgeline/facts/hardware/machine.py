@@ -29,7 +29,7 @@ def machine_facts(root: Path = Path("/")) -> MachineFacts:
 
 
 def extension_missing() -> str | None:
-    """Why nothing native can run here; None where the extension is installed. Does not load it."""
+    """Reason why nothing native can run here; None where the extension is installed. Does not load it."""
     if importlib.util.find_spec("ridgeline.compute.cpu._C") is None:
         return "the native extension is not installed; reinstall with a C++17 compiler and without RIDGELINE_NO_EXT"
     return None

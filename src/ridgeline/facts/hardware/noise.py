@@ -1,4 +1,4 @@
-"""What others did to this machine's processors while something was measured: a figure that was taken beside a neighbour says so.
+"""Work of others on this machine's processors while something was measured: a figure that was taken beside a neighbour says so.
 
 Owns the reading of /proc/stat. Standard library only.
 """
@@ -29,7 +29,7 @@ class Noise:
         return max(self.others, self.steal) > DISTURBED
 
     def as_dict(self) -> dict[str, float | bool]:
-        """For JSON."""
+        """Plain values for JSON."""
         return {"load_average": self.load_average, "others": self.others, "steal": self.steal, "disturbed": self.disturbed}
 
     def words(self) -> str:
@@ -47,7 +47,7 @@ class Watch:
         self._busy, self._steal = _processor_seconds(root)
 
     def stop(self) -> Noise:
-        """What there was until now."""
+        """The noise until now."""
         busy, steal = _processor_seconds(self._root)
         seconds = max(time.monotonic() - self._began, 1e-3)
         others = busy - self._busy - (_own_seconds() - self._own)
@@ -56,7 +56,7 @@ class Watch:
 
 
 def _own_seconds() -> float:
-    """Of this process, and of its children that have ended."""
+    """Processor seconds of this process, and of its children that have ended."""
     return sum(os.times()[:4])
 
 

@@ -1,4 +1,4 @@
-"""From a directory with a config.json and safetensors files to `ModelFacts`. Follows no code: `auto_map` is a key like any unknown one."""
+"""Reader of directories with a config.json and safetensors files, to `ModelFacts`. Follows no code: `auto_map` is an unknown key."""
 
 from collections.abc import Mapping
 from dataclasses import replace

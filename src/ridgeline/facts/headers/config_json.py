@@ -1,4 +1,4 @@
-"""From a config.json to `ModelFacts` without tensors: typed and bounded, unknown keys ignored, duplicates refused, code never followed.
+"""Reader of config.json, to `ModelFacts` without tensors: typed and bounded, unknown keys ignored, duplicates refused, code never followed.
 
 Owns the keys but those of layers (`layers.py`), rotations (`config_rope.py`) and quantised weights (`quantisation.py`). `auto_map` and
 `trust_remote_code` are keys like any other unknown one.

@@ -1,4 +1,4 @@
-"""What a model's authors recommend for sampling: ids that end an answer, and default sampling parameters. Applies none of it."""
+"""Recommendations of a model's authors for sampling: ids that end an answer, and default sampling parameters. Applies none of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""From the header of a GGUF file to `ModelFacts`: for the planner of any architecture that uses the format's standard keys, for runners of
+"""Reader of GGUF headers, to `ModelFacts`: for the planner of any architecture that uses the format's standard keys, for runners of
 those that are computed, with every dimension bounded and every tensor's shape checked.
 """
 
@@ -116,7 +116,7 @@ def _layout(architecture: Architecture) -> Layout:
     ends = {name: name for name in ("token_embd", "output", *(row[0] for row in architecture.ends))}
     ignored = "|".join(rf"{name}\.weight" for name in architecture.rope_tensors) or r"(?!)"
     views = dict.fromkeys(architecture.interleaved, "interleaved")
-    return Layout("blk.", {**whole, **architecture.fused}, ends, views=views, ignored=ignored)
+    return Layout({**whole, **architecture.fused}, "blk.", ends, roots=("",), views=views, ignored=ignored)
 
 
 def _check_neutral(header: Header, name: str) -> None:

@@ -1,4 +1,4 @@
-"""From the tensors of a quantised checkpoint to matrices: codes, scales, zeros and order of a module become one `TensorFacts`.
+"""Tensors of a quantised checkpoint gathered into matrices: codes, scales, zeros and order of a module become one `TensorFacts`.
 
 Owns the names and shapes of those tensors. Reads no weights but biases that should be zero: what only the data says is checked where
 it is loaded.
@@ -18,7 +18,7 @@ Fits = tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What a layout calls a module's tensors; "" where it has none."""
+    """Names of a module's tensors in a layout; "" where it has none."""
 
     codes: str
     scales: str
@@ -28,7 +28,7 @@ class _Names:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """What must be there. Compressed-tensors files leave out the zeros of symmetric weights."""
+        """Tensors that must be there. Compressed-tensors files leave out the zeros of symmetric weights."""
         return (self.scales, self.stated) if self.scales.startswith("weight_scale") else (self.scales, self.zeros)
 
 
@@ -138,7 +138,7 @@ def _shape(codes: TensorFacts, quantisation: Quantisation) -> tuple[int, int]:
 
 
 def _fits(quantisation: Quantisation, rows: int, columns: int, groups: int) -> dict[str, Fits]:
-    """How the tensors beside the codes must be stored, by their last names."""
+    """Types and shapes of the tensors beside the codes, by their last names."""
     names = _NAMES[quantisation.layout]
     words = -(-rows * quantisation.bits // 32)
     if quantisation.layout in E4M3:

@@ -1,4 +1,4 @@
-"""What config.json says of quantised weights: GPTQ, AWQ, compressed-tensors and fp8, each key checked; everything else is refused by name.
+"""`quantization_config` of config.json: GPTQ, AWQ, compressed-tensors and fp8, each key checked; everything else is refused by name.
 
 Owns `quantization_config`. Which modules are quantised it does not read there: the files' tensors say it, so lists of modules that
 were left as they are (`ignore`, `modules_to_not_convert`, `lm_head`) need no second reading.
@@ -24,7 +24,7 @@ _GIVE = "give a checkpoint in F32, F16 or BF16, or a quantised GGUF file of the 
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """How the quantised matrices of a checkpoint are stored; all are alike.
+    """Storage of the quantised matrices of a checkpoint; all are alike.
 
     layout  "gptq", "awq", "packed", "bytes", "e4m3" or "e4m3 inverse": see `facts.model.Integers`
     bits    4 or 8
@@ -47,7 +47,7 @@ class Quantisation:
 
 
 def read_quantisation(values: Mapping[str, Any]) -> Quantisation | None:
-    """What `quantization_config` says; None where there is none. Raises ModelFormatError."""
+    """The storage that `quantization_config` states; None where there is none. Raises ModelFormatError."""
     config = values.get("quantization_config")
     if config is None:
         return None
@@ -103,7 +103,7 @@ def _compressed(config: Mapping[str, Any]) -> Quantisation:
 
 
 def _fp8(config: Mapping[str, Any]) -> Quantisation:
-    """DeepSeek-AI 2024, section 3.3; keys of its checkpoints and of transformers: scales of blocks, called inverse, or one a tensor."""
+    """DeepSeek-AI 2024, section 3.3; keys of its checkpoints and of transformers: scales of blocks, called inverse, or one per tensor."""
     _only("fp8: fmt", config.get("fmt"), (None, "e4m3"))
     _only("fp8: activation_scheme", config.get("activation_scheme"), (None, "dynamic"))
     block = config.get("weight_block_size")
@@ -175,7 +175,7 @@ def _group(value: object) -> int:
     """Inputs of a group; 0 for all, which files write as -1."""
     if type(value) is not int or (value != -1 and (not 0 < value <= MAX_GROUP or value % _UNIT)):
         raise ModelFormatError(
-            f"config.json: groups of {value!r:.40} weights are not computed; multiples of {_UNIT} are, and -1 for a scale a row: {_GIVE}"
+            f"config.json: groups of {value!r:.40} weights are not computed; multiples of {_UNIT} are, and -1 for a scale per row: {_GIVE}"
         )
     return max(0, value)
 

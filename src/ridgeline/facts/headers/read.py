@@ -1,4 +1,4 @@
-"""From a model's files, or from what a user calls it, to `ModelFacts`: for runners `read_model_facts`, for the planner `describe_model`.
+"""The doors to `ModelFacts`: `read_model_facts` for runners, from a model's files; `describe_model` for the planner, from any name.
 
 Owns models of a known shape whose weights are chance, `random:NAME`: their measurements, whose speed does not depend on the weights, need
 no files. A text of such a model is its bytes: there is no vocabulary.

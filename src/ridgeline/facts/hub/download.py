@@ -25,7 +25,7 @@ SIDE_FILES = frozenset(
         "additional_chat_templates/tool_use.jinja",
     }
 )  # fmt: skip
-"""What is fetched beside the weights of a checkpoint, where it is there."""
+"""Files fetched beside the weights of a checkpoint, where they are there."""
 
 _NAME = re.compile(
     r"(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})"
@@ -74,7 +74,7 @@ def fetch(name: HubName, progress: Progress) -> Path:
 
 
 def choose(name: HubName, files: Iterable[str]) -> list[str]:
-    """Which of a repository's files to fetch: all parts of a GGUF model, first part first, or a checkpoint's."""
+    """Files of a repository to fetch: all parts of a GGUF model, first part first, or a checkpoint's."""
     names = sorted(file for file in files if _plain(file))
     if name.file is not None or name.quantisation is not None:
         return _gguf(name, names)
@@ -98,7 +98,7 @@ def choose(name: HubName, files: Iterable[str]) -> list[str]:
 
 
 def _plain(file: str) -> bool:
-    """Whether a name that the hub sent stays inside the repository's folder."""
+    """True where a name that the hub sent stays inside the repository's folder."""
     parts = PurePosixPath(file).parts
     return bool(parts) and not file.startswith("/") and "\\" not in file and "\0" not in file and ".." not in parts
 
@@ -153,7 +153,7 @@ def _download(name: HubName, sizes: Mapping[str, int], progress: Progress) -> Pa
 
 
 def _cached(name: HubName, error: Exception, progress: Progress) -> Path:
-    """What an earlier fetch left, for when the hub cannot be asked."""
+    """Files that an earlier fetch left, for when the hub cannot be asked."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -193,7 +193,7 @@ def _failed(name: HubName, error: Exception, tried: str) -> ModelNotFoundError:
 
 
 def _unreachable() -> type[Exception]:
-    """What the library raises when a connection fails: the base of its HTTP client's errors."""
+    """Error that the library raises when a connection fails: the base of its HTTP client's errors."""
     from huggingface_hub import errors
 
     kind: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]

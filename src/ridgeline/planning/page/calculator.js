@@ -150,8 +150,8 @@ function drawRoofline(d, report) {
   const low = Math.min(0.5, at.decode / 2), high = Math.max(top, at.prefill) * 8, roof = (x) => attainable_flops(x, peak, speed);
   const dots = Object.entries(at).map(([label, x], i) => ({ x, y: roof(x), colour: i + 1, label: label === "decode" ? `decode, ${whole(Math.max(1, report.recommended_batch))}` : label }));
   plot.lines(byId("roofline"), {
-    label: `Roofline: ridge at ${top.toPrecision(3)} FLOP a byte, decode at ${at.decode.toPrecision(3)}, prefill at ${at.prefill.toPrecision(3)}`,
-    x: { label: "FLOP a byte", low, high, log: true, format: plot.amount },
+    label: `Roofline: ridge at ${top.toPrecision(3)} FLOP per byte, decode at ${at.decode.toPrecision(3)}, prefill at ${at.prefill.toPrecision(3)}`,
+    x: { label: "FLOP per byte", low, high, log: true, format: plot.amount },
     y: { label: "attainable FLOP/s", low: roof(low) / 2, high: peak * 2, log: true, format: plot.amount },
     curves: [{ name: "roof", colour: 0, points: [low, top, high].map((x) => [x, roof(x)]) }],
     guides: [{ x: top, label: `ridge ${top.toPrecision(3)}` }], dots,

@@ -1,8 +1,10 @@
 """Many servers behind a router in one virtual time: routing, scaling on queue depth with a cold start, failures.
 
-Owns the replicas. A replica is turned when its turn comes; what the router knows of it is what it has sent and what has come back.
+Owns the replicas, and the agenda of what happens when. A replica is turned when its turn comes; what the router knows of it is what it has
+sent and what has come back.
 """
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,10 +18,31 @@ from ridgeline.core.routing import ROUTING, Asked, Load
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.engine import Turn
 from ridgeline.errors import ConfigError, RequestError
-from ridgeline.sim.fleet.agenda import Agenda
 from ridgeline.sim.fleet.measures import Tally
 from ridgeline.sim.fleet.replica import VOCABULARY, Done, Replica, Setting
 from ridgeline.sim.fleet.traffic import CONTENT_BLOCK, Arrival
+
+Event = Callable[[float], None]
+"""Called with its moment, seconds."""
+
+
+class Agenda:
+    """A heap of events."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Event]] = []
+        self._order = count()
+
+    def at(self, time: float, happen: Event) -> None:
+        """`happen` will be called at `time`, which is not in the past."""
+        heapq.heappush(self._heap, (time, next(self._order), happen))
+
+    def run(self, busy: Callable[[], bool]) -> None:
+        """Lets everything happen, as long as `busy`: what only repeats itself (a look at the load) would never end."""
+        while self._heap and busy():
+            time, _, happen = heapq.heappop(self._heap)
+            happen(time)
+
 
 IDS: Final = 1 << 30
 """Token ids of shared prefixes lie below this, those that are a request's own begin here."""
@@ -111,7 +134,7 @@ class Fleet:
         return found
 
     def end(self) -> None:
-        """Nothing will come any more: counts what the replicas did until the last of them stood still."""
+        """Ends the run, as nothing will come any more: counts what the replicas did until the last of them stood still."""
         for replica in self._up.values():
             replica.catch_up(inf)
         last = max((replica.time for replica in self._up.values()), default=0.0)
@@ -169,7 +192,7 @@ class Fleet:
             self._agenda.at(due, lambda at: self._turn(replica, at))
 
     def _turn(self, replica: Replica, at: float) -> None:
-        """What a turn brings is known when its step ends: then its answers come back, and the next turn begins.
+        """Takes a replica's turn. What it brings is known when its step ends: then its answers come back, and the next turn begins.
 
         A request that came since this turn was noted has moved it.
         """

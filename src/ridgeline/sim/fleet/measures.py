@@ -1,4 +1,4 @@
-"""What a simulation measures: one record a request, a histogram of gaps between tokens, and what follows from them.
+"""Measures of a simulation: one record per request, a histogram of gaps between tokens, and what follows from them.
 
 Owns the definitions of the figures; see docs/physics.md for goodput, TPOT and ITL.
 """
@@ -101,7 +101,7 @@ class Requests:
         return [first - arrived for first, arrived in zip(self.first, self.arrived, strict=True)]
 
     def tpot(self) -> list[float]:
-        """Mean seconds a token after the first of each; 0 for answers of one token."""
+        """Mean seconds per token after the first of each; 0 for answers of one token."""
         return [(e - f) / (n - 1) if n > 1 else 0.0 for e, f, n in zip(self.ended, self.first, self.output, strict=True)]
 
 
@@ -119,11 +119,11 @@ class Spread:
 class Figures:
     """A simulation's report. Seconds, tokens, requests; per second of the time from the first arrival to the last end.
 
-    goodput_requests   requests a second that met the objective         goodput_tokens  output tokens a second of clients who stayed
-    met                share of all requests, refused ones included, that met the objective
+    goodput_requests   requests per second that met the objective         goodput_tokens  output tokens per second of requests not aborted
+    met                share of all requests, rejected ones included, that met the objective
     ttft … queue       of requests of level 0, whom the objective is about; `background` is the E2E of the others
     kv_use, running, waiting  means over time       utilisation  share of the time in which replicas computed
-    cost               dollars a million output tokens, None without a price
+    cost               dollars per million output tokens, None without a price
     curves             seconds at each share of `CURVE`, by what was measured: "ttft", "itl", "e2e"
     """
 

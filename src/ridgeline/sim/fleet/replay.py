@@ -10,6 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ridgeline.core import commands
+from ridgeline.core.drafts.lookup import PromptLookup
 from ridgeline.core.plan import Plan, Result, TokenLogprobs
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
@@ -78,7 +79,8 @@ def _pairs(setup: Setup, turns: Iterator[Turn]) -> Iterator[tuple[str | None, st
     if setup.policy not in POLICIES:
         raise ConfigError(f"the recording's policy {setup.policy!r:.40} is not known; known: {', '.join(POLICIES)}")
     player, clock = Player(setup), VirtualClock()
-    engine = Engine(Scheduler(setup.limits, setup.kv, POLICIES[setup.policy]), player, clock, setup.limits.depth)
+    drafter = PromptLookup(setup.drafts, setup.price, barrier=setup.limits.depth > 1) if setup.drafts else None
+    engine = Engine(Scheduler(setup.limits, setup.kv, POLICIES[setup.policy], drafter), player, clock, setup.limits.depth)
     for turn in turns:
         clock.advance_to(turn.time)
         if turn.step >= 0:
@@ -89,7 +91,7 @@ def _pairs(setup: Setup, turns: Iterator[Turn]) -> Iterator[tuple[str | None, st
 
 
 def arrivals(path: Path) -> list[Arrival]:
-    """What the recorded requests asked for, the first at 0 s: prompt tokens, tokens answered, the beginning shared with an earlier one."""
+    """Arrivals of the recorded requests, the first at 0 s: prompt tokens, tokens answered, the beginning shared with an earlier one."""
     setup, turns = read_recording(path)
     asked: dict[str, tuple[float, tuple[int, ...]]] = {}
     given: dict[str, int] = {}

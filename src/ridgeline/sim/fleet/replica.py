@@ -1,7 +1,7 @@
 """One server in virtual time: the real engine and scheduler over a device that only takes time.
 
-Owns what is known of its open requests, and the jump over steps in which nothing is decided. Such steps bring no answer, so that nobody
-needs to see them: they are taken when they are over, or when a command comes, as far as they have begun by then.
+Owns what is known of its open requests, the device, and the jump over steps in which nothing is decided. Such steps bring no answer, so
+that nobody needs to see them: they are taken when they are over, or when a command comes, as far as they have begun by then.
 """
 
 from bisect import bisect_left
@@ -16,18 +16,70 @@ from ridgeline.core import events
 from ridgeline.core.commands import Abort, Admit, Command
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, Limits
-from ridgeline.core.plan import KVShape
+from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.quiet import advance, quiet_steps
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.engine import Engine, Turn
-from ridgeline.engine.executor import ExecutorInfo
+from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.fleet.device import TOKEN, Device
 from ridgeline.sim.fleet.durations import Durations
 from ridgeline.sim.fleet.measures import Tally
 from ridgeline.sim.fleet.traffic import Arrival
+
+TOKEN = 7
+"""The id that every row samples."""
+
+
+class Device:
+    """Implements `engine.executor.Executor`: steps run one after the other, each as long as `durations` says."""
+
+    def __init__(self, info: ExecutorInfo, clock: VirtualClock, durations: Durations) -> None:
+        self._info = info
+        self._clock = clock
+        self._durations = durations
+        self._queue: deque[tuple[Ticket, float]] = deque()
+        self.busy = 0.0
+        """Seconds of all steps so far."""
+        self._free_at = 0.0
+        self._all_sample: dict[int, tuple[tuple[tuple[int, ...], ...], bytearray]] = {}
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._info
+
+    def submit(self, plan: Plan) -> Ticket:
+        """Queues a plan behind those in flight."""
+        ticket = Ticket(plan)
+        seconds = self._durations.seconds(plan)
+        self.busy += seconds
+        self._free_at = max(self._clock.now(), self._free_at) + seconds
+        self._queue.append((ticket, self._free_at))
+        return ticket
+
+    def collect(self, ticket: Ticket) -> Result:
+        """Lets the step's time pass."""
+        _, done_at = self._queue.popleft()
+        self._clock.advance_to(done_at)
+        plan = ticket.plan
+        rows = len(plan.row)
+        if plan.sample.count(1) == rows:
+            if rows not in self._all_sample:
+                self._all_sample[rows] = ((TOKEN,),) * rows, bytearray(b"\1") * rows
+            return Result(plan.step, *self._all_sample[rows])
+        return Result(plan.step, tuple([(TOKEN,) if samples else () for samples in plan.sample]), bytearray(b"\1") * rows)
+
+    def pass_until(self, moment: float) -> None:
+        """Steps that were jumped over took until then."""
+        self.busy += moment - self._clock.now()
+        self._free_at = moment
+        self._clock.advance_to(moment)
+
+    def close(self) -> None:
+        """Drops steps in flight."""
+        self._queue.clear()
+
 
 VOCABULARY: Final = 1 << 31
 FARTHEST: Final = 64
@@ -36,7 +88,7 @@ FARTHEST: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one replica is: the scheduler's limits and policy, the KV cache, and how long a step takes.
+    """Settings of one replica: the scheduler's limits and policy, the KV cache, and how long a step takes.
 
     jump  whether steps in which nothing is decided are jumped over; the answer is the same
     """
@@ -115,17 +167,17 @@ class Replica:
 
     @property
     def time(self) -> float:
-        """Where it stands, seconds."""
+        """The replica's time, seconds."""
         return self.clock.now()
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn would do anything."""
+        """True if a turn would do anything."""
         return bool(self._inbox) or not self.engine.idle
 
     @property
     def due(self) -> float:
-        """When its next turn is due, if no command comes before."""
+        """The moment at which its next turn is due, if no command comes before."""
         return self._quiet[-1] if self._quiet else self.time
 
     def catch_up(self, time: float) -> None:

@@ -1,11 +1,15 @@
-"""From a planner's deployment to a fleet that can be run: the scheduler's limits, the KV pages that fit, how long a step takes."""
+"""A scenario, from a planner's deployment to a fleet that can be run: the scheduler's limits, the KV blocks that fit, the time of a step.
 
+Also how many prompt tokens per step may have beside rows that wait for their next token, as an engine measures it at its start.
+"""
+
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from ridgeline.core.pace import UNBOUNDED
+from ridgeline.core.pace import UNBOUNDED, StepSeconds
 from ridgeline.core.params import Limits
-from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.core.plan import KVGroup, KVShape, Plan
 from ridgeline.core.policy import POLICIES
 from ridgeline.errors import ConfigError
 from ridgeline.planning.deployment import Deployment, kv_pages, page_of
@@ -15,11 +19,23 @@ from ridgeline.planning.parallel import kv_transfer_seconds
 from ridgeline.sim.fleet.durations import Durations, Roofline, WithCopies
 from ridgeline.sim.fleet.fleet import Failures, FleetSetting, Scaling
 from ridgeline.sim.fleet.measures import Figures
-from ridgeline.sim.fleet.pace import step_seconds
 from ridgeline.sim.fleet.replica import Setting
-from ridgeline.sim.fleet.sample import Sample, sample_cycle
-from ridgeline.sim.fleet.service import Handover, Service, Transferred
+from ridgeline.sim.fleet.service import Handover, Sample, Service, Transferred, sample_cycle
 from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic
+
+ROWS = 16
+"""Rows of the step that tells what a row costs."""
+
+
+def step_seconds(durations: Durations, tokens: int) -> StepSeconds:
+    """The measure of three steps on empty contexts: one row, `ROWS` rows, and one row that computes `tokens` tokens.
+
+    A step that waits for memory has tokens for nothing, which the line tells the better the more tokens it goes through.
+    """
+    nothing = array("i", [0])
+    chunk = Plan(0, nothing, nothing, array("i", [tokens]), array("i", [0]) * tokens, bytearray(1))
+    return StepSeconds.fitted(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)
+
 
 HOST_SECONDS = 0.001
 """What a step costs beside the device's work where nothing was measured: the scheduler and the launches of a Python engine."""
@@ -27,7 +43,7 @@ HOST_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What an operator sets. `kv_pages` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks."""
+    """Settings of an operator. `kv_pages` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -89,12 +105,12 @@ class Scenario:
             raise ConfigError(f"--scheduling-policy is {knobs.scheduling_policy!r:.40}; it must be one of {', '.join(POLICIES)}")
         groups = groups_of(deployment.shape.layer_kinds, deployment.shape.window)
         if not groups:
-            raise ConfigError(f"{deployment.shape.name} has no keys and values, hence no pages to schedule; try `ridgeline plan`")
+            raise ConfigError(f"{deployment.shape.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
         pages = kv_pages(deployment, knobs.max_num_seqs) if knobs.kv_pages is None else knobs.kv_pages
         need = sequence_pages(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
         if pages < need:
             raise ConfigError(
-                f"{pages} KV pages are left beside the weights and one sequence of {deployment.context} tokens needs {need}; "
+                f"{pages} KV blocks are left beside the weights and one sequence of {deployment.context} tokens needs {need}; "
                 "lower --context, take a smaller --dtype, or more devices (--tensor-parallel-size)"
             )
         limits = Limits(
@@ -115,7 +131,7 @@ class Scenario:
         return Setting(limits, shape, durations, knobs.scheduling_policy)
 
     def _may_share(self, groups: tuple[KVGroup, ...], pages: int) -> bool:
-        """Whether a block can ever be taken over: by a request that begins like another, or by one that resumes after a preemption.
+        """True if a block can ever be taken over: by a request that begins like another, or by one that resumes after a preemption.
 
         Where none can, the prefix cache is left out: looked up and filled for nothing, it is half of a simulation's cost.
         """

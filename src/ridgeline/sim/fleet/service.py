@@ -1,20 +1,23 @@
 """A simulated service from its clients' side: who asks when, and where it goes: to one pool, or through prefill, transfer and decode.
 
-Owns the tally of requests. The pools are fleets on one agenda.
+Owns the tally of requests; the pools are fleets on one agenda. Also a thin day: of each part of a diurnal cycle a window, simulated at the
+rates of its hour, in place of all of it. Windows are the same share of every part, so that each request stands for equally many.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
+from random import Random
+from typing import Final
 
 from ridgeline.core.plan import Plan
 from ridgeline.engine.engine import Turn
-from ridgeline.sim.fleet.agenda import Agenda
 from ridgeline.sim.fleet.durations import Durations
-from ridgeline.sim.fleet.fleet import Fleet, FleetSetting
+from ridgeline.sim.fleet.fleet import Agenda, Fleet, FleetSetting
 from ridgeline.sim.fleet.measures import Tally
 from ridgeline.sim.fleet.replica import Done
-from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop
+from ridgeline.sim.fleet.traffic import DAY, Arrival, ClosedLoop, Traffic
 
 Progress = Callable[[int], None]
 """Called with the requests that have ended so far."""
@@ -156,3 +159,46 @@ class Service:
 
     def _count(self, done: Done, prompt: int, output: int) -> None:
         self.tally.requests.add((done.arrived, done.started, done.first, done.time), (prompt, output, done.cached, done.arrival.level))
+
+
+PARTS: Final = 12
+SETTLE: Final = 30.0
+"""Seconds of traffic before a window, in which a fleet fills, and after it, in which what came within it is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """So large a share of a cycle of `period` seconds, in a window of each of `parts` equal parts, at a random place within it."""
+
+    share: float
+    period: float = DAY
+    parts: int = PARTS
+    settle: float = SETTLE
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the cycle that are measured."""
+        return self.share * self.period
+
+
+def sample_cycle(serve: Callable[[], Service], traffic: Traffic, sample: Sample, seed: int, progress: Progress) -> Tally:
+    """Counts the windows of one cycle, each on a service of its own: a stratified estimate with proportional allocation (Cochran 1977).
+
+    Its error shows between seeds, which draw other places and other requests.
+    """
+    total, before, length = Tally(), 0, sample.period / sample.parts
+    for part in range(sample.parts):
+        rng = Random(f"{seed}:{part}")
+        begins = (part + rng.random() * (1.0 - sample.share)) * length - sample.settle
+        service, width = serve(), length * sample.share
+        opens, closes = service.mark(sample.settle), service.mark(sample.settle + width)
+        tally = service.run(traffic.within(rng.getrandbits(64), begins, width + 2 * sample.settle), partial(_further, progress, before))
+        before += service.ended
+        closes.add(opens, sign=-1)
+        total.add(closes)
+        total.requests.extend(tally.requests, sample.settle, sample.settle + width)
+    return total
+
+
+def _further(progress: Progress, before: int, count: int) -> None:
+    progress(before + count)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ridgeline.errors import ConfigError
-from ridgeline.sim.fleet.lengths import MOST
-from ridgeline.sim.fleet.traffic import CONTENT_BLOCK, Arrival
+from ridgeline.sim.fleet.traffic import CONTENT_BLOCK, MOST, Arrival
 
 LONGEST_LINE: Final = 1 << 20
 MOST_SECONDS: Final = 1e9

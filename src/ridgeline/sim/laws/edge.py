@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from ridgeline.core import events
-from ridgeline.core.commands import Abort, Admit, Close, Command, Drain, Output
+from ridgeline.core.commands import Abort, Admit, Close, Command, Output
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted
 from ridgeline.engine.engine import Turn
@@ -21,21 +21,27 @@ Key = tuple[str, int]
 
 
 class Choice:
-    """What the edge knows of one choice. `asked` is the answer that it has sent: outputs that count, and why."""
+    """What the edge knows of one choice. `asked` is the answer that it has sent: outputs that count, and why; `newest`: ids that came last,
+    together."""
 
-    __slots__ = ("asked", "closed", "end", "oracle", "pattern")
+    __slots__ = ("asked", "closed", "end", "newest", "oracle", "pattern")
 
     def __init__(self, oracle: Oracle, pattern: tuple[int, ...]) -> None:
         self.oracle = oracle
         self.pattern = pattern
+        self.newest = 0
         self.end: Finish | None = None
         self.asked: tuple[int, Finish] | None = None
         self.closed: Finish | None = None
 
-    def finds_stop(self) -> bool:
-        """Whether the outputs end with the stop pattern now."""
-        ids = self.oracle.ids
-        return bool(self.pattern) and len(ids) > self.oracle.request.min_tokens and tuple(ids[-len(self.pattern) :]) == self.pattern
+    def finds_stop(self, known: int) -> int | None:
+        """Outputs before the first stop pattern that ends behind the first `known` outputs."""
+        ids, pattern = self.oracle.ids, self.pattern
+        if pattern:
+            for end in range(max(known, self.oracle.request.min_tokens) + 1, len(ids) + 1):
+                if tuple(ids[max(0, end - len(pattern)) : end]) == pattern:
+                    return end - len(pattern)
+        return None
 
 
 class Edge:
@@ -63,9 +69,6 @@ class Edge:
         self._not_finite = not_finite
         self._send = send
         self._time = 0.0
-        self._draining = False
-        self._drained = False
-        """Draining since an earlier turn: nothing may be accepted any more."""
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Rejected: self._on_rejected,
             events.Closed: self._on_closed,
@@ -79,7 +82,6 @@ class Edge:
 
     def on_turn(self, commands: Sequence[Command], turn: Turn) -> None:
         """Checks one turn of the engine: what it was told, what it put out, and what it says has happened."""
-        self._drained = self._draining
         ended = self._note(commands)
         for event in turn.events:
             if type(event) is events.Admitted:
@@ -108,8 +110,6 @@ class Edge:
                     ended.update(key for key in self.choices if key[0] == request_id)
                 case Close(request_id, choice):
                     ended.add((request_id, choice))
-                case Drain():
-                    self._draining = True
         return ended
 
     def _on_output(self, output: Output) -> None:
@@ -121,13 +121,13 @@ class Edge:
         if output.prompt_logprobs is not None:
             oracle.follow_prompt(output.prompt_logprobs)
         oracle.follow(output.ids, output.logprobs)
-        choice.end = output.end
+        choice.end, choice.newest = output.end, len(output.ids)
         if output.end in (Finish.STOP, Finish.LENGTH) and output.end is not oracle.ended:
             raise LawViolation(1, f"{output.request_id}/{output.choice} ends with {output.end}, its ids demand {oracle.ended}")
         if output.end is None and oracle.ended is not None:
             raise LawViolation(1, f"{output.request_id}/{output.choice} goes on although its ids demand {oracle.ended}")
         if oracle.request.two_phase and choice.asked is None and output.end in (None, Finish.STOP, Finish.LENGTH, Finish.ERROR):
-            self._answer(output, choice)
+            self._answer(output, choice, len(oracle.ids) - len(output.ids))
 
     def finish(self) -> None:
         """At the end of everything: each accepted request has ended, once for each choice."""
@@ -148,12 +148,12 @@ class Edge:
             raise LawViolation(1, f"{request_id}/{index} was never accepted")
         return choice
 
-    def _answer(self, output: Output, choice: Choice) -> None:
-        count = len(choice.oracle.ids)
-        if choice.finds_stop():
-            choice.asked = (count - len(choice.pattern), Finish.STOP)
+    def _answer(self, output: Output, choice: Choice, known: int) -> None:
+        keep = choice.finds_stop(known)
+        if keep is not None:
+            choice.asked = (keep, Finish.STOP)
         elif output.end is not None:
-            choice.asked = (count, output.end)
+            choice.asked = (len(choice.oracle.ids), output.end)
         else:
             return
         close = Close(output.request_id, output.choice, *choice.asked)
@@ -171,8 +171,6 @@ class Edge:
 
     def _on_admitted(self, event: events.Admitted) -> None:
         self._on_time(event)
-        if self._drained:
-            raise LawViolation(1, f"{event.request_id} is accepted although the engine drains")
         request = self._requests[event.request_id]
         pattern = self._pattern(request)
         for index in range(request.choices):
@@ -215,6 +213,8 @@ class Edge:
         elif event.reason is Finish.ERROR:
             if nan_at is None:
                 raise LawViolation(15, f"{name} ends with an error and computed no NaN")
+            if nan_at >= len(request.prompt) + len(choice.oracle.ids):
+                raise LawViolation(15, f"{name} ends with an error behind {len(choice.oracle.ids)} ids, the NaN is at position {nan_at}")
         else:
             expected = choice.asked if request.two_phase else (len(choice.oracle.ids), choice.oracle.ended)
             if expected != (event.usage.completion_tokens, event.reason):

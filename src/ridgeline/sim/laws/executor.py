@@ -1,9 +1,9 @@
 """An executor without arrays: a KV oracle that checks every block that attention would read, in the step that reads it.
 
 Owns the fake KV blocks and the modelled time of a step; never decides anything and never reads a real clock by itself.
-A block's mark, one per KV group, is the stamp of the slot written last in it: a hash of all ids up to there and of whom they belong to.
-Slots of a block are written in order and each write checks the mark of the one before, so the mark vouches for the whole block:
-comparing marks block by block checks token, position, identity and group of every slot at the price of one comparison a block.
+A block has stamps, one per KV group and slot: a stamp is a hash of all ids up to its slot and of whom they belong to. A write cuts the
+stamps at its offset, so what rejected drafts left behind counts for nobody, and checks the stamp before, so that the last stamp vouches for
+the whole block: token, position, identity and group of every slot are checked at the price of one comparison per block.
 """
 
 from collections import deque
@@ -17,7 +17,8 @@ from ridgeline.sim.laws.model import FakeModel
 from ridgeline.sim.laws.rows import Resident
 
 Span = tuple[Resident, int, list[int], int, list[int]]
-"""A row's part of a step: the row, its first position, its token ids, whether it samples, and the positions whose next id is scored."""
+"""A row's part of a step: the row, its first position, its token ids, how many of its last positions sample, which positions are scored."""
+NOTHING = (0,)
 
 
 class SimExecutor:
@@ -40,7 +41,7 @@ class SimExecutor:
         self._block_tokens = info.kv.block_tokens
         self._windows = [group.window for group in info.kv.groups]
         places = info.kv.blocks + info.kv.host_blocks + 1
-        self._marks = [[0] * places for _ in info.kv.groups]
+        self._stamps: list[list[list[int]]] = [[[] for _ in range(places)] for _ in info.kv.groups]
         self._owner: list[tuple[Resident, int, int] | None] = [None] * places
         """Who wrote what a block holds, or will in a step in flight: row, group, block."""
         self._rows: list[Resident | None] = [None] * info.rows
@@ -173,25 +174,27 @@ class SimExecutor:
 
     def _run(self, plan: Plan, spans: list[Span]) -> Result:
         for source, target in plan.copies:
-            for marks in self._marks:
-                marks[target] = marks[source]
-        for resident, first, tokens, _, _ in spans:
-            resident.advance(first, tokens, self._block_tokens)
+            for stamps in self._stamps:
+                stamps[target] = stamps[source].copy()
+        for resident, first, tokens, samples, _ in spans:
+            resident.advance(first, tokens, max(0, samples - 1), self._block_tokens)
             self._write(resident, first)
         sampled: list[tuple[int, ...]] = []
         logprobs: list[tuple[TokenLogprobs, ...] | None] = []
         scores: list[tuple[TokenLogprobs, ...]] = []
-        for resident, first, _, samples, scored in spans:
+        for resident, first, tokens, samples, scored in spans:
             self._read(resident, first)
             resident.in_flight.popleft()
-            if not resident.finite:
-                self.not_finite[resident.params.seed, resident.params.choice] = resident.nan_at
             if scored:
                 scores.append(tuple([self._score(resident, position) for position in scored]))
-            sampled.append((self._sample(resident),) if samples else ())
-            best = resident.params.sampling.logprobs
-            shown = samples and best is not None
-            logprobs.append((self._model.logprobs(resident.chain[-1], sampled[-1][0], best or 0),) if shown else None)
+            begin = len(resident.chain) - samples
+            ids = self._walk(resident, begin, tokens[len(tokens) - samples + 1 :]) if samples else []
+            sampled.append(tuple(ids))
+            logprobs.append(self._logprobs(resident, begin, ids))
+            if samples > 1:
+                resident.cut(begin + len(ids), self._block_tokens)
+            if not resident.finite:
+                self.not_finite[resident.params.seed, resident.params.choice] = resident.nan_at
         return Result(
             step=plan.step,
             sampled=tuple(sampled),
@@ -202,42 +205,55 @@ class SimExecutor:
         )
 
     def _write(self, resident: Resident, first: int) -> None:
-        chain, size, all_marks = resident.chain, self._block_tokens, self._marks
-        end = len(chain)
-        blocks = range(first // size, (end - 1) // size + 1)
+        chain, size = resident.chain, self._block_tokens
+        blocks = range(first // size, (len(chain) - 1) // size + 1)
         for group, table in enumerate(resident.tables):
-            marks = all_marks[group]
             for block in blocks:
-                block_id = table[block]
-                begin = block * size
+                block_id, begin = table[block], block * size
+                stamps = self._stamps[group][block_id]
                 if first > begin:
-                    if marks[block_id] != chain[first - 1]:
+                    if (stamps[: first - begin] or NOTHING)[-1] != chain[first - 1]:
                         raise self._wrong_block(resident, group, block)
+                    del stamps[first - begin :]
                 else:
-                    for others in all_marks:
-                        others[block_id] = 0
-                begin += size
-                marks[block_id] = chain[(end if end < begin else begin) - 1]
+                    for others in self._stamps:
+                        others[block_id].clear()
+                stamps += chain[max(first, begin) : begin + size]
 
     def _read(self, resident: Resident, first: int) -> None:
         size, ends, tables = self._block_tokens, resident.ends, resident.tables
         full, rest = divmod(len(resident.chain), size)
-        for group, marks in enumerate(self._marks):
+        for group, stamps in enumerate(self._stamps):
             table, window = tables[group], self._windows[group]
             low = (first - window + 1) // size if 0 < window <= first else 0
-            if [marks[block_id] for block_id in table[low:full]] != ends[low:full]:
-                wrong = next(block for block in range(low, full) if marks[table[block]] != ends[block])
+            if [(stamps[block_id] or NOTHING)[-1] for block_id in table[low:full]] != ends[low:full]:
+                wrong = next(block for block in range(low, full) if (stamps[table[block]] or NOTHING)[-1] != ends[block])
                 raise self._wrong_block(resident, group, wrong)
-            if rest and marks[table[full]] != resident.chain[-1]:
+            if rest and (stamps[table[full]] or NOTHING)[-1] != resident.chain[-1]:
                 raise self._wrong_block(resident, group, full)
 
-    def _sample(self, resident: Resident) -> int:
-        position = len(resident.chain)
-        if position != len(resident.ids):
-            raise LawViolation(8, f"sequence {resident.sequence} samples at {position}, its ids reach {len(resident.ids)}")
-        token = self._model.sample(resident.chain[-1], resident.params, position, resident.past)
-        resident.ids.append(token)
-        return token
+    def _walk(self, resident: Resident, begin: int, drafts: list[int]) -> list[int]:
+        """Samples behind position `begin` and each further one while its draft is right; stops before a position that is not finite."""
+        if begin + 1 != len(resident.ids):
+            raise LawViolation(8, f"sequence {resident.sequence} samples at {begin + 1}, its ids reach {len(resident.ids)}")
+        found: list[int] = []
+        for position in range(begin, begin + len(drafts) + 1):
+            if not resident.finite_up_to(position):
+                resident.ids.append(0)  # steps in flight go on from whatever id
+                break
+            token = self._model.sample(resident.chain[position], resident.params, position + 1, resident.past)
+            resident.ids.append(token)
+            found.append(token)
+            if position - begin < len(drafts) and token != drafts[position - begin]:
+                break
+        return found
+
+    def _logprobs(self, resident: Resident, begin: int, ids: list[int]) -> tuple[TokenLogprobs, ...] | None:
+        """Of the ids sampled behind position `begin` and those that follow, where the row asks."""
+        best = resident.params.sampling.logprobs
+        if best is None or not ids:
+            return None
+        return tuple([self._model.logprobs(resident.chain[begin + index], token, best) for index, token in enumerate(ids)])
 
     def _score(self, resident: Resident, position: int) -> TokenLogprobs:
         """Of the prompt token behind `position`."""

@@ -101,7 +101,7 @@ class Order:
 
 
 class Pace:
-    """Rows that keep up wait for the step with every token of the others, which have what `Limits.beside` leaves them: law 5."""
+    """Rows that keep up wait for the step with every token of the others, which have what `Limits.prefill_budget` leaves them: law 5."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._schedule, self._scheduler = scheduler.schedule, scheduler
@@ -114,7 +114,8 @@ class Pace:
         plan = self._schedule(now)
         if plan is not None:
             kept = keeping.intersection(self._scheduler.flights[-1].numbers)
-            others = [count for count, samples in zip(plan.count, plan.sample, strict=True) if count > 1 or not samples]
+            rows = zip(plan.count, plan.sample, strict=True)
+            others = [count - (samples == count) for count, samples in rows if count > 1 or not samples]
             most = self._scheduler.limits.prefill_budget(len(kept))
             if kept and sum(others) > most:
                 raise LawViolation(5, f"step {plan.step}: {sum(others)} tokens beside {len(kept)} rows that keep up, {most} are allowed")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ridgeline.core import events
-from ridgeline.core.commands import Abort, Close, Command, Drain, SetKnob
+from ridgeline.core.commands import Abort, Close, Command
 from ridgeline.core.events import Event, Finish, Wait
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.scheduler import Scheduler
@@ -60,9 +60,6 @@ SITUATIONS = (
     "NaN of a choice that had ended",
     "rejected as unservable",
     "rejected as the queue is full",
-    "rejected while draining",
-    "drain while requests wait",
-    "token budget changed while running",
     "no block free",
     "rows all taken while requests wait",
     "budget spent to the last token",
@@ -71,6 +68,21 @@ SITUATIONS = (
     "2 steps in flight",
     "3 steps in flight",
     "4 steps in flight",
+    "drafts all right",
+    "drafts half right",
+    "drafts all wrong",
+    "drafts of several rows",
+    "drafts beside a chunk",
+    "drafts at depth 4",
+    "drafts up to the last allowed token",
+    "drafts across a block's edge",
+    "drafts of a row with a window",
+    "drafts of a row that was preempted",
+    "drafts as long as samples allow",
+    "stop id before the last right draft",
+    "NaN at a rejected position",
+    "NaN behind right drafts",
+    "close that falls inside a step's ids",
 )
 
 
@@ -82,11 +94,12 @@ class Reach:
         self._world = world
         self._edge = edge
         self._scheduler = scheduler
-        self._draining = False
         self._row: dict[int, int] = {}
         """Sequence number by row."""
         self._sequence: dict[Key, int] = {}
         self._key: dict[int, Key] = {}
+        self._nan: dict[int, int] = {}
+        """Position that computes to NaN, by row."""
         self._running: set[Key] = set()
         self._provisional: set[Key] = set()
         self._preempted: set[Key] = set()
@@ -94,7 +107,7 @@ class Reach:
         self._preemptions: Counter[Key] = Counter()
         self._blocking: set[str] = set()
         """Requests that others wait for."""
-        self._first_blocks: dict[tuple[int, ...], set[tuple[bytes, bytes]]] = {}
+        self._first_blocks: dict[tuple[int, ...], set[bytes]] = {}
         self._flying: deque[frozenset[int]] = deque()
         self._committed: frozenset[int] = frozenset()
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -118,22 +131,20 @@ class Reach:
             self._on_abort(command.request_id)
         elif isinstance(command, Close):
             self._on_close((command.request_id, command.choice), command.keep)
-        elif isinstance(command, Drain):
-            self._draining = True
-            self._count("drain while requests wait", len(self._edge.choices) > len(self._sequence))
-        elif isinstance(command, SetKnob):
-            self._count("token budget changed while running", bool(self._running))
 
     def on_plan(self, plan: Plan) -> None:
         """A plan has been submitted."""
         for new in plan.new_rows:
             self._row[new.row] = new.sequence
+            self._nan[new.row] = self._world.model.nan_position(new.params)
             behind = any(group.window and table[:1] == (0,) for group, table in zip(self._world.info.kv.groups, new.tables, strict=True))
             self._count("window group joins behind its window", behind)
         row = self._row
         self._flying.append(frozenset([row[each] for each in plan.row]))
         if len(self._flying) > 1:
             self.counts[f"{len(self._flying)} steps in flight"] += 1
+        if plan.drafts:
+            self._on_drafts(plan)
         spent = len(plan.tokens) == self._scheduler.limits.token_budget
         if not spent and self._scheduler.cache.pool.handed_over:
             self._count("second victim spared as blocks were coming", self._spared(plan.step))
@@ -142,12 +153,50 @@ class Reach:
         self._count("fetched beside blocks that move out", len(directions) == 2)
         self._count("prompt scored beside single tokens", bool(plan.score) and 1 in plan.count)
         limits, singles = self._scheduler.limits, plan.count.count(1)
-        cut = singles and limits.mixed_tokens < limits.token_budget and len(plan.tokens) - singles == limits.prefill_budget(singles)
+        spent = len(plan.tokens) - singles == limits.prefill_budget(singles)
+        cut = singles and not plan.drafts and limits.mixed_tokens < limits.token_budget and spent
         self._count("a chunk cut for rows that keep up", bool(cut))
         self._count("a chunk beside single tokens", 1 < len(plan.row) < len(plan.tokens) and 1 in plan.count)
 
+    def _on_drafts(self, plan: Plan) -> None:
+        """A plan that drafts has been submitted."""
+        rows = [(index, samples) for index, samples in enumerate(plan.sample) if samples > 1]
+        size, windows = self._world.info.kv.block_tokens, any(group.window for group in self._world.info.kv.groups)
+        self._count("drafts of several rows", len(rows) > 1)
+        self._count("drafts beside a chunk", any(count > max(1, samples) for count, samples in zip(plan.count, plan.sample, strict=True)))
+        self._count("drafts at depth 4", self._world.limits.depth == 4)
+        self._count("drafts as long as samples allow", sum(plan.sample) == self._scheduler.limits.most_samples)
+        for index, samples in rows:
+            start, key = plan.start[index], self._key.get(self._row[plan.row[index]])
+            self._count("drafts across a block's edge", start // size < (start + samples - 1) // size)
+            self._count("drafts of a row with a window", windows)
+            if key is not None:
+                request = self._edge.choices[key].oracle.request
+                self._count("drafts of a row that was preempted", self._preemptions[key] > 0)
+                self._count("drafts up to the last allowed token", start + samples + 1 == len(request.prompt) + request.max_tokens)
+
+    def _on_walks(self, plan: Plan, result: Result) -> None:
+        """A plan that drafts has been collected."""
+        for index, samples in enumerate(plan.sample):
+            if samples < 2:
+                continue
+            length, begin = len(result.sampled[index]), plan.start[index] + plan.count[index] - samples
+            nan, key = self._nan[plan.row[index]], self._key.get(self._row[plan.row[index]])
+            if not result.finite[index]:
+                self._count("NaN behind right drafts", length > 0)
+            else:
+                self._count("NaN at a rejected position", begin + length <= nan < begin + samples)
+                self.counts["drafts all right" if length == samples else "drafts half right" if length > 1 else "drafts all wrong"] += 1
+            if key is not None:
+                request = self._edge.choices[key].oracle.request
+                ids, first = result.sampled[index], begin + 2 - len(request.prompt)
+                stops = [at for at, token in enumerate(ids, first) if token in request.stop_ids and at > request.min_tokens]
+                self._count("stop id before the last right draft", bool(stops) and stops[0] < first + length - 1)
+
     def on_result(self, plan: Plan, result: Result) -> None:
         """The oldest step has been collected."""
+        if plan.drafts:
+            self._on_walks(plan, result)
         self._committed = self._flying.popleft()
         if 0 in result.finite:
             bad = [index for index, finite in enumerate(result.finite) if not finite]
@@ -185,6 +234,7 @@ class Reach:
         self._count("close after a provisional end", key in self._provisional)
         self._count("close before the engine's end", key not in self._provisional)
         self._count("close that drops ids", keep < len(choice.oracle.ids))
+        self._count("close that falls inside a step's ids", len(choice.oracle.ids) - choice.newest < keep < len(choice.oracle.ids))
         self._count("close while in flight", self._in_flight(key))
         self._count("close while preempted", key in self._preempted)
 
@@ -224,7 +274,7 @@ class Reach:
     def _on_miss(self, event: events.PrefixMiss) -> None:
         request = self._edge.choices[event.request_id, event.choice].oracle.request
         others = self._first_blocks.get(request.prompt[: self._world.info.kv.block_tokens], set())
-        elsewhere = bool(others) and (request.domain, request.extra) not in others
+        elsewhere = bool(others) and request.domain not in others
         self._count("same prefix in another domain is a miss", event.first_missing_block == 0 and elsewhere)
 
     def _on_waiting(self, event: events.Waiting) -> None:
@@ -264,12 +314,12 @@ class Reach:
         self._provisional.discard(key)
         self._blocking.discard(event.request_id)
         first = request.prompt[: self._world.info.kv.block_tokens]
-        self._first_blocks.setdefault(first, set()).add((request.domain, request.extra))
+        self._first_blocks.setdefault(first, set()).add(request.domain)
 
     def _on_rejected(self, event: events.Rejected) -> None:
         waiting = sum(choice.closed is None for choice in self._edge.choices.values()) - len(self._running)
         full = waiting >= self._world.limits.max_waiting
-        self.counts[f"rejected {'while draining' if self._draining else 'as the queue is full' if full else 'as unservable'}"] += 1
+        self.counts[f"rejected {'as the queue is full' if full else 'as unservable'}"] += 1
 
     def _spared(self, step: int) -> bool:
         """One has been preempted and its blocks are still in flight; another that needs blocks waits for them and pushes nobody out."""

@@ -14,6 +14,7 @@ class Resident:
     """One row. `chain[p]` is the stamp of position p; `ends[b]` that of the last position of full block b."""
 
     __slots__ = (
+        "begun",
         "chain",
         "ends",
         "finite",
@@ -46,6 +47,8 @@ class Resident:
         self.ends: list[int] = []
         self.planned: int | None = None
         """Where the next plan continues, or jumps ahead from over shared blocks: the end of the last one submitted."""
+        self.begun = 0
+        """First position of the step computed last."""
         self.handed_out = [0] * len(new.tables)
         """Blocks per group that are shared with others, or have been checked to be the row's own."""
         self.in_flight: deque[int] = deque()
@@ -66,21 +69,24 @@ class Resident:
             raise LawViolation(8, f"row {self.row} scores positions {positions}, which are none of a prompt that is to be scored")
         return positions
 
-    def advance(self, first: int, tokens: list[int], block_tokens: int) -> None:
-        """Extends the stamps by the tokens that are computed now, at positions first, first + 1, …"""
+    def advance(self, first: int, tokens: list[int], drafts: int, block_tokens: int) -> None:
+        """Extends the stamps by the tokens that are computed now, at positions first, first + 1, …; the last `drafts` are guesses."""
         chain = self.chain
         if len(chain) < first:  # what lies between is shared: others computed it, clean
             self._extend(self.ids[len(chain) : first])
         if len(chain) != first:
             raise LawViolation(4, f"sequence {self.sequence} has computed {len(chain)} tokens, not {first}")
+        self.begun = first
         end = first + len(tokens)
         known = self.ids[first:end]
         if tokens[-1] == LAST and end == len(self.ids):
             tokens[-1] = known[-1]
-        if known != tokens:
-            raise LawViolation(8, f"sequence {self.sequence} computes ids {tokens} at {first}, its ids there are {known}")
+        if known != tokens[: len(tokens) - drafts] or (drafts and LAST in tokens):
+            raise LawViolation(8, f"sequence {self.sequence} computes ids {tokens} at {first}, {drafts} drafted; its ids there are {known}")
+        known = tokens
         if first <= self.nan_at < end:
-            self.finite = False
+            if self.nan_at < end - drafts:
+                self.finite = False
             self._extend(known[: self.nan_at - first])
             chain.append(hash((NOT_FINITE, chain[-1] if chain else self.origin)))
             known = known[self.nan_at - first + 1 :]
@@ -91,6 +97,18 @@ class Resident:
         last = (len(self.ends) + 1) * block_tokens - 1
         if last < end:
             self.ends.extend(chain[last::block_tokens])
+
+    def finite_up_to(self, position: int) -> bool:
+        """Whether the row's numbers are finite up to there; if not, they never are again: whoever asks has verified all before."""
+        if self.begun <= self.nan_at <= position:
+            self.finite = False
+        return self.finite
+
+    def cut(self, positions: int, block_tokens: int) -> None:
+        """Only the first `positions` stamps stand for what the row knows: drafts behind were wrong."""
+        del self.chain[positions:]
+        del self.ends[positions // block_tokens :]
+        self.planned = positions
 
     def _extend(self, ids: list[int]) -> None:
         self.chain.extend(extend(self.chain[-1] if self.chain else self.origin, ids))

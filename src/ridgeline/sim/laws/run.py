@@ -24,6 +24,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
+from ridgeline.sim.laws.drafts import Guesses
 from ridgeline.sim.laws.edge import Edge
 from ridgeline.sim.laws.executor import SimExecutor
 from ridgeline.sim.laws.oracle import Computed, Source
@@ -127,7 +128,9 @@ class Simulation:
         self.world = world
         self.clock = clock
         self.edge = Edge(world, source, not_finite, self._send)
-        self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy])
+        guesses = Guesses(world.seed, world.drafts, world.model, source, self._drafts) if world.drafts else None
+        self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy], guesses)
+        self._drafted = -1
         self._watch_victims()
         Pace(self.scheduler)
         self.reach = Reach(world, self.edge, self.scheduler)
@@ -177,8 +180,12 @@ class Simulation:
             self._trace.add(turn)
         return turn.progressed
 
+    def _drafts(self) -> None:
+        """Drafts are being laid on for the next step."""
+        self._drafted = self.scheduler.step
+
     def _watch_victims(self) -> None:
-        """Nobody falls for blocks that come without it once the steps in flight have committed."""
+        """Nobody falls for blocks that come without it once the steps in flight have committed, nor for a draft."""
         life, pool, room = self.scheduler.life, self.scheduler.cache.pool, self.scheduler.room
         preempt, groups = life.preempt, len(self.world.info.kv.groups)
 
@@ -186,6 +193,8 @@ class Simulation:
             needed = groups + self.scheduler.cache.away(by)
             if why == "blocks" and room.spare(by) + pool.coming() >= needed:
                 raise LawViolation(6, f"sequence {victim.number} is preempted for blocks, {pool.coming()} are coming without it")
+            if self._drafted == self.scheduler.step:
+                raise LawViolation(6, f"sequence {victim.number} is preempted for a draft")
             preempt(victim, by, why)
 
         life.preempt = watched  # type: ignore[method-assign]

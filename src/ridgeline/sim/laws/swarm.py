@@ -1,10 +1,13 @@
-"""Many seeds: runs worlds until so many steps are done and adds up what they came to.
+"""Many seeds: runs worlds until so many steps are done, on several cores, and adds up what they came to.
 
-Owns the tally; as a program (`python -m ridgeline.sim.laws.swarm SEED STRIDE STEPS`) it is one worker that prints tallies as JSON lines.
+Owns the tally and the processes that it starts, which it ends all before it returns; as a program (`python -m ridgeline.sim.laws.swarm SEED
+STRIDE STEPS`) it is one worker that prints tallies as JSON lines.
 """
 
 import json
+import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -95,6 +98,52 @@ def tally(seed: int, stride: int, steps: int, report: Callable[[Tally], None]) -
 
 def _print(part: Tally) -> None:
     print(part.to_json(), flush=True)
+
+
+FEW_STEPS = 20_000
+"""Below this a second process costs more than it saves."""
+
+
+def run_swarm(seed: int, steps: int, workers: int, progress: Callable[[int], None]) -> Tally:
+    """Explores seeds from `seed` on for `steps` steps; `progress` is told of steps as they are done, from any thread."""
+    total, lock = Tally(), threading.Lock()
+
+    def take(part: Tally) -> None:
+        with lock:
+            total.merge(part)
+            progress(part.steps)
+
+    if workers == 1 or steps < FEW_STEPS:
+        tally(seed, 1, steps, take)
+        return total
+    shares = [steps // workers + (index < steps % workers) for index in range(workers)]
+    children = [_start(seed + index, workers, share) for index, share in enumerate(shares)]
+    threads = [threading.Thread(target=_read, args=(child, take)) for child in children]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        failed = [status for child in children if (status := child.wait())]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    if failed:
+        raise RuntimeError(f"a worker of the simulator ended with status {failed[0]}")
+    return total
+
+
+def _start(seed: int, stride: int, steps: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "ridgeline.sim.laws.swarm", str(seed), str(stride), str(steps)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def _read(child: "subprocess.Popen[str]", take: Callable[[Tally], None]) -> None:
+    assert child.stdout is not None
+    with child.stdout:
+        for line in child.stdout:
+            take(Tally.from_json(line))
 
 
 if __name__ == "__main__":

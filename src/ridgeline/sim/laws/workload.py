@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from ridgeline.core.commands import Abort, Admit, Command, Drain, SetKnob
+from ridgeline.core.commands import Abort, Admit, Command
 from ridgeline.core.pace import UNBOUNDED
 from ridgeline.core.params import Admitted, Limits, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
@@ -36,6 +36,7 @@ class World:
     impatience     so many of 1,000 preemptions, provisional ends and waits make the client hang up at once
     repeats        the edge answers some ends twice
     eager          the executor computes a step when it is submitted, not when it is collected
+    drafts         ids drafted for a row and step at most; 0: none are
     """
 
     seed: int
@@ -49,17 +50,20 @@ class World:
     impatience: int
     repeats: bool
     eager: bool
+    drafts: int = 0
 
 
 def draw(seed: int) -> World:
     """The world of this seed."""
-    rng, paced, tiered = Random(seed), Random(seed + 3), Random(seed + 4)
+    rng, paced, tiered, drafted = Random(seed), Random(seed + 3), Random(seed + 4), Random(seed + 5)
     block_tokens = rng.choice((1, 2, 4, 4, 16))
     windows = rng.choice(WINDOWS)
     longest = rng.choice((16, 24, 32, 48, 64, 96))
     rows = rng.choice((1, 4, 8, 12, *(16,) * 8))
+    drafts = drafted.choice((0, 1, 2, 3, 4, 4, 8))
     limits = Limits(
         rows=rows,
+        samples=drafted.choice((0, 1 + drafts, rows + drafts, rows * (1 + drafts))),
         token_budget=rng.choice((1, 8, 16, 24, 32, 48, *(64,) * 4)),
         depth=rng.randint(1, 4),
         mixed_tokens=paced.choice((UNBOUNDED, 24, 12, 5)),
@@ -91,18 +95,19 @@ def draw(seed: int) -> World:
         policy=policy,
         model=model,
         latency=Latency(STEP_SECONDS, TOKEN_SECONDS),
-        inbound=_inbound(rng, Random(seed + 2), info, limits.token_budget, model, together),
+        inbound=_inbound(rng, Random(seed + 2), info, model, together),
         late=STEP_SECONDS * rng.choice((0.0, 1.5, 4.0, 12.0)),
         impatience=rng.choice((0, 0, 100)),
         repeats=rng.random() < 0.2,
         eager=rng.random() < 0.3,
+        drafts=drafts,
     )
 
 
 def _inbound(
-    rng: Random, own: Random, info: ExecutorInfo, token_budget: int, model: FakeModel, together: int
+    rng: Random, own: Random, info: ExecutorInfo, model: FakeModel, together: int
 ) -> tuple[tuple[float, Command], ...]:
-    """Requests, hang-ups, changed limits and a drain, sorted by time. `own` draws what the scheduler does not see of a request."""
+    """Requests and hang-ups, sorted by time. `own` draws what the scheduler does not see of a request."""
     requests = rng.randint(3, 8) + rng.randint(16, 26) * (together - 1)
     horizon = STEP_SECONDS * requests * rng.choice((0.5, 1.5, 2.0, 2.5))
     burst = rng.choice((0.1, 0.2, 0.5))
@@ -116,12 +121,6 @@ def _inbound(
         inbound.append((time, Admit(request)))
         if rng.random() < aborts:
             inbound.append((time + rng.expovariate(1 / (STEP_SECONDS * 15)), Abort(request.request_id)))
-    if rng.random() < 0.1:
-        inbound.append((rng.uniform(0, horizon + STEP_SECONDS * 50), Drain()))
-    if rng.random() < 0.2:
-        for _ in range(rng.randint(1, 5)):
-            change = SetKnob("token_budget", rng.randint(1, token_budget))
-            inbound.append((rng.uniform(0, horizon + STEP_SECONDS * 50), change))
     inbound.sort(key=lambda item: item[0])
     return tuple(inbound)
 
@@ -181,7 +180,7 @@ def _request(
                 request_id=f"r{index}",
                 draw_seed=_unseeded,
                 bad_words=[model.alphabet[:2]] if params.bad_words else [],
-                domain=bytes([identity >> 1]),
+                domain=bytes([identity]),
                 priority=priority,
             )
             break
@@ -190,7 +189,7 @@ def _request(
             max_tokens = max(1, max_tokens // 2)
             params = replace(params, n=1, max_tokens=max_tokens, min_tokens=0)
     wanted = min(greedy_client, longest - len(prompt)) if greedy_client == longest else greedy_client
-    return replace(request, extra=bytes([identity & 1]), max_tokens=wanted or request.max_tokens)
+    return replace(request, max_tokens=wanted or request.max_tokens)
 
 
 def _edits(rng: Random, model: FakeModel) -> dict[str, Any]:

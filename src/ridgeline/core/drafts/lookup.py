@@ -1,0 +1,106 @@
+"""Speculative drafts from the sequence's own ids (prompt lookup), as deep as they have been worth.
+
+Every id that comes is compared with what would have been drafted, whether it was or not: so it costs no step to see that a sequence has
+begun, or ceased, to repeat itself.
+"""
+
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from ridgeline.core.drafts.depth import Price, depths
+from ridgeline.core.drafts.ngram import LONGEST, NgramIndex
+from ridgeline.core.plan import Plan, Result
+from ridgeline.core.sequence import Sequence, State
+
+RIGHT: Final = (0.0, 0.0, 0.3, 0.35, 0.45, 0.5, 0.55, 0.6, 0.75)
+"""How often the first proposed id is right, by how many ids agree, before a sequence has told more."""
+DOUBT: Final = 3.0
+"""As many comparisons of a sequence count as much as that."""
+MEMORY: Final = 0.93
+"""What is left of a comparison in the next one."""
+assert len(RIGHT) == LONGEST + 1
+
+
+class _Row:
+    """What is known of one sequence: `proposed` may come behind its known ids; `right` of `compared` ids were, fading."""
+
+    __slots__ = ("compared", "index", "known", "proposed", "right")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.index = NgramIndex(sequence.known)
+        self.known = len(sequence.known)
+        self.proposed: tuple[int, ...] = ()
+        self.right = 0.0
+        self.compared = 0.0
+
+    def look(self, ids: list[int], most: int) -> None:
+        """Compares the ids that came since the last call with what was proposed, and proposes anew."""
+        for token, proposed in zip(ids[self.known :], self.proposed, strict=False):
+            self.compared = MEMORY * self.compared + 1.0
+            self.right = MEMORY * self.right + (token == proposed)
+            if token != proposed:
+                break
+        self.known = len(ids)
+        self.proposed = self.index.propose(most) if self.index.catch_up() else ()
+
+    def chance(self) -> float:
+        """That the first proposed id is right, and each further one where those before it are."""
+        return (self.right + DOUBT * RIGHT[self.index.agreed]) / (self.compared + DOUBT)
+
+
+class PromptLookup:
+    """Implements `core.drafts.drafter.Drafter`.
+
+    most     ids drafted for a row and step at most
+    barrier  without drafts steps run ahead of each other, so that one that drafts makes the device wait for the host
+    """
+
+    def __init__(self, most: int, price: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
+        self._most = most
+        self._price = Price(price)
+        self._barrier = barrier
+        self._rows: WeakKeyDictionary[Sequence, _Row] = WeakKeyDictionary()
+
+    def waits(self, running: list[Sequence]) -> bool:
+        """Drafts would be worth it behind the ids that are in flight, if these come as proposed."""
+        rows, get = [], self._rows.get
+        for sequence in running:
+            row, promised = get(sequence), sequence.promised
+            if row is not None and len(row.proposed) > promised:
+                room = sequence.limit - sequence.reach - 1
+                rows.append(self._chances(row, promised, min(self._most, room)))
+        others = len(running) - len(rows)
+        return bool(rows) and any(depths(self._price, len(running), rows, others, len(rows) * self._most, self._barrier))
+
+    def propose(self, rows: list[tuple[Sequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
+        """For each row what followed the last time, as much of it as is worth a step."""
+        known = [(index, self._rows.get(sequence)) for index, (sequence, _) in enumerate(rows)]
+        offers = [(index, row) for index, row in known if row is not None and row.proposed]
+        found: list[tuple[int, ...]] = [()] * len(rows)
+        if offers:
+            chances = [self._chances(row, 0, min(self._most, rows[index][1])) for index, row in offers]
+            chosen = depths(self._price, tokens, chances, len(rows) - len(offers), most, self._barrier)
+            for (index, row), depth in zip(offers, chosen, strict=True):
+                found[index] = row.proposed[:depth]
+        return found
+
+    def _chances(self, row: _Row, ahead: int, most: int) -> list[float]:
+        """That each of the row's drafts counts, behind `ahead` ids that are in flight."""
+        right = row.chance()
+        chance, found = right**ahead, []
+        for _ in range(min(most, len(row.proposed) - ahead)):
+            chance *= right
+            found.append(chance)
+        return found
+
+    def committed(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
+        """Rows that sampled are looked at; a step of nothing but their tokens tells what it costs."""
+        ahead = self._most + 4  # as many steps may be in flight
+        for sequence, ids in zip(sequences, result.sampled, strict=True):
+            if ids and sequence.state is State.RUNNING:
+                row = self._rows.get(sequence)
+                if row is None:
+                    row = self._rows[sequence] = _Row(sequence)
+                row.look(sequence.known, ahead)
+        if result.timings.run > 0 and sum(plan.sample) == len(plan.tokens):
+            self._price.learn(len(plan.tokens), result.timings.run)
