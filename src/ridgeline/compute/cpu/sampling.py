@@ -35,7 +35,7 @@ SCORED: Final = RowParams(seed=0, choice=0, prompt_tokens=0, sampling=Sampling(t
 
 
 class Prepared(NamedTuple):
-    """The part of a row that stays the same from step to step: parameters, the record made of them, the arrays that the record points to."""
+    """The part of a row that stays the same from step to step: parameters, the record made of them, arrays that the record points to."""
 
     params: RowParams
     record: bytes
