@@ -82,7 +82,7 @@ def _check_finite(given: dict[str, Any]) -> None:
 
 
 def _run(engine: EngineConfig, config: ServerConfig) -> None:
-    from ridgeline.server.run import run
+    from ridgeline.server.app import run
     from ridgeline.server.service import Model, Service
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)

@@ -22,8 +22,7 @@ from ridgeline.server.body import Streaming
 from ridgeline.server.generate import Quiet, Source, Tally, collect
 from ridgeline.server.service import Model
 from ridgeline.server.transport import KEEP_ALIVE, EventStream, unless_disconnected
-from ridgeline.text.detokenize import token_text
-from ridgeline.text.stream import Release
+from ridgeline.text.stream import Release, token_text
 from ridgeline.text.tokenizer import Tokenizer
 
 P = ParamSpec("P")

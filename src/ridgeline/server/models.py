@@ -15,7 +15,7 @@ from ridgeline.server.completions import LONG_TEXT
 from ridgeline.server.errors import ApiError
 from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import json_response, read_body
-from ridgeline.text.detokenize import token_text
+from ridgeline.text.stream import token_text
 
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
