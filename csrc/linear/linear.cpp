@@ -6,7 +6,6 @@
 #include "linear/linear.h"
 
 #include "linear/families.h"
-#include "linear/floats.h"
 #include "runtime/rows.h"
 #include "simd/simd.h"
 
@@ -14,13 +13,11 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-constexpr FamilyKernels kFloats = {float_packed_bytes, pack_floats, unpack_floats, nullptr, float_row};
-
 const FamilyKernels& family(int format) {
     switch (format) {
         case kF32: case kF16: case kBF16: return kFloats;
-        case kQ4_0: case kQ4_1: case kQ5_0: case kQ5_1: case kQ8_0: return kGroups32;
-        case kIQ4_NL: case kIQ4_XS: return kTables;
+        case kQ4_0: case kQ4_1: case kQ5_0: case kQ5_1: case kQ8_0: case kIQ4_NL: case kIQ4_XS:
+            return kGroups32;
         case kInt8: case kInt4: return kGrouped;
         case kQ8_0Screened: return kScreened;
         default: return kKQuants;

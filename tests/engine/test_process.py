@@ -17,8 +17,7 @@ from ridgeline.core.commands import Output
 from ridgeline.core.events import Closed, Event, Finish, Rejected
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.child import Child
-from ridgeline.engine.client import EngineClient, State, restart_delay
+from ridgeline.engine.client import Child, EngineClient, State, restart_delay
 from ridgeline.engine.messages import Frame
 from ridgeline.engine.streams import BUFFERED_OUTPUTS, OpenRequests, RequestStream
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
@@ -330,7 +329,7 @@ import asyncio, sys
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.child import Child
+from ridgeline.engine.client import Child
 from ridgeline.engine.client import EngineClient
 async def main():
     client = EngineClient(EngineConfig('fake:{"step_seconds": %s}'))

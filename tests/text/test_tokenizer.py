@@ -14,9 +14,9 @@ from gold import demo_lines, tokenizer_lines
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.gguf import Header
 from ridgeline.facts.files.gguf_values import Strings
-from ridgeline.text.detokenize import Detokenizer
 from ridgeline.text.files import load_tokenizer
 from ridgeline.text.spm import SpmTokenizer
+from ridgeline.text.stream import Detokenizer
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.vocabulary import MAX_CUT_CHARACTERS, Kind, Vocabulary
 

@@ -32,7 +32,7 @@ OnTurn = Callable[[str, str, int], None]
 
 @dataclass(slots=True)
 class Turns:
-    """What one server did in one scenario: a report, the bytes resident afterwards, and the first prompt's answer, for each round.
+    """The turns of one server in one scenario: a report, the bytes resident afterwards, and the first prompt's answer, for each round.
 
     alone  the answer to the first round's first prompt when it is asked again by itself; None where it was by itself before
     """
@@ -67,7 +67,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How long is measured. restart: only the server whose turn it is runs; else all that are started stay in memory, at rest.
+    """The length of a comparison. restart: only the server whose turn it is runs; else all that are started stay in memory, at rest.
 
     rounds   all scenarios in turn, so many times: what a limit cuts off, it cuts off from all of them
     starts   of each server that is started here, before the rounds
@@ -116,7 +116,7 @@ class Comparison:
         return [spec for spec in self._specs if spec.name not in self.found.lost]
 
     def _in_time(self, scenario: Scenario, number: int) -> bool:
-        """Whether a round may begin; the first always."""
+        """True if a round may begin; the first always."""
         limit = self._course.seconds
         if limit is None or number == 0 or perf_counter() - self._began + self._took[scenario.name] <= limit:
             return True
@@ -192,7 +192,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of two medians, with the interval that holds it with `CONFIDENCE`."""
+    """The ratio of two medians, with the interval that holds it with `CONFIDENCE`."""
 
     value: float
     low: float

@@ -97,12 +97,12 @@ class Job:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name for people."""
         return self.part if self.part in WITHOUT_DTYPE else f"{self.part} {self.dtype}"
 
 
 def jobs(only: Sequence[str], dtypes: Sequence[str], config: Path, minutes: float = SOAK_MINUTES) -> list[Job]:
-    """What is to be run; no `only`: everything but the parts of `ASKED`. Beside transformers our own decoding runs too, for the ratio.
+    """Jobs to run; no `only`: everything but the parts of `ASKED`. Beside transformers our own decoding runs too, for the ratio.
 
     minutes  of a soak. Raises ConfigError for words that name nothing.
     """
@@ -154,7 +154,7 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Done:
-    """What a job brought: its rows, its seconds, and why it ended early if it did."""
+    """The result of a job: its rows, its seconds, and why it ended early if it did."""
 
     job: Job
     rows: list[Row] = field(default_factory=list)
@@ -162,7 +162,7 @@ class Done:
     error: str | None = None
 
     def as_dict(self) -> Row:
-        """For JSON: numbers are seconds, bytes, tokens and operations."""
+        """A dict for JSON: numbers are seconds, bytes, tokens and operations."""
         found = {"part": self.job.part, "dtype": self.job.dtype, "settings": dict(self.job.settings), "seconds": self.seconds}
         return {**found, "error": self.error, "rows": self.rows}
 
@@ -185,7 +185,7 @@ class Report:
 
     @property
     def rows(self) -> dict[tuple[str, str], list[Row]]:
-        """By part and type of weights."""
+        """Rows by part and type of weights."""
         return {(each.job.part, each.job.dtype): each.rows for each in self.done}
 
     @property
@@ -194,7 +194,7 @@ class Report:
         return verdicts(self.rows) if self.model == MEASURED else []
 
     def as_dict(self) -> Row:
-        """For JSON."""
+        """A dict for JSON."""
         gpus = [gpu.as_dict() for gpu in self.gpus]
         parts = [each.as_dict() for each in self.done]
         return {
@@ -235,7 +235,7 @@ def measure(
 
 
 def command(settings: Mapping[str, Any]) -> list[str]:
-    """What runs one part."""
+    """The command that runs one part."""
     # -P: the working directory is no place to import from.
     return [sys.executable, "-P", "-m", "ridgeline.bench.gpu_part", json.dumps(settings)]
 
@@ -282,7 +282,7 @@ def _run(done: Done, limit: float, on_row: Callable[[Job, Row], None]) -> None:
 
 
 def _lines(process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
-    """What a process writes, until it has ended: others that it started may hold its stdout open and say nothing."""
+    """Lines that a process writes, until it has ended: others that it started may hold its stdout open and say nothing."""
     assert process.stdout is not None
     rest, stdout = b"", process.stdout.fileno()
     while True:

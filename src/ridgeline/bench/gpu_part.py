@@ -1,23 +1,133 @@
 """One part of `ridgeline bench gpu` in a process of its own: an error of the device ends it and no other part.
 
 Owns the rows' way out: a line of JSON each on stdout, so that what was measured is there whatever happens next. Settings are one JSON
-object, the only argument. Parts that need the engine are beside this file, the others the computing wing's.
+object, the only argument. Parts that need the engine are beside this file, the others the computing wing's; `host` is here: the host's work
+for a step of single tokens, without a device (plan, inputs, results, commit, and the frame to the front end).
 """
 
 import importlib
 import json
+import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
+from time import thread_time
 from typing import Any, Final
 
-from ridgeline.bench.gpu_host import host
 from ridgeline.bench.gpu_serving import serving, soak
 from ridgeline.bench.gpu_ttft import ttft
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core.commands import Admit
+from ridgeline.core.params import SamplingParams
+from ridgeline.engine.admit import ModelLimits, admit
+from ridgeline.engine.compose import engine_over
+from ridgeline.engine.engine import Engine, Turn
+from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import RidgelineError
 from ridgeline.facts.headers.checkpoint import facts_of_config
 from ridgeline.facts.model import ModelFacts
+
+NULL: Final = "ridgeline.compute.runtime.null_graphs"
+MESSAGES: Final = "ridgeline.engine.messages"
+BLOCK_TOKENS: Final = 16
+PROMPTS: Final = 8
+"""That one step takes, before anything is counted."""
+
+
+class Clocked:
+    """An executor and the seconds that its callers have been in it."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self.seconds = 0.0
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """The executor's own."""
+        info: ExecutorInfo = self._executor.info
+        return info
+
+    def submit(self, plan: Any) -> Ticket:
+        """See `Executor`."""
+        began = thread_time()
+        ticket: Ticket = self._executor.submit(plan)
+        self.seconds += thread_time() - began
+        return ticket
+
+    def collect(self, ticket: Ticket) -> Any:
+        """See `Executor`."""
+        began = thread_time()
+        result = self._executor.collect(ticket)
+        self.seconds += thread_time() - began
+        return result
+
+    def close(self) -> None:
+        """Closes the executor."""
+        self._executor.close()
+
+
+def host(facts: ModelFacts, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each of `batches`: seconds of the host for one step of so many rows, in the midst of a step's life.
+
+    settings  batches, context (positions when the count begins), steps (that are counted)
+    host_seconds      of a whole turn, median     executor_seconds  what the computing wing has of it     worst_seconds  of the slowest
+    """
+    encode = _encoder()
+    for batch in settings["batches"]:
+        seconds, inside = _turns(facts, batch, settings["context"], settings["steps"], encode)
+        row = {"batch": batch, "host_seconds": median(seconds), "executor_seconds": median(inside), "worst_seconds": max(seconds)}
+        yield {**row, "frames": encode is not None}
+
+
+def _turns(
+    facts: ModelFacts, batch: int, context: int, steps: int, encode: Callable[[int, Turn], object] | None
+) -> tuple[list[float], list[float]]:
+    """Seconds of each turn, and of those the executor's."""
+    config = EngineConfig("null", max_num_seqs=batch, max_num_batched_tokens=batch + PROMPTS * context)
+    length = context + steps + 2 * (batch // PROMPTS + config.depth)
+    executor = importlib.import_module(NULL).null_executor(
+        facts, rows=batch, tokens=config.tokens, positions=length, block_tokens=BLOCK_TOKENS, depth=config.depth
+    )
+    clocked = Clocked(executor)
+    engine, _ = engine_over(clocked, config)
+    turn = engine.turn(requests(engine, batch, context, length))
+    while len(turn.outputs) < batch:
+        turn = engine.turn()
+    seconds, inside = [], []
+    for number in range(steps):
+        clocked.seconds, began = 0.0, thread_time()
+        turn = engine.turn()
+        if encode is not None:
+            encode(number, turn)
+        seconds.append(thread_time() - began)
+        inside.append(clocked.seconds)
+        assert len(turn.outputs) == batch
+    executor.close()
+    return seconds, inside
+
+
+def _encoder() -> Callable[[int, Turn], object] | None:
+    """A function that makes a frame of a turn; None where the packages of a server are not installed."""
+    try:
+        messages = importlib.import_module(MESSAGES)
+    except ModuleNotFoundError:
+        return None
+    return lambda number, turn: messages.encode(messages.Frame(number, turn.time, turn.outputs, turn.events))
+
+
+def requests(engine: Engine, count: int, prompt: int, length: int) -> list[Admit]:
+    """So many prompts of random ids, each of which goes on to `length` positions."""
+    info, draws = engine.executor.info, random.Random(0)
+    limits = ModelLimits(info.vocab, info.max_model_len, frozenset(), info.kv)
+    params = SamplingParams(temperature=0.0, max_tokens=length - prompt, ignore_eos=True)
+    made = []
+    for number in range(count):
+        ids = [draws.randrange(info.vocab) for _ in range(prompt)]
+        made.append(Admit(admit(ids, params, limits, request_id=f"{number:032x}", draw_seed=lambda: 0)))
+    return made
+
 
 PARTS: Final = "ridgeline.compute.cuda.bench.parts"
 WATCH: Final = "ridgeline.compute.cuda.bench.watch"
@@ -29,7 +139,7 @@ SMALL: Final = {
 
 
 def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the device is, then the rows of the part that `settings` name. Raises ConfigError where there is no GPU."""
+    """A row about the device, then the rows of the part that `settings` name. Raises ConfigError where there is no GPU."""
     computing = importlib.import_module(PARTS)
     facts = facts_of_config(Path(settings["model"]))
     device = computing.device_of(settings["device"])
@@ -48,7 +158,7 @@ def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def small_facts(model: Path) -> ModelFacts:
-    """Of a model of the same kind that computes next to nothing: what the host does for a step depends neither on layers nor on widths."""
+    """Facts of a model of the same kind that computes next to nothing: the host's work for a step does not depend on layers or widths."""
     with TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(json.loads(model.read_text()) | SMALL))

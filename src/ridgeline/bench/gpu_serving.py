@@ -38,7 +38,7 @@ SHARED: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one request asks for: tokens of its prompt, and how it is sampled. shared: leading ids that it has in common with its like."""
+    """The request to make: tokens of its prompt, and how it is sampled. shared: leading ids that it has in common with its like."""
 
     prompt: int
     params: SamplingParams
@@ -102,7 +102,7 @@ WAITING: Final = 8
 
 
 class Watch(Protocol):
-    """What looks at the device's side of steps; see `compute/cuda/bench/watch.py`."""
+    """A watch on the device's side of steps; see `compute/cuda/bench/watch.py`."""
 
     def begin(self) -> None:
         """Steps count from now on."""
@@ -168,7 +168,7 @@ def aged(rows: int, prompt: int, output: int) -> Callable[[int], Wish]:
 
 
 def phase(engine: Engine, traffic: Traffic, rows: int, seconds: float, watch: Watch) -> dict[str, Any]:
-    """What the engine does in so many seconds once `rows` requests get tokens, or `FILL_SECONDS` are over: `rows_served` says how many do.
+    """Figures of so many seconds once `rows` requests get tokens, or `FILL_SECONDS` are over: `rows_served` says how many do.
 
     step_seconds  from one step's results to the next one's      host_seconds  of a step: everything but waiting for the device
     idle_seconds  what the device waited for a step's kernels    fill_seconds  until all rows were there, steps to warm up included

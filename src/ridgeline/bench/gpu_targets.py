@@ -1,4 +1,4 @@
-"""What one H200 is to reach with the default model, and what a report says of it: met, missed, not measured. Pure.
+"""Targets of one H200 with the default model, and what a report says of them: met, missed, not measured. Pure.
 
 Owns the targets. Rows come from the parts; nothing here measures.
 """
@@ -29,20 +29,20 @@ class Aim:
 
     @property
     def less(self) -> bool:
-        """Whether less is better."""
+        """True if less is better."""
         return self.key.endswith(("seconds", "bytes"))
 
     @property
     def command(self) -> str:
-        """What measures it."""
+        """The command that measures it."""
         return f"ridgeline bench gpu --only {self.part} --dtype {self.dtype}"
 
     def matches(self, row: Row) -> bool:
-        """Whether the row has the figure."""
+        """True if the row has the figure."""
         return self.key in row and all(row.get(name) == value for name, value in self.where.items())
 
     def reached(self, value: float, aim: float) -> bool:
-        """Whether `value` is as good as `aim`."""
+        """True if `value` is as good as `aim`."""
         return value <= aim if self.less else value >= aim
 
 
@@ -106,7 +106,7 @@ class Verdict:
     command: str
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON: seconds, bytes, tokens per second, ratios."""
+        """A dict for JSON: seconds, bytes, tokens per second, ratios."""
         return asdict(self)
 
 
@@ -156,5 +156,5 @@ def _speeds(rows: Sequence[Row]) -> dict[int, float]:
 
 
 def headline(part: str, dtype: str, row: Row) -> Aim | None:
-    """What the chief figure of a row is to reach, for whoever shows it as it comes; None where nothing was said of it."""
+    """The aim of a row's chief figure, for whoever shows it as it comes; None where nothing was said of it."""
     return next((aim for aim in AIMS if (aim.part, aim.dtype) == (part, dtype) and aim.key in HEADLINES and aim.matches(row)), None)

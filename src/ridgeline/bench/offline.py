@@ -38,7 +38,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is run: every batch size in turn, `repeats` times, with prompts of `prompt_tokens` and answers of `output_tokens`.
+    """The load: every batch size in turn, `repeats` times, with prompts of `prompt_tokens` and answers of `output_tokens`.
 
     hogs  each repeat is run again beside so many foreign processes that take a CPU core each
     """
@@ -109,7 +109,7 @@ class OfflineReport:
     noise: Noise
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON: tokens, bytes, operations, seconds."""
+        """A dict for JSON: tokens, bytes, operations, seconds."""
         return {**asdict(self), "noise": self.noise.as_dict()}
 
 

@@ -16,7 +16,7 @@ WATCH: Final = 'read -r word || kill -s KILL -- "-$0"'
 
 
 class Guard:
-    """Of the process group with this number, until it is released."""
+    """A guard over the process group with this number, until it is released."""
 
     def __init__(self, group: int) -> None:
         self._watcher = subprocess.Popen(

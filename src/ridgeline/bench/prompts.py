@@ -84,7 +84,7 @@ class Prompts:
 
 
 async def learn_costs(http: Http, api: Api, model: str) -> Costs:
-    """What words cost on this server. Raises ConfigError where it answers nothing that tells."""
+    """Costs of words on this server, in tokens. Raises ConfigError where it answers nothing that tells."""
     if api == "completions":
         for form in TOKENIZE:
             costs = await _asked(http, form, model)
@@ -132,7 +132,7 @@ def _probe(http: Http, api: Api, model: str) -> Count:
 
 
 async def _costs(count: Count, most: int, source: str) -> Costs:
-    """Where all words together cost as many tokens as they are, each costs one. Else each of the first `most` is asked about."""
+    """Tokens of each word: where all together cost as many as they are, one. Else each of the first `most` is asked about."""
     lead = await count(LEAD)
     if await count(LEAD + "".join(WORDS)) - lead == len(WORDS):
         return Costs(dict.fromkeys(WORDS, 1), 1, lead, source)

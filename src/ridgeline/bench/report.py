@@ -1,4 +1,4 @@
-"""What a load measured: figures from outcomes, by the definitions of the simulator's report (docs/physics.md), and their rows for people.
+"""Figures of a load, from outcomes, by the definitions of the simulator's report (docs/physics.md), and their rows for people.
 
 Owns rounding and units. Nothing is left out: what failed is counted by kind, and what the client itself cost stands beside the rest.
 """
@@ -28,7 +28,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of any number of values."""
+        """The spread of any number of values."""
         if not values:
             return cls(0.0, 0.0, 0.0, 0.0, 0.0)
         ranked = sorted(values)
@@ -181,7 +181,7 @@ def _cell(found: Figures, key: str) -> str:
 
 
 def notes(found: Figures) -> list[str]:
-    """What a reader must know of a run before its figures are believed."""
+    """Notes that a reader must know of a run before its figures are believed."""
     said = [f"{each.count} failed, {kind}: {each.example}" for kind, each in found.failures.items()]
     if found.short:
         said.append(f"{found.short} answers ended before as many tokens as asked for; --ignore-eos asks the server to go on")
@@ -208,5 +208,5 @@ def shown(value: float, unit: str) -> str:
 
 
 def as_dict(found: Figures) -> dict[str, Any]:
-    """For JSON: seconds, tokens, shares."""
+    """A dict for JSON: seconds, tokens, shares."""
     return asdict(found)

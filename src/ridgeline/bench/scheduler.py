@@ -1,4 +1,4 @@
-"""What the scheduler itself costs: schedule + commit of a steady decode, every row running, with its columnar events.
+"""The cost of the scheduler itself: schedule + commit of a steady decode, every row running, with its columnar events.
 
 Owns the measurement only: nothing is computed, each row's sampled id is made up. CPU time of this thread, so that a busy machine does not
 count. Run it with `python -m ridgeline.bench.scheduler`.

@@ -91,7 +91,7 @@ UNNAMED: Final = "unnamed"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is put on a server.
+    """A load that is put on a server.
 
     arrivals  what requests ask for, and in an open loop when; without end only beside `seconds` in a closed loop
     streams   of a closed loop; in an open one the most requests at once, None for any number
@@ -107,7 +107,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How requests are put: the same for all. key: bearer token; seconds: the most that an answer may take; extra: fields of the body."""
+    """The manner of requests, the same for all. key: bearer token; seconds: the most that an answer may take; extra: fields of the body."""
 
     api: Api = "completions"
     model: str | None = None

@@ -14,7 +14,7 @@ VERBS: Final[dict[str, str]] = {
 }
 HOMES: Final[dict[str, str]] = {
     "serve": "bench_serve",
-    "compare": "bench_compare",
+    "compare": "bench_serve",
     "roofline": "bench_machine",
     "kernels": "bench_machine",
     "gpu": "bench_gpu",

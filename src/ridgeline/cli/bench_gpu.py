@@ -78,7 +78,7 @@ Row = Mapping[str, Any]
 
 
 def show_shares(asked: "Sequence[Job]") -> None:
-    """What would run, and the seconds that are kept for each part."""
+    """Shows what would run, and the seconds that are kept for each part."""
     from ridgeline.bench.gpu import MOST_SECONDS
 
     rows = [[job.name, f"{job.share:.0f}"] for job in asked]
@@ -143,7 +143,7 @@ def _verdict(verdict: "Verdict") -> list[str]:
 
 
 def _show_verdicts(verdicts: "Sequence[Verdict]") -> None:
-    """What was measured against its targets, then what would measure the rest."""
+    """Shows what was measured against its targets, then what would measure the rest."""
     measured = [each for each in verdicts if each.measured is not None]
     if measured:
         show_table("targets of one H200", ["what", "measured", "target", "stretch", ""], [_verdict(each) for each in measured])

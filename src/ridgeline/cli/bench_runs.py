@@ -149,7 +149,7 @@ class Runs:
 
     @property
     def answered(self) -> bool:
-        """Whether any request was."""
+        """True if any request was."""
         return any(found.requests for _, _, found, _ in self._done)
 
     def run(self, loads: list[Load], warm_up: int) -> None:
@@ -176,12 +176,12 @@ class Runs:
         return rows([found for _, _, found, _ in self._done], self._objective != Objective())
 
     def notes(self) -> list[str]:
-        """How it was measured, then what else must be known."""
+        """Notes on how it was measured, then what else must be known."""
         how = f"{self._model} at {self._url}; prompts of seed {self._seed}, their tokens known by {self._source}"
         return [how, "percentiles by the nearest rank; latency counts from when a request should have been sent", *self._notes]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: seconds and tokens."""
+        """A dict for JSON: seconds and tokens."""
         return {
             "url": self._url, "model": self._model, "api": self._manner.api, "seed": self._seed, "prompts": self._source,
             "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "notes": self.notes(),
@@ -273,7 +273,7 @@ def check_json(path: Path | None) -> None:
 
 
 def write_json(path: Path | None, found: dict[str, Any]) -> None:
-    """To the file, which at any moment is a whole one, or for - to stdout."""
+    """Writes to the file, which at any moment is a whole one, or for - to stdout."""
     if path is None:
         return
     text = json.dumps(found, ensure_ascii=False)

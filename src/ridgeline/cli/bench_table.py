@@ -58,7 +58,7 @@ def _program(text: str) -> tuple[str, str]:
 
 
 def ceilings_of(scenarios: Sequence[Scenario], roofline: Path | None, shape: str | None, first: str, threads: int | None) -> Limits:
-    """What the machine of a roofline allows for a model; nothing without a roofline. Raises ConfigError."""
+    """Limits that the machine of a roofline sets for a model; nothing without a roofline. Raises ConfigError."""
     if roofline is None:
         return {}
     kind, _, detail = first.rpartition("=")[2].partition(":")
@@ -81,7 +81,7 @@ class Comparing:
 
     @property
     def answered(self) -> bool:
-        """Whether every server ran, and any of them answered anything."""
+        """True if every server ran, and any of them answered anything."""
         every = [turns for of in self.found.turns.values() for turns in of.values()]
         return not self.found.lost and (not every or any(report.requests for turns in every for report in turns.reports))
 
@@ -120,7 +120,7 @@ class Comparing:
         return whole
 
     def said(self) -> list[str]:
-        """How it was measured, whether the answers agree, and what must be known."""
+        """Notes on how it was measured, whether the answers agree, and what must be known."""
         at_rest = "all servers resident, at rest while another is measured"
         how = "servers started and stopped for every turn" if self._course.restart else at_rest
         said = [
@@ -135,7 +135,7 @@ class Comparing:
         return [*said, *lost, *self._agreements(), *self._companies(), *self.found.notes]
 
     def turns(self, scenario: str) -> dict[str, Turns]:
-        """Of every server, also of those without any."""
+        """Turns of every server, also of those without any."""
         known = self.found.turns[scenario]
         return {spec.name: known.get(spec.name, Turns()) for spec in self.specs}
 
@@ -165,7 +165,7 @@ class Comparing:
         return said
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: seconds, bytes, tokens; each round."""
+        """A dict for JSON: seconds, bytes, tokens; each round."""
         return {
             "seed": self._seed, **asdict(self._course), "lost": self.found.lost, "notes": self.said(),
             "noise": None if self._noise is None else self._noise.as_dict(),
@@ -223,7 +223,7 @@ class Line:
         return cells
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; None for a server that did not answer in every round."""
+        """A dict for JSON; None for a server that did not answer in every round."""
         ratios = {name: None if each is None else asdict(each) for name, each in self._ratios.items()}
         medians = {name: median(found) if found else None for name, found in self._rounds.items()}
         return {"figure": self._figure, "medians": medians, "ratios": ratios, "ceiling": self._ceiling}

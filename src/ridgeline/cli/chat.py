@@ -55,7 +55,7 @@ def chat(
 
 
 def _converse(talk: Any) -> None:
-    """Until there is nothing more to read. Without a terminal the first mistake ends the process."""
+    """Converses until there is nothing more to read. Without a terminal the first mistake ends the process."""
     from ridgeline.cli.serve import say
     from ridgeline.cli.talk import run_command
 

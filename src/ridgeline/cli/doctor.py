@@ -143,7 +143,7 @@ def gpu_findings() -> list[Finding]:
 
 
 def findings_of(gpus: Sequence[Gpu], said: str = "", cuda: int | None = None) -> list[Finding]:
-    """What the driver's description of each GPU means. said: by its tool where it describes none; cuda: torch's major version."""
+    """Findings from the driver's description of each GPU. said: by its tool where it describes none; cuda: torch's major version."""
     if not gpus:
         return [Finding("GPU driver", f"nothing is known of the GPU's state: {said}", _driver_fix(said))]
     found = []
@@ -155,7 +155,7 @@ def findings_of(gpus: Sequence[Gpu], said: str = "", cuda: int | None = None) ->
 
 
 def _driver_fix(said: str) -> str:
-    """For what the driver's tool says where it does not describe GPUs."""
+    """The fix for what the driver's tool says where it does not describe GPUs."""
     if "mismatch" in said.lower():
         return "restart the machine: a driver was installed beside the one that runs"
     if "couldn't communicate" in said.lower():

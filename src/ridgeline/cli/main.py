@@ -191,5 +191,5 @@ def _fix(error: Exception) -> Mapping[str, str | None]:
 
 
 def nearest_verb(word: str, verbs: Sequence[str]) -> str | None:
-    """What a mistyped verb was probably meant to be."""
+    """The verb that a mistyped one was probably meant to be."""
     return next(iter(get_close_matches(word, verbs, 1)), None)

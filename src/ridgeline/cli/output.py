@@ -30,7 +30,7 @@ def write_page(path: Path, document: str) -> None:
 
 @contextmanager
 def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
-    """What is called with the fraction that is done; shows nothing where stderr is no terminal."""
+    """A function to call with the fraction that is done; shows nothing where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return

@@ -180,7 +180,7 @@ def _table(title: str, *columns: str) -> "Table":
 
 
 def memory_table(report: "Report") -> "Table":
-    """Where the memory goes."""
+    """The memory by what takes it."""
     table = _table("Memory of one replica", "what", "bytes", "share")
     rows = {
         "weights": report.weights_bytes,

@@ -82,7 +82,7 @@ def _check_finite(given: dict[str, Any]) -> None:
 
 
 def _run(engine: EngineConfig, config: ServerConfig) -> None:
-    from ridgeline.server.run import run
+    from ridgeline.server.app import run
     from ridgeline.server.service import Model, Service
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
@@ -107,7 +107,7 @@ def say(line: str) -> None:
 
 
 class Loading(AbstractContextManager["Loading"]):
-    """What is being done while a model loads: a line that changes on a terminal, elsewhere one line per stage."""
+    """Progress while a model loads: a line that changes on a terminal, elsewhere one line per stage."""
 
     def __init__(self) -> None:
         self._status: Any = None

@@ -80,7 +80,7 @@ class Runs(AbstractContextManager["Runs"]):
         return self.done[-1]
 
     def tell_sample(self) -> None:
-        """What a sample stands for, and where its error is."""
+        """Notes what a sample stands for, and where its error is."""
         first = self.done[0]
         if first.scenario.sample is None:
             return

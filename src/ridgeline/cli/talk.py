@@ -31,7 +31,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Account:
-    """Of the answer that came last. Times in seconds since it was asked for."""
+    """Figures of the answer that came last. Times in seconds since it was asked for."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -114,7 +114,7 @@ class Talk:
         return len(template.encode(self._conversation(rest, last), self.llm.tokenizer))
 
     def to_drop(self) -> int | None:
-        """How many of the oldest turns have to go so that an answer has room; None where even all of them are not enough."""
+        """The number of oldest turns that have to go so that an answer has room; None where even all of them are not enough."""
         most = self.llm.limits.max_model_len * (ROOM_SHARE - 1) // ROOM_SHARE
         return next((count for count in range(1, len(self.turns) + 1) if self.prompt_tokens(count) <= most), None)
 
@@ -148,7 +148,7 @@ MAX_SAVED_BYTES: Final = 64 << 20
 
 
 class Reply(NamedTuple):
-    """What is said to the person, the message that the model is to answer, and whether the chat is over."""
+    """An answer to a command: what is said to the person, the message that the model is to answer, and whether the chat is over."""
 
     said: str = ""
     message: str | None = None

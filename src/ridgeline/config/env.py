@@ -10,6 +10,6 @@ def isa_override() -> str | None:
 
 
 def cache_directory() -> Path:
-    """Where assembled models are kept: `$XDG_CACHE_HOME/ridgeline`, else `~/.cache/ridgeline`."""
+    """The folder of assembled models: `$XDG_CACHE_HOME/ridgeline`, else `~/.cache/ridgeline`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return Path(base) / "ridgeline" if base else Path.home() / ".cache" / "ridgeline"

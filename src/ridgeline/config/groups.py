@@ -72,7 +72,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What the front end needs beside the engine.
+    """Settings of the front end beside the engine's.
 
     max_waiting              requests that may wait; beyond them clients get 429
     chat_template            path of a template that replaces the model's

@@ -36,7 +36,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class KVCosts:
-    """What the KV cache of the model costs, as `planning.memory` computes it.
+    """Costs of the model's KV cache, as `planning.memory` computes it.
 
     page_bytes      bytes of one page
     sequence_pages  tokens → pages that one sequence of so many positions holds at most

@@ -1,4 +1,4 @@
-"""What computes a step, in which formats, and with how many threads: one pure function that says why."""
+"""The choice of runner, formats and threads: one pure function that says why."""
 
 from dataclasses import replace
 from typing import Final

@@ -45,7 +45,7 @@ WORD_SEQUENCES, WORD_IDS = 2 * BAD_WORDS, 4 * BAD_WORD_CHARACTERS + 4
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the loaded model can take.
+    """Limits of the loaded model.
 
     vocab          width of the logits; every id is below it
     max_model_len  prompt and outputs together
@@ -133,7 +133,7 @@ def _check_bound(name: str, value: object, bound: Bound) -> None:
 
 
 def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab: int) -> Sampling:
-    """What the sampler is told. Where the likeliest of more choices are to be found, log-probabilities are made though nobody asked."""
+    """The sampler's parameters. Where the likeliest of more choices are to be found, log-probabilities are made though nobody asked."""
     allowed = params.allowed_token_ids
     if allowed is not None:
         _check_ids("allowed_token_ids", allowed, vocab, most=ALLOWED_IDS)

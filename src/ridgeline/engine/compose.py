@@ -85,7 +85,7 @@ def _speculation(config: EngineConfig, info: ExecutorInfo) -> Decision:
 
 
 def pace(config: EngineConfig, seconds: StepSeconds) -> Decision:
-    """What a step may cost in which somebody waits for the next token, in tokens of prompts, and why."""
+    """The decision how many prompt tokens a step may have in which somebody waits for the next token."""
     wanted = config.step_ms / 1e3
     return Decision(
         "mixed_tokens",
@@ -97,7 +97,7 @@ def pace(config: EngineConfig, seconds: StepSeconds) -> Decision:
 
 
 def start_executor(config: EngineConfig, progress: Progress) -> tuple[Executor, tuple[Decision, ...]]:
-    """What computes for `config.model`, and the decisions that it took."""
+    """The executor for `config.model`, and the decisions that it took."""
     if config.model.startswith(FAKE_PREFIX):
         return _start_fake(config.model.removeprefix(FAKE_PREFIX)), ()
     worker = importlib.import_module(WORKER).build(config, progress)

@@ -1,4 +1,4 @@
-"""The engine process: loads, then runs the loop between two reads of its socket. Started by `engine.child`, by nobody else.
+"""The engine process: loads, then runs the loop between two reads of its socket. Started by `engine.client`, by nobody else.
 
 Owns the device and everything that is computed. Synchronous, one thread for the loop; a second one only waits for the parent's death.
 What it cannot survive it reports as `Fatal` and lets happen: the parent starts another process.

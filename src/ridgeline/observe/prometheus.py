@@ -33,7 +33,7 @@ class _Fold(Collector):
         self._kv = kv
 
     def describe(self) -> list[Metric]:
-        """Nothing: names are not checked against other collectors, there are none."""
+        """An empty list: names are not checked against other collectors, there are none."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -70,7 +70,7 @@ class _Fold(Collector):
         yield self._histogram("vllm:request_generation_tokens", "Tokens that a choice generated, at its end.", m.request_generation)
 
     def _host(self) -> Iterator[Metric]:
-        """Of the tier of KV blocks on the host."""
+        """Figures of the tier of KV blocks on the host."""
         m, size = self._metrics, self._kv.block_bytes
         yield self._gauge("ridgeline_kv_blocks_host", "KV blocks on the host that hold something, at the last step.", m.host_blocks)
         yield self._counter("ridgeline_kv_bytes_to_host", "Bytes of KV blocks copied to the host.", m.blocks_to_host * size)

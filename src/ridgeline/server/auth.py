@@ -21,7 +21,7 @@ CLOSE: Final = {"Connection": "close"}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether binding to `host` keeps the server on this machine."""
+    """True if binding to `host` keeps the server on this machine."""
     if host == "localhost":
         return True
     try:

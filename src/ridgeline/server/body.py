@@ -1,4 +1,4 @@
-"""From the bytes of a body to a typed value and on to `SamplingParams`: strict JSON, bounded depth, errors that name the field.
+"""Request bodies, from bytes to a typed value and on to `SamplingParams`: strict JSON, bounded depth, errors that name the field.
 
 Owns how bodies are read, the tables of fields that are known and not built (rejected by name unless their value asks for nothing; a field
 nobody knows is ignored), and what fields mean together. Which fields exist is `server.wire`'s, ranges are `engine.admit`'s.
@@ -46,7 +46,7 @@ def parse(shape: type[Body], body: bytes) -> Body:
 
 
 def deeper_than(body: bytes, levels: int) -> bool:
-    """Whether well-formed JSON nests deeper than `levels`. Strings are dropped first; each round then closes the innermost level."""
+    """True if well-formed JSON nests deeper than `levels`. Strings are dropped first; each round then closes the innermost level."""
     outside = b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
     brackets = outside.translate(_ROUND_TO_SQUARE, _NO_BRACKETS)
     for _ in range(levels):
@@ -131,7 +131,7 @@ TOKENIZE: Final = Unbuilt({"chat_template": (), "mm_processor_kwargs": ({},)})
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """What a stream has beside text: `usage` at its end, also `continuous` in every event; a comment after so many `quiet_seconds`."""
+    """Options of a stream: `usage` at its end, also `continuous` in every event; a comment after so many `quiet_seconds`."""
 
     usage: bool
     continuous: bool
@@ -191,7 +191,7 @@ def _check_beams(asked: wire.GenerationRequest) -> None:
 
 
 def streaming(asked: wire.GenerationRequest, config: ServerConfig) -> Streaming | None:
-    """What the stream has; None where a whole answer is asked for."""
+    """Options of the stream; None where a whole answer is asked for."""
     if not asked.stream:
         return None
     options = asked.stream_options or wire.StreamOptions()

@@ -253,7 +253,7 @@ def _bounded(messages: list[wire.ChatMessage] | None) -> list[wire.ChatMessage]:
 
 
 def _message(at: int, message: wire.ChatMessage) -> dict[str, object]:
-    """As a template reads it: fields that hold nothing are left out."""
+    """A message as a template reads it: fields that hold nothing are left out."""
     for name in ("audio", "function_call"):
         if getattr(message, name) is not None:
             raise ApiError("unsupported_parameter", f"messages[{at}].{name} is not supported here; leave it out", param="messages")

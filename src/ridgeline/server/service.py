@@ -1,4 +1,4 @@
-"""What all endpoints share: the loaded model, the engine, the metrics; how they come up and how they go down.
+"""The service that all endpoints share: the loaded model, the engine, the metrics; how they come up and how they go down.
 
 Owns what the front end reads of a model's files (weights are the engine's), the order of starting (model file, then engine and texts side
 by side), of ending (no new request, the accepted ones, the engine) and the bound on requests that may wait. Knows no HTTP.
@@ -72,7 +72,7 @@ class Model:
 
     @property
     def notes(self) -> list[str]:
-        """What an operator should know of the template and the defaults, a line each, warnings last."""
+        """Lines for an operator about the template and the defaults, warnings last."""
         chat = "chat: no template; /v1/chat/completions needs --chat-template FILE"
         if self.chat is not None:
             chat = f"chat template: {_SOURCES[self.chat.source]}; turns end at {_names(self.tokenizer, self.turn_ends)}"
@@ -83,7 +83,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What the front end reads of a model's files, before the engine is ready."""
+    """The parts of a model's files that the front end reads, before the engine is ready."""
 
     files: ModelFiles
     prompts: PromptCache
@@ -98,7 +98,7 @@ class Texts:
 
 
 def load_texts(name: str, path: Path | None, config: ServerConfig) -> Texts:
-    """Of the model that the user calls `name`, at `path`; None: one without files, which speaks bytes.
+    """Texts of the model that the user calls `name`, at `path`; None: one without files, which speaks bytes.
 
     Raises ConfigError for a template or defaults that are of no use, ModelFormatError for malformed files.
     """
@@ -117,7 +117,7 @@ def _check_defaults(sampling: Mapping[str, int | float]) -> None:
 
 
 def served_name(model: str, config: ServerConfig) -> str:
-    """What clients call the model that the user calls `model`."""
+    """The name by which clients call the model that the user calls `model`."""
     if config.served_model_name is not None:
         return config.served_model_name
     return "fake" if model.startswith(FAKE_PREFIX) else Path(model).stem if model.endswith(".gguf") else model
@@ -223,7 +223,7 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request would be taken now."""
+        """True if a request would be taken now."""
         return not self._draining and self._model is not None and self._engine is not None and self._engine.is_ready
 
     @property
@@ -241,7 +241,7 @@ class Service:
         return self._engine
 
     def why_not_ready(self) -> str:
-        """In words, for those who wait; never the text of an exception."""
+        """The reason in words, for those who wait; never the text of an exception."""
         if self._draining:
             return "the server is shutting down"
         return self.stage if self._model is None or self._engine is None else f"the engine is {self._engine.state}"
@@ -252,7 +252,7 @@ class Service:
         return self.metrics
 
     def door(self, params: SamplingParams, *, priority: int, salt: str, stop_ids: frozenset[int] = frozenset()) -> Door:
-        """What makes admitted requests of prompts, all with these parameters. `stop_ids` end a sequence as EOS does.
+        """A function that makes admitted requests of prompts, all with these parameters. `stop_ids` end a sequence as EOS does.
 
         It raises RequestError, and never looks at the load: that is `check_room`'s."""
         model = self.model

@@ -170,7 +170,7 @@ class Outgoing:
             self._flush()
 
     def close(self) -> None:
-        """Behind what has been written."""
+        """Closes behind what has been written."""
         self._flush()
         self._transport.close()
 
@@ -210,7 +210,7 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """What is not HTTP. `msg` is the parser's and stays out of the answer."""
+        """The answer to what is not HTTP. `msg` is the parser's and stays out of the answer."""
         self._reject(ApiError("invalid_http", "this is not an HTTP/1.1 request"))
 
     def _reject(self, error: ApiError) -> None:

@@ -29,7 +29,7 @@ else:
 
 
 class GenerationRequest(SamplerOptions, frozen=True):
-    """What all requests that generate have in common."""
+    """Fields that all requests that generate have in common."""
 
     model: str | None = None
     max_tokens: int | None = None

@@ -38,7 +38,7 @@ class Findings:
 
 
 def find_shape(render: Render) -> Shape:
-    """What the template does with the parts of a content and with a tool call's arguments. `render` passes on both as they are."""
+    """The shape that a template takes: parts of a content, a tool call's arguments. `render` passes on both as they are."""
     as_text = _tried(render, _turn("user", _USER))
     as_parts = _tried(render, _turn("user", [{"type": "text", "text": _USER}]))
     written_out = any(as_parts.count(key) > as_text.count(key) for key in ("'text'", '"text"'))
@@ -174,7 +174,7 @@ class ChatTemplate:
 
     @property
     def usable(self) -> bool:
-        """Whether it renders anything; else every conversation is refused with the reason."""
+        """True if it renders anything; else every conversation is rejected with the reason."""
         return self._renderer is not None and not self._reason
 
     @property

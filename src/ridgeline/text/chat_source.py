@@ -1,4 +1,4 @@
-"""Where a model's chat template stands: a GGUF header, the files of a directory, a file that the user names, or Ridgeline's own.
+"""Sources of a model's chat template: a GGUF header, the files of a directory, a file that the user names, or Ridgeline's own.
 
 Owns which place wins. Reads bounded texts and never looks into them.
 """
@@ -88,7 +88,7 @@ def _tokens_of_header(header: Header, tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _of_directory(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """As transformers: files of their own before tokenizer_config.json; chat_template.json is how processors of old had it."""
+    """Templates by name, as in transformers: files of their own before tokenizer_config.json; chat_template.json is older."""
     texts = {}
     for name, file in ((DEFAULT, path / "chat_template.jinja"), (TOOL_USE, path / "additional_chat_templates" / f"{TOOL_USE}.jinja")):
         if file.is_file():

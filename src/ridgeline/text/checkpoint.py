@@ -78,7 +78,7 @@ def _check_steps(stated: Mapping[str, Any]) -> None:
 
 
 def _growths(part: object) -> Iterator[int]:
-    """How many characters each normalizer may make of one."""
+    """Characters that each normalizer may make of one."""
     if isinstance(part, dict):
         written = [part[key] for key in ("content", "prepend") if isinstance(part.get(key), str)]
         yield max(1, *map(len, written), 1)
@@ -98,7 +98,7 @@ def _pieces(library: Library) -> list[str]:
 
 
 def _bos(library: Library, directory: Path, ids: Mapping[str, int]) -> int | None:
-    """What the file puts before every text, unless tokenizer_config.json turns that on or off."""
+    """The id that the file puts before every text, unless tokenizer_config.json turns that on or off."""
     config = _object(directory / "tokenizer_config.json")
     asked = config.get("add_bos_token")
     named = ids.get(_content(config.get("bos_token")))
@@ -133,7 +133,7 @@ def _object(path: Path) -> Mapping[str, Any]:
 
 
 def _mentions(part: object, kind: str) -> bool:
-    """Whether a step of this type stands anywhere in a part of the file."""
+    """True if a step of this type stands anywhere in a part of the file."""
     if isinstance(part, dict):
         return part.get("type") == kind or any(_mentions(each, kind) for key, each in part.items() if key != "vocab")
     return isinstance(part, list) and len(part) < 64 and any(_mentions(each, kind) for each in part)

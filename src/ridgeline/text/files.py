@@ -74,7 +74,7 @@ class ModelFiles:
 
 
 def read_files(name: str, path: Path | None, *, chat_template: str | Path | None, generation_config: str) -> ModelFiles:
-    """Of the model that the user calls `name`, at `path`. generation_config "none": its authors' recommendations are left out.
+    """Files of the model that the user calls `name`, at `path`. generation_config "none": its authors' recommendations are left out.
 
     Raises ModelFormatError for malformed files.
     """

@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
         ...
 
     def is_control(self, token: int) -> bool:
-        """Whether an id stands for no text (BOS, EOS, padding, unknown …)."""
+        """True if an id stands for no text (BOS, EOS, padding, unknown …)."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:

@@ -10,7 +10,7 @@ from small import SIZE, device
 from tiny import write_tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.bench.gpu_host import requests
+from ridgeline.bench.gpu_part import requests
 from ridgeline.compute.cuda import backend
 from ridgeline.compute.cuda.runner import CudaRunner
 from ridgeline.compute.runtime import worker

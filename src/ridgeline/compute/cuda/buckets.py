@@ -1,6 +1,6 @@
 """Sizes that steps are padded to, so that few graphs and few sets of views serve all of them. Pure.
 
-Padding names page 0 only: nobody reads what it computes. In a step of single tokens it is rows of one token each; in any other step its
+Padding names block 0 only: nobody reads what it computes. In a step of single tokens it is rows of one token each; in any other step its
 tokens belong to no sequence.
 """
 

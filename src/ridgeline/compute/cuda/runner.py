@@ -157,7 +157,7 @@ class CudaRunner:
         self.device.settle()
 
     def profile_run(self) -> None:
-        """The largest step there can be, on page 0."""
+        """The largest step there can be, on block 0."""
         program = self._padded(self.buckets.largest)
         run_all((*program.body, *program.tail))
         self.device.settle()

@@ -196,7 +196,7 @@ def pack_tokens(into: Mapping[str, NDArray[Any]], inputs: StepInputs) -> None:
 
 
 def pack_rows(into: Mapping[str, NDArray[Any]], bucket: Bucket, inputs: StepInputs, sampled: Sampled, nobody: int) -> None:
-    """Fills the columns that stay while the same rows compute one token each and sample alike, and the padding of all. That names page 0.
+    """Fills the columns that stay while the same rows compute one token each and sample alike, and the padding of all. That names block 0.
     In a step of single tokens each row of padding has one token; in any other its tokens belong to the first row of padding, which says
     that it has none: no attention looks at them. Tables only grow while the rows are the same."""
     tokens, rows = len(inputs.ids), len(inputs.kv_len)

@@ -1,4 +1,4 @@
-"""How long a step takes: from constants, from the roofline, or fitted to a log of steps. Pure functions of a plan, never of a clock.
+"""Durations of steps: from constants, from the roofline, or fitted to a log of steps. Pure functions of a plan, never of a clock.
 
 A step in which every row computes one token is asked for by its positions alone, so that a jump over such steps meets the same durations.
 """
@@ -18,11 +18,11 @@ class Durations(Protocol):
     """Seconds of a step."""
 
     def seconds(self, plan: Plan) -> float:
-        """Of any step."""
+        """Seconds of any step."""
         ...
 
     def decode(self, positions: Sequence[int], ahead: int) -> float:
-        """Of a step in which each row computes the one token at its position + `ahead` and samples. Equal to `seconds` of its plan."""
+        """Seconds of a step in which each row computes one token, at its position + `ahead`, and samples. Equals `seconds` of its plan."""
         ...
 
 
@@ -81,7 +81,7 @@ class Lines:
         return cls(max(products) + link_seconds(deployment, near.tokens) + state, slope, memory - more * rows - state, more)
 
     def seconds(self, positions: float) -> float:
-        """At so many positions together."""
+        """Seconds at so many positions together."""
         return self.fixed + max(self.compute * positions, self.memory + self.more * positions)
 
 

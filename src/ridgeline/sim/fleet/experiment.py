@@ -158,7 +158,7 @@ def candidates(now: Scenario) -> dict[str, dict[str, str]]:
 
 
 def binding(scenario: Scenario, figures: Figures) -> str:
-    """What today's settings run into, in words, from what was measured; the simulated levers say whether it is so."""
+    """The bottleneck of today's settings, in words, from what was measured; the simulated levers say whether it is so."""
     one_more = figures.kv_use * (1 + 1 / max(1.0, figures.running))
     if figures.preemptions or (figures.waiting > 0 and one_more >= FULL):
         return "KV cache"

@@ -134,7 +134,7 @@ class Fleet:
         return found
 
     def end(self) -> None:
-        """Nothing will come any more: counts what the replicas did until the last of them stood still."""
+        """Ends the run, as nothing will come any more: counts what the replicas did until the last of them stood still."""
         for replica in self._up.values():
             replica.catch_up(inf)
         last = max((replica.time for replica in self._up.values()), default=0.0)
@@ -192,7 +192,7 @@ class Fleet:
             self._agenda.at(due, lambda at: self._turn(replica, at))
 
     def _turn(self, replica: Replica, at: float) -> None:
-        """What a turn brings is known when its step ends: then its answers come back, and the next turn begins.
+        """Takes a replica's turn. What it brings is known when its step ends: then its answers come back, and the next turn begins.
 
         A request that came since this turn was noted has moved it.
         """

@@ -1,4 +1,4 @@
-"""What a simulation measures: one record per request, a histogram of gaps between tokens, and what follows from them.
+"""Measures of a simulation: one record per request, a histogram of gaps between tokens, and what follows from them.
 
 Owns the definitions of the figures; see docs/physics.md for goodput, TPOT and ITL.
 """

@@ -91,7 +91,7 @@ def _pairs(setup: Setup, turns: Iterator[Turn]) -> Iterator[tuple[str | None, st
 
 
 def arrivals(path: Path) -> list[Arrival]:
-    """What the recorded requests asked for, the first at 0 s: prompt tokens, tokens answered, the beginning shared with an earlier one."""
+    """Arrivals of the recorded requests, the first at 0 s: prompt tokens, tokens answered, the beginning shared with an earlier one."""
     setup, turns = read_recording(path)
     asked: dict[str, tuple[float, tuple[int, ...]]] = {}
     given: dict[str, int] = {}

@@ -50,7 +50,7 @@ class Device:
         return self._info
 
     def submit(self, plan: Plan) -> Ticket:
-        """Behind those in flight."""
+        """Queues a plan behind those in flight."""
         ticket = Ticket(plan)
         seconds = self._durations.seconds(plan)
         self.busy += seconds
@@ -88,7 +88,7 @@ FARTHEST: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one replica is: the scheduler's limits and policy, the KV cache, and how long a step takes.
+    """Settings of one replica: the scheduler's limits and policy, the KV cache, and how long a step takes.
 
     jump  whether steps in which nothing is decided are jumped over; the answer is the same
     """
@@ -167,17 +167,17 @@ class Replica:
 
     @property
     def time(self) -> float:
-        """Where it stands, seconds."""
+        """The replica's time, seconds."""
         return self.clock.now()
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn would do anything."""
+        """True if a turn would do anything."""
         return bool(self._inbox) or not self.engine.idle
 
     @property
     def due(self) -> float:
-        """When its next turn is due, if no command comes before."""
+        """The moment at which its next turn is due, if no command comes before."""
         return self._quiet[-1] if self._quiet else self.time
 
     def catch_up(self, time: float) -> None:

@@ -1,4 +1,4 @@
-"""From a planner's deployment to a fleet that can be run: the scheduler's limits, the KV blocks that fit, how long a step takes.
+"""A scenario, from a planner's deployment to a fleet that can be run: the scheduler's limits, the KV blocks that fit, the time of a step.
 
 Also how many prompt tokens per step may have beside rows that wait for their next token, as an engine measures it at its start.
 """
@@ -28,7 +28,7 @@ ROWS = 16
 
 
 def step_seconds(durations: Durations, tokens: int) -> StepSeconds:
-    """From three steps on empty contexts: one row, `ROWS` rows, and one row that computes `tokens` tokens.
+    """The measure of three steps on empty contexts: one row, `ROWS` rows, and one row that computes `tokens` tokens.
 
     A step that waits for memory has tokens for nothing, which the line tells the better the more tokens it goes through.
     """
@@ -43,7 +43,7 @@ HOST_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What an operator sets. `kv_pages` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks."""
+    """Settings of an operator. `kv_pages` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -131,7 +131,7 @@ class Scenario:
         return Setting(limits, shape, durations, knobs.scheduling_policy)
 
     def _may_share(self, groups: tuple[KVGroup, ...], pages: int) -> bool:
-        """Whether a block can ever be taken over: by a request that begins like another, or by one that resumes after a preemption.
+        """True if a block can ever be taken over: by a request that begins like another, or by one that resumes after a preemption.
 
         Where none can, the prefix cache is left out: looked up and filled for nothing, it is half of a simulation's cost.
         """

@@ -177,7 +177,7 @@ class Sample:
 
     @property
     def seconds(self) -> float:
-        """What is measured of the cycle."""
+        """Seconds of the cycle that are measured."""
         return self.share * self.period
 
 

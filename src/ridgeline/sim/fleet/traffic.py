@@ -209,7 +209,7 @@ class ClosedLoop:
         return min(self.most, self.prompt.most + self.output.most)
 
     def requests(self, seed: int, user: int) -> Iterator[Arrival]:
-        """What one user asks, one after the other; `time` is the pause before it."""
+        """Requests of one user, one after the other; `time` is the pause before it."""
         rng = Random(f"{seed}:{user}")
         while True:
             yield _ask(rng.expovariate(1.0 / self.think) if self.think else 0.0, self, rng, user)

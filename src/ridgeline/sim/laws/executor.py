@@ -41,9 +41,9 @@ class SimExecutor:
         self._block_tokens = info.kv.block_tokens
         self._windows = [group.window for group in info.kv.groups]
         places = info.kv.blocks + info.kv.host_blocks + 1
-        self._stamps: list[list[list[int]]] = [[[] for _ in range(places)] for _ in info.kv.groups]
         self._owner: list[tuple[Resident, int, int] | None] = [None] * places
         """Who wrote what a block holds, or will in a step in flight: row, group, block."""
+        self._stamps: list[list[list[int]]] = [[[] for _ in range(places)] for _ in info.kv.groups]
         self._rows: list[Resident | None] = [None] * info.rows
         self._queue: deque[tuple[Ticket, list[Span], float]] = deque()
         self._early: deque[Result] = deque()

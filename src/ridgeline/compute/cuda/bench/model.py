@@ -109,7 +109,7 @@ class RandomModel:
         }  # fmt: skip
 
     def _inputs(self, counts: Sequence[int], starts: Sequence[int]) -> tuple[StepInputs, Sampled]:
-        """Rows 0 … with so many tokens each, behind so many that the cache has. Every row has pages of its own."""
+        """Rows 0 … with so many tokens each, behind so many that the cache has. Every row has blocks of its own."""
         rows = len(counts)
         inputs = dummy_step(counts, starts=starts, groups=self._groups, block_tokens=BLOCK_TOKENS, blocks=self._rows * self._blocks)
         single = len(inputs.ids) == rows

@@ -1,42 +1,19 @@
-// The loop over one block of float weights at the AVX2 level, of instructions whose order the compiler leaves alone.
+// The loop over one block of float weights, of instructions whose order the compiler leaves alone.
 //
 // Weights are widened once for six tokens, bf16 by halves of 32-bit words, and a turn takes several inputs: beside two multiply-adds a cycle
 // there is room for little else.
 #pragma once
 
-#include "linear/ordered.h"
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#include "linear/linear.h"
+#include "simd/simd.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-constexpr size_t kBlockSteps = 4;        // inputs a turn
+constexpr size_t kBlockSteps = 4;        // inputs per turn
 
-struct __attribute__((may_alias, packed)) HalfRow { uint8_t value[16]; };
-struct UpperHalves { uint32_t value[8]; };
-alignas(32) constexpr UpperHalves kUpperHalves = {{0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u}};
-
-inline __m256 ordered_spread(const float* p) {
-    __m256 r;
-    asm volatile("vbroadcastss %1, %0" : "=x"(r) : "m"(*p));
-    return r;
-}
-inline __m256 ordered_floats(const void* p) {
-    __m256 r;
-    asm volatile("vmovups %1, %0" : "=x"(r) : "m"(*static_cast<const Row*>(p)));
-    return r;
-}
-inline __m256 ordered_halves(const void* p) {
-    __m256 r;
-    asm volatile("vcvtph2ps %1, %0" : "=x"(r) : "m"(*static_cast<const HalfRow*>(p)));
-    return r;
-}
-inline void ordered_store(float* p, __m256 x) { asm volatile("vmovups %1, %0" : "=m"(*reinterpret_cast<Row*>(p)) : "x"(x)); }
-inline void ordered_fma(__m256& sum, __m256 w, __m256 x) { asm volatile("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x)); }
-
-// Sixteen weights as `shuffled` has them.
+// Sixteen weights as `load_weights` has them.
 template <int Format>
 inline Vec ordered_weights(const uint8_t* p) {
     if constexpr (Format == kF32) return {ordered_floats(p), ordered_floats(p + 32)};
@@ -60,9 +37,12 @@ __attribute__((always_inline)) inline void block_step(const uint8_t* data, float
     }
 }
 
-// M tokens with one block, whole turns. Each fetches half as many bytes of `ahead` as it reads.
+// M tokens with one block, whole turns of `inputs`: returns how many were taken. Each fetches half as many bytes of `ahead` as it reads.
 template <int Format, bool kKeep, size_t M>
-inline void block_turns(const uint8_t* data, const uint8_t* ahead, float* panel, const float* x, size_t stride, size_t turns, float* sums) {
+inline size_t block_turns(const uint8_t* data, const uint8_t* ahead, float* panel, const float* x, size_t stride, size_t inputs, float* sums) {
+    const size_t done = inputs / kBlockSteps * kBlockSteps;
+    size_t turns = inputs / kBlockSteps;
+    if (turns == 0) return 0;
     constexpr size_t kBytes = kLanes * (Format == kF32 ? 4 : 2), kWide = kKeep ? 2 * kLanes : 0, kAhead = kBlockSteps * kBytes / 2;
     __m256 low[M], high[M];
     RIDGELINE_UNROLL
@@ -78,10 +58,9 @@ inline void block_turns(const uint8_t* data, const uint8_t* ahead, float* panel,
     } while (--turns > 0);
     RIDGELINE_UNROLL
     for (size_t t = 0; t < M; ++t) _mm256_storeu_ps(sums + t * 2 * kLanes, low[t]), _mm256_storeu_ps(sums + t * 2 * kLanes + 8, high[t]);
+    return done;
 }
 
 }  // namespace
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline
-
-#endif

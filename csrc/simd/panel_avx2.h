@@ -7,8 +7,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
@@ -38,11 +36,17 @@ constexpr size_t kPanelRows = 3, kPanelColumns = 32, kPanelSteps = 8;
                  : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",     \
                    "xmm12", "xmm13", "xmm14", "xmm15")
 
-// sums [3, 32] += x [3, inputs] * panel [inputs, 32], inputs ascending, kPanelSteps a turn; rows of x are `stride` floats apart, of sums `pitch`.
-// Unless `ahead` is null, each turn fetches two lines of it and two from `apart` bytes behind it.
-inline void panel_turns(const float* panel, const uint8_t* ahead, size_t apart, const float* x, size_t stride, size_t turns, float* sums, size_t pitch) {
+// sums [3, 32] += x [3, inputs] * panel [inputs, 32], inputs ascending, kPanelSteps per turn, whole turns: returns how many inputs were taken.
+// Rows of x are `stride` floats apart, of sums `pitch`. Unless `ahead` is null, each turn fetches two lines of it and two from `apart` bytes
+// behind it.
+inline size_t panel_turns(const float* panel, const uint8_t* ahead, size_t apart, const float* x, size_t stride, size_t inputs, float* sums,
+                          size_t pitch) {
+    const size_t done = inputs / kPanelSteps * kPanelSteps;
+    size_t turns = inputs / kPanelSteps;
+    if (turns == 0) return 0;
     if (ahead) RIDGELINE_TURNS(RIDGELINE_FETCH);
     else RIDGELINE_TURNS("");
+    return done;
 }
 
 #undef RIDGELINE_ONTO
@@ -57,5 +61,3 @@ inline void panel_turns(const float* panel, const uint8_t* ahead, size_t apart, 
 }  // namespace
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline
-
-#endif

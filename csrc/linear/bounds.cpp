@@ -12,9 +12,10 @@
 // comparing take less than four roundings of as much. A row's bound has twice all of that. Underflow is left to the threshold (screen.cpp).
 #include <math.h>
 
+#include "linear/direct.h"
 #include "linear/families.h"
-#include "linear/screen_codes.h"
-#include "linear/tile.h"
+#include "linear/groups32.h"
+#include RIDGELINE_GROUP_TILES
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -23,6 +24,46 @@ namespace {
 constexpr size_t kFewTokens = 3;         // straight from records: more are worth what is expanded
 constexpr size_t kBoundBytes = kLanes * sizeof(float);
 constexpr double kLargest = 0x1p90;      // of |x|: |w| < 2^31 whatever fp16 scales, so that no sum overflows
+
+// The upper 5 of 8 bits, a group of 16 rows and 32 inputs at a time.
+//
+// Eight quads of 5 bits take five pieces of 64 bytes: piece i < 5 has quad i in its upper 5 bits; what is left holds the lower 3 bits of quads 5, 6
+// and 7 (pieces 0, 1, 2), the upper 2 of quads 5 and 6 (pieces 3, 4), and those of quad 7, one each (pieces 3, 4). So most quads take one
+// operation or two to read.
+inline Quad piece(const uint8_t* pieces, size_t i) { return load_quad(pieces + i * kQuadBytes); }
+inline Quad bits(Quad w, unsigned from, unsigned to, unsigned mask) { return shifted(w, from, to, static_cast<char>(mask)); }
+
+struct HighCodes {
+    static constexpr int kBits = 5;
+    static constexpr size_t kBytes = kBits * kQuadBytes;
+
+    static Quad quad(const uint8_t* p, size_t t) {
+        if (t < 5) return bits(piece(p, t), 3, 0, 0x1f);
+        const Quad lower = bits(piece(p, t - 5), 0, 0, 7);
+        if (t < 7) return or_(lower, bits(piece(p, t - 2), 0, 3, 0x18));
+        return or_(lower, or_(bits(piece(p, 3), 2, 3, 8), bits(piece(p, 4), 2, 4, 0x10)));
+    }
+
+    // Bits 3 … 7 of whole codes [8].
+    static void write(uint8_t* p, const Quad* whole) {
+        for (size_t i = 0; i < 3; ++i) store_quad(p + i * kQuadBytes, or_(bits(whole[i], 0, 0, 0xf8), bits(whole[5 + i], 3, 0, 7)));
+        for (size_t i = 3; i < 5; ++i) {
+            const unsigned last = static_cast<unsigned>(i) + 3;
+            const Quad upper = or_(bits(whole[2 + i], 6, 0, 3), bits(whole[7], last, 2, 4));
+            store_quad(p + i * kQuadBytes, or_(bits(whole[i], 0, 0, 0xf8), upper));
+        }
+    }
+};
+
+constexpr size_t kHighBytes = HighCodes::kBytes + 32;    // of a group: codes, 16 scales
+
+// What the screen reads of a record of Q8_0.
+inline void write_high(const uint8_t* record, uint8_t* high) {
+    Quad whole[kGroupQuads];
+    for (size_t t = 0; t < kGroupQuads; ++t) whole[t] = load_quad(record + t * kQuadBytes);
+    HighCodes::write(high, whole);
+    memcpy(high + HighCodes::kBytes, record + Q8_0::Coding::kBytes, Q8_0::kScales);
+}
 
 // Where the parts of a matrix are.
 struct Parts {
@@ -101,17 +142,10 @@ void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to,
 
 void row(const Matrix& matrix, size_t row, float* out) { kGroups32.row(whole_of(matrix), row, out); }
 
-// h + 16 as kernels take it: of few tokens, whose sums are offsets; of many.
-struct FewOffsets : ScaledGroup<HighCodes, 1, 0> {};
-struct High : ScaledGroup<HighCodes, 16, 0> {};
-
-#if defined(__AVX512VNNI__)
-constexpr size_t kTile = 12;
-#elif defined(__AVX2__)
-constexpr size_t kTile = 4;
-#else
-constexpr size_t kTile = 1;
-#endif
+// h + 16 as kernels take it: what is taken off are offsets in place of sums.
+struct High : ScaledGroup<HighCodes, 1, 0> {};
+template <>
+constexpr bool kScreens<High> = true;
 
 // What is taken off a sum of products with h + 16: 15.5625 times the sum of codes.
 inline int32_t offset(int32_t sum) { return (249 * sum + 8) >> 4; }
@@ -131,65 +165,44 @@ inline Vec bound_block(const Screening& of, const float* bounds, size_t first, s
     return test;
 }
 
-Vec screen_directly(const Matrix& matrix, const Tokens& x, size_t m, size_t first, size_t count, const Screening& of,
+Vec screen_directly(const Matrix& matrix, const Parts& parts, const Tokens& x, size_t m, size_t first, size_t count, const Screening& of,
                     const float* bounds) {
-    const Parts parts(matrix.n, matrix.k);
-    float outputs[kTile * kLanes];
+    float outputs[kRecordTokens * kLanes];
     Vec test = zero();
     const size_t apart = blocks_apart(m, count), rest = first + kStreams * apart;
     for (size_t block = first; block < first + apart; ++block) {
         Vec acc[kStreams];
         for (Vec& sum : acc) sum = zero();
-        add_records<FewOffsets, 1, kStreams>(parts.high_of(matrix, block), apart * parts.high, matrix.k, x, acc);
+        add_records<High, 1, kStreams>(parts.high_of(matrix, block), apart * parts.high, matrix.k, x, acc);
         for (size_t i = 0; i < kStreams; ++i) {
             store(outputs, acc[i]);
             test = bound_block(of, bounds, first, block + i * apart, 0, 1, outputs, test);
         }
     }
     for (size_t block = rest; block < first + count; ++block)
-        for (size_t from = 0; from < m; from += kTile) {
-            const size_t here = m - from < kTile ? m - from : kTile;
-            const Tokens part = {x.codes + from * x.stride, x.scales + from * x.groups, x.sums + from * x.groups * 2, x.stride, x.groups};
-            direct<FewOffsets, kTile>(here, parts.high_of(matrix, block), matrix.k, part, outputs, kLanes, kLanes);
+        for (size_t from = 0; from < m; from += kRecordTokens) {
+            const size_t here = m - from < kRecordTokens ? m - from : kRecordTokens;
+            direct<High, kRecordTokens>(here, parts.high_of(matrix, block), matrix.k, tokens_from(x, from), outputs, kLanes, kLanes);
             test = bound_block(of, bounds, first, block, from, here, outputs, test);
         }
     return test;
 }
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-// Not inlined: beside products its masks would take those registers.
-__attribute__((noinline)) void expand_high(const uint8_t* high, uint8_t* to) { expand_group<High>(high, high, to); }
+// Sums [tokens, 16] of many tokens with blocks, at levels with kTiles.
+template <class F, class Put>
+bool sum_tiled(const uint8_t* data, size_t bytes, size_t count, const Tokens& x, size_t m, uint8_t* scratch, const Put& put);
 
-// As multiply_panel, with offsets in place of 16 times the sums, and bounds in place of outputs.
-Vec screen_panel(const Matrix& matrix, const Parts& parts, const Tokens& x, size_t from, size_t m, size_t first, size_t count, uint8_t* scratch,
-                 const Screening& of, const float* bounds) {
-    using E = Expanded<High>;
-    uint8_t *expanded = scratch, *prepared = scratch + E::kGroup;
-    const size_t whole = m / kTileTokens, rest = m % kTileTokens, tiles = whole + (rest > 0);
-    float* acc = reinterpret_cast<float*>(prepared + x.groups * tiles * E::kTile);
-    prepare<High>(x, m, prepared);
-    for (uint8_t* tile = prepared; tile < reinterpret_cast<uint8_t*>(acc); tile += E::kTile) {
-        __m128i* totals = reinterpret_cast<__m128i*>(tile + E::kTotals);
-        const __m128i sixteen = _mm_loadu_si128(totals);  // -16 times a sum: less 7 / 256 of that -15.5625 times it
-        _mm_storeu_si128(totals, _mm_sub_epi16(sixteen, _mm_mulhrs_epi16(sixteen, _mm_set1_epi16(896))));
-    }
-    Vec test = zero();
-    for (size_t block = first; block < first + count; ++block) {
-        const uint8_t *tile = prepared, *high = parts.high_of(matrix, block);
-        memset(acc, 0, m * kLanes * 4);
-        for (size_t g = 0; g < x.groups; ++g, high += kHighBytes) {
-            foresee(high + kForeseen, kHighBytes);
-            expand_high(high, expanded);
-            for (size_t i = 0; i < whole; ++i, tile += E::kTile) add_group<High, kTileTokens>(expanded, tile, acc + i * kTileTokens * kLanes);
-            if (rest == 0) continue;
-            add_group_of<High, kTileTokens - 1>(rest, expanded, tile, acc + whole * kTileTokens * kLanes);
-            tile += E::kTile;
-        }
-        test = bound_block(of, bounds, first, block, from, m, acc, test);
-    }
-    return test;
+// The same of many tokens; false: there are not so many.
+template <class F>
+bool screen_tiled(const Matrix& matrix, const Parts& parts, const Tokens& x, size_t m, size_t first, size_t count, uint8_t* scratch,
+                  const Screening& of, const float* bounds, Vec* test) {
+    if constexpr (!kTiles) return false;
+    else if (m <= kFewTokens) return false;
+    else
+        return sum_tiled<F>(parts.high_of(matrix, first), parts.high, count, x, m, scratch, [&](size_t block, size_t from, size_t here, const float* sums) {
+            *test = bound_block(of, bounds, first, first + block, from, here, sums, *test);
+        });
 }
-#endif
 
 }  // namespace
 
@@ -215,18 +228,11 @@ bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t fi
     const float* bounds = reinterpret_cast<const float*>(matrix.data + parts.bounds);
     const size_t m = of.tokens;
     for (size_t i = 0; i < m; ++i) of.best[i] = -INFINITY;
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    if (const size_t panel = panel_tokens<High>(matrix.k); m > kFewTokens && panel > 0) {
-        Vec test = zero();
-        for (size_t from = 0; from < m; from += panel) {
-            const size_t here = m - from < panel ? m - from : panel;
-            test = test + screen_panel(matrix, parts, tokens(x, matrix.k, from), from, here, first, count, scratch, of, bounds);
-        }
-        return sum_of(test) == 0.0f;
-    }
-#endif
-    (void)scratch;
-    return sum_of(screen_directly(matrix, {x.codes, x.scales, of.offsets, x.stride, parts.groups}, m, first, count, of, bounds)) == 0.0f;
+    const Tokens x_of = {x.codes, x.scales, of.offsets, x.stride, parts.groups};
+    Vec test = zero();
+    if (!screen_tiled<High>(matrix, parts, x_of, m, first, count, scratch, of, bounds, &test))
+        test = screen_directly(matrix, parts, x_of, m, first, count, of, bounds);
+    return sum_of(test) == 0.0f;
 }
 
 const FamilyKernels kScreened = {packed_bytes, pack, unpack, multiply, row};

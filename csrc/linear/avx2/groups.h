@@ -1,4 +1,5 @@
-// Products of many tokens: a group of 16 rows is expanded once to bytes and fp32 scales, then every token of a panel meets it there.
+// Products of many tokens with formats of groups: a group of 16 rows is expanded once to bytes and fp32 scales, then every token of a panel meets
+// it there.
 //
 // Codes of up to 6 bits are multiplied as bytes and added up in 16 bits; 8-bit codes would overflow there and become 16-bit integers.
 // Scratch of a call: the expanded group; 16 accumulators a token; and, prepared once a panel, what four tokens bring to a group, in the order in
@@ -7,19 +8,52 @@
 #pragma once
 
 #include "linear/direct.h"
-#include "linear/ordered.h"
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
+// Sums of products of 16 rows: pairs of 16 bits, or integers of 32.
+struct Sum { __m256i a, b; };
+
+// Words of four tokens, of four codes or two 16-bit integers, come in pairs: one of the first half of a group beside its fellow of the second.
+constexpr size_t kPairBytes = 32;
+template <bool kBytes>
+constexpr size_t kHalfWords = kBytes ? kGroupQuads / 2 : kGroupQuads;
+template <bool kBytes>
+constexpr size_t place_of(size_t word) { return word % kHalfWords<kBytes> * kPairBytes + word / kHalfWords<kBytes> * (kPairBytes / 2); }
+
+// Products of `kQuads` quads with M of four tokens' words, the first in its place; onto what `sums` begin with if kOnto.
+template <bool kBytes, int M, size_t kQuads, bool kOnto>
+__attribute__((always_inline)) inline void sum_quads(const uint8_t* quads, const uint8_t* words, Sum* sums) {
+    constexpr size_t kLag = 2, kTemporary = kLag + 1, kSteps = kQuads * M;
+    Sum product[kTemporary];
+    Quad w = {};
+#pragma GCC unroll 72
+    for (size_t step = 0; step < kSteps + kLag; ++step) {
+        if (step < kSteps) {
+            const size_t quad = step / M;
+            if (step % M == 0) w = {ordered_load(quads + quad * kQuadBytes), ordered_load(quads + quad * kQuadBytes + 32)};
+            const __m256i x = ordered_broadcast(words + place_of<kBytes>(quad) + 4 * (step % M));
+            product[step % kTemporary].a = ordered_products<kBytes>(w.a, x);
+            product[step % kTemporary].b = ordered_products<kBytes>(w.b, x);
+        }
+        if (step < kLag) continue;
+        const size_t done = step - kLag;
+        if (done < M && !kOnto) {
+            sums[done] = product[done % kTemporary];
+        } else {
+            Sum& sum = sums[done % M];
+            sum = {ordered_sum<kBytes>(sum.a, product[done % kTemporary].a), ordered_sum<kBytes>(sum.b, product[done % kTemporary].b)};
+        }
+    }
+}
+
 constexpr size_t kTileTokens = 4;
 constexpr size_t kPanelTokens = 256, kPanelBytes = 320 << 10;        // of prepared tokens: they stay in the second-level cache
 constexpr size_t kPartInputs = 2048;     // of a long row: a multiple of every span
 
-constexpr size_t kForeseen = 3072;       // bytes between the record in work and the one that is fetched
+constexpr size_t kPrefetched = 3072;       // bytes between the record in work and the one that is fetched
 
 // At most so many tokens are faster straight from the records, four at a time: of 4 and 8 bits, whose codes need little taking apart, unless
 // minima come on top.
@@ -28,7 +62,7 @@ constexpr bool kAffine = F::kMinima && !kZerosOfRows<F>;
 template <class F>
 constexpr size_t kDirectTokens = F::Coding::kBits % 4 == 0 && !kAffine<F> ? 8 : F::Coding::kBits == 5 ? 4 : 3;
 
-inline void foresee(const uint8_t* p, size_t bytes) {
+inline void prefetch(const uint8_t* p, size_t bytes) {
     for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);
 }
 
@@ -105,7 +139,9 @@ inline void prepare_tile(const Tokens& x, size_t m, size_t group, uint8_t* to) {
     if (!E::kCentred && !F::kMinima) return;
     const __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
     const __m128 whole = _mm_cvtepi32_ps(_mm_madd_epi16(sum, _mm_set1_epi16(1))), minus = _mm_xor_ps(whole, _mm_set1_ps(-0.0f));
-    const __m128i totals = E::kCentred ? _mm_mullo_epi16(sum, _mm_set1_epi16(-F::kZero)) : _mm_castps_si128(minus);
+    __m128i totals = _mm_castps_si128(minus);
+    if (E::kCentred) totals = _mm_mullo_epi16(sum, _mm_set1_epi16(kScreens<F> ? -16 : -F::kZero));
+    if (kScreens<F>) totals = _mm_sub_epi16(totals, _mm_mulhrs_epi16(totals, _mm_set1_epi16(896)));  // -16 times a sum: less 7 / 256 of that -15.5625
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + E::kTotals), totals);
 }
 
@@ -118,9 +154,6 @@ void prepare_groups(const Tokens& x, size_t m, size_t first, size_t count, uint8
             else prepare_tile<F>(tile, kTileTokens, group, to);      // a constant, which saves the addresses of those that are missing
         }
 }
-
-template <class F>
-void prepare(const Tokens& x, size_t m, uint8_t* to) { prepare_groups<F>(x, m, 0, x.groups, to); }
 
 inline __m256i broadcast(const void* p) { return _mm256_set1_epi32(static_cast<int32_t>(word(p))); }
 
@@ -209,7 +242,7 @@ void multiply_panel(const Matrix& matrix, const Tokens& x, size_t m, size_t part
             for (size_t spans = 0; spans < here / F::kSpan; ++spans, span += kSpanBytes<F>) {
                 const uint8_t* record = span + F::kHead;
                 for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g, record += kRecordBytes<F>) {
-                    foresee(record + kForeseen, kRecordBytes<F>);
+                    prefetch(record + kPrefetched, kRecordBytes<F>);
                     expand_group<F>(span, record, expanded);
                     for (size_t i = 0; i < whole; ++i, tile += E::kTile) add_group<F, kTileTokens>(expanded, tile, acc + i * kTileTokens * kLanes);
                     if (rest == 0) continue;
@@ -222,8 +255,104 @@ void multiply_panel(const Matrix& matrix, const Tokens& x, size_t m, size_t part
     }
 }
 
+// Sums of 16 bits hold a whole group of 5-bit products with code - 16 (16 * 16 * 127 < 2^15), where those with codes are widened twice. For three
+// tokens and four, products that begin with -16 times their inputs are faster.
+template <class F>
+constexpr bool kCentredSums = F::Coding::kBits == 5 && F::kZero == 16;
+
+// -16 times the sum of a group's inputs, in pairs as products add them up, of `m` tokens, at most 4.
+inline void prepare_starts(const Codes& x, size_t m, size_t groups, uint32_t* starts) {
+    for (size_t group = 0; group < groups; ++group)
+        for (size_t i = 0; i < m; ++i) {
+            const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x.codes + i * x.stride + group * kCodeGroup));
+            const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
+            __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+            sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0x4e));
+            sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0xb1));
+            starts[4 * group + i] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_mullo_epi16(sum, _mm_set1_epi16(-16))));
+        }
+}
+
+// The integers of a record's products with code - 16.
+template <class F>
+struct Centred : F {
+    template <int M>
+    static inline void sums(const uint8_t* record, const Tokens& x, size_t group, Ints* dot) {
+        constexpr int kBits = F::Coding::kBits;
+        Pairs pairs[M];
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) pairs[i].a = pairs[i].b = _mm256_set1_epi32(static_cast<int32_t>(x.starts[4 * group + i]));
+        RIDGELINE_UNROLL
+        for (size_t t = 0; t < kGroupQuads; ++t) {
+            const Quad w = F::Coding::quad(record, t);
+            RIDGELINE_UNROLL
+            for (size_t i = 0; i < M; ++i) pairs[i] = products<kBits>(pairs[i], w, x.codes + group * kCodeGroup + i * x.stride + 4 * t);
+        }
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) dot[i] = widen<kBits>(pairs[i]);
+    }
+};
+template <class F>
+constexpr bool kOwnSums<Centred<F>> = true;
+
+// Three tokens, or four.
+template <class F>
+void multiply_centred(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+    Tokens all_tokens = tokens(x, matrix.k, 0);
+    uint32_t* starts = reinterpret_cast<uint32_t*>(scratch);
+    prepare_starts(x, m, all_tokens.groups, starts);
+    all_tokens.starts = starts;
+    const auto outputs = m == 3 ? direct_of<Centred<F>, 3> : direct_of<Centred<F>, 4>;
+    for (size_t block = first; block < first + count; ++block)
+        outputs(matrix.data + block * block_bytes<F>(matrix.k), matrix.k, all_tokens, to.out + block * kBlockRows, to.stride, columns_of(matrix, block));
+}
+
+// Whether so many tokens are multiplied here, and then their outputs.
+template <class F>
+bool multiply_groups_tiled(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+    if constexpr (kCentredSums<F>)
+        if (m > 2 && m <= 4 && matrix.k / kCodeGroup * 16 <= kLinearScratch) return multiply_centred<F>(matrix, x, m, to, first, count, scratch), true;
+    if (m <= kDirectTokens<F>) return false;
+    const size_t part = part_inputs<F>(matrix.k, m), panel = panel_tokens<F>(part);
+    for (size_t from = 0; from < m; from += panel) {
+        const Product rows = {to.out + from * to.stride, to.stride};
+        multiply_panel<F>(matrix, tokens(x, matrix.k, from), m - from < panel ? m - from : panel, part, rows, first, count, scratch);
+    }
+    return true;
+}
+
+// Not inlined: beside products its masks would take their registers.
+template <class F>
+__attribute__((noinline)) void expand_apart(const uint8_t* record, uint8_t* to) { expand_group<F>(record, record, to); }
+
+// Sums [tokens, 16] of m tokens with `count` blocks of groups, `bytes` from each other: put(block, first token, tokens, sums). False: rows are
+// too long for scratch.
+template <class F, class Put>
+bool sum_tiled(const uint8_t* data, size_t bytes, size_t count, const Tokens& x, size_t m, uint8_t* scratch, const Put& put) {
+    using E = Expanded<F>;
+    const size_t panel = panel_tokens<F>(x.groups * kCodeGroup);
+    uint8_t *expanded = scratch, *prepared = scratch + E::kGroup;
+    for (size_t from = 0; from < m && panel > 0; from += panel) {
+        const size_t here = m - from < panel ? m - from : panel, whole = here / kTileTokens, rest = here % kTileTokens;
+        float* acc = reinterpret_cast<float*>(prepared + x.groups * (whole + (rest > 0)) * E::kTile);
+        prepare_groups<F>(tokens_from(x, from), here, 0, x.groups, prepared);
+        for (size_t block = 0; block < count; ++block) {
+            const uint8_t *tile = prepared, *record = data + block * bytes;
+            memset(acc, 0, here * kLanes * 4);
+            for (size_t group = 0; group < x.groups; ++group, record += kRecordBytes<F>) {
+                prefetch(record + kPrefetched, kRecordBytes<F>);
+                expand_apart<F>(record, expanded);
+                for (size_t i = 0; i < whole; ++i, tile += E::kTile) add_group<F, kTileTokens>(expanded, tile, acc + i * kTileTokens * kLanes);
+                if (rest == 0) continue;
+                add_group_of<F, kTileTokens - 1>(rest, expanded, tile, acc + whole * kTileTokens * kLanes);
+                tile += E::kTile;
+            }
+            put(block, from, here, acc);
+        }
+    }
+    return panel > 0;
+}
+
 }  // namespace
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline
-
-#endif

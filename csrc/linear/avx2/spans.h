@@ -1,5 +1,5 @@
-// Products of spans with many tokens: a span of 16 rows is expanded once to bytes, integer factors and fp32 scales, then every token of a panel
-// meets it there.
+// Products of many tokens with formats of spans: a span of 16 rows is expanded once to bytes, integer factors and fp32 scales, then every token of
+// a panel meets it there.
 //
 // Codes of up to 6 bits are multiplied as bytes and added up in 16 bits, which the factors of their part widen; 8-bit codes become 16-bit
 // integers. Scratch of a call: the expanded span; 16 accumulators a token; and, prepared once a panel, what four tokens bring to a span, in the
@@ -7,10 +7,7 @@
 // products begin, so that they fit (16 * 16 * 127 < 2^15); sums of codes as twins want them; scales.
 #pragma once
 
-#include "linear/ordered.h"
-#include "linear/span_direct.h"
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#include "linear/avx2/groups.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -38,10 +35,6 @@ struct SpanPlaces {
 inline void store_ints(uint8_t* to, __m256i a, __m256i b) { store_quad(to, {a, b}); }
 inline Ints load_ints(const uint8_t* p) { const Quad q = load_quad(p); return {q.a, q.b}; }
 
-// The even and the odd bytes as 16-bit integers: inputs 0 and 2 of a quad in one lane of 32 bits, 1 and 3 in another.
-inline __m256i even_bytes(__m256i codes) { return _mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 8); }
-inline __m256i odd_bytes(__m256i codes) { return _mm256_srai_epi16(codes, 8); }
-
 template <class F>
 __attribute__((always_inline)) inline void expand_record(const uint8_t* record, uint8_t* to) {
     using P = SpanPlaces<F>;
@@ -53,8 +46,8 @@ __attribute__((always_inline)) inline void expand_record(const uint8_t* record, 
             continue;
         }
         const __m256i centre = _mm256_set1_epi8(static_cast<char>(0x80)), a = _mm256_xor_si256(w.a, centre), b = _mm256_xor_si256(w.b, centre);
-        store_ints(to + 2 * t * kQuadBytes, even_bytes(a), even_bytes(b));
-        store_ints(to + (2 * t + 1) * kQuadBytes, odd_bytes(a), odd_bytes(b));
+        store_ints(to + 2 * t * kQuadBytes, evens(a), evens(b));
+        store_ints(to + (2 * t + 1) * kQuadBytes, odds(a), odds(b));
     }
     for (size_t part = 0; part < F::kParts && kScaled<F>; ++part) {
         const Factors by = factors<F::kScaleField>(record + F::Coding::kBytes + part * kBlockRows);
@@ -97,8 +90,8 @@ inline void prepare_group(const int8_t* const* rows, uint8_t* words, uint8_t* ce
     __m256i pairs = _mm256_setzero_si256();
     for (size_t i = 0; i < 4; ++i) {
         uint8_t* pair = words + i * kPairBytes * (P::kWide ? 2 : 1);
-        put(pair, P::kWide ? even_bytes(four[i]) : four[i]);
-        if (P::kWide) put(pair + kPairBytes, odd_bytes(four[i]));
+        put(pair, P::kWide ? evens(four[i]) : four[i]);
+        if (P::kWide) put(pair + kPairBytes, odds(four[i]));
         pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(_mm256_set1_epi8(1), four[i]));
     }
     if (kCentredParts<F>) put(centres, _mm256_mullo_epi16(pairs, _mm256_set1_epi16(-F::kZero)));
@@ -119,14 +112,12 @@ inline void prepare_span(const Tokens& x, size_t m, size_t group, uint8_t* to) {
         memcpy(to + P::kScales + 4 * i, x.scales + place, 4);
         if constexpr (kZerosOfRows<F>) set_word(to + P::kTotals + 4 * i, static_cast<uint16_t>(-total<F>(sums)));
         if constexpr (kSpanMinima<F>) {
-            Totals<F> totals;
+            Totals<F::kParts> totals;
             totals.gather(sums);
             for (size_t pair = 0; pair < P::kTwinWords; ++pair) set_word(to + P::kTotals + pair * P::kEach + 4 * i, totals.words[pair]);
         }
     }
 }
-
-inline __m256i broadcast_word(const uint8_t* p) { return _mm256_set1_epi32(static_cast<int32_t>(word(p))); }
 
 // Products of an expanded group with M tokens onto their integers.
 template <class F, int M>
@@ -142,7 +133,7 @@ __attribute__((always_inline)) inline void add_products(const uint8_t* group, co
             const size_t part = run / kQuads;
             Sum sums[M];
             RIDGELINE_UNROLL
-            for (size_t i = 0; i < M && kCentredParts<F>; ++i) sums[i].a = sums[i].b = broadcast_word(centres + part * P::kEach + 4 * i);
+            for (size_t i = 0; i < M && kCentredParts<F>; ++i) sums[i].a = sums[i].b = broadcast(centres + part * P::kEach + 4 * i);
             sum_quads<true, M, kSteps, kCentredParts<F>>(group + run * kQuadBytes, words + place_of<true>(run), sums);
             RIDGELINE_UNROLL
             for (size_t i = 0; i < M; ++i) {
@@ -168,7 +159,7 @@ __attribute__((always_inline)) inline void add_twins(const uint8_t* twins, const
         const Ints two = load_ints(twins + pair * kQuadBytes);
         RIDGELINE_UNROLL
         for (size_t i = 0; i < M; ++i) {
-            const __m256i total = broadcast_word(totals + pair * P::kEach + 4 * i);
+            const __m256i total = broadcast(totals + pair * P::kEach + 4 * i);
             dots[i].a = _mm256_add_epi32(dots[i].a, _mm256_madd_epi16(two.a, total));
             dots[i].b = _mm256_add_epi32(dots[i].b, _mm256_madd_epi16(two.b, total));
         }
@@ -227,9 +218,7 @@ void multiply_panel_of_spans(const Matrix& matrix, const Tokens& x, size_t m, co
     uint8_t *expanded = scratch, *prepared = scratch + P::kSpan, *end = prepared;
     for (size_t span = 0; span < spans; ++span)
         for (size_t i = 0; i < tiles; ++i, end += P::kTile) {
-            const size_t from = i * kSpanTokens;
-            const Tokens tile = {x.codes + from * x.stride, x.scales + from * x.groups, x.sums + from * x.groups * 2, x.stride, x.groups};
-            prepare_span<F>(tile, here(i), span * kSpanGroups<F>, end);
+            prepare_span<F>(tokens_from(x, i * kSpanTokens), here(i), span * kSpanGroups<F>, end);
         }
     float* acc = reinterpret_cast<float*>(end);
     const size_t steps = tiles * kSpanGroups<F>, lines = (kSpanBytes<F> / 64 + steps) / steps;
@@ -242,13 +231,31 @@ void multiply_panel_of_spans(const Matrix& matrix, const Tokens& x, size_t m, co
             for (size_t i = 0; i < tiles; ++i, tile += P::kTile)
                 add_expanded<F, kSpanTokens>(here(i), expanded, tile, acc + i * kSpanTokens * kLanes, coming);
         }
-        const size_t left = matrix.n - block * kBlockRows, columns = left < kBlockRows ? left : kBlockRows;
+        const size_t columns = columns_of(matrix, block);
         for (size_t i = 0; i < m; ++i) write(load(acc + i * kLanes), to.out + i * to.stride + block * kBlockRows, columns);
+    }
+}
+
+// At most so many tokens are faster straight from the records.
+template <class F>
+constexpr size_t kDirectSpanTokens = F::Coding::kBits == 8 ? 8 : F::Coding::kBits == 6 ? 3 : 6;
+
+// Whether so many tokens are multiplied here, and then their outputs.
+template <class F>
+bool multiply_tiled(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+    if constexpr (!F::kIntegerSpans) {
+        return multiply_groups_tiled<F>(matrix, x, m, to, first, count, scratch);
+    } else {
+        const size_t panel = span_panel<F>(matrix.k);
+        if (m <= kDirectSpanTokens<F> || panel == 0) return false;
+        for (size_t from = 0; from < m; from += panel) {
+            const Product part = {to.out + from * to.stride, to.stride};
+            multiply_panel_of_spans<F>(matrix, tokens(x, matrix.k, from), m - from < panel ? m - from : panel, part, first, count, scratch);
+        }
+        return true;
     }
 }
 
 }  // namespace
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline
-
-#endif
