@@ -203,7 +203,8 @@ void bind_plan(nb::module_& m) {
     plan.def_prop_ro("phases", &Plan::phases);
     // What follows is added to the phase that was begun last.
     plan.def("begin", [](Plan& p, const std::string& kind, bool selected, std::size_t factor) {
-        p.begin(kind == "rows" ? OpKind::rows : kind == "products" ? OpKind::products : OpKind::attention, selected, factor);
+        const OpKind begun = kind == "rows" ? OpKind::rows : kind == "products" ? OpKind::products : kind == "experts" ? OpKind::experts : OpKind::attention;
+        p.begin(begun, selected, factor);
     });
     plan.def("add", [](Plan& p, const std::string& name, nb::bytes record) { p.add(op_of(name, record), record.c_str()); });
     plan.def("screen", &Plan::add_screen);

@@ -35,7 +35,7 @@ SCORED: Final = RowParams(seed=0, choice=0, prompt_tokens=0, sampling=Sampling(t
 
 
 class Prepared(NamedTuple):
-    """What stays the same from step to step of a row: its parameters, the record made of them, and the arrays that the record points to."""
+    """The part of a row that stays the same from step to step: parameters, the record made of them, arrays that the record points to."""
 
     params: RowParams
     record: bytes
@@ -181,7 +181,7 @@ def prepare(row: RowParams) -> Prepared:
 
 
 def argmax(logits: Floats, slice_size: int, *, level: str | None = None) -> int:
-    """What `logits [V].argmax()` gives, from slices of the vocabulary."""
+    """`logits [V].argmax()`, from slices of the vocabulary."""
     return int(ext.native().argmax(ext.level_number(level), ext.address(logits, np.float32, (len(logits),)), len(logits), slice_size))
 
 
@@ -200,7 +200,7 @@ def _ids(answer: Answer, counts: Sequence[int] | None) -> list[tuple[int, ...]]:
 def _logprobs(
     params: Sequence[RowParams], logits: Floats, ids: Sequence[tuple[int, ...]], counts: Sequence[int] | None, answer: Answer
 ) -> list[tuple[TokenLogprobs, ...] | None]:
-    """Those of each row's ids; None for rows that do not ask."""
+    """Log-probabilities of each row's ids; None for rows that do not ask."""
     found: list[tuple[TokenLogprobs, ...] | None] = []
     numbers, at = list(zip(logits, answer.log_sum_exp.tolist(), answer.best, strict=True)), 0
     for row, tokens, samples in zip(params, ids, counts or [1] * len(params), strict=True):
@@ -211,7 +211,7 @@ def _logprobs(
 
 
 def _scored(count: int, token: int, logits: Floats, total: float, best: NDArray[np.int32]) -> TokenLogprobs:
-    """Of a token and of the `count` best ids, from the logarithm of the sum of all weights."""
+    """Log-probabilities of a token and of the `count` best ids, from the logarithm of the sum of all weights."""
     if isnan(total):
         return token_logprobs(logits, token, count)
     ids = best[:count]

@@ -1,4 +1,4 @@
-"""The next tokens of each row: what changes logits first (`edits`), then greedy, or Gumbel-max over what temperature and the filters leave.
+"""The next tokens of each row: edits of its logits first (`edits`), then greedy, or Gumbel-max over what temperature and the filters leave.
 
 A row samples the last 1 + d positions of its tokens, the last d of which are drafts. The sampler walks them in order: each position sees
 the edits of its own output, over all ids before it, and the walk ends with the first id that differs from its draft. The order of features
