@@ -287,7 +287,7 @@ REFUSED: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "low_freq_factor 4.0 must be less than high_freq_factor 4.0": ("llama", {"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}}),
     "factor of RoPE is 'x', a number": ("llama", {"rope_parameters": LLAMA3 | {"factor": "x"}}),
-    "lacks factor of RoPE": ("llama", {"rope_parameters": {"rope_type": "linear"}}),
+    "factor of RoPE is missing": ("llama", {"rope_parameters": {"rope_type": "linear"}}),
     "rope_parameters is 3, an object": ("llama", {"rope_parameters": 3}),
     "short_factor of RoPE must list 8 factors": ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [1.0]}}),
     "long_factor of RoPE is 0, outside": ("phi3", {"rope_parameters": LONGROPE | {"long_factor": [0] * 8}}),

@@ -101,7 +101,7 @@ def test_known_hybrids(name: str, parameters: int, active: float, megabytes: flo
         ({**NEMOTRON, "num_hidden_layers": 2, "hybrid_override_pattern": "MX"}, "kind X"),
         ({**GRANITE, "num_hidden_layers": 4}, "does not name the 4"),
         ({**GRANITE, "layer_types": {"a": 1, "b": 2, "c": 3}}, "does not name"),
-        ({**GRANITE, "mamba_n_heads": None}, "lacks mamba_n_heads"),
+        ({**GRANITE, "mamba_n_heads": None}, "mamba_n_heads is missing"),
         ({"model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 4}, "outside 0 … 3"),
         ({"model_type": "jamba", "mamba_dt_rank": "x"}, "an integer was expected"),
         ({**DELTA, "full_attention_interval": 0}, "outside 1"),

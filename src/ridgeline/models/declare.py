@@ -12,6 +12,8 @@ from typing import Final
 
 Row = tuple[str, ...]
 """(name of a tensor, its dimensions by name, outermost first). Where a dimension is 0 there is no such tensor."""
+Sizes = dict[str, int]
+"""Dimensions of a model by the names that rows give them."""
 Neutral = tuple[tuple[str, float | str | bool], ...]
 
 ENDS: Final = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.formats import BY_ID, UNSUPPORTED
-from ridgeline.facts.files.gguf_values import Cursor, Strings, Value, quoted
+from ridgeline.facts.files.gguf_values import Cursor, Strings, Value
+from ridgeline.facts.files.values import bounded_integer, bounded_number, open_file, quoted
 from ridgeline.facts.model import TensorFacts
 
 MAX_PAIRS = 65_536
@@ -36,21 +37,11 @@ class Header:
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         """The integer at `key`, within [low, high]; `default` where the key is absent, an error where there is none."""
-        value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelFormatError(f"{key} is {type(value).__name__}, an integer was expected")
-        if not low <= value <= high:
-            raise ModelFormatError(f"{key} is {value}, outside {low} … {high}; the file is damaged or of an unknown kind")
-        return value
+        return bounded_integer(self.metadata.get(key), key, low, high, default)
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
         """The finite number at `key`, within [low, high]."""
-        value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ModelFormatError(f"{key} is {type(value).__name__}, a number was expected")
-        if not low <= value <= high:
-            raise ModelFormatError(f"{key} is {value}, outside {low} … {high}; the file is damaged or of an unknown kind")
-        return float(value)
+        return bounded_number(self.metadata.get(key), key, low, high, default)
 
     def text(self, key: str, default: str | None = None) -> str:
         """The string at `key`."""
@@ -83,7 +74,7 @@ class Header:
     def _present(self, key: str, default: Value | None) -> Value:
         value = self.metadata.get(key, default)
         if value is None:
-            raise ModelFormatError(f"the header lacks {key}; this is not a complete model file")
+            raise ModelFormatError(f"{key} is missing; give the whole file of the model")
         return value
 
 
@@ -125,21 +116,15 @@ def _join(path: Path, first: Header, count: int) -> Header:
 
 
 def _read_file(path: Path) -> Header:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size < 24:
-                raise ModelFormatError(f"{path.name} has {size} bytes; a GGUF file has at least 24")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-                data = memoryview(mapped)
-                try:
-                    return _parse(path, data)
-                except ModelFormatError as error:
-                    raise ModelFormatError(f"{path.name}: {error}") from None
-                finally:
-                    data.release()
-    except OSError as error:
-        raise ModelNotFoundError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
+    with open_file(path) as file:
+        size = file.seek(0, 2)
+        if size < 24:
+            raise ModelFormatError(f"{path.name} has {size} bytes; a GGUF file has at least 24")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+            try:
+                return _parse(path, data)
+            except ModelFormatError as error:
+                raise ModelFormatError(f"{path.name}: {error}") from None
 
 
 def _parse(path: Path, data: memoryview) -> Header:

@@ -45,12 +45,6 @@ class Strings:
 Value = int | float | bool | str | Strings | list["Value"] | array  # type: ignore[type-arg]
 
 
-def quoted(value: object) -> str:
-    """A value from a file as a message shows it: escaped, and never longer than 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
-
-
 class Cursor:
     """Reads little-endian values from `data` and never past `MAX_HEADER_BYTES` or its end."""
 

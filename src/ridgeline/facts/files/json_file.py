@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.errors import ModelFormatError
+from ridgeline.facts.files.values import open_file
 
 MAX_BYTES = 1 << 20
 
@@ -17,7 +18,7 @@ def read_object(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
 def read_text(path: Path, most_bytes: int = MAX_BYTES) -> str:
     """The text of the file. Raises ModelFormatError where it is too long or not UTF-8, ModelNotFoundError where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = file.seek(0, 2)
             if size > most_bytes:
                 raise ModelFormatError(f"{path} has {size} bytes, a {path.name} at most {most_bytes}; is it another file?")
@@ -25,10 +26,6 @@ def read_text(path: Path, most_bytes: int = MAX_BYTES) -> str:
             return file.read(most_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ModelFormatError(f"{path} is not UTF-8 (byte {error.start}); is it another file?") from None
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"there is no file {path}; check the path") from None
-    except OSError as error:
-        raise ModelNotFoundError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
 
 
 def parse_object(text: str, name: str) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.errors import ModelFormatError
+from ridgeline.facts.files.values import open_file
 from ridgeline.facts.model import TensorFacts
 
 MAX_HEADER_BYTES = 16 << 20
@@ -42,24 +43,17 @@ def read_tensors(directory: Path) -> dict[str, TensorFacts]:
 
 
 def read_file(path: Path) -> dict[str, TensorFacts]:
-    """Tensors of one file, by name. Raises ModelFormatError, ModelNotFoundError."""
-    if path.exists() and not path.is_file():
-        raise ModelNotFoundError(f"{path} is no file; check the path")
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
-                raise ModelFormatError(
-                    f"{path.name} has {size} bytes and claims a header of {length} (at most {MAX_HEADER_BYTES}); "
-                    "it is truncated or no safetensors file"
-                )
-            raw = file.read(length)
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"there is no file {path}; check the path") from None
-    except OSError as error:
-        raise ModelNotFoundError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
+    """Tensors of one file, by name. Raises ModelFormatError."""
+    with open_file(path) as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+            raise ModelFormatError(
+                f"{path.name} has {size} bytes and claims a header of {length} (at most {MAX_HEADER_BYTES}); "
+                "it is truncated or no safetensors file"
+            )
+        raw = file.read(length)
     try:
         return _parse(path, raw, size - 8 - length)
     except ModelFormatError as error:

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.files.gguf_values import quoted
 from ridgeline.facts.files.json_file import read_object
 from ridgeline.facts.files.safetensors import MAX_FILES, read_file
+from ridgeline.facts.files.values import quoted
 from ridgeline.facts.model import TensorFacts
 
 SINGLE = "model.safetensors"

@@ -7,11 +7,12 @@ from math import prod
 from pathlib import Path
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.files.gguf_values import quoted
 from ridgeline.facts.files.safetensors import read_tensors
 from ridgeline.facts.files.shards import read_shards
-from ridgeline.facts.headers.config_json import Config, Fields, read_config
+from ridgeline.facts.files.values import quoted
+from ridgeline.facts.headers.config_json import Config, read_config
 from ridgeline.facts.headers.config_rope import read_config_ropes
+from ridgeline.facts.headers.fields import Fields
 from ridgeline.facts.headers.integers import drop_zero_biases, gather_integers
 from ridgeline.facts.headers.quantisation import read_quantisation
 from ridgeline.facts.headers.tensors import canonical_tensors, fingerprint, parts_of, with_tensors

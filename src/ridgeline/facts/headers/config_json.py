@@ -12,80 +12,14 @@ from typing import Any
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.json_file import parse_object, read_text
-from ridgeline.facts.headers.layers import (
-    MAX_CONTEXT,
-    MAX_LAYERS,
-    MAX_WIDTH,
-    Sizes,
-    expert_sizes,
-    layer_kinds,
-    layer_parts,
-    listed_layers,
-    routed_experts,
-    state_sizes,
-)
+from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields
+from ridgeline.facts.headers.layers import expert_sizes, layer_kinds, layer_parts, listed_layers, routed_experts, state_sizes
 from ridgeline.facts.headers.tensors import Shapes, by_class, expected_shapes
 from ridgeline.facts.model import Attention, ModelFacts
-from ridgeline.models.declare import Architecture
+from ridgeline.models.declare import Sizes
 from ridgeline.models.table import ARCHITECTURES, MODEL_TYPES
 
-MAX_VOCAB = 4 << 20
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-
-
-class Fields:
-    """The keys of one config, with the defaults and the names of its architecture. Every number is bounded where it is read."""
-
-    def __init__(self, values: Mapping[str, Any], architecture: Architecture) -> None:
-        self.values = {**architecture.defaults, **values}
-        self.architecture = architecture
-
-    def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
-        """The integer at `key`; `default` where it is absent or null, an error where there is none."""
-        name = self.architecture.keys.get(key, key)
-        value = self.values.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelFormatError(f"config.json lacks {name}; give the whole file of the model")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelFormatError(f"config.json: {name} is {value!r:.40}, an integer was expected")
-        if not low <= value <= high:
-            raise ModelFormatError(f"config.json: {name} is {value!s:.40}, outside {low} … {high}")
-        return value
-
-    def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """The number at `key`, as `integer`."""
-        name = self.architecture.keys.get(key, key)
-        return bounded_number(self.values.get(name), name, low, high, default)
-
-    def own_number(self, key: str, low: float, high: float, default: float) -> float:
-        """The number at a key that only some architectures have; `default` for the others, whatever the file says, and for null."""
-        return self.number(key, low, high, default) if key in self.architecture.defaults else default
-
-    def flag(self, key: str) -> bool:
-        """The boolean at `key`; absent or null is false."""
-        value = self.values.get(self.architecture.keys.get(key, key))
-        if value is not None and not isinstance(value, bool):
-            raise ModelFormatError(f"config.json: {key} is {value!r:.40}, true or false was expected")
-        return bool(value)
-
-    def absent(self, key: str) -> bool:
-        """True where `key` has no value."""
-        return self.values.get(self.architecture.keys.get(key, key)) is None
-
-
-def bounded_number(value: object, name: str, low: float, high: float, default: float | None = None) -> float:
-    """`value` as a number within [low, high]; `default` where it is None, an error where there is none."""
-    if value is None:
-        value = default
-    if value is None:
-        raise ModelFormatError(f"config.json lacks {name}; give the whole file of the model")
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ModelFormatError(f"config.json: {name} is {value!r:.40}, a number was expected")
-    if not low <= value <= high:
-        raise ModelFormatError(f"config.json: {name} is {value!s:.40}, outside {low} … {high}")
-    return float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +118,7 @@ def _latent_attention(fields: Fields, heads: int) -> tuple[int, int, Sizes, Atte
     rotary = fields.integer("qk_rope_head_dim", 1, MAX_WIDTH)
     plain = fields.integer("qk_nope_head_dim", 1, MAX_WIDTH)
     value = fields.integer("v_head_dim", 1, MAX_WIDTH)
-    rank = 0 if fields.absent("q_lora_rank") else fields.integer("q_lora_rank", 1, MAX_WIDTH)
+    rank = 0 if fields.is_absent("q_lora_rank") else fields.integer("q_lora_rank", 1, MAX_WIDTH)
     queries = heads * (plain + rotary)
     sizes = {"query_rank": rank, "latent": latent, "cached": latent + rotary, "expanded": heads * (plain + value), "values": heads * value}
     sizes |= {"plain_queries": 0 if rank else queries, "latent_queries": queries}

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.files.gguf_values import quoted
-from ridgeline.facts.headers.config_json import Fields, bounded_number
-from ridgeline.facts.headers.layers import MAX_CONTEXT
+from ridgeline.facts.files.values import bounded_number, quoted
+from ridgeline.facts.headers.fields import MAX_CONTEXT, Fields
 from ridgeline.facts.headers.rope import DEFAULT_BASE, MOST_BASE, MOST_FACTOR, Rotations, linear, longrope, longrope_scale, ramped, yarn
 from ridgeline.facts.model import Rope
 from ridgeline.models.declare import Architecture
@@ -56,11 +55,11 @@ class Numbers:
         # The key beside `rope_scaling` comes before the one inside, as in the library that writes these files.
         outside = fields.values.get("original_max_position_embeddings")
         stated = self.values.get("original_max_position_embeddings") if outside is None else outside
-        self.original = int(bounded_number(stated, "original_max_position_embeddings", 2, MAX_CONTEXT, max(2, context)))
+        self.original = int(bounded_number(stated, "config.json: original_max_position_embeddings", 2, MAX_CONTEXT, max(2, context)))
         self.scaling = self._scaling()
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        return bounded_number(self.values.get(key), f"{key} of RoPE", low, high, default)
+        return bounded_number(self.values.get(key), f"config.json: {key} of RoPE", low, high, default)
 
     def rotation(self) -> tuple[Rope, tuple[int, Rope] | None]:
         """(the rotation; the one for sequences beyond so many positions)."""
@@ -126,7 +125,7 @@ class Numbers:
             raise ModelFormatError(
                 f"config.json: {key} of RoPE must list {self.dim // 2} factors, one for two of the {self.dim} dimensions"
             )
-        return [bounded_number(value, f"{key} of RoPE", 1e-6, MOST_FACTOR) for value in values]
+        return [bounded_number(value, f"config.json: {key} of RoPE", 1e-6, MOST_FACTOR) for value in values]
 
 
 def _parameters(fields: Fields, kind: str, own_base: bool) -> Mapping[str, Any]:

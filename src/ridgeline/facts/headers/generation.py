@@ -7,6 +7,7 @@ from pathlib import Path
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.gguf import read_header
 from ridgeline.facts.files.json_file import read_object
+from ridgeline.facts.files.values import bounded_integer, bounded_number
 
 FILE = "generation_config.json"
 MAX_STOP_IDS = 256
@@ -72,10 +73,8 @@ def _sampling(values: Mapping[str, object], source: str) -> dict[str, int | floa
         value = values.get(key)
         if value is None:
             continue
-        whole = isinstance(low, int)
-        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-            raise ModelFormatError(f"{source}: {key} is {value!r:.40}, {'an integer' if whole else 'a number'} was expected")
-        if not low <= value <= high:
-            raise ModelFormatError(f"{source}: {key} is {value!s:.40}, outside {low} … {high}")
-        found[name] = value
+        if isinstance(low, int):
+            found[name] = bounded_integer(value, f"{source}: {key}", low, int(high))
+        else:
+            found[name] = bounded_number(value, f"{source}: {key}", low, high)
     return found

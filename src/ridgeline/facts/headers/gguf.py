@@ -9,10 +9,9 @@ from math import prod
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.gguf import Header
-from ridgeline.facts.files.gguf_values import quoted
-from ridgeline.facts.headers.config_json import MAX_VOCAB
+from ridgeline.facts.files.values import quoted
+from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 from ridgeline.facts.headers.gguf_rope import read_ropes
-from ridgeline.facts.headers.layers import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH
 from ridgeline.facts.headers.rope import Rotations
 from ridgeline.facts.headers.tensors import by_class, canonical_tensors, expected_shapes, fingerprint, plain_sizes, with_tensors
 from ridgeline.facts.model import Attention, Experts, ModelFacts, StateLayers

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.gguf import Header
-from ridgeline.facts.files.gguf_values import quoted
-from ridgeline.facts.headers.layers import MAX_CONTEXT, MAX_WIDTH
+from ridgeline.facts.files.values import quoted
+from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_WIDTH
 from ridgeline.facts.headers.rope import DEFAULT_BASE, MOST_BASE, MOST_FACTOR, Rotations, attention_scale, linear, longrope, yarn
 from ridgeline.facts.model import Rope
 from ridgeline.models.declare import Architecture

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.files.gguf_values import quoted
+from ridgeline.facts.files.values import quoted
 from ridgeline.facts.headers.quantisation import E4M3, Quantisation
 from ridgeline.facts.model import Integers, TensorFacts
 

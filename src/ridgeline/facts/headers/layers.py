@@ -5,21 +5,12 @@ Owns the rules by which families mix them, and the three recurrences. `config_js
 
 from collections.abc import Callable, Mapping
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ridgeline.errors import ModelFormatError
+from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, Fields
 from ridgeline.facts.model import Experts, StateLayers
-
-if TYPE_CHECKING:
-    from ridgeline.facts.headers.config_json import Fields
-
-MAX_LAYERS: Final = 1_024
-MAX_WIDTH: Final = 1 << 20
-MAX_CONTEXT: Final = 1 << 27
-MAX_EXPERTS: Final = 4_096
-
-Sizes = dict[str, int]
-"""Dimensions by the names that the rows of `ridgeline.models` give them."""
+from ridgeline.models.declare import Sizes
 
 _KINDS: Final = {"full_attention": "full", "sliding_attention": "window"}
 _MIXERS: Final = {
@@ -31,13 +22,13 @@ _MIXERS: Final = {
 """Names of a block in lists and in Nemotron-H's pattern → the part that it is."""
 
 
-def listed_layers(fields: "Fields") -> int | None:
+def listed_layers(fields: Fields) -> int | None:
     """Number of layers that a pattern or a list names, where the file has one."""
     given = fields.values.get("hybrid_override_pattern") or fields.values.get("layers_block_type")
     return len(given) if isinstance(given, (list, str)) else None
 
 
-def layer_parts(fields: "Fields", layers: int, routed: int) -> tuple[frozenset[str], ...]:
+def layer_parts(fields: Fields, layers: int, routed: int) -> tuple[frozenset[str], ...]:
     """Parts of each layer, of "attention", "state", "dense" and "sparse"; `routed` experts."""
     mixers = _mixers(fields, layers) if fields.architecture.recurrence else ("attention",) * layers
     if "dense" in mixers or "sparse" in mixers:  # a feed-forward is a layer by itself
@@ -49,7 +40,7 @@ def layer_parts(fields: "Fields", layers: int, routed: int) -> tuple[frozenset[s
     )
 
 
-def layer_kinds(fields: "Fields", parts: tuple[frozenset[str], ...]) -> tuple[tuple[str, ...], int]:
+def layer_kinds(fields: Fields, parts: tuple[frozenset[str], ...]) -> tuple[tuple[str, ...], int]:
     """(kind of each layer's attention, tokens of the window or 0)."""
     if fields.architecture.recurrence:
         return tuple("full" if "attention" in each else "none" for each in parts), 0
@@ -59,7 +50,7 @@ def layer_kinds(fields: "Fields", parts: tuple[frozenset[str], ...]) -> tuple[tu
     return kinds, fields.integer("sliding_window", 1, MAX_CONTEXT)
 
 
-def _mixers(fields: "Fields", layers: int) -> tuple[str, ...]:
+def _mixers(fields: Fields, layers: int) -> tuple[str, ...]:
     """The part by which each layer mixes tokens; "dense" and "sparse" where a feed-forward is a layer by itself."""
     values = fields.values
     listed = values.get("hybrid_override_pattern") or values.get("layers_block_type") or values.get("layer_types")
@@ -72,17 +63,17 @@ def _mixers(fields: "Fields", layers: int) -> tuple[str, ...]:
         return tuple(_MIXERS[each] for each in listed)
     if fields.architecture.beside:
         return ("attention",) * layers
-    if not fields.absent("full_attention_interval"):
+    if not fields.is_absent("full_attention_interval"):
         every = fields.integer("full_attention_interval", 1, layers)
         return tuple("attention" if (i + 1) % every == 0 else "state" for i in range(layers))
-    if fields.absent("attn_layer_period"):
+    if fields.is_absent("attn_layer_period"):
         return ("state",) * layers
     period = fields.integer("attn_layer_period", 1, MAX_WIDTH)
     offset = fields.integer("attn_layer_offset", 0, period - 1)
     return tuple("attention" if i % period == offset else "state" for i in range(layers))
 
 
-def _sparse_layers(fields: "Fields", layers: int) -> frozenset[int]:
+def _sparse_layers(fields: Fields, layers: int) -> frozenset[int]:
     """Layers whose feed-forward is a mixture, by the rules of the file."""
     first = fields.integer("first_k_dense_replace", 0, layers, default=0)
     every = fields.integer("moe_layer_freq", 1, layers, default=1)
@@ -96,7 +87,7 @@ def _sparse_layers(fields: "Fields", layers: int) -> frozenset[int]:
     return frozenset(i for i in ruled if i not in dense)
 
 
-def _listed_kinds(fields: "Fields", layers: int) -> tuple[str, ...] | None:
+def _listed_kinds(fields: Fields, layers: int) -> tuple[str, ...] | None:
     listed = fields.values.get("layer_types")
     if listed is None:
         return None
@@ -108,8 +99,8 @@ def _listed_kinds(fields: "Fields", layers: int) -> tuple[str, ...] | None:
     return tuple(_KINDS[kind] for kind in listed)
 
 
-def _ruled_kinds(fields: "Fields", layers: int) -> tuple[str, ...]:
-    if fields.absent("sliding_window"):
+def _ruled_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
+    if fields.is_absent("sliding_window"):
         return ("full",) * layers
     if fields.flag("use_sliding_window"):
         first = fields.integer("max_window_layers", 0, MAX_LAYERS)
@@ -121,16 +112,16 @@ def _ruled_kinds(fields: "Fields", layers: int) -> tuple[str, ...]:
     return (("window",) if "config" in fields.architecture.windowed else ("full",)) * layers
 
 
-def routed_experts(fields: "Fields") -> int:
+def routed_experts(fields: Fields) -> int:
     """Routed experts of a layer that has a mixture; 0 without one. Raises ModelFormatError where the architecture has no such layers."""
-    key = next((key for key in ("num_local_experts", "num_experts", "n_routed_experts") if not fields.absent(key)), None)
+    key = next((key for key in ("num_local_experts", "num_experts", "n_routed_experts") if not fields.is_absent(key)), None)
     routed = fields.integer(key, 0, MAX_EXPERTS) if key else 0
     if routed and "sparse" not in fields.architecture.parts:
         raise ModelFormatError(f"config.json: {key} is {routed}; mixtures of experts are not computed, nor known of this model_type")
     return routed
 
 
-def expert_sizes(fields: "Fields", hidden: int, routed: int, layers: int) -> tuple[Sizes, Experts | None]:
+def expert_sizes(fields: Fields, hidden: int, routed: int, layers: int) -> tuple[Sizes, Experts | None]:
     """(dimensions of the feed-forward, the mixture of `layers` layers or None).
 
     Experts that every token uses are as wide as the routed ones, or of a width of their own, or gated.
@@ -148,7 +139,7 @@ def expert_sizes(fields: "Fields", hidden: int, routed: int, layers: int) -> tup
     return sizes, Experts(routed, active, layers)
 
 
-def _mamba(fields: "Fields", hidden: int) -> Sizes:
+def _mamba(fields: Fields, hidden: int) -> Sizes:
     """A selective state space with one state per channel (Gu & Dao 2023), with Jamba's norms on step, input and output projections."""
     inner = fields.integer("mamba_expand", 1, MAX_WIDTH) * hidden
     state, kernel = fields.integer("mamba_d_state", 1, MAX_WIDTH), fields.integer("mamba_d_conv", 1, MAX_WIDTH)
@@ -158,13 +149,13 @@ def _mamba(fields: "Fields", hidden: int) -> Sizes:
     return sizes | {"channels": inner, "kernel": kernel, "kept": inner * state}
 
 
-def _mamba2(fields: "Fields", hidden: int) -> Sizes:
+def _mamba2(fields: Fields, hidden: int) -> Sizes:
     """A selective state space with one decay per head (Dao & Gu 2024), as in Nemotron-H, Falcon-H1 and Granite 4."""
     heads, groups = fields.integer("mamba_n_heads", 1, MAX_WIDTH), fields.integer("mamba_n_groups", 1, MAX_WIDTH)
     state, kernel = fields.integer("mamba_d_state", 1, MAX_WIDTH), fields.integer("mamba_d_conv", 1, MAX_WIDTH)
-    if not fields.absent("mamba_head_dim"):
+    if not fields.is_absent("mamba_head_dim"):
         inner = heads * fields.integer("mamba_head_dim", 1, MAX_WIDTH)
-    elif not fields.absent("mamba_d_ssm"):
+    elif not fields.is_absent("mamba_d_ssm"):
         inner = fields.integer("mamba_d_ssm", 1, MAX_WIDTH)
     else:
         inner = fields.integer("mamba_expand", 1, MAX_WIDTH) * hidden
@@ -173,7 +164,7 @@ def _mamba2(fields: "Fields", hidden: int) -> Sizes:
     return sizes | {"normed": inner if fields.flag("mamba_rms_norm") else 0, "kept": inner * state}
 
 
-def _delta(fields: "Fields", hidden: int) -> Sizes:
+def _delta(fields: Fields, hidden: int) -> Sizes:
     """The gated delta rule (Yang et al. 2024), as in Qwen3-Next: a matrix of keys × values per value head."""
     heads, kernel = fields.integer("linear_num_value_heads", 1, MAX_WIDTH), fields.integer("linear_conv_kernel_dim", 1, MAX_WIDTH)
     key, value = fields.integer("linear_key_head_dim", 1, MAX_WIDTH), fields.integer("linear_value_head_dim", 1, MAX_WIDTH)
@@ -182,11 +173,11 @@ def _delta(fields: "Fields", hidden: int) -> Sizes:
     return sizes | {"value": value, "kernel": kernel, "kept": heads * key * value}
 
 
-_RECURRENCES: Final[Mapping[str, Callable[["Fields", int], Sizes]]] = {"mamba": _mamba, "mamba2": _mamba2, "delta": _delta}
+_RECURRENCES: Final[Mapping[str, Callable[[Fields, int], Sizes]]] = {"mamba": _mamba, "mamba2": _mamba2, "delta": _delta}
 """By `Architecture.recurrence`: dimensions, of which `kept` are the elements of a state."""
 
 
-def state_sizes(fields: "Fields", hidden: int, layers: int) -> tuple[Sizes, StateLayers | None]:
+def state_sizes(fields: Fields, hidden: int, layers: int) -> tuple[Sizes, StateLayers | None]:
     """(dimensions of a recurrence, what a sequence keeps of it in `layers` layers)."""
     if not layers:
         return {}, None

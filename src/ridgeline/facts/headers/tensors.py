@@ -12,10 +12,10 @@ from pathlib import Path
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.formats import FORMATS
-from ridgeline.facts.files.gguf_values import MAX_HEADER_BYTES, quoted
-from ridgeline.facts.headers.layers import Sizes
+from ridgeline.facts.files.gguf_values import MAX_HEADER_BYTES
+from ridgeline.facts.files.values import quoted
 from ridgeline.facts.model import CLASSES, ModelFacts, TensorFacts
-from ridgeline.models.declare import Architecture, Layout, Row
+from ridgeline.models.declare import Architecture, Layout, Row, Sizes
 
 Shapes = dict[str, tuple[int, ...]]
 _SAMPLE_BYTES = 4_096

@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.files.gguf_values import quoted
 from ridgeline.facts.files.safetensors import MAX_FILES
 from ridgeline.facts.files.shards import INDEX, SINGLE
+from ridgeline.facts.files.values import quoted
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
