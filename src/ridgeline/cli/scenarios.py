@@ -16,8 +16,7 @@ from ridgeline.sim.fleet.durations import Constant, Durations, Observed, fitted
 from ridgeline.sim.fleet.fleet import Failures, Scaling
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
 from ridgeline.sim.fleet.service import SETTLE, Sample
-from ridgeline.sim.fleet.traces import read_steps, read_trace
-from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_length, parse_process
+from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_length, parse_process, read_steps, read_trace
 
 
 @dataclass(frozen=True, slots=True)
