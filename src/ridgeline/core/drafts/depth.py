@@ -40,8 +40,8 @@ class Price:
         """By tokens: how much more than the table says, both scaled alike."""
 
     def seconds(self, tokens: int) -> float:
-        """Of a step of so many tokens, as far as is known now."""
-        return self._measured(tokens) * self._scale * self._seen.get(tokens, 1.0)
+        """Of a step of so many tokens, as far as is known now; before anything is known all are alike."""
+        return self._measured(tokens) * (self._scale or 1.0) * self._seen.get(tokens, 1.0)
 
     def _measured(self, tokens: int) -> float:
         """From the table: a line between its neighbours, the last one's slope behind them."""
