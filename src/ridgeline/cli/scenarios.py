@@ -77,6 +77,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "depth": Setting(_whole(1, 4), 1),  # steps in flight
     "kv_pages": Setting(_whole(1, _MANY), None),  # blocks of the KV cache instead of what fits
     "swap_space": Setting(_number(0, 1 << 14), 0.0),  # GiB of host memory for cached KV that has no room any more
+    "num_speculative_tokens": Setting(_whole(0, 8), 0),  # tokens drafted per sequence and step at most
+    "acceptance": Setting(_number(0, 1), 0.6),  # chance that a drafted token is right
     "replicas": Setting(_whole(1, 1024), 1),  # servers
     "decode_replicas": Setting(_whole(0, 1024), 0),  # servers that decode what the others have prefilled; 0: all do both
     "routing": Setting(_text, "least-requests"),  # how requests are spread

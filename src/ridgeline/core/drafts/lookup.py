@@ -13,7 +13,7 @@ from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence, State
 
 RIGHT: Final = (0.0, 0.0, 0.35, 0.45, 0.6, 0.7, 0.8, 0.85, 0.92)
-"""How often the first proposed id is right, by how many ids agree, before a sequence has told more: as seen in edits, quotes and stories."""
+"""How often the first proposed id is right, by how many ids agree, before a sequence has told more: as seen in edits and stories."""
 DOUBT: Final = 6.0
 """As many comparisons of a sequence count as much as that."""
 MEMORY: Final = 0.93
