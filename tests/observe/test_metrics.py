@@ -118,7 +118,7 @@ def test_the_host_tier() -> None:
     body = exposition(story(*happened), "m", replace(KV, host_blocks=8, block_bytes=100)).decode()
     for name, value in (
         ("kv_blocks_host", 3), ("kv_bytes_to_host_total", 200), ("kv_bytes_from_host_total", 100), ("host_cache_hits_total", 16),
-        ("evicted_pages_total", 1),
+        ("evicted_blocks_total", 1),
     ):  # fmt: skip
         assert f'ridgeline_{name}{{model_name="m"}} {float(value)}' in body
     assert "host" not in exposition(story(*happened), "m", KV).decode(), "figures of a tier that is not there"
