@@ -10,6 +10,7 @@
 """
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,12 @@ from itertools import pairwise
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "ridgeline"
+NATIVE = re.compile(
+    r"\b(?:struct|class|using|constexpr [\w:<>]+|const [\w:<>]+\*?) (\w+)\s*(?:=|\{|\[)"
+    r"|^[\w:<>*&, ]+?(?<!:)\b(?!operator)([a-z]\w+)\([^;{}]*\)[^;{}]*\{",
+    re.MULTILINE,
+)
+"""In C++: what defines a type or a constant, and what defines a function."""
 OWN_BASES = {"Struct", "Protocol", "NamedTuple", "Enum", "IntEnum", "StrEnum", "TypedDict", "Exception", "ValueError", "RuntimeError"}
 """Bases from outside that call nothing on their heirs; methods and values of a class with another base may be overrides."""
 
@@ -255,6 +262,18 @@ def unreachable(module: Module) -> Iterator[Finding]:
                     yield Finding(module.path, behind.lineno, "unreachable", "code")
 
 
+def native(root: Path) -> Iterator[Finding]:
+    """Functions, constants and types of csrc whose name stands nowhere else in it, nor in Python."""
+    texts = {path: re.sub(r"//.*", "", path.read_text()) for path in sorted(root.rglob("*")) if path.suffix in (".cpp", ".h", ".def")}
+    words = Counter(word for text in texts.values() for word in re.findall(r"\w+", text))
+    spoken = {word for path in SOURCE.rglob("*.py") for word in re.findall(r"\w+", path.read_text())}
+    for path, text in texts.items():
+        for found in NATIVE.finditer(text):
+            name = next(filter(None, found.groups()))
+            if words[name] == 1 and name not in spoken:
+                yield Finding(f"csrc/{path.relative_to(root).as_posix()}", text[: found.start()].count("\n") + 1, "native", name)
+
+
 def findings(root: Path = SOURCE) -> list[Finding]:
     tree = Tree(root)
     found = list(parameters(tree))
@@ -262,6 +281,8 @@ def findings(root: Path = SOURCE) -> list[Finding]:
         for kind in (names_of_modules, members_of_classes, stored_attributes, classes_nobody_makes, words_of_literals):
             found += kind(module, tree)
         found += unreachable(module)
+    if root == SOURCE:
+        found += native(SOURCE.parents[1] / "csrc")
     return sorted(set(found))
 
 

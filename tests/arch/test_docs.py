@@ -20,6 +20,16 @@ def test_paths_exist(document: Path) -> None:
     assert not missing
 
 
+def test_walk_throughs_name_what_is_there() -> None:
+    """Every file and every name in code that CONTRIBUTING.md sends its reader to."""
+    spoken = re.findall(r"`([A-Za-z_][\w.]*)(?:\([^`]*\))?`", (ROOT / "CONTRIBUTING.md").read_text())
+    every = (path for folder in ("src", "csrc", "tests") for path in (ROOT / folder).rglob("*"))
+    sources = [path for path in every if path.suffix in (".py", ".cpp", ".h", ".def")]
+    files, words = {path.name for path in sources}, {word for path in sources for word in re.findall(r"\w+", path.read_text())}
+    missing = [name for name in spoken if name not in files and not set(name.split(".")) <= words]
+    assert len(spoken) > 30 and not missing
+
+
 def test_readme_opens_with_the_two_commands() -> None:
     commands = re.findall(r"^(pip install .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert commands[:2] == ['pip install ".[demo]" && ridgeline serve demo', 'pip install ".[test]" && pytest']

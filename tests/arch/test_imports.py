@@ -36,6 +36,7 @@ CORE_STDLIB = {
     "types",
     "functools",
     "math",
+    "weakref",
 }
 
 
@@ -74,6 +75,13 @@ def test_arrays_stay_in_the_computing_wing(modules: Modules) -> None:
     for name, _, nodes in modules:
         if not name.startswith("compute/"):
             assert not {"numpy", "torch", "scipy"} & {m.split(".")[0] for m in imported(nodes)}, name
+
+
+@pytest.mark.parametrize("folder", ["core", "sim", "planning", "config", "observe", "server", "cli"])
+def test_tests_of_the_thinking_wing_need_no_arrays(folder: str) -> None:
+    for path in (ROOT / "tests" / folder).rglob("*.py"):
+        modules = {module.split(".")[0] for module in imported(list(ast.walk(ast.parse(path.read_text()))))}
+        assert not {"numpy", "torch", "transformers", "tiny", "checkpoints"} & modules, path
 
 
 @pytest.mark.parametrize("module", sorted(ONE_PLACE))

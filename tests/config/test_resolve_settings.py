@@ -36,10 +36,12 @@ def test_context_shrinks_to_what_the_share_holds_and_says_so() -> None:
         (EngineConfig("m", max_num_seqs=0), "--max-num-seqs is 0"),
         (EngineConfig("m", max_num_seqs=64, max_num_batched_tokens=0), "--max-num-batched-tokens is 0"),
         (EngineConfig("m", max_num_seqs=64, depth=5), "--depth is 5"),
+        (EngineConfig("m", max_num_seqs=64, num_speculative_tokens=9), "--num-speculative-tokens is 9, outside 1 … 8"),
+        (EngineConfig("m", max_num_seqs=64, speculative="eagle"), "--speculative is 'eagle'; it must be one of off, ngram"),
         (EngineConfig("m", max_num_seqs=64, swap_space=1.0), r"--swap-space is 1 GiB, outside 0 … 0.8 GiB"),
         (EngineConfig("m", max_num_seqs=64, swap_space=-1.0), "--swap-space is -1 GiB"),
         (EngineConfig("m", max_num_seqs=64, swap_space=float("nan")), "--swap-space is nan GiB"),
-        (EngineConfig("m", max_num_seqs=64, swap_space=1e-9), "--swap-space 1e-09 GiB does not hold a page of 1000 bytes"),
+        (EngineConfig("m", max_num_seqs=64, swap_space=1e-9), "--swap-space 1e-09 GiB does not hold a block of 1000 bytes"),
         (EngineConfig("m", max_num_seqs=64, swap_space=0.1, enable_prefix_caching=False), "--no-enable-prefix-caching has none"),
     ],
 )
@@ -52,7 +54,7 @@ def test_pages_of_the_host() -> None:
     config = EngineConfig("m", max_num_seqs=2, swap_space=0.5)
     settled = resolve(config, context=160, memory_bytes=10**6, costs=COSTS, host_bytes=2**30)
     assert (settled.pages, settled.host_pages) == (20, 2**29 // 1_000)
-    assert settled.decisions[-1].name == "swap_space" and f"{2**29 // 1_000} pages" in settled.decisions[-1].reason
+    assert settled.decisions[-1].name == "swap_space" and f"{2**29 // 1_000} blocks" in settled.decisions[-1].reason
     assert resolve(EngineConfig("m", max_num_seqs=64), context=160, memory_bytes=10**6, costs=COSTS).host_pages == 0
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Abort, Close
+from ridgeline.core.drafts.depth import Price, depths
 from ridgeline.core.events import Closed, Computed, Finish, Preempted
 from ridgeline.core.params import Sampling
 from ridgeline.core.plan import LAST, Plan, Result, TokenLogprobs
@@ -235,3 +236,12 @@ def test_scores_of_the_prompt_and_drafts_share_a_step(loop) -> None:
     assert sum([len(o.prompt_logprobs) for o in run.outputs if o.prompt_logprobs]) == 11
     assert all(isinstance(each, TokenLogprobs) for o in run.outputs for each in o.prompt_logprobs or ())
     run.check_ended()
+
+
+def test_where_nobody_measured_drafts_cost_nothing_until_steps_tell() -> None:
+    """As on numpy, and on a machine that has had no time: the first step that could draft is not divided by nothing."""
+    price = Price(())
+    assert depths(price, 2, [[0.9, 0.8]], 1, 8, barrier=True) == [2]
+    for tokens, seconds in ((2, 0.1), (4, 0.4)) * 200:
+        price.learn(tokens, seconds)
+    assert depths(price, 2, [[0.9, 0.8]], 1, 8, barrier=True) == [0]

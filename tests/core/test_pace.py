@@ -40,4 +40,4 @@ def test_tokens_that_cost_nothing_are_not_bounded() -> None:
 def test_the_decision_says_why() -> None:
     said = pace(EngineConfig("m", step_ms=100), StepSeconds(0.008, 0.0024, 0.0008))
     assert (said.name, said.value, said.origin) == ("mixed_tokens", 114, "machine")
-    assert "0.80 ms a token" in said.reason and "counts for 3.0" in said.reason and "100 ms" in said.reason
+    assert "0.80 ms per prompt token" in said.reason and "counts for 3.0" in said.reason and "100 ms" in said.reason

@@ -9,9 +9,8 @@ from unittest.mock import patch
 
 from gold import TEMPLATES
 from ridgeline.text import chat
-from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.chat import ChatTemplate, Found
 from ridgeline.text.chat_process import Renderer
-from ridgeline.text.chat_source import Found
 from ridgeline.text.tokenizer import MASK, Tokenizer
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)

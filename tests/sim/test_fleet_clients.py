@@ -14,8 +14,7 @@ from ridgeline.sim.fleet.fleet import Failures, FleetSetting
 from ridgeline.sim.fleet.measures import Figures
 from ridgeline.sim.fleet.replica import Setting
 from ridgeline.sim.fleet.service import Service
-from ridgeline.sim.fleet.traces import read_trace
-from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, constant, poisson, uniform
+from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, constant, poisson, read_trace, uniform
 
 SERVER = Setting(
     Limits(rows=4, token_budget=64, max_model_len=512, max_waiting=10_000, prefix_caching=False),

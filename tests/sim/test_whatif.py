@@ -14,7 +14,7 @@ from ridgeline.cli.sim_tables import Runs
 from ridgeline.errors import ConfigError
 from ridgeline.sim.fleet.experiment import Knee, Tried, binding, candidates, interval, knee_of, least_replicas, ranked
 from ridgeline.sim.fleet.scenario import Scenario
-from ridgeline.sim.fleet.traces import read_trace
+from ridgeline.sim.fleet.traffic import read_trace
 
 CASES = {
     "KV cache in 8 bits": {

@@ -12,9 +12,8 @@ from chat_cases import NAMES, NOW, NamedTokenizer, corpus, found
 
 from gold import TEMPLATES
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
-from ridgeline.text.chat import ChatTemplate, load_chat_template, no_template
+from ridgeline.text.chat import ChatTemplate, Found, find_template, load_chat_template, no_template
 from ridgeline.text.chat_content import Conversation, Shape
-from ridgeline.text.chat_source import Found, find_template
 from ridgeline.text.files import load_tokenizer
 
 TOKENIZER = NamedTokenizer(["<s>", "</s>", "<|im_start|>", "<|im_end|>"], bos="<s>", eos=["</s>"])

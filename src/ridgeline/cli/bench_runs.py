@@ -24,8 +24,7 @@ from ridgeline.cli.output import check_page
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.noise import Noise, Watch
 from ridgeline.planning.objectives import Objective
-from ridgeline.sim.fleet.traces import read_trace
-from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, parse_length, parse_process
+from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, parse_length, parse_process, read_trace
 
 MOST_TOKENS: Final = 1 << 20
 MOST_STREAMS: Final = 4096

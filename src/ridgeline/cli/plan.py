@@ -98,7 +98,7 @@ def workload_of(text: str | None) -> tuple[str | None, int | None]:
     """
     if text is None or not text.endswith((".jsonl", ".csv")):
         return text, None
-    from ridgeline.sim.fleet.traces import read_trace
+    from ridgeline.sim.fleet.traffic import read_trace
 
     arrivals = read_trace(Path(text))
     return described(arrivals), max(each.prompt + each.output for each in arrivals)

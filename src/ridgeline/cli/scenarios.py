@@ -16,8 +16,7 @@ from ridgeline.sim.fleet.durations import Constant, Durations, Observed, fitted
 from ridgeline.sim.fleet.fleet import Failures, Scaling
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
 from ridgeline.sim.fleet.service import SETTLE, Sample
-from ridgeline.sim.fleet.traces import read_steps, read_trace
-from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_length, parse_process
+from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_length, parse_process, read_steps, read_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +77,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "depth": Setting(_whole(1, 4), 1),  # steps in flight
     "kv_pages": Setting(_whole(1, _MANY), None),  # blocks of the KV cache instead of what fits
     "swap_space": Setting(_number(0, 1 << 14), 0.0),  # GiB of host memory for cached KV that has no room any more
+    "num_speculative_tokens": Setting(_whole(0, 8), 0),  # tokens drafted per sequence and step at most
+    "acceptance": Setting(_number(0, 1), 0.6),  # chance that a drafted token is right
     "replicas": Setting(_whole(1, 1024), 1),  # servers
     "decode_replicas": Setting(_whole(0, 1024), 0),  # servers that decode what the others have prefilled; 0: all do both
     "routing": Setting(_text, "least-requests"),  # how requests are spread

@@ -44,6 +44,7 @@ def sim(
         scenario = scenario_of(model, settings, trace)
         runs.run("as set", scenario)
         runs.tell_sample()
+        runs.tell_drafts()
         if find_replicas:
             runs.find_replicas(scenario)
         if find_knee:

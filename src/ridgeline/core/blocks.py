@@ -1,7 +1,8 @@
 """The pool of equal KV blocks. A block is free, cached (published, no holder) or held; it is handed out only with no holder.
 
 Holders are sequences, through their tables, and steps in flight, through hand-overs: when a sequence drops a block that a step in
-flight may still touch, the hold passes to that step and ends when the step commits.
+flight may still touch, the hold passes to that step and ends when the step commits. Behind the device's blocks there may be a tier of the
+host's, where published content goes instead of being forgotten; plans do the copying.
 """
 
 from collections import OrderedDict
@@ -86,3 +87,39 @@ class BlockPool:
         if block_id in self.cached:
             del self.cached[block_id]
             self.free.append(block_id)
+
+
+class HostBlocks:
+    """Blocks `first` … `first` + `count` − 1. Each is free, cached, or claimed by whoever is about to copy it back to the device.
+
+    cached  holds published content; moved here longest ago first
+    """
+
+    def __init__(self, first: int, count: int, forgotten: Callable[[int], None]) -> None:
+        self.first = first
+        self.count = count
+        self.free = list(range(first + count - 1, first - 1, -1))
+        self.cached: OrderedDict[int, None] = OrderedDict()
+        self._forgotten = forgotten
+
+    def take(self) -> int:
+        """A block for what leaves the device, if need be that of the block moved here longest ago; 0 where there is none."""
+        if self.free:
+            return self.free.pop()
+        if not self.cached:
+            return 0
+        block_id, _ = self.cached.popitem(last=False)
+        self._forgotten(block_id)
+        return block_id
+
+    def keep(self, block_id: int) -> None:
+        """The block holds published content, and may be taken after all that do now."""
+        self.cached[block_id] = None
+
+    def claim(self, block_id: int) -> None:
+        """Nobody takes the block until it is kept or given back."""
+        del self.cached[block_id]
+
+    def give_back(self, block_id: int) -> None:
+        """Its content is on the device again. Copies of a plan run in order, so that a later one may write to it."""
+        self.free.append(block_id)

@@ -6,9 +6,8 @@ published block that is taken for something else moves to the host, where there 
 
 from collections.abc import Callable
 
-from ridgeline.core.blocks import BlockPool
+from ridgeline.core.blocks import BlockPool, HostBlocks
 from ridgeline.core.events import Event, Evicted, Moved, Published
-from ridgeline.core.host import HostBlocks
 from ridgeline.core.plan import KVShape
 from ridgeline.core.prefix import PrefixIndex
 from ridgeline.core.sequence import Sequence

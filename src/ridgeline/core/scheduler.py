@@ -106,7 +106,8 @@ class Scheduler:
             if len(tokens) >= budget:
                 break
         if sequences and self.drafter is not None:
-            self._draft(self.drafter, builder)
+            most = min(builder.left, self.limits.most_samples - builder.samples, self._prefill_left(builder))
+            _draft(self.drafter, builder, most, self.room, self.cache)
         return self._launch(builder, now) if sequences else None
 
     def _holds(self, drafter: Drafter) -> bool:
@@ -116,25 +117,6 @@ class Scheduler:
             return True
         life = self.life
         return not (life.waiting and life.rows) and drafter.waits(life.running)
-
-    def _draft(self, drafter: Drafter, builder: PlanBuilder) -> None:
-        """Lays drafts on, in the policy's order, from what the step has left: on rows of one known token, with nothing else in flight."""
-        most = min(builder.left, self.limits.most_samples - builder.samples, self._prefill_left(builder))
-        fresh = set(builder.fresh)
-        indices = [
-            index
-            for index, sequence in enumerate(builder.sequences)
-            if sequence.in_flight == 1 and index not in builder.chunks and sequence not in fresh and sequence.reach < sequence.limit
-        ]
-        if most < 1 or not indices:
-            return
-        rows = [(sequence := builder.sequences[index], sequence.limit - sequence.reach) for index in indices]
-        for index, (sequence, room), ids in zip(indices, rows, drafter.propose(rows, len(builder.tokens), most), strict=True):
-            count = self.room.for_drafts(sequence, min(len(ids), room, most))
-            if count > 0:
-                most -= count
-                self.cache.grow(sequence, sequence.scheduled + count)
-                builder.draft(index, ids[:count])
 
     def _candidates(self, builder: PlanBuilder) -> Iterable[Sequence]:
         """Running and waiting sequences in the policy's order; only running ones when no waiting one can start."""
@@ -286,6 +268,25 @@ class Scheduler:
             self.drafter.committed(flight.sequences, flight.plan, result)
         self._emit(StepTimed(plan.step, result.timings))
         return outputs
+
+
+def _draft(drafter: Drafter, builder: PlanBuilder, most: int, room: Room, cache: Cache) -> None:
+    """Lays `most` drafts on, in the policy's order, on rows that compute one known token and have nothing else in flight."""
+    fresh = set(builder.fresh)
+    indices = [
+        index
+        for index, sequence in enumerate(builder.sequences)
+        if sequence.in_flight == 1 and index not in builder.chunks and sequence not in fresh and sequence.reach < sequence.limit
+    ]
+    if most < 1 or not indices:
+        return
+    rows = [(sequence := builder.sequences[index], sequence.limit - sequence.reach) for index in indices]
+    for index, (sequence, allowed), ids in zip(indices, rows, drafter.propose(rows, len(builder.tokens), most), strict=True):
+        count = room.for_drafts(sequence, min(len(ids), allowed, most))
+        if count > 0:
+            most -= count
+            cache.grow(sequence, sequence.scheduled + count)
+            builder.draft(index, ids[:count])
 
 
 def _computed(flight: Flight, lengths: bytearray, now: float) -> Computed:

@@ -4,10 +4,10 @@ Owns the file: length-prefixed msgpack, written by the engine process, read by t
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from ridgeline.core.commands import Command
 from ridgeline.core.events import Closed
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVShape, Plan, Result, Timings
+from ridgeline.engine import record_two
 from ridgeline.engine.engine import Turn as EngineTurn
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.engine.messages import MAX_PAYLOAD, FrameBuffer, encode
@@ -22,6 +23,9 @@ from ridgeline.errors import ConfigError
 
 MAGIC: Final = b"ridgeline recording 3\n"
 _LENGTH: Final = struct.Struct("<I")
+_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError)
+Convert = Callable[[dict[str, Any]], dict[str, Any]]
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,26 +135,32 @@ class Recorder:
 def read_recording(path: Path) -> tuple[Setup, Iterator[Turn]]:
     """Setup and turns; a last turn that is cut off (the engine died) is left out. Raises ConfigError for what is no recording."""
     file = path.open("rb")
-    if file.read(len(MAGIC)) != MAGIC:
+    magic = file.read(len(MAGIC))
+    if magic not in (MAGIC, record_two.MAGIC):
         file.close()
         raise ConfigError(f"{path.name} is no recording; make one with `ridgeline serve MODEL --record FILE`")
-    first = _get(file, path)
+    old = magic == record_two.MAGIC
     try:
-        setup = msgspec.msgpack.decode(first or b"", type=Setup)
-    except msgspec.MsgspecError as error:
+        setup = _decoded(_get(file, path) or b"", Setup, record_two.setup if old else None)
+    except _UNREADABLE as error:
         file.close()
         raise ConfigError(f"{path.name} cannot be read: {error}") from None
-    return setup, _turns(file, path)
+    return setup, _turns(file, path, record_two.turn if old else None)
 
 
-def _turns(file: BinaryIO, path: Path) -> Iterator[Turn]:
-    decoder = msgspec.msgpack.Decoder(Turn)
+def _turns(file: BinaryIO, path: Path, convert: Convert | None) -> Iterator[Turn]:
     with file:
         while (payload := _get(file, path)) is not None:
             try:
-                yield decoder.decode(payload)
-            except msgspec.MsgspecError as error:
+                yield _decoded(payload, Turn, convert)
+            except _UNREADABLE as error:
                 raise ConfigError(f"{path.name} cannot be read at byte {file.tell()}: {error}") from None
+
+
+def _decoded(payload: bytes, kind: type[Record], convert: Convert | None) -> Record:
+    if convert is None:
+        return msgspec.msgpack.decode(payload, type=kind)
+    return msgspec.convert(convert(msgspec.msgpack.decode(payload)), kind)
 
 
 def _get(file: BinaryIO, path: Path) -> bytes | None:

@@ -111,7 +111,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     ),
     "swap_space": Meaning(
         "cached KV that is pushed out is copied back instead of computed again; on a CPU a larger KV cache serves better",
-        "ridgeline_evicted_pages and vllm:num_preemptions growing: too small; ridgeline_host_cache_hits stays 0: too large",
+        "ridgeline_evicted_blocks and vllm:num_preemptions growing: too small; ridgeline_host_cache_hits stays 0: too large",
         _tier,
     ),
     "block_size": Meaning(

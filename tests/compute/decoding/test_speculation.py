@@ -5,6 +5,7 @@ that are not finite end a request where they would have ended it.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +19,10 @@ from tiny import Tiny, write_tiny
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.graph import StepInputs
+from ridgeline.core.drafts.lookup import PromptLookup
 from ridgeline.core.events import Finish
+from ridgeline.core.plan import Plan, Result
+from ridgeline.core.sequence import Sequence
 from ridgeline.engine.engine import Engine
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.planning.memory import kv_costs
@@ -26,6 +30,7 @@ from ridgeline.planning.memory import kv_costs
 Prepare = Callable[[Engine], None]
 SIZE = Tiny()
 RUNNERS = ("native", "screened", "numpy")
+FEW = (7, 8, 9)
 LOAD = 10
 """Requests of one load."""
 
@@ -96,6 +101,34 @@ def test_drafts_change_no_bit(model: tuple[str, Path], seeds: range) -> None:
     assert drafted > accepted > 5 * len(seeds)
     if len(seeds) > 50:
         assert preempted and hits
+
+
+@pytest.mark.parametrize("seeds", [pytest.param(range(3000, 3002), id="few"), pytest.param(*MANY.values, marks=MANY.marks, id="many")])
+def test_prompt_lookup_changes_no_bit(model: tuple[str, Path], seeds: range) -> None:
+    """Answers of few different ids repeat themselves; a price that nobody measured lets every step draft."""
+    accepted = 0
+    for seed in seeds:
+        load = Load(model, seed)
+        load.requests = [replace(each, sampling=replace(each.sampling, allowed_ids=FEW, bad_words=())) for each in load.requests]
+        plain = load.plain()
+        lookup = Counted(load.draw.randint(1, 4), (), barrier=False)
+
+        def attach(engine: Engine, lookup: Counted = lookup) -> None:
+            engine.scheduler.drafter = lookup
+
+        load.same(serve(load.path, waves(load.requests, load.draw), attach, **load.chosen), plain)
+        accepted += lookup.accepted
+    assert accepted > 5 * len(seeds)
+
+
+class Counted(PromptLookup):
+    """Counts the drafts that were right."""
+
+    accepted = 0
+
+    def committed(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
+        self.accepted += sum(max(0, len(ids) - 1) for ids in result.sampled)
+        super().committed(sequences, plan, result)
 
 
 @pytest.mark.parametrize("seeds", [pytest.param(range(1000, 1001), id="few"), pytest.param(*MANY.values, marks=MANY.marks, id="many")])

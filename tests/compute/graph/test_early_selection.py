@@ -9,8 +9,8 @@ from checkpoints import VOCAB
 from native import NativeDriver
 
 from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.packing import pack_weights
 from ridgeline.compute.cpu.phases import phases
-from ridgeline.compute.cpu.weights import pack_weights
 from ridgeline.compute.graph import SELECTED, Axis, OpList, WeightFormat
 from ridgeline.compute.load.record import record
 from ridgeline.compute.lowering.early import ATTENDED, select_early

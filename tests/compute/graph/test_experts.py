@@ -137,6 +137,7 @@ def test_the_recorder_refuses_what_does_not_fit() -> None:
         lambda: g.route(x, Weight("router", (6, 64)), k=7),
         lambda: g.route(x, Weight("router", (6, 64)), k=3, groups=3, groups_kept=1),
         lambda: g.route(x, Weight("router", (6, 64)), k=1, groups=4),
+        lambda: g.route(x, Weight("router", (6, 64)), k=1, scores="softmax_chosen", bias_selects=True),
         lambda: g.route(x, Weight("router", (6, 64)), Weight("bias", (5,)), k=1),
         lambda: g.linear_experts(y, experts, Weight("down", (6, 64, 64))),
         lambda: g.linear_experts(x, experts, Weight("gate", (6, 32, 64)), Weight("bias", (6, 64))),

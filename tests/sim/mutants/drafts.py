@@ -20,9 +20,9 @@ BUGS = (
         [
             (
                 "_draft",
-                "self.cache.grow(sequence, sequence.scheduled + count)",
-                "sequence.scheduled += count; self.cache.release_behind(sequence); sequence.scheduled -= count; "
-                "self.cache.grow(sequence, sequence.scheduled + count)",
+                "cache.grow(sequence, sequence.scheduled + count)",
+                "sequence.scheduled += count; cache.release_behind(sequence); sequence.scheduled -= count; "
+                "cache.grow(sequence, sequence.scheduled + count)",
             )
         ],
     ),
@@ -100,7 +100,7 @@ BUGS = (
     (
         "drafts are not charged to what prompts may cost",
         "drafts: they come from what is left",
-        [("_draft", "builder.samples, self._prefill_left(builder))", "builder.samples)")],
+        [("schedule", "builder.samples, self._prefill_left(builder))", "builder.samples)")],
     ),
     (
         "drafts sample beyond the rows of logits",

@@ -10,10 +10,9 @@ from pathlib import Path
 from ridgeline.compute.backend import SLICE
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
-from ridgeline.compute.cpu.runner import NativeRunner
+from ridgeline.compute.cpu.packing import pack_weights, screened, widened
+from ridgeline.compute.cpu.runner import NativeRunner, StepTrace
 from ridgeline.compute.cpu.sampling import Sampler
-from ridgeline.compute.cpu.trace import StepTrace
-from ridgeline.compute.cpu.weights import pack_weights, screened, widened
 from ridgeline.compute.decoding.sampler import sample_rows, score
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.exact.runner import NumpyRunner

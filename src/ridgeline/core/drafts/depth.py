@@ -35,13 +35,13 @@ class Price:
         if len(self._table) == 1:
             self._table.append((self._table[0][0] + 1, self._table[0][1]))
         self._tokens = [tokens for tokens, _ in self._table]
-        self._scale = 0.0 if not table else 1.0
+        self._scale, self._known = 1.0, bool(table)
         self._seen: dict[int, float] = {}
         """By tokens: how much more than the table says, both scaled alike."""
 
     def seconds(self, tokens: int) -> float:
-        """Of a step of so many tokens, as far as is known now."""
-        return self._measured(tokens) * self._scale * self._seen.get(tokens, 1.0)
+        """Of a step of so many tokens, as far as is known now; before anything is known all are alike."""
+        return self._measured(tokens) * (self._scale or 1.0) * self._seen.get(tokens, 1.0)
 
     def _measured(self, tokens: int) -> float:
         """From the table: a line between its neighbours, the last one's slope behind them."""
@@ -52,8 +52,8 @@ class Price:
     def learn(self, tokens: int, seconds: float) -> None:
         """A step of so many tokens took that long."""
         expected = self._measured(tokens)
-        if not self._scale:
-            self._scale = seconds / expected
+        if not self._known:
+            self._scale, self._known = seconds / expected, True
         seen = self._seen.get(tokens, 1.0)
         found = min(WORST, seconds / (expected * self._scale))
         for other, ratio in self._seen.items():

@@ -12,12 +12,14 @@ from ridgeline.core.drafts.ngram import LONGEST, NgramIndex
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence, State
 
-RIGHT: Final = (0.0, 0.0, 0.3, 0.35, 0.45, 0.5, 0.55, 0.6, 0.75)
-"""How often the first proposed id is right, by how many ids agree, before a sequence has told more."""
-DOUBT: Final = 3.0
+RIGHT: Final = (0.0, 0.0, 0.35, 0.45, 0.6, 0.7, 0.8, 0.85, 0.92)
+"""How often the first proposed id is right, by how many ids agree, before a sequence has told more: as seen in edits and stories."""
+DOUBT: Final = 6.0
 """As many comparisons of a sequence count as much as that."""
 MEMORY: Final = 0.93
 """What is left of a comparison in the next one."""
+MOST_RESTS: Final = 64
+"""Steps without waiting, at most, after a wait for which nothing came of it."""
 assert len(RIGHT) == LONGEST + 1
 
 
@@ -60,9 +62,14 @@ class PromptLookup:
         self._price = Price(price)
         self._barrier = barrier
         self._rows: WeakKeyDictionary[Sequence, _Row] = WeakKeyDictionary()
+        self._waited = False
+        self._rests = self._rest = 0
+        """Steps for which nothing is waited for: after the last wait in vain, and still."""
 
     def waits(self, running: list[Sequence]) -> bool:
         """Drafts would be worth it behind the ids that are in flight, if these come as proposed."""
+        if self._rest:
+            return False
         rows, get = [], self._rows.get
         for sequence in running:
             row, promised = get(sequence), sequence.promised
@@ -70,7 +77,9 @@ class PromptLookup:
                 room = sequence.limit - sequence.reach - 1
                 rows.append(self._chances(row, promised, min(self._most, room)))
         others = len(running) - len(rows)
-        return bool(rows) and any(depths(self._price, len(running), rows, others, len(rows) * self._most, self._barrier))
+        worth = bool(rows) and any(depths(self._price, len(running), rows, others, len(rows) * self._most, self._barrier))
+        self._waited = self._waited or worth
+        return worth
 
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
         """For each row what followed the last time, as much of it as is worth a step."""
@@ -82,6 +91,11 @@ class PromptLookup:
             chosen = depths(self._price, tokens, chances, len(rows) - len(offers), most, self._barrier)
             for (index, row), depth in zip(offers, chosen, strict=True):
                 found[index] = row.proposed[:depth]
+        if any(found):
+            self._rests = 0
+        elif self._waited:
+            self._rests = self._rest = min(MOST_RESTS, 2 * self._rests + 1)
+        self._waited = False
         return found
 
     def _chances(self, row: _Row, ahead: int, most: int) -> list[float]:
@@ -96,6 +110,7 @@ class PromptLookup:
     def committed(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         """Rows that sampled are looked at; a step of nothing but their tokens tells what it costs."""
         ahead = self._most + 4  # as many steps may be in flight
+        self._rest = max(0, self._rest - 1)
         for sequence, ids in zip(sequences, result.sampled, strict=True):
             if ids and sequence.state is State.RUNNING:
                 row = self._rows.get(sequence)

@@ -24,21 +24,21 @@ from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
+from ridgeline.sim.fleet.drafts import TOKEN, Assumed, Walks, price
 from ridgeline.sim.fleet.durations import Durations
 from ridgeline.sim.fleet.measures import Tally
 from ridgeline.sim.fleet.traffic import Arrival
 
-TOKEN = 7
-"""The id that every row samples."""
-
 
 class Device:
-    """Implements `engine.executor.Executor`: steps run one after the other, each as long as `durations` says."""
+    """Implements `engine.executor.Executor`: steps run one after the other, each as long as `durations` says. A draft is right with the
+    chance `acceptance`."""
 
-    def __init__(self, info: ExecutorInfo, clock: VirtualClock, durations: Durations) -> None:
+    def __init__(self, info: ExecutorInfo, clock: VirtualClock, durations: Durations, acceptance: float = 0.0) -> None:
         self._info = info
         self._clock = clock
         self._durations = durations
+        self._walks = Walks(acceptance)
         self._queue: deque[tuple[Ticket, float]] = deque()
         self.busy = 0.0
         """Seconds of all steps so far."""
@@ -52,6 +52,7 @@ class Device:
     def submit(self, plan: Plan) -> Ticket:
         """Queues a plan behind those in flight."""
         ticket = Ticket(plan)
+        self._walks.submit(plan)
         seconds = self._durations.seconds(plan)
         self.busy += seconds
         self._free_at = max(self._clock.now(), self._free_at) + seconds
@@ -68,7 +69,10 @@ class Device:
             if rows not in self._all_sample:
                 self._all_sample[rows] = ((TOKEN,),) * rows, bytearray(b"\1") * rows
             return Result(plan.step, *self._all_sample[rows])
-        return Result(plan.step, tuple([(TOKEN,) if samples else () for samples in plan.sample]), bytearray(b"\1") * rows)
+        sampled: list[tuple[int, ...]] = [(TOKEN,) if samples else () for samples in plan.sample]
+        if plan.drafts:
+            sampled = [self._walks.sampled(plan, index) if samples > 1 else sampled[index] for index, samples in enumerate(plan.sample)]
+        return Result(plan.step, tuple(sampled), bytearray(b"\1") * rows)
 
     def pass_until(self, moment: float) -> None:
         """Steps that were jumped over took until then."""
@@ -90,7 +94,9 @@ FARTHEST: Final = 64
 class Setting:
     """Settings of one replica: the scheduler's limits and policy, the KV cache, and how long a step takes.
 
-    jump  whether steps in which nothing is decided are jumped over; the answer is the same
+    jump        whether steps in which nothing is decided are jumped over; the answer is the same
+    drafts      ids drafted per row and step at most; 0: none, else no step can be jumped over
+    acceptance  the chance that a draft is right
     """
 
     limits: Limits
@@ -98,6 +104,14 @@ class Setting:
     durations: Durations
     policy: str = "fcfs"
     jump: bool = True
+    drafts: int = 0
+    acceptance: float = 0.0
+
+    def drafter(self) -> Assumed | None:
+        """One for a replica of its own; None where nothing is drafted."""
+        if not self.drafts:
+            return None
+        return Assumed(self.drafts, self.acceptance, price(self.durations), barrier=self.limits.depth > 1)
 
 
 @dataclass(slots=True)
@@ -138,8 +152,8 @@ class Replica:
             kv=setting.kv, vocab=VOCABULARY, max_model_len=setting.limits.max_model_len, rows=setting.limits.rows,
             runner="simulated", weights_bytes=0, kv_bytes=0,
         )  # fmt: skip
-        self.device = Device(info, self.clock, setting.durations)
-        self.scheduler = Scheduler(setting.limits, setting.kv, POLICIES[setting.policy])
+        self.device = Device(info, self.clock, setting.durations, setting.acceptance)
+        self.scheduler = Scheduler(setting.limits, setting.kv, POLICIES[setting.policy], setting.drafter())
         self.engine = Engine(self.scheduler, self.device, self.clock, setting.limits.depth)
         self.open: dict[str, Open] = {}
         self._inbox: deque[Command] = deque()
@@ -246,7 +260,8 @@ class Replica:
 
     def _take(self, turn: Turn) -> list[Done]:
         known = self.open
-        self._tokens([known[output.request_id] for output in turn.outputs if output.request_id in known], turn.time)
+        receiving = [(known[output.request_id], len(output.ids)) for output in turn.outputs if output.request_id in known]
+        self._tokens([each for each, _ in receiving], turn.time, [ids for _, ids in receiving] if self.setting.drafts else ())
         done: list[Done] = []
         for event in turn.events:
             kind = type(event)
@@ -260,9 +275,13 @@ class Replica:
                 self._tally.preemptions += 1
         return done
 
-    def _tokens(self, receiving: Sequence[Open], now: float) -> None:
-        """Each gets a token. Most got their last one at the same moment: gaps are counted by it."""
+    def _tokens(self, receiving: Sequence[Open], now: float, several: Sequence[int] = ()) -> None:
+        """Each gets a token, or `several`. Most got their last one at the same moment: gaps are counted by it."""
         since = Counter([known.last for known in receiving])
+        for known, ids in zip(receiving, several, strict=False):
+            if ids > 1 and known.last >= 0:
+                since[known.last] -= 1
+                self._tally.gap((now - known.last) / ids, ids)
         if since.pop(-1.0, 0):
             for known in receiving:
                 if known.first < 0:
@@ -270,7 +289,8 @@ class Replica:
         for known in receiving:
             known.last = now
         for last, count in since.items():
-            self._tally.gap(now - last, count)
+            if count:
+                self._tally.gap(now - last, count)
 
     def _started(self, event: events.Started) -> None:
         known = self.open.get(event.request_id)

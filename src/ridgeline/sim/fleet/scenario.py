@@ -43,7 +43,8 @@ HOST_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """Settings of an operator. `kv_pages` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks."""
+    """Settings of an operator. `kv_pages` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks.
+    `num_speculative_tokens`: ids drafted per sequence and step at most, each of which is right with the chance `acceptance`."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -54,6 +55,8 @@ class Knobs:
     depth: int = 1
     kv_pages: int | None = None
     swap_space: float = 0.0
+    num_speculative_tokens: int = 0
+    acceptance: float = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ class Scenario:
             )
         limits = Limits(
             rows=knobs.max_num_seqs,
+            samples=knobs.max_num_seqs * (1 + knobs.num_speculative_tokens),
             token_budget=knobs.max_num_batched_tokens,
             depth=knobs.depth,
             max_model_len=deployment.context,
@@ -128,7 +132,8 @@ class Scenario:
         if shape.host_blocks:
             durations = WithCopies(durations, host_copy_seconds(size, deployment.device.link_bytes_per_second))
         limits = replace(limits, mixed_tokens=seconds.mixed_tokens(knobs.step_ms / 1e3), row_tokens=seconds.row_tokens)
-        return Setting(limits, shape, durations, knobs.scheduling_policy)
+        drafts = knobs.num_speculative_tokens
+        return Setting(limits, shape, durations, knobs.scheduling_policy, drafts=drafts, acceptance=knobs.acceptance)
 
     def _may_share(self, groups: tuple[KVGroup, ...], pages: int) -> bool:
         """True if a block can ever be taken over: by a request that begins like another, or by one that resumes after a preemption.

@@ -294,6 +294,7 @@ def fake_executor(
         vocab=vocab,
         max_model_len=max_model_len,
         rows=rows,
+        samples=9 * rows,
         runner="fake",
         weights_bytes=0,
         kv_bytes=0,

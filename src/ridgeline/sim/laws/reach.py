@@ -144,7 +144,7 @@ class Reach:
         if len(self._flying) > 1:
             self.counts[f"{len(self._flying)} steps in flight"] += 1
         if plan.drafts:
-            self._on_drafts(plan)
+            _count_drafts(self, plan)
         spent = len(plan.tokens) == self._scheduler.limits.token_budget
         if not spent and self._scheduler.cache.pool.handed_over:
             self._count("second victim spared as blocks were coming", self._spared(plan.step))
@@ -158,45 +158,10 @@ class Reach:
         self._count("a chunk cut for rows that keep up", bool(cut))
         self._count("a chunk beside single tokens", 1 < len(plan.row) < len(plan.tokens) and 1 in plan.count)
 
-    def _on_drafts(self, plan: Plan) -> None:
-        """A plan that drafts has been submitted."""
-        rows = [(index, samples) for index, samples in enumerate(plan.sample) if samples > 1]
-        size, windows = self._world.info.kv.block_tokens, any(group.window for group in self._world.info.kv.groups)
-        self._count("drafts of several rows", len(rows) > 1)
-        self._count("drafts beside a chunk", any(count > max(1, samples) for count, samples in zip(plan.count, plan.sample, strict=True)))
-        self._count("drafts at depth 4", self._world.limits.depth == 4)
-        self._count("drafts as long as samples allow", sum(plan.sample) == self._scheduler.limits.most_samples)
-        for index, samples in rows:
-            start, key = plan.start[index], self._key.get(self._row[plan.row[index]])
-            self._count("drafts across a block's edge", start // size < (start + samples - 1) // size)
-            self._count("drafts of a row with a window", windows)
-            if key is not None:
-                request = self._edge.choices[key].oracle.request
-                self._count("drafts of a row that was preempted", self._preemptions[key] > 0)
-                self._count("drafts up to the last allowed token", start + samples + 1 == len(request.prompt) + request.max_tokens)
-
-    def _on_walks(self, plan: Plan, result: Result) -> None:
-        """A plan that drafts has been collected."""
-        for index, samples in enumerate(plan.sample):
-            if samples < 2:
-                continue
-            length, begin = len(result.sampled[index]), plan.start[index] + plan.count[index] - samples
-            nan, key = self._nan[plan.row[index]], self._key.get(self._row[plan.row[index]])
-            if not result.finite[index]:
-                self._count("NaN behind right drafts", length > 0)
-            else:
-                self._count("NaN at a rejected position", begin + length <= nan < begin + samples)
-                self.counts["drafts all right" if length == samples else "drafts half right" if length > 1 else "drafts all wrong"] += 1
-            if key is not None:
-                request = self._edge.choices[key].oracle.request
-                ids, first = result.sampled[index], begin + 2 - len(request.prompt)
-                stops = [at for at, token in enumerate(ids, first) if token in request.stop_ids and at > request.min_tokens]
-                self._count("stop id before the last right draft", bool(stops) and stops[0] < first + length - 1)
-
     def on_result(self, plan: Plan, result: Result) -> None:
         """The oldest step has been collected."""
         if plan.drafts:
-            self._on_walks(plan, result)
+            _count_walks(self, plan, result)
         self._committed = self._flying.popleft()
         if 0 in result.finite:
             bad = [index for index, finite in enumerate(result.finite) if not finite]
@@ -335,3 +300,40 @@ class Reach:
     def _count(self, situation: str, met: bool) -> None:
         if met:
             self.counts[situation] += 1
+
+
+def _count_drafts(reach: Reach, plan: Plan) -> None:
+    """A plan that drafts has been submitted."""
+    rows = [(index, samples) for index, samples in enumerate(plan.sample) if samples > 1]
+    size, windows = reach._world.info.kv.block_tokens, any(group.window for group in reach._world.info.kv.groups)
+    reach._count("drafts of several rows", len(rows) > 1)
+    reach._count("drafts beside a chunk", any(count > max(1, samples) for count, samples in zip(plan.count, plan.sample, strict=True)))
+    reach._count("drafts at depth 4", reach._world.limits.depth == 4)
+    reach._count("drafts as long as samples allow", sum(plan.sample) == reach._scheduler.limits.most_samples)
+    for index, samples in rows:
+        start, key = plan.start[index], reach._key.get(reach._row[plan.row[index]])
+        reach._count("drafts across a block's edge", start // size < (start + samples - 1) // size)
+        reach._count("drafts of a row with a window", windows)
+        if key is not None:
+            request = reach._edge.choices[key].oracle.request
+            reach._count("drafts of a row that was preempted", reach._preemptions[key] > 0)
+            reach._count("drafts up to the last allowed token", start + samples + 1 == len(request.prompt) + request.max_tokens)
+
+
+def _count_walks(reach: Reach, plan: Plan, result: Result) -> None:
+    """A plan that drafts has been collected."""
+    for index, samples in enumerate(plan.sample):
+        if samples < 2:
+            continue
+        length, begin = len(result.sampled[index]), plan.start[index] + plan.count[index] - samples
+        nan, key = reach._nan[plan.row[index]], reach._key.get(reach._row[plan.row[index]])
+        if not result.finite[index]:
+            reach._count("NaN behind right drafts", length > 0)
+        else:
+            reach._count("NaN at a rejected position", begin + length <= nan < begin + samples)
+            reach.counts["drafts all right" if length == samples else "drafts half right" if length > 1 else "drafts all wrong"] += 1
+        if key is not None:
+            request = reach._edge.choices[key].oracle.request
+            ids, first = result.sampled[index], begin + 2 - len(request.prompt)
+            stops = [at for at, token in enumerate(ids, first) if token in request.stop_ids and at > request.min_tokens]
+            reach._count("stop id before the last right draft", bool(stops) and stops[0] < first + length - 1)
