@@ -196,7 +196,7 @@ def test_files_need_their_views(checkpoint, stored, name: str, form: str, view: 
     """The same files read without what undoes their order or their offset."""
     made = checkpoint(name)
     facts = read_model_facts(stored(name, form))
-    views = {key: dataclasses.replace(tensor, transform="") for key, tensor in facts.tensors.items() if tensor.view == view}
+    views = {key: dataclasses.replace(tensor, transform="") for key, tensor in facts.tensors.items() if tensor.transform == view}
     assert views
     wrong = dataclasses.replace(facts, tensors={**facts.tensors, **views})
     ids = made.prompts()[0]
