@@ -19,7 +19,7 @@ import numpy as np
 
 from ridgeline.compute.bench.roofline import Roofline, roofline
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.linear import quantise
+from ridgeline.compute.cpu.calls import quantise
 from ridgeline.compute.cpu.packing import FORMATS, INTEGER_BITS, PackedWeight, allocate, pack, pack_grouped, packable, row_bytes
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.errors import ConfigError
