@@ -15,7 +15,7 @@ VERIFIED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 def price(durations: Durations) -> tuple[tuple[int, int, float], ...]:
-    """What an engine measures at its start: (tokens, samples, seconds) of steps in which one row verifies drafts."""
+    """Measures that an engine takes at its start: (tokens, samples, seconds) of steps in which one row verifies drafts."""
     found = []
     for tokens in VERIFIED:
         nothing, several = array("i", [0]), array("i", [tokens])
@@ -38,7 +38,7 @@ class Assumed:
         return bool(rows) and any(depths(self._price, len(rows), rows, 0, len(rows) * len(self._chances), self._barrier))
 
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
-        """As many as are worth it."""
+        """Proposes as many as are worth it."""
         chosen = depths(self._price, tokens, [self._chances[:room] for _, room in rows], 0, most, self._barrier)
         return [(TOKEN,) * depth for depth in chosen]
 
@@ -47,7 +47,7 @@ class Assumed:
 
 
 class Walks:
-    """What rows that draft sample: a function of sequence and position, so that no batch changes it."""
+    """Samples of rows that draft: a function of sequence and position, so that no batch changes it."""
 
     def __init__(self, right: float) -> None:
         self._right = round(right * (1 << 32))

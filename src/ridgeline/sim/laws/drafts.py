@@ -29,7 +29,7 @@ class Guesses:
         self._steps = 0
 
     def waits(self, running: list[Sequence]) -> bool:
-        """So it says for some steps, whatever runs."""
+        """True for some steps, whatever runs."""
         return bool(running) and hash((self._seed, self._steps >> 2, 5)) >> 8 & 1 == 0
 
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:

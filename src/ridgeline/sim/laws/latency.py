@@ -1,4 +1,4 @@
-"""How long a step takes, as a function of its plan alone. Never reads a clock."""
+"""Duration of a step, as a function of its plan alone. Never reads a clock."""
 
 from dataclasses import dataclass
 

@@ -26,7 +26,7 @@ def extend(stamp: int, ids: Iterable[int]) -> list[int]:
 
 
 def looks_back(asked: Sampling) -> bool:
-    """Whether any parameter but temperature and log-probabilities is set."""
+    """True if any parameter but temperature and log-probabilities is set."""
     return replace(asked, temperature=1.0, logprobs=None) != Sampling()
 
 

@@ -1,4 +1,4 @@
-"""What a choice must answer: the reference of laws 7, 8 and 9.
+"""The right answer of a choice: the reference of laws 7, 8 and 9.
 
 Owns the comparison of emitted ids with the answer that a choice has alone. The fake model's is computed one token after the other
 from the request; a real one's is recited from a run in which the request was alone. Never sees a plan, a block or another request.
@@ -15,7 +15,7 @@ from ridgeline.sim.laws.model import FakeModel, extend, looks_back, next_stamp
 
 
 def sampling(request: Admitted, choice: int) -> RowParams:
-    """What the sampler must be told of this choice; made here anew, so that the engine's own way of making it is tested."""
+    """The sampler's view of this choice; made here anew, so that the engine's own way of making it is tested."""
     return RowParams(
         seed=request.seed,
         choice=choice,
@@ -28,7 +28,7 @@ def sampling(request: Admitted, choice: int) -> RowParams:
 
 
 class Source(Protocol):
-    """Where the right answer comes from."""
+    """Source of the right answer."""
 
     def token(self, index: int) -> int:
         """The id of output `index`; asked for in order."""

@@ -50,7 +50,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one seed came to. `rows` sums the sequences of all steps; `digest` is that of the trace, where one was kept."""
+    """Outcome of one seed. `rows` sums the sequences of all steps; `digest` is that of the trace, where one was kept."""
 
     seed: int
     steps: int

@@ -1,4 +1,4 @@
-"""What one seed decides: tiny sizes, a random subset of features, and everything that will arrive and when.
+"""Draws of one seed: tiny sizes, a random subset of features, and everything that will arrive and when.
 
 Owns the swarm's draws (all from one `random.Random(seed)`); never runs anything. Times are seconds of virtual time.
 """
