@@ -28,7 +28,7 @@ from ridgeline.engine.compose import engine_over
 from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import RidgelineError
-from ridgeline.facts.headers.checkpoint import facts_of_config
+from ridgeline.facts.headers.checkpoint import read_config_facts
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.model import ModelFacts
 
@@ -244,7 +244,7 @@ SMALL: Final = {
 def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """A row about the device, then the rows of the part that `settings` name. Raises ConfigError where there is no GPU."""
     computing = importlib.import_module(PARTS)
-    facts = facts_of_config(Path(settings["model"]))
+    facts = read_config_facts(Path(settings["model"]))
     device = computing.device_of(settings["device"])
     yield {"about": computing.about(device)}
     match settings["part"]:
@@ -265,7 +265,7 @@ def small_facts(model: Path) -> ModelFacts:
     with TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(json.loads(model.read_text()) | SMALL))
-        return facts_of_config(config)
+        return read_config_facts(config)
 
 
 def main() -> None:

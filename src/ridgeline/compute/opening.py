@@ -9,7 +9,7 @@ from ridgeline.compute.backend import Backend
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, resolve
 from ridgeline.core.plan import KVShape
-from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_costs, kv_groups
 
@@ -53,7 +53,7 @@ class Source:
 
     def rotated(self, positions: int) -> "Source":
         """With the rotation that sequences of at most so many positions have."""
-        facts, reason = rope_for(self.facts, positions)
+        facts, reason = select_rope(self.facts, positions)
         decided = () if reason is None else (Decision("rope_positions", positions, "model", reason),)
         return replace(self, facts=facts, decisions=self.decisions + decided)
 

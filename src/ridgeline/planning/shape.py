@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ridgeline.facts.files.formats import FORMATS
-from ridgeline.facts.model import CLASSES, Attention, Experts, ModelFacts, StateLayers
+from ridgeline.facts.model import CLASSES, AttentionWidths, Experts, ModelFacts, StateLayers
 
 AttentionKind = Literal["MHA", "GQA", "MQA", "MLA"]
 
@@ -113,7 +113,7 @@ class ModelShape:
 def shape_of(facts: ModelFacts) -> ModelShape:
     """The shape of the network that `facts` describe."""
     keys, queries = facts.kv_heads * facts.head_dim, facts.heads * facts.head_dim
-    widths = facts.attention or Attention(2 * keys, 2 * queries, 2 * queries)
+    widths = facts.attention or AttentionWidths(2 * keys, 2 * queries, 2 * queries)
     return ModelShape(
         name=facts.name,
         architecture=facts.architecture,

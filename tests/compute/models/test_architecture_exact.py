@@ -16,7 +16,7 @@ from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.quant.weight import CodedWeight, DenseWeight, Weight
 from ridgeline.core.params import Admitted, Sampling
 from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_groups, page_bytes, sequence_pages
 
@@ -38,7 +38,7 @@ def opened(checkpoint) -> Callable[[str], Model]:
 
     def of(name: str) -> Model:
         if name not in made:
-            facts = rope_for(read_model_facts(checkpoint(name).directory), 256)[0]
+            facts = select_rope(read_model_facts(checkpoint(name).directory), 256)[0]
             made[name] = facts, dense(facts)
         return made[name]
 
@@ -108,7 +108,7 @@ def test_logits_of_hidden_states(opened, expected, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_codes_give_the_bits_of_fp32(stored, name: str, form: str) -> None:
     """Whether weights stay as the file has them, permuted, fused and transposed ones too, or become fp32 at once."""
-    facts = rope_for(read_model_facts(stored(name, form)), 256)[0]
+    facts = select_rope(read_model_facts(stored(name, form)), 256)[0]
     coded, loaded = map_weights(facts), load_weights(facts, 1 << 40, 2, lambda stage, fraction: None)
     assert {type(coded[key]) for key, w in loaded.items() if len(w.shape) > 1} == {CodedWeight}
     assert {type(w) for w in loaded.values()} == {DenseWeight}

@@ -97,5 +97,5 @@ def weights_bytes(facts: ModelFacts, dtype: torch.dtype, *, fp8: bool) -> int:
             total += prod(tensor.shape) + 4 * tensor.shape[0]
         else:
             rows, columns = tensor.shape
-            total += placed_bytes(tensor.kind, (rows, columns), dtype, tensor.integers.group if tensor.integers else 0)
+            total += placed_bytes(tensor.kind, (rows, columns), dtype, tensor.quantised.group if tensor.quantised else 0)
     return total

@@ -30,7 +30,7 @@ from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
-from ridgeline.facts.headers.read import RANDOM_PREFIX, random_facts, read_model_facts
+from ridgeline.facts.headers.read import RANDOM_PREFIX, read_random_facts, read_model_facts
 from ridgeline.facts.hub.source import resolve_model
 
 
@@ -40,7 +40,7 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     Raises ModelNotFoundError, ModelFormatError or ConfigError where the model or the settings are at fault.
     """
     chance = config.model.startswith(RANDOM_PREFIX)
-    facts = random_facts(config.model) if chance else read_model_facts(resolve_model(config.model, cache_directory(), progress))
+    facts = read_random_facts(config.model) if chance else read_model_facts(resolve_model(config.model, cache_directory(), progress))
     machine = machine_facts()
     config, said = resolve_runner(config, missing=ext.lost(), no_gpu=gpu_missing(), processors=machine.processors)
     return start(Source(config, facts, machine.memory_bytes, said), _opener(config, chance), progress)

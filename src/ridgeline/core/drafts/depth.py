@@ -35,6 +35,8 @@ class Price:
         if len(self._table) == 1:
             self._table.append((self._table[0][0] + 1, self._table[0][1]))
         self._tokens = [tokens for tokens, _ in self._table]
+        self._line: dict[int, float] = {}
+        """What `_measured` has said."""
         self._scale, self._known = 1.0, bool(table)
         self._seen: dict[int, float] = {}
         """By tokens: how much more than the table says, both scaled alike."""
@@ -45,6 +47,12 @@ class Price:
 
     def _measured(self, tokens: int) -> float:
         """From the table: a line between its neighbours, the last one's slope behind them."""
+        found = self._line.get(tokens)
+        if found is None:
+            found = self._line[tokens] = self._interpolated(tokens)
+        return found
+
+    def _interpolated(self, tokens: int) -> float:
         right = min(max(1, bisect_left(self._tokens, tokens)), len(self._table) - 1)
         (few, less), (many, more) = self._table[right - 1], self._table[right]
         return max(less + (more - less) * (tokens - few) / (many - few), 1e-9)
@@ -80,8 +88,7 @@ def depths(price: Price, tokens: int, chances: Sequence[Sequence[float]], others
         expected[index] -= chance
         total -= chance
         seconds = price.seconds(tokens + count) + waits
-        worst = 1.0 if others else min(expected)
-        if total / seconds > best and worst * plain >= NEIGHBOUR * seconds:
+        if total > best * seconds and (1.0 if others else min(expected)) * plain >= NEIGHBOUR * seconds:
             best, chosen = total / seconds, count
     found = [0] * len(chances)
     for _, index, _ in gains[:chosen]:
