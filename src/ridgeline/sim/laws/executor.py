@@ -12,8 +12,7 @@ from ridgeline.core.plan import KVGroup, KVShape, Plan, Result, Timings, TokenLo
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import MovableClock, SleepingClock, VirtualClock
-from ridgeline.sim.laws.latency import Latency
-from ridgeline.sim.laws.model import FakeModel
+from ridgeline.sim.laws.model import FakeModel, Latency
 from ridgeline.sim.laws.rows import Resident
 
 Span = tuple[Resident, int, list[int], int, list[int]]

@@ -14,8 +14,7 @@ from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import RequestError
-from ridgeline.sim.laws.latency import Latency
-from ridgeline.sim.laws.model import FakeModel
+from ridgeline.sim.laws.model import FakeModel, Latency
 
 STEP_SECONDS = 0.004
 TOKEN_SECONDS = 0.0001
