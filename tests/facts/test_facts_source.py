@@ -12,7 +12,7 @@ from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.hub.source import PACKAGED, resolve_model
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.memory import kv_groups, longest_sequence, block_bytes, sequence_blocks
+from ridgeline.planning.memory import block_bytes, kv_groups, longest_sequence, sequence_blocks
 
 
 @pytest.fixture

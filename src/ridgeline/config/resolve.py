@@ -117,7 +117,7 @@ def _host_blocks(config: EngineConfig, left: int, block_bytes: int) -> int:
         )
     blocks = int(config.swap_space * GIB) // block_bytes
     if not blocks:
-        raise ConfigError(f"--swap-space {config.swap_space:g} GiB does not hold a block of {block_bytes} bytes", fix={"--swap-space": None})
+        raise ConfigError(f"--swap-space {config.swap_space:g} GiB holds no block of {block_bytes} bytes", fix={"--swap-space": None})
     return blocks
 
 

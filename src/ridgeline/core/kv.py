@@ -81,7 +81,7 @@ class Cache:
         return sum([block_id > device for table in sequence.tables for block_id in table]) if self.host.count else 0
 
     def fits(self, sequence: Sequence, blocks: int) -> bool:
-        """Whether blocks suffice for `adopt` and `fetch` of the first `blocks` blocks, as `longest_hit` has found them."""
+        """True if blocks suffice for `adopt` and `fetch` of the first `blocks` blocks, as `longest_hit` has found them."""
         if not self.host.count:
             return True
         size, pool = self.shape.block_tokens, self.pool

@@ -18,7 +18,7 @@ from ridgeline.core.sequence import Sequence, State
 
 by_rank = attrgetter("rank")
 RETRY_SECONDS = (1.0, 60.0)
-"""What a refused client is told: when the next place in the queue should be free, within these bounds."""
+"""Bounds of what a refused client is told: when the next place in the queue should be free."""
 
 
 class Lifecycle:

@@ -9,7 +9,7 @@ from ridgeline.core.plan import KVShape, Plan, Result
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """What thinking must know of the computing side before the first plan.
+    """Facts that thinking must know of the computing side before the first plan.
 
     vocab          ids that may be sampled or sent: every id anywhere is below it; padded rows of the logits are beyond
     max_model_len  positions that fit the model and the KV cache, whichever is less

@@ -30,7 +30,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the decisions depend on beside the commands. `drafts`: ids drafted per row at most; `price`: what they cost at the start."""
+    """Everything that decisions depend on beside the commands. `drafts`: ids drafted per row at most, at this `price` at the start."""
 
     limits: Limits
     kv: KVShape
@@ -64,7 +64,7 @@ class Turn:
         return FrameBuffer().feed(self.commands)  # type: ignore[return-value]
 
     def result(self) -> Result:
-        """What was committed; only where `step` ≥ 0."""
+        """The result that was committed; only where `step` ≥ 0."""
         return Result(self.step, self.sampled, bytearray(self.finite), None, Timings(run=self.seconds))
 
 

@@ -17,7 +17,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import resolve_runner
 from ridgeline.core.params import Admitted, RowParams, Sampling
 from ridgeline.errors import ConfigError
-from ridgeline.planning.memory import GRAPH_BYTES, kv_head_bytes, available_kv_bytes
+from ridgeline.planning.memory import GRAPH_BYTES, available_kv_bytes, kv_head_bytes
 
 SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "max_model_len": 48, "block_size": 4}
 

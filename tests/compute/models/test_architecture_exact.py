@@ -18,7 +18,7 @@ from ridgeline.core.params import Admitted, Sampling
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.memory import kv_groups, block_bytes, sequence_blocks
+from ridgeline.planning.memory import block_bytes, kv_groups, sequence_blocks
 
 LONGEST = 64
 

@@ -25,7 +25,7 @@ from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.planning.memory import sequence_blocks
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.laws.latency import Latency
+from ridgeline.sim.laws.model import Latency
 from ridgeline.sim.laws.oracle import Recited, Source
 from ridgeline.sim.laws.run import Simulation
 from ridgeline.sim.laws.workload import World, draw
@@ -200,7 +200,7 @@ def test_laws_hold_with_pages_on_the_host(model: Path, answers: dict[tuple[str, 
 @pytest.mark.parametrize("block_tokens", [1, 4])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_laws_hold_with_drafts(model: Path, answers: dict[tuple[str, int], Answer], block_tokens: int, depth: int) -> None:
-    """Drafts that are right, half right and wrong, past stop ids and limits, in rows with windows that are preempted: no bit is another's."""
+    """Drafts that are right, half right and wrong, past stop ids and limits, in windowed rows that are preempted: bits stay the same."""
     pages = sequence_blocks(GROUPS, block_tokens, LONGEST, chunk=12) * 5 // 2
     limits = Limits(rows=8, token_budget=24, depth=depth, max_model_len=LONGEST, samples=30)
     counts = Counter[str]()

@@ -6,7 +6,7 @@ from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.headers.read import describe_model, read_model_facts
 from ridgeline.planning.arguments import PlanOptions, deployment_of
-from ridgeline.planning.memory import kv_groups, block_bytes, sequence_blocks
+from ridgeline.planning.memory import block_bytes, kv_groups, sequence_blocks
 
 
 def test_kv_of_a_planned_sequence_is_what_the_runner_allocates(demo_file: Path) -> None:

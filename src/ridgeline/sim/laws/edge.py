@@ -21,7 +21,7 @@ Key = tuple[str, int]
 
 
 class Choice:
-    """What the edge knows of one choice. `asked` is the answer that it has sent: outputs that count, and why; `newest`: ids that came last,
+    """The edge's view of one choice. `asked` is the answer that it has sent: outputs that count, and why; `newest`: ids that came last,
     together."""
 
     __slots__ = ("asked", "closed", "end", "newest", "oracle", "pattern")

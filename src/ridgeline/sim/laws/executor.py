@@ -12,8 +12,7 @@ from ridgeline.core.plan import KVGroup, KVShape, Plan, Result, Timings, TokenLo
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import MovableClock, SleepingClock, VirtualClock
-from ridgeline.sim.laws.latency import Latency
-from ridgeline.sim.laws.model import FakeModel
+from ridgeline.sim.laws.model import FakeModel, Latency
 from ridgeline.sim.laws.rows import Resident
 
 Span = tuple[Resident, int, list[int], int, list[int]]
@@ -42,7 +41,7 @@ class SimExecutor:
         self._windows = [group.window for group in info.kv.groups]
         places = info.kv.blocks + info.kv.host_blocks + 1
         self._owner: list[tuple[Resident, int, int] | None] = [None] * places
-        """Who wrote what a block holds, or will in a step in flight: row, group, block."""
+        """Writer of what a block holds, or will hold after a step in flight: row, group, block of its table."""
         self._stamps: list[list[list[int]]] = [[[] for _ in range(places)] for _ in info.kv.groups]
         self._rows: list[Resident | None] = [None] * info.rows
         self._queue: deque[tuple[Ticket, list[Span], float]] = deque()
@@ -249,14 +248,14 @@ class SimExecutor:
         return found
 
     def _logprobs(self, resident: Resident, begin: int, ids: list[int]) -> tuple[TokenLogprobs, ...] | None:
-        """Of the ids sampled behind position `begin` and those that follow, where the row asks."""
+        """Log-probabilities of the ids sampled from position `begin` on, where the row asks."""
         best = resident.params.sampling.logprobs
         if best is None or not ids:
             return None
         return tuple([self._model.logprobs(resident.chain[begin + index], token, best) for index, token in enumerate(ids)])
 
     def _score(self, resident: Resident, position: int) -> TokenLogprobs:
-        """Of the prompt token behind `position`."""
+        """Log-probabilities of the prompt token behind `position`."""
         return self._model.logprobs(resident.chain[position], resident.ids[position + 1], resident.params.prompt_logprobs or 0)
 
     def _wrong_block(self, resident: Resident, group: int, block: int) -> LawViolation:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ridgeline.core.params import RowParams, Sampling
-from ridgeline.core.plan import TokenLogprobs
+from ridgeline.core.plan import Plan, TokenLogprobs
 
 NOT_FINITE = 0x4E614E
 PRINTABLE = tuple(range(32, 127))
@@ -26,7 +26,7 @@ def extend(stamp: int, ids: Iterable[int]) -> list[int]:
 
 
 def looks_back(asked: Sampling) -> bool:
-    """Whether any parameter but temperature and log-probabilities is set."""
+    """True if any parameter but temperature and log-probabilities is set."""
     return replace(asked, temperature=1.0, logprobs=None) != Sampling()
 
 
@@ -97,3 +97,15 @@ class FakeModel:
         others = [other for other in self.alphabet[: best + 1] if other != token][: max(best - 1, 0)]
         top = ((token, value), *((other, value - 1 - rank) for rank, other in enumerate(others)))
         return TokenLogprobs(value, top[:best])
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """`step_seconds` for every step and `token_seconds` for every token that it computes."""
+
+    step_seconds: float = 0.0
+    token_seconds: float = 0.0
+
+    def seconds(self, plan: Plan) -> float:
+        """Modelled duration of the plan."""
+        return self.step_seconds + self.token_seconds * len(plan.tokens)

@@ -1,21 +1,23 @@
-"""What a choice must answer: the reference of laws 7, 8 and 9.
+"""The right answer of a choice: the reference of laws 7, 8 and 9.
 
 Owns the comparison of emitted ids with the answer that a choice has alone. The fake model's is computed one token after the other
 from the request; a real one's is recited from a run in which the request was alone. Never sees a plan, a block or another request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, RowParams
-from ridgeline.core.plan import TokenLogprobs
+from ridgeline.core.plan import Plan, Result, TokenLogprobs
+from ridgeline.core.sequence import Sequence as CoreSequence
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.model import FakeModel, extend, looks_back, next_stamp
 
 
 def sampling(request: Admitted, choice: int) -> RowParams:
-    """What the sampler must be told of this choice; made here anew, so that the engine's own way of making it is tested."""
+    """The sampler's view of this choice; made here anew, so that the engine's own way of making it is tested."""
     return RowParams(
         seed=request.seed,
         choice=choice,
@@ -28,7 +30,7 @@ def sampling(request: Admitted, choice: int) -> RowParams:
 
 
 class Source(Protocol):
-    """Where the right answer comes from."""
+    """Source of the right answer."""
 
     def token(self, index: int) -> int:
         """The id of output `index`; asked for in order."""
@@ -138,3 +140,57 @@ class Oracle:
                 self.ended = Finish.STOP
             elif len(self.ids) == request.max_tokens:
                 self.ended = Finish.LENGTH
+
+
+RIGHT, HALF, WRONG, NONE, MANNERS = 3, 6, 7, 8, 9
+"""Bounds of a draw below `MANNERS`: all right, right up to some place, wrong from the first on, none, and right but more than asked."""
+
+
+class Guesses:
+    """Implements `core.drafts.drafter.Drafter`."""
+
+    def __init__(self, seed: int, most: int, model: FakeModel, source: Callable[[Admitted, int], Source], told: Callable[[], None]) -> None:
+        self._seed = seed
+        self._most = most
+        self._model = model
+        self._source = source
+        self._told = told
+        self._answers: WeakKeyDictionary[CoreSequence, tuple[Source, list[int]]] = WeakKeyDictionary()
+        self._steps = 0
+
+    def waits(self, running: list[CoreSequence]) -> bool:
+        """True for some steps, whatever runs."""
+        return bool(running) and hash((self._seed, self._steps >> 2, 5)) >> 8 & 1 == 0
+
+    def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
+        """The scheduler cuts what is too long. `told` is called before anything comes of it."""
+        self._told()
+        return [self._guess(sequence) for sequence, _ in rows]
+
+    def committed(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
+        self._steps += 1
+
+    def _guess(self, sequence: CoreSequence) -> tuple[int, ...]:
+        position = len(sequence.known)
+        draw = hash((self._seed, sequence.request.seed, sequence.choice, position, 11)) >> 8
+        manner, draw = draw % MANNERS, draw // MANNERS
+        count = 1 + draw % self._most
+        if WRONG <= manner < NONE:
+            return ()
+        right = self._answer(sequence, sequence.outputs, count + (manner >= NONE))
+        alphabet = self._model.alphabet + self._model.stop_ids
+        good = count if manner < RIGHT or manner >= NONE else draw // 8 % count if manner < HALF else 0
+        wrong = [alphabet[hash((draw, index)) % len(alphabet)] for index in range(good, len(right))]
+        return (*right[:good], *wrong) if manner < NONE else tuple(right)
+
+    def _answer(self, sequence: CoreSequence, first: int, count: int) -> list[int]:
+        """The right outputs from `first` on, as far as they are known."""
+        if sequence not in self._answers:
+            self._answers[sequence] = self._source(sequence.request, sequence.choice), []
+        source, ids = self._answers[sequence]
+        try:
+            while len(ids) < first + count:
+                ids.append(source.token(len(ids)))
+        except IndexError:  # a recited answer ends
+            pass
+        return ids[first : first + count]

@@ -1,4 +1,4 @@
-"""Who starts and who is pushed out, checked from events alone: law 6, and the rules for victims. Who waits for whose tokens: law 5.
+"""Checks of who starts and who is pushed out, from events alone: law 6 and the rules for victims; of who waits for whose tokens: law 5.
 
 `Order` owns a second opinion on the policy's order, kept apart from the scheduler's queues; it never reads them.
 """

@@ -1,4 +1,4 @@
-"""How often each rare situation was met: a simulation that never meets one has not tested it.
+"""Counts of rare situations that were met: a simulation that never meets one has not tested it.
 
 Owns the names and the counts; folds commands, plans and events, and never influences the run.
 """

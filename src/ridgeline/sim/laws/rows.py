@@ -1,4 +1,4 @@
-"""What the KV oracle remembers of a resident sequence: its ids, their stamps, and the blocks that its tables name.
+"""Memory of the KV oracle for a resident sequence: its ids, their stamps, and the blocks that its tables name.
 
 Owns the per-sequence half of the oracle; the blocks themselves belong to `sim.laws.executor`.
 """
@@ -37,7 +37,7 @@ class Resident:
         self.params = new.params
         self.ids = list(new.ids)
         self.past = self.ids if looks_back(new.params.sampling) else None
-        """What the model is given beside the stamp: the ids, where what the row asks for depends on them."""
+        """Ids that the model is given beside the stamp, where what the row asks for depends on them."""
         self.tables = [list(table) for table in new.tables]
         self.origin = model.origin(new.params)
         self.nan_at = model.nan_position(new.params)
@@ -46,7 +46,7 @@ class Resident:
         self.chain: list[int] = []
         self.ends: list[int] = []
         self.planned: int | None = None
-        """Where the next plan continues, or jumps ahead from over shared blocks: the end of the last one submitted."""
+        """Position at which the next plan continues, or jumps ahead from over shared blocks: the end of the last one submitted."""
         self.begun = 0
         """First position of the step computed last."""
         self.handed_out = [0] * len(new.tables)
@@ -99,7 +99,7 @@ class Resident:
             self.ends.extend(chain[last::block_tokens])
 
     def finite_up_to(self, position: int) -> bool:
-        """Whether the row's numbers are finite up to there; if not, they never are again: whoever asks has verified all before."""
+        """True if the row's numbers are finite up to there; if not, they never are again: whoever asks has verified all before."""
         if self.begun <= self.nan_at <= position:
             self.finite = False
         return self.finite

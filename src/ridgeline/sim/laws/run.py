@@ -24,10 +24,9 @@ from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.laws.drafts import Guesses
 from ridgeline.sim.laws.edge import Edge
 from ridgeline.sim.laws.executor import SimExecutor
-from ridgeline.sim.laws.oracle import Computed, Source
+from ridgeline.sim.laws.oracle import Computed, Guesses, Source
 from ridgeline.sim.laws.order import Order, Pace, Quiet
 from ridgeline.sim.laws.reach import Reach
 from ridgeline.sim.laws.workload import World, draw
@@ -50,7 +49,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one seed came to. `rows` sums the sequences of all steps; `digest` is that of the trace, where one was kept."""
+    """Outcome of one seed. `rows` sums the sequences of all steps; `digest` is that of the trace, where one was kept."""
 
     seed: int
     steps: int

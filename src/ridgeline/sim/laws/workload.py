@@ -1,4 +1,4 @@
-"""What one seed decides: tiny sizes, a random subset of features, and everything that will arrive and when.
+"""Draws of one seed: tiny sizes, a random subset of features, and everything that will arrive and when.
 
 Owns the swarm's draws (all from one `random.Random(seed)`); never runs anything. Times are seconds of virtual time.
 """
@@ -14,8 +14,7 @@ from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import RequestError
-from ridgeline.sim.laws.latency import Latency
-from ridgeline.sim.laws.model import FakeModel
+from ridgeline.sim.laws.model import FakeModel, Latency
 
 STEP_SECONDS = 0.004
 TOKEN_SECONDS = 0.0001

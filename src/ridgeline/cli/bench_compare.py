@@ -16,9 +16,23 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.bench.compare import CONFIDENCE, Comparison, Course, Found, Ratio, Turns, agreement, ratio, values
+from ridgeline.bench.compare import (
+    CONFIDENCE,
+    SCENARIOS,
+    START,
+    Comparison,
+    Course,
+    Found,
+    Ratio,
+    Scenario,
+    Turns,
+    agreement,
+    ceilings,
+    ratio,
+    read_roofline,
+    values,
+)
 from ridgeline.bench.report import RATE, ROWS, SECONDS, as_dict
-from ridgeline.bench.scenarios import SCENARIOS, START, Scenario, ceilings, read_roofline
 from ridgeline.bench.servers import RECIPES, Size, Spec, parse_spec
 from ridgeline.bench.session import Manner
 from ridgeline.config.env import cache_directory
