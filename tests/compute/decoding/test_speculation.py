@@ -19,7 +19,7 @@ from tiny import Tiny, write_tiny
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.graph import StepInputs
-from ridgeline.core.drafts.lookup import PromptLookup
+from ridgeline.core.drafts.prompt_lookup import PromptLookup
 from ridgeline.core.events import Finish
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence
