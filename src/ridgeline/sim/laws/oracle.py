@@ -158,7 +158,7 @@ class Guesses:
         self._answers: WeakKeyDictionary[CoreSequence, tuple[Source, list[int]]] = WeakKeyDictionary()
         self._steps = 0
 
-    def waits(self, running: list[CoreSequence]) -> bool:
+    def should_wait(self, running: list[CoreSequence]) -> bool:
         """True for some steps, whatever runs."""
         return bool(running) and hash((self._seed, self._steps >> 2, 5)) >> 8 & 1 == 0
 
@@ -167,7 +167,7 @@ class Guesses:
         self._told()
         return [self._guess(sequence) for sequence, _ in rows]
 
-    def committed(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
+    def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
         self._steps += 1
 
     def _guess(self, sequence: CoreSequence) -> tuple[int, ...]:

@@ -109,11 +109,11 @@ class Pace:
 
     def schedule(self, now: float) -> Plan | None:
         """The scheduler's plan, after a look at who keeps up before it and who is in it."""
-        running = self._scheduler.life.running
-        keeping = {s.number for s in running if s.reach - s.scheduled == 1 and s.reach < s.limit}
+        running = self._scheduler.lifecycle.running
+        keeping = {s.number for s in running if s.target - s.scheduled == 1 and s.target < s.limit}
         plan = self._schedule(now)
         if plan is not None:
-            kept = keeping.intersection(self._scheduler.flights[-1].numbers)
+            kept = keeping.intersection(self._scheduler.steps_in_flight[-1].numbers)
             rows = zip(plan.count, plan.sample, strict=True)
             others = [count - (samples == count) for count, samples in rows if count > 1 or not samples]
             most = self._scheduler.limits.prefill_budget(len(kept))
@@ -123,7 +123,7 @@ class Pace:
 
 
 class Quiet:
-    """Holds the scheduler to `quiet_steps`: while it lasts, and no command comes and nobody stops, nothing is decided.
+    """Holds the scheduler to `skippable_steps`: while it lasts, and no command comes and nobody stops, nothing is decided.
 
     A simulator that skips quiet steps makes the engine's plans only if the promise holds: law 13.
     """

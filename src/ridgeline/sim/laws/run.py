@@ -14,7 +14,7 @@ from itertools import count
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Admit, Command
-from ridgeline.core.fast_forward import quiet_steps
+from ridgeline.core.fast_forward import skippable_steps
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.policy import POLICIES
@@ -34,7 +34,7 @@ from ridgeline.sim.laws.workload import World, draw
 FULL_EVERY = 24
 """Every block's holders are recounted after so many steps; the cheap laws are checked after each."""
 QUIET_EVERY = 4
-"""In one of so many seeds the scheduler is held to its `quiet_steps`."""
+"""In one of so many seeds the scheduler is held to its `skippable_steps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Simulation:
         self.edge.on_turn(commands, turn)
         self._order.on_turn(commands, turn.events)
         if self.world.seed % QUIET_EVERY == 0:
-            self._quiet.on_turn(commands, turn.events, partial(quiet_steps, self.scheduler))
+            self._quiet.on_turn(commands, turn.events, partial(skippable_steps, self.scheduler))
         for event in turn.events:
             self.reach.on_event(event)
         if self._trace is not None:
@@ -185,13 +185,13 @@ class Simulation:
 
     def _watch_victims(self) -> None:
         """Nobody falls for blocks that come without it once the steps in flight have committed, nor for a draft."""
-        life, pool, room = self.scheduler.life, self.scheduler.cache.pool, self.scheduler.room
+        life, pool, room = self.scheduler.lifecycle, self.scheduler.cache.pool, self.scheduler.preemptor
         preempt, groups = life.preempt, len(self.world.info.kv.groups)
 
         def watched(victim: Sequence, by: Sequence, why: str) -> None:
-            needed = groups + self.scheduler.cache.away(by)
-            if why == "blocks" and room.spare(by) + pool.coming() >= needed:
-                raise LawViolation(6, f"sequence {victim.number} is preempted for blocks, {pool.coming()} are coming without it")
+            needed = groups + self.scheduler.cache.count_host_blocks(by)
+            if why == "blocks" and room.available_blocks(by) + pool.count_pending_free() >= needed:
+                raise LawViolation(6, f"sequence {victim.number} is preempted for blocks, {pool.count_pending_free()} are freed without it")
             if self._drafted == self.scheduler.step:
                 raise LawViolation(6, f"sequence {victim.number} is preempted for a draft")
             preempt(victim, by, why)
