@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Finish
-from ridgeline.core.kv import Cache
+from ridgeline.core.kv_cache import Cache
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.plan import Plan, Result, TokenLogprobs
 from ridgeline.core.sequence import Sequence, State

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final
 
-from ridgeline.core.pace import UNBOUNDED
+from ridgeline.core.step_time import UNBOUNDED
 
 BAD_WORDS: Final = 64
 BAD_WORD_CHARACTERS: Final = 64

@@ -15,13 +15,13 @@ from ridgeline.core.commands import Abort, Admit, Close, Command, Output
 from ridgeline.core.commit import commit
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
-from ridgeline.core.kv import Cache
+from ridgeline.core.kv_cache import Cache
 from ridgeline.core.lifecycle import Lifecycle, by_rank
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import LAST, KVShape, Plan, Result
 from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy
-from ridgeline.core.room import Room
+from ridgeline.core.preemption import Room
 from ridgeline.core.sequence import Sequence, State
 
 

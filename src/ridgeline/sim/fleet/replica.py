@@ -17,10 +17,10 @@ from ridgeline.core import events
 from ridgeline.core.commands import Abort, Admit, Command
 from ridgeline.core.drafts.depth import Price, depths
 from ridgeline.core.events import Finish
+from ridgeline.core.fast_forward import advance, quiet_steps
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.policy import POLICIES
-from ridgeline.core.quiet import advance, quiet_steps
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence as CoreSequence
 from ridgeline.engine.engine import Engine, Turn

@@ -6,10 +6,10 @@ published block that is taken for something else moves to the host, where there 
 
 from collections.abc import Callable
 
-from ridgeline.core.blocks import BlockPool, HostBlocks
+from ridgeline.core.block_pool import BlockPool, HostBlocks
 from ridgeline.core.events import Event, Evicted, Moved, Published
 from ridgeline.core.plan import KVShape
-from ridgeline.core.prefix import PrefixIndex
+from ridgeline.core.prefix_cache import PrefixIndex
 from ridgeline.core.sequence import Sequence
 from ridgeline.errors import LawViolation
 

@@ -5,8 +5,8 @@ starts again only when blocks up to its very end are there, and what it has not 
 use. So whoever comes first can always go on, and whoever is pinned too. Never takes a block itself.
 """
 
-from ridgeline.core.fit import blocks_needed, group_blocks
-from ridgeline.core.kv import Cache
+from ridgeline.core.admission import blocks_needed, group_blocks
+from ridgeline.core.kv_cache import Cache
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy
