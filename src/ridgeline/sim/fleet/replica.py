@@ -15,7 +15,7 @@ from typing import Final
 
 from ridgeline.core import events
 from ridgeline.core.commands import Abort, Admit, Command
-from ridgeline.core.drafts.depth import StepCost, choose_depths
+from ridgeline.core.drafts.depth import Offer, StepCost, choose_depths
 from ridgeline.core.events import Finish
 from ridgeline.core.fast_forward import skip_steps, skippable_steps
 from ridgeline.core.params import Admitted, Limits
@@ -51,19 +51,23 @@ class Assumed:
     """Implements `core.drafts.drafter.Drafter`: `most` ids per row, each right with the chance `right` where those before it are."""
 
     def __init__(self, most: int, right: float, price: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
-        self._chances = [right**place for place in range(1, most + 1)]
+        self._most = most
+        self._right = right
         self._price = StepCost(price)
         self._barrier = barrier
 
     def should_wait(self, running: list[CoreSequence]) -> bool:
         """Drafts are worth more than running ahead."""
-        rows = [self._chances[: sequence.limit - sequence.target - 1] for sequence in running if sequence.target < sequence.limit]
-        return bool(rows) and any(choose_depths(self._price, len(rows), rows, 0, len(rows) * len(self._chances), self._barrier))
+        rooms = [sequence.limit - sequence.target - 1 for sequence in running if sequence.target < sequence.limit]
+        return any(choose_depths(self._price, len(rooms), self._offers(rooms), 0, len(rooms) * self._most, self._barrier))
 
     def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
         """Proposes as many as are worth it."""
-        chosen = choose_depths(self._price, tokens, [self._chances[:room] for _, room in rows], 0, most, self._barrier)
+        chosen = choose_depths(self._price, tokens, self._offers([room for _, room in rows]), 0, most, self._barrier)
         return [(TOKEN,) * depth for depth in chosen]
+
+    def _offers(self, rooms: list[int]) -> list[Offer]:
+        return [(self._right, self._right, max(0, min(self._most, room))) for room in rooms]
 
     def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
         """Nothing is learnt: chances and seconds are given."""
