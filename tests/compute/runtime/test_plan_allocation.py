@@ -1,4 +1,4 @@
-"""Planned bytes are allocated bytes: the planner's pages against the runner's arrays."""
+"""Planned bytes are allocated bytes: the planner's blocks against the runner's arrays."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def test_kv_of_a_planned_sequence_is_what_the_runner_allocates(demo_file: Path) 
     facts = read_model_facts(demo_file)
     planned = deployment_of(describe_model(str(demo_file), demo_file.parent), Question("epyc-9654", kv_dtype="f32", context=3000))
     groups = kv_groups(facts)
-    pages = sequence_pages(groups, planned.block_tokens, planned.context, planned.chunk)
-    pool = allocate_kv(KVShape(groups, planned.block_tokens, pages, b""), facts.kv_heads, facts.head_dim).pool
+    blocks = sequence_pages(groups, planned.block_tokens, planned.context, planned.chunk)
+    pool = allocate_kv(KVShape(groups, planned.block_tokens, blocks, b""), facts.kv_heads, facts.head_dim).pool
     reserved = page_bytes(facts, groups[0], planned.block_tokens, "f32")
     assert pool.nbytes - reserved == planned.memory.kv_sequence
