@@ -182,7 +182,7 @@ def show(found: Any, names: dict[str, str]) -> None:
     title = f"level {found.isa}, {found.clock_hertz / 1e9:.2f} GHz; the best round, and the median one"
     show_table(title, ["ceiling", "", "1 thread", "median", f"{found.threads} threads", "median"], rows)
     print(f"threads: {found.entry_seconds * 1e6:.1f} µs to set a team to work, {found.phase_seconds * 1e9:.0f} ns per phase without work")
-    print(found.noise.words())
+    print(found.noise.summary())
 
 
 def kernels(
@@ -199,7 +199,7 @@ def kernels(
     bench = computing("kernels")
     asked = bench.cases(kinds, numbers("--tokens", tokens), shapes("--shape", shape))
     with progress_bar("measuring") as advance:
-        report = bench.kernels(asked, threads or machine_facts().processors, advance)
+        report = bench.kernels(asked, threads or machine_facts().cpu_cores, advance)
     if as_json:
         show_json(report.as_dict())
         return
@@ -217,7 +217,7 @@ def kernels(
     show_table(f"{report.threads} threads, level {report.ceilings.isa}; memory {memory} GB/s; GB/s of packed weights", heads, rows)
     if lost:
         print(f"no kernel for these shapes: {', '.join(lost)}")
-    print(report.noise.words())
+    print(report.noise.summary())
 
 
 def offline(
@@ -265,4 +265,4 @@ def offline(
             print(f"batch {each.batch}, whole answers: {free:,.1f} tok/s, beside {others} {beside:,.1f}: {free / beside:.2f} x slower")
     peaks = [f"{kind} {rate / 1e9:,.0f} GFLOP/s" for kind, rate in report.flops_per_second.items()]
     print(f"bounds: memory {report.bytes_per_second / 1e9:.1f} GB/s, {', '.join(peaks)}")
-    print(report.noise.words())
+    print(report.noise.summary())

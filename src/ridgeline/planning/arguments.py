@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from ridgeline.errors import ConfigError
-from ridgeline.facts.hardware.ceilings import this_machine
+from ridgeline.facts.hardware.ceilings import measure_this_machine
 from ridgeline.facts.hardware.devices import ALIASES, DEVICES, GB, TERA, Device, Price
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import MAX_DEVICES, Deployment, Layout, Workload, automatic_layout
@@ -69,7 +69,7 @@ def deployment_of(facts: ModelFacts, options: PlanOptions) -> Deployment:
 def device_of(options: PlanOptions) -> Device:
     """Device by name, with the numbers that the options override."""
     name = options.device.lower()
-    device = this_machine() if name == THIS_MACHINE else DEVICES.get(ALIASES.get(name, name))
+    device = measure_this_machine() if name == THIS_MACHINE else DEVICES.get(ALIASES.get(name, name))
     if device is None:
         raise ConfigError(
             f"--device {options.device!r:.60} is not known; known: {', '.join(DEVICES)}, {THIS_MACHINE} (machine); "

@@ -119,8 +119,8 @@ def test_weights_as_codes(tiny: Path, alone: dict[tuple[str, int], Answer], monk
 
 def test_threads(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_facts()
-    for processors in (1, 3):
-        facts = MachineFacts(machine.memory_bytes, machine.available_bytes, processors)
+    for cpu_cores in (1, 3):
+        facts = MachineFacts(machine.memory_bytes, machine.available_bytes, cpu_cores)
         monkeypatch.setattr(worker, "machine_facts", lambda facts=facts: facts)
         assert serve(tiny, [REQUESTS[:4]]).answers == {key: alone[key] for key in list(alone)[:4]}
 

@@ -42,7 +42,7 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     chance = config.model.startswith(RANDOM_PREFIX)
     facts = read_random_facts(config.model) if chance else read_model_facts(resolve_model(config.model, cache_directory(), progress))
     machine = machine_facts()
-    config, said = resolve_runner(config, missing=ext.lost(), no_gpu=gpu_missing(), processors=machine.processors)
+    config, said = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     return start(Source(config, facts, machine.memory_bytes, said), _opener(config, chance), progress)
 
 
