@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from ridgeline.cli.sim import laws
-from ridgeline.core.kv import Cache
+from ridgeline.core.kv_cache import Cache
 from ridgeline.sim.laws.swarm import Tally
 
 APP = typer.Typer()

@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.facts.hardware import ceilings
-from ridgeline.planning.settings import MEANINGS
+from ridgeline.planning.settings import SETTING_HELP
 
 METRICS = (Path(__file__).parents[2] / "src/ridgeline/observe/prometheus.py").read_text()
 
@@ -27,8 +27,8 @@ def explain(*arguments: str) -> list[dict[str, object]]:
 
 
 def test_every_setting_is_explained_by_metrics_that_exist() -> None:
-    assert list(MEANINGS) == [field.name for field in fields(EngineConfig)]
-    named = {name for meaning in MEANINGS.values() for name in re.findall(r"vllm:(\w+)", meaning.metric)}
+    assert list(SETTING_HELP) == [field.name for field in fields(EngineConfig)]
+    named = {name for meaning in SETTING_HELP.values() for name in re.findall(r"vllm:(\w+)", meaning.metric)}
     assert len(named) >= 7
     assert not [name for name in named if name not in METRICS]
 
@@ -39,7 +39,7 @@ def test_values_are_those_that_the_engine_takes(demo_file: Path) -> None:
     assert (rows["max_model_len"]["value"], rows["max_model_len"]["origin"]) == (32768, "model")
     assert rows["kv_cache_memory_bytes"]["value"] == rows["kv_cache_memory_bytes"]["bytes"]
     assert rows["block_size"]["origin"] == "default"
-    assert re.search(r"prompts add to everyone's next token: \d+ tokens, as a step takes [\d.]+ ms", str(rows["step_ms"]["reason"]))
+    assert re.search(r"adds to steps with decoding sequences: \d+ tokens, as a step takes [\d.]+ ms", str(rows["step_ms"]["reason"]))
     assert 0 < float(str(rows["max_model_len"]["seconds"])) < float(str(rows["max_num_seqs"]["seconds"])) < 0.1
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.core.prefix import PrefixBlock, PrefixIndex
+from ridgeline.core.prefix_cache import PrefixBlock, PrefixIndex
 from ridgeline.core.sequence import Sequence
 
 SIZE = 4

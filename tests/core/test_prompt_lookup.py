@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from ridgeline.core.drafts.depth import BARRIER_SECONDS, ROW_SECONDS, Price, depths
-from ridgeline.core.drafts.lookup import PromptLookup
 from ridgeline.core.drafts.ngram import CANDIDATES, LONGEST, PER_CALL, NgramIndex
+from ridgeline.core.drafts.prompt_lookup import PromptLookup
 from ridgeline.core.events import Computed
 from ridgeline.core.params import RowParams
 from ridgeline.sim.laws.model import FakeModel

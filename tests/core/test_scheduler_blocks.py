@@ -2,9 +2,9 @@
 
 import pytest
 
+from ridgeline.core.admission import blocks_needed
 from ridgeline.core.commands import Abort
 from ridgeline.core.events import Closed, Finish, Preempted, Rejected, Started, Wait, Waiting
-from ridgeline.core.fit import blocks_needed
 
 
 def own(number: int, length: int) -> tuple[int, ...]:

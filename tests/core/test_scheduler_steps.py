@@ -3,8 +3,8 @@
 import pytest
 
 from ridgeline.core.events import Closed, Computed, Finish, PrefixHit, Scheduled
+from ridgeline.core.fast_forward import quiet_steps
 from ridgeline.core.plan import LAST, Result
-from ridgeline.core.quiet import quiet_steps
 from ridgeline.errors import LawViolation
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit, Output
-from ridgeline.core.drafts.lookup import PromptLookup
+from ridgeline.core.drafts.prompt_lookup import PromptLookup
 from ridgeline.core.events import Computed
 from ridgeline.core.params import Admitted, Limits, RowParams, SamplingParams
 from ridgeline.core.policy import POLICIES

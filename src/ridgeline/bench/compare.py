@@ -28,7 +28,7 @@ from ridgeline.planning.deployment import Deployment, Layout, Workload
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.shape import WEIGHT_FORMATS, ModelShape
 from ridgeline.planning.speed import decode_work, prefill_work
-from ridgeline.planning.step import IDEAL, Work, resource_seconds
+from ridgeline.planning.step import IDEAL, StepWork, resource_seconds
 from ridgeline.sim.fleet.traffic import Arrival, Traffic, parse_length, poisson
 
 THROUGHPUT: Final = ("output_tokens_per_second", "ttft.p50", "ttft.p99", "itl.p50", "itl.p99")
@@ -165,7 +165,7 @@ def ceilings(scenario: Scenario, shape: ModelShape, device: Device) -> dict[str,
     }
 
 
-def _seconds(deployment: Deployment, work: Work) -> float:
+def _seconds(deployment: Deployment, work: StepWork) -> float:
     return max(resource_seconds(deployment, work, IDEAL))
 
 

@@ -61,7 +61,7 @@ class Source:
         """With nothing left open: see `config.resolve`."""
         found = resolve(self.config, context=context, memory_bytes=memory_bytes, costs=self.costs, share=share, host_bytes=host_bytes)
         return replace(
-            self, config=found.config, decisions=self.decisions + found.decisions, blocks=found.pages, host_blocks=found.host_pages
+            self, config=found.config, decisions=self.decisions + found.decisions, blocks=found.blocks, host_blocks=found.host_blocks
         )
 
     def shape(self, numerics: str) -> KVShape:
@@ -70,7 +70,7 @@ class Source:
         config = self.config
         named = f"{config.runner} {numerics} {config.kv_dtype} {config.block_size}"
         fingerprint = hashlib.sha256(self.facts.fingerprint + named.encode()).digest()
-        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, self.host_blocks, self.costs.page_bytes)
+        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, self.host_blocks, self.costs.block_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,13 @@ class Decision:
 class KVCosts:
     """Costs of the model's KV cache, as `planning.memory` computes it.
 
-    page_bytes      bytes of one page
-    sequence_pages  tokens → pages that one sequence of so many positions holds at most
+    block_bytes      bytes of one page
+    sequence_blocks  tokens → pages that one sequence of so many positions holds at most
     longest         (pages, limit) → positions, at most `limit`, that one sequence can have in so many pages
     """
 
-    page_bytes: int
-    sequence_pages: Callable[[int], int]
+    block_bytes: int
+    sequence_blocks: Callable[[int], int]
     longest: Callable[[int, int], int]
 
 
@@ -53,9 +53,9 @@ class Resolved:
     """Settings with nothing left open, the numbers of pages, on the host too, and why each value is what it is."""
 
     config: EngineConfig
-    pages: int
+    blocks: int
     decisions: tuple[Decision, ...]
-    host_pages: int = 0
+    host_blocks: int = 0
 
 
 def resolve(
@@ -73,34 +73,34 @@ def resolve(
     length = _wanted_length(config, context)
     wanted = int(length.value)
     cache = _cache_bytes(config, wanted, memory_bytes, costs, share)
-    pages = int(cache.value) // costs.page_bytes
-    fits = costs.longest(pages, wanted)
+    blocks = int(cache.value) // costs.block_bytes
+    fits = costs.longest(blocks, wanted)
     if fits < 1:
         raise ConfigError(
-            f"a KV cache of {cache.value} bytes holds {pages} blocks of {costs.page_bytes} bytes, one sequence needs "
-            f"{costs.sequence_pages(1)}; set --kv-cache-memory-bytes {costs.sequence_pages(1) * costs.page_bytes} or more",
+            f"a KV cache of {cache.value} bytes holds {blocks} blocks of {costs.block_bytes} bytes, one sequence needs "
+            f"{costs.sequence_blocks(1)}; set --kv-cache-memory-bytes {costs.sequence_blocks(1) * costs.block_bytes} or more",
             fix={"--kv-cache-memory-bytes": None},
         )
     if fits < wanted:
         if config.max_model_len is not None:
-            need = costs.sequence_pages(wanted) * costs.page_bytes
+            need = costs.sequence_blocks(wanted) * costs.block_bytes
             more = f" or --kv-cache-memory-bytes {need}" if need <= memory_bytes else f" (this process may use {memory_bytes} bytes in all)"
             raise ConfigError(
                 f"--max-model-len {wanted} needs {need} bytes of KV cache for one sequence, {cache.value} are there; "
                 f"set --max-model-len {fits}{more}",
                 fix={"--max-model-len": str(fits)},
             )
-        length = Decision("max_model_len", fits, "machine", f"shrunk from {wanted}: the longest sequence that {pages} blocks hold")
-    settled = replace(config, max_model_len=int(length.value), kv_cache_memory_bytes=pages * costs.page_bytes)
-    left = memory_bytes - pages * costs.page_bytes if host_bytes is None else host_bytes
-    tier = _host_pages(config, left, costs.page_bytes)
+        length = Decision("max_model_len", fits, "machine", f"shrunk from {wanted}: the longest sequence that {blocks} blocks hold")
+    settled = replace(config, max_model_len=int(length.value), kv_cache_memory_bytes=blocks * costs.block_bytes)
+    left = memory_bytes - blocks * costs.block_bytes if host_bytes is None else host_bytes
+    tier = _host_blocks(config, left, costs.block_bytes)
     if not tier:
-        return Resolved(settled, pages, (length, cache))
-    held = Decision("swap_space", f"{config.swap_space:g} GiB", "flag", f"--swap-space: {tier} blocks behind the {pages} of the KV cache")
-    return Resolved(settled, pages, (length, cache, held), tier)
+        return Resolved(settled, blocks, (length, cache))
+    held = Decision("swap_space", f"{config.swap_space:g} GiB", "flag", f"--swap-space: {tier} blocks behind the {blocks} of the KV cache")
+    return Resolved(settled, blocks, (length, cache, held), tier)
 
 
-def _host_pages(config: EngineConfig, left: int, page_bytes: int) -> int:
+def _host_blocks(config: EngineConfig, left: int, block_bytes: int) -> int:
     """Pages of the host tier. Raises ConfigError where `left` bytes of the host do not hold it."""
     if not config.swap_space:
         return 0
@@ -115,10 +115,10 @@ def _host_pages(config: EngineConfig, left: int, page_bytes: int) -> int:
             f"--swap-space {config.swap_space:g} keeps blocks of the prefix cache, and --no-enable-prefix-caching has none; take one away",
             fix={"--no-enable-prefix-caching": None},
         )
-    pages = int(config.swap_space * GIB) // page_bytes
-    if not pages:
-        raise ConfigError(f"--swap-space {config.swap_space:g} GiB does not hold a block of {page_bytes} bytes", fix={"--swap-space": None})
-    return pages
+    blocks = int(config.swap_space * GIB) // block_bytes
+    if not blocks:
+        raise ConfigError(f"--swap-space {config.swap_space:g} GiB holds no block of {block_bytes} bytes", fix={"--swap-space": None})
+    return blocks
 
 
 def check_bounds(config: EngineConfig) -> None:
@@ -148,14 +148,14 @@ def _wanted_length(config: EngineConfig, context: int) -> Decision:
 def _cache_bytes(config: EngineConfig, length: int, memory_bytes: int, costs: KVCosts, part: float) -> Decision:
     name = "kv_cache_memory_bytes"
     if config.kv_cache_memory_bytes is not None:
-        if not costs.page_bytes <= config.kv_cache_memory_bytes <= memory_bytes:
+        if not costs.block_bytes <= config.kv_cache_memory_bytes <= memory_bytes:
             raise ConfigError(
                 f"--kv-cache-memory-bytes is {config.kv_cache_memory_bytes}, "
-                f"outside {costs.page_bytes} (one block) … {memory_bytes} (the memory of this process)",
+                f"outside {costs.block_bytes} (one block) … {memory_bytes} (the memory of this process)",
                 fix={"--kv-cache-memory-bytes": None},
             )
         return Decision(name, config.kv_cache_memory_bytes, "flag", "--kv-cache-memory-bytes")
-    need = costs.sequence_pages(length) * config.rows * costs.page_bytes
+    need = costs.sequence_blocks(length) * config.rows * costs.block_bytes
     share = int(memory_bytes * part)
     if need <= share:
         return Decision(name, need, "model", f"the need of {config.rows} sequences of {length} tokens")

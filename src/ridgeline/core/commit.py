@@ -1,4 +1,4 @@
-"""What a committed step changes: ids become known, full blocks are published, sequences end.
+"""Changes that a committed step brings: ids become known, full blocks are published, sequences end.
 
 Never decides what runs next, and trusts a result only as far as it fits its plan. A row that drafts keeps the ids up to the first that
 ends it; only kept ids move it on.
@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Finish
-from ridgeline.core.kv import Cache
+from ridgeline.core.kv_cache import Cache
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.plan import Plan, Result, TokenLogprobs
 from ridgeline.core.sequence import Sequence, State
@@ -57,8 +57,8 @@ def commit(
 
 
 def why_ended(sequence: Sequence) -> Finish | None:
-    """Why the sequence ends with its newest id, if it does: a stop id once `min_tokens` outputs came before it, or its length. Stop
-    strings are the front end's."""
+    """The reason for which the sequence ends with its newest id, if it does: a stop id behind `min_tokens` outputs, or its length.
+    Stop strings are the front end's."""
     if sequence.known[-1] in sequence.stop_ids and sequence.outputs > sequence.request.min_tokens:
         return Finish.STOP
     return Finish.LENGTH if len(sequence.known) >= sequence.limit else None
@@ -95,7 +95,7 @@ def _check_walk(plan: Plan, index: int, ids: Ids, drafts: Items[int], finite: bo
 
 
 def _up_to_the_end(sequence: Sequence, ids: Ids) -> int:
-    """How many of the ids count: those up to the first that ends the sequence."""
+    """The number of ids that count: those up to the first that ends the sequence."""
     first, least, known = sequence.outputs, sequence.request.min_tokens, len(sequence.known)
     for length, token in enumerate(ids, 1):
         if (token in sequence.stop_ids and first + length > least) or known + length >= sequence.limit:

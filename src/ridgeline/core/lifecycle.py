@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
 
+from ridgeline.core.admission import why_not
 from ridgeline.core.events import Admitted as AdmittedEvent
 from ridgeline.core.events import Closed, EndedProvisionally, Event, Finish, Preempted, Ready, Rejected, Started, Usage, Wait, Waiting
-from ridgeline.core.fit import why_not
-from ridgeline.core.kv import Cache
+from ridgeline.core.kv_cache import Cache
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.policy import Policy
 from ridgeline.core.sequence import Sequence, State
 
 by_rank = attrgetter("rank")
 RETRY_SECONDS = (1.0, 60.0)
-"""What a refused client is told: when the next place in the queue should be free, within these bounds."""
+"""Bounds of what a refused client is told: when the next place in the queue should be free."""
 
 
 class Lifecycle:

@@ -87,7 +87,7 @@ class PlanBuilder:
         self.drafts[index] = ids
 
     def _score(self, sequence: Sequence, start: int, end: int) -> None:
-        """What of start … end − 1 is a prompt position without its score gets it in this step."""
+        """Lets this step score those of positions start … end − 1 that are of a prompt and have no score yet."""
         upto = min(end, sequence.to_score)
         if upto > sequence.scored:
             self.score.append((len(self.sequences), sequence.scored - start, upto - sequence.scored))

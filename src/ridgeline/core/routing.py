@@ -11,7 +11,7 @@ from typing import Final
 
 @dataclass(slots=True)
 class Load:
-    """What the router knows of one replica: open requests, their prompt tokens not answered yet, tokens of KV they may hold."""
+    """The router's view of one replica: open requests, their prompt tokens not answered yet, tokens of KV they may hold."""
 
     number: int
     requests: int = 0
@@ -21,7 +21,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the router sees of a request: its place in the stream, its prompt's length, and a key that requests with one prefix share."""
+    """The router's view of a request: its place in the stream, its prompt's length, and a key that requests with one prefix share."""
 
     number: int
     prompt_tokens: int

@@ -15,13 +15,13 @@ from ridgeline.core.commands import Abort, Admit, Close, Command, Output
 from ridgeline.core.commit import commit
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
-from ridgeline.core.kv import Cache
+from ridgeline.core.kv_cache import Cache
 from ridgeline.core.lifecycle import Lifecycle, by_rank
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import LAST, KVShape, Plan, Result
 from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy
-from ridgeline.core.room import Room
+from ridgeline.core.preemption import Room
 from ridgeline.core.sequence import Sequence, State
 
 
@@ -56,7 +56,7 @@ class Scheduler:
         self._refused: tuple[Sequence | None, int] = None, 0
 
     def take_events(self) -> list[Event]:
-        """What happened since the last call, in order."""
+        """Events since the last call, in order."""
         events = self._events.copy()
         self._events.clear()
         return events
@@ -207,7 +207,7 @@ class Scheduler:
         return self._blocker(sequence, blocks)
 
     def _blocker(self, sequence: Sequence, block: int) -> Sequence | None:
-        """Who is computing the sequence's block, if one is and the sequence need not compute it itself."""
+        """The sequence that computes this one's block, if one does and this one need not compute it itself."""
         if (block + 1) * self._block_tokens > sequence.reusable:
             return None
         return self.cache.index.blocker(sequence, block)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from ridgeline.core.fit import blocks_needed
+from ridgeline.core.admission import blocks_needed
 from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS, OPTIONS, Admitted, Bound, Sampling, SamplingParams
 from ridgeline.core.plan import KVShape
 from ridgeline.errors import RequestError

@@ -12,11 +12,11 @@ from typing import Final
 
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision, check_bounds
-from ridgeline.core.drafts.lookup import PromptLookup
-from ridgeline.core.pace import StepSeconds
+from ridgeline.core.drafts.prompt_lookup import PromptLookup
 from ridgeline.core.params import Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import Executor, ExecutorInfo
 from ridgeline.errors import ConfigError

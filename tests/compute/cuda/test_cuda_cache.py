@@ -10,7 +10,7 @@ from small import device
 from tensors import DEVICE, error, numbers, on_device, poisoned, within
 
 from ridgeline.compute.cuda import tier
-from ridgeline.compute.cuda.cache import DTYPES, allocate_device_kv, page_bytes
+from ridgeline.compute.cuda.cache import DTYPES, allocate_device_kv, block_bytes
 from ridgeline.compute.cuda.tier import HostTier, apart
 from ridgeline.compute.cuda.triton.rope import kv_write, rotate_write
 from ridgeline.compute.ops.definition import floats
@@ -26,7 +26,7 @@ SLOTS = [21, 16, 17, 47, 33]
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "int8"])
 def test_bytes_are_those_of_the_planner(kind: str) -> None:
-    assert page_bytes(kind, 16, 3, 80) == 16 * 3 * kv_head_bytes(80, kind)
+    assert block_bytes(kind, 16, 3, 80) == 16 * 3 * kv_head_bytes(80, kind)
 
 
 def test_layers_differ_in_no_page() -> None:
@@ -48,7 +48,7 @@ def test_written_where_slots_say(kind: str, width: int) -> None:
         if kind in ("bf16", "fp16", "fp8"):
             assert torch.equal(found, on_device(written).to(DTYPES[kind]).float().view(5, 2, width))
     changed = (cache.pool != before).sum().item()
-    assert torch.equal(cache.pool[0], before[0]) and changed <= 2 * 5 * page_bytes(kind, 1, 2, width)
+    assert torch.equal(cache.pool[0], before[0]) and changed <= 2 * 5 * block_bytes(kind, 1, 2, width)
     others = torch.tensor([slot for slot in range(64) if slot not in SLOTS], device=DEVICE)
     assert all(torch.isnan(found).all() for found in cache.read(1, others))
 

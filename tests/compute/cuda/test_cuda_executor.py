@@ -17,7 +17,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import resolve_runner
 from ridgeline.core.params import Admitted, RowParams, Sampling
 from ridgeline.errors import ConfigError
-from ridgeline.planning.memory import GRAPH_BYTES, kv_head_bytes, left_for_cache
+from ridgeline.planning.memory import GRAPH_BYTES, available_kv_bytes, kv_head_bytes
 
 SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "max_model_len": 48, "block_size": 4}
 
@@ -150,8 +150,8 @@ def test_a_model_that_leaves_no_room_is_refused_with_the_numbers(model: Path, mo
 
 
 def test_memory_that_stays_free() -> None:
-    assert left_for_cache(100 << 30, 50 << 30, 0) == (50 << 30) - int(0.03 * (100 << 30))
-    assert left_for_cache(100 << 30, 50 << 30, 40) == left_for_cache(100 << 30, 50 << 30, 0) - 40 * GRAPH_BYTES
+    assert available_kv_bytes(100 << 30, 50 << 30, 0) == (50 << 30) - int(0.03 * (100 << 30))
+    assert available_kv_bytes(100 << 30, 50 << 30, 40) == available_kv_bytes(100 << 30, 50 << 30, 0) - 40 * GRAPH_BYTES
 
 
 ABSENT = "there is no NVIDIA device"

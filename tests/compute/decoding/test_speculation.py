@@ -19,7 +19,7 @@ from tiny import Tiny, write_tiny
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.graph import StepInputs
-from ridgeline.core.drafts.lookup import PromptLookup
+from ridgeline.core.drafts.prompt_lookup import PromptLookup
 from ridgeline.core.events import Finish
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence
@@ -50,7 +50,7 @@ def pool(path: Path, draw: Random, chosen: dict[str, Any]) -> dict[str, object]:
     if draw.random() < 0.5:
         return {}
     costs = kv_costs(read_model_facts(path), chosen["block_size"], chosen["max_num_batched_tokens"], chosen["kv_dtype"])
-    return {"kv_cache_memory_bytes": (costs.sequence_pages(chosen["max_model_len"]) + 2) * costs.page_bytes}
+    return {"kv_cache_memory_bytes": (costs.sequence_blocks(chosen["max_model_len"]) + 2) * costs.block_bytes}
 
 
 class Load:

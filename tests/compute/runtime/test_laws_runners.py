@@ -23,7 +23,7 @@ from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
-from ridgeline.planning.memory import sequence_pages
+from ridgeline.planning.memory import sequence_blocks
 from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.laws.model import Latency
 from ridgeline.sim.laws.oracle import AnswerSource, RecordedAnswer
@@ -181,7 +181,7 @@ def run(
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_laws_hold_and_answers_stay_to_the_bit(model: Path, answers: dict[tuple[str, int], Answer], block_tokens: int, depth: int) -> None:
     """Pages for little more than one request of full length: preemption, eviction and cache hits."""
-    pages = sequence_pages(GROUPS, block_tokens, LONGEST, chunk=12) * (2 if block_tokens == 1 else 3) // 2
+    pages = sequence_blocks(GROUPS, block_tokens, LONGEST, chunk=12) * (2 if block_tokens == 1 else 3) // 2
     limits = Limits(rows=8, token_budget=12, depth=depth, max_model_len=LONGEST)
     counts = run(model, world(depth, "priority", limits), answers, block_tokens, pages)
     assert counts["preempted"] > 0
@@ -191,7 +191,7 @@ def test_laws_hold_and_answers_stay_to_the_bit(model: Path, answers: dict[tuple[
 
 @pytest.mark.parametrize(("depth", "share"), [(1, 0.2), (2, 4), (4, 4)])
 def test_laws_hold_with_pages_on_the_host(model: Path, answers: dict[tuple[str, int], Answer], depth: int, share: float) -> None:
-    pages = sequence_pages(GROUPS, 4, LONGEST, chunk=12) * 3 // 2
+    pages = sequence_blocks(GROUPS, 4, LONGEST, chunk=12) * 3 // 2
     limits = Limits(rows=8, token_budget=12, depth=depth, max_model_len=LONGEST)
     counts = run(model, world(depth, "priority", limits), answers, 4, pages, int(pages * share))
     assert counts["block moved to the host"] > 0
@@ -202,7 +202,7 @@ def test_laws_hold_with_pages_on_the_host(model: Path, answers: dict[tuple[str, 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_laws_hold_with_drafts(model: Path, answers: dict[tuple[str, int], Answer], block_tokens: int, depth: int) -> None:
     """Drafts that are right, half right and wrong, past stop ids and limits, in windowed rows that are preempted: bits stay the same."""
-    pages = sequence_pages(GROUPS, block_tokens, LONGEST, chunk=12) * 5 // 2
+    pages = sequence_blocks(GROUPS, block_tokens, LONGEST, chunk=12) * 5 // 2
     limits = Limits(rows=8, token_budget=24, depth=depth, max_model_len=LONGEST, samples=30)
     counts = Counter[str]()
     for seed in range(3):

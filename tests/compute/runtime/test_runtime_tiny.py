@@ -150,8 +150,8 @@ def test_info_and_start_up_messages(tiny: Path, kind: tuple[str, str]) -> None:
     name = f"native, {ext.isa()}" if runner == "native" else "numpy"
     assert (info.vocab, info.rows, info.max_model_len, info.runner) == (SIZE.vocab, 3, SIZE.context, name)
     assert [group.window for group in info.kv.groups] == [0, *[SIZE.window] * 6]
-    page_bytes = 2 * 16 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, dtype)
-    assert info.kv_bytes // page_bytes == info.kv.blocks
+    block_bytes = 2 * 16 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, dtype)
+    assert info.kv_bytes // block_bytes == info.kv.blocks
     assert {decision.name for decision in executor.decisions} - {"screened_head"} == {
         *("runner", "kv_dtype", "threads", "max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens")
     }

@@ -84,7 +84,7 @@ class DeviceKVCache:
         return pages[:, numbers:].view(torch.float32).unflatten(1, (self.block_tokens, self.kv_heads))
 
 
-def page_bytes(type: str, block_tokens: int, kv_heads: int, head_dim: int) -> int:
+def block_bytes(type: str, block_tokens: int, kv_heads: int, head_dim: int) -> int:
     """Bytes of K, or of V, of one page and layer."""
     return block_tokens * kv_heads * (head_dim * DTYPES[type].itemsize + (SCALE_BYTES if type == "int8" else 0))
 
@@ -99,5 +99,5 @@ def allocate_device_kv(shape: KVShape, kv_heads: int, head_dim: int, type: str, 
         raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")
     if type == "int8" and shape.block_tokens * kv_heads * head_dim % SCALE_BYTES:
         raise ValueError(f"int8 pages of {shape.block_tokens} tokens x {kv_heads} heads x {head_dim} leave their scales unaligned")
-    extent = (layers.pop(), 2, shape.blocks + 1, page_bytes(type, shape.block_tokens, kv_heads, head_dim))
+    extent = (layers.pop(), 2, shape.blocks + 1, block_bytes(type, shape.block_tokens, kv_heads, head_dim))
     return DeviceKVCache(torch.zeros(extent, dtype=torch.uint8, device=device), type, shape.block_tokens, kv_heads, head_dim)

@@ -18,7 +18,7 @@ from ridgeline.compute.cuda.weights import placed_bytes
 from ridgeline.compute.graph import OpList
 from ridgeline.errors import ConfigError
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.memory import left_for_cache
+from ridgeline.planning.memory import available_kv_bytes
 
 FEW_QUERIES: Final = (2, 4, 8, 16, 32, 64)
 """Queries of a row for which attention may give splits programs of their own."""
@@ -77,7 +77,7 @@ def _attention_bytes(
 
 def cache_bytes(device: Device, free_bytes: int, graphs: int) -> int:
     """What the KV cache may take of what the largest step has left. Raises ConfigError where nothing is left."""
-    left = left_for_cache(device.memory_bytes, free_bytes, graphs)
+    left = available_kv_bytes(device.memory_bytes, free_bytes, graphs)
     if left <= 0:
         raise ConfigError(
             f"{free_bytes} bytes of {device.name} are free behind weights and the largest step, {free_bytes - left} are kept for graphs "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Final
 
-from ridgeline.core.pace import StepSeconds
+from ridgeline.core.step_time import StepSeconds
 
 Seconds = Callable[[Sequence[int], Sequence[int]], float]
 """As `Backend.seconds`: tokens and sampled positions of each row → seconds."""

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ridgeline.core import commands
-from ridgeline.core.drafts.lookup import PromptLookup
+from ridgeline.core.drafts.prompt_lookup import PromptLookup
 from ridgeline.core.plan import Plan, Result, TokenLogprobs
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler

@@ -17,10 +17,10 @@ from ridgeline.core import events
 from ridgeline.core.commands import Abort, Admit, Command
 from ridgeline.core.drafts.depth import Price, depths
 from ridgeline.core.events import Finish
+from ridgeline.core.fast_forward import advance, quiet_steps
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.policy import POLICIES
-from ridgeline.core.quiet import advance, quiet_steps
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence as CoreSequence
 from ridgeline.engine.engine import Engine, Turn
@@ -38,7 +38,7 @@ VERIFIED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 def price(durations: Durations) -> tuple[tuple[int, int, float], ...]:
-    """What an engine measures at its start: (tokens, samples, seconds) of steps in which one row verifies drafts."""
+    """Measures that an engine takes at its start: (tokens, samples, seconds) of steps in which one row verifies drafts."""
     found = []
     for tokens in VERIFIED:
         nothing, several = array("i", [0]), array("i", [tokens])
@@ -61,7 +61,7 @@ class Assumed:
         return bool(rows) and any(depths(self._price, len(rows), rows, 0, len(rows) * len(self._chances), self._barrier))
 
     def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
-        """As many as are worth it."""
+        """Proposes as many as are worth it."""
         chosen = depths(self._price, tokens, [self._chances[:room] for _, room in rows], 0, most, self._barrier)
         return [(TOKEN,) * depth for depth in chosen]
 
@@ -70,7 +70,7 @@ class Assumed:
 
 
 class Walks:
-    """What rows that draft sample: a function of sequence and position, so that no batch changes it."""
+    """Samples of rows that draft: a function of sequence and position, so that no batch changes it."""
 
     def __init__(self, right: float) -> None:
         self._right = round(right * (1 << 32))

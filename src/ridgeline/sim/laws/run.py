@@ -14,10 +14,10 @@ from itertools import count
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Admit, Command
+from ridgeline.core.fast_forward import quiet_steps
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.policy import POLICIES
-from ridgeline.core.quiet import quiet_steps
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.engine import Engine

@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 from ridgeline.core.commands import Abort, Admit, Command
-from ridgeline.core.pace import UNBOUNDED
 from ridgeline.core.params import Admitted, Limits, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.core.step_time import UNBOUNDED
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import RequestError

@@ -1,4 +1,4 @@
-"""Can a request ever be served? Arithmetic that admission does before anything is queued."""
+"""Blocks that a request needs, and whether it can ever be served: arithmetic that admission does before anything is queued."""
 
 from ridgeline.core.plan import KVGroup, KVShape
 
@@ -12,7 +12,7 @@ def blocks_needed(shape: KVShape, positions: int) -> int:
 
 
 def group_blocks(group: KVGroup, size: int, positions: int) -> int:
-    """What `blocks_needed` counts for one group, with blocks of `size` tokens."""
+    """The count of `blocks_needed` for one group, with blocks of `size` tokens."""
     full = -(-positions // size)
     return min(full, -(-(group.window - 1) // size) + 1) if group.window else full
 

@@ -1,4 +1,4 @@
-"""How far ahead nothing will be decided, and the jump there: what a simulator may skip.
+"""Steps ahead in which nothing will be decided, and the jump over them: what a simulator may skip.
 
 Owns no state. A jump leaves exactly what so many calls of `schedule` and `commit` would, free list and prefix index included, but for the
 events that tell of each step.

@@ -6,10 +6,10 @@ published block that is taken for something else moves to the host, where there 
 
 from collections.abc import Callable
 
-from ridgeline.core.blocks import BlockPool, HostBlocks
+from ridgeline.core.block_pool import BlockPool, HostBlocks
 from ridgeline.core.events import Event, Evicted, Moved, Published
 from ridgeline.core.plan import KVShape
-from ridgeline.core.prefix import PrefixIndex
+from ridgeline.core.prefix_cache import PrefixIndex
 from ridgeline.core.sequence import Sequence
 from ridgeline.errors import LawViolation
 
@@ -81,7 +81,7 @@ class Cache:
         return sum([block_id > device for table in sequence.tables for block_id in table]) if self.host.count else 0
 
     def fits(self, sequence: Sequence, blocks: int) -> bool:
-        """Whether blocks suffice for `adopt` and `fetch` of the first `blocks` blocks, as `longest_hit` has found them."""
+        """True if blocks suffice for `adopt` and `fetch` of the first `blocks` blocks, as `longest_hit` has found them."""
         if not self.host.count:
             return True
         size, pool = self.shape.block_tokens, self.pool

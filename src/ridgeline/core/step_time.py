@@ -1,4 +1,4 @@
-"""What a step may compute beside rows whose clients wait for their next token: from the seconds that it takes to tokens.
+"""The prefill that a step may have beside rows that decode: from the seconds that a step takes to tokens.
 
 Owns the arithmetic. Seconds come from whoever measured or modelled them; the scheduler sees tokens only.
 """
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 UNBOUNDED = 1 << 20
-"""As many tokens as a step may ever have."""
+"""More tokens than any step has."""
 FEW_ROWS: Final = 16
 """Rows beside whose next tokens prompts move, however long those take: else a slow model's prompts hardly would."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """How long a step takes: `fixed`, `row` for each row that computes one token and samples, `token` for each token of the others."""
+    """Duration of a step: `fixed`, `row` for each row that computes one token and samples, `token` for each token of the others."""
 
     fixed: float
     row: float
@@ -39,5 +39,5 @@ class StepSeconds:
 
     @property
     def row_tokens(self) -> float:
-        """What a row that keeps up costs, in tokens."""
+        """The cost of a row that keeps up, in tokens."""
         return max(1.0, self.row / self.token) if self.token else 1.0

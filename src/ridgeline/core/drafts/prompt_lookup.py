@@ -13,18 +13,18 @@ from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence, State
 
 RIGHT: Final = (0.0, 0.0, 0.35, 0.45, 0.6, 0.7, 0.8, 0.85, 0.92)
-"""How often the first proposed id is right, by how many ids agree, before a sequence has told more: as seen in edits and stories."""
+"""Share of first proposed ids that are right, by how many ids agree, before a sequence has told more: as seen in edits and stories."""
 DOUBT: Final = 6.0
-"""As many comparisons of a sequence count as much as that."""
+"""Comparisons of a sequence that count as much as that share."""
 MEMORY: Final = 0.93
-"""What is left of a comparison in the next one."""
+"""Weight of a comparison at the next one."""
 MOST_RESTS: Final = 64
 """Steps without waiting, at most, after a wait for which nothing came of it."""
 assert len(RIGHT) == LONGEST + 1
 
 
 class _Row:
-    """What is known of one sequence: `proposed` may come behind its known ids; `right` of `compared` ids were, fading."""
+    """Experience with one sequence: `proposed` may come behind its known ids; `right` of `compared` ids were, fading."""
 
     __slots__ = ("compared", "index", "known", "proposed", "right")
 
@@ -46,7 +46,7 @@ class _Row:
         self.proposed = self.index.propose(most) if self.index.catch_up() else ()
 
     def chance(self) -> float:
-        """That the first proposed id is right, and each further one where those before it are."""
+        """The chance that the first proposed id is right, and each further one where those before it are."""
         return (self.right + DOUBT * RIGHT[self.index.agreed]) / (self.compared + DOUBT)
 
 
@@ -99,7 +99,7 @@ class PromptLookup:
         return found
 
     def _chances(self, row: _Row, ahead: int, most: int) -> list[float]:
-        """That each of the row's drafts counts, behind `ahead` ids that are in flight."""
+        """The chance of each of the row's drafts to count, behind `ahead` ids that are in flight."""
         right = row.chance()
         chance, found = right**ahead, []
         for _ in range(min(most, len(row.proposed) - ahead)):

@@ -3,8 +3,8 @@
 import pytest
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.pace import UNBOUNDED, StepSeconds
 from ridgeline.core.params import Limits
+from ridgeline.core.step_time import UNBOUNDED, StepSeconds
 from ridgeline.engine.compose import pace
 
 

@@ -41,11 +41,11 @@ class PrefixIndex:
         self._pack = Struct(f"<{shape.block_tokens}I").pack
 
     def shares(self, sequence: Sequence) -> bool:
-        """Whether anybody else could ever use the sequence's blocks."""
+        """True if anybody else could ever use the sequence's blocks."""
         return self.shared or sequence.request.choices > 1
 
     def identity(self, sequence: Sequence) -> bytes:
-        """Who may share the sequence's blocks, and what besides ids their content depends on."""
+        """The scope within which the sequence's blocks are shared: a tenant's domain, or the request alone."""
         if not sequence.identity:
             request = sequence.request
             scope = (b"tenant", request.domain) if self.shared else (b"request", request.request_id.encode())
@@ -135,7 +135,7 @@ class PrefixIndex:
             del self.blocks[found.key]
 
     def move(self, block_id: int, to: int) -> None:
-        """What one block holds is in another from now on."""
+        """Notes that the content of one block is in another from now on."""
         found = self.holding.pop(block_id)
         found.block_ids[found.block_ids.index(block_id)] = to
         self.holding[to] = found

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ridgeline.core.blocks import BlockPool
+from ridgeline.core.block_pool import BlockPool
 from ridgeline.errors import LawViolation
 
 

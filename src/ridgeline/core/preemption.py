@@ -5,8 +5,8 @@ starts again only when blocks up to its very end are there, and what it has not 
 use. So whoever comes first can always go on, and whoever is pinned too. Never takes a block itself.
 """
 
-from ridgeline.core.fit import blocks_needed, group_blocks
-from ridgeline.core.kv import Cache
+from ridgeline.core.admission import blocks_needed, group_blocks
+from ridgeline.core.kv_cache import Cache
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy
@@ -47,7 +47,7 @@ class Room:
         return self.spare(sequence) >= max(0, blocks_needed(shape, len(sequence.known)) - held)
 
     def for_tokens(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
-        """How many of `count` tokens the sequence can have blocks for, after pushing others out if it must; 0 to wait."""
+        """The number of `count` tokens that the sequence can have blocks for, after pushing others out if it must; 0 to wait."""
         if sequence.scheduled + count <= sequence.capacity:
             return count
         self.cache.release_behind(sequence)
@@ -60,7 +60,7 @@ class Room:
         return min(count, sequence.capacity + max(0, spare) // groups * size - sequence.scheduled)
 
     def for_drafts(self, sequence: Sequence, count: int) -> int:
-        """How many of `count` drafted positions the sequence can have blocks for: those it has, and what is spare though every running
+        """The number of `count` drafted positions that it can have blocks for: those it has, and what is spare even if every running
         sequence took its next block. Nobody is pushed out for a draft, now or in the next step."""
         size, groups = self.cache.shape.block_tokens, len(self.cache.shape.groups)
         covered = sequence.capacity - sequence.scheduled
@@ -70,7 +70,7 @@ class Room:
         return min(count, covered + max(0, spare) // groups * size)
 
     def _at_least(self, blocks: int, sequence: Sequence, builder: PlanBuilder) -> bool:
-        """So many blocks can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
+        """True if so many blocks can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
         while self.spare(sequence) < blocks:
             coming = self.cache.pool.coming() + self.cache.behind_window(sequence)
             if self.spare(sequence) + coming >= blocks:
@@ -102,7 +102,7 @@ class Room:
         return missing
 
     def _claim(self, pinned: Sequence) -> int:
-        """What a pinned sequence may still need. Its windows count in full, for it may have to leave blocks in them to others."""
+        """Blocks that a pinned sequence may still need. Its windows count in full, for it may have to leave blocks in them to others."""
         blocks = pinned.capacity // self.cache.shape.block_tokens
         return blocks_needed(self.cache.shape, pinned.limit - 1) - blocks * self._full_groups
 
@@ -118,6 +118,6 @@ class Room:
         return None
 
     def _push_out(self, victim: Sequence, by: Sequence, why: str, builder: PlanBuilder) -> None:
-        """Who is pushed out does not come back in the same step."""
+        """Preempts a sequence, which does not come back in the same step."""
         builder.closed = True
         self.life.preempt(victim, by, why)
