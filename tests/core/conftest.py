@@ -122,7 +122,7 @@ class Loop:
         return [e for e in self.events if isinstance(e, kind) and (name is None or e.request_id == name)]  # type: ignore[attr-defined]
 
     def sequence(self, name: str, choice: int = 0) -> Sequence:
-        return self.scheduler.life.open[name][choice]
+        return self.scheduler.lifecycle.open[name][choice]
 
     def check_ended(self) -> None:
         """Idle: each choice was closed once, answered what it answers alone, and everything is back."""

@@ -6,7 +6,7 @@ from ridgeline.core import laws
 from ridgeline.core.commands import Abort
 from ridgeline.core.events import Closed, Finish, Preempted, PrefixHit
 from ridgeline.core.plan import Result, TokenLogprobs
-from ridgeline.core.plan_builder import MOST_SCORED
+from ridgeline.core.plan_builder import MAX_SCORED
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.model import FakeModel, chain_stamps
 
@@ -52,7 +52,7 @@ def test_a_step_scores_a_bounded_number_of_positions(loop) -> None:
     run.turn(*[run.request(name, 90, max_tokens=3, prompt_logprobs=1) for name in names], run.request("d", 200, max_tokens=9))
     run.finish()
     scored = [sum(count for _, _, count in plan.score) for plan in run.plans]
-    assert max(scored) == MOST_SCORED and sum(scored) == 3 * 89
+    assert max(scored) == MAX_SCORED and sum(scored) == 3 * 89
     assert scored[:5] == [64, 64, 64, 64, 11]
     for name in names:
         assert scores(run, name) == expected(run, name)

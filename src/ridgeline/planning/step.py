@@ -185,4 +185,4 @@ def step_seconds(deployment: Deployment, tokens: int) -> StepSeconds:
         pass_seconds(deployment, step_work(deployment, [rows]))
         for rows in (RowGroup(0, 1), RowGroup(0, 1, FITTED_ROWS), RowGroup(0, tokens))
     )
-    return StepSeconds.fitted(one, many, FITTED_ROWS, chunk, tokens)
+    return StepSeconds.fit(one, many, FITTED_ROWS, chunk, tokens)

@@ -34,7 +34,7 @@ def step_seconds(durations: Durations, tokens: int) -> StepSeconds:
     """
     nothing = array("i", [0])
     chunk = Plan(0, nothing, nothing, array("i", [tokens]), array("i", [0]) * tokens, bytearray(1))
-    return StepSeconds.fitted(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)
+    return StepSeconds.fit(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)
 
 
 HOST_SECONDS = 0.001

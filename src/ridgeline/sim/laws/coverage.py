@@ -146,7 +146,7 @@ class Coverage:
         if plan.drafts:
             _count_drafts(self, plan)
         spent = len(plan.tokens) == self._scheduler.limits.token_budget
-        if not spent and self._scheduler.cache.pool.handed_over:
+        if not spent and self._scheduler.cache.pool.held_by_steps:
             self._count("second victim spared as blocks were coming", self._is_second_victim_spared(plan.step))
         self._count("budget spent to the last token", spent)
         directions = {source > target for source, target in plan.copies}
@@ -256,7 +256,7 @@ class Coverage:
         shared = key in self._prefix_hits or self._front_end.choices[key].oracle.request.choices > 1
         self._count("preempted twice", self._preemptions[key] == 2)
         self._count("preempted with a shared prefix", shared)
-        victim = self._scheduler.life.open.get(event.request_id, {}).get(event.choice)
+        victim = self._scheduler.lifecycle.open.get(event.request_id, {}).get(event.choice)
         self._count("preempted while its prompt is being scored", victim is not None and 0 < victim.scored < victim.to_score)
         self._count("preempted with steps in flight", self._sequence[key] in self._committed or self._in_flight(key))
         self._count("preempted at its last allowed time", self._preemptions[key] == self._world.limits.max_preemptions)
@@ -288,10 +288,10 @@ class Coverage:
 
     def _is_second_victim_spared(self, step: int) -> bool:
         """True if a preempted sequence's blocks are in flight and another sequence waits for them instead of preempting a second one."""
-        life = self._scheduler.life
-        if not any(each.in_flight for each in life.waiting) or not self._scheduler.cache.pool.coming():
+        life = self._scheduler.lifecycle
+        if not any(each.in_flight for each in life.waiting) or not self._scheduler.cache.pool.count_pending_free():
             return False
-        return any(each.last_step != step and each.scheduled == each.capacity and each.scheduled < each.reach for each in life.running)
+        return any(each.last_step != step and each.scheduled == each.capacity and each.scheduled < each.target for each in life.running)
 
     def _in_flight(self, key: Key) -> bool:
         sequence = self._sequence.get(key)
@@ -310,7 +310,7 @@ def _count_drafts(coverage: Coverage, plan: Plan) -> None:
     chunked = any(count > max(1, samples) for count, samples in zip(plan.count, plan.sample, strict=True))
     coverage._count("drafts beside a prefill chunk", chunked)
     coverage._count("drafts at depth 4", coverage._world.limits.depth == 4)
-    coverage._count("drafts as long as samples allow", sum(plan.sample) == coverage._scheduler.limits.most_samples)
+    coverage._count("drafts as long as samples allow", sum(plan.sample) == coverage._scheduler.limits.max_samples)
     for index, samples in rows:
         start, key = plan.start[index], coverage._key.get(coverage._row[plan.row[index]])
         coverage._count("drafts across a block's edge", start // size < (start + samples - 1) // size)

@@ -167,7 +167,7 @@ class OracleDrafter:
         self._answers: WeakKeyDictionary[CoreSequence, tuple[AnswerSource, list[int]]] = WeakKeyDictionary()
         self._steps = 0
 
-    def waits(self, running: list[CoreSequence]) -> bool:
+    def should_wait(self, running: list[CoreSequence]) -> bool:
         """True for a pseudo-random half of the steps, whatever runs."""
         return bool(running) and hash((self._seed, self._steps >> 2, 5)) >> 8 & 1 == 0
 
@@ -176,7 +176,7 @@ class OracleDrafter:
         self._on_propose()
         return [self._draft(sequence) for sequence, _ in rows]
 
-    def committed(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
+    def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
         self._steps += 1
 
     def _draft(self, sequence: CoreSequence) -> tuple[int, ...]:

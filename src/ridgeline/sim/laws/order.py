@@ -1,4 +1,4 @@
-"""Checks of scheduling order from events alone (law 6: starts and preemptions), of the prefill budget (law 5) and of quiet steps (law 13).
+"""Checks of scheduling order from events alone (law 6: starts, preemptions), of the prefill budget (law 5), of skippable steps (law 13).
 
 `OrderChecker` computes the policy's order independently of the scheduler's queues; it never reads them.
 """
@@ -109,11 +109,11 @@ class PrefillBudgetChecker:
 
     def schedule(self, now: float) -> Plan | None:
         """The scheduler's plan, checked. Raises LawViolation."""
-        running = self._scheduler.life.running
-        decode_rows = {s.number for s in running if s.reach - s.scheduled == 1 and s.reach < s.limit}
+        running = self._scheduler.lifecycle.running
+        decode_rows = {s.number for s in running if s.target - s.scheduled == 1 and s.target < s.limit}
         plan = self._schedule(now)
         if plan is not None:
-            planned_decodes = decode_rows.intersection(self._scheduler.flights[-1].numbers)
+            planned_decodes = decode_rows.intersection(self._scheduler.steps_in_flight[-1].numbers)
             rows = zip(plan.count, plan.sample, strict=True)
             prefill_counts = [count - (samples == count) for count, samples in rows if count > 1 or not samples]
             budget = self._scheduler.limits.prefill_budget(len(planned_decodes))
@@ -123,10 +123,10 @@ class PrefillBudgetChecker:
         return plan
 
 
-class QuietStepsChecker:
-    """Checks that nothing is decided during the steps that `quiet_steps` announces, unless a command comes or a sequence stops (law 13).
+class SkippableStepsChecker:
+    """Checks that nothing is decided during the steps that `skippable_steps` counts, unless a command comes or a sequence stops (law 13).
 
-    A simulator that skips quiet steps makes the engine's plans only if this holds.
+    A simulator that skips skippable steps makes the engine's plans only if this holds.
     """
 
     DECISIONS = (events.Started, events.Preempted, events.Waiting)
@@ -134,17 +134,17 @@ class QuietStepsChecker:
     def __init__(self) -> None:
         self._left = 0
 
-    def on_turn(self, commands: Sequence[Command], turn_events: Sequence[Event], count_quiet_steps: Callable[[], int]) -> None:
-        """Checks a turn; counts quiet steps again once the announced ones are over. Raises LawViolation."""
+    def on_turn(self, commands: Sequence[Command], turn_events: Sequence[Event], count_skippable_steps: Callable[[], int]) -> None:
+        """Checks a turn; counts skippable steps again once the announced ones are over. Raises LawViolation."""
         if commands:
             self._left = 0
         for event in turn_events:
             if self._left > 0 and isinstance(event, self.DECISIONS):
-                raise LawViolation(13, f"{self._left} quiet steps were announced, then came {event}")
+                raise LawViolation(13, f"{self._left} skippable steps were announced, then came {event}")
             if isinstance(event, (events.Closed, events.EndedProvisionally)):
                 if self._left > 0 and event.reason is Finish.LENGTH:
-                    raise LawViolation(13, f"{self._left} quiet steps were announced, then {event.request_id} reached its length")
+                    raise LawViolation(13, f"{self._left} skippable steps were announced, then {event.request_id} reached its length")
                 self._left = 0
             self._left -= type(event) is events.Scheduled
         if self._left <= 0:
-            self._left = count_quiet_steps()
+            self._left = count_skippable_steps()

@@ -14,7 +14,7 @@ from itertools import count
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Admit, Command
-from ridgeline.core.fast_forward import quiet_steps
+from ridgeline.core.fast_forward import skippable_steps
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.policy import POLICIES
@@ -28,13 +28,13 @@ from ridgeline.sim.laws.coverage import Coverage
 from ridgeline.sim.laws.executor import SimExecutor
 from ridgeline.sim.laws.front_end import FrontEnd
 from ridgeline.sim.laws.oracle import AnswerSource, ComputedAnswer, OracleDrafter
-from ridgeline.sim.laws.order import OrderChecker, PrefillBudgetChecker, QuietStepsChecker
+from ridgeline.sim.laws.order import OrderChecker, PrefillBudgetChecker, SkippableStepsChecker
 from ridgeline.sim.laws.workload import World, make_world
 
 FULL_CHECK_INTERVAL = 24
 """Steps between recounts of every block's holders; the cheap laws are checked after each step."""
-QUIET_CHECK_INTERVAL = 4
-"""One seed in this many checks `quiet_steps`."""
+SKIP_CHECK_INTERVAL = 4
+"""One seed in this many checks `skippable_steps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Simulation:
         PrefillBudgetChecker(self.scheduler)
         self.coverage = Coverage(world, self.front_end, self.scheduler)
         self._order = OrderChecker(world)
-        self._quiet = QuietStepsChecker()
+        self._skip_checker = SkippableStepsChecker()
         self.witness = CheckedExecutor(executor, self.scheduler, self.coverage, trace)
         self.engine = Engine(self.scheduler, self.witness, self.clock, world.limits.depth)
         self._trace = trace
@@ -173,8 +173,8 @@ class Simulation:
             laws.check_full(self.scheduler)
         self.front_end.on_turn(commands, turn)
         self._order.on_turn(commands, turn.events)
-        if self.world.seed % QUIET_CHECK_INTERVAL == 0:
-            self._quiet.on_turn(commands, turn.events, partial(quiet_steps, self.scheduler))
+        if self.world.seed % SKIP_CHECK_INTERVAL == 0:
+            self._skip_checker.on_turn(commands, turn.events, partial(skippable_steps, self.scheduler))
         for event in turn.events:
             self.coverage.on_event(event)
         if self._trace is not None:
@@ -187,18 +187,18 @@ class Simulation:
 
     def _check_preemptions(self) -> None:
         """Makes preemption raise LawViolation where the steps in flight will free enough blocks, or for a draft."""
-        life, pool, room = self.scheduler.life, self.scheduler.cache.pool, self.scheduler.room
-        preempt, groups = life.preempt, len(self.world.info.kv.groups)
+        lifecycle, cache, preemptor = self.scheduler.lifecycle, self.scheduler.cache, self.scheduler.preemptor
+        preempt, groups = lifecycle.preempt, len(self.world.info.kv.groups)
 
         def checked_preempt(victim: Sequence, by: Sequence, why: str) -> None:
-            needed = groups + self.scheduler.cache.away(by)
-            if why == "blocks" and room.spare(by) + pool.coming() >= needed:
-                raise LawViolation(6, f"sequence {victim.number} is preempted for blocks although {pool.coming()} are about to be freed")
+            needed, pending = groups + cache.count_host_blocks(by), cache.pool.count_pending_free()
+            if why == "blocks" and preemptor.available_blocks(by) + pending >= needed:
+                raise LawViolation(6, f"sequence {victim.number} is preempted for blocks although {pending} are about to be freed")
             if self._drafted_step == self.scheduler.step:
                 raise LawViolation(6, f"sequence {victim.number} is preempted for a draft")
             preempt(victim, by, why)
 
-        life.preempt = checked_preempt  # type: ignore[method-assign]
+        lifecycle.preempt = checked_preempt  # type: ignore[method-assign]
 
     def _due(self) -> list[Command]:
         now = self.clock.now()
