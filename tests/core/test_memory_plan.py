@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.core.fit import blocks_needed
+from ridgeline.core.admission import blocks_needed
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.planning.memory import longest_sequence, sequence_blocks
 

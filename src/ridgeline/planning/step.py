@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
-from ridgeline.core.pace import StepSeconds
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.planning.deployment import ACTIVATION_BYTES, Deployment, kv_share, weight_classes
 from ridgeline.planning.parallel import expert_parallel_seconds, experts_touched, pipeline_seconds, tensor_parallel_seconds
 from ridgeline.planning.shape import KV_BITS, ModelShape
@@ -185,4 +185,4 @@ def step_seconds(deployment: Deployment, tokens: int) -> StepSeconds:
         pass_seconds(deployment, step_work(deployment, [rows]))
         for rows in (RowGroup(0, 1), RowGroup(0, 1, FITTED_ROWS), RowGroup(0, tokens))
     )
-    return StepSeconds.fitted(one, many, FITTED_ROWS, chunk, tokens)
+    return StepSeconds.fit(one, many, FITTED_ROWS, chunk, tokens)

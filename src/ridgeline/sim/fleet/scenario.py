@@ -7,10 +7,10 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from ridgeline.core.pace import UNBOUNDED, StepSeconds
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape, Plan
 from ridgeline.core.policy import POLICIES
+from ridgeline.core.step_time import UNBOUNDED, StepSeconds
 from ridgeline.errors import ConfigError
 from ridgeline.planning.deployment import Deployment, block_bytes_of, kv_blocks
 from ridgeline.planning.memory import groups_of, host_copy_seconds, kv_bytes, sequence_blocks
@@ -34,7 +34,7 @@ def step_seconds(durations: Durations, tokens: int) -> StepSeconds:
     """
     nothing = array("i", [0])
     chunk = Plan(0, nothing, nothing, array("i", [tokens]), array("i", [0]) * tokens, bytearray(1))
-    return StepSeconds.fitted(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)
+    return StepSeconds.fit(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)
 
 
 HOST_SECONDS = 0.001
