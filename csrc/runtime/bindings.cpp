@@ -25,7 +25,7 @@ T* pointer(Address address) {
 }
 
 const Kernels& kernels(int level) {
-    if (level < 0 || level >= kLevelCount || !kLevels[level].supported())
+    if (level < 0 || level >= kLevelCount || !supported(kLevels[level]))
         throw nb::value_error("this machine cannot run the requested ISA level");
     return *kLevels[level].kernels;
 }
@@ -285,7 +285,7 @@ NB_MODULE(_C, m) {
     m.def("levels", [] {
         nb::list names;
         for (int i = 0; i < kLevelCount; ++i)
-            if (kLevels[i].supported()) names.append(nb::make_tuple(i, kLevels[i].name));
+            if (supported(kLevels[i])) names.append(nb::make_tuple(i, kLevels[i].name));
         return names;
     });
     bind_attention(m);

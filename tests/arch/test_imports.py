@@ -36,6 +36,7 @@ CORE_STDLIB = {
     "types",
     "functools",
     "math",
+    "weakref",
 }
 
 

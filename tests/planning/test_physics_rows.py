@@ -15,9 +15,9 @@ import pytest
 from ridgeline.facts.files.formats import FORMATS
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning import levers, parallel, report, speed
-from ridgeline.planning.arguments import Question, deployment_of
+from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment, attention_score_bytes
-from ridgeline.planning.memory import block_bytes
+from ridgeline.planning.memory import kv_bytes
 from ridgeline.planning.shape import ModelShape, shape_of
 
 GB, GIB = 1e9, 2**30
@@ -66,7 +66,7 @@ def shape(model: str) -> ModelShape:
 def kv(model: str, tokens: float, sequences: float = 1) -> float:
     """Bytes of the cache in 16 bits."""
     found = shape(model)
-    return block_bytes(found.kv_layers, 1, found.kv_elements, 16) * tokens * sequences
+    return kv_bytes(found.kv_layers, 1, found.kv_elements, 16) * tokens * sequences
 
 
 def weights(model: str, dtype: str) -> float:
@@ -175,7 +175,7 @@ def claims(config: str, deployment: Deployment, cells: dict[str, float]) -> list
 
 def on(model: str, device: str, count: int, dtype: str | None, prompt: int, output: int) -> Deployment:
     """A deployment of the notes."""
-    return deployment_of(describe_model(model, Path()), Question(device, count, dtype, workload=f"in={prompt},out={output}"))
+    return deployment_of(describe_model(model, Path()), PlanOptions(device, count, dtype, workload=f"in={prompt},out={output}"))
 
 
 def eight(device: str, dtype: str | None) -> Deployment:

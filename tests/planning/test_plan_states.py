@@ -10,12 +10,12 @@ from ridgeline.facts.headers.config_json import parse_config
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.facts.model import ModelFacts, StateLayers
 from ridgeline.planning import speed
-from ridgeline.planning.arguments import Question, deployment_of
+from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment, Layout
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import make_report
 from ridgeline.planning.shape import ModelShape, shape_of
-from ridgeline.planning.step import STATE_FLOPS, Rows, link_seconds, step_work
+from ridgeline.planning.step import STATE_FLOPS, RowGroup, link_seconds, step_work
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
 
 NOWHERE = Path("/nonexistent")
@@ -38,7 +38,7 @@ def shape(**values: object) -> ModelShape:
 
 
 def planned(model: str, device: str = "h100", **asked: object) -> Deployment:
-    return deployment_of(describe_model(model, NOWHERE), Question(device, **asked))  # type: ignore[arg-type]
+    return deployment_of(describe_model(model, NOWHERE), PlanOptions(device, **asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_states_take_memory_beside_pages() -> None:
 
 def test_states_are_read_and_written_every_step() -> None:
     deployment = planned("nemotron-h-8b")
-    short, long = (step_work(deployment, [Rows(start, 1, 8)]) for start in (100, 8000))
+    short, long = (step_work(deployment, [RowGroup(start, 1, 8)]) for start in (100, 8000))
     state = deployment.shape.state
     assert state is not None
     assert short.state_bytes == long.state_bytes == 2 * 8 * state.bytes
@@ -139,9 +139,9 @@ def test_states_are_read_and_written_every_step() -> None:
 
 
 def test_a_model_of_states_alone() -> None:
-    """No keys and values at all: the context costs nothing, and there are no pages to simulate."""
+    """No keys and values at all: the context costs nothing, and there are no blocks to simulate."""
     values = {"model_type": "granitemoehybrid", "mamba_n_heads": 8, "num_local_experts": 0}
-    deployment = deployment_of(facts(**values), Question("l4", users=100))
+    deployment = deployment_of(facts(**values), PlanOptions("l4", users=100))
     assert (deployment.memory.kv_token, deployment.memory.kv_sequence, deployment.memory.max_context) == (0, 0, 128)
     assert deployment.memory.fits and make_report(deployment, Objective(), True, None).recommended_batch == 100
     with pytest.raises(ConfigError, match="no blocks to schedule"):
@@ -151,8 +151,8 @@ def test_a_model_of_states_alone() -> None:
 def test_the_simulator_keeps_states_for_all_rows() -> None:
     deployment = planned("nemotron-h-8b", context=4096)
     few, many = (Scenario(deployment, Knobs(max_num_seqs=rows), (), 1).setting().kv.blocks for rows in (16, 116))
-    page = 16 * 2 * 8 * 128 * 2 * len(Scenario(deployment, Knobs(), (), 1).setting().kv.groups[0].layers)
-    assert few - many == pytest.approx(100 * deployment.shape.state_bytes / page, abs=1)
+    block_bytes = 16 * 2 * 8 * 128 * 2 * len(Scenario(deployment, Knobs(), (), 1).setting().kv.groups[0].layers)
+    assert few - many == pytest.approx(100 * deployment.shape.state_bytes / block_bytes, abs=1)
 
 
 def test_experts_over_devices() -> None:

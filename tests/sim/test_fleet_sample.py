@@ -113,7 +113,7 @@ def test_the_command_tells_what_the_sample_stands_for() -> None:
     settings = ["--set", "step_time=constant:0.05", "--rate", "0.05", "--prompt", "20", "--output", "4", "--sample", "0.01", "--seeds", "2"]
     command = [sys.executable, "-c", "from ridgeline.cli.main import main; main()", "sim", "llama-3-8b", *settings]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert "of days of 4,300" in said.replace("\n", " ") and "12 windows a day; 95 %" in said.replace("\n", " ")
+    assert "of days of 4,300" in said.replace("\n", " ") and "12 windows per day; 95 %" in said.replace("\n", " ")
     found = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True).stdout)
     assert found["runs"][0]["seconds"]["mean"] == pytest.approx(864)
 

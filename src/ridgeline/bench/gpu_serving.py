@@ -124,7 +124,7 @@ def start(
         facts.name, runner="cuda", dtype=settings["dtype"], kv_dtype=settings["kv_dtype"], max_model_len=length, max_num_seqs=rows,
         max_num_batched_tokens=settings["budget"], enable_prefix_caching=prefix_caching, kv_cache_memory_bytes=settings["memory_bytes"],
     )  # fmt: skip
-    settled, _ = resolve_runner(config, missing=None, no_gpu=None, processors=1)
+    settled, _ = resolve_runner(config, no_extension=None, no_gpu=None, cpu_cores=1)
     began = perf_counter()
     load = importlib.import_module(LOAD).random_weights
     open_cuda = partial(importlib.import_module(BACKEND).open_cuda, load=load, graphs=watch)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.read import describe_model
-from ridgeline.planning.arguments import Question, deployment_of, parse_objective
+from ridgeline.planning.arguments import PlanOptions, deployment_of, parse_objective
 from ridgeline.sim.fleet.durations import Constant, Durations, Observed, fitted
 from ridgeline.sim.fleet.fleet import Failures, Scaling
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
@@ -77,6 +77,8 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "depth": Setting(_whole(1, 4), 1),  # steps in flight
     "kv_pages": Setting(_whole(1, _MANY), None),  # blocks of the KV cache instead of what fits
     "swap_space": Setting(_number(0, 1 << 14), 0.0),  # GiB of host memory for cached KV that has no room any more
+    "num_speculative_tokens": Setting(_whole(0, 8), 0),  # tokens drafted per sequence and step at most
+    "acceptance": Setting(_number(0, 1), 0.6),  # chance that a drafted token is right
     "replicas": Setting(_whole(1, 1024), 1),  # servers
     "decode_replicas": Setting(_whole(0, 1024), 0),  # servers that decode what the others have prefilled; 0: all do both
     "routing": Setting(_text, "least-requests"),  # how requests are spread
@@ -120,7 +122,7 @@ def scenario_of(model: str, settings: Mapping[str, str], trace: Path | None) -> 
     }
     deployment = deployment_of(
         describe_model(model, cache_directory()),
-        Question(
+        PlanOptions(
             device=value["device"],
             count=value["tensor_parallel_size"] * value["pipeline_parallel_size"],
             dtype=value["dtype"],

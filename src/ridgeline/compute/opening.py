@@ -9,7 +9,7 @@ from ridgeline.compute.backend import Backend
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, resolve
 from ridgeline.core.plan import KVShape
-from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_costs, kv_groups
 
@@ -53,7 +53,7 @@ class ModelSource:
 
     def with_rope(self, positions: int) -> "ModelSource":
         """A copy with the RoPE of sequences of at most so many positions."""
-        facts, reason = rope_for(self.facts, positions)
+        facts, reason = select_rope(self.facts, positions)
         decided = () if reason is None else (Decision("rope_positions", positions, "model", reason),)
         return replace(self, facts=facts, decisions=self.decisions + decided)
 
@@ -61,7 +61,7 @@ class ModelSource:
         """A copy in which no setting is left open: see `config.resolve`. ConfigError where the model does not fit."""
         found = resolve(self.config, context=context, memory_bytes=memory_bytes, costs=self.costs, share=share, host_bytes=host_bytes)
         return replace(
-            self, config=found.config, decisions=self.decisions + found.decisions, blocks=found.pages, host_blocks=found.host_pages
+            self, config=found.config, decisions=self.decisions + found.decisions, blocks=found.blocks, host_blocks=found.host_blocks
         )
 
     def shape(self, numerics: str) -> KVShape:
@@ -70,7 +70,7 @@ class ModelSource:
         config = self.config
         named = f"{config.runner} {numerics} {config.kv_dtype} {config.block_size}"
         fingerprint = hashlib.sha256(self.facts.fingerprint + named.encode()).digest()
-        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, self.host_blocks, self.costs.page_bytes)
+        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, self.host_blocks, self.costs.block_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,17 +148,19 @@ class Answer:
 
     def take(self, item: Output | Closed) -> tuple[list[Piece], Close | None]:
         """Pieces that came of it, and the close to send to the engine."""
-        number, pieces, close = item.choice, list[Piece](), None
-        choice, index, releases = self._choices[number], self._first_index + number, list[Release]()
+        number, close = item.choice, None
+        choice, index = self._choices[number], self._first_index + number
+        pieces: list[Piece] = []
         if isinstance(item, Output):
             releases, close = choice.take(item)
-        if number not in self._begun and (isinstance(item, Closed) or item.ids):
-            self._begun.add(number)
-            if self._scores is None and number == 0:
-                self._scores = (None, *choice.prompt_logprobs)
-            pieces.append(Begun(index, self._ids, self._scores or ()))
-        pieces += [Shown(index, release) for release in releases if release.ids]
-        if isinstance(item, Closed):
+            if number not in self._begun and item.ids:
+                pieces.append(self._begin(number))
+            for release in releases:
+                if release.ids:
+                    pieces.append(Shown(index, release))
+        else:
+            if number not in self._begun:
+                pieces.append(self._begin(number))
             self.open -= 1
             pieces.append(Ended(index, item.reason, choice.stop_reason, item.usage, choice.cumulative_logprob, item.message))
         if self._scores is None:
@@ -168,6 +170,12 @@ class Answer:
             pieces += [replace(each, prompt_logprobs=self._scores) if isinstance(each, Begun) else each for each in self._early]
             self._early = []
         return pieces, close
+
+    def _begin(self, number: int) -> Begun:
+        self._begun.add(number)
+        if self._scores is None and number == 0:
+            self._scores = (None, *self._choices[0].prompt_logprobs)
+        return Begun(self._first_index + number, self._ids, self._scores or ())
 
 
 class Collected:

@@ -58,7 +58,7 @@ class _Fold(Collector):
         yield self._counter("vllm:generation_tokens", "Tokens sampled.", m.generation_tokens)
         yield self._finished()
         yield self._counter("ridgeline_steps", "Steps scheduled.", m.steps)
-        yield self._counter("ridgeline_evicted_pages", "Cached KV blocks that were forgotten.", m.evicted_pages)
+        yield self._counter("ridgeline_evicted_blocks", "Cached KV blocks that were forgotten.", m.evicted_blocks)
         yield self._counter("ridgeline_rejected_requests", "Requests that the engine rejected.", m.rejected)
         yield self._histogram("vllm:time_to_first_token_seconds", "From admission to the first token.", m.time_to_first_token)
         yield self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a choice.", m.inter_token)

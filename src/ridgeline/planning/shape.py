@@ -1,18 +1,18 @@
-"""The shape of a network, derived from its facts: what the planner's arithmetic multiplies. Formats of weights and KV."""
+"""Numbers of a network for the planner, derived from its facts; formats of weights and KV cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ridgeline.facts.files.formats import FORMATS
-from ridgeline.facts.model import CLASSES, Attention, Experts, ModelFacts, StateLayers
+from ridgeline.facts.model import CLASSES, AttentionWidths, Experts, ModelFacts, StateLayers
 
 AttentionKind = Literal["MHA", "GQA", "MQA", "MLA"]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """Bits per parameter in the layers, and in the embedding and the head; `compute` is the data type of the products."""
+    """Bits per parameter in layers, and in embedding and head; `compute` is the data type of the matrix products."""
 
     layer_bits: float
     embedding_bits: float
@@ -30,7 +30,7 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     "awq": WeightFormat(4 + 20 / 128, 16, "f16"),
     "gptq": WeightFormat(4 + 20 / 128, 16, "f16"),
     "gptq8": WeightFormat(8 + 24 / 128, 16, "f16"),
-    # Of compressed-tensors: symmetric groups of 128; a 16-bit scale per row, which weighs nothing; the same with 8-bit activations.
+    # compressed-tensors: symmetric groups of 128; one 16-bit scale per row, which is not counted; the same with 8-bit activations.
     "w4a16": WeightFormat(4 + 16 / 128, 16, "f16"),
     "w8a16": WeightFormat(8, 16, "f16"),
     "w8a8": WeightFormat(8, 16, "int8"),
@@ -38,24 +38,25 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         name.lower(): WeightFormat(stored.bits_per_weight, stored.bits_per_weight, "f16") for name, stored in FORMATS.items() if "_" in name
     },
 }
-"""Precisions (payload alone: 4, 2, 1, ½ bytes) and real formats with their scales. GGUF blocks are expanded and multiplied as f16."""
+"""Precisions without scales (4, 2, 1, ½ bytes), and stored formats with them. GGUF blocks are dequantised and multiplied as f16."""
 
 KV_BITS = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
-"""Bits of a cached element; scales are not counted."""
+"""Bits per cached element; scales are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """A decoder-only transformer in numbers.
 
-    layer_kinds   "full" or "window" per layer, "none" where a layer has no keys and values; `window` is the window's tokens, 0 without one
-    kv_elements   elements cached for a token and layer: 2 · KV heads · head dimension, or MLA's latent and its rotary part
-    decode_width  heads · (dimensions of a score + dimensions of a value) where one token looks at the cache
+    layer_kinds   "full" or "window" per layer, "none" where a layer has no KV cache
+    window        tokens of the sliding window, 0 without one
+    kv_elements   elements in the KV cache per token and layer: 2 · KV heads · head dimension, or MLA's latent and rotary part
+    decode_width  multiply-adds per cached token and layer: heads · (dimensions of a score + dimensions of a value)
     prefill_width the same for many tokens at once; MLA then expands its latent into smaller heads
-    state         recurrent layers, which may stand in place of attention or beside it
+    state         recurrent layers, in place of attention or in parallel to it
     parameters    counts by class (`CLASSES`); a tied head counts 0 and is read as the embedding
-    dtype         the format in which the checkpoint stores weights, a key of `WEIGHT_FORMATS`
-    stored_bytes  bytes by class where a file said so, else empty
+    dtype         format of the checkpoint's weights, a key of `WEIGHT_FORMATS`
+    stored_bytes  bytes by class where files exist, else empty
     """
 
     name: str
@@ -82,12 +83,12 @@ class ModelShape:
 
     @property
     def kv_layers(self) -> int:
-        """Layers that cache keys and values."""
+        """Number of layers with a KV cache."""
         return self.layers - self.layer_kinds.count("none")
 
     @property
     def state_bytes(self) -> int:
-        """Bytes that a sequence keeps in recurrent layers."""
+        """Bytes per sequence in recurrent layers."""
         return self.state.bytes if self.state else 0
 
     @property
@@ -97,12 +98,12 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> float:
-        """Parameters that one token uses: of the routed experts only its own."""
+        """Parameters used per token: of the routed experts only the active ones."""
         share = self.experts.active / self.experts.routed if self.experts else 0.0
         return self.total_parameters - self.parameters["experts"] * (1.0 - share)
 
     def class_bytes(self, dtype: str | None) -> dict[str, float]:
-        """Bytes by class in a weight format; None means as stored."""
+        """Bytes by class in a weight format; None: as stored."""
         if dtype is None and self.stored_bytes:
             return {name: float(self.stored_bytes.get(name, 0)) for name in CLASSES}
         form = WEIGHT_FORMATS[dtype or self.dtype]
@@ -111,9 +112,9 @@ class ModelShape:
 
 
 def shape_of(facts: ModelFacts) -> ModelShape:
-    """The shape of the network that `facts` describe."""
+    """Shape of the network described by `facts`."""
     keys, queries = facts.kv_heads * facts.head_dim, facts.heads * facts.head_dim
-    widths = facts.attention or Attention(2 * keys, 2 * queries, 2 * queries)
+    widths = facts.attention or AttentionWidths(2 * keys, 2 * queries, 2 * queries)
     return ModelShape(
         name=facts.name,
         architecture=facts.architecture,
@@ -140,7 +141,7 @@ def shape_of(facts: ModelFacts) -> ModelShape:
 
 
 def attention_kind(heads: int, kv_heads: int) -> AttentionKind:
-    """Name of attention with so many query and KV heads. Notes on inference, part 4, section 7."""
+    """Name of the attention variant with these query and KV heads. Notes on inference, part 4, section 7."""
     if kv_heads == heads:
         return "MHA"
     return "MQA" if kv_heads == 1 else "GQA"

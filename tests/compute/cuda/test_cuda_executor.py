@@ -17,7 +17,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import resolve_runner
 from ridgeline.core.params import Admitted, RowParams, Sampling
 from ridgeline.errors import ConfigError
-from ridgeline.planning.memory import GRAPH_BYTES, kv_head_bytes, left_for_cache
+from ridgeline.planning.memory import GRAPH_BYTES, available_kv_bytes, kv_head_bytes
 
 SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "max_model_len": 48, "block_size": 4}
 
@@ -150,8 +150,8 @@ def test_a_model_that_leaves_no_room_is_refused_with_the_numbers(model: Path, mo
 
 
 def test_memory_that_stays_free() -> None:
-    assert left_for_cache(100 << 30, 50 << 30, 0) == (50 << 30) - int(0.03 * (100 << 30))
-    assert left_for_cache(100 << 30, 50 << 30, 40) == left_for_cache(100 << 30, 50 << 30, 0) - 40 * GRAPH_BYTES
+    assert available_kv_bytes(100 << 30, 50 << 30, 0) == (50 << 30) - int(0.03 * (100 << 30))
+    assert available_kv_bytes(100 << 30, 50 << 30, 40) == available_kv_bytes(100 << 30, 50 << 30, 0) - 40 * GRAPH_BYTES
 
 
 ABSENT = "there is no NVIDIA device"
@@ -161,16 +161,16 @@ ABSENT = "there is no NVIDIA device"
     ("settings", "no_gpu", "says"),
     [
         ({"runner": "cuda"}, ABSENT, "--runner cuda: there is no NVIDIA device"),
-        ({"runner": "gpu"}, None, "auto, cuda, native, numpy are possible"),
-        ({"runner": "cuda", "dtype": "int3"}, None, "auto, bf16, fp16, f32, fp8 are possible"),
-        ({"runner": "cuda", "kv_dtype": "q4"}, None, "the cuda runner keeps bf16, fp16, f32, fp8, int8"),
+        ({"runner": "gpu"}, None, "one of auto, cuda, native, numpy"),
+        ({"runner": "cuda", "dtype": "int3"}, None, "one of auto, bf16, fp16, f32, fp8"),
+        ({"runner": "cuda", "kv_dtype": "q4"}, None, "one of auto, bf16, fp16, f32, fp8, int8"),
         ({"runner": "numpy", "dtype": "bf16"}, None, "--dtype is for --runner cuda"),
         ({"runner": "auto", "batch_invariant": True}, ABSENT, "--batch-invariant is for --runner cuda"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, object], no_gpu: str | None, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        resolve_runner(EngineConfig("m", **settings), missing=None, no_gpu=no_gpu, processors=2)  # type: ignore[arg-type]
+        resolve_runner(EngineConfig("m", **settings), no_extension=None, no_gpu=no_gpu, cpu_cores=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -184,5 +184,5 @@ def test_settings_that_cannot_be(settings: dict[str, object], no_gpu: str | None
     ],
 )
 def test_where_a_gpu_is(settings: dict[str, object], runner: str, dtype: str, kv_dtype: str) -> None:
-    config, _ = resolve_runner(EngineConfig("m", **settings), missing=None, no_gpu=None, processors=2)  # type: ignore[arg-type]
+    config, _ = resolve_runner(EngineConfig("m", **settings), no_extension=None, no_gpu=None, cpu_cores=2)  # type: ignore[arg-type]
     assert (config.runner, config.dtype, config.kv_dtype) == (runner, dtype, kv_dtype)

@@ -117,8 +117,8 @@ def test_weights_as_codes(tiny: Path, alone: dict[tuple[str, int], Answer], monk
 
 def test_threads(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_facts()
-    for processors in (1, 3):
-        facts = MachineFacts(machine.memory_bytes, machine.available_bytes, processors)
+    for cpu_cores in (1, 3):
+        facts = MachineFacts(machine.memory_bytes, machine.available_bytes, cpu_cores)
         monkeypatch.setattr(worker, "machine_facts", lambda facts=facts: facts)
         assert serve(tiny, [REQUESTS[:4]]).answers == {key: alone[key] for key in list(alone)[:4]}
 
@@ -148,8 +148,8 @@ def test_info_and_start_up_messages(tiny: Path, kind: tuple[str, str]) -> None:
     name = f"native, {ext.isa()}" if runner == "native" else "numpy"
     assert (info.vocab, info.rows, info.max_model_len, info.runner) == (SIZE.vocab, 3, SIZE.context, name)
     assert [group.window for group in info.kv.groups] == [0, *[SIZE.window] * 6]
-    page_bytes = 2 * 16 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, dtype)
-    assert info.kv_bytes // page_bytes == info.kv.blocks
+    block_bytes = 2 * 16 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, dtype)
+    assert info.kv_bytes // block_bytes == info.kv.blocks
     assert {decision.name for decision in executor.decisions} - {"screened_head"} == {
         *("runner", "kv_dtype", "threads", "max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens")
     }

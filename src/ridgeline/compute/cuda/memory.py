@@ -17,7 +17,7 @@ from ridgeline.compute.cuda.weights import DeviceWeights, placed_bytes
 from ridgeline.compute.graph import OpList
 from ridgeline.errors import ConfigError
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.memory import left_for_cache
+from ridgeline.planning.memory import available_kv_bytes
 
 SPLIT_QUERIES: Final = (2, 4, 8, 16, 32, 64)
 """Queries per row for which attention may compute splits in programs of their own."""
@@ -81,7 +81,7 @@ def _attention_bytes(
 def cache_bytes(device: Device, free_bytes: int, graphs: int) -> int:
     """Bytes for the KV cache, of `free_bytes` that the largest step has left, with `graphs` to be captured. ConfigError where nothing is
     left."""
-    left = left_for_cache(device.memory_bytes, free_bytes, graphs)
+    left = available_kv_bytes(device.memory_bytes, free_bytes, graphs)
     if left <= 0:
         raise ConfigError(
             f"{free_bytes} bytes of {device.name} are free behind weights and the largest step, {free_bytes - left} are kept for graphs "
@@ -102,5 +102,5 @@ def weights_bytes(facts: ModelFacts, dtype: torch.dtype, *, fp8: bool) -> int:
             total += prod(tensor.shape) + 4 * tensor.shape[0]
         else:
             rows, columns = tensor.shape
-            total += placed_bytes(tensor.kind, (rows, columns), dtype, tensor.integers.group if tensor.integers else 0)
+            total += placed_bytes(tensor.kind, (rows, columns), dtype, tensor.quantised.group if tensor.quantised else 0)
     return total

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Final
 
-from ridgeline.core.pace import StepSeconds
+from ridgeline.core.step_time import StepSeconds
 
 Seconds = Callable[[Sequence[int], Sequence[int]], float]
 """As `Backend.seconds`: tokens and sampled positions of each row → seconds."""
@@ -32,7 +32,7 @@ def step_seconds(seconds: Seconds, rows: int, tokens: int) -> StepSeconds | None
         if perf_counter() - began > ROUND_SECONDS:
             break
     one, many, chunk = best
-    return StepSeconds.fitted(one, many if rows > 1 else one, max(2, rows), chunk, tokens)
+    return StepSeconds.fit(one, many if rows > 1 else one, max(2, rows), chunk, tokens)
 
 
 def price(seconds: Seconds, tokens: int) -> tuple[tuple[int, int, float], ...]:

@@ -11,10 +11,9 @@ from pathlib import Path
 from ridgeline.compute.backend import SCORED_POSITIONS
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
-from ridgeline.compute.cpu.runner import NativeRunner
+from ridgeline.compute.cpu.packing import pack_weights, screened, widened
+from ridgeline.compute.cpu.runner import NativeRunner, StepTrace
 from ridgeline.compute.cpu.sampling import Sampler
-from ridgeline.compute.cpu.trace import StepTrace
-from ridgeline.compute.cpu.weights import pack_weights, screened, widened
 from ridgeline.compute.decoding.sampler import sample_rows, score
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.exact.runner import NumpyRunner
@@ -32,7 +31,7 @@ from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
-from ridgeline.facts.headers.read import RANDOM_PREFIX, random_facts, read_model_facts
+from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
 from ridgeline.facts.hub.source import resolve_model
 
 
@@ -42,9 +41,9 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     Raises ModelNotFoundError, ModelFormatError or ConfigError where the model or the settings are at fault.
     """
     is_random = config.model.startswith(RANDOM_PREFIX)
-    facts = random_facts(config.model) if is_random else read_model_facts(resolve_model(config.model, cache_directory(), progress))
+    facts = read_random_facts(config.model) if is_random else read_model_facts(resolve_model(config.model, cache_directory(), progress))
     machine = machine_facts()
-    config, decisions = resolve_runner(config, missing=ext.lost(), no_gpu=gpu_missing(), processors=machine.processors)
+    config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     return start(ModelSource(config, facts, machine.memory_bytes, decisions), _opener(config, is_random), progress)
 
 

@@ -159,8 +159,8 @@ function drawRoofline(d, report) {
 }
 
 function drawBatches(d, report) {
-  const most = report.max_sequences, end = Math.min(LARGEST_BATCH, Math.max(64, 2 * knee(d, LARGEST_BATCH), 2 * report.recommended_batch));
-  const points = batches(end).map((batch) => batch_point(d, batch)), found = knee(d, LARGEST_BATCH);
+  const most = report.max_sequences, end = Math.min(MAX_BATCH, Math.max(64, 2 * knee(d, MAX_BATCH), 2 * report.recommended_batch));
+  const points = batches(end).map((batch) => batch_point(d, batch)), found = knee(d, MAX_BATCH);
   const guides = [{ x: found, label: `knee ${whole(found)}` }, { x: most, label: `memory holds ${whole(most)}` }];
   const x = { label: "sequences at once", low: 1, high: end, log: true, format: (value) => plot.amount(value) };
   const draw = (name, key, title, format) => {

@@ -4,6 +4,7 @@ Owns what is known of its open requests, the device, and the jump over steps in 
 that nobody needs to see them: they are taken when they are over, or when a command comes, as far as they have begun by then.
 """
 
+from array import array
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -14,12 +15,14 @@ from typing import Final
 
 from ridgeline.core import events
 from ridgeline.core.commands import Abort, Admit, Command
+from ridgeline.core.drafts.depth import StepCost, choose_depths
 from ridgeline.core.events import Finish
+from ridgeline.core.fast_forward import skip_steps, skippable_steps
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.policy import POLICIES
-from ridgeline.core.quiet import advance, quiet_steps
 from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.sequence import Sequence as CoreSequence
 from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
@@ -28,17 +31,74 @@ from ridgeline.sim.fleet.durations import Durations
 from ridgeline.sim.fleet.measures import Tally
 from ridgeline.sim.fleet.traffic import Arrival
 
-TOKEN = 7
-"""The id that every row samples."""
+TOKEN: Final = 7
+"""The id that every row samples; a draft that is wrong has another one sampled in its place."""
+VERIFIED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+"""Tokens of the rows whose verification is priced."""
+
+
+def price(durations: Durations) -> tuple[tuple[int, int, float], ...]:
+    """Measures that an engine takes at its start: (tokens, samples, seconds) of steps in which one row verifies drafts."""
+    found = []
+    for tokens in VERIFIED:
+        nothing, several = array("i", [0]), array("i", [tokens])
+        plan = Plan(0, nothing, nothing, several, array("i", [TOKEN]) * tokens, bytearray([tokens]))
+        found.append((tokens, tokens, durations.seconds(plan)))
+    return tuple(found)
+
+
+class Assumed:
+    """Implements `core.drafts.drafter.Drafter`: `most` ids per row, each right with the chance `right` where those before it are."""
+
+    def __init__(self, most: int, right: float, price: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
+        self._chances = [right**place for place in range(1, most + 1)]
+        self._price = StepCost(price)
+        self._barrier = barrier
+
+    def should_wait(self, running: list[CoreSequence]) -> bool:
+        """Drafts are worth more than running ahead."""
+        rows = [self._chances[: sequence.limit - sequence.target - 1] for sequence in running if sequence.target < sequence.limit]
+        return bool(rows) and any(choose_depths(self._price, len(rows), rows, 0, len(rows) * len(self._chances), self._barrier))
+
+    def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
+        """Proposes as many as are worth it."""
+        chosen = choose_depths(self._price, tokens, [self._chances[:room] for _, room in rows], 0, most, self._barrier)
+        return [(TOKEN,) * depth for depth in chosen]
+
+    def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
+        """Nothing is learnt: chances and seconds are given."""
+
+
+class Walks:
+    """Samples of rows that draft: a function of sequence and position, so that no batch changes it."""
+
+    def __init__(self, right: float) -> None:
+        self._right = round(right * (1 << 32))
+        self._sequences: dict[int, int] = {}
+
+    def submit(self, plan: Plan) -> None:
+        """Takes note of whose rows are whose."""
+        for new in plan.new_rows:
+            self._sequences[new.row] = new.sequence
+
+    def sampled(self, plan: Plan, index: int) -> tuple[int, ...]:
+        """The ids of a row: its drafts up to the first that is wrong, and what comes in its place."""
+        sequence, start, drafts = self._sequences[plan.row[index]], plan.start[index] + plan.count[index], plan.sample[index] - 1
+        for right in range(drafts):
+            if hash((sequence, start - drafts + right, 13)) & 0xFFFFFFFF >= self._right:
+                return (*(TOKEN,) * right, TOKEN + 1)
+        return (TOKEN,) * (drafts + 1)
 
 
 class Device:
-    """Implements `engine.executor.Executor`: steps run one after the other, each as long as `durations` says."""
+    """Implements `engine.executor.Executor`: steps run one after the other, each as long as `durations` says. A draft is right with the
+    chance `acceptance`."""
 
-    def __init__(self, info: ExecutorInfo, clock: VirtualClock, durations: Durations) -> None:
+    def __init__(self, info: ExecutorInfo, clock: VirtualClock, durations: Durations, acceptance: float = 0.0) -> None:
         self._info = info
         self._clock = clock
         self._durations = durations
+        self._walks = Walks(acceptance)
         self._queue: deque[tuple[Ticket, float]] = deque()
         self.busy = 0.0
         """Seconds of all steps so far."""
@@ -52,6 +112,7 @@ class Device:
     def submit(self, plan: Plan) -> Ticket:
         """Queues a plan behind those in flight."""
         ticket = Ticket(plan)
+        self._walks.submit(plan)
         seconds = self._durations.seconds(plan)
         self.busy += seconds
         self._free_at = max(self._clock.now(), self._free_at) + seconds
@@ -68,7 +129,10 @@ class Device:
             if rows not in self._all_sample:
                 self._all_sample[rows] = ((TOKEN,),) * rows, bytearray(b"\1") * rows
             return Result(plan.step, *self._all_sample[rows])
-        return Result(plan.step, tuple([(TOKEN,) if samples else () for samples in plan.sample]), bytearray(b"\1") * rows)
+        sampled: list[tuple[int, ...]] = [(TOKEN,) if samples else () for samples in plan.sample]
+        if plan.drafts:
+            sampled = [self._walks.sampled(plan, index) if samples > 1 else sampled[index] for index, samples in enumerate(plan.sample)]
+        return Result(plan.step, tuple(sampled), bytearray(b"\1") * rows)
 
     def pass_until(self, moment: float) -> None:
         """Steps that were jumped over took until then."""
@@ -90,7 +154,9 @@ FARTHEST: Final = 64
 class Setting:
     """Settings of one replica: the scheduler's limits and policy, the KV cache, and how long a step takes.
 
-    jump  whether steps in which nothing is decided are jumped over; the answer is the same
+    jump        whether steps in which nothing is decided are jumped over; the answer is the same
+    drafts      ids drafted per row and step at most; 0: none, else no step can be jumped over
+    acceptance  the chance that a draft is right
     """
 
     limits: Limits
@@ -98,6 +164,14 @@ class Setting:
     durations: Durations
     policy: str = "fcfs"
     jump: bool = True
+    drafts: int = 0
+    acceptance: float = 0.0
+
+    def drafter(self) -> Assumed | None:
+        """One for a replica of its own; None where nothing is drafted."""
+        if not self.drafts:
+            return None
+        return Assumed(self.drafts, self.acceptance, price(self.durations), barrier=self.limits.depth > 1)
 
 
 @dataclass(slots=True)
@@ -138,8 +212,8 @@ class Replica:
             kv=setting.kv, vocab=VOCABULARY, max_model_len=setting.limits.max_model_len, rows=setting.limits.rows,
             runner="simulated", weights_bytes=0, kv_bytes=0,
         )  # fmt: skip
-        self.device = Device(info, self.clock, setting.durations)
-        self.scheduler = Scheduler(setting.limits, setting.kv, POLICIES[setting.policy])
+        self.device = Device(info, self.clock, setting.durations, setting.acceptance)
+        self.scheduler = Scheduler(setting.limits, setting.kv, POLICIES[setting.policy], setting.drafter())
         self.engine = Engine(self.scheduler, self.device, self.clock, setting.limits.depth)
         self.open: dict[str, Open] = {}
         self._inbox: deque[Command] = deque()
@@ -210,7 +284,7 @@ class Replica:
         seconds = self.time - self._measured
         if seconds > 0:
             self._measured = self.time
-            life, pool = self.scheduler.life, self.scheduler.cache.pool
+            life, pool = self.scheduler.lifecycle, self.scheduler.cache.pool
             self._tally.kv_seconds += seconds * (self._held + pool.held) / 2 / pool.count
             self._tally.row_seconds += seconds * (len(life.running) + ended)
             self._tally.waiting_seconds += seconds * len(life.waiting)
@@ -220,8 +294,8 @@ class Replica:
         """Notes when each of the coming quiet steps would end; whether there is any."""
         if not self.setting.jump or self.engine.in_flight:
             return False
-        positions, now = [sequence.scheduled for sequence in self.scheduler.life.running], self.time
-        for step in range(quiet_steps(self.scheduler, self._ahead)):
+        positions, now = [sequence.scheduled for sequence in self.scheduler.lifecycle.running], self.time
+        for step in range(skippable_steps(self.scheduler, self._ahead)):
             now += self.setting.durations.decode(positions, step)
             self._quiet.append(now)
         return bool(self._quiet)
@@ -233,20 +307,21 @@ class Replica:
             return
         steps = min(len(ends), 1 + bisect_left(ends, until))
         self._ahead = min(FARTHEST, 2 * steps) if steps == len(ends) else steps
-        running = self.scheduler.life.running
+        running = self.scheduler.lifecycle.running
         known = [self.open[sequence.request.request_id] for sequence in running]
         self._tokens(known, ends[0])  # which may be a row's first, or its first after others had the budget
         for before, after in pairwise(ends[:steps]):
             self._tally.gap(after - before, len(running))
         self.device.pass_until(ends[steps - 1])
-        advance(self.scheduler, steps, TOKEN)
+        skip_steps(self.scheduler, steps, TOKEN)
         for each in known:
             each.last = self.time
         self.measure()
 
     def _take(self, turn: Turn) -> list[Done]:
         known = self.open
-        self._tokens([known[output.request_id] for output in turn.outputs if output.request_id in known], turn.time)
+        receiving = [(known[output.request_id], len(output.ids)) for output in turn.outputs if output.request_id in known]
+        self._tokens([each for each, _ in receiving], turn.time, [ids for _, ids in receiving] if self.setting.drafts else ())
         done: list[Done] = []
         for event in turn.events:
             kind = type(event)
@@ -260,9 +335,13 @@ class Replica:
                 self._tally.preemptions += 1
         return done
 
-    def _tokens(self, receiving: Sequence[Open], now: float) -> None:
-        """Each gets a token. Most got their last one at the same moment: gaps are counted by it."""
+    def _tokens(self, receiving: Sequence[Open], now: float, several: Sequence[int] = ()) -> None:
+        """Each gets a token, or `several`. Most got their last one at the same moment: gaps are counted by it."""
         since = Counter([known.last for known in receiving])
+        for known, ids in zip(receiving, several, strict=False):
+            if ids > 1 and known.last >= 0:
+                since[known.last] -= 1
+                self._tally.gap((now - known.last) / ids, ids)
         if since.pop(-1.0, 0):
             for known in receiving:
                 if known.first < 0:
@@ -270,7 +349,8 @@ class Replica:
         for known in receiving:
             known.last = now
         for last, count in since.items():
-            self._tally.gap(now - last, count)
+            if count:
+                self._tally.gap(now - last, count)
 
     def _started(self, event: events.Started) -> None:
         known = self.open.get(event.request_id)

@@ -7,13 +7,13 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from ridgeline.core.pace import UNBOUNDED, StepSeconds
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape, Plan
 from ridgeline.core.policy import POLICIES
+from ridgeline.core.step_time import UNBOUNDED, StepSeconds
 from ridgeline.errors import ConfigError
-from ridgeline.planning.deployment import Deployment, kv_pages, page_of
-from ridgeline.planning.memory import block_bytes, groups_of, host_copy_seconds, sequence_pages
+from ridgeline.planning.deployment import Deployment, block_bytes_of, kv_blocks
+from ridgeline.planning.memory import groups_of, host_copy_seconds, kv_bytes, sequence_blocks
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import kv_transfer_seconds
 from ridgeline.sim.fleet.durations import Durations, Roofline, WithCopies
@@ -34,7 +34,7 @@ def step_seconds(durations: Durations, tokens: int) -> StepSeconds:
     """
     nothing = array("i", [0])
     chunk = Plan(0, nothing, nothing, array("i", [tokens]), array("i", [0]) * tokens, bytearray(1))
-    return StepSeconds.fitted(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)
+    return StepSeconds.fit(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)
 
 
 HOST_SECONDS = 0.001
@@ -43,7 +43,8 @@ HOST_SECONDS = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """Settings of an operator. `kv_pages` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks."""
+    """Settings of an operator. `kv_pages` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks.
+    `num_speculative_tokens`: ids drafted per sequence and step at most, each of which is right with the chance `acceptance`."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -54,6 +55,8 @@ class Knobs:
     depth: int = 1
     kv_pages: int | None = None
     swap_space: float = 0.0
+    num_speculative_tokens: int = 0
+    acceptance: float = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +109,33 @@ class Scenario:
         groups = groups_of(deployment.shape.layer_kinds, deployment.shape.window)
         if not groups:
             raise ConfigError(f"{deployment.shape.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
-        pages = kv_pages(deployment, knobs.max_num_seqs) if knobs.kv_pages is None else knobs.kv_pages
-        need = sequence_pages(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
-        if pages < need:
+        blocks = kv_blocks(deployment, knobs.max_num_seqs) if knobs.kv_pages is None else knobs.kv_pages
+        need = sequence_blocks(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
+        if blocks < need:
             raise ConfigError(
-                f"{pages} KV blocks are left beside the weights and one sequence of {deployment.context} tokens needs {need}; "
+                f"{blocks} KV blocks are left beside the weights and one sequence of {deployment.context} tokens needs {need}; "
                 "lower --context, take a smaller --dtype, or more devices (--tensor-parallel-size)"
             )
         limits = Limits(
             rows=knobs.max_num_seqs,
+            samples=knobs.max_num_seqs * (1 + knobs.num_speculative_tokens),
             token_budget=knobs.max_num_batched_tokens,
             depth=knobs.depth,
             max_model_len=deployment.context,
             max_waiting=knobs.max_waiting,
-            prefix_caching=knobs.enable_prefix_caching and self._may_share(groups, pages),
+            prefix_caching=knobs.enable_prefix_caching and self._may_share(groups, blocks),
         )
-        size = page_of(deployment)
-        shape = KVShape(groups, deployment.block_tokens, pages, b"simulated", int(knobs.swap_space * 2**30) // size, size)
+        size = block_bytes_of(deployment)
+        shape = KVShape(groups, deployment.block_tokens, blocks, b"simulated", int(knobs.swap_space * 2**30) // size, size)
         durations = self.durations or Roofline(deployment, HOST_SECONDS)
         seconds = step_seconds(durations, knobs.max_num_batched_tokens)
         if shape.host_blocks:
             durations = WithCopies(durations, host_copy_seconds(size, deployment.device.link_bytes_per_second))
         limits = replace(limits, mixed_tokens=seconds.mixed_tokens(knobs.step_ms / 1e3), row_tokens=seconds.row_tokens)
-        return Setting(limits, shape, durations, knobs.scheduling_policy)
+        drafts = knobs.num_speculative_tokens
+        return Setting(limits, shape, durations, knobs.scheduling_policy, drafts=drafts, acceptance=knobs.acceptance)
 
-    def _may_share(self, groups: tuple[KVGroup, ...], pages: int) -> bool:
+    def _may_share(self, groups: tuple[KVGroup, ...], blocks: int) -> bool:
         """True if a block can ever be taken over: by a request that begins like another, or by one that resumes after a preemption.
 
         Where none can, the prefix cache is left out: looked up and filled for nothing, it is half of a simulation's cost.
@@ -141,15 +146,15 @@ class Scenario:
             longest = max((arrival.prompt + arrival.output for arrival in load), default=0)
         else:
             alike, longest = load.prefixes > 0 and load.shared > 0, load.longest
-        held = knobs.max_num_seqs * sequence_pages(groups, size, longest, knobs.max_num_batched_tokens)
-        return alike or knobs.scheduling_policy == "priority" or held > pages
+        held = knobs.max_num_seqs * sequence_blocks(groups, size, longest, knobs.max_num_batched_tokens)
+        return alike or knobs.scheduling_policy == "priority" or held > blocks
 
     def _handover(self, setting: Setting) -> Handover | None:
         """A decode pool of the same servers, and KV that travels over the device's link, one prompt after it is computed."""
         if not self.decode_replicas:
             return None
         deployment = self.deployment
-        token = block_bytes(deployment.shape.kv_layers, 1, deployment.shape.kv_elements, deployment.kv_bits)
+        token = kv_bytes(deployment.shape.kv_layers, 1, deployment.shape.kv_elements, deployment.kv_bits)
         most = max(setting.limits.token_budget, deployment.context + setting.limits.rows)
         # A prompt is taken at once: it was computed elsewhere, so that no budget of tokens bounds it.
         limits = replace(setting.limits, token_budget=most, mixed_tokens=UNBOUNDED)

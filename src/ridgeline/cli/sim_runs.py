@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from time import perf_counter
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +14,8 @@ from ridgeline.sim.fleet.experiment import Interval, Tried, binding, intervals, 
 from ridgeline.sim.fleet.measures import CURVE, Figures
 from ridgeline.sim.fleet.scenario import Scenario
 
+TIMED_REQUESTS = 50
+"""Of the runs that tell how much longer a simulation with drafts takes."""
 FLOOD = 1e5
 """Requests per second that no fleet answers."""
 
@@ -78,6 +81,18 @@ class Runs(AbstractContextManager["Runs"]):
             self._bar.remove_task(task)
         self.done.append(Run(name, scenario, reports))
         return self.done[-1]
+
+    def tell_drafts(self) -> None:
+        """Notes how much longer a simulation with speculative drafts takes, by a short one with and without."""
+        scenario = self.done[0].scenario
+        if not scenario.knobs.num_speculative_tokens:
+            return
+        short, seconds = replace(scenario, requests=min(scenario.requests, TIMED_REQUESTS), sample=None), []
+        for knobs in (scenario.knobs, replace(scenario.knobs, num_speculative_tokens=0)):
+            began = perf_counter()
+            replace(short, knobs=knobs).run(1)
+            seconds.append(perf_counter() - began)
+        self.notes.append(f"With drafts no step is jumped over: the simulation takes {seconds[0] / seconds[1]:.1f} times as long.")
 
     def tell_sample(self) -> None:
         """Notes what a sample stands for, and where its error is."""

@@ -25,7 +25,7 @@ def turn(recorded: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decision(line: str) -> str:
-    """A plan's line: step, columns (row, start, count, tokens, select, sample, needs_commit), then deltas, and copies where there are any."""
+    """A plan's line: step, columns (row, start, count, tokens, select, sample, needs_commit), then deltas, then copies if any."""
     step, _, rest = line.partition(" ")
     columns, _, deltas = rest.partition("]] ")
     row, start, count, tokens, select, sample, _ = json.loads(columns + "]]")
