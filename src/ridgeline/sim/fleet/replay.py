@@ -16,7 +16,7 @@ from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import ExecutorInfo, Ticket
-from ridgeline.engine.record import Setup, Turn, decision, read_recording
+from ridgeline.engine.record import RecordedTurn, Setup, decision_line, read_recording
 from ridgeline.errors import ConfigError
 from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.fleet.durations import Observed
@@ -25,7 +25,7 @@ from ridgeline.sim.fleet.traffic import Arrival
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first decision that came out otherwise: recorded and replayed, one of them None where there is none."""
+    """The first decision_line that came out otherwise: recorded and replayed, one of them None where there is none."""
 
     number: int
     recorded: str | None
@@ -45,7 +45,7 @@ class Player:
         return self._info
 
     def submit(self, plan: Plan) -> Ticket:
-        self.decisions.append(decision(plan))
+        self.decisions.append(decision_line(plan))
         return Ticket(plan)
 
     def collect(self, ticket: Ticket) -> Result:
@@ -59,7 +59,7 @@ class Player:
 
 
 def _scores(plan: Plan) -> tuple[tuple[TokenLogprobs, ...], ...] | None:
-    """Stand-ins for log-probabilities of prompts, which no decision depends on and no recording has: as many as the plan asks for."""
+    """Stand-ins for log-probabilities of prompts, which no decision_line depends on and no recording has: as many as the plan asks for."""
     return tuple([(TokenLogprobs(0.0),) * count for _, _, count in plan.score]) or None
 
 
@@ -74,7 +74,7 @@ def replay(path: Path) -> tuple[int, Difference | None]:
     return compared, None
 
 
-def _pairs(setup: Setup, turns: Iterator[Turn]) -> Iterator[tuple[str | None, str | None]]:
+def _pairs(setup: Setup, turns: Iterator[RecordedTurn]) -> Iterator[tuple[str | None, str | None]]:
     """(recorded, replayed) decisions, turn by turn."""
     if setup.policy not in POLICIES:
         raise ConfigError(f"the recording's policy {setup.policy!r:.40} is not known; known: {', '.join(POLICIES)}")
