@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ridgeline.compute.ops.table import OPS
-from ridgeline.models.table import COMPUTED
+from ridgeline.models.table import RUNNABLE
 
 MODELS = Path(__file__).resolve().parents[2] / "src" / "ridgeline" / "models"
-FILES = [path for path in sorted(MODELS.glob("*.py")) if path.stem in COMPUTED]
+FILES = [path for path in sorted(MODELS.glob("*.py")) if path.stem in RUNNABLE]
 MAY_IMPORT = {"__future__", "typing", "ridgeline.models.declare"}
 MAY_NAME = {"ridgeline.compute.graph", "ridgeline.facts.model"}
 """Types, imported for the type checker alone."""

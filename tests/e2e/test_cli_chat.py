@@ -82,7 +82,7 @@ MISTAKES = {
     "/save": "/save takes",
     "/save /no/such/place": "cannot be written",
     "/load /no/such/file": "there is no file",
-    "/load /dev/null": "is no file",
+    "/load /dev/null": "is not a file",
 }
 
 

@@ -53,7 +53,7 @@ REFUSED: dict[str, tuple[Changes, Shapes]] = {
     "'token_embd.weight' is missing": ({}, {"token_embd.weight": None}),
     "'token_embd.weight' has shape .4, 31.": ({}, {"token_embd.weight": (4, 31)}),
     "'token_embd.weight' has shape .128,.": ({}, {"token_embd.weight": (128,)}),
-    "3 query heads are no multiple of 2 KV": (
+    "3 query heads are not a multiple of 2 KV": (
         {"gemma3.attention.head_count": value("u32", 3), "gemma3.attention.head_count_kv": value("u32", 2)},
         {},
     ),

@@ -89,9 +89,9 @@ def test_truncation_at_every_byte_of_the_header(single: Path, tmp_path: Path) ->
 
 HEADERS: dict[str, bytes] = {
     "an object was expected": b' {"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}',
-    "no table of strings": b'{"__metadata__":{"format":7}}',
-    "no JSON": b'{"a":' + b"[" * 100_000,
-    "stands twice|no JSON": b'{"a":{"dtype":"F32","dtype":"F32","shape":[],"data_offsets":[0,4]}}',
+    "not a table of strings": b'{"__metadata__":{"format":7}}',
+    "not JSON": b'{"a":' + b"[" * 100_000,
+    "appears twice|not JSON": b'{"a":{"dtype":"F32","dtype":"F32","shape":[],"data_offsets":[0,4]}}',
     "impossible shape or place": b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,8]}}',
     "takes 4 bytes, not -4": b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}',
     "stored as 'F32_X', which is not supported": b'{"a":{"dtype":"F32_X","shape":[1],"data_offsets":[0,4]}}',
@@ -114,7 +114,7 @@ def test_a_header_without_bounds(tmp_path: Path) -> None:
         file.truncate(MAX_HEADER_BYTES + 100)
     with pytest.raises(ModelFormatError, match="at most 16777216"):
         read_file(tmp_path / WEIGHTS)
-    with pytest.raises(ModelNotFoundError, match="is no file"):
+    with pytest.raises(ModelNotFoundError, match="is not a file"):
         read_file(tmp_path)
 
 
@@ -133,14 +133,14 @@ def change_index(directory: Path, change: Callable[[dict[str, dict[str, object]]
 NORM = "model.norm.weight"
 INDEXES: dict[str, Callable[[dict[str, dict[str, object]]], object]] = {
     "total_size is 1, the shards hold": lambda index: index["metadata"].update(total_size=1),
-    "is no name of a safetensors file in the same directory": lambda index: index["weight_map"].update({NORM: "../model.safetensors"}),
-    "'/etc/x.safetensors' is no name": lambda index: index["weight_map"].update({NORM: "/etc/x.safetensors"}),
-    "'x.bin' is no name": lambda index: index["weight_map"].update({NORM: "x.bin"}),
-    "'model.norm.weight' stands in model-0000": lambda index: index["weight_map"].pop(NORM),
+    "is not the name of a safetensors file in the same directory": lambda index: index["weight_map"].update({NORM: "../model.safetensors"}),
+    "'/etc/x.safetensors' is not the name": lambda index: index["weight_map"].update({NORM: "/etc/x.safetensors"}),
+    "'x.bin' is not the name": lambda index: index["weight_map"].update({NORM: "x.bin"}),
+    "'model.norm.weight' is in model-0000": lambda index: index["weight_map"].pop(NORM),
     "names 1 tensors that no file holds, 'ghost'": lambda index: index["weight_map"].update(
         ghost=index["weight_map"]["model.embed_tokens.weight"]
     ),
-    "weight_map is no table": lambda index: index.update(weight_map={NORM: 7}),
+    "weight_map is not a table": lambda index: index.update(weight_map={NORM: 7}),
     "at most 1024 were expected": lambda index: index.update(weight_map={str(i): f"{i}.safetensors" for i in range(1025)}),
 }
 

@@ -71,6 +71,18 @@ def test_gauges_follow_rows() -> None:
     assert m.prompt_tokens == 5
 
 
+def test_drafts_are_counted_and_several_ids_share_a_gap() -> None:
+    m = story(
+        events.Admitted("a", 0.0, 5, 1), events.Started("a", 0, 1, 0.0, resumed=False), computed(1, 1.0, {1: 1}),
+        events.Computed(2, 3.0, (1,), array("i", [4]), drafted=5, accepted=3),
+    )  # fmt: skip
+    assert (m.draft_tokens, m.accepted_tokens, m.generation_tokens) == (5, 3, 5)
+    assert m.inter_token.sum == 0.5
+    body = exposition(m, "m", KV).decode()
+    assert 'vllm:spec_decode_num_draft_tokens_total{model_name="m"} 5.0' in body
+    assert 'vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 3.0' in body
+
+
 def test_abort_before_a_row() -> None:
     m = story(events.Admitted("a", 0.0, 5, 1), closed("a", 1.0, Finish.ABORT, out=0))
     assert (m.running, m.waiting, m.finished[Finish.ABORT], m.queue.count) == (0, 0, 1, 0)

@@ -8,9 +8,9 @@ import pytest
 from ridgeline.cli.scenarios import scenario_of
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape, Plan
-from ridgeline.core.routing import ROUTING, Asked, Load
+from ridgeline.core.routing import ROUTING, ReplicaLoad, RoutedRequest
 from ridgeline.planning.objectives import Objective
-from ridgeline.planning.step import Rows, pass_seconds, step_work
+from ridgeline.planning.step import RowGroup, pass_seconds, step_work
 from ridgeline.sim.fleet.durations import Constant, Observed, Roofline, fitted
 from ridgeline.sim.fleet.fleet import Failures, FleetSetting, Scaling
 from ridgeline.sim.fleet.measures import Figures
@@ -55,10 +55,10 @@ def test_routing_by_prefix_finds_more_in_the_caches() -> None:
 
 
 def test_a_crowded_home_is_passed_over() -> None:
-    loads = [Load(number) for number in range(4)]
-    home = ROUTING["prefix"](loads, Asked(0, 10, b"x"), 0.5)
+    loads = [ReplicaLoad(number) for number in range(4)]
+    home = ROUTING["prefix"](loads, RoutedRequest(0, 10, b"x"), 0.5)
     home.requests = 9
-    other = ROUTING["prefix"](loads, Asked(0, 10, b"x"), 0.5)
+    other = ROUTING["prefix"](loads, RoutedRequest(0, 10, b"x"), 0.5)
     assert other is not home
 
 
@@ -138,7 +138,7 @@ def test_a_mixed_step_takes_what_its_rows_take_one_by_one(model: str) -> None:
     deployment = scenario_of(model, {"device": "h200", "tensor_parallel_size": "16" if model == "deepseek-v3" else "1"}, None).deployment
     start, count, sample = array("i", [17, 900, 33, 0, 4000, 64]), array("i", [1, 1, 1, 70, 200, 1]), bytearray([1, 1, 1, 1, 0, 0])
     plan = Plan(0, array("i", range(6)), start, count, array("i", [0] * sum(count)), sample)
-    rows = [Rows(*each) for each in zip(start, count, [1.0] * 6, sample, strict=True)]
+    rows = [RowGroup(*each) for each in zip(start, count, [1.0] * 6, sample, strict=True)]
     assert Roofline(deployment, 0.5).seconds(plan) == pytest.approx(0.5 + pass_seconds(deployment, step_work(deployment, rows)), rel=1e-12)
 
 

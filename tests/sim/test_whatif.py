@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
-from ridgeline.cli.sim_tables import Runs
+from ridgeline.cli.sim_runs import Runs
 from ridgeline.errors import ConfigError
 from ridgeline.sim.fleet.experiment import Knee, Tried, binding, candidates, interval, knee_of, least_replicas, ranked
 from ridgeline.sim.fleet.scenario import Scenario
@@ -99,7 +99,7 @@ def test_other_rates_of_a_trace(tmp_path: Path) -> None:
 
 
 def test_a_search_without_a_knee_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.cli.sim_tables.knee_of", lambda *_: Knee(3.0, [(3.0, scenario.run(1))], inside=False))
+    monkeypatch.setattr("ridgeline.cli.sim_runs.knee_of", lambda *_: Knee(3.0, [(3.0, scenario.run(1))], inside=False))
     scenario = scenario_of("llama-3-8b", {"requests": "5"}, None)
     with Runs(1, quiet=True) as runs:
         runs.find_knee(lambda rate: scenario)

@@ -13,7 +13,7 @@ import pytest
 from gold import demo_lines, tokenizer_lines
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.gguf import Header
-from ridgeline.facts.files.gguf_values import Strings
+from ridgeline.facts.files.gguf_values import StringArray
 from ridgeline.text.files import load_tokenizer
 from ridgeline.text.spm import SpmTokenizer
 from ridgeline.text.stream import Detokenizer
@@ -141,7 +141,7 @@ def header(**changes: object) -> Header:
     data = b"".join(struct.pack("<Q", len(piece.encode())) + piece.encode() for piece in pieces)
     values: dict[str, object] = {
         "model": "llama",
-        "tokens": Strings(data, len(pieces)),
+        "tokens": StringArray(data, len(pieces)),
         "scores": array("f", changes.pop("scores", [0.0] * 10)),  # type: ignore[call-overload]
         "token_type": array("i", changes.pop("kinds", [2, 3, 3] + [1] * 7)),  # type: ignore[call-overload]
     }

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ridgeline.bench.client import Outcome
 from ridgeline.bench.session import Measured
-from ridgeline.planning.objectives import Objective, Served, request_goodput, token_goodput
+from ridgeline.planning.objectives import FinishedRequest, Objective, request_goodput, token_goodput
 from ridgeline.sim.fleet.measures import curve
 
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -102,7 +102,7 @@ def figures(measured: Measured, objective: Objective) -> Figures:
     begun = min((each.intended for each in measured.outcomes), default=0.0)
     seconds = max(1e-9, max((each.ended for each in done), default=begun) - begun)
     output, prompt, count = sum(each.output for each in done), sum(each.prompt for each in done), max(1, len(done))
-    served = [Served(each.output, *times) for each, times in zip(done, zip(ttft, tpot, strict=True), strict=True)]
+    served = [FinishedRequest(each.output, *times) for each, times in zip(done, zip(ttft, tpot, strict=True), strict=True)]
     between = Spread.of([value for value, each in zip(tpot, done, strict=True) if each.output > 1])
     return Figures(
         requests=len(done),
@@ -116,7 +116,7 @@ def figures(measured: Measured, objective: Objective) -> Figures:
         requests_per_second=len(done) / seconds,
         goodput_requests=request_goodput(served, seconds, objective),
         goodput_tokens=token_goodput(served, seconds),
-        met=sum(objective.met(each.ttft, each.tpot) for each in served) / max(1, len(measured.outcomes)),
+        met=sum(objective.is_met(each.ttft, each.tpot) for each in served) / max(1, len(measured.outcomes)),
         ttft=Spread.of(ttft),
         itl=Spread.of(gaps),
         tpot=between,

@@ -36,9 +36,9 @@ def gpu(
     less than ten minutes."""
     from ridgeline.bench.gpu import check_gpu, jobs, measure, row_words
     from ridgeline.cli.output import check_page
-    from ridgeline.facts.headers.read import config_of
+    from ridgeline.facts.headers.read import find_config
 
-    asked = jobs(_words("--only", only), _words("--dtype", dtype), config_of(model), minutes)
+    asked = jobs(_words("--only", only), _words("--dtype", dtype), find_config(model), minutes)
     if dry_run:
         show_shares(asked)
         return

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.read import describe_model
-from ridgeline.planning.arguments import Question, deployment_of, parse_objective
+from ridgeline.planning.arguments import PlanOptions, deployment_of, parse_objective
 from ridgeline.sim.fleet.durations import Constant, Durations, Observed, fitted
 from ridgeline.sim.fleet.fleet import Failures, Scaling
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
@@ -122,7 +122,7 @@ def scenario_of(model: str, settings: Mapping[str, str], trace: Path | None) -> 
     }
     deployment = deployment_of(
         describe_model(model, cache_directory()),
-        Question(
+        PlanOptions(
             device=value["device"],
             count=value["tensor_parallel_size"] * value["pipeline_parallel_size"],
             dtype=value["dtype"],

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from ridgeline.core.pace import StepSeconds
 from ridgeline.core.plan import KVShape, Plan, Result
+from ridgeline.core.step_time import StepSeconds
 
 
 @dataclass(frozen=True, slots=True)

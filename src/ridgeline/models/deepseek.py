@@ -1,6 +1,6 @@
 """DeepSeek-V2 and V3, planned only. DeepSeek-AI 2024: K and V are a latent per token (MLA), and experts are many and shared."""
 
-from ridgeline.models.declare import EXPERTS, GATED, SHARED_EXPERTS, UNTIED, Architecture
+from ridgeline.models.declare import EXPERTS, GATED_FFN, SHARED_EXPERTS, UNTIED, Architecture
 
 ARCHITECTURE = Architecture(
     model_types=("deepseek_v2", "deepseek_v3"),
@@ -14,8 +14,8 @@ ARCHITECTURE = Architecture(
         ("attn_kv_a_norm", "latent"),
         ("attn_kv_b", "expanded", "latent"),
         ("attn_output", "hidden", "values"),
-        GATED[0],
+        GATED_FFN[0],
     ),
-    parts={"dense": GATED[1:], "sparse": (*EXPERTS, *SHARED_EXPERTS)},
+    parts={"dense": GATED_FFN[1:], "sparse": (*EXPERTS, *SHARED_EXPERTS)},
     defaults={**UNTIED, "moe_layer_freq": 1, "first_k_dense_replace": 0},
 )

@@ -1,10 +1,10 @@
 """Falcon-H1, planned only. Falcon LLM Team 2025: every layer has attention and Mamba-2 beside each other."""
 
-from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, GATED, MAMBA2, MAMBA_BIASES, MLP_BIASES, UNTIED, Architecture
+from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, GATED_FFN, MAMBA2, MAMBA_BIASES, MLP_BIASES, UNTIED, Architecture
 
 ARCHITECTURE = Architecture(
     model_types=("falcon_h1",),
-    tensors=(*ATTENTION, *MAMBA2, *GATED),
+    tensors=(*ATTENTION, *MAMBA2, *GATED_FFN),
     defaults={
         **UNTIED,
         "mamba_n_heads": 128,
@@ -17,5 +17,5 @@ ARCHITECTURE = Architecture(
     },
     biases={**ATTENTION_BIASES, **MLP_BIASES, **MAMBA_BIASES},
     recurrence="mamba2",
-    beside=True,
+    parallel_recurrence=True,
 )

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from ridgeline.models.declare import (
     ATTENTION,
-    GATED,
+    GATED_FFN,
     GELU_TANH,
-    LAYER,
-    LAYER_POST_NORMS,
+    LAYER_NAMES,
     NO_BIASES,
-    PLUS_ONE,
+    NORMS_PLUS_ONE,
+    POST_NORM_NAMES,
     POST_NORMS,
     TIED,
     Architecture,
-    Layout,
+    TensorNames,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = Architecture(
     model_types=("gemma2",),
-    tensors=(*ATTENTION, *GATED, *POST_NORMS),
+    tensors=(*ATTENTION, *GATED_FFN, *POST_NORMS),
     defaults={
         **TIED,
         "head_dim": 256,
@@ -37,13 +37,13 @@ ARCHITECTURE = Architecture(
         "final_logit_softcapping": 30.0,
     },
     keys={"hidden_act": "hidden_activation"},
-    neutral_config=(*NO_BIASES, ("use_bidirectional_attention", False)),
+    required_config=(*NO_BIASES, ("use_bidirectional_attention", False)),
     activations=GELU_TANH,
-    checkpoint=Layout({**LAYER, **LAYER_POST_NORMS}, views=PLUS_ONE),
-    pattern=2,
-    window=4096,
+    checkpoint=TensorNames({**LAYER_NAMES, **POST_NORM_NAMES}, transforms=NORMS_PLUS_ONE),
+    window_pattern=2,
+    default_window=4096,
     softcaps=(50.0, 30.0),
-    hidden_scaled=(46,),
+    hidden_scaled_layers=(46,),
 )
 
 

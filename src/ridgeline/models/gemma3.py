@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from ridgeline.models.declare import (
     ATTENTION,
-    GATED,
+    GATED_FFN,
     GELU_TANH,
+    HEAD_NORM_NAMES,
     HEAD_NORMS,
-    LAYER,
-    LAYER_HEAD_NORMS,
-    LAYER_POST_NORMS,
+    LAYER_NAMES,
     NO_BIASES,
-    PLUS_ONE,
+    NORMS_PLUS_ONE,
+    POST_NORM_NAMES,
     POST_NORMS,
-    ROTARY,
+    ROTARY_BUFFERS,
     TIED,
     Architecture,
-    Layout,
+    TensorNames,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = Architecture(
     model_types=("gemma3", "gemma3_text"),
-    tensors=(*ATTENTION, *HEAD_NORMS, *GATED, *POST_NORMS),
+    tensors=(*ATTENTION, *HEAD_NORMS, *GATED_FFN, *POST_NORMS),
     defaults={
         **TIED,
         "num_attention_heads": 8,
@@ -46,17 +46,17 @@ ARCHITECTURE = Architecture(
         "final_logit_softcapping": None,
     },
     keys={"hidden_act": "hidden_activation"},
-    neutral_config=(*NO_BIASES, ("use_bidirectional_attention", False)),
+    required_config=(*NO_BIASES, ("use_bidirectional_attention", False)),
     activations=GELU_TANH,
-    checkpoint=Layout(
-        {**LAYER, **LAYER_HEAD_NORMS, **LAYER_POST_NORMS},
+    checkpoint=TensorNames(
+        {**LAYER_NAMES, **HEAD_NORM_NAMES, **POST_NORM_NAMES},
         roots=("model.language_model.", "language_model.model.", "language_model.", "model.", ""),
-        views=PLUS_ONE,
-        ignored=rf"{ROTARY}|(model\.)?(vision_tower|multi_modal_projector)\..*",
+        transforms=NORMS_PLUS_ONE,
+        ignored=rf"{ROTARY_BUFFERS}|(model\.)?(vision_tower|multi_modal_projector)\..*",
     ),
-    pattern=6,
+    window_pattern=6,
     window_rope_base=10_000.0,
-    hidden_scaled=(62,),
+    hidden_scaled_layers=(62,),
 )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ridgeline.models.declare import ATTENTION, GELU_TANH, QKV, Architecture, Layout
+from ridgeline.models.declare import ATTENTION, GELU_TANH, QKV, Architecture, TensorNames
 
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
@@ -26,9 +26,9 @@ ARCHITECTURE = Architecture(
         "rms_norm_eps": "layer_norm_epsilon",
         "hidden_act": "activation_function",
     },
-    neutral_config=(("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False), ("add_cross_attention", False)),
+    required_config=(("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False), ("add_cross_attention", False)),
     activations=GELU_TANH,
-    checkpoint=Layout(
+    checkpoint=TensorNames(
         {
             "ln_1": ("attn_norm",),
             "attn.c_attn": QKV,
@@ -40,15 +40,15 @@ ARCHITECTURE = Architecture(
         "h.",
         {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output"},
         roots=("transformer.", ""),
-        views=dict.fromkeys((*QKV, "attn_output", "ffn_up", "ffn_down"), "transposed"),
+        transforms=dict.fromkeys((*QKV, "attn_output", "ffn_up", "ffn_down"), "transposed"),
         ignored=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",
     ),
     biases=dict.fromkeys(("attn_norm", *QKV, "attn_output", "ffn_norm", "ffn_up", "ffn_down"), "always"),
-    ends=(("output_norm", "hidden"), ("position_embd", "context", "hidden")),
-    end_biases=("output_norm",),
+    outer_tensors=(("output_norm", "hidden"), ("position_embd", "context", "hidden")),
+    outer_biases=("output_norm",),
     fused={"attn_qkv": QKV},
-    rope=False,
-    eps="attention.layer_norm_epsilon",
+    has_rope=False,
+    eps_key="attention.layer_norm_epsilon",
 )
 
 

@@ -1,15 +1,15 @@
 """Granite 4, planned only. IBM 2025: attention in few layers, else Mamba-2; a dense part in every layer beside its experts."""
 
-from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, EXPERTS, GATED, MAMBA2, MAMBA_BIASES, UNTIED, Architecture
+from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, EXPERTS, GATED_FFN, MAMBA2, MAMBA_BIASES, UNTIED, Architecture
 
 ARCHITECTURE = Architecture(
     model_types=("granitemoehybrid",),
     tensors=(
         ATTENTION[0],
-        GATED[0],
-        ("ffn_gate_shexp", "beside_ffn", "hidden"),
-        ("ffn_up_shexp", "beside_ffn", "hidden"),
-        ("ffn_down_shexp", "hidden", "beside_ffn"),
+        GATED_FFN[0],
+        ("ffn_gate_shexp", "dense_ffn", "hidden"),
+        ("ffn_up_shexp", "dense_ffn", "hidden"),
+        ("ffn_down_shexp", "hidden", "dense_ffn"),
     ),
     parts={"attention": ATTENTION[1:], "state": MAMBA2, "sparse": EXPERTS},
     defaults={

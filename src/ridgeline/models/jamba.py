@@ -1,16 +1,16 @@
 """Jamba, planned only. Lieber et al. 2024: attention in every eighth layer, else Mamba; a mixture in every second."""
 
-from ridgeline.models.declare import ATTENTION, EXPERTS, GATED, MAMBA_BIASES, UNTIED, Architecture
+from ridgeline.models.declare import ATTENTION, EXPERTS, GATED_FFN, MAMBA_BIASES, UNTIED, Architecture
 
 ARCHITECTURE = Architecture(
     model_types=("jamba",),
-    tensors=(ATTENTION[0], GATED[0]),
+    tensors=(ATTENTION[0], GATED_FFN[0]),
     parts={
         "attention": ATTENTION[1:],
         "state": (
-            ("ssm_in", "inward", "hidden"),
+            ("ssm_in", "in_proj", "hidden"),
             ("ssm_conv1d", "inner", "kernel"),
-            ("ssm_x", "selected", "inner"),
+            ("ssm_x", "x_proj", "inner"),
             ("ssm_dt", "inner", "rank"),
             ("ssm_dt_norm", "rank"),
             ("ssm_b_norm", "state"),
@@ -19,7 +19,7 @@ ARCHITECTURE = Architecture(
             ("ssm_d", "inner"),
             ("ssm_out", "hidden", "inner"),
         ),
-        "dense": GATED[1:],
+        "dense": GATED_FFN[1:],
         "sparse": EXPERTS,
     },
     defaults={

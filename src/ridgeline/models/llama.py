@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, DECODER, GATED, MLP_BIASES, UNTIED, Architecture
+from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, DECODER_NAMES, GATED_FFN, MLP_BIASES, UNTIED, Architecture
 
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = Architecture(
     model_types=("llama",),
-    tensors=(*ATTENTION, *GATED),
+    tensors=(*ATTENTION, *GATED_FFN),
     defaults=UNTIED,
-    checkpoint=DECODER,
+    checkpoint=DECODER_NAMES,
     biases={**ATTENTION_BIASES, **MLP_BIASES},
     interleaved=("attn_q", "attn_k"),
     rope_tensors=("rope_freqs",),
-    windowed=("gguf",),  # files of Mistral call themselves llama
+    windows_everywhere=("gguf",),  # files of Mistral call themselves llama
 )
 
 

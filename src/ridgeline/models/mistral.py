@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ridgeline.models.declare import ATTENTION, DECODER, GATED, NO_BIASES, UNTIED, Architecture
+from ridgeline.models.declare import ATTENTION, DECODER_NAMES, GATED_FFN, NO_BIASES, UNTIED, Architecture
 
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = Architecture(
     model_types=("mistral",),
-    tensors=(*ATTENTION, *GATED),
+    tensors=(*ATTENTION, *GATED_FFN),
     defaults={**UNTIED, "num_key_value_heads": 8, "sliding_window": 4096},
-    neutral_config=NO_BIASES,
-    checkpoint=DECODER,
-    windowed=("gguf", "config"),
+    required_config=NO_BIASES,
+    checkpoint=DECODER_NAMES,
+    windows_everywhere=("gguf", "config"),
 )
 
 

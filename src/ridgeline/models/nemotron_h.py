@@ -4,7 +4,7 @@ from ridgeline.models.declare import (
     ATTENTION,
     ATTENTION_BIASES,
     EXPERTS,
-    GATED,
+    GATED_FFN,
     MAMBA2,
     MAMBA_BIASES,
     MLP_BIASES,
@@ -19,7 +19,7 @@ ARCHITECTURE = Architecture(
     parts={
         "attention": ATTENTION[1:],
         "state": MAMBA2,
-        "dense": GATED[2:],
+        "dense": GATED_FFN[2:],
         "sparse": tuple(row for row in (*EXPERTS, *SHARED_EXPERTS) if row[0] not in ("ffn_gate_exps", "ffn_gate_shexp")),
     },
     defaults={

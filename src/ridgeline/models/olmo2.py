@@ -1,4 +1,4 @@
-"""OLMo 2. OLMo Team 2024, "2 OLMo 2 Furious": norms stand behind attention and feed-forward; queries and keys are normed whole.
+"""OLMo 2. OLMo Team 2024, "2 OLMo 2 Furious": norms stand behind attention and feed-forward; queries and keys are norm whole.
 
 Projections of attention have a bias where the checkpoint has one.
 """
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from ridgeline.models.declare import (
     ATTENTION,
     ATTENTION_BIASES,
-    GATED,
-    LAYER,
-    LAYER_HEAD_NORMS,
-    LAYER_POST_NORMS,
+    GATED_FFN,
+    HEAD_NORM_NAMES,
+    LAYER_NAMES,
+    POST_NORM_NAMES,
     POST_NORMS,
     UNTIED,
     Architecture,
-    Layout,
+    TensorNames,
 )
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = Architecture(
     model_types=("olmo2",),
-    tensors=(*ATTENTION[1:], ("attn_q_norm", "queries"), ("attn_k_norm", "keys"), *GATED[1:], *POST_NORMS),
+    tensors=(*ATTENTION[1:], ("attn_q_norm", "queries"), ("attn_k_norm", "keys"), *GATED_FFN[1:], *POST_NORMS),
     defaults={**UNTIED, "rms_norm_eps": 1e-5},
-    checkpoint=Layout({**LAYER, **LAYER_HEAD_NORMS, **LAYER_POST_NORMS}),
+    checkpoint=TensorNames({**LAYER_NAMES, **HEAD_NORM_NAMES, **POST_NORM_NAMES}),
     biases=ATTENTION_BIASES,
 )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ridgeline.models.declare import ATTENTION, BLOCK, GATED, NO_BIASES, QKV, UNTIED, Architecture, Layout
+from ridgeline.models.declare import ATTENTION, COMMON_NAMES, GATED_FFN, NO_BIASES, QKV, UNTIED, Architecture, TensorNames
 
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = Architecture(
     model_types=("phi3",),
-    tensors=(*ATTENTION, *GATED),
+    tensors=(*ATTENTION, *GATED_FFN),
     defaults={**UNTIED, "rms_norm_eps": 1e-5, "sliding_window": None, "original_max_position_embeddings": 4096},
-    neutral_config=NO_BIASES,
-    checkpoint=Layout({**BLOCK, "self_attn.qkv_proj": QKV, "mlp.gate_up_proj": ("ffn_gate", "ffn_up")}),
+    required_config=NO_BIASES,
+    checkpoint=TensorNames({**COMMON_NAMES, "self_attn.qkv_proj": QKV, "mlp.gate_up_proj": ("ffn_gate", "ffn_up")}),
     fused={"attn_qkv": QKV, "ffn_up": ("ffn_gate", "ffn_up")},
     rope_tensors=("rope_factors_long", "rope_factors_short"),
-    windowed=("gguf", "config"),
+    windows_everywhere=("gguf", "config"),
 )
 
 

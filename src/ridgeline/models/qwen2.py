@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ridgeline.models.declare import ATTENTION, DECODER, GATED, QKV, UNTIED, Architecture
+from ridgeline.models.declare import ATTENTION, DECODER_NAMES, GATED_FFN, QKV, UNTIED, Architecture
 
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = Architecture(
     model_types=("qwen2",),
-    tensors=(*ATTENTION, *GATED),
+    tensors=(*ATTENTION, *GATED_FFN),
     defaults={**UNTIED, "use_sliding_window": False, "max_window_layers": 28},
-    checkpoint=DECODER,
+    checkpoint=DECODER_NAMES,
     biases=dict.fromkeys(QKV, "always"),
 )
 

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, GATED, HEAD_NORMS, LAYER, LAYER_HEAD_NORMS, UNTIED, Architecture, Layout
+from ridgeline.models.declare import (
+    ATTENTION,
+    ATTENTION_BIASES,
+    GATED_FFN,
+    HEAD_NORM_NAMES,
+    HEAD_NORMS,
+    LAYER_NAMES,
+    UNTIED,
+    Architecture,
+    TensorNames,
+)
 
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
@@ -15,10 +25,10 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = Architecture(
     model_types=("qwen3",),
-    tensors=(*ATTENTION, *HEAD_NORMS, *GATED),
+    tensors=(*ATTENTION, *HEAD_NORMS, *GATED_FFN),
     defaults={**UNTIED, "head_dim": 128, "use_sliding_window": False, "max_window_layers": 28},
-    neutral_config=(("mlp_bias", False),),
-    checkpoint=Layout({**LAYER, **LAYER_HEAD_NORMS}),
+    required_config=(("mlp_bias", False),),
+    checkpoint=TensorNames({**LAYER_NAMES, **HEAD_NORM_NAMES}),
     biases=ATTENTION_BIASES,
 )
 

@@ -1,22 +1,22 @@
 """Qwen3-Next, planned only. Qwen Team 2025: gated attention in every fourth layer, else the gated delta rule; experts."""
 
-from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, EXPERTS, GATED, HEAD_NORMS, SHARED_EXPERTS, UNTIED, Architecture
+from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, EXPERTS, GATED_FFN, HEAD_NORMS, SHARED_EXPERTS, UNTIED, Architecture
 
 ARCHITECTURE = Architecture(
     model_types=("qwen3_next",),
-    tensors=(ATTENTION[0], GATED[0]),
+    tensors=(ATTENTION[0], GATED_FFN[0]),
     parts={
         "attention": (*ATTENTION[1:], *HEAD_NORMS, ("attn_gate", "queries", "hidden")),
         "state": (
-            ("ssm_in", "inward", "hidden"),
-            ("ssm_beta_alpha", "decays", "hidden"),
+            ("ssm_in", "in_proj", "hidden"),
+            ("ssm_beta_alpha", "beta_alpha", "hidden"),
             ("ssm_conv1d", "channels", "kernel"),
             ("ssm_dt", "state_heads"),
             ("ssm_a", "state_heads"),
             ("ssm_norm", "value"),
             ("ssm_out", "hidden", "inner"),
         ),
-        "dense": GATED[1:],
+        "dense": GATED_FFN[1:],
         "sparse": (*EXPERTS, *SHARED_EXPERTS, ("ffn_gate_inp_shexp", "shared_gates", "hidden")),
     },
     defaults={

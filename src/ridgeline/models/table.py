@@ -1,4 +1,4 @@
-"""Every architecture by name: the modules of this folder that hold an `ARCHITECTURE`, found by themselves."""
+"""Tables of all architectures and known models; the modules of this folder are discovered, not listed."""
 
 from importlib import import_module
 from pathlib import Path
@@ -16,18 +16,18 @@ _MODULES: Final[dict[str, ModuleType]] = {
 }
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {name: module.ARCHITECTURE for name, module in _MODULES.items()}
-"""By the name of the module."""
-COMPUTED: Final[dict[str, Architecture]] = {name: ARCHITECTURES[name] for name, module in _MODULES.items() if hasattr(module, "step")}
-"""Those of which a runner can compute a step; files of the others are planned."""
+"""By module name."""
+RUNNABLE: Final[dict[str, Architecture]] = {name: ARCHITECTURES[name] for name, module in _MODULES.items() if hasattr(module, "step")}
+"""Architectures with a `step`: runners support them. The others can be planned only."""
 MODEL_TYPES: Final = {kind: name for name, architecture in ARCHITECTURES.items() for kind in architecture.model_types}
 """`model_type` of a config.json → name of the architecture."""
 
 KNOWN: Final = FOLDER / "known"
-"""One config.json per known model, under the name that the model goes by. Numbers only."""
+"""Folder with a config.json per known model, named after the model. Numbers only."""
 MEASURED: Final = "llama-3-8b"
-"""The known model in whose shape GPUs are measured: published figures of other engines are of it."""
+"""Known model whose shape GPU benchmarks use, because published figures of other engines are of it."""
 
 
 def known_names() -> tuple[str, ...]:
-    """Names of the models whose configuration comes along."""
+    """Names of the models whose config.json is part of the package."""
     return tuple(sorted(path.stem for path in KNOWN.glob("*.json")))

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import ALIGNMENT, PackedWeight, Pieces, pack, packable, row_bytes
-from ridgeline.compute.cpu.weights import widened
+from ridgeline.compute.cpu.packing import ALIGNMENT, PackedWeight, Pieces, pack, packable, row_bytes, widened
 
 
 def test_only_matrices_that_were_stored_otherwise_are_told() -> None:

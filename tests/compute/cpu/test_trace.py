@@ -10,8 +10,8 @@ from native import NativeDriver
 from tiny import Tiny, open_tiny
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.trace import StepTrace
-from ridgeline.compute.cpu.weights import pack_weights
+from ridgeline.compute.cpu.packing import pack_weights
+from ridgeline.compute.cpu.runner import StepTrace
 
 
 def events(path: Path) -> list[dict[str, Any]]:

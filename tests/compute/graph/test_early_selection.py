@@ -9,8 +9,8 @@ from checkpoints import VOCAB
 from native import NativeDriver
 
 from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.packing import pack_weights
 from ridgeline.compute.cpu.phases import phases
-from ridgeline.compute.cpu.weights import pack_weights
 from ridgeline.compute.graph import SELECTED, Axis, OpList, WeightFormat
 from ridgeline.compute.load.record import record
 from ridgeline.compute.lowering.early import ATTENDED, select_early
@@ -19,7 +19,7 @@ from ridgeline.compute.lowering.lower import PASSES, lower
 from ridgeline.compute.ops.table import check
 from ridgeline.compute.runner import finite_tokens
 from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 
 NAMES = ["llama3", "qwen2", "gemma2", "gemma3", "phi3-long", "gpt2"]
@@ -32,7 +32,7 @@ native = pytest.mark.skipif(ext.lost() is not None, reason="the native extension
 
 @pytest.fixture(scope="module")
 def facts(stored) -> Callable[[str], ModelFacts]:
-    return lambda name: rope_for(read_model_facts(stored(name, "Q8_0")), 256)[0]
+    return lambda name: select_rope(read_model_facts(stored(name, "Q8_0")), 256)[0]
 
 
 @pytest.fixture(scope="module")

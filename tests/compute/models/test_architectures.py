@@ -14,7 +14,7 @@ from convert import KINDS, dequantised
 from tiny import Driver, dense, log_softmax
 
 from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 
 FORMS = [(name, "safetensors") for name in RECIPES] + [(name, kind) for name in GGUFS for kind in KINDS]
@@ -22,7 +22,7 @@ FORMS = [(name, "safetensors") for name in RECIPES] + [(name, kind) for name in 
 
 def settled(path: Path, name: str) -> ModelFacts:
     """Facts of the model at `path`, its rotation chosen as the recipe says."""
-    return rope_for(read_model_facts(path), RECIPES[name].reach)[0]
+    return select_rope(read_model_facts(path), RECIPES[name].reach)[0]
 
 
 def same(ours: np.ndarray, theirs: np.ndarray) -> None:

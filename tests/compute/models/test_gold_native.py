@@ -8,7 +8,7 @@ from native import NativeDriver
 
 from gold import demo_lines
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.weights import pack_weights
+from ridgeline.compute.cpu.packing import pack_weights
 from ridgeline.facts.headers.read import read_model_facts
 
 pytestmark = [

@@ -10,8 +10,7 @@ from quantised_models import PROMPT, write
 from tiny import Driver, log_softmax
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import PackedWeight
-from ridgeline.compute.cpu.weights import pack_weights, widened
+from ridgeline.compute.cpu.packing import PackedWeight, pack_weights, widened
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.ops.gather import reorder
 from ridgeline.compute.ops.quantised import linear_codes, quantise

@@ -21,8 +21,7 @@ from quantised_models import MODELS, PARTS
 from tiny import Driver, log_softmax
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import PackedWeight
-from ridgeline.compute.cpu.weights import pack_weights
+from ridgeline.compute.cpu.packing import PackedWeight, pack_weights
 from ridgeline.compute.exact import runner as numpy_runner
 from ridgeline.compute.exact.threads import Team
 from ridgeline.compute.load.weights import map_weights

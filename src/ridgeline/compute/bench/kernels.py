@@ -19,13 +19,13 @@ import numpy as np
 
 from ridgeline.compute.bench.roofline import Roofline, roofline
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.linear import quantise
+from ridgeline.compute.cpu.calls import quantise
 from ridgeline.compute.cpu.packing import FORMATS, INTEGER_BITS, PackedWeight, allocate, pack, pack_grouped, packable, row_bytes
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.errors import ConfigError
 from ridgeline.facts.files.formats import FORMATS as STORED
-from ridgeline.facts.hardware.ceilings import Loops, caches
-from ridgeline.facts.hardware.noise import Noise, Watch
+from ridgeline.facts.hardware.ceilings import RooflineLoops, read_caches
+from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 
 TOKENS: Final = (1, 4, 12, 16, 24, 64, 512)
 SHAPES: Final = ((8192, 2048), (2048, 8192))
@@ -180,9 +180,9 @@ def _has_kernel(kind: str, shape: tuple[int, int]) -> bool:
 
 def kernels(asked: Sequence[Case], threads: int, on_progress: Callable[[float], None] = lambda done: None) -> KernelReport:
     """Measures the ceilings, then every product. Raises ConfigError where the extension is missing."""
-    watch = Watch()
+    watch = NoiseMonitor()
     ceilings = roofline(threads, CEILING_ROUNDS, lambda done: on_progress(0.1 * done))
-    loops = Loops(ext.native(), threads, ext.level_number())
+    loops = RooflineLoops(ext.native(), threads, ext.level_number())
     team = ext.native().Team(threads)
     measured: list[Measured] = []
     for (kind, n, k), tokens in _matrices(asked):
@@ -202,7 +202,7 @@ def _matrices(asked: Sequence[Case]) -> Iterator[tuple[tuple[str, int, int], lis
     yield from wanted.items()
 
 
-def _ceilings(loops: Loops, kind: str, threads: int) -> tuple[float, float]:
+def _ceilings(loops: RooflineLoops, kind: str, threads: int) -> tuple[float, float]:
     """Bytes from memory, and operations of the kind that a format's products are made of, a second and now."""
     key = f"{CODES[kind]}_ops_per_second" if kind in CODES else "f32_flops_per_second"
     return loops.rate("dram_bytes_per_second", threads) or 0.0, loops.rate(key, threads) or 0.0
@@ -224,7 +224,7 @@ class Copies:
         with ThreadPoolExecutor(team.threads) as pool:
             first = _packed(random, kind, n, k, pool)
         self.packed_bytes = first.nbytes
-        self.count = max(2, min(MOST_COPIES, ceil(max(LEAST_BYTES, 4 * caches().l3) / first.nbytes)))
+        self.count = max(2, min(MOST_COPIES, ceil(max(LEAST_BYTES, 4 * read_caches().l3) / first.nbytes)))
         self._weights = [first, *(_copy(first) for _ in range(self.count - 1))]
         self._inputs = _inputs(random, first, most_tokens)
         self._out = np.zeros((most_tokens, n), np.float32)

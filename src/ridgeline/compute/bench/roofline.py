@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from ridgeline.compute.cpu import ext
-from ridgeline.facts.hardware.ceilings import LOOPS, Loops
+from ridgeline.facts.hardware.ceilings import LOOPS, RooflineLoops
 from ridgeline.facts.hardware.machine import machine_facts
-from ridgeline.facts.hardware.noise import Noise, Watch
+from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 
 ROUNDS = 24
 
@@ -71,9 +71,9 @@ def roofline(threads: int | None = None, rounds: int = ROUNDS, on_progress: Call
     on_progress  called with the fraction that is done
     Raises ConfigError where the extension is missing.
     """
-    count = threads or machine_facts().processors
-    watch = Watch()
-    loops = Loops(ext.native(), count, ext.level_number())
+    count = threads or machine_facts().cpu_cores
+    watch = NoiseMonitor()
+    loops = RooflineLoops(ext.native(), count, ext.level_number())
     asked = [(key, used) for key in LOOPS for used in (1, count)]
     found: dict[tuple[str, int], list[float]] = {each: [] for each in asked}
     phases, entries = [], []

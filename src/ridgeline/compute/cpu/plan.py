@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import NativeKVCache
-from ridgeline.compute.cpu.packing import PackedWeight
+from ridgeline.compute.cpu.packing import PackedWeight, Stored
 from ridgeline.compute.cpu.phases import Phase, arena, phases
-from ridgeline.compute.cpu.weights import Stored
 from ridgeline.compute.graph import Axis, Op, OpList, Sizes, Weight
 from ridgeline.compute.ops.table import OPS
 from ridgeline.core.plan import KVShape

@@ -1,9 +1,11 @@
-"""The native runner: one call a step into the extension, which walks the lowered list with a team of threads.
+"""The native runner: one call per step into the extension, which walks the lowered list with a team of threads.
 
-Owns the team and the plan; never owns weights or the cache, and knows nothing of requests.
+Owns the team, the plan and the file of a trace; never owns weights or the cache, and knows nothing of requests.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +17,6 @@ from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.cpu.packing import PackedWeight
 from ridgeline.compute.cpu.phases import PRODUCTS
 from ridgeline.compute.cpu.plan import SCREEN_COUNTS, NativePlan, Stored
-from ridgeline.compute.cpu.trace import StepTrace
 from ridgeline.compute.graph import Op, OpList, Sizes, StepInputs
 from ridgeline.compute.lowering.early import ATTENDED
 from ridgeline.compute.lowering.lower import head_of, lower
@@ -23,6 +24,38 @@ from ridgeline.compute.ops.definition import Floats
 from ridgeline.compute.ops.table import check
 from ridgeline.compute.runner import finite_tokens, stored_names
 from ridgeline.core.plan import KVShape
+
+
+class StepTrace:
+    """A file of what every thread did in every phase of every step, in the format that Perfetto and chrome://tracing open.
+
+    Complete events ("ph": "X"), a thread per track. The array is left open at its end, as the format allows: a killed process leaves a file
+    that opens. Costs two looks at the clock per chunk, and one line per phase and thread.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self._file.write("[\n")
+        self._steps = 0
+
+    def write(self, began: float, names: Sequence[str], columns: NDArray[np.int64]) -> None:
+        """One step that began at `began` seconds: columns int64 [threads, phases, 3] of first and last nanosecond, and chunks."""
+        for thread, phases in enumerate(columns.tolist()):
+            for name, (first, last, chunks) in zip(names, phases, strict=True):
+                if chunks:
+                    event = {"name": name, "ph": "X", "pid": 1, "tid": thread, "ts": began * 1e6 + first / 1e3, "dur": (last - first) / 1e3}
+                    self._file.write(json.dumps({**event, "args": {"step": self._steps, "chunks": chunks}}) + ",\n")
+        self._steps += 1
+        self._file.flush()
+
+    def count(self, at: float, name: str, counts: Mapping[str, int]) -> None:
+        """Counters at a point in time, drawn as a track of their own."""
+        event = {"name": name, "ph": "C", "pid": 1, "ts": at * 1e6, "args": dict(counts)}
+        self._file.write(json.dumps(event) + ",\n")
+
+    def close(self) -> None:
+        """Ends the file. Safe to call twice."""
+        self._file.close()
 
 
 class NativeRunner:

@@ -38,14 +38,14 @@ def stored_rows(tensor: TensorFacts, mapped: Bytes, head_dim: int) -> Bytes | Pe
     are seen through a view."""
     matrix = len(tensor.shape) > 1
     count = prod(tensor.shape[:-1])
-    if matrix and tensor.view == "transposed":
+    if matrix and tensor.transform == "transposed":
         size = FORMATS[tensor.kind].block_bytes
         elements: NDArray[np.unsignedinteger] = np.ndarray(
             tensor.shape, f"<u{size}", buffer=mapped.data, offset=tensor.offset, strides=(size, tensor.stride)
         )
         return Transposed(elements)
     codes = np.asarray(mapped[tensor.offset : tensor.offset + tensor.bytes]).reshape(count, tensor.bytes // count)
-    return Permuted(codes, halves_order(count, head_dim)) if matrix and tensor.view == "interleaved" else codes
+    return Permuted(codes, halves_order(count, head_dim)) if matrix and tensor.transform == "interleaved" else codes
 
 
 def halves_order(rows: int, head_dim: int) -> NDArray[np.intp]:

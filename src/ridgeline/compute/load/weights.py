@@ -60,7 +60,7 @@ def _sources(facts: ModelFacts) -> dict[str, Coded | GroupedWeight | ScaledWeigh
 
 
 def _source(tensor: TensorFacts, maps: Mapping[Path, Bytes], head_dim: int) -> Coded | GroupedWeight | ScaledWeight:
-    if tensor.integers is not None:
+    if tensor.quantised is not None:
         return scaled_weight(tensor, maps) if tensor.kind == FP8 else grouped_weight(tensor, maps)
     return Coded(tensor.kind, stored_rows(tensor, maps[tensor.file], head_dim))
 
@@ -78,9 +78,9 @@ def _coded(tensor: TensorFacts, source: Coded | GroupedWeight | ScaledWeight, he
 
 def _vector(tensor: TensorFacts, rows: Rows, head_dim: int) -> np.ndarray:
     values = dequantise(tensor.kind, rows[:1])[0]
-    if tensor.view == "interleaved":
+    if tensor.transform == "interleaved":
         return values[halves_order(len(values), head_dim)]
-    return values + np.float32(1) if tensor.view == "plus_one" else values
+    return values + np.float32(1) if tensor.transform == "plus_one" else values
 
 
 def _dequantise(

@@ -1,4 +1,4 @@
-"""JSON files of a model directory: bounded in size, duplicate keys refused, NaN and infinities refused. Knows no key."""
+"""Reader of JSON files of a model directory: bounded in size; duplicate keys, NaN and infinities are errors."""
 
 import json
 from pathlib import Path
@@ -11,12 +11,12 @@ MAX_BYTES = 1 << 20
 
 
 def read_object(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """The object that the file holds. Raises ModelFormatError, ModelNotFoundError."""
+    """Parses the JSON object in the file. Raises ModelFormatError, ModelNotFoundError."""
     return parse_object(read_text(path, most_bytes), path.name)
 
 
 def read_text(path: Path, most_bytes: int = MAX_BYTES) -> str:
-    """The text of the file. Raises ModelFormatError where it is too long or not UTF-8, ModelNotFoundError where it cannot be read."""
+    """Text of the file. Raises ModelFormatError where it is too long or not UTF-8, ModelNotFoundError where it cannot be read."""
     try:
         with open_file(path) as file:
             size = file.seek(0, 2)
@@ -29,23 +29,23 @@ def read_text(path: Path, most_bytes: int = MAX_BYTES) -> str:
 
 
 def parse_object(text: str, name: str) -> dict[str, Any]:
-    """The object in `text`; `name` is what messages call the file."""
+    """Parses the JSON object in `text`; `name` is the file's in messages. Raises ModelFormatError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, value in pairs:
             if key in values:
-                raise ModelFormatError(f"{name}: the key {key[:60]!r} stands twice; which one is meant cannot be known")
+                raise ModelFormatError(f"{name}: the key {key[:60]!r} appears twice; remove one of them")
             values[key] = value
         return values
 
     def no_constant(word: str) -> NoReturn:
-        raise ModelFormatError(f"{name} holds {word}, which is no number of JSON")
+        raise ModelFormatError(f"{name} holds {word}, which is not a JSON number")
 
     try:
         values = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
     except json.JSONDecodeError as error:
-        raise ModelFormatError(f"{name} is no JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+        raise ModelFormatError(f"{name} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
     except (RecursionError, ValueError):
         raise ModelFormatError(f"{name} nests too deeply or holds a number without bounds; is it another file?") from None
     if not isinstance(values, dict):

@@ -57,7 +57,7 @@ def _check_bounds(value: float, name: str, low: float, high: float) -> None:
 def open_file(path: Path) -> Iterator[BinaryIO]:
     """The file at `path`, open for reading. Raises ModelNotFoundError where it cannot be read."""
     if path.exists() and not path.is_file():
-        raise ModelNotFoundError(f"{path} is no file; check the path")
+        raise ModelNotFoundError(f"{path} is not a file; check the path")
     try:
         with path.open("rb") as file:
             yield file

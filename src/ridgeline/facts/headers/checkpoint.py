@@ -1,4 +1,4 @@
-"""Reader of directories with a config.json and safetensors files, to `ModelFacts`. Follows no code: `auto_map` is an unknown key."""
+"""Reader of checkpoints (config.json and safetensors files) to `ModelFacts`. Runs no code of a checkpoint: `auto_map` is ignored."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,46 +13,46 @@ from ridgeline.facts.files.values import quoted
 from ridgeline.facts.headers.config_json import Config, read_config
 from ridgeline.facts.headers.config_rope import read_config_ropes
 from ridgeline.facts.headers.fields import Fields
-from ridgeline.facts.headers.integers import drop_zero_biases, gather_integers
 from ridgeline.facts.headers.quantisation import read_quantisation
-from ridgeline.facts.headers.tensors import canonical_tensors, fingerprint, parts_of, with_tensors
+from ridgeline.facts.headers.quantised import drop_zero_biases, gather_quantised
+from ridgeline.facts.headers.tensors import add_tensors, canonical_names, canonical_tensors, fingerprint
 from ridgeline.facts.model import CLASSES, ModelFacts, TensorFacts
-from ridgeline.models.declare import Layout
-from ridgeline.models.table import COMPUTED
+from ridgeline.models.declare import TensorNames
+from ridgeline.models.table import RUNNABLE
 
 
 def read_checkpoint(directory: Path) -> ModelFacts:
-    """Facts of the checkpoint in `directory`. `tokens` is the vocabulary's size: what the tokenizer names is not counted here.
+    """Facts of the checkpoint in `directory`, with its tensors. `tokens` is the vocabulary's size; the tokenizer is not read.
 
     Raises ModelFormatError, ModelNotFoundError.
     """
     config = read_config(directory / "config.json", directory.resolve().name)
-    facts, layout = _for_runners(config)
+    facts, names = _runner_facts(config)
     quantisation = read_quantisation(config.fields.values)
     stored = read_shards(directory)
-    matrices = gather_integers(stored, quantisation)
-    facts = replace(facts, tied=_tied(config.fields, matrices, layout))
+    matrices = gather_quantised(stored, quantisation)
+    facts = replace(facts, tied=_is_tied(config.fields, matrices, names))
     files = sorted({tensor.file for tensor in stored.values()})
-    must = config.shapes(tied=facts.tied)
-    matrices = drop_zero_biases(matrices, lambda stored_name: set(parts_of(stored_name, layout) or ()) <= must.keys())
-    tensors = canonical_tensors(matrices, layout, must, {}, facts.architecture)
-    return with_tensors(facts, tensors, fingerprint(files, stored.values(), config.text.encode()))
+    required = config.shapes(tied=facts.tied)
+    matrices = drop_zero_biases(matrices, lambda stored_name: set(canonical_names(stored_name, names) or ()) <= required.keys())
+    tensors = canonical_tensors(matrices, names, required, {}, facts.architecture)
+    return add_tensors(facts, tensors, fingerprint(files, stored.values(), config.text.encode()))
 
 
-def facts_of_config(file: Path) -> ModelFacts:
-    """Facts of the model that a config.json describes, where there are no weights: each tensor in bf16 and nowhere stored.
+def read_config_facts(file: Path) -> ModelFacts:
+    """Facts of the model that a config.json describes, without weights: all tensors are bf16 and have no data.
 
     Raises ModelFormatError.
     """
     config = read_config(file, file.stem)
-    facts, _ = _for_runners(config)
+    facts, _ = _runner_facts(config)
     shapes = config.shapes(tied=facts.tied)
     tensors = {name: TensorFacts(name, "BF16", shape, file, 0, 2 * prod(shape)) for name, shape in shapes.items()}
-    return with_tensors(facts, tensors, sha256(config.text.encode()).digest())
+    return add_tensors(facts, tensors, sha256(config.text.encode()).digest())
 
 
 def describe_checkpoint(directory: Path) -> ModelFacts:
-    """Facts for the planner of the checkpoint in `directory`, of any architecture that is known, with the bytes that files hold."""
+    """Facts for the planner of a checkpoint of any known architecture, with the stored bytes."""
     facts = read_config(directory / "config.json").facts
     stored = dict.fromkeys(CLASSES, 0)
     tensors = read_tensors(directory)
@@ -64,7 +64,7 @@ def describe_checkpoint(directory: Path) -> ModelFacts:
 
 
 def _class(name: str) -> str | None:
-    """The class of a checkpoint's tensor by the names of the transformers library; None for what is no part of the text model."""
+    """Class of a tensor by its name in transformers; None for tensors that are not part of the text model."""
     if any(part in name for part in ("vision_tower.", "multi_modal_projector.", "visual.")):
         return None
     if any(part in name for part in ("embed_tokens.", "wte.", "wpe.")):
@@ -78,15 +78,15 @@ def _class(name: str) -> str | None:
     return "attention" if "attn." in name else "ffn" if any(part in name for part in (".mlp.", ".block_sparse_moe.")) else "norms"
 
 
-def _for_runners(config: Config) -> tuple[ModelFacts, Layout]:
-    """(facts with all that a step needs but tensors, names of the tensors). Raises ModelFormatError for what is not computed."""
+def _runner_facts(config: Config) -> tuple[ModelFacts, TensorNames]:
+    """(facts for runners without tensors, names of the tensors). Raises ModelFormatError for what is not supported."""
     fields, facts = config.fields, config.facts
-    layout = _computed(config)
-    _check_neutral(fields)
+    names = _supported_names(config)
+    _check_required_values(fields)
     if facts.head_dim % 2:
         raise ModelFormatError(f"config.json: heads have length {facts.head_dim}, an even number was expected")
     ropes = read_config_ropes(fields, facts.head_dim, facts.context)
-    numbers = replace(
+    complete = replace(
         facts,
         context=ropes.context,
         eps=fields.number("rms_norm_eps", 0.0, 1.0),
@@ -96,39 +96,38 @@ def _for_runners(config: Config) -> tuple[ModelFacts, Layout]:
         final_softcap=fields.own_number("final_logit_softcapping", 0.0, 1e6, 0.0),
         long_rope=ropes.long,
     )
-    return numbers, layout
+    return complete, names
 
 
-def _computed(config: Config) -> Layout:
-    """Names of the tensors of an architecture that runners compute. Raises ModelFormatError for any other."""
+def _supported_names(config: Config) -> TensorNames:
+    """Tensor names of a supported architecture. Raises ModelFormatError for any other."""
     experts = config.facts.experts
     if experts is not None:
-        raise ModelFormatError(f"config.json: {experts.routed} experts; mixtures of experts are not computed, dense models are")
-    layout = config.fields.architecture.checkpoint
-    if layout is None or config.facts.architecture not in COMPUTED:
-        known = sorted(kind for each in COMPUTED.values() if each.checkpoint for kind in each.model_types)
+        raise ModelFormatError(f"config.json: {experts.routed} experts; mixtures of experts are not supported, dense models are")
+    names = config.fields.architecture.checkpoint
+    if names is None or config.facts.architecture not in RUNNABLE:
+        known = sorted(kind for each in RUNNABLE.values() if each.checkpoint for kind in each.model_types)
         raise ModelFormatError(f"model_type {config.fields.values['model_type']!r:.60} is not supported; supported: {', '.join(known)}")
-    return layout
+    return names
 
 
-def _check_neutral(fields: Fields) -> None:
+def _check_required_values(fields: Fields) -> None:
     architecture = fields.architecture
-    for key, neutral in architecture.neutral_config:
+    for key, required in architecture.required_config:
         found = fields.values.get(key)
-        if found is not None and found != neutral:
-            raise ModelFormatError(f"config.json: {key} is {found!r:.40}, which is not computed; {neutral!r} is")
+        if found is not None and found != required:
+            raise ModelFormatError(f"config.json: {key} is {found!r:.40}, which is not supported; {required!r} is")
     key = architecture.keys.get("hidden_act", "hidden_act")
     found = fields.values.get(key)
     if found is not None and found not in architecture.activations:
-        raise ModelFormatError(f"config.json: {key} is {quoted(found)}, which is not computed; {architecture.activations[0]!r} is")
+        raise ModelFormatError(f"config.json: {key} is {quoted(found)}, which is not supported; {architecture.activations[0]!r} is")
 
 
-def _tied(fields: Fields, stored: Mapping[str, TensorFacts], layout: Layout) -> bool:
-    """True where the head is the embedding: the file has no head. One that it has is used, whatever config.json says of it."""
-    present = any(parts_of(name, layout) == ("output.weight",) for name in stored)
+def _is_tied(fields: Fields, stored: Mapping[str, TensorFacts], names: TensorNames) -> bool:
+    """True where the files have no head, so the embedding is used. A stored head is used whatever config.json says."""
+    present = any(canonical_names(name, names) == ("output.weight",) for name in stored)
     if not present and not fields.flag("tie_word_embeddings"):
         raise ModelFormatError(
-            "the files hold no head and config.json does not say that it is the embedding (tie_word_embeddings); "
-            "download the whole checkpoint"
+            "the files have no output head and config.json does not set tie_word_embeddings; download the whole checkpoint"
         )
     return not present

@@ -1,7 +1,7 @@
-"""Reader of config.json, to `ModelFacts` without tensors: typed and bounded, unknown keys ignored, duplicates refused, code never followed.
+"""Reader of config.json to `ModelFacts` without tensors: typed and bounded, unknown keys ignored, duplicate keys rejected.
 
-Owns the keys but those of layers (`layers.py`), rotations (`config_rope.py`) and quantised weights (`quantisation.py`). `auto_map` and
-`trust_remote_code` are keys like any other unknown one.
+Owns all keys except those of layers (`layers.py`), RoPE (`config_rope.py`) and quantised weights (`quantisation.py`). `auto_map` and
+`trust_remote_code` are unknown keys: no code is ever loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.json_file import parse_object, read_text
 from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, Fields
 from ridgeline.facts.headers.layers import expert_sizes, layer_kinds, layer_parts, listed_layers, routed_experts, state_sizes
-from ridgeline.facts.headers.tensors import Shapes, by_class, expected_shapes
-from ridgeline.facts.model import Attention, ModelFacts
+from ridgeline.facts.headers.tensors import Shapes, expected_shapes, sum_by_class
+from ridgeline.facts.model import AttentionWidths, ModelFacts
 from ridgeline.models.declare import Sizes
 from ridgeline.models.table import ARCHITECTURES, MODEL_TYPES
 
@@ -24,7 +24,7 @@ _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A config.json that has been read: its facts, which hold no tensors yet, and what tells which tensors there must be."""
+    """A parsed config.json: its facts without tensors, and what determines its tensors (`expected_shapes`)."""
 
     text: str
     fields: Fields
@@ -34,17 +34,17 @@ class Config:
     flags: Mapping[str, bool]
 
     def shapes(self, *, tied: bool) -> Shapes:
-        """The tensors that there must be, by canonical name."""
+        """Shapes of the required tensors by canonical name."""
         return expected_shapes(self.fields.architecture, self.sizes, self.parts, tied=tied, flags=self.flags)[0]
 
 
 def read_config(path: Path, name: str | None = None) -> Config:
-    """The config.json at `path`. Raises ModelFormatError, ModelNotFoundError."""
+    """Reads the config.json at `path`. Raises ModelFormatError, ModelNotFoundError."""
     return parse_config(read_text(path), name or path.resolve().parent.name)
 
 
 def parse_config(text: str, name: str) -> Config:
-    """The text of a config.json; `name` is what the model is called. Raises ModelFormatError."""
+    """Parses the text of a config.json; `name` is the model's. Raises ModelFormatError."""
     fields, architecture = _fields(text)
     layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS, default=listed_layers(fields))
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
@@ -55,8 +55,8 @@ def parse_config(text: str, name: str) -> Config:
     routed = routed_experts(fields)
     parts = layer_parts(fields, layers, routed)
     ffn, experts = expert_sizes(fields, hidden, routed, sum("sparse" in each for each in parts))
-    recurring, state = state_sizes(fields, hidden, sum("state" in each for each in parts))
-    kv_heads, head_dim, own, attention = _attention(fields, hidden, heads)
+    state_dims, state = state_sizes(fields, hidden, sum("state" in each for each in parts))
+    kv_heads, head_dim, attention_sizes, attention = _attention(fields, hidden, heads)
     kinds, window = layer_kinds(fields, parts)
     facts = ModelFacts(
         architecture=architecture,
@@ -79,8 +79,9 @@ def parse_config(text: str, name: str) -> Config:
         state=state,
     )
     flags = {flag: fields.flag(flag) for flag in {*fields.architecture.biases.values()} - {"always"}}
-    config = Config(text, fields, facts, {"hidden": hidden, "vocab": vocab, "context": context, **ffn, **recurring, **own}, parts, flags)
-    counted = by_class((each, prod(shape)) for each, shape in config.shapes(tied=tied).items())
+    sizes = {"hidden": hidden, "vocab": vocab, "context": context, **ffn, **state_dims, **attention_sizes}
+    config = Config(text, fields, facts, sizes, parts, flags)
+    counted = sum_by_class((each, prod(shape)) for each, shape in config.shapes(tied=tied).items())
     return replace(config, facts=replace(facts, parameters=counted))
 
 
@@ -98,21 +99,21 @@ def _fields(text: str) -> tuple[Fields, str]:
     return Fields(values, ARCHITECTURES[name]), name
 
 
-def _attention(fields: Fields, hidden: int, heads: int) -> tuple[int, int, Sizes, Attention | None]:
-    """(KV heads, length of a head, dimensions, widths where they are not those of plain attention)."""
+def _attention(fields: Fields, hidden: int, heads: int) -> tuple[int, int, Sizes, AttentionWidths | None]:
+    """(KV heads, head dimension, sizes, widths of MLA or None)."""
     if "kv_lora_rank" in fields.values:
         return _latent_attention(fields, heads)
     kv_heads = fields.integer("num_key_value_heads", 1, MAX_WIDTH, default=heads)
     if heads % kv_heads:
-        raise ModelFormatError(f"config.json: {heads} query heads are no multiple of {kv_heads} KV heads")
+        raise ModelFormatError(f"config.json: {heads} query heads are not a multiple of {kv_heads} KV heads")
     head_dim = fields.integer("head_dim", 1, MAX_WIDTH, default=max(1, hidden // heads))
     return kv_heads, head_dim, {"head": head_dim, "queries": heads * head_dim, "keys": kv_heads * head_dim}, None
 
 
-def _latent_attention(fields: Fields, heads: int) -> tuple[int, int, Sizes, Attention]:
+def _latent_attention(fields: Fields, heads: int) -> tuple[int, int, Sizes, AttentionWidths]:
     """Multi-head latent attention: one latent and one rotary key per token are cached, whatever the number of heads.
 
-    DeepSeek-V2, section 2.1. In decode queries are multiplied into the latent space, so scores run over latent + rotary dimensions.
+    DeepSeek-V2, section 2.1. In decode, queries are projected into the latent space, so scores sum over latent + rotary dimensions.
     """
     latent = fields.integer("kv_lora_rank", 1, MAX_WIDTH)
     rotary = fields.integer("qk_rope_head_dim", 1, MAX_WIDTH)
@@ -122,22 +123,22 @@ def _latent_attention(fields: Fields, heads: int) -> tuple[int, int, Sizes, Atte
     queries = heads * (plain + rotary)
     sizes = {"query_rank": rank, "latent": latent, "cached": latent + rotary, "expanded": heads * (plain + value), "values": heads * value}
     sizes |= {"plain_queries": 0 if rank else queries, "latent_queries": queries}
-    widths = Attention(latent + rotary, heads * (2 * latent + rotary), heads * (plain + rotary + value), latent=True)
+    widths = AttentionWidths(latent + rotary, heads * (2 * latent + rotary), heads * (plain + rotary + value), latent=True)
     return 1, plain + rotary, sizes, widths
 
 
 def _dtype(values: Mapping[str, Any]) -> str:
-    """The format of the checkpoint: what `quantization_config` says, else the data type, else bf16."""
+    """Weight format of the checkpoint: from `quantization_config`, else `dtype` or `torch_dtype`, else bf16."""
     quantised = values.get("quantization_config")
-    found = _quantised(quantised) if isinstance(quantised, dict) else None
+    found = _quantised_format(quantised) if isinstance(quantised, dict) else None
     if found is not None:
         return found
-    stated = values.get("dtype", values.get("torch_dtype"))
-    return _DTYPES.get(stated, "bf16") if isinstance(stated, str) else "bf16"
+    dtype = values.get("dtype", values.get("torch_dtype"))
+    return _DTYPES.get(dtype, "bf16") if isinstance(dtype, str) else "bf16"
 
 
-def _quantised(config: Mapping[str, Any]) -> str | None:
-    """The weight format that a `quantization_config` names, of any that arithmetic knows; `quantisation.py` says what is computed."""
+def _quantised_format(config: Mapping[str, Any]) -> str | None:
+    """Weight format of a `quantization_config`, also of those that can be planned only; None for an unknown one."""
     method, bits = config.get("quant_method"), config.get("bits", 4)
     if method == "fp8":
         return "fp8"
@@ -149,8 +150,8 @@ def _quantised(config: Mapping[str, Any]) -> str | None:
         return None
     weights = schemes[0].get("weights")
     weights = weights if isinstance(weights, dict) else {}
-    narrow = schemes[0].get("input_activations") is not None
-    return _SCHEMES.get((str(weights.get("type", "int")), str(weights.get("num_bits")), narrow))
+    quantised_inputs = schemes[0].get("input_activations") is not None
+    return _SCHEMES.get((str(weights.get("type", "int")), str(weights.get("num_bits")), quantised_inputs))
 
 
 _METHODS = {("awq", "4"): "awq", ("gptq", "4"): "gptq", ("gptq", "8"): "gptq8"}
@@ -160,4 +161,4 @@ _SCHEMES = {
     ("int", "8", True): "w8a8",
     ("float", "8", True): "fp8",
 }
-"""(type and bits of the weights, whether activations are quantised too), of compressed-tensors → weight format."""
+"""compressed-tensors: (type of the weights, their bits, activations are quantised) → weight format."""

@@ -1,4 +1,4 @@
-"""RoPE as a config.json says it: `rope_theta` with `rope_scaling`, or the later `rope_parameters`, for all layers or by kind."""
+"""RoPE of a config.json: `rope_theta` with `rope_scaling`, or the newer `rope_parameters`, for all layers or per kind of layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.values import bounded_number, quoted
 from ridgeline.facts.headers.fields import MAX_CONTEXT, Fields
-from ridgeline.facts.headers.rope import DEFAULT_BASE, MOST_BASE, MOST_FACTOR, Rotations, linear, longrope, longrope_scale, ramped, yarn
+from ridgeline.facts.headers.rope import DEFAULT_BASE, MAX_BASE, MAX_FACTOR, Ropes, linear, llama3, longrope, longrope_scale, yarn
 from ridgeline.facts.model import Rope
 from ridgeline.models.declare import Architecture
 
@@ -14,45 +14,45 @@ _KINDS = {"full": "full_attention", "window": "sliding_attention"}
 _SCALINGS = {
     "default": "none",
     "linear": "linear",
-    "llama3": "ramped",
+    "llama3": "llama3",
     "yarn": "yarn",
     "longrope": "longrope",
     "su": "longrope",
 }
-"""`rope_type` of a file → the function of `rope.py` that computes it; "none": no scaling."""
+"""`rope_type` of a file → function of `rope.py`; "none": no scaling."""
 
 
-def read_config_ropes(fields: Fields, head_dim: int, context: int) -> Rotations:
-    """Rotations of full and of window layers. Raises ModelFormatError for kinds of scaling that are not computed."""
+def read_config_ropes(fields: Fields, head_dim: int, context: int) -> Ropes:
+    """`Rope` of full and of window layers. Raises ModelFormatError for kinds of scaling that are not supported."""
     architecture = fields.architecture
-    if not architecture.rope:
-        return Rotations({}, None, context)
+    if not architecture.has_rope:
+        return Ropes({}, None, context)
     by_kind: dict[str, Rope] = {}
-    long, reach = None, context
+    long, max_context = None, context
     for kind in _KINDS:
-        numbers = Numbers(fields, architecture, kind, head_dim, context)
-        by_kind[kind], beyond = numbers.rotation()
-        long = long or beyond
-        reach = max(reach, numbers.reach())
-    return Rotations(by_kind, long, reach)
+        rope = RopeFields(fields, architecture, kind, head_dim, context)
+        by_kind[kind], long_rope = rope.make_rope()
+        long = long or long_rope
+        max_context = max(max_context, rope.max_context())
+    return Ropes(by_kind, long, max_context)
 
 
-class Numbers:
-    """The numbers of one rotation, each bounded where it is read."""
+class RopeFields:
+    """The keys of one `Rope`, each bounded where it is read."""
 
     def __init__(self, fields: Fields, architecture: Architecture, kind: str, head_dim: int, context: int) -> None:
-        own_base = kind == "window" and architecture.window_rope_base is not None
-        self.values = _parameters(fields, kind, own_base)
+        has_own_base = kind == "window" and architecture.window_rope_base is not None
+        self.values = _parameters(fields, kind, has_own_base)
         self.context = context
-        default = fields.number("rope_local_base_freq" if own_base else "rope_theta", 1.0, MOST_BASE, default=DEFAULT_BASE)
-        self.base = self.number("rope_theta", 1.0, MOST_BASE, default)
+        default = fields.number("rope_local_base_freq" if has_own_base else "rope_theta", 1.0, MAX_BASE, default=DEFAULT_BASE)
+        self.base = self.number("rope_theta", 1.0, MAX_BASE, default)
         share = self.number("partial_rotary_factor", 1e-3, 1.0, fields.number("partial_rotary_factor", 1e-3, 1.0, default=1.0))
         self.dim = int(head_dim * share)
         if self.dim < 2 or self.dim % 2:
             raise ModelFormatError(
                 f"config.json: partial_rotary_factor {share} of heads of {head_dim} is {self.dim}, an even number ≥ 2 was expected"
             )
-        # The key beside `rope_scaling` comes before the one inside, as in the library that writes these files.
+        # As in transformers, the key outside `rope_scaling` has priority.
         outside = fields.values.get("original_max_position_embeddings")
         stated = self.values.get("original_max_position_embeddings") if outside is None else outside
         self.original = int(bounded_number(stated, "config.json: original_max_position_embeddings", 2, MAX_CONTEXT, max(2, context)))
@@ -61,8 +61,8 @@ class Numbers:
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
         return bounded_number(self.values.get(key), f"config.json: {key} of RoPE", low, high, default)
 
-    def rotation(self) -> tuple[Rope, tuple[int, Rope] | None]:
-        """(the rotation; the one for sequences beyond so many positions)."""
+    def make_rope(self) -> tuple[Rope, tuple[int, Rope] | None]:
+        """(the rope, the long rope of LongRoPE as `ModelFacts.long_rope` or None)."""
         if self.scaling == "none":
             return Rope(self.base, self.dim), None
         if self.scaling == "longrope":
@@ -70,13 +70,13 @@ class Numbers:
         factor = self._factor()
         if self.scaling == "linear":
             return linear(self.base, self.dim, factor), None
-        if self.scaling == "ramped":
+        if self.scaling == "llama3":
             low, high = self.number("low_freq_factor", 1e-3, 1e6), self.number("high_freq_factor", 1e-3, 1e6)
-            return ramped(self.base, self.dim, factor, low, high, self.original), None
+            return llama3(self.base, self.dim, factor, low, high, self.original), None
         return self._yarn(factor), None
 
-    def reach(self) -> int:
-        """Positions that the scaling extends the context to; the file's own number counts what it was trained for."""
+    def max_context(self) -> int:
+        """Positions after scaling. With YaRN the file states the context before it."""
         return min(MAX_CONTEXT, int(self.original * self._factor())) if self.scaling == "yarn" else self.context
 
     def _scaling(self) -> str:
@@ -86,20 +86,20 @@ class Numbers:
         scaling = "none" if kind is None else _SCALINGS.get(str(kind))
         if scaling is None:
             raise ModelFormatError(
-                f"config.json: RoPE scaling {quoted(kind)} is not computed; computed: {', '.join(_SCALINGS)}. "
+                f"config.json: RoPE scaling {quoted(kind)} is not supported; supported: {', '.join(_SCALINGS)}. "
                 "Within the context that the model was trained for the key may be removed"
             )
         return scaling
 
     def _factor(self) -> float:
-        """Ratio by which the context is extended; where the file does not say, what its contexts make it."""
-        default = None if self.scaling in ("linear", "ramped") else self.context / self.original
-        return self.number("factor", 1e-3, MOST_FACTOR, default)
+        """Ratio by which the context is extended; by default that of the file's two contexts."""
+        default = None if self.scaling in ("linear", "llama3") else self.context / self.original
+        return self.number("factor", 1e-3, MAX_FACTOR, default)
 
     def _yarn(self, factor: float) -> Rope:
         scale = self.values.get("attention_factor")
         if scale is None and self.values.get("mscale") and self.values.get("mscale_all_dim"):
-            raise ModelFormatError("config.json: RoPE scaling yarn with mscale and mscale_all_dim is not computed; attention_factor is")
+            raise ModelFormatError("config.json: RoPE scaling yarn with mscale and mscale_all_dim is not supported; attention_factor is")
         truncate = self.values.get("truncate", True)
         if not isinstance(truncate, bool):
             raise ModelFormatError(f"config.json: truncate of RoPE is {quoted(truncate)}, true or false was expected")
@@ -123,21 +123,21 @@ class Numbers:
         values = self.values.get(key)
         if not isinstance(values, list) or len(values) != self.dim // 2:
             raise ModelFormatError(
-                f"config.json: {key} of RoPE must list {self.dim // 2} factors, one for two of the {self.dim} dimensions"
+                f"config.json: {key} of RoPE must list {self.dim // 2} factors, one per two of the {self.dim} dimensions"
             )
-        return [bounded_number(value, f"config.json: {key} of RoPE", 1e-6, MOST_FACTOR) for value in values]
+        return [bounded_number(value, f"config.json: {key} of RoPE", 1e-6, MAX_FACTOR) for value in values]
 
 
-def _parameters(fields: Fields, kind: str, own_base: bool) -> Mapping[str, Any]:
-    """Keys of the layers of one kind. Window layers with a base of their own take no part in a scaling that names no kind."""
-    later, scaling = fields.values.get("rope_parameters"), fields.values.get("rope_scaling")
-    for key, values in (("rope_parameters", later), ("rope_scaling", scaling)):
+def _parameters(fields: Fields, kind: str, has_own_base: bool) -> Mapping[str, Any]:
+    """RoPE keys of one kind of layer. Scaling without a kind does not apply to window layers that have their own base."""
+    parameters, scaling = fields.values.get("rope_parameters"), fields.values.get("rope_scaling")
+    for key, values in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         if values is not None and not isinstance(values, dict):
             raise ModelFormatError(f"config.json: {key} is {quoted(values)}, an object was expected")
-    stated = later or scaling or {}
+    stated = parameters or scaling or {}
     if any(name in stated for name in _KINDS.values()):
         stated = stated.get(_KINDS[kind]) or {}
         if not isinstance(stated, dict):
             raise ModelFormatError(f"config.json: RoPE of {_KINDS[kind]} is {quoted(stated)}, an object was expected")
         return stated
-    return {} if own_base else stated
+    return {} if has_own_base else stated

@@ -1,5 +1,5 @@
-"""Reader of GGUF headers, to `ModelFacts`: for the planner of any architecture that uses the format's standard keys, for runners of
-those that are computed, with every dimension bounded and every tensor's shape checked.
+"""Reader of GGUF headers to `ModelFacts`: for the planner any architecture with the format's standard keys, for runners the supported
+ones, with every dimension bounded and every tensor's shape checked.
 """
 
 from array import array
@@ -12,15 +12,15 @@ from ridgeline.facts.files.gguf import Header
 from ridgeline.facts.files.values import quoted
 from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 from ridgeline.facts.headers.gguf_rope import read_ropes
-from ridgeline.facts.headers.rope import Rotations
-from ridgeline.facts.headers.tensors import by_class, canonical_tensors, expected_shapes, fingerprint, plain_sizes, with_tensors
-from ridgeline.facts.model import Attention, Experts, ModelFacts, StateLayers
-from ridgeline.models.declare import Architecture, Layout
-from ridgeline.models.table import COMPUTED
+from ridgeline.facts.headers.rope import Ropes
+from ridgeline.facts.headers.tensors import add_tensors, canonical_tensors, dense_sizes, expected_shapes, fingerprint, sum_by_class
+from ridgeline.facts.model import AttentionWidths, Experts, ModelFacts, StateLayers
+from ridgeline.models.declare import Architecture, TensorNames
+from ridgeline.models.table import RUNNABLE
 
 _TOKENS = "tokenizer.ggml.tokens"
 _PLAIN = frozenset(("attention", "dense"))
-_NEUTRAL: tuple[tuple[str, float | str | bool], ...] = (
+_REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
     ("expert_count", 0),
     ("attention.causal", True),
     ("attention.scale", 0.0),
@@ -40,50 +40,50 @@ _NEUTRAL: tuple[tuple[str, float | str | bool], ...] = (
 
 
 def model_facts(header: Header) -> ModelFacts:
-    """Facts for runners of a header that has been read. Raises ModelFormatError for what is not computed."""
+    """Facts for runners of a GGUF header. Raises ModelFormatError for what is not supported."""
     name = header.text("general.architecture")
-    architecture = COMPUTED.get(name)
+    architecture = RUNNABLE.get(name)
     if architecture is None:
-        raise ModelFormatError(f"architecture {quoted(name)} is not supported; supported: {', '.join(sorted(COMPUTED))}")
-    _check_neutral(header, name)
+        raise ModelFormatError(f"architecture {quoted(name)} is not supported; supported: {', '.join(sorted(RUNNABLE))}")
+    _check_required_values(header, name)
     facts = describe_gguf(header)
     _check_heads(header, name, facts)
     _check_vocab(header, facts)
-    ropes = read_ropes(header, name, architecture, facts.head_dim, facts.context) if architecture.rope else None
-    ropes = ropes or Rotations({}, None, facts.context)
+    ropes = read_ropes(header, name, architecture, facts.head_dim, facts.context) if architecture.has_rope else None
+    ropes = ropes or Ropes({}, None, facts.context)
     scores, logits = architecture.softcaps
-    scaled = facts.hidden // facts.heads if facts.layers in architecture.hidden_scaled else facts.head_dim
-    numbers = replace(
+    scaled = facts.hidden // facts.heads if facts.layers in architecture.hidden_scaled_layers else facts.head_dim
+    complete = replace(
         facts,
         ffn=header.integer(f"{name}.feed_forward_length", 1, MAX_WIDTH),
         tokens=len(header.strings(_TOKENS)),
         context=ropes.context,
         attention=None,
-        eps=header.number(f"{name}.{architecture.eps}", 0.0, 1.0),
+        eps=header.number(f"{name}.{architecture.eps_key}", 0.0, 1.0),
         rope=ropes.by_kind,
         attn_scale=scaled**-0.5,
         attn_softcap=header.number(f"{name}.attn_logit_softcapping", 0.0, 1e6, default=scores),
         final_softcap=header.number(f"{name}.final_logit_softcapping", 0.0, 1e6, default=logits),
         long_rope=ropes.long,
     )
-    sizes = plain_sizes(numbers, facts.context)
-    must, may = expected_shapes(architecture, sizes, (_PLAIN,) * facts.layers, tied=facts.tied, flags=None)
-    tensors = canonical_tensors(header.tensors, _layout(architecture), must, may, name)
-    return with_tensors(numbers, tensors, fingerprint(header.files, header.tensors.values()))
+    sizes = dense_sizes(complete, facts.context)
+    required, optional = expected_shapes(architecture, sizes, (_PLAIN,) * facts.layers, tied=facts.tied, flags=None)
+    tensors = canonical_tensors(header.tensors, _tensor_names(architecture), required, optional, name)
+    return add_tensors(complete, tensors, fingerprint(header.files, header.tensors.values()))
 
 
 def describe_gguf(header: Header) -> ModelFacts:
-    """Facts for the planner of a header that has been read. Tensors are counted by what they are called, whatever their shapes."""
+    """Facts for the planner of a GGUF header. Tensors are classified by name; shapes are not checked."""
     arch = header.text("general.architecture")
     layers = header.integer(f"{arch}.block_count", 1, MAX_LAYERS)
     hidden = header.integer(f"{arch}.embedding_length", 1, MAX_WIDTH)
     all_heads = _per_layer(header, f"{arch}.attention.head_count", layers, None)
     heads = max(1, *all_heads)
     all_kv_heads = _per_layer(header, f"{arch}.attention.head_count_kv", layers, heads)
-    recurring = _layers_with(header, "ssm_") & set(range(layers))
-    keyed = _layers_with(header, "attn_k.")
-    attending = [i for i in range(layers) if all_kv_heads[i] and (i in keyed or i not in recurring)]
-    head_dim, attention = _attention(header, arch, hidden // heads, [(all_heads[i], all_kv_heads[i]) for i in attending])
+    recurrent = _layers_with(header, "ssm_") & set(range(layers))
+    with_keys = _layers_with(header, "attn_k.")
+    attention_layers = [i for i in range(layers) if all_kv_heads[i] and (i in with_keys or i not in recurrent)]
+    head_dim, attention = _attention(header, arch, hidden // heads, [(all_heads[i], all_kv_heads[i]) for i in attention_layers])
     kinds, window = _layer_kinds(header, arch, layers)
     tensors = header.tensors
     return ModelFacts(
@@ -92,45 +92,45 @@ def describe_gguf(header: Header) -> ModelFacts:
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=1 if attention.latent else min((all_kv_heads[i] for i in attending), default=1),
+        kv_heads=1 if attention.latent else min((all_kv_heads[i] for i in attention_layers), default=1),
         head_dim=head_dim,
         ffn=max(1, *_per_layer(header, f"{arch}.feed_forward_length", layers, 4 * hidden)),
         vocab=_vocab(header),
         context=header.integer(f"{arch}.context_length", 1, MAX_CONTEXT),
-        layer_kinds=tuple(kind if i in attending else "none" for i, kind in enumerate(kinds)),
+        layer_kinds=tuple(kind if i in attention_layers else "none" for i, kind in enumerate(kinds)),
         window=window,
         tied="output.weight" not in tensors,
         dtype=_dominant_format(header),
-        parameters=by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
-        stored=by_class((name, tensor.bytes) for name, tensor in tensors.items()),
+        parameters=sum_by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
+        stored=sum_by_class((name, tensor.bytes) for name, tensor in tensors.items()),
         attention=attention,
         experts=_experts(header, arch),
-        state=_state(header, arch, len(recurring)),
+        state=_state(header, arch, len(recurrent)),
     )
 
 
-def _layout(architecture: Architecture) -> Layout:
-    """Names in GGUF files: canonical ones, fused tensors apart."""
+def _tensor_names(architecture: Architecture) -> TensorNames:
+    """Tensor names of GGUF files: the canonical ones, and fused tensors."""
     whole = {row[0]: (row[0],) for row in architecture.tensors}
-    ends = {name: name for name in ("token_embd", "output", *(row[0] for row in architecture.ends))}
+    outer = {name: name for name in ("token_embd", "output", *(row[0] for row in architecture.outer_tensors))}
     ignored = "|".join(rf"{name}\.weight" for name in architecture.rope_tensors) or r"(?!)"
-    views = dict.fromkeys(architecture.interleaved, "interleaved")
-    return Layout({**whole, **architecture.fused}, "blk.", ends, roots=("",), views=views, ignored=ignored)
+    transforms = dict.fromkeys(architecture.interleaved, "interleaved")
+    return TensorNames({**whole, **architecture.fused}, "blk.", outer, roots=("",), transforms=transforms, ignored=ignored)
 
 
-def _check_neutral(header: Header, name: str) -> None:
-    for key, neutral in _NEUTRAL:
-        found = header.metadata.get(f"{name}.{key}", neutral)
-        if found != neutral:
-            raise ModelFormatError(f"{name}.{key} is {quoted(found)}, which is not computed; {neutral!r} is, or a file without it")
+def _check_required_values(header: Header, name: str) -> None:
+    for key, required in _REQUIRED_VALUES:
+        found = header.metadata.get(f"{name}.{key}", required)
+        if found != required:
+            raise ModelFormatError(f"{name}.{key} is {quoted(found)}, which is not supported; {required!r} is, or a file without it")
 
 
 def _check_heads(header: Header, name: str, facts: ModelFacts) -> None:
-    """Heads of a network that is computed: alike in all layers, keys as long as values, of an even length."""
+    """Raises ModelFormatError unless heads are equal in all layers, keys as long as values, and of even length."""
     for key in ("head_count", "head_count_kv"):
         header.integer(f"{name}.attention.{key}", 1, facts.heads, default=facts.heads)
     if facts.heads % facts.kv_heads:
-        raise ModelFormatError(f"{facts.heads} query heads are no multiple of {facts.kv_heads} KV heads")
+        raise ModelFormatError(f"{facts.heads} query heads are not a multiple of {facts.kv_heads} KV heads")
     length, key = facts.head_dim, f"{name}.attention.value_length"
     if header.integer(key, 1, MAX_WIDTH, default=length) != length:
         raise ModelFormatError(f"{key} is {header.metadata[key]}, but keys have length {length}; they must be equal")
@@ -138,8 +138,8 @@ def _check_heads(header: Header, name: str, facts: ModelFacts) -> None:
         raise ModelFormatError(f"heads have length {length}, an even number ≥ 2 was expected; the file is damaged")
 
 
-def _attention(header: Header, arch: str, default: int, heads: Sequence[tuple[int, int]]) -> tuple[int, Attention]:
-    """(length of a head's keys, widths) of attending layers with so many query and KV heads each."""
+def _attention(header: Header, arch: str, default: int, heads: Sequence[tuple[int, int]]) -> tuple[int, AttentionWidths]:
+    """(head dimension of keys, widths) of attention layers; `heads` are their (query heads, KV heads)."""
     key = f"{arch}.attention"
     keys = header.integer(f"{key}.key_length", 1, MAX_WIDTH, default=max(1, default))
     values = header.integer(f"{key}.value_length", 1, MAX_WIDTH, default=keys)
@@ -147,10 +147,10 @@ def _attention(header: Header, arch: str, default: int, heads: Sequence[tuple[in
     values = header.integer(f"{key}.value_length_mla", 1, MAX_WIDTH, default=values)
     latent = header.integer(f"{key}.kv_lora_rank", 0, MAX_WIDTH, default=0)
     rotary = header.integer(f"{arch}.rope.dimension_count", 0, MAX_WIDTH, default=keys)
-    width, looking = keys + values, _mean([queries for queries, _ in heads])
+    width, query_heads = keys + values, _mean([queries for queries, _ in heads])
     if latent:
-        return keys, Attention(latent + rotary, looking * (2 * latent + rotary), looking * width, latent=True)
-    return keys, Attention(_mean([kv * width for _, kv in heads]), looking * width, looking * width)
+        return keys, AttentionWidths(latent + rotary, query_heads * (2 * latent + rotary), query_heads * width, latent=True)
+    return keys, AttentionWidths(_mean([kv * width for _, kv in heads]), query_heads * width, query_heads * width)
 
 
 def _per_layer(header: Header, key: str, layers: int, default: int | None) -> Sequence[int]:
@@ -164,18 +164,18 @@ def _per_layer(header: Header, key: str, layers: int, default: int | None) -> Se
 
 
 def _mean(values: Sequence[int]) -> int:
-    """Mean of layers that differ, rounded up; 0 of none."""
+    """Mean rounded up; 0 without values."""
     return -(-sum(values) // max(1, len(values)))
 
 
 def _layers_with(header: Header, part: str) -> set[int]:
-    """Layers that have a tensor whose name begins so."""
+    """Layers that have a tensor whose name in the layer starts with `part`."""
     names = (name.split(".", 2) for name in header.tensors if name.startswith("blk."))
     return {int(name[1]) for name in names if len(name) == 3 and name[1].isdecimal() and name[2].startswith(part)}
 
 
 def _state(header: Header, arch: str, layers: int) -> StateLayers | None:
-    """Recurrences: a state of channels × size, and the last inputs of the convolution over channels and, grouped, both projections."""
+    """Mamba state: channels × size, and the convolution's last inputs over channels and the grouped B and C projections."""
     if not layers:
         return None
     channels, size = (header.integer(f"{arch}.ssm.{key}", 1, MAX_WIDTH) for key in ("inner_size", "state_size"))
@@ -193,20 +193,20 @@ def _experts(header: Header, arch: str) -> Experts | None:
 
 
 def _layer_kinds(header: Header, name: str, layers: int) -> tuple[tuple[str, ...], int]:
-    """(kind of each layer, tokens of the window or 0). The file may give the period, or a flag for each layer (1: a window).
+    """(kind of each layer, tokens of the window or 0). The file may give the period, or a flag per layer (1: window).
 
-    Layers of an architecture without a known pattern count as full: their cache is then over-, never underestimated.
+    Unknown architectures count as full attention, which may overestimate the cache.
     """
-    architecture, key = COMPUTED.get(name), f"{name}.attention.sliding_window"
+    architecture, key = RUNNABLE.get(name), f"{name}.attention.sliding_window"
     if architecture is None:
         return ("full",) * layers, 0
-    if "gguf" in architecture.windowed and f"{key}_pattern" not in header.metadata:
+    if "gguf" in architecture.windows_everywhere and f"{key}_pattern" not in header.metadata:
         window = header.integer(key, 0, MAX_CONTEXT, default=0)
         return (("window",) if window else ("full",)) * layers, window
-    kinds = _pattern(header, f"{key}_pattern", layers, architecture.pattern)
+    kinds = _pattern(header, f"{key}_pattern", layers, architecture.window_pattern)
     if "window" not in kinds:
         return kinds, 0
-    return kinds, header.integer(key, 1, MAX_CONTEXT, default=architecture.window or None)
+    return kinds, header.integer(key, 1, MAX_CONTEXT, default=architecture.default_window or None)
 
 
 def _pattern(header: Header, key: str, layers: int, period: int) -> tuple[str, ...]:
@@ -238,11 +238,11 @@ def _check_vocab(header: Header, facts: ModelFacts) -> None:
 
 
 def _dominant_format(header: Header) -> str:
-    """The format that holds most parameters of the layers."""
-    held: dict[str, int] = {}
+    """Format of most parameters in layers."""
+    parameters: dict[str, int] = {}
     for name, tensor in header.tensors.items():
         if name.startswith("blk."):
-            held[tensor.kind] = held.get(tensor.kind, 0) + prod(tensor.shape)
-    if not held:
-        raise ModelFormatError("the file has no layers (no tensor 'blk.0.…'); this file holds no whole model")
-    return max(held, key=held.__getitem__).lower()
+            parameters[tensor.kind] = parameters.get(tensor.kind, 0) + prod(tensor.shape)
+    if not parameters:
+        raise ModelFormatError("the file has no layers (no tensor 'blk.0.…'); this file does not hold a whole model")
+    return max(parameters, key=parameters.__getitem__).lower()

@@ -1,7 +1,7 @@
-"""The doors to `ModelFacts`: `read_model_facts` for runners, from a model's files; `describe_model` for the planner, from any name.
+"""Entry points to `ModelFacts`: `read_model_facts` for runners, from a model's files; `describe_model` for the planner, from any name.
 
-Owns models of a known shape whose weights are chance, `random:NAME`: their measurements, whose speed does not depend on the weights, need
-no files. A text of such a model is its bytes: there is no vocabulary.
+Owns `random:NAME`, models of a known shape with random weights: benchmarks whose speed does not depend on the weights need no files.
+Their tokens are bytes, since there is no vocabulary.
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from typing import Final
 
 from ridgeline.errors import ModelNotFoundError
 from ridgeline.facts.files.gguf import read_header
-from ridgeline.facts.headers.checkpoint import describe_checkpoint, facts_of_config, read_checkpoint
+from ridgeline.facts.headers.checkpoint import describe_checkpoint, read_checkpoint, read_config_facts
 from ridgeline.facts.headers.config_json import read_config
 from ridgeline.facts.headers.gguf import describe_gguf, model_facts
 from ridgeline.facts.hub.download import Progress
@@ -19,10 +19,10 @@ from ridgeline.facts.model import ModelFacts
 from ridgeline.models.table import KNOWN, known_names
 
 RANDOM_PREFIX: Final = "random:"
-"""A model named `random:llama-3-8b`, or `random:` and the path of a config.json, has weights that a GPU makes when it starts."""
+"""A model named `random:llama-3-8b`, or `random:` and the path of a config.json, has random weights made on the GPU at start."""
 
 BYTE_TOKENS: Final = 258
-"""Ids of `text.tokenizer.ByteTokenizer`, by which the text of such a model is told."""
+"""Ids of `text.tokenizer.ByteTokenizer`, which such a model uses."""
 
 
 def read_model_facts(path: Path) -> ModelFacts:
@@ -34,10 +34,10 @@ def read_model_facts(path: Path) -> ModelFacts:
 
 
 def describe_model(name: str, cache: Path, progress: Progress = lambda stage, fraction: None) -> ModelFacts:
-    """Facts for the planner of the model that `name` stands for: a known name, a config.json, a GGUF file, a directory with either.
+    """Facts for the planner of the model `name`: a known name, a config.json, a GGUF file, or a directory with either.
 
-    Nothing is fetched; `cache` is where packaged models are assembled. Beside a config.json, headers of safetensors files say how many
-    bytes are stored. Raises ModelNotFoundError with the names that would work, ModelFormatError where the file is at fault.
+    Nothing is downloaded; `cache` is where packaged models are assembled. With a config.json, headers of safetensors files next to it say
+    how many bytes are stored. Raises ModelNotFoundError with the names that would work, ModelFormatError where the file is at fault.
     """
     if name.lower() in known_names():
         return read_config(KNOWN / f"{name.lower()}.json", name.lower()).facts
@@ -54,18 +54,18 @@ def describe_model(name: str, cache: Path, progress: Progress = lambda stage, fr
     )
 
 
-def config_of(model: str) -> Path:
+def find_config(model: str) -> Path:
     """The config.json of a known model, or at a path. Raises ModelNotFoundError."""
     if model.lower() in known_names():
         return KNOWN / f"{model.lower()}.json"
     path = Path(model).expanduser()
     path = path / "config.json" if path.is_dir() else path
     if path.suffix != ".json" or not path.is_file():
-        raise ModelNotFoundError(f"{model!r:.200} is no config.json; give the path of one, or one of: {', '.join(known_names())}")
+        raise ModelNotFoundError(f"{model!r:.200} is not a config.json; give the path of one, or one of: {', '.join(known_names())}")
     return path.resolve()
 
 
-def random_facts(model: str) -> ModelFacts:
-    """Facts of what stands behind the prefix; no more ids are sampled than there are bytes. Raises ModelNotFoundError, ModelFormatError."""
-    facts = facts_of_config(config_of(model.removeprefix(RANDOM_PREFIX)))
+def read_random_facts(model: str) -> ModelFacts:
+    """Facts of the model `random:NAME`; `tokens` is at most `BYTE_TOKENS`. Raises ModelNotFoundError, ModelFormatError."""
+    facts = read_config_facts(find_config(model.removeprefix(RANDOM_PREFIX)))
     return replace(facts, tokens=min(facts.tokens, BYTE_TOKENS))

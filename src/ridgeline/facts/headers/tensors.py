@@ -1,4 +1,4 @@
-"""Tensors of a model: the shapes that an architecture declares, and what files hold cut to them. Every name and shape is accounted for.
+"""Tensors of a model: the shapes that an architecture declares, and stored tensors split to match. Every name and shape is checked.
 
 Owns the classes of tensors and the identity of a model's files.
 """
@@ -15,43 +15,44 @@ from ridgeline.facts.files.formats import FORMATS
 from ridgeline.facts.files.gguf_values import MAX_HEADER_BYTES
 from ridgeline.facts.files.values import quoted
 from ridgeline.facts.model import CLASSES, ModelFacts, TensorFacts
-from ridgeline.models.declare import Architecture, Layout, Row, Sizes
+from ridgeline.models.declare import Architecture, Row, Sizes, TensorNames
 
 Shapes = dict[str, tuple[int, ...]]
 _SAMPLE_BYTES = 4_096
+_FLOATS = "F32, F16 and BF16"
 
 
 def expected_shapes(
     architecture: Architecture, sizes: Sizes, parts: Sequence[frozenset[str]], *, tied: bool, flags: Mapping[str, bool] | None
 ) -> tuple[Shapes, Shapes]:
-    """(tensors that must be there, biases that may be there), by canonical name.
+    """(required tensors, optional biases): shapes by canonical name.
 
     sizes  dimensions by the names that the architecture gives them
     parts  of each layer
     flags  what config.json says of biases; None where the tensors themselves say so, in all layers or none
     """
-    must: Shapes = {}
-    may: Shapes = {}
+    required: Shapes = {}
+    optional: Shapes = {}
     for i, own in enumerate(parts):
         for row in (*architecture.tensors, *(row for part in sorted(own) for row in architecture.parts.get(part, ()))):
             shape = _shape(row, sizes)
             if 0 in shape:
                 continue
-            must[f"blk.{i}.{row[0]}.weight"] = shape
+            required[f"blk.{i}.{row[0]}.weight"] = shape
             when = architecture.biases.get(row[0])
             if when == "always" or (when and flags is not None and flags[when]):
-                must[f"blk.{i}.{row[0]}.bias"] = shape[:1]
+                required[f"blk.{i}.{row[0]}.bias"] = shape[:1]
             elif when and flags is None:
-                may[f"blk.{i}.{row[0]}.bias"] = shape[:1]
-    for row in (("token_embd", "vocab", "hidden"), *architecture.ends, *(() if tied else (("output", "vocab", "hidden"),))):
-        must[f"{row[0]}.weight"] = _shape(row, sizes)
-        if row[0] in architecture.end_biases:
-            must[f"{row[0]}.bias"] = _shape(row, sizes)[:1]
-    return must, may
+                optional[f"blk.{i}.{row[0]}.bias"] = shape[:1]
+    for row in (("token_embd", "vocab", "hidden"), *architecture.outer_tensors, *(() if tied else (("output", "vocab", "hidden"),))):
+        required[f"{row[0]}.weight"] = _shape(row, sizes)
+        if row[0] in architecture.outer_biases:
+            required[f"{row[0]}.bias"] = _shape(row, sizes)[:1]
+    return required, optional
 
 
-def plain_sizes(facts: ModelFacts, positions: int) -> Sizes:
-    """Dimensions of a decoder whose heads are all alike; `positions` are the rows of a learned table of positions."""
+def dense_sizes(facts: ModelFacts, positions: int) -> Sizes:
+    """Dimensions of a dense decoder; `positions` are the rows of a learned position table."""
     return {
         "hidden": facts.hidden,
         "ffn": facts.ffn,
@@ -82,7 +83,7 @@ def tensor_class(name: str) -> str:
     return "norms"
 
 
-def by_class(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
+def sum_by_class(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Sums of (canonical name, amount) by class."""
     sums = dict.fromkeys(CLASSES, 0)
     for name, amount in amounts:
@@ -90,12 +91,12 @@ def by_class(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
     return sums
 
 
-def with_tensors(facts: ModelFacts, tensors: Mapping[str, TensorFacts], identity: bytes) -> ModelFacts:
-    """Facts that runners can load: every tensor by its canonical name, counted and weighed, and the identity of the files."""
+def add_tensors(facts: ModelFacts, tensors: Mapping[str, TensorFacts], identity: bytes) -> ModelFacts:
+    """`facts` with tensors by canonical name, their parameters and bytes by class, and the fingerprint: what runners load."""
     return replace(
         facts,
-        parameters=by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
-        stored=by_class((name, tensor.bytes) for name, tensor in tensors.items()),
+        parameters=sum_by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
+        stored=sum_by_class((name, tensor.bytes) for name, tensor in tensors.items()),
         tensors=tensors,
         fingerprint=identity,
     )
@@ -104,21 +105,21 @@ def with_tensors(facts: ModelFacts, tensors: Mapping[str, TensorFacts], identity
 def fingerprint(files: Iterable[Path], tensors: Iterable[TensorFacts], config: bytes = b"") -> bytes:
     """SHA-256 over `config`, the size and the header of every file, and the first and last 4 KiB of every stored tensor.
 
-    Equal for copies, another for any other number in a header or any other weights that a sample shows.
-    tensors  as the files hold them, not as they are cut
-    config   what says the network's numbers where no file with tensors does
+    Equal for copies; differs where a number of a header or a sampled weight differs.
+    tensors  as stored, before fused ones are split
+    config   text of the config.json that belongs to safetensors files
     """
     digest = hashlib.sha256(config)
-    held: dict[Path, list[TensorFacts]] = {path: [] for path in files}
+    by_file: dict[Path, list[TensorFacts]] = {path: [] for path in files}
     for tensor in tensors:
-        held[tensor.file].append(tensor)
-    for path, inside in held.items():
+        by_file[tensor.file].append(tensor)
+    for path, stored in by_file.items():
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            header_bytes = min((tensor.offset for tensor in inside), default=min(size, MAX_HEADER_BYTES))
+            header_bytes = min((tensor.offset for tensor in stored), default=min(size, MAX_HEADER_BYTES))
             digest.update(f"{size} {header_bytes}\n".encode())
             spans = [(0, header_bytes)]
-            for tensor in inside:
+            for tensor in stored:
                 length = min(_SAMPLE_BYTES, tensor.bytes)
                 spans += [(tensor.offset, length), (tensor.offset + tensor.bytes - length, length)]
             for offset, length in spans:
@@ -128,103 +129,101 @@ def fingerprint(files: Iterable[Path], tensors: Iterable[TensorFacts], config: b
 
 
 def canonical_tensors(
-    stored: Mapping[str, TensorFacts], layout: Layout, must: Shapes, may: Shapes, architecture: str
+    stored: Mapping[str, TensorFacts], names: TensorNames, required: Shapes, optional: Shapes, architecture: str
 ) -> dict[str, TensorFacts]:
-    """The tensors of `must`, and those of `may` that are there, cut out of what is stored.
+    """The tensors of `required`, and those of `optional` that exist, split from what is stored.
 
-    Raises ModelFormatError where one is missing, has another shape, or a tensor belongs to no part of the architecture.
+    Raises ModelFormatError where one is missing or has another shape, and for an unknown tensor.
     """
     found: dict[str, TensorFacts] = {}
-    strange = []
-    shapes = may | must
+    unknown = []
+    shapes = optional | required
     for name, tensor in stored.items():
-        parts = parts_of(name, layout)
+        parts = canonical_names(name, names)
         if parts is None or not all(part in shapes for part in parts):
-            strange.append(name)
+            unknown.append(name)
             continue
-        for part in _cut(tensor, parts, shapes, layout) if parts else ():
+        for part in split_tensor(tensor, parts, shapes, names) if parts else ():
             if part.name in found:
-                raise ModelFormatError(f"tensor {quoted(part.name)} stands twice, once as {quoted(name)}; remove one of them")
+                raise ModelFormatError(f"tensor {quoted(part.name)} appears twice, once as {quoted(name)}; remove one of them")
             found[part.name] = part
-    _check_complete(found.keys(), must, may, architecture)
-    if strange:
+    _check_complete(found.keys(), required, optional, architecture)
+    if unknown:
         raise ModelFormatError(
-            f"{len(strange)} tensors, {quoted(min(strange))} among them, belong to no {architecture} model that is supported; "
+            f"{len(unknown)} tensors, {quoted(min(unknown))} among them, are not part of a supported {architecture} model; "
             "without them its answers would be wrong"
         )
     return found
 
 
-def parts_of(name: str, layout: Layout) -> tuple[str, ...] | None:
-    """Canonical names of what the stored tensor `name` holds; () where it changes nothing, None where it is not known."""
-    if re.fullmatch(layout.ignored, name):
+def canonical_names(name: str, names: TensorNames) -> tuple[str, ...] | None:
+    """Canonical names of the parts of the stored tensor `name`; () for one that is ignored, None for an unknown one."""
+    if re.fullmatch(names.ignored, name):
         return ()
-    for root in layout.roots:
+    for root in names.roots:
         if not name.startswith(root):
             continue
         stem, _, suffix = name[len(root) :].rpartition(".")
         if suffix not in ("weight", "bias"):
             continue
-        if stem in layout.ends:
-            return (f"{layout.ends[stem]}.{suffix}",)
-        number, _, inner = stem.removeprefix(layout.prefix).partition(".")
-        if stem.startswith(layout.prefix) and re.fullmatch(r"0|[1-9]\d{0,3}", number) and inner in layout.layers:
-            return tuple(f"blk.{number}.{part}.{suffix}" for part in layout.layers[inner])
+        if stem in names.outer:
+            return (f"{names.outer[stem]}.{suffix}",)
+        number, _, inner = stem.removeprefix(names.prefix).partition(".")
+        if stem.startswith(names.prefix) and re.fullmatch(r"0|[1-9]\d{0,3}", number) and inner in names.layers:
+            return tuple(f"blk.{number}.{part}.{suffix}" for part in names.layers[inner])
     return None
 
 
-def _check_complete(found: Iterable[str], must: Shapes, may: Shapes, architecture: str) -> None:
+def _check_complete(found: Iterable[str], required: Shapes, optional: Shapes, architecture: str) -> None:
     names = set(found)
-    missing = [name for name in must if name not in names]
-    kinds = {name.split(".", 2)[2] for name in may if name in names}
-    missing += [name for name in may if name.split(".", 2)[2] in kinds and name not in names]
+    missing = [name for name in required if name not in names]
+    kinds = {name.split(".", 2)[2] for name in optional if name in names}
+    missing += [name for name in optional if name.split(".", 2)[2] in kinds and name not in names]
     if missing:
-        shape = (may | must)[missing[0]]
+        shape = (optional | required)[missing[0]]
         raise ModelFormatError(f"tensor {missing[0]!r} of shape {shape} is missing; this is not a complete {architecture} model")
 
 
-def _cut(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, layout: Layout) -> list[TensorFacts]:
+def split_tensor(tensor: TensorFacts, parts: tuple[str, ...], shapes: Shapes, names: TensorNames) -> list[TensorFacts]:
     """The parts of a stored tensor, each with its place in the file."""
-    wanted = [shapes[part] for part in parts]
-    if tensor.integers is not None:
-        return _cut_integers(tensor, parts, wanted, layout)
-    rows = sum(shape[0] for shape in wanted)
-    views = [layout.views.get(part.split(".")[-2], "") for part in parts]
-    transposed = views[0] == "transposed" and len(wanted[0]) == 2
-    whole = (wanted[0][1], rows) if transposed else (rows, *wanted[0][1:])
+    expected = [shapes[part] for part in parts]
+    transforms = [names.transforms.get(part.split(".")[-2], "") for part in parts]
+    rows = sum(shape[0] for shape in expected)
+    transposed = tensor.quantised is None and transforms[0] == "transposed" and len(expected[0]) == 2
+    whole = (expected[0][1], rows) if transposed else (rows, *expected[0][1:])
     if tensor.shape != whole:
         raise ModelFormatError(f"tensor {quoted(tensor.name)} has shape {tensor.shape}, the header says {whole}")
+    ends = [sum(shape[0] for shape in expected[: i + 1]) for i in range(len(parts))]
+    starts = [0, *ends[:-1]]
+    if tensor.quantised is not None:
+        # GPTQ stores a Conv1D as it stores any matrix: [N, K] once gathered.
+        if any(transform and (transform != "transposed" or tensor.quantised.layout != "gptq") for transform in transforms):
+            raise ModelFormatError(f"tensor {quoted(tensor.name)} is stored as {tensor.kind}, which is not supported for it; {_FLOATS} are")
+        return [
+            replace(
+                tensor,
+                name=part,
+                shape=shape,
+                bytes=tensor.bytes * end // rows - tensor.bytes * start // rows,
+                quantised=replace(tensor.quantised, first=start),
+            )
+            for part, shape, start, end in zip(parts, expected, starts, ends, strict=True)
+        ]
     form = FORMATS.get(tensor.kind)
     if form is None:
-        raise ModelFormatError(f"tensor {quoted(tensor.name)} is stored as {tensor.kind}, which is not computed; F32, F16 and BF16 are")
-    if (transposed and form.block_elements != 1) or (len(parts) > 1 and len(whole) == 1 and form.block_elements != 1):
-        raise ModelFormatError(
-            f"tensor {quoted(tensor.name)} is stored as {tensor.kind}, which cannot be cut into parts; F32, F16, BF16 can"
+        raise ModelFormatError(f"tensor {quoted(tensor.name)} is stored as {tensor.kind}, which is not supported; {_FLOATS} are")
+    if form.block_elements != 1 and (transposed or (len(parts) > 1 and len(whole) == 1)):
+        raise ModelFormatError(f"tensor {quoted(tensor.name)} is stored as {tensor.kind}, which cannot be split; {_FLOATS} can")
+    row_bytes = tensor.bytes // rows
+    return [
+        replace(
+            tensor,
+            name=part,
+            shape=shape,
+            offset=tensor.offset + start * (form.block_bytes if transposed else row_bytes),
+            bytes=row_bytes * shape[0],
+            transform="" if transform == "transposed" and not transposed else transform,
+            stride=rows * form.block_bytes if transposed else 0,
         )
-    unit = tensor.bytes // rows if not transposed else form.block_bytes
-    pieces, before = [], 0
-    for part, shape, view in zip(parts, wanted, views, strict=True):
-        view = "" if view == "transposed" and not transposed else view
-        length = tensor.bytes // rows * shape[0]
-        stride = rows * form.block_bytes if transposed else 0
-        pieces.append(replace(tensor, name=part, shape=shape, offset=tensor.offset + before * unit, bytes=length, view=view, stride=stride))
-        before += shape[0]
-    return pieces
-
-
-def _cut_integers(tensor: TensorFacts, parts: tuple[str, ...], wanted: list[tuple[int, ...]], layout: Layout) -> list[TensorFacts]:
-    """The parts of a matrix of grouped integers: rows of the same stored tensors, and their share of the bytes."""
-    assert tensor.integers is not None
-    rows = sum(shape[0] for shape in wanted)
-    whole = (rows, *wanted[0][1:])
-    if tensor.shape != whole:
-        raise ModelFormatError(f"tensor {quoted(tensor.name)} stands for a matrix of {tensor.shape}, the header says {whole}")
-    views = {layout.views.get(part.split(".")[-2], "") for part in parts} - {"", "transposed" if tensor.integers.layout == "gptq" else ""}
-    if views:
-        raise ModelFormatError(f"tensor {quoted(tensor.name)} is stored as {tensor.kind}, which is not computed for it; F32, F16, BF16 are")
-    pieces, before = [], 0
-    for part, shape in zip(parts, wanted, strict=True):
-        size = tensor.bytes * (before + shape[0]) // rows - tensor.bytes * before // rows
-        pieces.append(replace(tensor, name=part, shape=shape, bytes=size, integers=replace(tensor.integers, first=before)))
-        before += shape[0]
-    return pieces
+        for part, shape, transform, start in zip(parts, expected, transforms, starts, strict=True)
+    ]

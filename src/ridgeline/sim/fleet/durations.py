@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from ridgeline.core.plan import Plan
 from ridgeline.errors import ConfigError
 from ridgeline.planning.deployment import Deployment
-from ridgeline.planning.step import TYPICAL, Rows, link_seconds, part_seconds, pass_seconds, step_work
+from ridgeline.planning.step import TYPICAL, RowGroup, link_seconds, part_seconds, pass_seconds, step_work
 
 
 class Durations(Protocol):
@@ -73,7 +73,7 @@ class Lines:
     @classmethod
     def of(cls, deployment: Deployment, rows: int) -> "Lines":
         """Those of the planner's estimate for so many rows."""
-        near, far = (step_work(deployment, [Rows(start, 1, rows)]) for start in (0, FAR))
+        near, far = (step_work(deployment, [RowGroup(start, 1, rows)]) for start in (0, FAR))
         products, (compute, memory) = part_seconds(deployment, near, TYPICAL)
         _, (far_compute, far_memory) = part_seconds(deployment, far, TYPICAL)
         slope, more = (far_compute - compute) / (FAR * rows), (far_memory - memory) / (FAR * rows)
@@ -94,24 +94,24 @@ class Roofline:
     def __init__(self, deployment: Deployment, host: float = 0.0) -> None:
         self._deployment = deployment
         self._host = host
-        self._windows = "window" in deployment.shape.layer_kinds
+        self._windows = "window" in deployment.model.layer_kinds
         self._lines: dict[int, Lines] = {}
 
     def seconds(self, plan: Plan) -> float:
         if len(plan.tokens) == len(plan.row) == plan.sample.count(1):
             return self.decode(plan.start, 0)
         columns = zip(plan.start, plan.count, plan.sample, strict=True)
-        rows = [Rows(start, count, 1.0, samples) for start, count, samples in columns if self._windows or count > 1 or not samples]
+        rows = [RowGroup(start, count, 1.0, samples) for start, count, samples in columns if self._windows or count > 1 or not samples]
         if len(rows) < len(plan.row):  # of the others the positions' sum says all, so that two kinds of rows stand for them
             others = len(plan.row) - len(rows)
             near, farther = divmod(sum(plan.start) - sum([row.start for row in rows]), others)
-            rows += [Rows(near, 1, others - farther), Rows(near + 1, 1, farther)]
+            rows += [RowGroup(near, 1, others - farther), RowGroup(near + 1, 1, farther)]
         return self._host + pass_seconds(self._deployment, step_work(self._deployment, rows))
 
     def decode(self, positions: Sequence[int], ahead: int) -> float:
         """Windows need each row; without them the positions' sum says all."""
         if self._windows:
-            each = [Rows(position + ahead, 1) for position in positions]
+            each = [RowGroup(position + ahead, 1) for position in positions]
             return self._host + pass_seconds(self._deployment, step_work(self._deployment, each))
         rows = len(positions)
         if rows not in self._lines:

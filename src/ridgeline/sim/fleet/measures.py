@@ -10,7 +10,7 @@ from itertools import compress
 from math import ceil, exp, log
 from typing import Final
 
-from ridgeline.planning.objectives import Objective, Served, request_goodput, token_goodput
+from ridgeline.planning.objectives import FinishedRequest, Objective, request_goodput, token_goodput
 
 BUCKETS_PER_E: Final = 100
 """Gaps are told apart to one part in a hundred."""
@@ -210,7 +210,7 @@ class Tally:
         ttft, tpot, e2e = front.ttft(), front.tpot(), front.e2e()
         seconds = measured or max(1e-9, max(done.ended, default=0.0) - min(done.arrived, default=0.0))
         output = sum(done.output)
-        served = [Served(tokens, *times) for tokens, times in zip(front.output, zip(ttft, tpot, strict=True), strict=True)]
+        served = [FinishedRequest(tokens, *times) for tokens, times in zip(front.output, zip(ttft, tpot, strict=True), strict=True)]
         back = done.of(1)
         met = request_goodput(served, seconds, objective)
         spent = None if dollars_per_hour is None else dollars_per_hour * self.replica_seconds / 3600

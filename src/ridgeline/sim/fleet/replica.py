@@ -4,6 +4,7 @@ Owns what is known of its open requests, the device, and the jump over steps in 
 that nobody needs to see them: they are taken when they are over, or when a command comes, as far as they have begun by then.
 """
 
+from array import array
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -14,20 +15,79 @@ from typing import Final
 
 from ridgeline.core import events
 from ridgeline.core.commands import Abort, Admit, Command
+from ridgeline.core.drafts.depth import StepCost, choose_depths
 from ridgeline.core.events import Finish
+from ridgeline.core.fast_forward import skip_steps, skippable_steps
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.policy import POLICIES
-from ridgeline.core.quiet import advance, quiet_steps
 from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.sequence import Sequence as CoreSequence
 from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.fleet.drafts import TOKEN, Assumed, Walks, price
 from ridgeline.sim.fleet.durations import Durations
 from ridgeline.sim.fleet.measures import Tally
 from ridgeline.sim.fleet.traffic import Arrival
+
+TOKEN: Final = 7
+"""The id that every row samples; a draft that is wrong has another one sampled in its place."""
+VERIFIED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+"""Tokens of the rows whose verification is priced."""
+
+
+def price(durations: Durations) -> tuple[tuple[int, int, float], ...]:
+    """Measures that an engine takes at its start: (tokens, samples, seconds) of steps in which one row verifies drafts."""
+    found = []
+    for tokens in VERIFIED:
+        nothing, several = array("i", [0]), array("i", [tokens])
+        plan = Plan(0, nothing, nothing, several, array("i", [TOKEN]) * tokens, bytearray([tokens]))
+        found.append((tokens, tokens, durations.seconds(plan)))
+    return tuple(found)
+
+
+class Assumed:
+    """Implements `core.drafts.drafter.Drafter`: `most` ids per row, each right with the chance `right` where those before it are."""
+
+    def __init__(self, most: int, right: float, price: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
+        self._chances = [right**place for place in range(1, most + 1)]
+        self._price = StepCost(price)
+        self._barrier = barrier
+
+    def should_wait(self, running: list[CoreSequence]) -> bool:
+        """Drafts are worth more than running ahead."""
+        rows = [self._chances[: sequence.limit - sequence.target - 1] for sequence in running if sequence.target < sequence.limit]
+        return bool(rows) and any(choose_depths(self._price, len(rows), rows, 0, len(rows) * len(self._chances), self._barrier))
+
+    def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
+        """Proposes as many as are worth it."""
+        chosen = choose_depths(self._price, tokens, [self._chances[:room] for _, room in rows], 0, most, self._barrier)
+        return [(TOKEN,) * depth for depth in chosen]
+
+    def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
+        """Nothing is learnt: chances and seconds are given."""
+
+
+class Walks:
+    """Samples of rows that draft: a function of sequence and position, so that no batch changes it."""
+
+    def __init__(self, right: float) -> None:
+        self._right = round(right * (1 << 32))
+        self._sequences: dict[int, int] = {}
+
+    def submit(self, plan: Plan) -> None:
+        """Takes note of whose rows are whose."""
+        for new in plan.new_rows:
+            self._sequences[new.row] = new.sequence
+
+    def sampled(self, plan: Plan, index: int) -> tuple[int, ...]:
+        """The ids of a row: its drafts up to the first that is wrong, and what comes in its place."""
+        sequence, start, drafts = self._sequences[plan.row[index]], plan.start[index] + plan.count[index], plan.sample[index] - 1
+        for right in range(drafts):
+            if hash((sequence, start - drafts + right, 13)) & 0xFFFFFFFF >= self._right:
+                return (*(TOKEN,) * right, TOKEN + 1)
+        return (TOKEN,) * (drafts + 1)
 
 
 class Device:
@@ -224,7 +284,7 @@ class Replica:
         seconds = self.time - self._measured
         if seconds > 0:
             self._measured = self.time
-            life, pool = self.scheduler.life, self.scheduler.cache.pool
+            life, pool = self.scheduler.lifecycle, self.scheduler.cache.pool
             self._tally.kv_seconds += seconds * (self._held + pool.held) / 2 / pool.count
             self._tally.row_seconds += seconds * (len(life.running) + ended)
             self._tally.waiting_seconds += seconds * len(life.waiting)
@@ -234,8 +294,8 @@ class Replica:
         """Notes when each of the coming quiet steps would end; whether there is any."""
         if not self.setting.jump or self.engine.in_flight:
             return False
-        positions, now = [sequence.scheduled for sequence in self.scheduler.life.running], self.time
-        for step in range(quiet_steps(self.scheduler, self._ahead)):
+        positions, now = [sequence.scheduled for sequence in self.scheduler.lifecycle.running], self.time
+        for step in range(skippable_steps(self.scheduler, self._ahead)):
             now += self.setting.durations.decode(positions, step)
             self._quiet.append(now)
         return bool(self._quiet)
@@ -247,13 +307,13 @@ class Replica:
             return
         steps = min(len(ends), 1 + bisect_left(ends, until))
         self._ahead = min(FARTHEST, 2 * steps) if steps == len(ends) else steps
-        running = self.scheduler.life.running
+        running = self.scheduler.lifecycle.running
         known = [self.open[sequence.request.request_id] for sequence in running]
         self._tokens(known, ends[0])  # which may be a row's first, or its first after others had the budget
         for before, after in pairwise(ends[:steps]):
             self._tally.gap(after - before, len(running))
         self.device.pass_until(ends[steps - 1])
-        advance(self.scheduler, steps, TOKEN)
+        skip_steps(self.scheduler, steps, TOKEN)
         for each in known:
             each.last = self.time
         self.measure()

@@ -7,13 +7,13 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from ridgeline.core.pace import UNBOUNDED, StepSeconds
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape, Plan
 from ridgeline.core.policy import POLICIES
+from ridgeline.core.step_time import UNBOUNDED, StepSeconds
 from ridgeline.errors import ConfigError
-from ridgeline.planning.deployment import Deployment, kv_pages, page_of
-from ridgeline.planning.memory import block_bytes, groups_of, host_copy_seconds, sequence_pages
+from ridgeline.planning.deployment import Deployment, block_bytes_of, kv_blocks
+from ridgeline.planning.memory import groups_of, host_copy_seconds, kv_bytes, sequence_blocks
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import kv_transfer_seconds
 from ridgeline.sim.fleet.durations import Durations, Roofline, WithCopies
@@ -34,7 +34,7 @@ def step_seconds(durations: Durations, tokens: int) -> StepSeconds:
     """
     nothing = array("i", [0])
     chunk = Plan(0, nothing, nothing, array("i", [tokens]), array("i", [0]) * tokens, bytearray(1))
-    return StepSeconds.fitted(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)
+    return StepSeconds.fit(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)
 
 
 HOST_SECONDS = 0.001
@@ -106,14 +106,14 @@ class Scenario:
         deployment, knobs = self.deployment, self.knobs
         if knobs.scheduling_policy not in POLICIES:
             raise ConfigError(f"--scheduling-policy is {knobs.scheduling_policy!r:.40}; it must be one of {', '.join(POLICIES)}")
-        groups = groups_of(deployment.shape.layer_kinds, deployment.shape.window)
+        groups = groups_of(deployment.model.layer_kinds, deployment.model.window)
         if not groups:
-            raise ConfigError(f"{deployment.shape.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
-        pages = kv_pages(deployment, knobs.max_num_seqs) if knobs.kv_pages is None else knobs.kv_pages
-        need = sequence_pages(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
-        if pages < need:
+            raise ConfigError(f"{deployment.model.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
+        blocks = kv_blocks(deployment, knobs.max_num_seqs) if knobs.kv_pages is None else knobs.kv_pages
+        need = sequence_blocks(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
+        if blocks < need:
             raise ConfigError(
-                f"{pages} KV blocks are left beside the weights and one sequence of {deployment.context} tokens needs {need}; "
+                f"{blocks} KV blocks are left beside the weights and one sequence of {deployment.context} tokens needs {need}; "
                 "lower --context, take a smaller --dtype, or more devices (--tensor-parallel-size)"
             )
         limits = Limits(
@@ -123,10 +123,10 @@ class Scenario:
             depth=knobs.depth,
             max_model_len=deployment.context,
             max_waiting=knobs.max_waiting,
-            prefix_caching=knobs.enable_prefix_caching and self._may_share(groups, pages),
+            prefix_caching=knobs.enable_prefix_caching and self._may_share(groups, blocks),
         )
-        size = page_of(deployment)
-        shape = KVShape(groups, deployment.block_tokens, pages, b"simulated", int(knobs.swap_space * 2**30) // size, size)
+        size = block_bytes_of(deployment)
+        shape = KVShape(groups, deployment.block_tokens, blocks, b"simulated", int(knobs.swap_space * 2**30) // size, size)
         durations = self.durations or Roofline(deployment, HOST_SECONDS)
         seconds = step_seconds(durations, knobs.max_num_batched_tokens)
         if shape.host_blocks:
@@ -135,7 +135,7 @@ class Scenario:
         drafts = knobs.num_speculative_tokens
         return Setting(limits, shape, durations, knobs.scheduling_policy, drafts=drafts, acceptance=knobs.acceptance)
 
-    def _may_share(self, groups: tuple[KVGroup, ...], pages: int) -> bool:
+    def _may_share(self, groups: tuple[KVGroup, ...], blocks: int) -> bool:
         """True if a block can ever be taken over: by a request that begins like another, or by one that resumes after a preemption.
 
         Where none can, the prefix cache is left out: looked up and filled for nothing, it is half of a simulation's cost.
@@ -146,21 +146,21 @@ class Scenario:
             longest = max((arrival.prompt + arrival.output for arrival in load), default=0)
         else:
             alike, longest = load.prefixes > 0 and load.shared > 0, load.longest
-        held = knobs.max_num_seqs * sequence_pages(groups, size, longest, knobs.max_num_batched_tokens)
-        return alike or knobs.scheduling_policy == "priority" or held > pages
+        held = knobs.max_num_seqs * sequence_blocks(groups, size, longest, knobs.max_num_batched_tokens)
+        return alike or knobs.scheduling_policy == "priority" or held > blocks
 
     def _handover(self, setting: Setting) -> Handover | None:
         """A decode pool of the same servers, and KV that travels over the device's link, one prompt after it is computed."""
         if not self.decode_replicas:
             return None
         deployment = self.deployment
-        token = block_bytes(deployment.shape.kv_layers, 1, deployment.shape.kv_elements, deployment.kv_bits)
+        token = kv_bytes(deployment.model.kv_layers, 1, deployment.model.widths.cached, deployment.kv_bits)
         most = max(setting.limits.token_budget, deployment.context + setting.limits.rows)
         # A prompt is taken at once: it was computed elsewhere, so that no budget of tokens bounds it.
         limits = replace(setting.limits, token_budget=most, mixed_tokens=UNBOUNDED)
         pool = replace(setting, limits=limits, durations=Transferred(setting.durations))
         link = deployment.device.link_bytes_per_second
-        fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.shape.state_bytes, link)
+        fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.model.state_bytes, link)
         fleet = FleetSetting(pool, self.decode_replicas, self.routing, patience=self.patience)
         return Handover(fleet, fixed, kv_transfer_seconds(token, link))
 
