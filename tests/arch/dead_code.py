@@ -51,6 +51,7 @@ ALLOWED = {
     "planning/report.py:*": "written to the report as a whole",
     "server/transport.py:send_400_response(msg)": "uvicorn calls it",
     "server/run.py:_Server.capture_signals": "uvicorn calls it",
+    "server/run.py:should_exit": "read by uvicorn",
     "server/run.py:timeout_graceful_shutdown": "read by uvicorn",
     "server/wire.py:*": "fields that clients send and read",
     "sim/fleet/measures.py:*": "written to the report as a whole",
