@@ -40,7 +40,6 @@ from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 from ridgeline.facts.headers.read import describe_model
-from ridgeline.planning.shape import shape_of
 
 SPARE_TOKENS: Final = 64
 """Of a sequence's context beyond the longest request: a server's own special tokens."""
@@ -79,7 +78,7 @@ def ceilings_of(scenarios: Sequence[Scenario], roofline: Path | None, shape: str
     name = shape or (shlex.split(detail)[0] if kind in RECIPES else None)
     if name is None:
         raise ConfigError("--roofline needs the model's size, and the first server is not started here; name a file of it with --shape")
-    model = shape_of(describe_model(name, cache_directory()))
+    model = describe_model(name, cache_directory())
     device = read_roofline(roofline, threads or machine_facts().cpu_cores, model)
     return {each.name: ceilings(each, model, device) for each in scenarios}
 

@@ -74,9 +74,9 @@ def test_answers_are_the_numpy_runners(model: Path, expected: dict[tuple[str, in
 
 def test_depth_cache_and_preemption_change_nothing(model: Path, expected: dict[tuple[str, int], Answer]) -> None:
     """Pages for little more than one sequence, and prompts that are there already."""
-    page = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
+    block = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
     again = replace(REQUESTS[1], request_id="again")
-    found = serve(model, [REQUESTS[:2], [again]], depth=3, max_model_len=16, kv_cache_memory_bytes=4 * page)
+    found = serve(model, [REQUESTS[:2], [again]], depth=3, max_model_len=16, kv_cache_memory_bytes=4 * block)
     assert found.preempted > 0
     assert found.answers["r0", 0][0] == expected["r0", 0][0]
     assert found.answers["r1", 0][0] == found.answers["again", 0][0] == expected["r1", 0][0]
@@ -84,10 +84,10 @@ def test_depth_cache_and_preemption_change_nothing(model: Path, expected: dict[t
 
 def test_pages_that_were_on_the_host(model: Path, expected: dict[tuple[str, int], Answer]) -> None:
     """Three steps in flight; what is pushed out comes back."""
-    page = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
+    block = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
     again = replace(REQUESTS[1], request_id="again")
-    settings = {"depth": 3, "max_model_len": 16, "kv_cache_memory_bytes": 4 * page}
-    found = serve(model, [REQUESTS[1:2], [request(8, 9, 1)], [again]], **settings, swap_space=20 * page / 2**30)
+    settings = {"depth": 3, "max_model_len": 16, "kv_cache_memory_bytes": 4 * block}
+    found = serve(model, [REQUESTS[1:2], [request(8, 9, 1)], [again]], **settings, swap_space=20 * block / 2**30)
     assert found.host_tokens > 0
     assert found.answers["r1", 0][0] == found.answers["again", 0][0] == expected["r1", 0][0]
 

@@ -7,10 +7,9 @@ from quantised_weights import blocks, dense, grouped, scaled
 from tensors import DEVICE, error, numbers, on_device, poisoned, within
 
 from ridgeline.compute.cuda.device import DTYPES
-from ridgeline.compute.cuda.integers import FORMS
+from ridgeline.compute.cuda.integers import INTEGER_FORMATS
 from ridgeline.compute.cuda.linear import linear, scratch_bytes
-from ridgeline.compute.cuda.triton.linear_fp8 import linear_fp8
-from ridgeline.compute.cuda.triton.matmul import matmul
+from ridgeline.compute.cuda.triton.matmul import linear_fp8, matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
 from ridgeline.compute.cuda.weights import DeviceWeight, Floats, Fp8, merged, place
 from ridgeline.compute.ops.definition import floats
@@ -54,9 +53,9 @@ def test_placed_matrices_are_the_stored_ones(name: str) -> None:
     assert np.array_equal(dense(place(STORED[name], torch.float32, DEVICE)), STORED[name].dense())
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", INTEGER_FORMATS)
 def test_dequantise_blocks(kind: str) -> None:
-    stored = blocks(kind, 70, 256 if FORMS[kind].base else 96, 7)
+    stored = blocks(kind, 70, 256 if INTEGER_FORMATS[kind].superblock else 96, 7)
     weight = place(stored, torch.float32, DEVICE)
     assert not isinstance(weight, Floats)
     out = within(poisoned(67, stored.shape[1]))

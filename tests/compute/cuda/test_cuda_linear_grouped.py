@@ -6,13 +6,13 @@ import torch
 from quantised_weights import blocks, grouped
 from tensors import DEVICE, error, on_device, poisoned, within
 
-from ridgeline.compute.cuda.integers import FORMS, Integers, pack_blocks, pack_grouped, unpack
+from ridgeline.compute.cuda.integers import INTEGER_FORMATS, Integers, pack_blocks, pack_grouped, unpack
 from ridgeline.compute.cuda.triton.linear_grouped import linear_grouped, scratch_bytes, splits_of
 from ridgeline.compute.cuda.weights import merged, placed_bytes
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.table import OPS
 
-SUPER = {kind: form.base for kind, form in FORMS.items()}
+SUPER = {kind: form.superblock for kind, form in INTEGER_FORMATS.items()}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SUMS = OPS["linear"].tolerance["cuda f32"]
 """Against a product of the rounded activations in double precision: fp32 results, so that only sums are rounded."""
@@ -31,7 +31,7 @@ def run(x: torch.Tensor, weight: Integers, *, dtype: torch.dtype = torch.float32
     return out
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", INTEGER_FORMATS)
 def test_packing_keeps_a_file(kind: str) -> None:
     stored = blocks(kind, 21, 512 if SUPER[kind] else 160)
     weight = pack_blocks(stored, DEVICE)
@@ -45,12 +45,12 @@ def test_packing_keeps_grouped_integers(bits: int, size: int, symmetric: bool, o
     stored = grouped(bits, 21, 2 * size, size, symmetric=symmetric, ordered=ordered)
     weight = pack_grouped(stored, DEVICE)
     assert np.array_equal(unpack(weight), stored.dense())
-    assert weight.form.zero == ("centre" if symmetric else "zeros")
+    assert weight.form.offset == ("centre" if symmetric else "zeros")
     assert weight.nbytes <= placed_bytes(f"GPTQ{bits}", stored.shape, torch.float32, size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", INTEGER_FORMATS)
 def test_blocks(kind: str, dtype: torch.dtype) -> None:
     weight = pack_blocks(blocks(kind, 70, 512 if SUPER[kind] else 160, 1), DEVICE)
     x = within(on_device(floats(1, 3, weight.shape[1]), dtype))

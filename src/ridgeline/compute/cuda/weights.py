@@ -1,9 +1,9 @@
 """Weights in a device's memory: matrices as the kernels read them, whatever file they came from.
 
-Owns the layout of packed integers and of fp8. Multiplies nothing: `compute/cuda/linear.py` does.
+Owns the layout of fp8 matrices; `integers.py` owns that of packed integers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,7 +55,7 @@ class Fp8:
 
     codes   e4m3 [N, K]
     scales  fp32 [ceil(N / block[0]), ceil(K / block[1])]
-    block   (1, K): a scale a row, which stands for a scale a tensor too; (128, 128) and others as a checkpoint has them
+    block   (1, K): a scale per row, also where the file has one per tensor; (128, 128) and others as a checkpoint has them
     """
 
     codes: Tensor
@@ -83,11 +83,33 @@ class Fp8:
 DeviceWeight = Floats | Fp8 | Integers
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """A model's weights on a device, by name.
+
+    matrices  those of a merged product as one, under the name of the product's first output
+    tables    of embeddings, floats [V, D]
+    vectors   fp32
+    """
+
+    matrices: Mapping[str, DeviceWeight]
+    tables: Mapping[str, torch.Tensor]
+    vectors: Mapping[str, torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device; a table that is a matrix too counts once."""
+        owned = {tensor.data_ptr(): tensor.nbytes for tensor in (*self.tables.values(), *self.vectors.values())}
+        values = (getattr(weight, "values", None) for weight in self.matrices.values())
+        twice = sum(tensor.nbytes for tensor in values if tensor is not None and tensor.data_ptr() in owned)
+        return sum(owned.values()) + sum(weight.nbytes for weight in self.matrices.values()) - twice
+
+
 def place(weight: Weight, dtype: torch.dtype, device: torch.device, *, fp8: bool = False) -> DeviceWeight:
     """A stored matrix in the device's memory.
 
     dtype  of the activations, which matrices of floats are kept in: fp32 is exact, bf16 and fp16 round to the nearest
-    fp8    quantise what the file has as floats, a scale a row
+    fp8    quantise matrices of floats, a scale per row
     """
     if isinstance(weight, GroupedWeight):
         return pack_grouped(weight, device)
@@ -122,7 +144,7 @@ def merged(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
 def placed_bytes(kind: str, shape: tuple[int, int], dtype: torch.dtype, group: int = 0) -> int:
     """Bytes that a matrix of the stored format `kind` takes at most once it is placed, before any data is read.
 
-    group  of grouped integers (GPTQ4, AWQ4, INT8 …) and fp8: inputs of a scale
+    group  of grouped integers (GPTQ4, AWQ4, INT8 …) and fp8: inputs per scale
     """
     rows, columns = shape
     if kind in FORMATS and kind not in KINDS:

@@ -107,9 +107,9 @@ class Scenario:
         deployment, knobs = self.deployment, self.knobs
         if knobs.scheduling_policy not in POLICIES:
             raise ConfigError(f"--scheduling-policy is {knobs.scheduling_policy!r:.40}; it must be one of {', '.join(POLICIES)}")
-        groups = groups_of(deployment.shape.layer_kinds, deployment.shape.window)
+        groups = groups_of(deployment.model.layer_kinds, deployment.model.window)
         if not groups:
-            raise ConfigError(f"{deployment.shape.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
+            raise ConfigError(f"{deployment.model.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
         blocks = kv_blocks(deployment, knobs.max_num_seqs) if knobs.kv_pages is None else knobs.kv_pages
         needed_blocks = sequence_blocks(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
         if blocks < needed_blocks:
@@ -155,13 +155,13 @@ class Scenario:
         if not self.decode_replicas:
             return None
         deployment = self.deployment
-        token = kv_bytes(deployment.shape.kv_layers, 1, deployment.shape.kv_elements, deployment.kv_bits)
+        token = kv_bytes(deployment.model.kv_layers, 1, deployment.model.widths.cached, deployment.kv_bits)
         token_budget = max(config.limits.token_budget, deployment.context + config.limits.rows)
         # A prompt is taken in one step: it was computed elsewhere, so the token budget does not apply.
         limits = replace(config.limits, token_budget=token_budget, mixed_tokens=UNBOUNDED)
         pool = replace(config, limits=limits, durations=DecodePoolDurations(config.durations))
         link = deployment.device.link_bytes_per_second
-        fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.shape.state_bytes, link)
+        fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.model.state_bytes, link)
         fleet = FleetConfig(pool, self.decode_replicas, self.routing, patience=self.patience)
         return KVTransfer(fleet, fixed, kv_transfer_seconds(token, link))
 

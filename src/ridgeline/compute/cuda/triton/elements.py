@@ -1,4 +1,4 @@
-"""Ops on each number by itself, and ops that pick rows: add, scale, bias, softcap, activations, embedding, selection, copies of a type."""
+"""Elementwise ops, and ops that gather rows: add, scale, bias, softcap, activations, embedding, selection, conversion."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from ridgeline.compute.cuda.triton.formulas import fp8_scale, tanh, to_fp8
 from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
 
 BLOCK = 1024
-"""Numbers of a row that one program takes."""
+"""Numbers of a row per program."""
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def elements_kernel(x, y, out, number, x_stride, y_stride, out_stride, width, OP
 
 
 def _launch(op: str, x: torch.Tensor, out: torch.Tensor, *, y: torch.Tensor | None = None, number: float = 1.0, kind: str = "") -> None:
-    """One row of `out` after the other; y has as many rows, or none (a bias), or is an index."""
+    """Launches an op over the rows of `out`; y has as many rows, or one (a bias), or is an index."""
     width = same_width(x, out)
     second = x if y is None else y
     if not len(out):
@@ -105,7 +105,7 @@ def copy(x: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
-    """Rows `ids` [T] or [1, T] of a table of floats [V, D], into `out` [T, D]. Whoever builds the step has checked the ids."""
+    """Rows `ids` [T] or [1, T] of a table of floats [V, D], into `out` [T, D]. The ids are not checked."""
     select(table, ids.view(-1), out)
 
 
