@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit, Output
-from ridgeline.core.drafts.prompt_lookup import PromptLookup
+from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.events import Computed
 from ridgeline.core.params import Admitted, Limits, RowParams, SamplingParams
 from ridgeline.core.policy import POLICIES
@@ -123,7 +123,7 @@ def test_drafts_are_decided_again(tmp_path: Path) -> None:
     executor = fake_executor(model=Periodic(), step_seconds=2e-3, token_seconds=2e-5, rows=4)
     limits, price = Limits(rows=4, samples=64, depth=2), ((1, 1, 2e-3), (2, 2, 2.1e-3), (8, 8, 3e-3))
     recorder = Recorder(executor, path, Setup(limits, executor.info.kv, "fcfs", 4, 4, price))
-    scheduler = Scheduler(limits, executor.info.kv, POLICIES["fcfs"], PromptLookup(4, price, barrier=True))
+    scheduler = Scheduler(limits, executor.info.kv, POLICIES["fcfs"], PromptLookupDrafter(4, price, barrier=True))
     engine, drafted = Engine(scheduler, recorder, VirtualClock(), 2), 0
     commands = [Admit(Admitted(f"r{number}", (5, 6) * 4, 99, number)) for number in range(3)]
     while commands or not engine.idle:

@@ -35,7 +35,7 @@ def test_everybody_is_answered_or_leaves(fleet: FleetSetting, jump: bool) -> Non
     assert found.requests + found.aborted == 400 and found.aborted > 20
     assert found.e2e.p99 <= 0.5 + 0.01 and found.met == pytest.approx(found.requests / 400)
     if fleet.failures is None:
-        assert all(replica.scheduler.cache.pool.held == 0 and not replica.scheduler.life.open for replica in kept)
+        assert all(replica.scheduler.cache.pool.held == 0 and not replica.scheduler.lifecycle.open for replica in kept)
     patient = Service(replace(setting, patience=None), 1).run(LOAD.arrivals(1, 400)).figures(Objective())
     assert patient.aborted == 0 and patient.e2e.p99 > 1.0
 

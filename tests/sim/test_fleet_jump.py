@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.core import quiet
+from ridgeline.core import fast_forward
 from ridgeline.core.events import Computed, Scheduled, StepTimed
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
@@ -55,10 +55,10 @@ def state(scheduler: Scheduler) -> dict[str, Any]:
         "holders": list(pool.holders),
         "published": bytes(pool.published),
         "blocks": {key: (block.ids, tuple(block.block_ids)) for key, block in index.blocks.items()},
-        "rows": list(scheduler.life.rows),
+        "rows": list(scheduler.lifecycle.rows),
         "running": [
-            (s.number, list(s.known), s.computed, s.scheduled, s.reach, s.capacity, s.steady, s.tables, s.published, s.last_step)
-            for s in scheduler.life.running
+            (s.number, list(s.known), s.computed, s.scheduled, s.target, s.capacity, s.fast_path_limit, s.tables, s.published, s.last_step)
+            for s in scheduler.lifecycle.running
         ],
     }
 
@@ -138,15 +138,15 @@ def test_a_fleet_is_that_of_single_steps(kind: str) -> None:
 
 @pytest.mark.parametrize("broken", ["no publishing", "one step more", "order"])
 def test_a_wrong_jump_shows(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    right = quiet.advance
+    right = fast_forward.skip_steps
 
     def wrong(scheduler: Scheduler, steps: int, token: int) -> None:
         if broken == "no publishing":
-            monkeypatch.setattr(scheduler.cache, "publish", lambda sequence: scheduler.cache._offered(sequence, 0))
+            monkeypatch.setattr(scheduler.cache, "publish", lambda sequence: scheduler.cache._mark_published(sequence, 0))
         if broken == "order":
             scheduler.cache.pool.free.sort()
         right(scheduler, steps + (broken == "one step more"), token)
 
-    monkeypatch.setattr(replica, "advance", wrong)
+    monkeypatch.setattr(replica, "skip_steps", wrong)
     with pytest.raises((AssertionError, LawViolation)):
         compare(range(20))

@@ -8,7 +8,7 @@ import pytest
 from ridgeline.cli.scenarios import scenario_of
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape, Plan
-from ridgeline.core.routing import ROUTING, Asked, Load
+from ridgeline.core.routing import ROUTING, ReplicaLoad, RoutedRequest
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.step import RowGroup, pass_seconds, step_work
 from ridgeline.sim.fleet.durations import Constant, Observed, Roofline, fitted
@@ -55,10 +55,10 @@ def test_routing_by_prefix_finds_more_in_the_caches() -> None:
 
 
 def test_a_crowded_home_is_passed_over() -> None:
-    loads = [Load(number) for number in range(4)]
-    home = ROUTING["prefix"](loads, Asked(0, 10, b"x"), 0.5)
+    loads = [ReplicaLoad(number) for number in range(4)]
+    home = ROUTING["prefix"](loads, RoutedRequest(0, 10, b"x"), 0.5)
     home.requests = 9
-    other = ROUTING["prefix"](loads, Asked(0, 10, b"x"), 0.5)
+    other = ROUTING["prefix"](loads, RoutedRequest(0, 10, b"x"), 0.5)
     assert other is not home
 
 

@@ -22,7 +22,7 @@ from ridgeline.bench.report import Figures, as_dict, figures, notes, rows
 from ridgeline.bench.session import Load, Manner, Measured, Session
 from ridgeline.cli.output import check_page
 from ridgeline.errors import ConfigError
-from ridgeline.facts.hardware.noise import Noise, Watch
+from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 from ridgeline.planning.objectives import Objective
 from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, parse_length, parse_process, read_trace
 
@@ -163,7 +163,7 @@ class Runs:
                 task = bar.add_task(load.name, total=_length(load))
                 failed = await session.warm_up(load, warm_up, load.streams or 1)
                 self._notes += [f"{load.name}: a request to warm up failed, {message}" for message in failed[:1]]
-                watch = Watch()
+                watch = NoiseMonitor()
                 measured = await session.measure(load, number * PROMPTS_OF_A_RUN, lambda outcome, task=task: bar.advance(task))  # type: ignore[misc]
                 found = figures(measured, self._objective)
                 self._done.append((load, measured, found, watch.stop()))

@@ -65,7 +65,7 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
 
     facts = read_model_facts(resolve_model(given.model, cache_directory()))
     machine = machine_facts()
-    settled, decided = resolve_runner(given, missing=extension_missing(), no_gpu=gpu_missing(), processors=machine.processors)
+    settled, decided = resolve_runner(given, no_extension=extension_missing(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     costs = kv_costs(facts, given.block_size, settled.tokens, settled.kv_dtype)
     resolved = resolve(settled, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
     resolved = replace(resolved, decisions=decided + resolved.decisions)

@@ -158,17 +158,17 @@ def laws(
 def _show(console: "Console", total: "Tally") -> None:
     from rich.table import Table
 
-    from ridgeline.sim.laws.reach import SITUATIONS
+    from ridgeline.sim.laws.coverage import SITUATIONS
 
     table = Table("situation", "times", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     for situation in SITUATIONS:
-        table.add_row(situation, f"{total.reached[situation]:,}" if total.reached[situation] else "never")
+        table.add_row(situation, f"{total.situation_counts[situation]:,}" if total.situation_counts[situation] else "never")
     console.print(table)
     console.print(
         f"{total.seeds:,} seeds, {total.rows / max(total.steps, 1):.1f} sequences per step, "
-        f"{total.grouped / max(total.seeds, 1):.0%} of seeds with several KV groups, "
-        f"{total.preempting / max(total.seeds, 1):.0%} with preemption",
+        f"{total.seeds_with_groups / max(total.seeds, 1):.0%} of seeds with several KV groups, "
+        f"{total.seeds_with_preemption / max(total.seeds, 1):.0%} with preemption",
         soft_wrap=True,
     )
     for broken in total.violations[:20]:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from ridgeline.core.step_time import UNBOUNDED
 
-BAD_WORDS: Final = 64
-BAD_WORD_CHARACTERS: Final = 64
+MAX_BAD_WORDS: Final = 64
+MAX_BAD_WORD_CHARACTERS: Final = 64
 """At most so many bad words of so many characters each: they become ids before a request is admitted."""
 
 
@@ -167,7 +167,7 @@ class Admitted:
         )
 
 
-LEAST_SHARE: Final = 8
+MIN_PREFILL_SHARE: Final = 8
 """Rows that catch up may always have this part of `mixed_tokens`: however many keep up, nobody's first token waits for ever."""
 
 
@@ -199,7 +199,7 @@ class Limits:
     prefix_caching: bool = True
 
     @property
-    def most_samples(self) -> int:
+    def max_samples(self) -> int:
         """Positions of one step that sample at most: as many rows of logits there are."""
         return max(self.rows, self.samples)
 
@@ -208,5 +208,5 @@ class Limits:
         with every token. At least 1; without rows that keep up nobody waits between two tokens, and the whole budget may be had."""
         if not decode_rows:
             return self.token_budget
-        tokens = max(self.mixed_tokens // LEAST_SHARE, int(self.mixed_tokens - decode_rows * self.row_tokens))
+        tokens = max(self.mixed_tokens // MIN_PREFILL_SHARE, int(self.mixed_tokens - decode_rows * self.row_tokens))
         return max(1, min(tokens, self.token_budget - decode_rows))

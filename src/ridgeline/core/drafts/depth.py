@@ -23,7 +23,7 @@ WORST: Final = 4.0
 """A measurement counts for so many times what was expected, at most: one slow step says little."""
 
 
-class Price:
+class StepCost:
     """Seconds of a step by its tokens, each of a row that decodes or verifies.
 
     table  (tokens, samples, seconds) as measured at the start; where nobody measured, steps of all sizes are taken to cost the same, as
@@ -70,7 +70,7 @@ class Price:
         self._scale *= 1 + CHANGE * (found / seen - 1)
 
 
-def depths(price: Price, tokens: int, chances: Sequence[Sequence[float]], others: int, most: int, barrier: bool) -> list[int]:
+def choose_depths(price: StepCost, tokens: int, chances: Sequence[Sequence[float]], others: int, most: int, barrier: bool) -> list[int]:
     """The number of drafts that each row should have; all 0 where none are worth it.
 
     tokens   of the step without drafts          others   rows of the step that have no drafts to offer

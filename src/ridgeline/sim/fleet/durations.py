@@ -94,7 +94,7 @@ class Roofline:
     def __init__(self, deployment: Deployment, host: float = 0.0) -> None:
         self._deployment = deployment
         self._host = host
-        self._windows = "window" in deployment.shape.layer_kinds
+        self._windows = "window" in deployment.model.layer_kinds
         self._lines: dict[int, Lines] = {}
 
     def seconds(self, plan: Plan) -> float:

@@ -11,6 +11,7 @@ from math import sqrt
 from statistics import mean, stdev
 from typing import Any, Final
 
+from ridgeline.planning.formats import class_bytes
 from ridgeline.planning.page import FOLDER, document
 from ridgeline.sim.fleet.measures import Figures, Spread
 from ridgeline.sim.fleet.scenario import Scenario
@@ -145,13 +146,13 @@ def candidates(now: Scenario) -> dict[str, dict[str, str]]:
         doubled = {"kv_dtype": "int8"} if knobs.kv_pages is None else {"kv_dtype": "int8", "kv_pages": str(2 * knobs.kv_pages)}
         found["KV cache in 8 bits"] = doubled
     if now.durations is None:  # constants and fits know nothing of weight formats or devices
-        stored = sum(deployment.shape.class_bytes(deployment.dtype).values())
+        stored = sum(class_bytes(deployment.model, deployment.dtype).values())
         for name, dtype in (("weights in fp8", "fp8"), ("weights in 4 bits", "awq")):
             known = dtype != "fp8" or "fp8" in deployment.device.flops_per_second
-            if known and sum(deployment.shape.class_bytes(dtype).values()) < stored:
+            if known and sum(class_bytes(deployment.model, dtype).values()) < stored:
                 found[name] = {"dtype": dtype}
         width = 2 * deployment.layout.tensor
-        if deployment.shape.heads % width == 0:
+        if deployment.model.heads % width == 0:
             found[f"tensor parallel over {width}"] = {"tensor_parallel_size": str(width)}
     found["twice the replicas"] = {"replicas": str(2 * now.replicas)}
     return found

@@ -14,7 +14,7 @@ from random import Random
 from typing import Final
 
 from ridgeline.core.params import Admitted, SamplingParams
-from ridgeline.core.routing import ROUTING, Asked, Load
+from ridgeline.core.routing import ROUTING, ReplicaLoad, RoutedRequest
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.engine import Turn
 from ridgeline.errors import ConfigError, RequestError
@@ -105,7 +105,7 @@ class Fleet:
         self._numbers = count()
         self._sent = count()
         self._up: dict[int, Replica] = {}
-        self._loads: dict[int, Load] = {}
+        self._loads: dict[int, ReplicaLoad] = {}
         self._born: dict[int, float] = {}
         self._coming = 0
         self._due: dict[int, float] = {}
@@ -151,7 +151,7 @@ class Fleet:
             return
         number = next(self._sent)
         prefix = arrival.prefix.to_bytes(8, "little") if arrival.prefix else number.to_bytes(8, "big")
-        load = self._choose(loads, Asked(number, arrival.prompt, prefix), self._rng.random())
+        load = self._choose(loads, RoutedRequest(number, arrival.prompt, prefix), self._rng.random())
         load.requests += 1
         load.waiting_tokens += arrival.prompt
         load.held_tokens += arrival.prompt + arrival.output
@@ -214,7 +214,7 @@ class Fleet:
         number = next(self._numbers)
         replica = Replica(number, self.setting.replica, self.tally, self._watch)
         replica.clock.advance_to(time)
-        self._up[number], self._loads[number], self._born[number] = replica, Load(number), time
+        self._up[number], self._loads[number], self._born[number] = replica, ReplicaLoad(number), time
         if self.setting.failures is not None:
             self._agenda.at(time + self._rng.expovariate(1 / self.setting.failures.between), lambda at: self._fail(number, at))
         waiting, self._homeless = self._homeless, []
@@ -250,7 +250,7 @@ class Fleet:
         assert scaling is not None
         taking = [number for number in self._up if number not in self._draining]
         there = len(taking) + self._coming
-        waiting = sum(len(replica.scheduler.life.waiting) for replica in self._up.values()) + len(self._homeless)
+        waiting = sum(len(replica.scheduler.lifecycle.waiting) for replica in self._up.values()) + len(self._homeless)
         opened = sum(load.requests for load in self._loads.values())
         if waiting > scaling.up * there and there < scaling.most:
             self._coming += 1

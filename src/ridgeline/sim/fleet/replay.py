@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ridgeline.core import commands
-from ridgeline.core.drafts.prompt_lookup import PromptLookup
+from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.plan import Plan, Result, TokenLogprobs
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
@@ -79,7 +79,7 @@ def _pairs(setup: Setup, turns: Iterator[Turn]) -> Iterator[tuple[str | None, st
     if setup.policy not in POLICIES:
         raise ConfigError(f"the recording's policy {setup.policy!r:.40} is not known; known: {', '.join(POLICIES)}")
     player, clock = Player(setup), VirtualClock()
-    drafter = PromptLookup(setup.drafts, setup.price, barrier=setup.limits.depth > 1) if setup.drafts else None
+    drafter = PromptLookupDrafter(setup.drafts, setup.price, barrier=setup.limits.depth > 1) if setup.drafts else None
     engine = Engine(Scheduler(setup.limits, setup.kv, POLICIES[setup.policy], drafter), player, clock, setup.limits.depth)
     for turn in turns:
         clock.advance_to(turn.time)

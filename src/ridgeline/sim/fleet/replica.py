@@ -15,9 +15,9 @@ from typing import Final
 
 from ridgeline.core import events
 from ridgeline.core.commands import Abort, Admit, Command
-from ridgeline.core.drafts.depth import Price, depths
+from ridgeline.core.drafts.depth import StepCost, choose_depths
 from ridgeline.core.events import Finish
-from ridgeline.core.fast_forward import advance, quiet_steps
+from ridgeline.core.fast_forward import skip_steps, skippable_steps
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.policy import POLICIES
@@ -52,20 +52,20 @@ class Assumed:
 
     def __init__(self, most: int, right: float, price: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
         self._chances = [right**place for place in range(1, most + 1)]
-        self._price = Price(price)
+        self._price = StepCost(price)
         self._barrier = barrier
 
-    def waits(self, running: list[CoreSequence]) -> bool:
+    def should_wait(self, running: list[CoreSequence]) -> bool:
         """Drafts are worth more than running ahead."""
-        rows = [self._chances[: sequence.limit - sequence.reach - 1] for sequence in running if sequence.reach < sequence.limit]
-        return bool(rows) and any(depths(self._price, len(rows), rows, 0, len(rows) * len(self._chances), self._barrier))
+        rows = [self._chances[: sequence.limit - sequence.target - 1] for sequence in running if sequence.target < sequence.limit]
+        return bool(rows) and any(choose_depths(self._price, len(rows), rows, 0, len(rows) * len(self._chances), self._barrier))
 
     def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
         """Proposes as many as are worth it."""
-        chosen = depths(self._price, tokens, [self._chances[:room] for _, room in rows], 0, most, self._barrier)
+        chosen = choose_depths(self._price, tokens, [self._chances[:room] for _, room in rows], 0, most, self._barrier)
         return [(TOKEN,) * depth for depth in chosen]
 
-    def committed(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
+    def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
         """Nothing is learnt: chances and seconds are given."""
 
 
@@ -284,7 +284,7 @@ class Replica:
         seconds = self.time - self._measured
         if seconds > 0:
             self._measured = self.time
-            life, pool = self.scheduler.life, self.scheduler.cache.pool
+            life, pool = self.scheduler.lifecycle, self.scheduler.cache.pool
             self._tally.kv_seconds += seconds * (self._held + pool.held) / 2 / pool.count
             self._tally.row_seconds += seconds * (len(life.running) + ended)
             self._tally.waiting_seconds += seconds * len(life.waiting)
@@ -294,8 +294,8 @@ class Replica:
         """Notes when each of the coming quiet steps would end; whether there is any."""
         if not self.setting.jump or self.engine.in_flight:
             return False
-        positions, now = [sequence.scheduled for sequence in self.scheduler.life.running], self.time
-        for step in range(quiet_steps(self.scheduler, self._ahead)):
+        positions, now = [sequence.scheduled for sequence in self.scheduler.lifecycle.running], self.time
+        for step in range(skippable_steps(self.scheduler, self._ahead)):
             now += self.setting.durations.decode(positions, step)
             self._quiet.append(now)
         return bool(self._quiet)
@@ -307,13 +307,13 @@ class Replica:
             return
         steps = min(len(ends), 1 + bisect_left(ends, until))
         self._ahead = min(FARTHEST, 2 * steps) if steps == len(ends) else steps
-        running = self.scheduler.life.running
+        running = self.scheduler.lifecycle.running
         known = [self.open[sequence.request.request_id] for sequence in running]
         self._tokens(known, ends[0])  # which may be a row's first, or its first after others had the budget
         for before, after in pairwise(ends[:steps]):
             self._tally.gap(after - before, len(running))
         self.device.pass_until(ends[steps - 1])
-        advance(self.scheduler, steps, TOKEN)
+        skip_steps(self.scheduler, steps, TOKEN)
         for each in known:
             each.last = self.time
         self.measure()

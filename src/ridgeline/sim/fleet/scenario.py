@@ -34,7 +34,7 @@ def step_seconds(durations: Durations, tokens: int) -> StepSeconds:
     """
     nothing = array("i", [0])
     chunk = Plan(0, nothing, nothing, array("i", [tokens]), array("i", [0]) * tokens, bytearray(1))
-    return StepSeconds.fitted(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)
+    return StepSeconds.fit(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)
 
 
 HOST_SECONDS = 0.001
@@ -106,9 +106,9 @@ class Scenario:
         deployment, knobs = self.deployment, self.knobs
         if knobs.scheduling_policy not in POLICIES:
             raise ConfigError(f"--scheduling-policy is {knobs.scheduling_policy!r:.40}; it must be one of {', '.join(POLICIES)}")
-        groups = groups_of(deployment.shape.layer_kinds, deployment.shape.window)
+        groups = groups_of(deployment.model.layer_kinds, deployment.model.window)
         if not groups:
-            raise ConfigError(f"{deployment.shape.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
+            raise ConfigError(f"{deployment.model.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
         blocks = kv_blocks(deployment, knobs.max_num_seqs) if knobs.kv_pages is None else knobs.kv_pages
         need = sequence_blocks(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
         if blocks < need:
@@ -154,13 +154,13 @@ class Scenario:
         if not self.decode_replicas:
             return None
         deployment = self.deployment
-        token = kv_bytes(deployment.shape.kv_layers, 1, deployment.shape.kv_elements, deployment.kv_bits)
+        token = kv_bytes(deployment.model.kv_layers, 1, deployment.model.widths.cached, deployment.kv_bits)
         most = max(setting.limits.token_budget, deployment.context + setting.limits.rows)
         # A prompt is taken at once: it was computed elsewhere, so that no budget of tokens bounds it.
         limits = replace(setting.limits, token_budget=most, mixed_tokens=UNBOUNDED)
         pool = replace(setting, limits=limits, durations=Transferred(setting.durations))
         link = deployment.device.link_bytes_per_second
-        fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.shape.state_bytes, link)
+        fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.model.state_bytes, link)
         fleet = FleetSetting(pool, self.decode_replicas, self.routing, patience=self.patience)
         return Handover(fleet, fixed, kv_transfer_seconds(token, link))
 
