@@ -192,7 +192,7 @@ def kernels(
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads [every CPU core that may be used].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, operations and seconds.")] = False,
 ) -> None:
-    """Time products with packed weights from memory: format by tokens by shape, each beside the ceiling that binds it."""
+    """Time products with packed weights from memory: format by tokens by shape, each with its share of the bottleneck's ceiling."""
     from ridgeline.facts.hardware.machine import machine_facts
 
     kinds = [] if formats is None else [each.strip().upper() for each in formats.split(",")]
@@ -206,8 +206,9 @@ def kernels(
     heads = ["format", "tokens", "outputs x inputs", "µs", "median µs", "GB/s", "GOP/s", "of ceiling", "which", "× 1 token"]
     rows = [
         [
-            each.case.kind, str(each.case.tokens), f"{each.case.n}x{each.case.k}", f"{each.best * 1e6:,.0f}", f"{each.middle * 1e6:,.0f}",
-            billions(each.bytes_per_second), billions(each.ops_per_second), f"{each.share:.0%}", each.binds,
+            each.case.kind, str(each.case.tokens), f"{each.case.n}x{each.case.k}", f"{each.best * 1e6:,.0f}",
+            f"{each.median_seconds * 1e6:,.0f}",
+            billions(each.bytes_per_second), billions(each.ops_per_second), f"{each.share:.0%}", each.bottleneck,
             "" if (times := report.over_one_token(each)) is None else f"{times:.2f}",
         ]
         for each in report.measured

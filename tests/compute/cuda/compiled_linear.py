@@ -5,18 +5,18 @@ from functools import partial
 import torch
 from compile_only import Case
 
-from ridgeline.compute.cuda.integers import GROUP_BYTES, INTEGER_FORMATS, IntegerFormat, Integers, fields
+from ridgeline.compute.cuda.integers import GROUP_BYTES, INTEGER_FORMATS, IntegerFormat, IntegerMatrix, fields
 from ridgeline.compute.cuda.triton import sampling
 from ridgeline.compute.cuda.triton.linear_grouped import linear_grouped, scratch_bytes
 from ridgeline.compute.cuda.triton.matmul import linear_fp8, matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
-from ridgeline.compute.cuda.weights import Fp8
+from ridgeline.compute.cuda.weights import Fp8Matrix
 
 HIDDEN, VOCAB = 4096, 128256
 FP8 = torch.float8_e4m3fn
 
 
-def matrix(form: IntegerFormat, width: int) -> Integers:
+def matrix(form: IntegerFormat, width: int) -> IntegerMatrix:
     """A matrix of HIDDEN by HIDDEN of no particular numbers."""
     tile = fields(form) * width
     low = torch.empty(HIDDEN // tile, HIDDEN, tile * form.low // 8, dtype=torch.uint8)
@@ -24,10 +24,10 @@ def matrix(form: IntegerFormat, width: int) -> Integers:
     groups = HIDDEN // form.size if form.size else 1
     scale_words = torch.empty(groups * GROUP_BYTES[form.scale_type] // 4, HIDDEN, dtype=torch.int32)
     super_scales = torch.empty(HIDDEN // form.superblock, HIDDEN, dtype=torch.int32) if form.superblock else None
-    return Integers("", form, (HIDDEN, HIDDEN), width, low, high, scale_words, super_scales)
+    return IntegerMatrix("", form, (HIDDEN, HIDDEN), width, low, high, scale_words, super_scales)
 
 
-def integers(weight: Integers, rows: int, dtype: torch.dtype) -> None:
+def integers(weight: IntegerMatrix, rows: int, dtype: torch.dtype) -> None:
     """The product of a few rows, and the matrix as numbers."""
     out = torch.empty(rows, HIDDEN, dtype=dtype)
     linear_grouped(torch.empty(rows, HIDDEN, dtype=dtype), weight, out, torch.empty(scratch_bytes(weight, rows), dtype=torch.uint8))
@@ -37,7 +37,7 @@ def integers(weight: Integers, rows: int, dtype: torch.dtype) -> None:
 def fp8(rows: int, block: tuple[int, int], *, invariant: bool) -> None:
     """Products of codes."""
     scales = torch.empty(HIDDEN // block[0], HIDDEN // block[1])
-    weight = Fp8(torch.empty(HIDDEN, HIDDEN, dtype=FP8), scales, block)
+    weight = Fp8Matrix(torch.empty(HIDDEN, HIDDEN, dtype=FP8), scales, block)
     out = torch.empty(rows, HIDDEN, dtype=torch.bfloat16)
     linear_fp8(torch.empty(rows, HIDDEN, dtype=FP8), torch.empty(rows), weight, out, invariant=invariant)
 
@@ -48,7 +48,7 @@ def numbers() -> None:
     quantise_fp8(x, codes, torch.empty(16))
     for block in ((1, HIDDEN), (128, 128)):
         scales = torch.empty(HIDDEN // block[0], HIDDEN // block[1])
-        dequantise(Fp8(torch.empty(HIDDEN, HIDDEN, dtype=FP8), scales, block), 0, torch.empty(HIDDEN, HIDDEN, dtype=torch.bfloat16))
+        dequantise(Fp8Matrix(torch.empty(HIDDEN, HIDDEN, dtype=FP8), scales, block), 0, torch.empty(HIDDEN, HIDDEN, dtype=torch.bfloat16))
 
 
 def floats(dtype: torch.dtype) -> None:

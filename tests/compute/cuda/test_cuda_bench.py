@@ -84,7 +84,7 @@ def test_kernels(common: dict[str, Any]) -> None:
     ceilings, kernels = [row for row in rows if "ceiling" in row], [row for row in rows if "op" in row]
     assert [row["ceiling"] for row in ceilings] == ["copy", "host", "bf16", "fp8"]
     assert {"linear bf16 head", "linear Q4_0", "attention fp8 decode", "rotate_write fp8", "sample top_p"} <= {row["op"] for row in kernels}
-    assert all(row["share_of_ceiling"] > 0 and row["binds"] in ("memory", "arithmetic") for row in kernels)
+    assert all(row["share_of_ceiling"] > 0 and row["bottleneck"] in ("memory", "arithmetic") for row in kernels)
 
 
 def test_one_case_that_fails_is_told(common: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_needs_no_package_of_a_server() -> None:
 def test_seconds_are_of_one_run() -> None:
     device, calls = interpreted(1 << 20), []
     found = seconds_of(device, [lambda: calls.append(0), lambda: calls.append(1)], timings=3)
-    assert 0 < found.best <= found.middle and calls == [0, 1] * 4
+    assert 0 < found.best <= found.median and calls == [0, 1] * 4
     replayed(device, lambda: calls.append(2), 5)
     assert calls.count(2) == 6
 

@@ -6,7 +6,7 @@ import torch
 from quantised_weights import blocks, grouped
 from tensors import DEVICE, error, on_device, poisoned, within
 
-from ridgeline.compute.cuda.integers import INTEGER_FORMATS, Integers, pack_blocks, pack_grouped, unpack
+from ridgeline.compute.cuda.integers import INTEGER_FORMATS, IntegerMatrix, pack_blocks, pack_grouped, unpack
 from ridgeline.compute.cuda.triton.linear_grouped import linear_grouped, scratch_bytes, splits_of
 from ridgeline.compute.cuda.weights import merged, placed_bytes
 from ridgeline.compute.ops.definition import floats
@@ -20,11 +20,11 @@ SUMS = OPS["linear"].tolerance["cuda f32"]
 INTEGERS = [(4, 128, True), (4, 32, False), (4, 96, False), (8, 160, True), (8, 32, False)]
 
 
-def product(x: torch.Tensor, weight: Integers) -> np.ndarray:
+def product(x: torch.Tensor, weight: IntegerMatrix) -> np.ndarray:
     return x.double().cpu().numpy() @ unpack(weight).T.astype(np.float64)
 
 
-def run(x: torch.Tensor, weight: Integers, *, dtype: torch.dtype = torch.float32, block_rows: int | None = None) -> torch.Tensor:
+def run(x: torch.Tensor, weight: IntegerMatrix, *, dtype: torch.dtype = torch.float32, block_rows: int | None = None) -> torch.Tensor:
     out = within(poisoned(len(x), weight.shape[0], dtype=dtype)) if len(x) else poisoned(0, weight.shape[0], dtype=dtype)
     scratch = poisoned(max(1, scratch_bytes(weight, len(x))), dtype=torch.uint8)
     linear_grouped(x, weight, out, scratch, block_rows=block_rows)
@@ -94,7 +94,7 @@ def test_what_is_not_finite_stays_so() -> None:
 def test_merged_rows() -> None:
     parts = [pack_blocks(blocks("Q5_K", rows, 256, rows), DEVICE) for rows in (24, 5, 8)]
     whole = merged(parts)
-    assert isinstance(whole, Integers) and np.array_equal(unpack(whole), np.concatenate([unpack(part) for part in parts]))
+    assert isinstance(whole, IntegerMatrix) and np.array_equal(unpack(whole), np.concatenate([unpack(part) for part in parts]))
     assert merged([parts[0], pack_blocks(blocks("Q4_K", 8, 256), DEVICE)]) is None
 
 

@@ -78,7 +78,7 @@ INTEGER_FORMATS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Integers:
+class IntegerMatrix:
     """A matrix [N, K] of unsigned codes:
 
         weight[n, order[k]] = scale · (code - zero)     or     scale · code - min
@@ -140,7 +140,7 @@ def fields(form: IntegerFormat) -> int:
     return max(planes, 4 // GROUP_BYTES[form.scale_type]) if form.size else planes
 
 
-def pack_blocks(weight: CodedWeight, device: torch.device) -> Integers:
+def pack_blocks(weight: CodedWeight, device: torch.device) -> IntegerMatrix:
     """A matrix of one of GGUF's formats of integers."""
     form, (rows, columns) = INTEGER_FORMATS[weight.kind], weight.shape
     made = []
@@ -151,7 +151,7 @@ def pack_blocks(weight: CodedWeight, device: torch.device) -> Integers:
     return _joined(weight.kind, form, (rows, columns), made)
 
 
-def pack_grouped(weight: GroupedWeight, device: torch.device) -> Integers:
+def pack_grouped(weight: GroupedWeight, device: torch.device) -> IntegerMatrix:
     """Grouped integers of a checkpoint; where every zero is the middle of the codes none are kept."""
     rows, columns = weight.shape
     middle = 1 << (weight.bits - 1)
@@ -170,7 +170,7 @@ def pack_grouped(weight: GroupedWeight, device: torch.device) -> Integers:
     return _joined(f"INT{weight.bits}", form, (rows, columns), made, order)
 
 
-def merged_integers(weights: Sequence[Integers]) -> Integers | None:
+def merged_integers(weights: Sequence[IntegerMatrix]) -> IntegerMatrix | None:
     """The rows of all; None where formats differ or inputs stand in an order."""
     first = weights[0]
     if any(weight.form != first.form or weight.order is not None for weight in weights):
@@ -181,7 +181,7 @@ def merged_integers(weights: Sequence[Integers]) -> Integers | None:
     return _joined(first.kind, first.form, shape, made)
 
 
-def unpack(weight: Integers) -> NDArray[np.float32]:
+def unpack(weight: IntegerMatrix) -> NDArray[np.float32]:
     """The weights as fp32 [N, K], in the order of the inputs: for tests."""
     (rows, columns), form = weight.shape, weight.form
     size = form.size or columns
@@ -225,7 +225,7 @@ def _words(form: IntegerFormat, whole: int) -> int:
 
 
 def _parts(form: IntegerFormat, codes: Codes, scale_words: Codes) -> dict[str, np.ndarray]:
-    """codes uint8 [N, K], one per byte, and scales uint8 [N, bytes] → the tensors of `Integers` by name."""
+    """codes uint8 [N, K], one per byte, and scales uint8 [N, bytes] → the tensors of `IntegerMatrix` by name."""
     rows, columns = codes.shape
     padded = np.zeros((rows, 4 * _words(form, _whole(form, columns))), np.uint8)
     padded[:, : scale_words.shape[1]] = scale_words
@@ -243,7 +243,7 @@ def _packed_scales(scale_type: str, scales: NDArray[np.floating], zeros: Codes) 
     return records.view(np.uint8).reshape(len(scales), -1)
 
 
-def _unpacked_scales(weight: Integers, groups: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _unpacked_scales(weight: IntegerMatrix, groups: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Scales of all groups, and their zeros or mins: fp32 [N, groups] each."""
     form, rows = weight.form, weight.shape[0]
     scale_words = np.ascontiguousarray(weight.scale_words.cpu().numpy().T).view(np.uint8)
@@ -268,7 +268,7 @@ def _unpacked_scales(weight: Integers, groups: int) -> tuple[NDArray[np.float32]
 
 
 def _planes(codes: Codes, form: IntegerFormat, width: int) -> dict[str, np.ndarray]:
-    """codes uint8 [N, K], one per byte → `low` and `high` of `Integers`."""
+    """codes uint8 [N, K], one per byte → `low` and `high` of `IntegerMatrix`."""
     rows, columns = codes.shape
     count = fields(form)
     tiles = -(-columns // (count * width))
@@ -292,7 +292,7 @@ def _plane(split: Codes, bits: int) -> Codes:
     return np.ascontiguousarray(out.reshape(rows, tiles, -1).swapaxes(0, 1))
 
 
-def _unplane(plane: Tensor, bits: int, weight: Integers) -> Codes:
+def _unplane(plane: Tensor, bits: int, weight: IntegerMatrix) -> Codes:
     """The inverse of `_plane`: uint8 [N, tiles · tile]."""
     packed = plane.cpu().numpy()
     tiles, rows, _ = packed.shape
@@ -303,7 +303,7 @@ def _unplane(plane: Tensor, bits: int, weight: Integers) -> Codes:
 
 
 def _block_parts(kind: str, form: IntegerFormat, blocks: Codes, columns: int) -> dict[str, np.ndarray]:
-    """Rows of a GGUF format, uint8 [n, bytes of a row] → the tensors of `Integers` by name."""
+    """Rows of a GGUF format, uint8 [n, bytes of a row] → the tensors of `IntegerMatrix` by name."""
     super_scales: dict[str, np.ndarray] = {}
     if form.superblock:
         superblocks = blocks.reshape(len(blocks) * (columns // form.superblock), -1).copy()
@@ -335,9 +335,9 @@ def _to_device(parts: Mapping[str, np.ndarray], device: torch.device) -> dict[st
 
 def _joined(
     kind: str, form: IntegerFormat, shape: tuple[int, int], made: Sequence[Mapping[str, Tensor]], order: Tensor | None = None
-) -> Integers:
+) -> IntegerMatrix:
     """Pieces of consecutive rows as one matrix; rows are the second dimension of every part."""
     parts = {name: torch.cat([piece[name] for piece in made], dim=1) for name in made[0]}
-    return Integers(
+    return IntegerMatrix(
         kind, form, shape, _width(form, shape[1]), parts["low"], parts.get("high"), parts["scale_words"], parts.get("super_scales"), order
     )

@@ -8,12 +8,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ridgeline.compute.cuda.integers import Integers
+from ridgeline.compute.cuda.integers import IntegerMatrix
 from ridgeline.compute.cuda.triton import linear_grouped as grouped
 from ridgeline.compute.cuda.triton.launch import native_fp8
 from ridgeline.compute.cuda.triton.matmul import linear_fp8, matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
-from ridgeline.compute.cuda.weights import DeviceWeight, Floats, Fp8
+from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix, Fp8Matrix
 
 DENSE_ELEMENTS: Final = 64 << 20
 """Weights that are dequantised at a time, for cuBLAS: large enough to fill the device, and 128 MB of bf16."""
@@ -36,12 +36,12 @@ def linear(x: Tensor | Fp8Activations, weight: DeviceWeight, out: Tensor, scratc
     if len(out) == 0:
         return
     if isinstance(x, tuple):
-        if not isinstance(weight, Fp8):
+        if not isinstance(weight, Fp8Matrix):
             raise ValueError(f"activations in fp8 do not fit {weight.kind} weights")
         _fp8(*x, weight, out, invariant)
-    elif isinstance(weight, Floats):
+    elif isinstance(weight, FloatMatrix):
         matmul(x, weight.values, out) if invariant else torch.mm(x, weight.values.t(), out=out)
-    elif isinstance(weight, Integers):
+    elif isinstance(weight, IntegerMatrix):
         _integers(x, weight, out, scratch, invariant)
     elif native_fp8(x.device):
         codes, rest = _split_scratch(scratch, x.shape, torch.float8_e4m3fn)
@@ -54,18 +54,18 @@ def linear(x: Tensor | Fp8Activations, weight: DeviceWeight, out: Tensor, scratc
 
 def scratch_bytes(weight: DeviceWeight, rows: int, *, invariant: bool = False) -> int:
     """Scratch bytes of `linear` for up to `rows` rows of activations of any type."""
-    if isinstance(weight, Floats):
+    if isinstance(weight, FloatMatrix):
         return 0
     columns, inputs = weight.shape
     dense = _aligned(4 * min(columns, _dense_rows(inputs)) * inputs)
-    if isinstance(weight, Fp8):
+    if isinstance(weight, Fp8Matrix):
         return _aligned(rows * inputs) + _aligned(4 * rows) if native_fp8(weight.codes.device) else dense
     ordered = _aligned(4 * rows * inputs) if weight.order is not None else 0
     packed = rows if invariant else min(rows, grouped.MAX_ROWS)  # rows for which codes are multiplied as they are packed
     return ordered + max(_aligned(grouped.scratch_bytes(weight, packed)), dense if rows > packed else 0)
 
 
-def _integers(x: Tensor, weight: Integers, out: Tensor, scratch: Tensor, invariant: bool) -> None:
+def _integers(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tensor, invariant: bool) -> None:
     if weight.order is not None:
         ordered, scratch = _split_scratch(scratch, x.shape, x.dtype)
         torch.index_select(x, 1, weight.order, out=ordered)
@@ -76,7 +76,7 @@ def _integers(x: Tensor, weight: Integers, out: Tensor, scratch: Tensor, invaria
         _dense(x, weight, out, scratch, invariant)
 
 
-def _fp8(codes: Tensor, scales: Tensor, weight: Fp8, out: Tensor, invariant: bool) -> None:
+def _fp8(codes: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor, invariant: bool) -> None:
     if codes.device.type == "cpu" and not invariant:
         _plain_fp8(codes, scales, weight, out)
     elif not invariant and _is_for_library(weight, out):
@@ -87,13 +87,13 @@ def _fp8(codes: Tensor, scales: Tensor, weight: Fp8, out: Tensor, invariant: boo
         linear_fp8(codes, scales, weight, out, invariant=invariant)
 
 
-def _is_for_library(weight: Fp8, out: Tensor) -> bool:
+def _is_for_library(weight: Fp8Matrix, out: Tensor) -> bool:
     """True where `_scaled_mm` takes the weights: scales per row need contiguous results in bf16."""
     whole = all(size % _LIBRARY_UNIT == 0 for size in weight.shape)
     return weight.per_channel and whole and out.dtype == torch.bfloat16 and out.is_contiguous()
 
 
-def _plain_fp8(codes: Tensor, scales: Tensor, weight: Fp8, out: Tensor) -> None:
+def _plain_fp8(codes: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor) -> None:
     """The product as one library call: a thousand times faster than an interpreted kernel."""
     dense = (
         weight.codes.float()
@@ -102,7 +102,7 @@ def _plain_fp8(codes: Tensor, scales: Tensor, weight: Fp8, out: Tensor) -> None:
     out.copy_((codes.float() @ dense.t()) * scales[:, None])
 
 
-def _dense(x: Tensor, weight: Integers | Fp8, out: Tensor, scratch: Tensor, invariant: bool) -> None:
+def _dense(x: Tensor, weight: IntegerMatrix | Fp8Matrix, out: Tensor, scratch: Tensor, invariant: bool) -> None:
     """The product with a matrix that is dequantised to the type of x, a few rows at a time."""
     columns, inputs = weight.shape
     step = _dense_rows(inputs)

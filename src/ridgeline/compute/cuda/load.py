@@ -10,7 +10,7 @@ import torch
 from ridgeline.compute.cuda.device import Device
 from ridgeline.compute.cuda.plan import MERGED
 from ridgeline.compute.cuda.triton.launch import native_fp8
-from ridgeline.compute.cuda.weights import DeviceWeight, DeviceWeights, Floats, Fp8, merged, place
+from ridgeline.compute.cuda.weights import DeviceWeight, DeviceWeights, FloatMatrix, Fp8Matrix, merged, place
 from ridgeline.compute.graph import OpList, WeightFormat
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.lowering.lower import head_of, lower
@@ -62,9 +62,9 @@ def place_weights(
 
 def _table(weight: Weight, placed: DeviceWeight | None, dtype: torch.dtype, device: Device) -> torch.Tensor:
     """An embedding table of floats [V, D]; the head's own where it is tied."""
-    if not isinstance(placed, Floats):
+    if not isinstance(placed, FloatMatrix):
         placed = place(DenseWeight(weight.dense()), dtype, device.torch)
-    assert isinstance(placed, Floats)
+    assert isinstance(placed, FloatMatrix)
     return placed.values
 
 
@@ -81,7 +81,9 @@ def merge(
     On a device that cannot multiply e4m3 activations stay as they are.
     """
     codes = native_fp8(device.torch)
-    formats = {name: WeightFormat(weight.kind, "f8" if codes and isinstance(weight, Fp8) else "f32") for name, weight in matrices.items()}
+    formats = {
+        name: WeightFormat(weight.kind, "f8" if codes and isinstance(weight, Fp8Matrix) else "f32") for name, weight in matrices.items()
+    }
     lowered = lower(oplist, "cuda", formats)
     for op in lowered.ops:
         if op.name in MERGED:
@@ -120,7 +122,7 @@ def random_weights(
             tables[weight.name] = values
         if fp8 and weight.name not in head | embedded:
             scales = torch.full((rows, 1), columns**-0.5, dtype=torch.float32, device=device.torch)
-            matrices[weight.name] = Fp8((values * columns**0.5).to(torch.float8_e4m3fn), scales, (1, columns))
+            matrices[weight.name] = Fp8Matrix((values * columns**0.5).to(torch.float8_e4m3fn), scales, (1, columns))
         else:
-            matrices[weight.name] = Floats(values)
+            matrices[weight.name] = FloatMatrix(values)
     return merge(oplist, device, matrices, tables, vectors)

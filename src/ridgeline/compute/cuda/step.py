@@ -42,7 +42,7 @@ class DeviceSampling:
 
 
 NO_SAMPLING: Final = DeviceSampling(np.zeros(0, np.int32), np.zeros(0, np.bool_), {})
-"""Nothing is sampling, and every id is known."""
+"""Nothing is sampled, and every id is known."""
 
 
 class Column(NamedTuple):

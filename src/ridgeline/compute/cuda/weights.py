@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ridgeline.compute.cuda.integers import Integers, merged_integers, pack_blocks, pack_grouped
+from ridgeline.compute.cuda.integers import IntegerMatrix, merged_integers, pack_blocks, pack_grouped
 from ridgeline.compute.quant.formats import FORMATS, dequantise
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.groups import KINDS
@@ -30,7 +30,7 @@ _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
-class Floats:
+class FloatMatrix:
     """A matrix [N, K] of fp32, bf16 or fp16 numbers."""
 
     values: Tensor
@@ -50,7 +50,7 @@ class Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8:
+class Fp8Matrix:
     """weight[n, k] = codes[n, k] · scales[n // block[0], k // block[1]]
 
     codes   e4m3 [N, K]
@@ -80,7 +80,7 @@ class Fp8:
         return self.codes.nbytes + self.scales.nbytes
 
 
-DeviceWeight = Floats | Fp8 | Integers
+DeviceWeight = FloatMatrix | Fp8Matrix | IntegerMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def place(weight: Weight, dtype: torch.dtype, device: torch.device, *, fp8: bool
     values = torch.empty((rows, columns), dtype=dtype, device=device)
     for start, tile in _float_tiles(weight):
         values[start : start + len(tile)] = torch.from_numpy(tile).to(dtype)
-    return Floats(values)
+    return FloatMatrix(values)
 
 
 def merged(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
@@ -131,13 +131,13 @@ def merged(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
     first = weights[0]
     if any(weight.shape[1] != first.shape[1] for weight in weights):
         return None
-    floats = [weight for weight in weights if isinstance(weight, Floats)]
+    floats = [weight for weight in weights if isinstance(weight, FloatMatrix)]
     if len(floats) == len(weights):
-        return Floats(torch.cat([weight.values for weight in floats])) if len({weight.kind for weight in floats}) == 1 else None
-    scaled = [weight for weight in weights if isinstance(weight, Fp8)]
+        return FloatMatrix(torch.cat([weight.values for weight in floats])) if len({weight.kind for weight in floats}) == 1 else None
+    scaled = [weight for weight in weights if isinstance(weight, Fp8Matrix)]
     if len(scaled) == len(weights):
         return _merged_fp8(scaled)
-    integers = [weight for weight in weights if isinstance(weight, Integers)]
+    integers = [weight for weight in weights if isinstance(weight, IntegerMatrix)]
     return merged_integers(integers) if len(integers) == len(weights) else None
 
 
@@ -151,19 +151,19 @@ def placed_bytes(kind: str, shape: tuple[int, int], dtype: torch.dtype, group: i
         return rows * columns * dtype.itemsize
     if kind == FP8:
         return rows * columns + 4 * rows * -(-columns // group)
-    return Integers.bytes_of(kind, shape, group)
+    return IntegerMatrix.bytes_of(kind, shape, group)
 
 
-def _merged_fp8(weights: Sequence[Fp8]) -> Fp8 | None:
+def _merged_fp8(weights: Sequence[Fp8Matrix]) -> Fp8Matrix | None:
     block = weights[0].block
     if any(weight.block != block or weight.shape[0] % block[0] for weight in weights[:-1]) or weights[-1].block != block:
         return None
     codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights]).view(torch.float8_e4m3fn)
-    return Fp8(codes, torch.cat([weight.scales for weight in weights]), block)
+    return Fp8Matrix(codes, torch.cat([weight.scales for weight in weights]), block)
 
 
-def _fp8(weight: ScaledWeight, device: torch.device) -> Fp8:
-    """As stored; one scale for a tensor becomes one for each row, which is what products take."""
+def _fp8(weight: ScaledWeight, device: torch.device) -> Fp8Matrix:
+    """The matrix as stored; one scale per tensor becomes one per row, as products take it."""
     rows, columns = weight.shape
     codes = torch.empty((rows, columns), dtype=torch.uint8, device=device)
     step = max(1, CHUNK_ELEMENTS // columns)
@@ -175,10 +175,10 @@ def _fp8(weight: ScaledWeight, device: torch.device) -> Fp8:
         scales, block = np.repeat(scales, rows, axis=0), (1, columns)
     elif block[0] == 1 and block[1] >= columns:
         block = (1, columns)
-    return Fp8(codes.view(torch.float8_e4m3fn), torch.from_numpy(np.ascontiguousarray(scales)).to(device), block)
+    return Fp8Matrix(codes.view(torch.float8_e4m3fn), torch.from_numpy(np.ascontiguousarray(scales)).to(device), block)
 
 
-def _quantised(weight: Weight, device: torch.device) -> Fp8:
+def _quantised(weight: Weight, device: torch.device) -> Fp8Matrix:
     """e4m3 to the nearest, the largest of a row at 448; a row that is not finite gets the scale NaN."""
     rows, columns = weight.shape
     codes = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=device)
@@ -191,7 +191,7 @@ def _quantised(weight: Weight, device: torch.device) -> Fp8:
         inside = (part / torch.where(scale > 0, scale, 1)).nan_to_num(0, 0, 0).clamp(-FP8_MAX, FP8_MAX)
         codes[start : start + len(tile)] = inside.to(torch.float8_e4m3fn)
         scales[start : start + len(tile)] = scale
-    return Fp8(codes, scales, (1, columns))
+    return Fp8Matrix(codes, scales, (1, columns))
 
 
 def _float_tiles(weight: Weight) -> Iterator[tuple[int, NDArray[np.float32]]]:

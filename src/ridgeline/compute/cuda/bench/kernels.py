@@ -16,13 +16,13 @@ import torch
 from ridgeline.compute.cuda.bench.timing import seconds_of
 from ridgeline.compute.cuda.cache import CacheLayer, DeviceKVCache, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device
-from ridgeline.compute.cuda.integers import Integers, pack_blocks
+from ridgeline.compute.cuda.integers import IntegerMatrix, pack_blocks
 from ridgeline.compute.cuda.linear import linear, scratch_bytes
 from ridgeline.compute.cuda.step import COLUMN_DTYPES, SAMPLING_COLUMNS
 from ridgeline.compute.cuda.triton import attention as attend
 from ridgeline.compute.cuda.triton import elements, norm, quantise, rope, sampling
 from ridgeline.compute.cuda.triton.copy import copy_blocks
-from ridgeline.compute.cuda.weights import DeviceWeight, Floats, Fp8
+from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix, Fp8Matrix
 from ridgeline.compute.quant.formats import FORMATS
 from ridgeline.compute.quant.weight import CodedWeight
 from ridgeline.core.plan import KVGroup, KVShape
@@ -43,7 +43,7 @@ Run = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """copy_bytes: of the buffer that is copied; side: of the square matrices that are multiplied. Large beside caches, for a GPU."""
+    """Sizes of a ceiling: bytes of the buffer that is copied, side of the square matrices that are multiplied."""
 
     copy_bytes: int = 1 << 30
     side: int = 8192
@@ -51,7 +51,7 @@ class Extent:
 
 FULL: Final = Extent()
 SMALL: Final = Extent(1 << 12, 32)
-"""Where kernels are interpreted."""
+"""Sizes for interpreted kernels."""
 
 CEILINGS: Final = ("copy", "host", "bf16", "fp8")
 
@@ -86,13 +86,19 @@ def matrix(kind: str, outputs: int, inputs: int, device: Device) -> DeviceWeight
     """Random numbers [outputs, inputs] as bf16, or as e4m3 with a scale per row."""
     values = device.empty(outputs, inputs, dtype=DTYPES["bf16"]).normal_()
     if kind != "fp8":
-        return Floats(values)
-    return Fp8(values.to(DTYPES["f8"]), torch.ones(outputs, 1, dtype=torch.float32, device=device.torch), (1, inputs))
+        return FloatMatrix(values)
+    return Fp8Matrix(values.to(DTYPES["f8"]), torch.ones(outputs, 1, dtype=torch.float32, device=device.torch), (1, inputs))
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """make: one launch over memory of its own; bytes that it must move, and operations; the ceilings of both (copy, host; bf16, fp8)."""
+    """One kernel in one shape.
+
+    make           a launch over memory of its own
+    bytes, flops   that it must move and compute
+    ceiling        its ceiling of arithmetic: bf16 or fp8
+    memory         its ceiling of memory: copy or host
+    """
 
     op: str
     shape: str
@@ -109,7 +115,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """tokens: of products and of ops that work row by row; contexts: (rows, positions) of attention; prompts: tokens of one."""
+    """Sizes of the cases: tokens of products and of ops that work row by row, (rows, positions) of attention, tokens of prompts."""
 
     tokens: tuple[int, ...] = (1, 32, 256, 2048)
     contexts: tuple[tuple[int, int], ...] = ((1, 1024), (32, 1024), (128, 1024), (256, 1024), (1, 8192))
@@ -145,7 +151,7 @@ def _products(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]
     for kind in PACKED:
         if inputs % FORMATS[kind].block_elements:
             continue
-        weight = Integers.bytes_of(kind, (outputs, inputs))
+        weight = IntegerMatrix.bytes_of(kind, (outputs, inputs))
         for m in sizes.tokens[:3]:
             total = weight + 2 * m * (inputs + outputs)
             make = partial(_grouped, kind, m, outputs, inputs, device)
@@ -158,7 +164,7 @@ def _grouped(kind: str, rows: int, outputs: int, inputs: int, device: Device) ->
     return partial(linear, x, weight, out, device.empty(scratch_bytes(weight, rows), dtype=torch.uint8))
 
 
-def _integers(kind: str, outputs: int, inputs: int, device: Device) -> Integers:
+def _integers(kind: str, outputs: int, inputs: int, device: Device) -> IntegerMatrix:
     """A packed matrix of random codes and finite scales: a packed rows, over and over."""
     rows = gcd(outputs, PACKED_ROWS)
     row_bytes = inputs // FORMATS[kind].block_elements * FORMATS[kind].block_bytes
@@ -168,7 +174,7 @@ def _integers(kind: str, outputs: int, inputs: int, device: Device) -> Integers:
     low, high = (None if part is None else part.repeat(repeats) for part in (packed.low, packed.high))
     scale_words, super_scales = (None if part is None else part.repeat(repeats[:2]) for part in (packed.scale_words, packed.super_scales))
     assert low is not None and scale_words is not None
-    return Integers(kind, packed.form, (outputs, inputs), packed.width, low, high, scale_words, super_scales)
+    return IntegerMatrix(kind, packed.form, (outputs, inputs), packed.width, low, high, scale_words, super_scales)
 
 
 def _attention(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]:

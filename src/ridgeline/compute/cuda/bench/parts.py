@@ -40,7 +40,7 @@ def about(device: Device) -> Row:
 
 
 def ceilings(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
-    """What the device does at ceiling_of."""
+    """Ceilings of the device."""
     for name in CEILINGS:
         yield _row({"ceiling": name}, partial(_ceiling, name, device))
 
@@ -67,9 +67,9 @@ def _timed(case: Case, device: Device, ceiling_of: Mapping[str, float]) -> Row:
     memory = case.bytes / ceiling_of[case.memory] if ceiling_of[case.memory] else 0.0
     arithmetic = case.flops / ceiling_of[case.ceiling] if ceiling_of[case.ceiling] else 0.0
     return {
-        "seconds": seconds.best, "median_seconds": seconds.middle, "bytes_per_second": case.bytes / seconds.best,
+        "seconds": seconds.best, "median_seconds": seconds.median, "bytes_per_second": case.bytes / seconds.best,
         "flops_per_second": case.flops / seconds.best, "share_of_ceiling": max(memory, arithmetic) / seconds.best,
-        "binds": "memory" if memory >= arithmetic else "arithmetic",
+        "bottleneck": "memory" if memory >= arithmetic else "arithmetic",
     }  # fmt: skip
 
 

@@ -24,10 +24,10 @@ MAX_REPEATS: Final = 64
 
 
 class Seconds(NamedTuple):
-    """Of one run: the best of all timings, and the median."""
+    """Seconds of one run: the best of all timings, and the median."""
 
     best: float
-    middle: float
+    median: float
 
 
 def seconds_of(device: Device, runs: Sequence[Callable[[], None]], timings: int = TIMINGS) -> Seconds:

@@ -92,19 +92,9 @@ class Schedule:
 
 
 def make_schedule(
-    tokens: int,
-    rows: int,
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    max_q: int,
-    max_kv: int,
-    capability: int,
-    fp32: bool = False,
-    quantised: bool = False,
-    invariant: bool = False,
-) -> Schedule:
+    tokens: int, rows: int, *, heads: int, kv_heads: int, head_dim: int, max_q: int, max_kv: int, capability: int, fp32: bool = False,
+    quantised: bool = False, invariant: bool = False,
+) -> Schedule:  # fmt: skip
     """The schedule of a step of so many tokens and rows, of which a row has at most `max_q` queries and `max_kv` keys.
 
     fp32       queries are fp32
@@ -141,51 +131,22 @@ def make_schedule(
 
 
 def work_bytes(
-    tokens: int,
-    rows: int,
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    max_q: int,
-    max_kv: int,
-    device: torch.device,
-    fp32: bool = False,
+    tokens: int, rows: int, *, heads: int, kv_heads: int, head_dim: int, max_q: int, max_kv: int, device: torch.device, fp32: bool = False,
     invariant: bool = False,
-) -> int:
+) -> int:  # fmt: skip
     """Bytes of scratch that `attention` needs for a step of these sizes; max_kv = tables.shape[1] · block_tokens."""
     schedule = make_schedule(
-        tokens,
-        rows,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_q=max_q,
-        max_kv=max_kv,
-        capability=capability(device),
-        fp32=fp32,
-        invariant=invariant,
-    )
+        tokens, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_q=max_q, max_kv=max_kv, capability=capability(device),
+        fp32=fp32, invariant=invariant,
+    )  # fmt: skip
     return _work_bytes(tokens, heads, head_dim, schedule.splits) if schedule.split_programs else 0
 
 
 def attention(
-    q: torch.Tensor,
-    layer: CacheLayer,
-    tables: torch.Tensor,
-    cu_q: torch.Tensor,
-    kv_len: torch.Tensor,
-    row_of_token: torch.Tensor,
-    *,
-    head_dim: int,
-    scale: float,
-    window: int,
-    softcap: float,
-    out: torch.Tensor,
-    work: torch.Tensor | None,
-    max_q: int,
+    q: torch.Tensor, layer: CacheLayer, tables: torch.Tensor, cu_q: torch.Tensor, kv_len: torch.Tensor, row_of_token: torch.Tensor, *,
+    head_dim: int, scale: float, window: int, softcap: float, out: torch.Tensor, work: torch.Tensor | None, max_q: int,
     invariant: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """The op `attention`: q [T, H · head_dim] over the cached positions of each token's row, into `out` [T, H · head_dim].
 
     tables        int32 [R, P]: block ids
@@ -205,18 +166,9 @@ def attention(
     if (cu_q.shape[0], tables.shape[0], layer.keys.shape[3]) != (rows + 1, rows, head_dim) or heads % kv_heads or tables.stride(1) != 1:
         raise ValueError(f"{heads} heads x {head_dim} over {tuple(layer.keys.shape)}, {rows} rows, tables {tuple(tables.shape)}")
     schedule = make_schedule(
-        tokens,
-        rows,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_q=max_q,
-        max_kv=tables.shape[1] * layer.block_tokens,
-        capability=capability(q.device),
-        fp32=q.dtype == torch.float32,
-        quantised=layer.keys.dtype.itemsize == 1,
-        invariant=invariant,
-    )
+        tokens, rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, max_q=max_q, max_kv=tables.shape[1] * layer.block_tokens,
+        capability=capability(q.device), fp32=q.dtype == torch.float32, quantised=layer.keys.dtype.itemsize == 1, invariant=invariant,
+    )  # fmt: skip
     partial, sums = _partials(schedule, tokens, heads, head_dim, work, out)
     row_columns = (tables, cu_q, kv_len)
     shape = (head_dim, kv_heads, heads // kv_heads, window, scale, softcap)
@@ -242,41 +194,15 @@ def _launch(
     fp8, scales = layer.keys.dtype == torch.float8_e4m3fn, layer.key_scales
     keys, values = (codes_of(layer.keys), codes_of(layer.values)) if fp8 else (layer.keys, layer.values)
     attention_kernel[(schedule.blocks, kv_heads, max(1, schedule.split_programs))](
-        q,
-        keys,
-        values,
-        keys if scales is None else scales,
-        values if layer.value_scales is None else layer.value_scales,
-        *row_columns,
-        out,
-        *partials,
-        len(row_columns[2]),
-        schedule.splits,
-        scale / softcap if softcap else scale * math.log2(math.e),
-        softcap * math.log2(math.e),
-        q.stride(0),
-        out.stride(0),
-        row_columns[0].stride(0),
-        keys.stride(0),
-        0 if scales is None else scales.stride(0),
-        GROUP=group,
-        HEAD=head_dim,
-        KV_HEADS=kv_heads,
-        BLOCK_TOKENS=layer.block_tokens,
-        WINDOW=window,
-        SPLIT=SPLIT_KEYS,
-        CAPPED=softcap != 0,
-        KIND="fp8" if fp8 else "plain" if scales is None else "int8",
-        NATIVE=native_fp8(q.device),
-        ONE_BLOCK=schedule.one_block,
-        FOLD=schedule.fold and schedule.splits > 1,
-        PARTIAL=schedule.split_programs > 0,
-        BLOCK_M=schedule.tile.queries,
-        BLOCK_D=max(16, power_of_2(head_dim)),
-        TILE=schedule.tile.keys,
-        num_warps=schedule.tile.warps,
-        num_stages=schedule.tile.stages,
-    )
+        q, keys, values, keys if scales is None else scales, values if layer.value_scales is None else layer.value_scales, *row_columns,
+        out, *partials, len(row_columns[2]), schedule.splits, scale / softcap if softcap else scale * math.log2(math.e),
+        softcap * math.log2(math.e), q.stride(0), out.stride(0), row_columns[0].stride(0), keys.stride(0),
+        0 if scales is None else scales.stride(0), GROUP=group, HEAD=head_dim, KV_HEADS=kv_heads, BLOCK_TOKENS=layer.block_tokens,
+        WINDOW=window, SPLIT=SPLIT_KEYS, CAPPED=softcap != 0, KIND="fp8" if fp8 else "plain" if scales is None else "int8",
+        NATIVE=native_fp8(q.device), ONE_BLOCK=schedule.one_block, FOLD=schedule.fold and schedule.splits > 1,
+        PARTIAL=schedule.split_programs > 0, BLOCK_M=schedule.tile.queries, BLOCK_D=max(16, power_of_2(head_dim)), TILE=schedule.tile.keys,
+        num_warps=schedule.tile.warps, num_stages=schedule.tile.stages,
+    )  # fmt: skip
 
 
 def _work_bytes(tokens: int, heads: int, head_dim: int, splits: int) -> int:

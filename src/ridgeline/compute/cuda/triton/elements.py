@@ -45,18 +45,9 @@ def _launch(op: str, x: torch.Tensor, out: torch.Tensor, *, y: torch.Tensor | No
     if not len(out):
         return
     elements_kernel[(len(out), ceil_div(width, BLOCK))](
-        x,
-        second,
-        out,
-        number,
-        x.stride(0),
-        second.stride(0) if second.dim() == 2 else 0,
-        out.stride(0),
-        width,
-        OP=op,
-        KIND=kind,
+        x, second, out, number, x.stride(0), second.stride(0) if second.dim() == 2 else 0, out.stride(0), width, OP=op, KIND=kind,
         BLOCK=BLOCK,
-    )
+    )  # fmt: skip
 
 
 def add(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
@@ -117,18 +108,9 @@ def select(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
 
 @triton.jit
 def glu_fp8_kernel(
-    gate,
-    up,
-    codes,
-    scales,
-    gate_stride,
-    up_stride,
-    codes_stride,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    KIND: tl.constexpr,
+    gate, up, codes, scales, gate_stride, up_stride, codes_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
     NATIVE: tl.constexpr,
-):
+):  # fmt: skip
     """Each program: one row, whole in registers."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -146,16 +128,6 @@ def glu_fp8(gate: torch.Tensor, up: torch.Tensor, activation: str, codes: torch.
     if rows:
         block = power_of_2(width)
         glu_fp8_kernel[(rows,)](
-            gate,
-            up,
-            codes_of(codes),
-            scales,
-            gate.stride(0),
-            up.stride(0),
-            codes.stride(0),
-            WIDTH=width,
-            BLOCK=block,
-            KIND=activation,
-            NATIVE=native_fp8(gate.device),
-            num_warps=warps(block),
-        )
+            gate, up, codes_of(codes), scales, gate.stride(0), up.stride(0), codes.stride(0), WIDTH=width, BLOCK=block, KIND=activation,
+            NATIVE=native_fp8(gate.device), num_warps=warps(block),
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Device functions that several kernels use: activations, rounding, fp8 as bytes, and fields of packed integers (`integers.Integers`).
+"""Device functions that several kernels use: activations, rounding, fp8 as bytes, and fields of packed integers (`integers.IntegerMatrix`).
 
 They work on registers; no libdevice, no inline assembly.
 """
@@ -27,7 +27,7 @@ def activation(x, KIND: tl.constexpr):
 
 @triton.jit
 def round_even(x):
-    """To the nearest whole number, ties to even, for |x| < 2^22: above 1.5 · 2^23 the step of fp32 is 1."""
+    """Rounds to the nearest whole number, ties to even, for |x| < 2^22: above 1.5 · 2^23 the step of fp32 is 1."""
     return (x + 12582912.0) - 12582912.0
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.integers import GROUP_BYTES, Integers
+from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
 from ridgeline.compute.cuda.triton.formulas import field_of, scale_of, zero_of
 from ridgeline.compute.cuda.triton.launch import ceil_div, rows_of
 
@@ -140,19 +140,19 @@ def reduce_kernel(parts, out, columns, splits, part_stride, out_stride, BLOCK: t
     tl.store(out + m * out_stride + n, total.to(out.dtype.element_ty), mask=n < columns)
 
 
-def splits_of(weight: Integers) -> int:
+def splits_of(weight: IntegerMatrix) -> int:
     """Number of splits of the inputs: a function of the matrix alone, so that no batch changes a sum."""
     blocks = ceil_div(weight.shape[0], BLOCK_N)
     return max(1, min(ceil_div(PROGRAMS, blocks), weight.tiles // MIN_TILES, 16))
 
 
-def scratch_bytes(weight: Integers, rows: int) -> int:
+def scratch_bytes(weight: IntegerMatrix, rows: int) -> int:
     """Scratch bytes of `linear_grouped` for so many rows."""
     splits = splits_of(weight)
     return 4 * splits * rows * weight.shape[0] if splits > 1 else 0
 
 
-def linear_grouped(x: Tensor, weight: Integers, out: Tensor, scratch: Tensor, *, block_rows: int | None = None) -> None:
+def linear_grouped(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tensor, *, block_rows: int | None = None) -> None:
     """x [M, K] · weightᵀ → out [M, N]; columns of x in the order of the codes.
 
     scratch     uint8, at least `scratch_bytes`

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.compute.cuda.triton.launch import ceil_div, rows_of, same_width
-from ridgeline.compute.cuda.weights import Fp8
+from ridgeline.compute.cuda.weights import Fp8Matrix
 
 
 class Tile(NamedTuple):
@@ -103,7 +103,7 @@ def linear_fp8_kernel(
     tl.store(place, total.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < columns)[None, :])
 
 
-def linear_fp8(codes: Tensor, scales: Tensor, weight: Fp8, out: Tensor, *, invariant: bool = False) -> None:
+def linear_fp8(codes: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor, *, invariant: bool = False) -> None:
     """codes e4m3 [M, K] with scales fp32 [M], weightᵀ → out [M, N]. `invariant`: results do not depend on M. ValueError where
     shapes do not fit."""
     rows, inputs, columns = rows_of(codes, out), same_width(codes, weight.codes), weight.shape[0]

@@ -16,26 +16,9 @@ PROGRAM_NUMBERS = 1024
 
 @triton.jit(do_not_specialize=["pieces"])
 def rms_norm_kernel(
-    x,
-    y,
-    weight,
-    total,
-    out,
-    scales,
-    eps,
-    pieces,
-    pieces_of_row,
-    x_stride,
-    y_stride,
-    total_stride,
-    out_stride,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PIECES: tl.constexpr,
-    ADD: tl.constexpr,
-    FP8: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
+    x, y, weight, total, out, scales, eps, pieces, pieces_of_row, x_stride, y_stride, total_stride, out_stride, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr, ADD: tl.constexpr, FP8: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
     """Each program: `PIECES` pieces of `WIDTH` numbers; with ADD of x + y, which goes to `total`; with FP8 to codes and scales."""
     piece = tl.program_id(0) * PIECES + tl.arange(0, PIECES)
     row = (piece // pieces_of_row).to(tl.int64)[:, None]
@@ -110,27 +93,11 @@ def _launch(
     if not pieces:
         return
     rms_norm_kernel[(ceil_div(pieces, pieces_per_program),)](
-        x,
-        summand,
-        weight,
-        summed,
-        out if scales is None else codes_of(out),
-        weight if scales is None else scales,
-        eps,
-        pieces,
-        width // piece,
-        x.stride(0),
-        summand.stride(0),
-        summed.stride(0),
-        out.stride(0),
-        WIDTH=piece,
-        BLOCK=block,
-        PIECES=pieces_per_program,
-        ADD=y is not None,
-        FP8=scales is not None,
-        NATIVE=native_fp8(x.device),
+        x, summand, weight, summed, out if scales is None else codes_of(out), weight if scales is None else scales, eps, pieces,
+        width // piece, x.stride(0), summand.stride(0), summed.stride(0), out.stride(0), WIDTH=piece, BLOCK=block,
+        PIECES=pieces_per_program, ADD=y is not None, FP8=scales is not None, NATIVE=native_fp8(x.device),
         num_warps=warps(block * pieces_per_program),
-    )
+    )  # fmt: skip
 
 
 @triton.jit

@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.integers import GROUP_BYTES, Integers
+from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
 from ridgeline.compute.cuda.triton.formulas import field_of, fp8_scale, from_fp8, scale_of, to_fp8, zero_of
 from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
-from ridgeline.compute.cuda.weights import Fp8
+from ridgeline.compute.cuda.weights import Fp8Matrix
 
 BLOCK_N: Final = 64
 BLOCK_K: Final = 128
@@ -36,7 +36,7 @@ def dequantise_grouped_kernel(
     LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, SUPERBLOCK: tl.constexpr,
     SCALE_TYPE: tl.constexpr, GROUP_BYTES: tl.constexpr, MINS: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of BLOCK_N rows, of which the first is row `first` of the matrix. `Integers` says how planes lie."""
+    """One program: one tile of BLOCK_N rows, of which the first is row `first` of the matrix. `IntegerMatrix` says how planes lie."""
     tile = tl.program_id(0)
     row = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     w = tl.arange(0, WIDTH)
@@ -95,14 +95,14 @@ def quantise_fp8(x: Tensor, codes: Tensor, scales: Tensor) -> None:
     )  # fmt: skip
 
 
-def dequantise(weight: Integers | Fp8, first: int, out: Tensor) -> None:
+def dequantise(weight: IntegerMatrix | Fp8Matrix, first: int, out: Tensor) -> None:
     """Rows `first` … of a matrix [N, K] → out [rows, K], columns in the order of the codes. ValueError where out does not fit."""
     rows, (columns, inputs) = len(out), weight.shape
     if not 0 <= first <= first + rows <= columns or out.shape[1] != inputs:
         raise ValueError(f"rows {first} … of weights {weight.shape} do not fill {tuple(out.shape)}")
     if not rows:
         return
-    if isinstance(weight, Fp8):
+    if isinstance(weight, Fp8Matrix):
         height, width = weight.block
         dequantise_fp8_kernel[(ceil_div(rows, BLOCK_N), ceil_div(inputs, BLOCK_K))](
             codes_of(weight.codes), weight.scales, out, first, rows, inputs, out.stride(0), weight.scales.stride(0),

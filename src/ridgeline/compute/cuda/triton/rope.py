@@ -46,18 +46,9 @@ def rotation(positions: torch.Tensor, frequencies: torch.Tensor, scale: float, o
 
 @triton.jit
 def rotated_heads(
-    x,
-    weight,
-    table,
-    heads,
-    eps,
-    HEAD: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,
-    FIRST,
+    x, weight, table, heads, eps, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, FIRST,
     NORM: tl.constexpr,
-):
+):  # fmt: skip
     """Heads FIRST … FIRST + HEADS of the token at x, fp32 [HEADS, BLOCK]: normalised where NORM, rotated by `table`."""
     head = FIRST + tl.arange(0, HEADS)
     at = tl.arange(0, BLOCK)
@@ -83,18 +74,9 @@ def rotated_heads(
 
 @triton.jit
 def rotate_kernel(
-    x,
-    table,
-    out,
-    heads,
-    x_stride,
-    table_stride,
-    out_stride,
-    HEAD: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x, table, out, heads, x_stride, table_stride, out_stride, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
-):
+):  # fmt: skip
     """Each program: `HEADS` heads of one token."""
     row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
     result = rotated_heads(x + row * x_stride, x, table + row * table_stride, heads, 0.0, HEAD, HALF, BLOCK, HEADS, first, False)
@@ -108,18 +90,9 @@ def rotate(x: torch.Tensor, rotation: torch.Tensor, head_dim: int, out: torch.Te
     heads_per_program = _heads_per_program(heads, block)
     if rows:
         rotate_kernel[(rows, ceil_div(heads, heads_per_program))](
-            x,
-            rotation,
-            out,
-            heads,
-            x.stride(0),
-            rotation.stride(0),
-            out.stride(0),
-            HEAD=head_dim,
-            HALF=rotation.shape[1] // 2,
-            BLOCK=block,
-            HEADS=heads_per_program,
-        )
+            x, rotation, out, heads, x.stride(0), rotation.stride(0), out.stride(0), HEAD=head_dim, HALF=rotation.shape[1] // 2,
+            BLOCK=block, HEADS=heads_per_program,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -143,39 +116,11 @@ def write_heads(result, numbers, scales, mask, head_mask, KIND: tl.constexpr, NA
 
 @triton.jit
 def rotate_write_kernel(
-    q,
-    k,
-    v,
-    table,
-    slots,
-    q_out,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    q_weight,
-    k_weight,
-    eps,
-    q_heads,
-    kv_heads,
-    q_stride,
-    k_stride,
-    v_stride,
-    table_stride,
-    out_stride,
-    block_stride,
-    scale_stride,
-    HEAD: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-    Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    KIND: tl.constexpr,
-    NORM_Q: tl.constexpr,
-    NORM_K: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
+    q, k, v, table, slots, q_out, keys, values, key_scales, value_scales, q_weight, k_weight, eps, q_heads, kv_heads, q_stride, k_stride,
+    v_stride, table_stride, out_stride, block_stride, scale_stride, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, KIND: tl.constexpr, NORM_Q: tl.constexpr,
+    NORM_K: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
     """Each program: some heads of one token, of q (the first programs) or of k and v."""
     row = tl.program_id(0).to(tl.int64)
     table += row * table_stride
@@ -202,18 +147,9 @@ def rotate_write_kernel(
 
 
 def rotate_write(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rotation: torch.Tensor,
-    slots: torch.Tensor,
-    layer: CacheLayer,
-    head_dim: int,
-    q_out: torch.Tensor,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 0.0,
-) -> None:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: torch.Tensor, slots: torch.Tensor, layer: CacheLayer, head_dim: int,
+    q_out: torch.Tensor, q_norm: torch.Tensor | None = None, k_norm: torch.Tensor | None = None, eps: float = 0.0,
+) -> None:  # fmt: skip
     """q [T, H · head_dim] rotated into `q_out`, k rotated and v [T, KV heads · head_dim] into `slots` int64 [T] of a cache layer.
 
     `q_norm`, `k_norm` [head_dim]: heads are first divided by their root mean square and multiplied by these. `q_out` may not overlap q.
@@ -227,17 +163,9 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, layer: Cache
 
 
 def _write(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rotation: torch.Tensor | None,
-    slots: torch.Tensor,
-    layer: CacheLayer,
-    head_dim: int,
-    q_out: torch.Tensor,
-    norms: tuple[torch.Tensor | None, torch.Tensor | None],
-    eps: float,
-) -> None:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: torch.Tensor | None, slots: torch.Tensor, layer: CacheLayer, head_dim: int,
+    q_out: torch.Tensor, norms: tuple[torch.Tensor | None, torch.Tensor | None], eps: float,
+) -> None:  # fmt: skip
     table = k if rotation is None else rotation
     rows, q_heads, kv_heads, block = rows_of(q, k, v, table, slots, q_out), q.shape[1] // head_dim, layer.kv_heads, power_of_2(head_dim)
     if (k.shape[1], v.shape[1], layer.keys.shape[3]) != (kv_heads * head_dim, kv_heads * head_dim, head_dim):
@@ -248,38 +176,13 @@ def _write(
     keys, values = (codes_of(layer.keys), codes_of(layer.values)) if fp8 else (layer.keys, layer.values)
     of_q, of_kv = _heads_per_program(q_heads, block), _heads_per_program(kv_heads, block)
     rotate_write_kernel[(rows, ceil_div(q_heads, of_q) + ceil_div(kv_heads, of_kv))](
-        q,
-        k,
-        v,
-        table,
-        slots,
-        q_out,
-        keys,
-        values,
-        keys if scales is None else scales,
-        values if layer.value_scales is None else layer.value_scales,
-        *(k if norm is None else norm for norm in norms),
-        eps,
-        q_heads,
-        kv_heads,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        table.stride(0),
-        q_out.stride(0),
-        keys.stride(0),
-        0 if scales is None else scales.stride(0),
-        HEAD=head_dim,
-        HALF=0 if rotation is None else rotation.shape[1] // 2,
-        BLOCK=block,
-        Q_HEADS=of_q,
-        KV_HEADS=of_kv,
-        BLOCK_TOKENS=layer.block_tokens,
-        KIND="fp8" if fp8 else "head_mask" if scales is None else "int8",
-        NORM_Q=norms[0] is not None,
-        NORM_K=norms[1] is not None,
-        NATIVE=native_fp8(k.device),
-    )
+        q, k, v, table, slots, q_out, keys, values, keys if scales is None else scales,
+        values if layer.value_scales is None else layer.value_scales, *(k if norm is None else norm for norm in norms), eps, q_heads,
+        kv_heads, q.stride(0), k.stride(0), v.stride(0), table.stride(0), q_out.stride(0), keys.stride(0),
+        0 if scales is None else scales.stride(0), HEAD=head_dim, HALF=0 if rotation is None else rotation.shape[1] // 2, BLOCK=block,
+        Q_HEADS=of_q, KV_HEADS=of_kv, BLOCK_TOKENS=layer.block_tokens, KIND="fp8" if fp8 else "head_mask" if scales is None else "int8",
+        NORM_Q=norms[0] is not None, NORM_K=norms[1] is not None, NATIVE=native_fp8(k.device),
+    )  # fmt: skip
 
 
 def _heads_per_program(heads: int, block: int) -> int:

@@ -24,7 +24,7 @@ MAX_CANDIDATES: Final = 8192
 """Candidates of top-p that are stored before their masses are summed; with more, every pass reads the whole row."""
 SLICES: Final = 16
 SLICE: Final = BLOCK
-"""At most so many programs threshold a row, each of which has at least so many ids."""
+"""Most programs per row, and fewest ids of each."""
 ROW_BYTES: Final = 4 + 4 + 4 + 4
 _LOWEST: Final = tl.constexpr(-2147483648)
 
