@@ -15,9 +15,19 @@ FAMILIES = ("llama-bpe", "qwen2", "gpt-2", "deepseek-llm", "falcon", "starcoder"
 POINTS = [*range(0x20, 0x7F), 0x0A, 0x0A, 0x20, 0x20, 0xE9, 0x4E2D, 0x1F999, 0x301]
 
 
-def cache_of(family: str) -> PromptCache:
-    tokenizer = load_tokenizer(vocabulary(family))
-    return PromptCache(tokenizer)
+class CountedCache(PromptCache):
+    """Counts texts of which a beginning was there."""
+
+    hits = 0
+
+    def _longest(self, keys: list[bytes], cuts: list[int]) -> tuple[list[int], int]:
+        known, at = super()._longest(keys, cuts)
+        self.hits += at > 0
+        return known, at
+
+
+def cache_of(family: str) -> CountedCache:
+    return CountedCache(load_tokenizer(vocabulary(family)))
 
 
 def texts(tokenizer: Tokenizer, rng: random.Random, count: int) -> list[str]:

@@ -126,11 +126,6 @@ class Renderer:
             self._current.end()
             raise
 
-    @property
-    def pids(self) -> tuple[int, int]:
-        """The process in use and the spare."""
-        return self._current.pid, self._spare.pid
-
     def render(self, template: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> str:
         """The text. Raises `RequestError` where the template refuses, fails or exceeds its budget, `OverloadedError` where many wait."""
         try:

@@ -27,8 +27,6 @@ class PromptCache:
         self._kept: OrderedDict[bytes, array[int]] = OrderedDict()
         self._size = 0
         self._lock = Lock()
-        self.hits = 0
-        """Texts of which a beginning was there."""
 
     @cached_property
     def _names(self) -> re.Pattern[str] | None:
@@ -66,7 +64,6 @@ class PromptCache:
             for key, cut in zip(reversed(keys), reversed(cuts), strict=True):
                 if key in self._kept:
                     self._kept.move_to_end(key)
-                    self.hits += 1
                     return self._kept[key].tolist(), cut
         return [], 0
 

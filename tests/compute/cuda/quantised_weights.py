@@ -1,9 +1,11 @@
 """Stored matrices of tests: blocks with sane scales, grouped integers, fp8."""
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from tensors import numbers
 
-from ridgeline.compute.cuda.integers import Integers, unpack
+from ridgeline.compute.cuda.integers import HEAD_BYTES, Integers
 from ridgeline.compute.cuda.weights import DeviceWeight, Floats
 from ridgeline.compute.quant.formats import FORMATS
 from ridgeline.compute.quant.grouped import GroupedWeight, packed
@@ -55,3 +57,52 @@ def dense(weight: DeviceWeight) -> np.ndarray:
     scales = np.repeat(np.repeat(numbers(weight.scales), weight.block[0], 0), weight.block[1], 1)
     rows, columns = weight.shape
     return numbers(weight.codes).astype(np.float64) * scales[:rows, :columns]
+
+
+def unpack(weight: Integers) -> NDArray[np.float32]:
+    """The weights as fp32 [N, K], in the order of the inputs."""
+    (rows, columns), form = weight.shape, weight.form
+    size = form.size or columns
+    codes = _unplane(weight.low, form.low, weight)
+    if weight.high is not None:
+        codes |= _unplane(weight.high, form.high, weight) << form.low
+    values = codes[:, :columns].reshape(rows, -1, size).astype(np.float32)
+    scales, less = _unheaded(weight, columns // size)
+    scales, less = scales[..., None], less[..., None]
+    dense = scales * values - less if form.zero == "mins" else scales * (values - less)
+    dense = dense.reshape(rows, columns)
+    return dense if weight.order is None else dense[:, np.argsort(weight.order.cpu().numpy())]
+
+
+def _unheaded(weight: Integers, groups: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Scales of all groups, and their zeros or mins: fp32 [N, groups] each."""
+    form, rows = weight.form, weight.shape[0]
+    heads = np.ascontiguousarray(weight.heads.cpu().numpy().T).view(np.uint8)
+    read = {
+        "byte": [("scale", np.int8)],
+        "bytes": [("scale", np.uint8), ("less", np.uint8)],
+        "half": [("scale", np.float16)],
+        "halves": [("scale", np.float16), ("less", np.float16)],
+        "half, zero": [("scale", np.float16), ("less", np.uint16)],
+        "single": [("scale", np.float32)],
+        "single, zero": [("scale", np.float32), ("less", np.uint32)],
+    }
+    records = heads[:, : groups * HEAD_BYTES[form.head]].view(np.dtype(read[form.head]))
+    scales = records["scale"].astype(np.float32)
+    less = records["less"].astype(np.float32) if "less" in (records.dtype.names or ()) else np.full_like(scales, form.centre)
+    if weight.bases is not None:
+        bases = np.ascontiguousarray(weight.bases.cpu().numpy().T).view(np.float16).reshape(rows, -1, 2).astype(np.float32)
+        bases = np.repeat(bases, form.base // form.size, axis=1)
+        scales *= bases[..., 0]
+        less = less * bases[..., 1] if form.zero == "mins" else less
+    return scales, less
+
+
+def _unplane(plane: torch.Tensor, bits: int, weight: Integers) -> NDArray[np.uint8]:
+    """The inverse of `integers._plane`: uint8 [N, tiles · tile]."""
+    packed = plane.cpu().numpy()
+    tiles, rows, _ = packed.shape
+    runs = packed.reshape(tiles, rows, -1, 1, weight.width)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    codes: NDArray[np.uint8] = (runs >> shifts) & np.uint8((1 << bits) - 1)
+    return codes.reshape(tiles, rows, -1).swapaxes(0, 1).reshape(rows, -1)

@@ -181,21 +181,6 @@ def merged_integers(weights: Sequence[Integers]) -> Integers | None:
     return _joined(first.kind, first.form, shape, made)
 
 
-def unpack(weight: Integers) -> NDArray[np.float32]:
-    """The weights as fp32 [N, K], in the order of the inputs: for tests."""
-    (rows, columns), form = weight.shape, weight.form
-    size = form.size or columns
-    codes = _unplane(weight.low, form.low, weight)
-    if weight.high is not None:
-        codes |= _unplane(weight.high, form.high, weight) << form.low
-    values = codes[:, :columns].reshape(rows, -1, size).astype(np.float32)
-    scales, less = _unheaded(weight, columns // size)
-    scales, less = scales[..., None], less[..., None]
-    dense = scales * values - less if form.zero == "mins" else scales * (values - less)
-    dense = dense.reshape(rows, columns)
-    return dense if weight.order is None else dense[:, np.argsort(weight.order.cpu().numpy())]
-
-
 def _width(form: Form, columns: int) -> int:
     """Neighbouring inputs of a field: the widest of which whole tiles fill a row; else narrow ones, and the last tile is filled up."""
     able = [width for width in (64, 32, 16) if _fits(form, width)]
@@ -243,30 +228,6 @@ def _grouped_heads(head: str, scales: NDArray[np.floating], zeros: Codes) -> Cod
     return records.view(np.uint8).reshape(len(scales), -1)
 
 
-def _unheaded(weight: Integers, groups: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Scales of all groups, and their zeros or mins: fp32 [N, groups] each."""
-    form, rows = weight.form, weight.shape[0]
-    heads = np.ascontiguousarray(weight.heads.cpu().numpy().T).view(np.uint8)
-    read = {
-        "byte": [("scale", np.int8)],
-        "bytes": [("scale", np.uint8), ("less", np.uint8)],
-        "half": [("scale", np.float16)],
-        "halves": [("scale", np.float16), ("less", np.float16)],
-        "half, zero": [("scale", np.float16), ("less", np.uint16)],
-        "single": [("scale", np.float32)],
-        "single, zero": [("scale", np.float32), ("less", np.uint32)],
-    }
-    records = heads[:, : groups * HEAD_BYTES[form.head]].view(np.dtype(read[form.head]))
-    scales = records["scale"].astype(np.float32)
-    less = records["less"].astype(np.float32) if "less" in (records.dtype.names or ()) else np.full_like(scales, form.centre)
-    if weight.bases is not None:
-        bases = np.ascontiguousarray(weight.bases.cpu().numpy().T).view(np.float16).reshape(rows, -1, 2).astype(np.float32)
-        bases = np.repeat(bases, form.base // form.size, axis=1)
-        scales *= bases[..., 0]
-        less = less * bases[..., 1] if form.zero == "mins" else less
-    return scales, less
-
-
 def _planes(codes: Codes, form: Form, width: int) -> dict[str, np.ndarray]:
     """codes uint8 [N, K], one a byte → `low` and `high` of `Integers`."""
     rows, columns = codes.shape
@@ -290,16 +251,6 @@ def _plane(split: Codes, bits: int) -> Codes:
     for place in range(1, a_byte):
         out |= runs[:, :, :, place] << np.uint8(bits * place)
     return np.ascontiguousarray(out.reshape(rows, tiles, -1).swapaxes(0, 1))
-
-
-def _unplane(plane: Tensor, bits: int, weight: Integers) -> Codes:
-    """The inverse of `_plane`: uint8 [N, tiles · tile]."""
-    packed = plane.cpu().numpy()
-    tiles, rows, _ = packed.shape
-    runs = packed.reshape(tiles, rows, -1, 1, weight.width)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    codes: Codes = (runs >> shifts) & np.uint8((1 << bits) - 1)
-    return codes.reshape(tiles, rows, -1).swapaxes(0, 1).reshape(rows, -1)
 
 
 def _block_parts(kind: str, form: Form, blocks: Codes, columns: int) -> dict[str, np.ndarray]:

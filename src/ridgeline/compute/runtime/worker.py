@@ -30,7 +30,7 @@ from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
-from ridgeline.facts.headers.read import RANDOM_PREFIX, read_random_facts, read_model_facts
+from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
 from ridgeline.facts.hub.source import resolve_model
 
 

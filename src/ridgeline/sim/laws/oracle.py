@@ -75,26 +75,6 @@ class Computed:
         return [self._model.logprobs(stamp, token, best) for stamp, token in zip(stamps, self._prompt[1:], strict=True)]
 
 
-class Recited:
-    """An answer that is known: ids, and log-probabilities of outputs and prompt where they were asked for."""
-
-    def __init__(
-        self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, prompt_logprobs: Sequence[TokenLogprobs] = ()
-    ) -> None:
-        self._ids = ids
-        self._logprobs = logprobs
-        self._prompt_logprobs = prompt_logprobs
-
-    def token(self, index: int) -> int:
-        return self._ids[index]
-
-    def logprobs(self, index: int) -> TokenLogprobs | None:
-        return None if self._logprobs is None else self._logprobs[index]
-
-    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
-        return self._prompt_logprobs
-
-
 class Oracle:
     """Follows one choice: each id that the engine emits is compared with the one that is right there."""
 

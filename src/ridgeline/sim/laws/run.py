@@ -3,12 +3,11 @@
 Owns the simulated world's loop and the checks after each of its turns; decides nothing that the engine decides.
 """
 
-import hashlib
 import heapq
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -20,7 +19,7 @@ from ridgeline.core.policy import POLICIES
 from ridgeline.core.quiet import quiet_steps
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence
-from ridgeline.engine.engine import Engine
+from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
@@ -38,6 +37,10 @@ QUIET_EVERY = 4
 """In one of so many seeds the scheduler is held to its `quiet_steps`."""
 
 
+Hear = Callable[[Plan | Turn], None]
+"""Hears everything that the engine plans and says, in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """A law that did not hold, or (law 0) an exception of the engine: `seed` alone reproduces it, at `step`."""
@@ -50,7 +53,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one seed came to. `rows` sums the sequences of all steps; `digest` is that of the trace, where one was kept."""
+    """What one seed came to. `rows` sums the sequences of all steps;"""
 
     seed: int
     steps: int
@@ -58,13 +61,12 @@ class Outcome:
     groups: int
     reached: Counter[str]
     violation: Violation | None = None
-    digest: str | None = None
 
 
 class Witness:
     """Stands between engine and executor, checks each plan (law 5), passes it on, and tells reach counters and trace of it."""
 
-    def __init__(self, executor: Executor, scheduler: Scheduler, reach: Reach, trace: "Trace | None") -> None:
+    def __init__(self, executor: Executor, scheduler: Scheduler, reach: Reach, trace: Hear | None) -> None:
         self._executor = executor
         self._scheduler = scheduler
         self._reach = reach
@@ -78,7 +80,7 @@ class Witness:
 
     def submit(self, plan: Plan) -> Ticket:
         if self._trace is not None:
-            self._trace.add(plan)
+            self._trace(plan)
         laws.check_plan(plan, self._scheduler.limits, self.info.kv)
         ticket = self._executor.submit(plan)
         self._reach.on_plan(plan)
@@ -95,21 +97,6 @@ class Witness:
         self._executor.close()
 
 
-@dataclass(slots=True)
-class Trace:
-    """Everything that the engine planned and said, in order: as lines to compare, and as a digest."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, value: object) -> None:
-        """Appends one plan, output or event."""
-        self.lines.append(repr(value))
-
-    def digest(self) -> str:
-        """SHA-256 over all lines."""
-        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
-
-
 class Simulation:
     """One world from its first command to its last event. After every turn the cheap laws hold, at idle all of them.
 
@@ -123,7 +110,7 @@ class Simulation:
         executor: Executor,
         source: Callable[[Admitted, int], Source],
         not_finite: Mapping[tuple[int, int], int],
-        trace: Trace | None = None,
+        trace: Hear | None = None,
     ) -> None:
         self.world = world
         self.clock = clock
@@ -177,7 +164,7 @@ class Simulation:
         for event in turn.events:
             self.reach.on_event(event)
         if self._trace is not None:
-            self._trace.add(turn)
+            self._trace(turn)
         return turn.progressed
 
     def _drafts(self) -> None:
@@ -217,7 +204,7 @@ class Simulation:
         heapq.heappush(self._inbound, (self.clock.now() + delay, next(self._numbers), command))
 
 
-def simulate(world: World, trace: Trace | None = None) -> Simulation:
+def simulate(world: World, trace: Hear | None = None) -> Simulation:
     """The simulation of a world on the fake model and the KV oracle."""
     clock = VirtualClock()
     executor = SimExecutor(world.info, world.model, clock, world.latency, world.eager)
@@ -228,7 +215,7 @@ def simulate(world: World, trace: Trace | None = None) -> Simulation:
     return Simulation(world, clock, executor, source, executor.not_finite, trace)
 
 
-def run_seed(seed: int, most_steps: int, trace: Trace | None = None) -> Outcome:
+def run_seed(seed: int, most_steps: int, trace: Hear | None = None) -> Outcome:
     """Runs the world of `seed` to its end, to its first violation, or for `most_steps`."""
     world = draw(seed)
     simulation = simulate(world, trace)
@@ -248,5 +235,4 @@ def run_seed(seed: int, most_steps: int, trace: Trace | None = None) -> Outcome:
         groups=len(world.info.kv.groups),
         reached=simulation.reach.counts,
         violation=violation,
-        digest=None if trace is None else trace.digest(),
     )

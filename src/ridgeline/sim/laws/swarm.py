@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from itertools import count
 
-from ridgeline.sim.laws.reach import SITUATIONS
 from ridgeline.sim.laws.run import Outcome, Violation, run_seed
 
 REPORT_EVERY = 32
@@ -53,10 +52,6 @@ class Tally:
         self.preempting += other.preempting
         self.reached.update(other.reached)
         self.violations.extend(other.violations)
-
-    def missing(self) -> list[str]:
-        """Situations that were never met."""
-        return [situation for situation in SITUATIONS if not self.reached[situation]]
 
     def to_json(self) -> str:
         """One line."""

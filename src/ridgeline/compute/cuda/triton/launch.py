@@ -12,8 +12,6 @@ import torch
 CAPABILITY_OF_THE_INTERPRETER: Final = 90
 """CPU tensors exist only for Triton's interpreter; it takes the branches of a Hopper."""
 
-FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
-
 
 @lru_cache(maxsize=64)
 def capability(device: torch.device) -> int:
