@@ -34,7 +34,7 @@ ALLOWED = {
     "bench/report.py:Spread.*": "written to the report as a whole",
     "bench/report.py:Figures.*": "written to the report as a whole",
     "cli/chat.py:stop(frame)": "the signature of a signal's handler",
-    "cli/laws.py:justify": "read by rich",
+    "cli/sim.py:justify": "read by rich",
     "cli/main.py:main": "the program, see pyproject.toml",
     "cli/sampling.py:__*__": "read by typer",
     "compute/exact/threads.py:argtypes": "read by ctypes",

@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Abort, Close
-from ridgeline.core.drafts.depth import Price, depths
+from ridgeline.core.drafts.depth import StepCost, choose_depths
 from ridgeline.core.events import Closed, Computed, Finish, Preempted
 from ridgeline.core.params import Sampling
 from ridgeline.core.plan import LAST, Plan, Result, TokenLogprobs
@@ -23,7 +23,7 @@ class Given:
         self.drafts = drafts
         self.results: list[Plan] = []
 
-    def waits(self, running: list[Sequence]) -> bool:
+    def should_wait(self, running: list[Sequence]) -> bool:
         return self.waiting
 
     def propose(self, rows: list[tuple[Sequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
@@ -33,7 +33,7 @@ class Given:
         drafts = self.drafts.get(sequence.request.request_id, ())
         return drafts(sequence.outputs) if callable(drafts) else drafts
 
-    def committed(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
+    def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         self.results.append(plan)
 
 
@@ -221,7 +221,7 @@ def test_laws_look_at_what_is_ahead(loop) -> None:
     for wrong in (replace(plan, sample=bytearray(b"\4")), replace(plan, tokens=plan.tokens[:1] * 0 + type(plan.tokens)("i", [LAST, 7, 8]))):
         with pytest.raises(LawViolation):
             laws.check_plan(wrong, run.scheduler.limits, run.executor.info.kv)
-    run.sequence("a").ahead = 99
+    run.sequence("a").drafted = 99
     with pytest.raises(LawViolation, match="law 4"):
         laws.check(run.scheduler)
 
@@ -240,8 +240,8 @@ def test_scores_of_the_prompt_and_drafts_share_a_step(loop) -> None:
 
 def test_where_nobody_measured_drafts_cost_nothing_until_steps_tell() -> None:
     """As on numpy, and on a machine that has had no time: the first step that could draft is not divided by nothing."""
-    price = Price(())
-    assert depths(price, 2, [[0.9, 0.8]], 1, 8, barrier=True) == [2]
+    price = StepCost(())
+    assert choose_depths(price, 2, [[0.9, 0.8]], 1, 8, barrier=True) == [2]
     for tokens, seconds in ((2, 0.1), (4, 0.4)) * 200:
         price.learn(tokens, seconds)
-    assert depths(price, 2, [[0.9, 0.8]], 1, 8, barrier=True) == [0]
+    assert choose_depths(price, 2, [[0.9, 0.8]], 1, 8, barrier=True) == [0]

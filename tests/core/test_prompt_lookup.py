@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from ridgeline.core.drafts.depth import BARRIER_SECONDS, ROW_SECONDS, Price, depths
-from ridgeline.core.drafts.lookup import PromptLookup
-from ridgeline.core.drafts.ngram import CANDIDATES, LONGEST, PER_CALL, NgramIndex
+from ridgeline.core.drafts.depth import BARRIER_SECONDS, ROW_SECONDS, StepCost, choose_depths
+from ridgeline.core.drafts.ngram import MAX_CANDIDATES, MAX_IDS_PER_UPDATE, MAX_MATCH_LENGTH, NgramIndex
+from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.events import Computed
 from ridgeline.core.params import RowParams
 from ridgeline.sim.laws.model import FakeModel
@@ -16,19 +16,19 @@ TABLE = tuple((tokens, tokens, 0.010 + 0.001 * tokens) for tokens in (1, 2, 4, 8
 
 
 def by_hand(ids: list[int]) -> tuple[int, int]:
-    """(match, agreed) of the newest occurrences of the last pair, by looking at all."""
+    """(match, match_length) of the newest occurrences of the last pair, by looking at all."""
     best = -1, 0
     seen = 0
     for at in range(len(ids) - 2, 0, -1):
         if ids[at - 1 : at + 1] != ids[-2:]:
             continue
-        agreed = 2
-        while agreed < LONGEST and agreed <= at and ids[at - agreed] == ids[len(ids) - 1 - agreed]:
-            agreed += 1
-        if agreed > best[1]:
-            best = at, agreed
+        match_length = 2
+        while match_length < MAX_MATCH_LENGTH and match_length <= at and ids[at - match_length] == ids[len(ids) - 1 - match_length]:
+            match_length += 1
+        if match_length > best[1]:
+            best = at, match_length
         seen += 1
-        if agreed == LONGEST or seen == CANDIDATES:
+        if match_length == MAX_MATCH_LENGTH or seen == MAX_CANDIDATES:
             break
     return best
 
@@ -41,28 +41,28 @@ def test_the_index_finds_what_a_search_finds(alphabet: int) -> None:
     for _ in range(300):
         ids += [rng.randrange(alphabet) for _ in range(rng.choice((1, 1, 1, 2, 5)))]
         followed = index.match >= 0
-        assert index.catch_up()
-        match, agreed = by_hand(ids)
-        if followed and index.match >= 0:  # who has agreed all along goes on; another may agree as long
-            assert index.agreed >= min(agreed, 3) or index.agreed >= 2
+        assert index.update()
+        match, match_length = by_hand(ids)
+        if followed and index.match >= 0:  # who has match_length all along goes on; another may agree as long
+            assert index.match_length >= min(match_length, 3) or index.match_length >= 2
             assert ids[index.match - 1 : index.match + 1] == ids[-2:]
         else:
-            assert (index.match, index.agreed) == (match, agreed)
+            assert (index.match, index.match_length) == (match, match_length)
 
 
 def test_a_long_prompt_is_indexed_in_parts() -> None:
-    index = NgramIndex(list(range(3 * PER_CALL)))
-    assert [index.catch_up() for _ in range(3)] == [False, False, True]
+    index = NgramIndex(list(range(3 * MAX_IDS_PER_UPDATE)))
+    assert [index.update() for _ in range(3)] == [False, False, True]
     assert index.propose(4) == ()
 
 
 def test_what_runs_into_the_end_goes_round() -> None:
     index = NgramIndex([9, 1, 2, 3, 1, 2, 3, 1, 2])
-    assert index.catch_up() and index.propose(7) == (3, 1, 2, 3, 1, 2, 3)
+    assert index.update() and index.propose(7) == (3, 1, 2, 3, 1, 2, 3)
 
 
 def test_prices_lie_between_what_was_measured_and_follow_what_is_seen() -> None:
-    price = Price(TABLE)
+    price = StepCost(TABLE)
     assert [round(1e3 * price.seconds(tokens), 3) for tokens in (1, 3, 6, 32, 64)] == [11, 13, 16, 42, 74]
     for _ in range(200):
         price.learn(1, 0.022)
@@ -74,14 +74,14 @@ def test_prices_lie_between_what_was_measured_and_follow_what_is_seen() -> None:
 
 
 def test_without_a_price_steps_cost_the_same_until_they_are_seen_to_differ() -> None:
-    price = Price(())
-    assert depths(price, 1, [[0.9, 0.8]], 0, 4, barrier=False) == [2]
+    price = StepCost(())
+    assert choose_depths(price, 1, [[0.9, 0.8]], 0, 4, barrier=False) == [2]
     price.learn(1, 0.01)
     assert price.seconds(1) == price.seconds(5) == pytest.approx(0.01)
     for _ in range(100):
         price.learn(3, 0.08)
         price.learn(1, 0.01)
-    assert depths(price, 1, [[0.9, 0.8]], 0, 4, barrier=True) != [2]
+    assert choose_depths(price, 1, [[0.9, 0.8]], 0, 4, barrier=True) != [2]
 
 
 def rate(chances: Sequence[float], depth: int, seconds: float) -> float:
@@ -90,20 +90,20 @@ def rate(chances: Sequence[float], depth: int, seconds: float) -> float:
 
 @pytest.mark.parametrize("right", [0.02, 0.3, 0.6, 0.95])
 def test_one_row_drafts_as_deep_as_brings_most(right: float) -> None:
-    price, chances = Price(TABLE), [right**place for place in range(1, 9)]
+    price, chances = StepCost(TABLE), [right**place for place in range(1, 9)]
     waits = BARRIER_SECONDS + ROW_SECONDS
     rates = [rate(chances, depth, price.seconds(1 + depth) + (waits if depth else 0)) for depth in range(9)]
     best = max(range(9), key=lambda depth: rates[depth])
-    assert depths(price, 1, [chances], 0, 64, barrier=True) == [best if rates[best] > 1.04 * rates[0] else 0]
+    assert choose_depths(price, 1, [chances], 0, 64, barrier=True) == [best if rates[best] > 1.04 * rates[0] else 0]
 
 
 def test_nobody_pays_for_the_drafts_of_others() -> None:
-    price = Price(TABLE)
-    assert depths(price, 8, [[0.99] * 4] * 2, 6, 64, barrier=True) == [0, 0]
-    assert sum(depths(price, 8, [[0.99] * 4] * 8, 0, 64, barrier=True)) > 0
-    flat = Price(tuple((tokens, tokens, 0.1 + 1e-5 * tokens) for tokens in (1, 32)))
-    assert depths(flat, 8, [[0.99] * 4] * 2, 6, 64, barrier=True) == [4, 4]
-    assert sum(depths(flat, 8, [[0.99] * 4] * 2, 6, 3, barrier=True)) == 3
+    price = StepCost(TABLE)
+    assert choose_depths(price, 8, [[0.99] * 4] * 2, 6, 64, barrier=True) == [0, 0]
+    assert sum(choose_depths(price, 8, [[0.99] * 4] * 8, 0, 64, barrier=True)) > 0
+    flat = StepCost(tuple((tokens, tokens, 0.1 + 1e-5 * tokens) for tokens in (1, 32)))
+    assert choose_depths(flat, 8, [[0.99] * 4] * 2, 6, 64, barrier=True) == [4, 4]
+    assert sum(choose_depths(flat, 8, [[0.99] * 4] * 2, 6, 3, barrier=True)) == 3
 
 
 class Periodic(FakeModel):
@@ -123,7 +123,7 @@ class Noisy(Periodic):
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize("model", [Periodic(), Noisy(), FakeModel()], ids=lambda model: type(model).__name__)
 def test_answers_are_those_without_drafts(loop, model: FakeModel, depth: int) -> None:
-    run = loop(model=model, depth=depth, drafter=PromptLookup(4, TABLE, barrier=depth > 1), rows=3, samples=20, token_budget=64)
+    run = loop(model=model, depth=depth, drafter=PromptLookupDrafter(4, TABLE, barrier=depth > 1), rows=3, samples=20, token_budget=64)
     run.finish(*[run.request(f"r{index}", 5 + index, max_tokens=90) for index in range(3)])
     run.check_ended()
     drafted = sum(event.drafted for event in run.told(Computed))
@@ -136,13 +136,13 @@ def test_answers_are_those_without_drafts(loop, model: FakeModel, depth: int) ->
 
 
 def test_a_wait_in_vain_is_not_repeated_at_once() -> None:
-    drafter = PromptLookup(4, TABLE, barrier=True)
+    drafter = PromptLookupDrafter(4, TABLE, barrier=True)
     waits = []
     for _ in range(40):
         drafter._waited = not drafter._rest  # as if it had waited whenever it may
         drafter.propose([], 1, 4)
         waits.append(drafter._rest)
-        drafter.committed([], *empty())
+        drafter.on_commit([], *empty())
     assert waits[:2] == [1, 3] and max(waits) >= 15
 
 

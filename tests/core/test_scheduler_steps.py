@@ -3,8 +3,8 @@
 import pytest
 
 from ridgeline.core.events import Closed, Computed, Finish, PrefixHit, Scheduled
+from ridgeline.core.fast_forward import skippable_steps
 from ridgeline.core.plan import LAST, Result
-from ridgeline.core.quiet import quiet_steps
 from ridgeline.errors import LawViolation
 
 
@@ -111,7 +111,7 @@ def test_quiet_steps_are_quiet(loop) -> None:
     run.turn(*[run.request(f"r{i}", 6 + i, max_tokens=14 + i) for i in range(4)])
     seen = 0
     while not run.scheduler.idle:
-        quiet, before = quiet_steps(run.scheduler), len(run.events)
+        quiet, before = skippable_steps(run.scheduler), len(run.events)
         assert quiet >= 0
         for _ in range(quiet):
             run.turn()
@@ -128,7 +128,7 @@ def test_quiet_ends_where_pages_do_not_suffice(loop) -> None:
     run = loop(blocks=5, rows=2)
     run.turn(*[run.request(f"r{i}", 5, max_tokens=11, seed=i) for i in range(2)])
     assert len(run.scheduler.cache.pool.free) == 1
-    assert quiet_steps(run.scheduler) == 3
+    assert skippable_steps(run.scheduler) == 3
     run.finish()
     run.check_ended()
 
@@ -136,8 +136,8 @@ def test_quiet_ends_where_pages_do_not_suffice(loop) -> None:
 def test_nothing_is_quiet_while_something_could_start(loop) -> None:
     run = loop(rows=2, policy="priority")
     run.turn(*[run.request(f"r{i}", 5, max_tokens=11, priority=3) for i in range(2)])
-    assert quiet_steps(run.scheduler) == 9
+    assert skippable_steps(run.scheduler) == 9
     run.apply(run.request("equal", 5, priority=3))
-    assert quiet_steps(run.scheduler) == 9
+    assert skippable_steps(run.scheduler) == 9
     run.apply(run.request("urgent", 5, priority=1))
-    assert quiet_steps(run.scheduler) == 0
+    assert skippable_steps(run.scheduler) == 0

@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit, Output
-from ridgeline.core.drafts.lookup import PromptLookup
+from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.events import Computed
 from ridgeline.core.params import Admitted, Limits, RowParams, SamplingParams
 from ridgeline.core.policy import POLICIES
@@ -20,7 +20,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.engine.record import Recorder, Setup, read_recording
 from ridgeline.errors import ConfigError
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.fleet.replay import arrivals, replay, steps
+from ridgeline.sim.fleet.replay import read_arrivals, read_step_log, replay
 from ridgeline.sim.laws.executor import fake_executor
 from ridgeline.sim.laws.model import FakeModel
 
@@ -60,9 +60,9 @@ def test_a_recording_is_decided_again(tmp_path: Path) -> None:
     record(replace(FAKE, record=str(path)), prompts, 12)
     compared, difference = replay(path)
     assert difference is None and compared > 30
-    asked = arrivals(path)
+    asked = read_arrivals(path)
     assert len(asked) == 24 and sorted(each.prompt for each in asked) == sorted(map(len, prompts))
-    assert sum(each.tokens for each in steps(path)) >= sum(map(len, prompts[:1]))
+    assert sum(each.tokens for each in read_step_log(path)) >= sum(map(len, prompts[:1]))
 
 
 def test_another_scheduler_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_a_recording_of_version_2_is_decided_as_it_was(name: str, plans: int) ->
     path = Path(__file__).with_name("recordings") / f"{name}.2.recording"
     compared, difference = replay(path)
     assert difference is None and compared >= plans
-    assert len(steps(path)) >= plans and len(arrivals(path)) >= 6
+    assert len(read_step_log(path)) >= plans and len(read_arrivals(path)) >= 6
 
 
 class Periodic(FakeModel):
@@ -123,7 +123,7 @@ def test_drafts_are_decided_again(tmp_path: Path) -> None:
     executor = fake_executor(model=Periodic(), step_seconds=2e-3, token_seconds=2e-5, rows=4)
     limits, price = Limits(rows=4, samples=64, depth=2), ((1, 1, 2e-3), (2, 2, 2.1e-3), (8, 8, 3e-3))
     recorder = Recorder(executor, path, Setup(limits, executor.info.kv, "fcfs", 4, 4, price))
-    scheduler = Scheduler(limits, executor.info.kv, POLICIES["fcfs"], PromptLookup(4, price, barrier=True))
+    scheduler = Scheduler(limits, executor.info.kv, POLICIES["fcfs"], PromptLookupDrafter(4, price, barrier=True))
     engine, drafted = Engine(scheduler, recorder, VirtualClock(), 2), 0
     commands = [Admit(Admitted(f"r{number}", (5, 6) * 4, 99, number)) for number in range(3)]
     while commands or not engine.idle:

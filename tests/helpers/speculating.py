@@ -37,14 +37,14 @@ class Scripted:
     wrong: set[tuple[int, int, int]] = field(default_factory=set)
     """(position, id before, id) of what the newest step drafts and will not come."""
 
-    def waits(self, running: list[Running]) -> bool:
+    def should_wait(self, running: list[Running]) -> bool:
         return self.draw.random() < 0.9
 
     def propose(self, rows: list[tuple[Running, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
         self.wrong.clear()
         return [self._draft(sequence, room) for sequence, room in rows]
 
-    def committed(self, sequences: list[Running], plan: Plan, result: Result) -> None:
+    def on_commit(self, sequences: list[Running], plan: Plan, result: Result) -> None:
         for samples, ids in zip(plan.sample, result.sampled, strict=True):
             self.drafted += max(0, samples - 1)
             self.accepted += max(0, len(ids) - 1)

@@ -4,7 +4,7 @@ import pytest
 
 from ridgeline.planning import levers, objectives, parallel, report, speed
 from ridgeline.planning.deployment import activation_bytes, attention_score_bytes, tiled_score_bytes
-from ridgeline.planning.objectives import Objective, Served
+from ridgeline.planning.objectives import FinishedRequest, Objective
 
 GIB = 2**30
 
@@ -114,7 +114,12 @@ def test_hosting(tokens: float, expected: str) -> None:
     assert report.hosting(tokens) == expected
 
 
-SERVED = [Served(256, 0.4, 0.03), Served(200, 0.4, 0.03, useful=False), Served(100, 1.5, 0.03), Served(50, 0.2, 0.09)]
+SERVED = [
+    FinishedRequest(256, 0.4, 0.03),
+    FinishedRequest(200, 0.4, 0.03, useful=False),
+    FinishedRequest(100, 1.5, 0.03),
+    FinishedRequest(50, 0.2, 0.09),
+]
 
 
 def test_goodput_twice() -> None:  # part 1, section 2 (tokens); part 4, section 2 (requests within TTFT < 1 s, TPOT < 50 ms)

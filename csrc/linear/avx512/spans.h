@@ -8,15 +8,23 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-// Of one format: places in an expanded span. Records: quads, then factors of their parts. Behind them twins, scale, minimum, zeros.
-template <class F>
-struct SpanPlaces {
-    static constexpr bool kBeside = kSpanMinima<F> || kCentredParts<F>;
-    static constexpr size_t kGroup = (kGroupQuads + (kScaled<F> ? F::kParts : 0)) * kQuadBytes;
-    static constexpr size_t kTwins = kSpanGroups<F> * kGroup;
-    static constexpr size_t kScale = kTwins + (kBeside ? kSpanParts<F> * kQuadBytes : 0);
-    static constexpr size_t kSpan = kScale + (1 + (kSpanMinima<F> || kZerosOfRows<F>)) * kQuadBytes;
+// What is beside the integers of a span: zeros of rows, which are in front of them; minima; or parts with a centre.
+enum class Beside { kZeros, kMinima, kCentre };
+
+// Places in an expanded span: records are quads, then factors of their parts if there are several scales; behind them twins, scale, minimum or
+// zeros. All formats with the same places share the code of tiles.
+template <size_t kSpanGroupCount, size_t kPartCount, Beside kWhat>
+struct Places {
+    static constexpr size_t kGroups = kSpanGroupCount, kParts = kPartCount;
+    static constexpr Beside kBeside = kWhat;
+    static constexpr bool kTwinned = kWhat != Beside::kZeros;            // and has factors
+    static constexpr size_t kGroup = (kGroupQuads + (kTwinned ? kParts : 0)) * kQuadBytes;
+    static constexpr size_t kTwins = kGroups * kGroup;
+    static constexpr size_t kScale = kTwins + (kTwinned ? kGroups * kParts * kQuadBytes : 0);
+    static constexpr size_t kSpan = kScale + (1 + (kWhat != Beside::kCentre)) * kQuadBytes;
 };
+template <class F>
+using SpanPlaces = Places<kSpanGroups<F>, F::kParts, kZerosOfRows<F> ? Beside::kZeros : F::kMinima ? Beside::kMinima : Beside::kCentre>;
 
 inline void store_ints(uint8_t* to, Ints x) { _mm512_storeu_si512(to, x.v); }
 inline Ints load_ints(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
@@ -24,6 +32,7 @@ inline Ints load_ints(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 template <class F>
 void expand_spans(const uint8_t* head, size_t spans, uint8_t* to) {
     using P = SpanPlaces<F>;
+    static_assert(P::kTwinned == kScaled<F>);
     for (size_t span = 0; span < spans; ++span, head += kSpanBytes<F>, to += P::kSpan) {
         const uint8_t* record = head + F::kHead;
         for (size_t g = 0; g < kSpanGroups<F>; ++g) {
@@ -36,7 +45,7 @@ void expand_spans(const uint8_t* head, size_t spans, uint8_t* to) {
                 for (size_t part = 0; part < F::kParts; ++part)
                     store_ints(group + (kGroupQuads + part) * kQuadBytes, factors<F::kScaleField>(from + F::Coding::kBytes + part * kBlockRows));
         }
-        if constexpr (P::kBeside)
+        if constexpr (P::kTwinned)
             for (size_t pair = 0; pair < kSpanParts<F> / 2; ++pair) {
                 const Twins two = twins_of<F>(record, pair);
                 store_ints(to + P::kTwins + 2 * pair * kQuadBytes, two.first);
@@ -48,70 +57,68 @@ void expand_spans(const uint8_t* head, size_t spans, uint8_t* to) {
     }
 }
 
-// Sums [M, 16] of an expanded block. F stands for all formats of the same parts, fields and minima.
-template <class F, size_t M>
-void sum_spans(const uint8_t* span, const Tokens& x, float* sums) {
-    using P = SpanPlaces<F>;
+// Sums [M, 16] of an expanded block of a format with these places; `centre` of its parts.
+template <class P, size_t M>
+void sum_spans(const uint8_t* span, const Tokens& x, int centre, float* sums) {
     Vec acc[M];
     RIDGELINE_UNROLL
     for (size_t i = 0; i < M; ++i) acc[i] = zero();
-    for (size_t group = 0; group < x.groups; group += kSpanGroups<F>, span += P::kSpan) {
+    for (size_t group = 0; group < x.groups; group += P::kGroups, span += P::kSpan) {
         const int8_t* codes = x.codes + group * kCodeGroup;
-        Ints dot[M];
+        const auto sums_of = [&](size_t i) { return x.sums + (i * x.groups + group) * 2; };
+        const float* floats_of = reinterpret_cast<const float*>(span + P::kScale);
+        Ints dot[M], beside[M];
         RIDGELINE_UNROLL
-        for (size_t i = 0; i < M; ++i) {
-            dot[i] = ints(0);
-            if constexpr (kZerosOfRows<F>) dot[i] = load_ints(span + P::kScale + kQuadBytes) * ints(-total<F>(x.sums + (i * x.groups + group) * 2));
-        }
+        for (size_t i = 0; i < M; ++i) dot[i] = beside[i] = ints(0);
+        if constexpr (P::kTwinned) {
+            constexpr size_t kQuads = kGroupQuads / P::kParts;
 #pragma GCC unroll 1
-        for (size_t g = 0; g < kSpanGroups<F>; ++g) {
-            const uint8_t* quads = span + g * P::kGroup;
-            if constexpr (!kScaled<F>) {
-                add_quads<M>(quads, kGroupQuads, codes + g * kCodeGroup, x.stride, dot);
-                continue;
-            }
-            constexpr size_t kQuads = kGroupQuads / F::kParts;
-#pragma GCC unroll 1
-            for (size_t part = 0; part < F::kParts; ++part) {
+            for (size_t part = 0; part < P::kGroups * P::kParts; ++part) {
+                const uint8_t* record = span + part / P::kParts * P::kGroup;
+                const size_t first = part % P::kParts * kQuads;
                 Ints pairs[M];
                 RIDGELINE_UNROLL
                 for (size_t i = 0; i < M; ++i) pairs[i] = ints(0);
-                add_quads<M>(quads + part * kQuads * kQuadBytes, kQuads, codes + g * kCodeGroup + 4 * part * kQuads, x.stride, pairs);
-                const Ints by = load_ints(quads + (kGroupQuads + part) * kQuadBytes);
+                add_quads<M>(record + first * kQuadBytes, kQuads, codes + part / P::kParts * kCodeGroup + 4 * first, x.stride, pairs);
+                const Ints by = load_ints(record + (kGroupQuads + part % P::kParts) * kQuadBytes);
                 RIDGELINE_UNROLL
                 for (size_t i = 0; i < M; ++i) dot[i] = dot[i] + widened(pairs[i], by);
             }
-        }
-        Ints beside[M];
-        RIDGELINE_UNROLL
-        for (size_t i = 0; i < M; ++i) beside[i] = ints(0);
-        if constexpr (P::kBeside) {
 #pragma GCC unroll 1
-            for (size_t part = 0; part < kSpanParts<F>; ++part) {
+            for (size_t part = 0; part < P::kGroups * P::kParts; ++part) {
                 const Ints by = load_ints(span + P::kTwins + part * kQuadBytes);
                 RIDGELINE_UNROLL
                 for (size_t i = 0; i < M; ++i) {
-                    const int32_t* s = x.sums + (i * x.groups + group) * 2;
-                    beside[i] = beside[i] + by * ints(F::kParts == 2 ? s[part] : s[2 * part] + s[2 * part + 1]);
+                    const int32_t* s = sums_of(i);
+                    beside[i] = beside[i] + by * ints(P::kParts == 2 ? s[part] : s[2 * part] + s[2 * part + 1]);
                 }
             }
+        } else {
+            RIDGELINE_UNROLL
+            for (size_t i = 0; i < M; ++i) {
+                int32_t sum = 0;
+                for (size_t j = 0; j < 2 * P::kGroups; ++j) sum += sums_of(i)[j];
+                dot[i] = load_ints(span + P::kScale + kQuadBytes) * ints(-sum);
+            }
+#pragma GCC unroll 1
+            for (size_t g = 0; g < P::kGroups; ++g) add_quads<M>(span + g * P::kGroup, kGroupQuads, codes + g * kCodeGroup, x.stride, dot);
         }
         RIDGELINE_UNROLL
         for (size_t i = 0; i < M; ++i) {
             const float x_scale = x.scales[i * x.groups + group];
-            if constexpr (kCentredParts<F>) dot[i] = dot[i] - beside[i] * ints(F::kZero);
-            acc[i] = add_span(acc[i], dot[i], load(reinterpret_cast<const float*>(span + P::kScale)), x_scale);
-            if constexpr (kSpanMinima<F>) acc[i] = add_minima(acc[i], beside[i], load(reinterpret_cast<const float*>(span + P::kScale + kQuadBytes)), x_scale);
+            if constexpr (P::kBeside == Beside::kCentre) dot[i] = dot[i] - beside[i] * ints(centre);
+            acc[i] = add_span(acc[i], dot[i], load(floats_of), x_scale);
+            if constexpr (P::kBeside == Beside::kMinima) acc[i] = add_minima(acc[i], beside[i], load(floats_of + kLanes), x_scale);
         }
     }
     RIDGELINE_UNROLL
     for (size_t i = 0; i < M; ++i) store(sums + i * kLanes, acc[i]);
 }
-template <class F, size_t M = kMostTileTokens>
-void sum_spans_of(size_t m, const uint8_t* span, const Tokens& x, float* sums) {
+template <class P, size_t M = kMostTileTokens>
+void sum_spans_of(size_t m, const uint8_t* span, const Tokens& x, int centre, float* sums) {
     if constexpr (M > kLeastTileTokens)
-        if (m < M) return sum_spans_of<F, M - 1>(m, span, x, sums);
-    sum_spans<F, M>(span, x, sums);
+        if (m < M) return sum_spans_of<P, M - 1>(m, span, x, centre, sums);
+    sum_spans<P, M>(span, x, centre, sums);
 }
 
 // As multiply_tiled, of formats of spans: put(block, first token, tokens, sums).
@@ -123,7 +130,7 @@ bool sum_spans_tiled(const uint8_t* data, size_t bytes, size_t count, const Toke
     for (size_t block = 0; block < count; ++block) {
         expand_spans<F>(data + block * bytes, spans, scratch);
         each_tile(m, [&](size_t from, size_t here) {
-            sum_spans_of<F>(here, scratch, tokens_from(x, from), sums);
+            sum_spans_of<SpanPlaces<F>>(here, scratch, tokens_from(x, from), F::kZero, sums);
             put(block, from, here, sums);
         });
     }

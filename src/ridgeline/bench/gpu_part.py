@@ -5,19 +5,21 @@ object, the only argument. Parts that need the engine are beside this file, the 
 for a step of single tokens, without a device (plan, inputs, results, commit, and the frame to the front end).
 """
 
+import asyncio
 import importlib
+import importlib.util
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from string import ascii_letters
 from tempfile import TemporaryDirectory
-from time import thread_time
 from typing import Any, Final
 
 from ridgeline.bench.gpu_serving import serving, soak
-from ridgeline.bench.gpu_ttft import ttft
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
 from ridgeline.core.params import SamplingParams
@@ -27,6 +29,7 @@ from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import RidgelineError
 from ridgeline.facts.headers.checkpoint import read_config_facts
+from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.model import ModelFacts
 
 NULL: Final = "ridgeline.compute.runtime.null_graphs"
@@ -51,16 +54,16 @@ class Clocked:
 
     def submit(self, plan: Any) -> Ticket:
         """See `Executor`."""
-        began = thread_time()
+        began = time.thread_time()
         ticket: Ticket = self._executor.submit(plan)
-        self.seconds += thread_time() - began
+        self.seconds += time.thread_time() - began
         return ticket
 
     def collect(self, ticket: Ticket) -> Any:
         """See `Executor`."""
-        began = thread_time()
+        began = time.thread_time()
         result = self._executor.collect(ticket)
-        self.seconds += thread_time() - began
+        self.seconds += time.thread_time() - began
         return result
 
     def close(self) -> None:
@@ -97,11 +100,11 @@ def _turns(
         turn = engine.turn()
     seconds, inside = [], []
     for number in range(steps):
-        clocked.seconds, began = 0.0, thread_time()
+        clocked.seconds, began = 0.0, time.thread_time()
         turn = engine.turn()
         if encode is not None:
             encode(number, turn)
-        seconds.append(thread_time() - began)
+        seconds.append(time.thread_time() - began)
         inside.append(clocked.seconds)
         assert len(turn.outputs) == batch
     executor.close()
@@ -129,8 +132,108 @@ def requests(engine: Engine, count: int, prompt: int, length: int) -> list[Admit
     return made
 
 
+SERVER_PACKAGES: Final = ("msgspec", "starlette", "uvicorn", "httptools")
+"""Of the server and of the client that measures it."""
+OUTPUT_TOKENS: Final = 2
+PAUSE_SECONDS: Final = 0.1
+"""Between a request's end and the next one: the engine is idle."""
+ROWS: Final = 64
+HTTP, LLM = "HTTP", "LLM, without HTTP"
+
+
+def ttft(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One row. settings: model (path of a config.json), prompt_tokens, repeats, dtype, kv_dtype; more of the engine in `engine`."""
+    absent = [name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None]
+    if absent:
+        yield {"absent": ", ".join(absent), **through_llm(settings)}
+    else:
+        yield through_http(settings)
+
+
+def _engine(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the engine, by their names in `EngineConfig`: one prompt is one step, and none is found in a cache."""
+    prompt = settings["prompt_tokens"]
+    return {
+        "runner": "cuda", "dtype": settings["dtype"], "kv_dtype": settings["kv_dtype"], "max_num_seqs": ROWS,
+        "max_model_len": prompt + OUTPUT_TOKENS, "max_num_batched_tokens": prompt, "enable_prefix_caching": False,
+        **settings.get("engine", {}),
+    }  # fmt: skip
+
+
+def through_llm(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds from `LLM.stream` to its first output."""
+    from ridgeline.core.params import SamplingParams
+    from ridgeline.engine.llm import LLM as Model
+
+    params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    draws, found = random.Random(0), []
+    with Model(RANDOM_PREFIX + settings["model"], **_engine(settings)) as model:
+        for _ in range(settings["repeats"] + 1):
+            prompt = [draws.randrange(model.limits.vocab) for _ in range(settings["prompt_tokens"])]
+            began = time.perf_counter()
+            outputs = model.stream(prompt, params)
+            next(outputs)
+            found.append(time.perf_counter() - began)
+            list(outputs)
+            time.sleep(PAUSE_SECONDS)
+    return _row(LLM, settings, found)
+
+
+def through_http(settings: Mapping[str, Any], model: str | None = None) -> dict[str, Any]:
+    """Seconds from sending a request to the first event with text. model: what is served; None: the settings' with random weights."""
+    return asyncio.run(_over_http(settings, model or RANDOM_PREFIX + settings["model"]))
+
+
+async def _over_http(settings: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Starts the server as a user does, and puts one request after another on it."""
+    # Loaded here alone: they need the packages of a server.
+    from ridgeline.bench.client import Ask, Client, body_of
+    from ridgeline.bench.http import Http, Target
+    from ridgeline.bench.servers import OWN, Server, Spec, free_port
+    from ridgeline.bench.session import Manner, first_model
+
+    port = free_port()
+    command = [sys.executable, "-P", "-c", OWN, "serve", model, "--port", str(port), *_flags(_engine(settings))]
+    server = await Server.start(Spec("ridgeline", f"http://127.0.0.1:{port}", command), Manner())
+    try:
+        http = Http(Target.of(f"http://127.0.0.1:{port}"))
+        name, client, draws = await first_model(http), Client(http, "completions", 60.0), random.Random(0)
+        found = []
+        for number in range(settings["repeats"] + 1):
+            text = "".join(draws.choices(ascii_letters, k=settings["prompt_tokens"] - 1))  # and one token before all text
+            ask = Ask(number, body_of("completions", name, text, OUTPUT_TOKENS, True, {}), settings["prompt_tokens"], OUTPUT_TOKENS)
+            outcome = await client.run(ask, time.perf_counter())
+            if outcome.error is not None:
+                raise RuntimeError(f"a request failed: {outcome.error}: {outcome.message}")
+            found.append(outcome.first - outcome.intended)
+            await asyncio.sleep(PAUSE_SECONDS)
+        http.close()
+        return {**_row(HTTP, settings, found), "prompt_tokens": outcome.prompt, "start_seconds": server.first_token_seconds}
+    finally:
+        await server.stop()
+
+
+def _flags(engine: Mapping[str, Any]) -> Iterator[str]:
+    """Settings of the engine as flags of `ridgeline serve`."""
+    for name, value in engine.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        else:
+            yield from (f"--{flag}", str(value))
+
+
+def _row(through: str, settings: Mapping[str, Any], found: Sequence[float]) -> dict[str, Any]:
+    """The first request is none of the figures: what is made when it is first needed is made in it."""
+    counted = found[1:]
+    return {
+        "through": through, "prompt_tokens": settings["prompt_tokens"], "repeats": len(counted), "seconds": median(counted),
+        "best_seconds": min(counted), "worst_seconds": max(counted), "first_seconds": found[0], "tokenizer": "bytes",
+    }  # fmt: skip
+
+
 PARTS: Final = "ridgeline.compute.cuda.bench.parts"
-WATCH: Final = "ridgeline.compute.cuda.bench.watch"
+WATCH: Final = "ridgeline.compute.cuda.bench.timing"
 SMALL: Final = {
     "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 16,
     "vocab_size": 512,
@@ -146,7 +249,7 @@ def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"about": computing.about(device)}
     match settings["part"]:
         case "serving":
-            yield from serving(facts, settings, importlib.import_module(WATCH).Watched(device))
+            yield from serving(facts, settings, importlib.import_module(WATCH).TimedGraphs(device))
         case "soak":
             yield from soak(facts, settings, device.memory)
         case "host":

@@ -22,11 +22,11 @@ from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import ConfigError
-from ridgeline.facts.hardware.noise import Noise, Watch
+from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 from ridgeline.facts.headers.read import describe_model
-from ridgeline.planning.arguments import Question, deployment_of
+from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment
-from ridgeline.planning.step import IDEAL, Rows, resource_seconds, step_work
+from ridgeline.planning.step import IDEAL, RowGroup, resource_seconds, step_work
 
 MOST_SEQUENCES, MOST_TOKENS, MOST_REPEATS, MOST_HOGS = 1_024, 1 << 20, 1_000, 1_024
 FIRST_ID: Final = 16
@@ -122,10 +122,10 @@ def offline(config: EngineConfig, load: Load, progress: Progress = lambda stage,
     length, most = load.prompt_tokens + load.output_tokens, max(load.batches)
     settings = replace(config, max_model_len=length, max_num_seqs=max(most, config.max_num_seqs or 0), enable_prefix_caching=False)
     settings = replace(settings, step_ms=WHOLE_STEPS)
-    question = Question(device="this", context=length, users=most, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
+    question = PlanOptions(device="this", context=length, users=most, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
     deployment = deployment_of(describe_model(config.model, cache_directory()), question)
     engine, _ = start_engine(settings, progress)
-    watch, figures, draws = Watch(), [], random.Random(0)
+    watch, figures, draws = NoiseMonitor(), [], random.Random(0)
     try:
         _run(engine, replace(load, output_tokens=2), 1, draws)
         for number, batch in enumerate(load.batches):
@@ -183,9 +183,9 @@ def _figures(
     return BatchFigures(
         batch=batch,
         prefill_tokens_per_second=batch * load.prompt_tokens / median(prefill),
-        prefill_bound=batch * load.prompt_tokens / _bound(deployment, Rows(0, load.prompt_tokens, batch)),
+        prefill_bound=batch * load.prompt_tokens / _bound(deployment, RowGroup(0, load.prompt_tokens, batch)),
         decode_tokens_per_second=batch / seconds,
-        decode_bound=batch / _bound(deployment, Rows(middle, 1, batch)),
+        decode_bound=batch / _bound(deployment, RowGroup(middle, 1, batch)),
         whole_tokens_per_second=batch * load.output_tokens / median(whole),
         hogged_tokens_per_second=batch * load.output_tokens / median(steps[-1].ended for steps in hogged) if hogged else None,
         step_seconds=seconds,
@@ -197,6 +197,6 @@ def _figures(
     )
 
 
-def _bound(deployment: Deployment, rows: Rows) -> float:
+def _bound(deployment: Deployment, rows: RowGroup) -> float:
     """Seconds that a step of these rows takes at least."""
     return max(resource_seconds(deployment, step_work(deployment, [rows]), IDEAL))

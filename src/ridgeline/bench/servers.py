@@ -21,8 +21,7 @@ from typing import Final
 from ridgeline.bench.client import Ask, Client, body_of
 from ridgeline.bench.http import Http, HttpError, Target
 from ridgeline.bench.processes import Guard
-from ridgeline.bench.prompts import LEAD
-from ridgeline.bench.session import Manner, first_model
+from ridgeline.bench.session import LEAD, Manner, first_model
 from ridgeline.errors import ConfigError
 
 START_SECONDS: Final = 900.0

@@ -33,7 +33,7 @@ VERBS: Final = {
     "doctor": "Say what this machine offers, what is lost, and how to get it back.",
     "laws": "Simulate the engine over many random small worlds and check every law.",
 }
-HOMES: Final = {"whatif": "sim", "replay": "sim"}
+HOMES: Final = {"whatif": "sim", "replay": "sim", "laws": "sim"}
 """Modules of verbs that do not have one of their own name."""
 INTERRUPTED: Final = 130
 MISTAKEN: Final = 2

@@ -46,11 +46,11 @@ def plan(
     """Say what a model needs and yields on given devices, before anything is downloaded."""
     from ridgeline.config.env import cache_directory
     from ridgeline.facts.headers.read import describe_model
-    from ridgeline.planning.arguments import Question, api_price_of, deployment_of, parse_objective
+    from ridgeline.planning.arguments import PlanOptions, api_price_of, deployment_of, parse_objective
     from ridgeline.planning.report import make_report
 
     words, longest = workload_of(workload)
-    asked = Question(
+    asked = PlanOptions(
         device=device,
         count=count,
         dtype=dtype,

@@ -1,13 +1,18 @@
 """`ridgeline sim`, `whatif` and `replay`: the real scheduler under a virtual clock, on devices that only take time, or on a recording.
 
-Owns the flags; how they become scenarios is `cli.scenarios`'s, how runs look `cli.sim_tables`'s.
+Owns the flags; how they become scenarios is `cli.scenarios`'s, how runs look `cli.sim_runs`'s.
 """
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ridgeline.sim.laws.swarm import Tally
 
 
 def sim(
@@ -32,7 +37,7 @@ def sim(
     """Simulate serving with the real scheduler: throughput, latency, queues, KV use and cost."""
     from ridgeline.cli.output import check_page, write_page
     from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
-    from ridgeline.cli.sim_tables import Runs, show
+    from ridgeline.cli.sim_runs import Runs, show
 
     flags = {"device": device, "replicas": replicas, "rate": rate, "users": users, "prompt": prompt, "output": output}
     flags |= {"requests": requests, "slo": slo, "sample": sample}
@@ -76,8 +81,8 @@ def whatif(
     """Try other settings on recorded traffic, with the real scheduler, beside today's."""
     from ridgeline.cli.output import check_page, write_page
     from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
-    from ridgeline.cli.sim_tables import Runs, show
-    from ridgeline.sim.fleet.experiment import candidates
+    from ridgeline.cli.sim_runs import Runs, show
+    from ridgeline.sim.fleet.experiment import candidate_levers
 
     objective = {} if slo is None else {"slo": slo}
     base = objective | parse_changes(today or [])
@@ -89,7 +94,7 @@ def whatif(
         if changed:
             runs.run(" ".join(f"{name}={value}" for name, value in changed.items()), scenario_of(model, base | changed, trace))
         if levers:
-            runs.try_levers(lambda settings: scenario_of(model, base | settings, trace), candidates(now))
+            runs.try_levers(lambda settings: scenario_of(model, base | settings, trace), candidate_levers(now))
         if find_knee:
             runs.find_knee(at_rate(model, base | changed, trace))
         if find_replicas:
@@ -116,9 +121,10 @@ def replay(
     compared, difference = recorded.replay(recording)
     if trace is not None:
         _write(trace, [{name: getattr(each, name) for name in ("time", "prompt", "output", "prefix", "shared")}
-                       for each in recorded.arrivals(recording)])  # fmt: skip
+                       for each in recorded.read_arrivals(recording)])  # fmt: skip
     if step_log is not None:
-        _write(step_log, [{"tokens": each.tokens, "cached": each.cached, "seconds": each.seconds} for each in recorded.steps(recording)])
+        steps = recorded.read_step_log(recording)
+        _write(step_log, [{"tokens": each.tokens, "cached": each.cached, "seconds": each.seconds} for each in steps])
     if difference is not None:
         fail(f"decision {difference.number} differs: recorded {difference.recorded!r:.200}, decided now {difference.replayed!r:.200}")
     print(f"{compared} decisions, all as recorded")
@@ -126,3 +132,46 @@ def replay(
 
 def _write(path: Path, entries: list[dict[str, float]]) -> None:
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+
+
+def laws(
+    steps: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Engine steps to simulate, over all seeds.")] = 100_000,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="First seed; a violation names the seed that repeats it.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 2,
+) -> None:
+    """Simulate the engine over many random small worlds and check every law after every step."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from ridgeline.sim.laws.swarm import run_swarm
+
+    console = Console(highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("simulating", total=steps)
+        total = run_swarm(seed, steps, workers, lambda done: progress.advance(bar, done))
+    _show(console, total)
+    console.print(f"steps {total.steps} violations {len(total.violations)}")
+    if total.violations:
+        raise typer.Exit(1)
+
+
+def _show(console: "Console", total: "Tally") -> None:
+    from rich.table import Table
+
+    from ridgeline.sim.laws.coverage import SITUATIONS
+
+    table = Table("situation", "times", box=None, pad_edge=False)
+    table.columns[1].justify = "right"
+    for situation in SITUATIONS:
+        table.add_row(situation, f"{total.situation_counts[situation]:,}" if total.situation_counts[situation] else "never")
+    console.print(table)
+    console.print(
+        f"{total.seeds:,} seeds, {total.rows / max(total.steps, 1):.1f} sequences per step, "
+        f"{total.seeds_with_groups / max(total.seeds, 1):.0%} of seeds with several KV groups, "
+        f"{total.seeds_with_preemption / max(total.seeds, 1):.0%} with preemption",
+        soft_wrap=True,
+    )
+    for broken in total.violations[:20]:
+        console.print(f"seed {broken.seed} step {broken.step}: {broken.message}", soft_wrap=True, markup=False)
+        console.print(f"  repeat it: ridgeline laws --seed {broken.seed} --steps {broken.step + 1} --workers 1", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What crosses the core's edge: commands in, outputs out. Plain values; the engine process turns them into frames."""
+"""Commands into the core, outputs out of it. Plain values; the engine process turns them into frames."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What a client asks for, and what the engine accepts: plain values, validated once in `engine.admit`.
+"""Requests as clients ask for them and as the engine accepts them: plain values, validated once in `engine.admit`.
 
 A request is a value: `(Admitted, output token ids)`. Everything else about it is derived.
 """
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final
 
-from ridgeline.core.pace import UNBOUNDED
+from ridgeline.core.step_time import UNBOUNDED
 
-BAD_WORDS: Final = 64
-BAD_WORD_CHARACTERS: Final = 64
+MAX_BAD_WORDS: Final = 64
+MAX_BAD_WORD_CHARACTERS: Final = 64
 """At most so many bad words of so many characters each: they become ids before a request is admitted."""
 
 
@@ -39,7 +39,7 @@ def _option(default: Any, bound: Bound, help: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when a sequence ends. Names are vLLM's where the meaning coincides.
+    """Choice of tokens and end of a sequence, as asked for. Names are vLLM's where the meaning coincides.
 
     n            answers                             best_of  None: n; else so many are computed, the n likeliest kept
     options      what their help says; presence and frequency penalties are OpenAI's, the repetition penalty is of Keskar et al. 2019
@@ -87,7 +87,7 @@ OPTIONS: Final[Mapping[str, Option]] = MappingProxyType({
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is chosen from logits: what every choice of a request has in common. Names and meaning as in `SamplingParams`.
+    """Choice of a token from logits: what every choice of a request has in common. Names and meaning as in `SamplingParams`.
 
     allowed_ids  ascending; None: all
     bad_words    ids of each: the last may not be sampled where all before it are the newest ids of prompt and outputs
@@ -109,7 +109,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class RowParams:
-    """What the sampler of the computing wing needs to know of one sequence (a choice of a request).
+    """The sampler's view of one sequence (a choice of a request).
 
     prompt_tokens    fixes the prompt boundary for ever
     banned_until     stop ids that may not be sampled before `min_tokens` outputs exist
@@ -167,13 +167,13 @@ class Admitted:
         )
 
 
-LEAST_SHARE: Final = 8
+MIN_PREFILL_SHARE: Final = 8
 """Rows that catch up may always have this part of `mixed_tokens`: however many keep up, nobody's first token waits for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the scheduler may spend.
+    """Bounds of what the scheduler may spend.
 
     rows                 sequences resident at once (`--max-num-seqs`)
     token_budget         tokens in one step (`--max-num-batched-tokens`)
@@ -199,7 +199,7 @@ class Limits:
     prefix_caching: bool = True
 
     @property
-    def most_samples(self) -> int:
+    def max_samples(self) -> int:
         """Positions of one step that sample at most: as many rows of logits there are."""
         return max(self.rows, self.samples)
 
@@ -208,5 +208,5 @@ class Limits:
         with every token. At least 1; without rows that keep up nobody waits between two tokens, and the whole budget may be had."""
         if not decode_rows:
             return self.token_budget
-        tokens = max(self.mixed_tokens // LEAST_SHARE, int(self.mixed_tokens - decode_rows * self.row_tokens))
+        tokens = max(self.mixed_tokens // MIN_PREFILL_SHARE, int(self.mixed_tokens - decode_rows * self.row_tokens))
         return max(1, min(tokens, self.token_budget - decode_rows))

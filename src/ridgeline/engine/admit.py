@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from ridgeline.core.fit import blocks_needed
-from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS, OPTIONS, Admitted, Bound, Sampling, SamplingParams
+from ridgeline.core.admission import blocks_needed
+from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, OPTIONS, Admitted, Bound, Sampling, SamplingParams
 from ridgeline.core.plan import KVShape
 from ridgeline.errors import RequestError
 
@@ -39,7 +39,7 @@ FLAGS: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens
 STOP_STRINGS, STOP_CHARACTERS, STOP_IDS = 4, 64, 64
 BIASES, ALLOWED_IDS = 300, 1024
 BIAS: Final = Bound(-100, 100, whole=False)
-WORD_SEQUENCES, WORD_IDS = 2 * BAD_WORDS, 4 * BAD_WORD_CHARACTERS + 4
+WORD_SEQUENCES, WORD_IDS = 2 * MAX_BAD_WORDS, 4 * MAX_BAD_WORD_CHARACTERS + 4
 """Bad words as ids: each with and without a space before it, of at most four ids a character."""
 
 
@@ -140,7 +140,7 @@ def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab:
         if not allowed:
             raise RequestError("allowed_token_ids has 0 ids; send at least one, or leave it out.", param="allowed_token_ids")
     _check_bias(params.logit_bias, vocab)
-    check_strings("bad_words", params.bad_words, BAD_WORDS, BAD_WORD_CHARACTERS)
+    check_strings("bad_words", params.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS)
     _check_words(params, bad_words, vocab)
     numbers: dict[str, Any] = {name: (int if option.bound.whole else float)(getattr(params, name)) for name, option in OPTIONS.items()}
     numbers["temperature"] = max(numbers["temperature"], COLDEST) if params.temperature else 0.0

@@ -12,11 +12,11 @@ from typing import Final
 
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision, check_bounds
-from ridgeline.core.drafts.lookup import PromptLookup
-from ridgeline.core.pace import StepSeconds
+from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.params import Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import Executor, ExecutorInfo
 from ridgeline.errors import ConfigError
@@ -67,7 +67,7 @@ def engine_over(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
         decisions = (pace(config, info.seconds),)
     drafter = None
     if config.speculative != "off":
-        drafter = PromptLookup(config.num_speculative_tokens, info.price, barrier=config.depth > 1)
+        drafter = PromptLookupDrafter(config.num_speculative_tokens, info.price, barrier=config.depth > 1)
         decisions += (_speculation(config, info),)
     scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter)
     return Engine(scheduler, executor, MonotonicClock(), config.depth), decisions
@@ -92,7 +92,7 @@ def pace(config: EngineConfig, seconds: StepSeconds) -> Decision:
         seconds.mixed_tokens(wanted),
         "machine",
         f"a step takes {seconds.fixed * 1e3:.1f} ms and {seconds.token * 1e3:.2f} ms per prompt token, each row that gets its next token "
-        f"counts for {seconds.row_tokens:.1f}; while anybody waits for one it may take {seconds.aimed(wanted) * 1e3:.0f} ms",
+        f"counts for {seconds.row_tokens:.1f}; while anybody waits for one it may take {seconds.target_seconds(wanted) * 1e3:.0f} ms",
     )
 
 

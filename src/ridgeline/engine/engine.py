@@ -26,7 +26,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn of the loop brought.
+    """Outcome of one turn of the loop.
 
     step        number of the step that was committed; None when nothing was in flight
     time        seconds on the engine's clock at the end of the turn

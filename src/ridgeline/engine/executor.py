@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from ridgeline.core.pace import StepSeconds
 from ridgeline.core.plan import KVShape, Plan, Result
+from ridgeline.core.step_time import StepSeconds
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """What thinking must know of the computing side before the first plan.
+    """Facts that thinking must know of the computing side before the first plan.
 
     vocab          ids that may be sampled or sent: every id anywhere is below it; padded rows of the logits are beyond
     max_model_len  positions that fit the model and the KV cache, whichever is less

@@ -59,7 +59,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """So far the engine has committed `step` steps, and it will commit no other before the next command."""
+    """A sign of life: so far the engine has committed `step` steps, and it will commit no other before the next command."""
 
     step: int
     time: float

@@ -15,7 +15,7 @@ from ridgeline.core.commands import Command
 from ridgeline.core.events import Closed
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVShape, Plan, Result, Timings
-from ridgeline.engine import record_two
+from ridgeline.engine import record_v2
 from ridgeline.engine.engine import Turn as EngineTurn
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.engine.messages import MAX_PAYLOAD, FrameBuffer, encode
@@ -30,7 +30,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the decisions depend on beside the commands. `drafts`: ids drafted per row at most; `price`: what they cost at the start."""
+    """Everything that decisions depend on beside the commands. `drafts`: ids drafted per row at most, at this `price` at the start."""
 
     limits: Limits
     kv: KVShape
@@ -64,7 +64,7 @@ class Turn:
         return FrameBuffer().feed(self.commands)  # type: ignore[return-value]
 
     def result(self) -> Result:
-        """What was committed; only where `step` ≥ 0."""
+        """The result that was committed; only where `step` ≥ 0."""
         return Result(self.step, self.sampled, bytearray(self.finite), None, Timings(run=self.seconds))
 
 
@@ -136,16 +136,16 @@ def read_recording(path: Path) -> tuple[Setup, Iterator[Turn]]:
     """Setup and turns; a last turn that is cut off (the engine died) is left out. Raises ConfigError for what is no recording."""
     file = path.open("rb")
     magic = file.read(len(MAGIC))
-    if magic not in (MAGIC, record_two.MAGIC):
+    if magic not in (MAGIC, record_v2.MAGIC):
         file.close()
         raise ConfigError(f"{path.name} is no recording; make one with `ridgeline serve MODEL --record FILE`")
-    old = magic == record_two.MAGIC
+    old = magic == record_v2.MAGIC
     try:
-        setup = _decoded(_get(file, path) or b"", Setup, record_two.setup if old else None)
+        setup = _decoded(_get(file, path) or b"", Setup, record_v2.setup if old else None)
     except _UNREADABLE as error:
         file.close()
         raise ConfigError(f"{path.name} cannot be read: {error}") from None
-    return setup, _turns(file, path, record_two.turn if old else None)
+    return setup, _turns(file, path, record_v2.turn if old else None)
 
 
 def _turns(file: BinaryIO, path: Path, convert: Convert | None) -> Iterator[Turn]:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline import __version__
-from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS, Bound
+from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, Bound
 from ridgeline.engine import admit
 from ridgeline.engine.beams import LENGTH_PENALTY
 from ridgeline.server import body, chat, wire
@@ -191,7 +191,7 @@ _WORDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "stop_token_ids": {"array": {"maxItems": admit.STOP_IDS, "items": _ID}},
     "allowed_token_ids": {"array": {"minItems": 1, "maxItems": admit.ALLOWED_IDS, "items": _ID}},
     "bad_words": {
-        "array": {"maxItems": BAD_WORDS, "items": {"type": "string", "minLength": 1, "maxLength": BAD_WORD_CHARACTERS}}
+        "array": {"maxItems": MAX_BAD_WORDS, "items": {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARACTERS}}
     },
     "logit_bias": {
         "object": {

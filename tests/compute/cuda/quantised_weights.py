@@ -5,8 +5,8 @@ import torch
 from numpy.typing import NDArray
 from tensors import numbers
 
-from ridgeline.compute.cuda.integers import HEAD_BYTES, Integers
-from ridgeline.compute.cuda.weights import DeviceWeight, Floats
+from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
+from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix
 from ridgeline.compute.quant.formats import FORMATS
 from ridgeline.compute.quant.grouped import GroupedWeight, packed
 from ridgeline.compute.quant.scaled import ScaledWeight
@@ -50,16 +50,16 @@ def scaled(rows: int, columns: int, block: tuple[int, int], seed: int = 0) -> Sc
 
 def dense(weight: DeviceWeight) -> np.ndarray:
     """A placed matrix as fp64 [N, K]."""
-    if isinstance(weight, Floats):
+    if isinstance(weight, FloatMatrix):
         return numbers(weight.values).astype(np.float64)
-    if isinstance(weight, Integers):
+    if isinstance(weight, IntegerMatrix):
         return unpack(weight).astype(np.float64)
     scales = np.repeat(np.repeat(numbers(weight.scales), weight.block[0], 0), weight.block[1], 1)
     rows, columns = weight.shape
     return numbers(weight.codes).astype(np.float64) * scales[:rows, :columns]
 
 
-def unpack(weight: Integers) -> NDArray[np.float32]:
+def unpack(weight: IntegerMatrix) -> NDArray[np.float32]:
     """The weights as fp32 [N, K], in the order of the inputs."""
     (rows, columns), form = weight.shape, weight.form
     size = form.size or columns
@@ -67,38 +67,38 @@ def unpack(weight: Integers) -> NDArray[np.float32]:
     if weight.high is not None:
         codes |= _unplane(weight.high, form.high, weight) << form.low
     values = codes[:, :columns].reshape(rows, -1, size).astype(np.float32)
-    scales, less = _unheaded(weight, columns // size)
-    scales, less = scales[..., None], less[..., None]
-    dense = scales * values - less if form.zero == "mins" else scales * (values - less)
+    scales, zero = _unpacked_scales(weight, columns // size)
+    scales, zero = scales[..., None], zero[..., None]
+    dense = scales * values - zero if form.offset == "mins" else scales * (values - zero)
     dense = dense.reshape(rows, columns)
     return dense if weight.order is None else dense[:, np.argsort(weight.order.cpu().numpy())]
 
 
-def _unheaded(weight: Integers, groups: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _unpacked_scales(weight: IntegerMatrix, groups: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Scales of all groups, and their zeros or mins: fp32 [N, groups] each."""
     form, rows = weight.form, weight.shape[0]
-    heads = np.ascontiguousarray(weight.heads.cpu().numpy().T).view(np.uint8)
+    scale_words = np.ascontiguousarray(weight.scale_words.cpu().numpy().T).view(np.uint8)
     read = {
-        "byte": [("scale", np.int8)],
-        "bytes": [("scale", np.uint8), ("less", np.uint8)],
-        "half": [("scale", np.float16)],
-        "halves": [("scale", np.float16), ("less", np.float16)],
-        "half, zero": [("scale", np.float16), ("less", np.uint16)],
-        "single": [("scale", np.float32)],
-        "single, zero": [("scale", np.float32), ("less", np.uint32)],
+        "i8": [("scale", np.int8)],
+        "u8 + min": [("scale", np.uint8), ("zero", np.uint8)],
+        "fp16": [("scale", np.float16)],
+        "fp16 + min": [("scale", np.float16), ("zero", np.float16)],
+        "fp16 + zero": [("scale", np.float16), ("zero", np.uint16)],
+        "fp32": [("scale", np.float32)],
+        "fp32 + zero": [("scale", np.float32), ("zero", np.uint32)],
     }
-    records = heads[:, : groups * HEAD_BYTES[form.head]].view(np.dtype(read[form.head]))
+    records = scale_words[:, : groups * GROUP_BYTES[form.scale_type]].view(np.dtype(read[form.scale_type]))
     scales = records["scale"].astype(np.float32)
-    less = records["less"].astype(np.float32) if "less" in (records.dtype.names or ()) else np.full_like(scales, form.centre)
-    if weight.bases is not None:
-        bases = np.ascontiguousarray(weight.bases.cpu().numpy().T).view(np.float16).reshape(rows, -1, 2).astype(np.float32)
-        bases = np.repeat(bases, form.base // form.size, axis=1)
-        scales *= bases[..., 0]
-        less = less * bases[..., 1] if form.zero == "mins" else less
-    return scales, less
+    zero = records["zero"].astype(np.float32) if "zero" in (records.dtype.names or ()) else np.full_like(scales, form.centre)
+    if weight.super_scales is not None:
+        super_scales = np.ascontiguousarray(weight.super_scales.cpu().numpy().T).view(np.float16).reshape(rows, -1, 2).astype(np.float32)
+        super_scales = np.repeat(super_scales, form.superblock // form.size, axis=1)
+        scales *= super_scales[..., 0]
+        zero = zero * super_scales[..., 1] if form.offset == "mins" else zero
+    return scales, zero
 
 
-def _unplane(plane: torch.Tensor, bits: int, weight: Integers) -> NDArray[np.uint8]:
+def _unplane(plane: torch.Tensor, bits: int, weight: IntegerMatrix) -> NDArray[np.uint8]:
     """The inverse of `integers._plane`: uint8 [N, tiles · tile]."""
     packed = plane.cpu().numpy()
     tiles, rows, _ = packed.shape

@@ -72,17 +72,17 @@ def still(tmp_path: Path) -> Engine:
 
 def _allocates(runner: CudaRunner) -> None:
     launch = runner.launch
-    runner.launch = lambda *given: (runner.ids.out.clone(), launch(*given))[1]  # type: ignore[method-assign]
+    runner.launch = lambda *given: (runner.ids.results.clone(), launch(*given))[1]  # type: ignore[method-assign]
 
 
 def _takes_a_number(runner: CudaRunner) -> None:
     read = runner.read
-    runner.read = lambda launched: (runner.ids.out[0, 0].item(), read(launched))[1]  # type: ignore[method-assign]
+    runner.read = lambda launched: (runner.ids.results[0, 0].item(), read(launched))[1]  # type: ignore[method-assign]
 
 
 def _copies_and_waits(runner: CudaRunner) -> None:
-    launch, host = runner.launch, torch.zeros_like(runner.ids.out)
-    runner.launch = lambda *given: (host.copy_(runner.ids.out), launch(*given))[1]  # type: ignore[method-assign]
+    launch, host = runner.launch, torch.zeros_like(runner.ids.results)
+    runner.launch = lambda *given: (host.copy_(runner.ids.results), launch(*given))[1]  # type: ignore[method-assign]
 
 
 HARMS: dict[str, Harm] = {"allocates": _allocates, "a number is taken": _takes_a_number, "a copy waits": _copies_and_waits}
@@ -102,12 +102,12 @@ def test_what_does_is_found(still: Engine, says: str) -> None:
 
 
 def test_steps_of_the_same_rows_make_no_object_a_row(still: Engine) -> None:
-    """What is chosen of rows is made when they change, not in every step."""
+    """What is split of rows is made when they change, not in every step."""
     executor: Any = still.executor
-    chosen = executor.backend._chosen
+    split = executor.backend._split
     for _ in range(4):
         still.turn()
-        assert executor.backend._chosen is chosen
+        assert executor.backend._split is split
 
 
 def test_a_step_says_what_it_took(still: Engine) -> None:

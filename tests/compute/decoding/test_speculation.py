@@ -19,7 +19,7 @@ from tiny import Tiny, write_tiny
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.graph import StepInputs
-from ridgeline.core.drafts.lookup import PromptLookup
+from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.events import Finish
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence
@@ -50,7 +50,7 @@ def pool(path: Path, draw: Random, chosen: dict[str, Any]) -> dict[str, object]:
     if draw.random() < 0.5:
         return {}
     costs = kv_costs(read_model_facts(path), chosen["block_size"], chosen["max_num_batched_tokens"], chosen["kv_dtype"])
-    return {"kv_cache_memory_bytes": (costs.sequence_pages(chosen["max_model_len"]) + 2) * costs.page_bytes}
+    return {"kv_cache_memory_bytes": (costs.sequence_blocks(chosen["max_model_len"]) + 2) * costs.block_bytes}
 
 
 class Load:
@@ -121,14 +121,14 @@ def test_prompt_lookup_changes_no_bit(model: tuple[str, Path], seeds: range) -> 
     assert accepted > 5 * len(seeds)
 
 
-class Counted(PromptLookup):
+class Counted(PromptLookupDrafter):
     """Counts the drafts that were right."""
 
     accepted = 0
 
-    def committed(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
+    def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         self.accepted += sum(max(0, len(ids) - 1) for ids in result.sampled)
-        super().committed(sequences, plan, result)
+        super().on_commit(sequences, plan, result)
 
 
 @pytest.mark.parametrize("seeds", [pytest.param(range(1000, 1001), id="few"), pytest.param(*MANY.values, marks=MANY.marks, id="many")])

@@ -18,7 +18,7 @@ from ridgeline.core.params import Admitted, Sampling
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.memory import kv_groups, page_bytes, sequence_pages
+from ridgeline.planning.memory import block_bytes, kv_groups, sequence_blocks
 
 LONGEST = 64
 
@@ -159,13 +159,13 @@ def test_preemption(opened, stored, alone, name: str) -> None:
     """Pages for little more than one request of full length."""
     facts, _ = opened(name)
     groups = kv_groups(facts)
-    pages = sequence_pages(groups, 4, LONGEST, chunk=12) * 5 // 4
+    pages = sequence_blocks(groups, 4, LONGEST, chunk=12) * 5 // 4
     run = serve(
         stored(name, "safetensors"),
         [REQUESTS],
         depth=2,
         block_size=4,
-        kv_cache_memory_bytes=pages * page_bytes(facts, groups[0], 4, "f32"),
+        kv_cache_memory_bytes=pages * block_bytes(facts, groups[0], 4, "f32"),
         max_model_len=LONGEST,
         max_num_batched_tokens=12,
     )

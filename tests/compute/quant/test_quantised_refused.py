@@ -148,7 +148,7 @@ FILES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
         INT8,
         lambda t: t.update({Q + "weight": t[Q + "weight"].half()}),
     ),
-    "q_proj.input_scale' among them, are not part of a supported llama": (INT8, lambda t: t.update({Q + "input_scale": t[Q + "weight_scale"].clone()})),
+    "q_proj.input_scale' among them, are not part of": (INT8, lambda t: t.update({Q + "input_scale": t[Q + "weight_scale"].clone()})),
 }
 
 

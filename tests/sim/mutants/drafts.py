@@ -7,39 +7,39 @@ BUGS = (
     (
         "blocks are published past a rejected draft",
         "drafts: only kept ids advance",
-        [("_kept", "counts[index] -= samples - kept", "counts[index] -= 0")],
+        [("_accepted", "counts[index] -= samples - kept", "counts[index] -= 0")],
     ),
     (
         "drafted positions count as scheduled",
         "drafts: law 4 counts certain positions",
-        [("draft", "sequence.ahead = len(ids)", "sequence.scheduled += len(ids)")],
+        [("add_drafts", "sequence.drafted = len(ids)", "sequence.scheduled += len(ids)")],
     ),
     (
         "windows are released from the longest outcome",
         "drafts: windows release from the least outcome",
         [
             (
-                "_draft",
-                "cache.grow(sequence, sequence.scheduled + count)",
-                "sequence.scheduled += count; cache.release_behind(sequence); sequence.scheduled -= count; "
-                "cache.grow(sequence, sequence.scheduled + count)",
+                "_add_drafts",
+                "cache.allocate(sequence, sequence.scheduled + count)",
+                "sequence.scheduled += count; cache.free_out_of_window(sequence); sequence.scheduled -= count; "
+                "cache.allocate(sequence, sequence.scheduled + count)",
             )
         ],
     ),
     (
         "the history is not pushed between positions",
         "drafts: penalties over known ids and drafts before",
-        [("_walk", "position + 1, resident.past)", "position + 1, resident.past and resident.ids[: begin + 1])")],
+        [("_sample_row", "position + 1, resident.past)", "position + 1, resident.past and resident.ids[: begin + 1])")],
     ),
     (
         "a stop id among kept ids does not end",
         "drafts: vLLM keeps all accepted ids",
-        [("_up_to_the_end", "(token in sequence.stop_ids and first + length > least) or ", "")],
+        [("_accepted_length", "(token in sequence.stop_ids and first + length > least) or ", "")],
     ),
     (
         "min_tokens is looked at for a row, not for each of its ids",
         "drafts: min_tokens by row",
-        [("_up_to_the_end", "first + length > least", "first + 1 > least")],
+        [("_accepted_length", "first + length > least", "first + 1 > least")],
     ),
     (
         "a NaN at a rejected position fails the row",
@@ -49,17 +49,17 @@ BUGS = (
     (
         "ids before a NaN are lost",
         "drafts: ids go out, then the error",
-        [("_kept", "taken[index], logprobs = ids[:kept],", "taken[index], logprobs = ids[: kept * result.finite[index]],")],
+        [("_accepted", "taken[index], logprobs = ids[:kept],", "taken[index], logprobs = ids[: kept * result.finite[index]],")],
     ),
     (
         "drafted positions stay ahead after the commit",
         "drafts: a pointer that is not cut",
-        [("_kept", "sequence.ahead = 0", "pass")],
+        [("_accepted", "sequence.drafted = 0", "pass")],
     ),
     (
         "what is kept for the first position serves for all",
         "drafts: a screened head with one bound for a row",
-        [("_walk", "position + 1, resident.past)", "begin + 1, resident.past)")],
+        [("_sample_row", "position + 1, resident.past)", "begin + 1, resident.past)")],
     ),
     (
         "log-probabilities are those of the first position",
@@ -69,42 +69,42 @@ BUGS = (
     (
         "log-probabilities of ids behind the end shift those before",
         "drafts: log-probabilities of the wrong position",
-        [("_kept", "shown[index] = logprobs[:kept]", "shown[index] = logprobs[-kept:]")],
+        [("_accepted", "shown[index] = logprobs[:kept]", "shown[index] = logprobs[-kept:]")],
     ),
     (
         "a draft pushes another sequence out",
         "drafts: they cost nobody anything",
         [
             (
-                "for_drafts",
-                "spare = self.spare(sequence) - groups * len(self.life.running)",
-                "self._at_least(groups, sequence, PlanBuilder(0, 0)); spare = self.spare(sequence)",
+                "allocatable_drafts",
+                "spare = self.available_blocks(sequence) - groups * len(self.lifecycle.running)",
+                "self._ensure_blocks(groups, sequence, PlanBuilder(0, 0)); spare = self.available_blocks(sequence)",
             )
         ],
     ),
     (
         "a step is planned behind one that drafts",
         "drafts: a barrier",
-        [("_holds", "if self.flights[-1].barrier:", "if False:")],
+        [("_must_wait", "if self.steps_in_flight[-1].barrier:", "if False:")],
     ),
     (
         "a draft follows an id that is not known yet",
         "drafts: a host draft follows a known id",
-        [("_draft", "if sequence.in_flight == 1 and index", "if index")],
+        [("_add_drafts", "if sequence.in_flight == 1 and index", "if index")],
     ),
     (
         "a draft is verified behind the last allowed token",
         "drafts: d is at most limit - known - 1",
-        [("_draft", "sequence.limit - sequence.reach) for", "sequence.limit - sequence.reach + 1) for")],
+        [("_add_drafts", "sequence.limit - sequence.target) for", "sequence.limit - sequence.target + 1) for")],
     ),
     (
         "drafts are not charged to what prompts may cost",
         "drafts: they come from what is left",
-        [("schedule", "builder.samples, self._prefill_left(builder))", "builder.samples)")],
+        [("schedule", "builder.sample_count, self._prefill_left(builder))", "builder.sample_count)")],
     ),
     (
         "drafts sample beyond the rows of logits",
         "drafts: law 5 bounds samples",
-        [("samples", "return len(self.sequences) -", "return 1 + 0 * len(self.sequences) -")],
+        [("sample_count", "return len(self.sequences) -", "return 1 + 0 * len(self.sequences) -")],
     ),
 )

@@ -27,17 +27,17 @@ BUGS = (
     (
         "every window is one position short",
         "T8: vLLM#13105",
-        [("first_seen", "position - window + 1", "position - window + 2")],
+        [("first_visible_block", "position - window + 1", "position - window + 2")],
     ),
     (
         "who waits for a prefix is not told that its owner gave up",
         "T4: vLLM#46240, #43226",
-        [("renounce", "if self.computing.get(key) is sequence:", "if False:")],
+        [("unmark_computing", "if self.computing.get(key) is sequence:", "if False:")],
     ),
     (
         "an evicted block stays in the prefix index",
         "T3: vLLM#48085",
-        [("forget", "found.block_ids[found.block_ids.index(block_id)] = 0", "pass")],
+        [("remove", "found.block_ids[found.block_ids.index(block_id)] = 0", "pass")],
     ),
     (
         "blocks of a row that is not finite are published",

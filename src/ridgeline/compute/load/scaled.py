@@ -25,7 +25,7 @@ def scaled_weight(tensor: TensorFacts, maps: Mapping[Path, Bytes]) -> ScaledWeig
     (rows, columns), group_rows, group = tensor.shape, parts.group_rows, parts.group
     whole = group_rows >= parts.rows
     if parts.first % group_rows and not whole:
-        raise ModelFormatError(f"{tensor.name} begins with row {parts.first} of a matrix in blocks of {group_rows} rows, which is not supported")
+        raise ModelFormatError(f"{tensor.name} begins with row {parts.first} inside a block of {group_rows} rows, which is not supported")
     stored = elements(parts.scales, maps).reshape(-1, -(-columns // group))
     scales = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32) if parts.scales.kind == "BF16" else stored.astype(np.float32)
     mine = scales if whole else scales[parts.first // group_rows : -(-(parts.first + rows) // group_rows)]

@@ -1,4 +1,4 @@
-"""How many ids are worth drafting for which rows of a step: from what a step costs and how often drafts of a row were right.
+"""Depth of drafts, row by row: from what a step costs and how often drafts of a row were right.
 
 Owns the arithmetic. Pure: seconds are those that were measured at the start and those that results bring, so that a replay decides alike.
 """
@@ -12,10 +12,10 @@ MOST_DRAFTS: Final = 64
 GAIN: Final = 1.04
 """A step that drafts is worth it where it brings so much more per second: estimates err, and a mode that changes often costs too."""
 NEIGHBOUR: Final = 0.98
-"""What is left, at least, of the rate at which any row in the step gets ids, drafted for or not."""
+"""Share that is left, at least, of the rate at which any row in the step gets ids, drafted for or not."""
 BARRIER_SECONDS: Final = 0.0004
 ROW_SECONDS: Final = 0.00001
-"""What the device waits for the host at a barrier, in all and for each row: what runs ahead of a step hides."""
+"""Seconds that the device waits for the host at a barrier, in all and per row: steps that run ahead hide them."""
 CHANGE: Final = 1 / 16
 FORGET: Final = 1 / 512
 """Shares of a new measurement in an old one, and of the way back to what was measured at the start, per step that tells nothing."""
@@ -23,7 +23,7 @@ WORST: Final = 4.0
 """A measurement counts for so many times what was expected, at most: one slow step says little."""
 
 
-class Price:
+class StepCost:
     """Seconds of a step by its tokens, each of a row that decodes or verifies.
 
     table  (tokens, samples, seconds) as measured at the start; where nobody measured, steps of all sizes are taken to cost the same, as
@@ -36,17 +36,17 @@ class Price:
             self._table.append((self._table[0][0] + 1, self._table[0][1]))
         self._tokens = [tokens for tokens, _ in self._table]
         self._line: dict[int, float] = {}
-        """What `_measured` has said."""
+        """Answers of `_measured`."""
         self._scale, self._known = 1.0, bool(table)
         self._seen: dict[int, float] = {}
-        """By tokens: how much more than the table says, both scaled alike."""
+        """Tokens → seconds seen over those of the table, both scaled alike."""
 
     def seconds(self, tokens: int) -> float:
-        """Of a step of so many tokens, as far as is known now; before anything is known all are alike."""
-        return self._measured(tokens) * (self._scale or 1.0) * self._seen.get(tokens, 1.0)
+        """Seconds of a step of so many tokens, as far as is known now; before anything is known all are alike."""
+        return self._measured(tokens) * self._scale * self._seen.get(tokens, 1.0)
 
     def _measured(self, tokens: int) -> float:
-        """From the table: a line between its neighbours, the last one's slope behind them."""
+        """Seconds from the table: a line between its neighbours, the last one's slope behind them."""
         found = self._line.get(tokens)
         if found is None:
             found = self._line[tokens] = self._interpolated(tokens)
@@ -58,7 +58,7 @@ class Price:
         return max(less + (more - less) * (tokens - few) / (many - few), 1e-9)
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens took that long."""
+        """Takes note that a step of so many tokens took that long."""
         expected = self._measured(tokens)
         if not self._known:
             self._scale, self._known = seconds / expected, True
@@ -70,8 +70,8 @@ class Price:
         self._scale *= 1 + CHANGE * (found / seen - 1)
 
 
-def depths(price: Price, tokens: int, chances: Sequence[Sequence[float]], others: int, most: int, barrier: bool) -> list[int]:
-    """How many drafts each row should have; all 0 where none are worth it.
+def choose_depths(price: StepCost, tokens: int, chances: Sequence[Sequence[float]], others: int, most: int, barrier: bool) -> list[int]:
+    """The number of drafts that each row should have; all 0 where none are worth it.
 
     tokens   of the step without drafts          others   rows of the step that have no drafts to offer
     chances  per row: the chance that its first, second … draft counts, in falling order

@@ -11,7 +11,7 @@ Ids = tuple[int, ...]
 class Drafter(Protocol):
     """Guesses the next ids of sequences. Pure: what it says follows from what it was told, in the order in which it was told."""
 
-    def waits(self, running: list[Sequence]) -> bool:
+    def should_wait(self, running: list[Sequence]) -> bool:
         """No step shall be planned behind those in flight: their ids are needed for drafts that are worth more than running ahead."""
         ...
 
@@ -20,6 +20,6 @@ class Drafter(Protocol):
         without drafts; `most` drafts can be had by all rows together, the first come first."""
         ...
 
-    def committed(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
+    def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         """The oldest step in flight is committed, and what it brought is known to its sequences."""
         ...

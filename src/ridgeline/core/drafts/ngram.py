@@ -6,11 +6,11 @@ longest. Saxena 2023 (prompt lookup decoding) searches n-grams of falling length
 
 from typing import Final
 
-CANDIDATES: Final = 6
+MAX_CANDIDATES: Final = 6
 """Occurrences that are compared: the newest ones."""
-LONGEST: Final = 8
+MAX_MATCH_LENGTH: Final = 8
 """Ids that are compared: who agrees in so many is taken at once."""
-PER_CALL: Final = 1024
+MAX_IDS_PER_UPDATE: Final = 1024
 """Ids of a prompt that are indexed at once: some tenths of a millisecond."""
 
 
@@ -18,20 +18,20 @@ class NgramIndex:
     """Occurrences of pairs in `ids`, which only ever grows.
 
     before    of each position the one at which its pair stood before, -1 where it did not; as long as what is indexed
-    match     the position whose continuation is proposed, -1 for none; `agreed`: how many ids agree there, `LONGEST` at most
+    match     the position whose continuation is proposed, -1 for none; `match_length`: how many ids agree there, `MAX_MATCH_LENGTH` at most
     """
 
-    __slots__ = ("_before", "_ids", "_last", "agreed", "match")
+    __slots__ = ("_before", "_ids", "_last", "match", "match_length")
 
     def __init__(self, ids: list[int]) -> None:
         self._ids = ids
         self._last: dict[tuple[int, int], int] = {}
         self._before: list[int] = []
         self.match = -1
-        self.agreed = 0
+        self.match_length = 0
 
-    def catch_up(self) -> bool:
-        """Indexes what is new, `PER_CALL` ids at most, and looks for what stood there before; whether all is indexed."""
+    def update(self) -> bool:
+        """Indexes what is new, `MAX_IDS_PER_UPDATE` ids at most, and looks for what stood there before; whether all is indexed."""
         ids, before, last = self._ids, self._before, self._last
         first, end = len(before), len(ids)
         if end - first == 1 and first and self.match >= 0 and ids[self.match + 1] == ids[first]:
@@ -40,12 +40,12 @@ class NgramIndex:
             before.append(last.get(pair, -1))
             last[pair] = first
             self.match += 1
-            self.agreed += 1
-            if self.agreed >= LONGEST:
-                self.agreed = LONGEST
+            self.match_length += 1
+            if self.match_length >= MAX_MATCH_LENGTH:
+                self.match_length = MAX_MATCH_LENGTH
                 return True
         elif end > first:
-            end = min(end, first + PER_CALL)
+            end = min(end, first + MAX_IDS_PER_UPDATE)
             if not first:
                 before.append(-1)
                 first = 1
@@ -60,17 +60,17 @@ class NgramIndex:
     def _search(self) -> None:
         """The newest of those earlier occurrences of the last pair that agree in most ids before it."""
         ids, before, end = self._ids, self._before, len(self._ids) - 1
-        self.match, self.agreed = -1, 0
+        self.match, self.match_length = -1, 0
         at = before[end] if end > 0 else -1
-        for _ in range(CANDIDATES):
+        for _ in range(MAX_CANDIDATES):
             if at < 0:
                 return
-            agreed = 2
-            while agreed < LONGEST and agreed <= at and ids[at - agreed] == ids[end - agreed]:
-                agreed += 1
-            if agreed > self.agreed:
-                self.match, self.agreed = at, agreed
-                if agreed == LONGEST:
+            match_length = 2
+            while match_length < MAX_MATCH_LENGTH and match_length <= at and ids[at - match_length] == ids[end - match_length]:
+                match_length += 1
+            if match_length > self.match_length:
+                self.match, self.match_length = at, match_length
+                if match_length == MAX_MATCH_LENGTH:
                     return
             at = before[at]
 

@@ -16,7 +16,7 @@ class BlockPool:
 
     cached       used for longest first; a plain dict would walk over every entry that has left its front
     published    1 where the block is in the prefix index; whoever changes the index sets it
-    handed_over  step in flight → blocks that it holds
+    held_by_steps  step in flight → blocks that it holds
     """
 
     def __init__(self, count: int, evicted: Callable[[int], None]) -> None:
@@ -26,7 +26,7 @@ class BlockPool:
         self.cached: OrderedDict[int, None] = OrderedDict()
         self.held = 0
         self.published = bytearray(count + 1)
-        self.handed_over: dict[int, list[int]] = {}
+        self.held_by_steps: dict[int, list[int]] = {}
         self._evicted = evicted
 
     @property
@@ -34,7 +34,7 @@ class BlockPool:
         """Blocks that can be taken now."""
         return len(self.free) + len(self.cached)
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """`count` ≥ 1 blocks with one holder each: free ones, then those cached and unused for longest. The caller checks `available`."""
         while len(self.free) < count:
             block_id, _ = self.cached.popitem(last=False)
@@ -73,15 +73,15 @@ class BlockPool:
         else:
             self.free.append(block_id)
 
-    def hand_over(self, block_ids: Iterable[int], step: int) -> None:
+    def transfer_to_step(self, block_ids: Iterable[int], step: int) -> None:
         """The hold on them passes from a sequence to a step in flight."""
-        self.handed_over.setdefault(step, []).extend(block_ids)
+        self.held_by_steps.setdefault(step, []).extend(block_ids)
 
-    def coming(self) -> int:
+    def count_pending_free(self) -> int:
         """Blocks that will have no holder once the steps in flight have committed."""
-        return sum(self.holders[block_id] == 1 for block_ids in self.handed_over.values() for block_id in block_ids)
+        return sum(self.holders[block_id] == 1 for block_ids in self.held_by_steps.values() for block_id in block_ids)
 
-    def withdraw(self, block_id: int) -> None:
+    def unpublish(self, block_id: int) -> None:
         """The block left the prefix index; if cached it becomes free."""
         self.published[block_id] = 0
         if block_id in self.cached:
@@ -102,7 +102,7 @@ class HostBlocks:
         self.cached: OrderedDict[int, None] = OrderedDict()
         self._forgotten = forgotten
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """A block for what leaves the device, if need be that of the block moved here longest ago; 0 where there is none."""
         if self.free:
             return self.free.pop()
@@ -112,14 +112,14 @@ class HostBlocks:
         self._forgotten(block_id)
         return block_id
 
-    def keep(self, block_id: int) -> None:
+    def put(self, block_id: int) -> None:
         """The block holds published content, and may be taken after all that do now."""
         self.cached[block_id] = None
 
-    def claim(self, block_id: int) -> None:
+    def reserve(self, block_id: int) -> None:
         """Nobody takes the block until it is kept or given back."""
         del self.cached[block_id]
 
-    def give_back(self, block_id: int) -> None:
+    def release(self, block_id: int) -> None:
         """Its content is on the device again. Copies of a plan run in order, so that a later one may write to it."""
         self.free.append(block_id)

@@ -33,19 +33,19 @@ class PrefixIndex:
         self.shape = shape
         self.shared = shared
         self.blocks: dict[bytes, PrefixBlock] = {}
-        self.holding: dict[int, PrefixBlock] = {}
+        self.by_block_id: dict[int, PrefixBlock] = {}
         """Published KV block → what it holds."""
         self.computing: dict[bytes, Sequence] = {}
         self._groups = len(shape.groups)
         self.windows = [(g, group.window) for g, group in enumerate(shape.groups) if group.window]
         self._pack = Struct(f"<{shape.block_tokens}I").pack
 
-    def shares(self, sequence: Sequence) -> bool:
-        """Whether anybody else could ever use the sequence's blocks."""
+    def is_shareable(self, sequence: Sequence) -> bool:
+        """True if anybody else could ever use the sequence's blocks."""
         return self.shared or sequence.request.choices > 1
 
     def identity(self, sequence: Sequence) -> bytes:
-        """Who may share the sequence's blocks, and what besides ids their content depends on."""
+        """The scope within which the sequence's blocks are shared: a tenant's domain, or the request alone."""
         if not sequence.identity:
             request = sequence.request
             scope = (b"tenant", request.domain) if self.shared else (b"request", request.request_id.encode())
@@ -63,7 +63,7 @@ class PrefixIndex:
                 keys.append(parent)
         return keys
 
-    def find(self, sequence: Sequence, block: int) -> PrefixBlock | None:
+    def lookup(self, sequence: Sequence, block: int) -> PrefixBlock | None:
         """The published block with the content of the sequence's block, whose key is made already."""
         found = self.blocks.get(sequence.keys[block])
         if found is not None and not self._same(found, sequence, block):
@@ -74,19 +74,19 @@ class PrefixIndex:
         size = self.shape.block_tokens
         return found.ids == tuple(sequence.known[block * size : (block + 1) * size]) and found.identity == self.identity(sequence)
 
-    def longest_hit(self, sequence: Sequence, first: int, blocks: int) -> int:
+    def find_longest_hit(self, sequence: Sequence, first: int, blocks: int) -> int:
         """The most leading blocks, at most `blocks`, that every group accepts; `first` of them are there already.
 
         A full group needs every block from `first` on, a window group those that the next position can see.
         """
-        if not self.shares(sequence):
+        if not self.is_shareable(sequence):
             return first
         self.keys(sequence, blocks)
         size, windows = self.shape.block_tokens, self.windows
         runs = [first] * self._groups  # per group: from here on every block is there
         hit = first
         for block in range(first, blocks):
-            found = self.find(sequence, block)
+            found = self.lookup(sequence, block)
             if found is None or 0 in found.block_ids:
                 if len(windows) < self._groups and (found is None or not self._in_full_groups(found)):
                     break
@@ -94,14 +94,14 @@ class PrefixIndex:
                     if found is None or not found.block_ids[g]:
                         runs[g] = block + 1
             after = (block + 1) * size
-            if all(runs[g] == first or runs[g] <= self.first_seen(window, after) for g, window in windows):
+            if all(runs[g] == first or runs[g] <= self.first_visible_block(window, after) for g, window in windows):
                 hit = block + 1
         return hit
 
     def _in_full_groups(self, found: PrefixBlock) -> bool:
         return all(block_id or group.window for block_id, group in zip(found.block_ids, self.shape.groups, strict=True))
 
-    def first_seen(self, window: int, position: int) -> int:
+    def first_visible_block(self, window: int, position: int) -> int:
         """The first block that a query at `position` can see through the window (0: everything)."""
         return max(0, position - window + 1) // self.shape.block_tokens if window else 0
 
@@ -124,41 +124,41 @@ class PrefixIndex:
             taken = [(g, block_id) for g, block_id in enumerate(block_ids) if block_id and not found.block_ids[g]]
         for g, block_id in taken:
             found.block_ids[g] = block_id
-            self.holding[block_id] = found
+            self.by_block_id[block_id] = found
         return taken
 
-    def forget(self, block_id: int) -> None:
+    def remove(self, block_id: int) -> None:
         """The block is used for something else now."""
-        found = self.holding.pop(block_id)
+        found = self.by_block_id.pop(block_id)
         found.block_ids[found.block_ids.index(block_id)] = 0
         if not any(found.block_ids):
             del self.blocks[found.key]
 
     def move(self, block_id: int, to: int) -> None:
-        """What one block holds is in another from now on."""
-        found = self.holding.pop(block_id)
+        """Notes that the content of one block is in another from now on."""
+        found = self.by_block_id.pop(block_id)
         found.block_ids[found.block_ids.index(block_id)] = to
-        self.holding[to] = found
+        self.by_block_id[to] = found
 
-    def announce(self, sequence: Sequence, first: int, blocks: int) -> None:
+    def mark_computing(self, sequence: Sequence, first: int, blocks: int) -> None:
         """The sequence will compute its blocks `first` … `blocks` − 1, unless another is at it."""
-        if self.shares(sequence):
+        if self.is_shareable(sequence):
             for key in self.keys(sequence, blocks)[first:blocks]:
                 self.computing.setdefault(key, sequence)
 
-    def renounce(self, sequence: Sequence) -> None:
+    def unmark_computing(self, sequence: Sequence) -> None:
         """The sequence will not go on (preempted, ended): nobody waits for it any more."""
         for key in sequence.keys[sequence.published :]:
             if self.computing.get(key) is sequence:
                 del self.computing[key]
 
-    def settle(self, sequence: Sequence, block: int) -> None:
+    def clear_computing(self, sequence: Sequence, block: int) -> None:
         """The block is there, computed by another: who waited for it may look again."""
         self.computing.pop(sequence.keys[block], None)
 
     def blocker(self, sequence: Sequence, block: int) -> Sequence | None:
         """The sequence whose work on this block is worth waiting for: it is in flight, or its owner runs earlier by policy."""
-        owner = self.computing.get(sequence.keys[block]) if self.shares(sequence) else None
+        owner = self.computing.get(sequence.keys[block]) if self.is_shareable(sequence) else None
         if owner is None or owner is sequence:
             return None
         in_flight = owner.scheduled >= (block + 1) * self.shape.block_tokens

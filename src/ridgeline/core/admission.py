@@ -1,4 +1,4 @@
-"""Can a request ever be served? Arithmetic that admission does before anything is queued."""
+"""Blocks that a request needs, and whether it can ever be served: arithmetic that admission does before anything is queued."""
 
 from ridgeline.core.plan import KVGroup, KVShape
 
@@ -8,16 +8,16 @@ def blocks_needed(shape: KVShape, positions: int) -> int:
 
     A full group keeps ⌈positions / B⌉ blocks. A window group keeps the blocks of the window − 1 positions before the next one, and its own.
     """
-    return sum([group_blocks(group, shape.block_tokens, positions) for group in shape.groups])
+    return sum([blocks_needed_in_group(group, shape.block_tokens, positions) for group in shape.groups])
 
 
-def group_blocks(group: KVGroup, size: int, positions: int) -> int:
-    """What `blocks_needed` counts for one group, with blocks of `size` tokens."""
+def blocks_needed_in_group(group: KVGroup, size: int, positions: int) -> int:
+    """The count of `blocks_needed` for one group, with blocks of `size` tokens."""
     full = -(-positions // size)
     return min(full, -(-(group.window - 1) // size) + 1) if group.window else full
 
 
-def why_not(shape: KVShape, max_model_len: int, prompt_tokens: int, max_tokens: int) -> str | None:
+def rejection_reason(shape: KVShape, max_model_len: int, prompt_tokens: int, max_tokens: int) -> str | None:
     """None if such a request can be served when it is alone; else the reason, with the numbers.
 
     The last output is never an input, so `prompt + max_tokens − 1` positions are computed at most.

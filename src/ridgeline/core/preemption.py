@@ -5,119 +5,119 @@ starts again only when blocks up to its very end are there, and what it has not 
 use. So whoever comes first can always go on, and whoever is pinned too. Never takes a block itself.
 """
 
-from ridgeline.core.fit import blocks_needed, group_blocks
-from ridgeline.core.kv import Cache
+from ridgeline.core.admission import blocks_needed, blocks_needed_in_group
+from ridgeline.core.kv_cache import KVCacheManager
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy
 from ridgeline.core.sequence import Sequence, State
 
 
-class Room:
+class Preemptor:
     """Decides who waits and who gives way."""
 
-    def __init__(self, policy: Policy, cache: Cache, life: Lifecycle) -> None:
+    def __init__(self, policy: Policy, cache: KVCacheManager, lifecycle: Lifecycle) -> None:
         self.policy = policy
         self.cache = cache
-        self.life = life
+        self.lifecycle = lifecycle
         self._full_groups = sum(not group.window for group in cache.shape.groups)
 
-    def for_row(self, sequence: Sequence, builder: PlanBuilder) -> bool:
+    def ensure_row(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """A row is free, within the policy's bound. A higher class pushes the youngest of the lowest class out."""
-        life = self.life
-        if self.policy.max_running is not None and len(life.running) >= self.policy.max_running:
+        lifecycle = self.lifecycle
+        if self.policy.max_running is not None and len(lifecycle.running) >= self.policy.max_running:
             return False
-        if not life.rows:
-            victim = self.victim(sequence)
+        if not lifecycle.rows:
+            victim = self.find_victim(sequence)
             if victim is not None:
-                self._push_out(victim, sequence, "row", builder)
-        return bool(life.rows)
+                self._preempt(victim, sequence, "row", builder)
+        return bool(lifecycle.rows)
 
-    def for_start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
+    def can_start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
         """A waiting sequence has the blocks to start with. If others give way as it grows, a block is enough; else all that it knows must
         find place, for with less it would soon be pushed out again. A pinned one needs what it takes to its very end. What it shares on the
         host needs blocks of the device too.
         """
-        shape, away = self.cache.shape, self.cache.away(sequence)
-        if self.life.is_pinned(sequence):
-            return self.spare(sequence) >= self._missing(sequence)
-        if self.victim(sequence) is not None:
-            return self._at_least(len(shape.groups) + away, sequence, builder)
+        shape, away = self.cache.shape, self.cache.count_host_blocks(sequence)
+        if self.lifecycle.is_pinned(sequence):
+            return self.available_blocks(sequence) >= self._blocks_to_finish(sequence)
+        if self.find_victim(sequence) is not None:
+            return self._ensure_blocks(len(shape.groups) + away, sequence, builder)
         held = sum([block_id != 0 for table in sequence.tables for block_id in table]) - away
-        return self.spare(sequence) >= max(0, blocks_needed(shape, len(sequence.known)) - held)
+        return self.available_blocks(sequence) >= max(0, blocks_needed(shape, len(sequence.known)) - held)
 
-    def for_tokens(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
-        """How many of `count` tokens the sequence can have blocks for, after pushing others out if it must; 0 to wait."""
+    def ensure_tokens(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
+        """The number of `count` tokens that the sequence can have blocks for, after pushing others out if it must; 0 to wait."""
         if sequence.scheduled + count <= sequence.capacity:
             return count
-        self.cache.release_behind(sequence)
+        self.cache.free_out_of_window(sequence)
         size, groups = self.cache.shape.block_tokens, len(self.cache.shape.groups)
-        spare = self.spare(sequence)
+        spare = self.available_blocks(sequence)
         if spare < groups and sequence.scheduled == sequence.capacity:
-            if not self._at_least(groups, sequence, builder):
+            if not self._ensure_blocks(groups, sequence, builder):
                 return 0
-            spare = self.spare(sequence)
+            spare = self.available_blocks(sequence)
         return min(count, sequence.capacity + max(0, spare) // groups * size - sequence.scheduled)
 
-    def for_drafts(self, sequence: Sequence, count: int) -> int:
-        """How many of `count` drafted positions the sequence can have blocks for: those it has, and what is spare though every running
+    def allocatable_drafts(self, sequence: Sequence, count: int) -> int:
+        """The number of `count` drafted positions that it can have blocks for: those it has, and what is spare even if every running
         sequence took its next block. Nobody is pushed out for a draft, now or in the next step."""
         size, groups = self.cache.shape.block_tokens, len(self.cache.shape.groups)
         covered = sequence.capacity - sequence.scheduled
         if count <= covered:
             return count
-        spare = self.spare(sequence) - groups * len(self.life.running)
+        spare = self.available_blocks(sequence) - groups * len(self.lifecycle.running)
         return min(count, covered + max(0, spare) // groups * size)
 
-    def _at_least(self, blocks: int, sequence: Sequence, builder: PlanBuilder) -> bool:
-        """So many blocks can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
-        while self.spare(sequence) < blocks:
-            coming = self.cache.pool.coming() + self.cache.behind_window(sequence)
-            if self.spare(sequence) + coming >= blocks:
+    def _ensure_blocks(self, blocks: int, sequence: Sequence, builder: PlanBuilder) -> bool:
+        """True if so many blocks can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
+        while self.available_blocks(sequence) < blocks:
+            coming = self.cache.pool.count_pending_free() + self.cache.count_out_of_window(sequence)
+            if self.available_blocks(sequence) + coming >= blocks:
                 return False
-            victim = self.victim(sequence)
+            victim = self.find_victim(sequence)
             if victim is None:
                 return False
-            self._push_out(victim, sequence, "blocks", builder)
+            self._preempt(victim, sequence, "blocks", builder)
         return True
 
-    def spare(self, sequence: Sequence) -> int:
+    def available_blocks(self, sequence: Sequence) -> int:
         """Blocks that the sequence may take: all without a holder, but for the claims of others.
 
         Who comes to share blocks may keep them from coming back, so for all others the windows of a pinned sequence count in full. Pinned
         sequences that run leave each other what each still misses: together that is never more than there is, so one can go on.
         """
-        available, pinned = self.cache.pool.available, self.life.pinned
+        available, pinned = self.cache.pool.available, self.lifecycle.pinned
         if pinned:
-            claim = self._missing if sequence in pinned else self._claim
+            claim = self._blocks_to_finish if sequence in pinned else self._reserved_blocks
             available -= sum([claim(other) for other in pinned if other is not sequence])
         return available
 
-    def _missing(self, pinned: Sequence) -> int:
+    def _blocks_to_finish(self, pinned: Sequence) -> int:
         """Blocks that a sequence takes to its very end beside those it holds. Letting go of a shared block of a window gives none back."""
         shape, holders, missing = self.cache.shape, self.cache.pool.holders, 0
         for group, table in zip(shape.groups, pinned.tables, strict=True):
             held = sum([0 < block_id <= shape.blocks and (not group.window or holders[block_id] == 1) for block_id in table])
-            missing += max(0, group_blocks(group, shape.block_tokens, pinned.limit - 1) - held)
+            missing += max(0, blocks_needed_in_group(group, shape.block_tokens, pinned.limit - 1) - held)
         return missing
 
-    def _claim(self, pinned: Sequence) -> int:
-        """What a pinned sequence may still need. Its windows count in full, for it may have to leave blocks in them to others."""
+    def _reserved_blocks(self, pinned: Sequence) -> int:
+        """Blocks that a pinned sequence may still need. Its windows count in full, for it may have to leave blocks in them to others."""
         blocks = pinned.capacity // self.cache.shape.block_tokens
         return blocks_needed(self.cache.shape, pinned.limit - 1) - blocks * self._full_groups
 
-    def victim(self, requester: Sequence) -> Sequence | None:
+    def find_victim(self, requester: Sequence) -> Sequence | None:
         """The youngest of the lowest class behind the requester; of a lower class if that waits. Never the first nor a pinned one."""
-        running = self.life.running
+        running = self.lifecycle.running
         waits = requester.state is State.WAITING
         for candidate in reversed(running[1:]):
             if candidate.rank <= requester.rank or (waits and self.policy.same_class(candidate, requester)):
                 return None
-            if candidate not in self.life.pinned:
+            if candidate not in self.lifecycle.pinned:
                 return candidate
         return None
 
-    def _push_out(self, victim: Sequence, by: Sequence, why: str, builder: PlanBuilder) -> None:
-        """Who is pushed out does not come back in the same step."""
-        builder.closed = True
-        self.life.preempt(victim, by, why)
+    def _preempt(self, victim: Sequence, by: Sequence, why: str, builder: PlanBuilder) -> None:
+        """Preempts a sequence, which does not come back in the same step."""
+        builder.starts_closed = True
+        self.lifecycle.preempt(victim, by, why)

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ridgeline.core.blocks import BlockPool
+from ridgeline.core.block_pool import BlockPool
 from ridgeline.errors import LawViolation
 
 
@@ -18,29 +18,29 @@ def pool(count: int = 4) -> tuple[BlockPool, list[int]]:
 
 def test_pages_are_numbered_from_one_and_come_lowest_first() -> None:
     blocks, _ = pool()
-    assert blocks.take(2) == [1, 2]
-    assert blocks.take(2) == [3, 4]
+    assert blocks.allocate(2) == [1, 2]
+    assert blocks.allocate(2) == [3, 4]
     assert blocks.available == 0 and blocks.held == 4
 
 
 def test_a_published_page_stays_cached_and_is_evicted_in_lru_order() -> None:
     blocks, evicted = pool()
-    for block_id in blocks.take(3):
+    for block_id in blocks.allocate(3):
         blocks.published[block_id] = 1
     for block_id in (2, 1, 3):
         blocks.drop(block_id)
     blocks.hold(2)
     blocks.drop(2)
     assert list(blocks.cached) == [1, 3, 2]
-    assert blocks.take(2) == [1, 4] or evicted == [1]
-    assert blocks.take(1) == [3]
+    assert blocks.allocate(2) == [1, 4] or evicted == [1]
+    assert blocks.allocate(1) == [3]
     assert evicted == [1, 3]
     assert not blocks.published[1] and blocks.published[2]
 
 
 def test_a_page_has_as_many_holders_as_hold_it() -> None:
     blocks, _ = pool()
-    (block_id,) = blocks.take(1)
+    (block_id,) = blocks.allocate(1)
     blocks.hold(block_id)
     blocks.drop(block_id)
     assert blocks.holders[block_id] == 1 and block_id not in blocks.free
@@ -52,20 +52,20 @@ def test_a_page_has_as_many_holders_as_hold_it() -> None:
 
 def test_a_held_page_is_never_handed_out() -> None:
     blocks, _ = pool()
-    (block_id,) = blocks.take(1)
+    (block_id,) = blocks.allocate(1)
     blocks.free.append(block_id)
     with pytest.raises(LawViolation, match="law 3"):
-        blocks.take(1)
+        blocks.allocate(1)
 
 
 def test_handed_over_pages_are_coming_once_no_sequence_holds_them() -> None:
     blocks, _ = pool()
-    one, two = blocks.take(2)
+    one, two = blocks.allocate(2)
     blocks.hold(two)
-    blocks.hand_over([one, two], step=7)
-    assert blocks.coming() == 1
+    blocks.transfer_to_step([one, two], step=7)
+    assert blocks.count_pending_free() == 1
     blocks.drop(two)
-    assert blocks.coming() == 2
+    assert blocks.count_pending_free() == 2
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -81,10 +81,10 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.pool.available)
     @rule(data=st.data())
-    def take(self, data: st.DataObject) -> None:
+    def allocate(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(1, self.pool.available))
         before = set(self.holds) | {p for held in self.steps.values() for p in held}
-        taken = self.pool.take(count)
+        taken = self.pool.allocate(count)
         assert len(set(taken)) == count and not set(taken) & before
         self.published -= set(taken)
         self.holds.update(taken)
@@ -111,24 +111,24 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holds)
     @rule(data=st.data(), step=st.integers(0, 3))
-    def hand_over(self, data: st.DataObject, step: int) -> None:
+    def transfer_to_step(self, data: st.DataObject, step: int) -> None:
         block_id = self._one_hold_less(data)
-        self.pool.hand_over([block_id], step)
+        self.pool.transfer_to_step([block_id], step)
         self.steps.setdefault(step, []).append(block_id)
 
     @precondition(lambda self: self.steps)
     @rule()
     def commit(self) -> None:
         step = min(self.steps)
-        for block_id in self.pool.handed_over.pop(step):
+        for block_id in self.pool.held_by_steps.pop(step):
             self.pool.drop(block_id)
         del self.steps[step]
 
     @precondition(lambda self: self.published)
     @rule(data=st.data())
-    def withdraw(self, data: st.DataObject) -> None:
+    def unpublish(self, data: st.DataObject) -> None:
         block_id = data.draw(st.sampled_from(sorted(self.published)))
-        self.pool.withdraw(block_id)
+        self.pool.unpublish(block_id)
         self.published.discard(block_id)
 
     def _one_hold_less(self, data: st.DataObject) -> int:
@@ -146,7 +146,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(self.pool.free) + len(cached) + self.pool.held == 6
         assert cached == self.published - set(holders)
         only = {p for held in self.steps.values() for p in held if holders[p] == 1}
-        assert self.pool.coming() == len(only)
+        assert self.pool.count_pending_free() == len(only)
 
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

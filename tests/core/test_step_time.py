@@ -3,8 +3,8 @@
 import pytest
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.pace import UNBOUNDED, StepSeconds
 from ridgeline.core.params import Limits
+from ridgeline.core.step_time import UNBOUNDED, StepSeconds
 from ridgeline.engine.compose import pace
 
 
@@ -13,7 +13,7 @@ def seconds(rows: int, tokens: int) -> float:
 
 
 def test_a_line_is_found_again() -> None:
-    found = StepSeconds.fitted(seconds(1, 0), seconds(16, 0), 16, seconds(1, 63), 64)
+    found = StepSeconds.fit(seconds(1, 0), seconds(16, 0), 16, seconds(1, 63), 64)
     assert (found.fixed, found.row, found.token) == pytest.approx((0.008, 0.0024, 0.0008))
 
 
@@ -27,14 +27,14 @@ def test_a_step_takes_no_longer_than_is_wanted(rows: int) -> None:
 
 def test_prompts_go_on_where_a_few_rows_take_longer_than_is_wanted() -> None:
     slow = StepSeconds(0.19, 0.02, 0.03)
-    assert slow.aimed(0.1) == pytest.approx(0.92)
+    assert slow.target_seconds(0.1) == pytest.approx(0.92)
     assert slow.mixed_tokens(0.1) == 24
 
 
 def test_tokens_that_cost_nothing_are_not_bounded() -> None:
-    free = StepSeconds.fitted(0.01, 0.01, 16, 0.01, 64)
+    free = StepSeconds.fit(0.01, 0.01, 16, 0.01, 64)
     assert (free.mixed_tokens(0.1), free.row_tokens) == (UNBOUNDED, 1.0)
-    assert StepSeconds.fitted(0.01, 0.02, 2, 0.01, 1).token == 0.0
+    assert StepSeconds.fit(0.01, 0.02, 2, 0.01, 1).token == 0.0
 
 
 def test_the_decision_says_why() -> None:

@@ -7,24 +7,24 @@ begun, or ceased, to repeat itself.
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from ridgeline.core.drafts.depth import Price, depths
-from ridgeline.core.drafts.ngram import LONGEST, NgramIndex
+from ridgeline.core.drafts.depth import StepCost, choose_depths
+from ridgeline.core.drafts.ngram import MAX_MATCH_LENGTH, NgramIndex
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence, State
 
 RIGHT: Final = (0.0, 0.0, 0.35, 0.45, 0.6, 0.7, 0.8, 0.85, 0.92)
-"""How often the first proposed id is right, by how many ids agree, before a sequence has told more: as seen in edits and stories."""
+"""Share of first proposed ids that are right, by how many ids agree, before a sequence has told more: as seen in edits and stories."""
 DOUBT: Final = 6.0
-"""As many comparisons of a sequence count as much as that."""
+"""Comparisons of a sequence that count as much as that share."""
 MEMORY: Final = 0.93
-"""What is left of a comparison in the next one."""
+"""Weight of a comparison at the next one."""
 MOST_RESTS: Final = 64
 """Steps without waiting, at most, after a wait for which nothing came of it."""
-assert len(RIGHT) == LONGEST + 1
+assert len(RIGHT) == MAX_MATCH_LENGTH + 1
 
 
 class _Row:
-    """What is known of one sequence: `proposed` may come behind its known ids; `right` of `compared` ids were, fading."""
+    """Experience with one sequence: `proposed` may come behind its known ids; `right` of `compared` ids were, fading."""
 
     __slots__ = ("compared", "index", "known", "proposed", "right")
 
@@ -43,14 +43,14 @@ class _Row:
             if token != proposed:
                 break
         self.known = len(ids)
-        self.proposed = self.index.propose(most) if self.index.catch_up() else ()
+        self.proposed = self.index.propose(most) if self.index.update() else ()
 
     def chance(self) -> float:
-        """That the first proposed id is right, and each further one where those before it are."""
-        return (self.right + DOUBT * RIGHT[self.index.agreed]) / (self.compared + DOUBT)
+        """The chance that the first proposed id is right, and each further one where those before it are."""
+        return (self.right + DOUBT * RIGHT[self.index.match_length]) / (self.compared + DOUBT)
 
 
-class PromptLookup:
+class PromptLookupDrafter:
     """Implements `core.drafts.drafter.Drafter`.
 
     most     ids drafted for a row and step at most
@@ -59,14 +59,14 @@ class PromptLookup:
 
     def __init__(self, most: int, price: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
         self._most = most
-        self._price = Price(price)
+        self._price = StepCost(price)
         self._barrier = barrier
         self._rows: WeakKeyDictionary[Sequence, _Row] = WeakKeyDictionary()
         self._waited = False
         self._rests = self._rest = 0
         """Steps for which nothing is waited for: after the last wait in vain, and still."""
 
-    def waits(self, running: list[Sequence]) -> bool:
+    def should_wait(self, running: list[Sequence]) -> bool:
         """Drafts would be worth it behind the ids that are in flight, if these come as proposed."""
         if self._rest:
             return False
@@ -74,10 +74,10 @@ class PromptLookup:
         for sequence in running:
             row, promised = get(sequence), sequence.promised
             if row is not None and len(row.proposed) > promised:
-                room = sequence.limit - sequence.reach - 1
+                room = sequence.limit - sequence.target - 1
                 rows.append(self._chances(row, promised, min(self._most, room)))
         others = len(running) - len(rows)
-        worth = bool(rows) and any(depths(self._price, len(running), rows, others, len(rows) * self._most, self._barrier))
+        worth = bool(rows) and any(choose_depths(self._price, len(running), rows, others, len(rows) * self._most, self._barrier))
         self._waited = self._waited or worth
         return worth
 
@@ -88,7 +88,7 @@ class PromptLookup:
         found: list[tuple[int, ...]] = [()] * len(rows)
         if offers:
             chances = [self._chances(row, 0, min(self._most, rows[index][1])) for index, row in offers]
-            chosen = depths(self._price, tokens, chances, len(rows) - len(offers), most, self._barrier)
+            chosen = choose_depths(self._price, tokens, chances, len(rows) - len(offers), most, self._barrier)
             for (index, row), depth in zip(offers, chosen, strict=True):
                 found[index] = row.proposed[:depth]
         if any(found):
@@ -99,7 +99,7 @@ class PromptLookup:
         return found
 
     def _chances(self, row: _Row, ahead: int, most: int) -> list[float]:
-        """That each of the row's drafts counts, behind `ahead` ids that are in flight."""
+        """The chance of each of the row's drafts to count, behind `ahead` ids that are in flight."""
         right = row.chance()
         chance, found = right**ahead, []
         for _ in range(min(most, len(row.proposed) - ahead)):
@@ -107,7 +107,7 @@ class PromptLookup:
             found.append(chance)
         return found
 
-    def committed(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
+    def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
         """Rows that sampled are looked at; a step of nothing but their tokens tells what it costs."""
         ahead = self._most + 4  # as many steps may be in flight
         self._rest = max(0, self._rest - 1)
