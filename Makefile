@@ -15,7 +15,8 @@ test:
 	$(PYTHON) -m pytest
 
 night:
-	$(PYTHON) -m pytest -m "night or not night" --timeout 3600
+	$(PYTHON) -m pytest -m "night or not night" --timeout 7200 --record tests/night.jsonl
+	$(PYTHON) tests/arch/nights.py
 
 build:
 	$(PYTHON) -m pip wheel . --no-deps --wheel-dir dist

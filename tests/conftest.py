@@ -1,12 +1,18 @@
-"""What every test may use, and two rules, also of tests that run in several processes (`pytest -n 2 --dist worksteal`).
+"""What every test may use, and two rules, which hold in several processes too.
 
-With CI=true a skipped test fails the session and is named; a test marked `alone` shares its time with no other.
+With CI=true a skipped test fails the session and is named; a test marked `alone` shares its time with no other. `--record FILE` appends a
+line of what ran, as `make night` does. Folders are tested by two processes, single files by one (`-n 0` or another number says otherwise).
+Each takes one thread for BLAS and torch: matrices of tests are small, and threads of two processes would wait for each other.
 
 In CI, everything that tests need is installed. Triton decides when it is first imported whether kernels run on a GPU or in its interpreter;
 other libraries import it too, so that is settled here.
 """
 
+import json
 import os
+import subprocess
+import time
+from collections import Counter
 from fcntl import LOCK_EX, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 
@@ -18,8 +24,21 @@ from ridgeline.facts.hub.source import resolve_model
 
 if gpu_missing() is not None:
     os.environ["TRITON_INTERPRET"] = "1"
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")  # before anything imports numpy
 
+PROCESSES = 2
 SKIPS = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", metavar="FILE", type=Path, help="append a line that says what ran, and how each long test ended")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For `-n auto`, which is the default."""
+    files = [name.partition("::")[0].endswith(".py") for name in config.args]
+    return 0 if all(files) or config.option.collectonly else PROCESSES
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -38,6 +57,8 @@ def pytest_runtest_protocol(item: pytest.Item):
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SKIPS] = []
     config.pluginmanager.register(Skips(config.stash[SKIPS]))
+    if config.option.record and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Record(config.option.record, config.rootpath))
 
 
 class Skips:
@@ -56,6 +77,36 @@ class Skips:
         if report.skipped and not hasattr(report, "wasxfail"):
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
             self.found.append(f"{report.nodeid}: {reason}")
+
+
+class Record:
+    """One line of JSON for a run: when, of which commit, how many tests ended how, and how each test marked `night` did."""
+
+    def __init__(self, file: Path, root: Path) -> None:
+        self.file, self.root, self.began = file, root, time.time()
+        self.outcomes: Counter[str] = Counter()
+        self.nights: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[report.outcome] += 1
+            if "night" in report.keywords:
+                self.nights[report.nodeid] = f"{report.outcome} after {report.duration:.0f} s"
+
+    def git(self, *words: str) -> str:
+        return subprocess.run(["git", "-C", self.root, *words], capture_output=True, text=True, check=False).stdout.strip()
+
+    def pytest_sessionfinish(self) -> None:
+        line = {
+            "date": time.strftime("%Y-%m-%d", time.gmtime(self.began)),
+            "commit": self.git("rev-parse", "--short=12", "HEAD"),
+            "changed": bool(self.git("status", "--porcelain", "--", "src", "csrc", "tests")),
+            "seconds": round(time.time() - self.began),
+            **dict(sorted(self.outcomes.items())),
+            "night": dict(sorted(self.nights.items())),
+        }
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def skips_fail(config: pytest.Config) -> bool:

@@ -161,7 +161,7 @@ inline Vec widened(const uint8_t* bytes, size_t d) {
 // A head in fp32, padded with zeros, in strips of `strip` floats, `step` floats apart. Codes stay without their scale: it goes onto the score,
 // or onto the weight.
 template <int Type>
-inline void widen(const uint8_t* bytes, size_t head_dim, float* to, size_t strip, size_t step) {
+inline void widen_record(const uint8_t* bytes, size_t head_dim, float* to, size_t strip, size_t step) {
     constexpr size_t kBytes = Type == kKVF32 ? 4 : Type == kKVBF16 ? 2 : 1;
     const size_t whole = head_dim / kLanes * kLanes;
     for (size_t d = 0, left = strip; d < whole; d += kLanes) {
@@ -184,9 +184,9 @@ void Walk::take_tile(const uint8_t* cache, size_t first, size_t last, size_t str
         });
     };
     if (direct_) each(cache, first, last, [&](size_t key, const uint8_t* bytes) { work_.at[key] = bytes; });
-    else if (op_.cache.type == kKVF32) take(widen<kKVF32>);
-    else if (op_.cache.type == kKVBF16) take(widen<kKVBF16>);
-    else take(widen<kKVInt8>);
+    else if (op_.cache.type == kKVF32) take(widen_record<kKVF32>);
+    else if (op_.cache.type == kKVBF16) take(widen_record<kKVBF16>);
+    else take(widen_record<kKVInt8>);
 }
 
 void Walk::ask_for(const uint8_t* cache, size_t first, size_t last) const {

@@ -6,116 +6,26 @@
 #pragma once
 
 #include "attention/parts.h"
-#include "simd/panel.h"
 #include "simd/simd.h"
-
-// Loops over registers: an array stays in registers only where every index is known.
-#define RIDGELINE_UNROLL _Pragma("GCC unroll 16")
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-// A register: what is left of a vector's abstraction where it matters how many there are.
-#if defined(__AVX512F__)
-using Part = __m512;
-inline Part load_part(const float* p) { return _mm512_loadu_ps(p); }
-inline Part all_part(float x) { return _mm512_set1_ps(x); }
-inline Part fma_part(Part a, Part b, Part c) { return _mm512_fmadd_ps(a, b, c); }
-inline void store_part(float* p, Part a) { _mm512_storeu_ps(p, a); }
-inline __m256 halves_added(const Part* x) { return _mm256_add_ps(_mm512_castps512_ps256(x[0]), _mm512_extractf32x8_ps(x[0], 1)); }
-#elif defined(__AVX2__)
-using Part = __m256;
-inline Part load_part(const float* p) { return _mm256_loadu_ps(p); }
-inline Part all_part(float x) { return _mm256_set1_ps(x); }
-inline Part fma_part(Part a, Part b, Part c) { return _mm256_fmadd_ps(a, b, c); }
-inline void store_part(float* p, Part a) { _mm256_storeu_ps(p, a); }
-inline __m256 halves_added(const Part* x) { return _mm256_add_ps(x[0], x[1]); }
-#else
-using Part = Vec;
-inline Part load_part(const float* p) { return load(p); }
-inline Part all_part(float x) { return all(x); }
-inline Part fma_part(Part a, Part b, Part c) { return fma(a, b, c); }
-inline void store_part(float* p, Part a) { store(p, a); }
-#endif
-
-// Into a register: the compiler would rather read from memory at every use, and the ports that load are what binds.
-inline Part load_once(const float* p) {
-    Part x = load_part(p);
-#if defined(__AVX2__)
-    __asm__("" : "+v"(x));
-#endif
-    return x;
-}
-
 constexpr size_t kPartLanes = sizeof(Part) / sizeof(float);
 constexpr int kParts = static_cast<int>(kLanes / kPartLanes);  // of a vector
 
 // Strips of values that many rows read, and rows that read one together.
-#if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr size_t kStripLanes = kPanelColumns, kStripRows = kPanelRows;
-#else
-constexpr size_t kStripLanes = kLanes, kStripRows = 6;
-#endif
 constexpr int kStripParts = static_cast<int>(kStripLanes / kPartLanes);
 
 // Numbers at … of a record, without its scale, in a register.
 template <int Type>
 inline Part numbers(const uint8_t* record, size_t at) {
     if constexpr (Type == kKVF32) return load_once(reinterpret_cast<const float*>(record) + at);
-#if defined(__AVX512F__)
-    else if constexpr (Type == kKVBF16) return load_bf16(reinterpret_cast<const uint16_t*>(record) + at).v;
-    else return load_int8(reinterpret_cast<const int8_t*>(record) + at).v;
-#elif defined(__AVX2__)
-    else if constexpr (Type == kKVBF16) return widen_bf16(reinterpret_cast<const uint16_t*>(record) + at);
-    else return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(record + at))));
-#else
-    else if constexpr (Type == kKVBF16) return load_bf16(reinterpret_cast<const uint16_t*>(record) + at);
-    else return load_int8(reinterpret_cast<const int8_t*>(record) + at);
-#endif
+    else if constexpr (Type == kKVBF16) return load_part_bf16(reinterpret_cast<const uint16_t*>(record) + at);
+    else return load_part_int8(reinterpret_cast<const int8_t*>(record) + at);
 }
-
-#if defined(__AVX2__)
-
-inline __m256 quarters_added(const Part* x, const Part* y) {
-    const __m256 a = halves_added(x), b = halves_added(y);
-    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-}
-
-inline __m256 eighths_added(__m256 a, __m256 b) {
-    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
-}
-
-// Sums of the lanes of eight vectors, each by the tree of `sum_of`: a to d in the lower half, e to h in the upper one.
-inline __m256 sums_of(const Part* a, const Part* b, const Part* c, const Part* d, const Part* e, const Part* f, const Part* g, const Part* h) {
-    const __m256 x = eighths_added(quarters_added(a, e), quarters_added(b, f)), y = eighths_added(quarters_added(c, g), quarters_added(d, h));
-    return _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x88), _mm256_shuffle_ps(x, y, 0xdd));
-}
-
-// Sums of [R, K] vectors to rows of scores. What stands behind the last key of a row may be overwritten.
-template <int R, int K>
-inline void put_scores(const Part (*x)[kParts], float* scores) {
-    const auto row = [&](int r) { return scores + static_cast<size_t>(r) * kScoreStride; };
-    if constexpr (R == 2) {
-        const __m256 sums = sums_of(x[0], x[1], x[2], x[2], x[3], x[4], x[5], x[5]);
-        _mm_storeu_ps(row(0), _mm256_castps256_ps128(sums));
-        _mm_storeu_ps(row(1), _mm256_extractf128_ps(sums, 1));
-    } else {
-        const __m256 sums = sums_of(x[0], x[1], x[2], x[3], x[4], x[5], x[4], x[5]);
-        _mm_storeu_ps(row(0), _mm256_castps256_ps128(sums));
-        _mm_storel_pi(reinterpret_cast<__m64*>(row(0) + 4), _mm256_extractf128_ps(sums, 1));
-    }
-}
-
-#else
-
-template <int R, int K>
-inline void put_scores(const Part (*x)[kParts], float* scores) {
-    for (int r = 0; r < R; ++r)
-        for (int j = 0; j < K; ++j) scores[static_cast<size_t>(r) * kScoreStride + static_cast<size_t>(j)] = sum_of(x[r * K + j][0]);
-}
-
-#endif
 
 // Scores of R rows of queries, `width` apart, with `count` keys, K at a time; R * K = 6, which fills sixteen registers.
 template <int Type, int R, int K>
@@ -145,7 +55,7 @@ inline void score_rows(const float* q, const uint8_t* const* keys, size_t count,
                 }
             }
         } while ((d += kLanes) < width);
-        put_scores<R, K>(sum, scores + first);
+        store_sums<R, K>(sum, scores + first, kScoreStride);
     }
 }
 
@@ -174,8 +84,8 @@ inline void score_four_rows(const float* q, const uint8_t* const* keys, size_t c
             RIDGELINE_UNROLL
             for (int i = 0; i < kSums; ++i) sum[i][p] = one[i];
         }
-        put_scores<2, kKeys>(sum, scores + first);
-        put_scores<2, kKeys>(sum + 2 * kKeys, scores + 2 * kScoreStride + first);
+        store_sums<2, kKeys>(sum, scores + first, kScoreStride);
+        store_sums<2, kKeys>(sum + 2 * kKeys, scores + 2 * kScoreStride + first, kScoreStride);
     }
 }
 
@@ -264,14 +174,10 @@ inline void mix(size_t rows, const float* weights, const uint8_t* const* values,
 
 // The same for a strip of kStripLanes of a tile in fp32, where keys lie one behind the other.
 inline void mix_strip(size_t rows, const float* weights, const uint8_t* const* values, size_t first, size_t last, size_t offset, size_t width, float* sums) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
     if (rows == kPanelRows && first < last) {
-        const size_t turns = (last - first) / kPanelSteps;
         const float* panel = reinterpret_cast<const float*>(values[first]) + offset;
-        if (turns > 0) panel_turns(panel, nullptr, 0, weights + first, kScoreStride, turns, sums, width);
-        first += turns * kPanelSteps;
+        first += panel_turns(panel, nullptr, 0, weights + first, kScoreStride, last - first, sums, width);
     }
-#endif
     mix<kKVF32>(rows, weights, values, first, last, offset, kStripLanes, width, sums);
 }
 

@@ -1,7 +1,12 @@
 // Products of a few tokens with packed records, read once in ascending order: at the speed of memory.
+//
+// Formats of groups have a scale for every 32 inputs, onto which their sums become fp32. Of formats of spans all inputs that share an
+// activation scale are added up in integers: I = sum over parts of scale * sum of (code - zero) x, J = sum over parts of minimum * sum of x, in
+// 32 bits, in any order; then, xs being the activations' scale, acc = fma(float(I), fp32(scale * xs), acc) and, of minima,
+// acc = fma(float(J), -fp32(minimum * xs), acc).
 #pragma once
 
-#include "linear/formats.h"
+#include "linear/codes.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -21,18 +26,21 @@ struct Tokens {
     const float* scales;
     const int32_t* sums;
     size_t stride, groups;               // from token to token: codes; scales, and half of the sums
-    const uint32_t* starts = nullptr;    // [groups, 4] of a format of centred sums: see `prepare_starts`
+    const uint32_t* starts = nullptr;    // [groups, 4] of a format that sums records its own way
 };
 
 inline Tokens tokens(const Codes& x, size_t k, size_t from) {
     const size_t groups = k / kCodeGroup;
     return {x.codes + from * x.stride, x.scales + from * groups, x.sums + from * groups * 2, x.stride, groups};
 }
+inline Tokens tokens_from(const Tokens& x, size_t from) {
+    return {x.codes + from * x.stride, x.scales + from * x.groups, x.sums + from * x.groups * 2, x.stride, x.groups};
+}
 
 // Of one stream records come from memory into the second-level cache, which bears more lines on their way than the first, and from there into
-// the first. Of several the processor foresees the rest.
+// the first. Of several the processor fetches the rest by itself.
 template <size_t kBytes, int kStreams>
-inline void fetch(const uint8_t* record) {
+inline void prefetch_record(const uint8_t* record) {
     constexpr size_t kFar = kStreams == 1 ? kAhead : kBytes < 512 ? kNear : kNearest;
     for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(record + kFar + line, 0, 2);
     for (size_t line = 0; line < kBytes && kStreams == 1; line += 64) __builtin_prefetch(record + kAhead - kBack + line, 0, 3);
@@ -46,45 +54,9 @@ inline Vec add_minimum(Vec acc, int32_t sum, Vec minimum, float x_scale) {
     return fma(all(-static_cast<float>(sum)), minimum * all(x_scale), acc);
 }
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-// Sums of 16 bits hold a whole group of 5-bit products with code - 16 (16 * 16 * 127 < 2^15), where those with codes are widened twice. For three
-// tokens and more that begin with -16 times their inputs is faster.
-template <class F, int M>
-constexpr bool kCentredSums = M > 2 && F::Coding::kBits == 5 && F::kZero == 16;
-
-// -16 times the sum of a group's inputs, in pairs as products add them up, of `m` tokens, at most 4.
-inline void prepare_starts(const Codes& x, size_t m, size_t groups, uint32_t* starts) {
-    for (size_t group = 0; group < groups; ++group)
-        for (size_t i = 0; i < m; ++i) {
-            const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x.codes + i * x.stride + group * kCodeGroup));
-            const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
-            __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-            sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0x4e));
-            sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0xb1));
-            starts[4 * group + i] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_mullo_epi16(sum, _mm_set1_epi16(-16))));
-        }
-}
-
-// The integers of a record's products with code - 16.
-template <class F, int M>
-inline void centred_sums(const uint8_t* record, const Tokens& x, size_t group, Ints* dot) {
-    constexpr int kBits = F::Coding::kBits;
-    Pairs pairs[M];
-    RIDGELINE_UNROLL
-    for (size_t i = 0; i < M; ++i) pairs[i].a = pairs[i].b = _mm256_set1_epi32(static_cast<int32_t>(x.starts[4 * group + i]));
-    RIDGELINE_UNROLL
-    for (size_t t = 0; t < kGroupQuads; ++t) {
-        const Quad w = F::Coding::quad(record, t);
-        RIDGELINE_UNROLL
-        for (size_t i = 0; i < M; ++i) pairs[i] = products<kBits>(pairs[i], w, x.codes + group * kCodeGroup + i * x.stride + 4 * t);
-    }
-    RIDGELINE_UNROLL
-    for (size_t i = 0; i < M; ++i) dot[i] = widen<kBits>(pairs[i]);
-}
-#else
-template <class F, int M>
-constexpr bool kCentredSums = false;
-#endif
+// A format may sum its records in a way of its own: `sums`.
+template <class F>
+constexpr bool kOwnSums = false;
 
 // One record of 32 inputs, which share a scale, onto M accumulators.
 template <class F, int M>
@@ -97,14 +69,12 @@ inline void add_record(const uint8_t* head, const uint8_t* record, const Tokens&
     const int8_t* codes = x.codes + group * kCodeGroup;
     int32_t sum[M];
     Ints dot[M];
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    if constexpr (kCentredSums<F, M>) {
-        centred_sums<F, M>(record, x, group, dot);
+    if constexpr (kOwnSums<F>) {
+        F::template sums<M>(record, x, group, dot);
         RIDGELINE_UNROLL
         for (size_t i = 0; i < M; ++i) acc[i] = add_part(acc[i], floats(dot[i]), scale, x.scales[i * x.groups + group]);
         return;
     }
-#endif
     RIDGELINE_UNROLL
     for (size_t i = 0; i < M; ++i) {
         const int32_t* s = x.sums + (i * x.groups + group) * 2;
@@ -145,41 +115,168 @@ void add_records(const uint8_t* block, size_t apart, size_t k, const Tokens& x, 
         for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g, ++group, record += kRecordBytes<F>) {
             RIDGELINE_UNROLL
             for (size_t i = 0; i < kBlocks; ++i) {
-                fetch<kRecordBytes<F>, kBlocks>(record + i * apart);
+                prefetch_record<kRecordBytes<F>, kBlocks>(record + i * apart);
                 add_record<F, M>(head + i * apart, record + i * apart, x, group, acc + i * M);
             }
         }
     }
 }
 
-// The 16 outputs of a block for `m` tokens, at most M.
+// What formats of spans have.
+template <class F>
+constexpr size_t kSpanGroups = F::kSpan / kCodeGroup;
+template <class F>
+constexpr size_t kSpanParts = kSpanGroups<F> * F::kParts;
+template <class F>
+constexpr bool kSpanMinima = F::kMinima && !kZerosOfRows<F>;
+template <class F>
+constexpr bool kScaled = F::kScaleField != Field::kNone;
+template <class F>
+constexpr bool kCentredParts = kScaled<F> && F::kZero > 0;
+
+// Integers of two neighbouring parts that belong to sums of inputs: minima, or the scales of what has a centre. Whole minima lie behind scales.
+template <class F>
+inline Twins twins_of(const uint8_t* record, size_t pair) {
+    constexpr size_t kPlace = F::Coding::kBytes + (F::kScaleField == Field::kByte ? F::kParts * kBlockRows : 0);
+    const uint8_t* first = record + (F::kParts == 2 ? pair : 2 * pair) * kRecordBytes<F> + kPlace;
+    const uint8_t* second = first + (F::kParts == 2 ? kBlockRows : kRecordBytes<F>);
+    if constexpr (F::kMinima) return twins<F::kMinimumField>(first, second);
+    else return twins<F::kScaleField>(first, second);
+}
+
+// Sums of 16 inputs each, of a whole span.
+template <class F>
+inline int32_t total(const int32_t* sums) {
+    int32_t sum = 0;
+    for (size_t i = 0; i < F::kSpan / 16; ++i) sum += sums[i];
+    return sum;
+}
+
+// Onto the accumulator of a token: the integers of a span, and of its minima.
+inline Vec add_span(Vec acc, Ints dot, Vec scale, float x_scale) { return fma(floats(dot), scale * all(x_scale), acc); }
+inline Vec add_minima(Vec acc, Ints dot, Vec minimum, float x_scale) { return fma(floats(dot), minimum * all(-x_scale), acc); }
+
+// Products of one part of a record with M tokens onto their integers.
+template <class F, int M>
+inline void add_part(const uint8_t* record, size_t part, const int8_t* codes, size_t stride, Ints* dot) {
+    using Coding = typename F::Coding;
+    constexpr int kBits = Coding::kBits;
+    constexpr size_t kQuads = kGroupQuads / F::kParts, kSteps = kQuads < kRun<kBits> ? kQuads : kRun<kBits>;
+    Factors by;
+    if constexpr (kScaled<F>) by = factors<F::kScaleField>(record + Coding::kBytes + part * kBlockRows);
+    RIDGELINE_UNROLL
+    for (size_t run = part * kQuads; run < (part + 1) * kQuads; run += kSteps) {
+        Pairs pairs[M];
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) pairs[i] = no_pairs();
+        RIDGELINE_UNROLL
+        for (size_t t = run; t < run + kSteps; ++t) {
+            const Quad w = Coding::quad(record, t);
+            RIDGELINE_UNROLL
+            for (size_t i = 0; i < M; ++i) pairs[i] = products<kBits>(pairs[i], w, codes + i * stride + 4 * t);
+        }
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) {
+            if constexpr (kScaled<F>) dot[i] = dot[i] + widened(pairs[i], by);
+            else dot[i] = dot[i] + widen<kBits>(pairs[i]);
+        }
+    }
+}
+
+// Blocks `apart` bytes from each other for M tokens, one span of each: onto the integers of their outputs, those of the first block first.
+template <class F, int M, int kBlocks>
+inline void add_span_records(const uint8_t* record, size_t apart, const int8_t* codes, size_t stride, Ints* dot) {
+#pragma GCC unroll 1
+    for (size_t g = 0; g < kSpanGroups<F>; ++g, record += kRecordBytes<F>, codes += kCodeGroup) {
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < kBlocks; ++i) {
+            prefetch_record<kRecordBytes<F>, kBlocks>(record + i * apart);
+            RIDGELINE_UNROLL
+            for (size_t part = 0; part < F::kParts; ++part) add_part<F, M>(record + i * apart, part, codes, stride, dot + i * M);
+        }
+    }
+}
+
+// One span of these blocks onto their accumulators.
+template <class F, int M, int kBlocks>
+inline void direct_span(const uint8_t* first, size_t apart, const Tokens& x, size_t group, Vec* acc) {
+    constexpr bool kBeside = kSpanMinima<F> || kCentredParts<F>;
+    Ints dot[kBlocks * M];
+    Totals<F::kParts> totals[kBeside ? M : 1];
+    RIDGELINE_UNROLL
+    for (size_t i = 0; i < kBlocks * M; ++i) {
+        const int32_t* sums = x.sums + (i % M * x.groups + group) * 2;
+        dot[i] = ints(0);
+        if constexpr (kBeside)
+            if (i < M) totals[i].gather(sums);
+        if constexpr (kZerosOfRows<F>)
+            dot[i] = (F::zeros(first + i / M * apart) + ints(kSigned<F::Coding::kBits> ? 0 : F::kZero)) * ints(-total<F>(sums));
+    }
+    add_span_records<F, M, kBlocks>(first + F::kHead, apart, x.codes + group * kCodeGroup, x.stride, dot);
+    RIDGELINE_UNROLL
+    for (size_t block = 0; block < kBlocks; ++block, acc += M) {
+        const uint8_t* head = first + block * apart;
+        Ints beside[M];
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) beside[i] = ints(0);
+        if constexpr (kBeside) {
+            RIDGELINE_UNROLL
+            for (size_t pair = 0; pair < kSpanParts<F> / 2; ++pair) {
+                const Twins by = twins_of<F>(head + F::kHead, pair);
+                RIDGELINE_UNROLL
+                for (size_t i = 0; i < M; ++i) beside[i] = beside[i] + totals[i].times(by, pair);
+            }
+        }
+        RIDGELINE_UNROLL
+        for (size_t i = 0; i < M; ++i) {
+            const float x_scale = x.scales[i * x.groups + group];
+            Ints sum = dot[block * M + i];
+            if constexpr (kCentredParts<F>) sum = sum - beside[i] * ints(F::kZero);
+            acc[i] = add_span(acc[i], sum, F::scale(head), x_scale);
+            if constexpr (kSpanMinima<F>) acc[i] = add_minima(acc[i], beside[i], F::minimum(head), x_scale);
+        }
+    }
+}
+
+// As add_records.
+template <class F, int M, int kBlocks>
+void add_spans(const uint8_t* block, size_t apart, size_t k, const Tokens& x, Vec* acc) {
+    for (size_t group = 0; group < k / kCodeGroup; group += kSpanGroups<F>, block += kSpanBytes<F>)
+        direct_span<F, M, kBlocks>(block, apart, x, group, acc);
+}
+
+template <class F, int M, int kBlocks>
+void add_blocks(const uint8_t* block, size_t apart, size_t k, const Tokens& x, Vec* acc) {
+    if constexpr (F::kIntegerSpans) add_spans<F, M, kBlocks>(block, apart, k, x, acc);
+    else add_records<F, M, kBlocks>(block, apart, k, x, acc);
+}
+
+// The 16 outputs of a block for M tokens; for `m`, at most M.
+template <class F, int M>
+void direct_of(const uint8_t* block, size_t k, const Tokens& x, float* out, size_t out_stride, size_t columns) {
+    Vec acc[M];
+    for (size_t i = 0; i < M; ++i) acc[i] = zero();
+    add_blocks<F, M, 1>(block, 0, k, x, acc);
+    for (size_t i = 0; i < M; ++i) write(acc[i], out + i * out_stride, columns);
+}
 template <class F, int M>
 void direct(size_t m, const uint8_t* block, size_t k, const Tokens& x, float* out, size_t out_stride, size_t columns) {
     if constexpr (M > 1)
         if (m < M) return direct<F, M - 1>(m, block, k, x, out, out_stride, columns);
-    Vec acc[M];
-    for (size_t i = 0; i < M; ++i) acc[i] = zero();
-    add_records<F, M, 1>(block, 0, k, x, acc);
-    for (size_t i = 0; i < M; ++i) write(acc[i], out + i * out_stride, columns);
+    direct_of<F, M>(block, k, x, out, out_stride, columns);
 }
 
 // How many of `count` blocks lie between those that m tokens read together; 0 where each is read alone.
 inline size_t blocks_apart(size_t m, size_t count) { return m == 1 ? count / kStreams : 0; }
 
-inline size_t columns_of(const Matrix& matrix, size_t block) {
-    const size_t left = matrix.n - block * kBlockRows;
-    return left < kBlockRows ? left : kBlockRows;
-}
-
-// Outputs of one token for the kStreams * `apart` blocks from `first` on; `add` is add_records or what does its work.
+// Outputs of one token for the kStreams * `apart` blocks from `first` on.
 template <class F>
-void multiply_streams(const Matrix& matrix, const Tokens& x, float* out, size_t first, size_t apart,
-                      void (*add)(const uint8_t*, size_t, size_t, const Tokens&, Vec*)) {
+void multiply_streams(const Matrix& matrix, const Tokens& x, float* out, size_t first, size_t apart) {
     const size_t bytes = block_bytes<F>(matrix.k);
     for (size_t block = first; block < first + apart; ++block) {
         Vec acc[kStreams];
         for (Vec& sum : acc) sum = zero();
-        add(matrix.data + block * bytes, apart * bytes, matrix.k, x, acc);
+        add_blocks<F, 1, kStreams>(matrix.data + block * bytes, apart * bytes, matrix.k, x, acc);
         for (size_t i = 0; i < kStreams; ++i) write(acc[i], out + (block + i * apart) * kBlockRows, columns_of(matrix, block + i * apart));
     }
 }

@@ -1,4 +1,4 @@
-// The families of quantised formats that one ISA level knows, each a source of its own.
+// What the sources of one ISA level's products share: the families of formats, each a source of its own.
 #pragma once
 
 #include "linear/linear.h"
@@ -15,12 +15,14 @@ struct FamilyKernels {
     void (*row)(const Matrix& matrix, size_t row, float* out);
 };
 
-extern const FamilyKernels kGroups32;    // Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
+extern const FamilyKernels kFloats;      // F32, F16, BF16
+extern const FamilyKernels kGroups32;    // Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, IQ4_XS
 extern const FamilyKernels kKQuants;     // Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
-extern const FamilyKernels kTables;      // IQ4_NL, IQ4_XS
 extern const FamilyKernels kGrouped;     // kInt8, kInt4
 extern const FamilyKernels kScreened;    // kQ8_0Screened
 
+void multiply_floats(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
+                     uint8_t* scratch);
 void measure_token(const Codes& x, size_t k, size_t token, const Screening& of);
 bool screen(const Matrix& matrix, const Codes& x, const Screening& of, size_t first, size_t count, uint8_t* scratch);
 

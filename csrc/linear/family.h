@@ -2,64 +2,121 @@
 // compiled side by side.
 #pragma once
 
+#include "linear/direct.h"
 #include "linear/families.h"
-#include "linear/pack.h"
-#include "linear/tile.h"
+#include RIDGELINE_GROUP_TILES
+#include RIDGELINE_SPAN_TILES
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-#if defined(__AVX512VNNI__)
-constexpr int kTile = 12;                // tokens that share the reading of a record: as many as registers hold
-#elif defined(__AVX2__)
-constexpr int kTile = 4;
-#else
-constexpr int kTile = 1;
-#endif
+// Calls `each` for the spans of block `block`: (index in k of the file's block, its place in the packed block).
+template <class F, class Each>
+void for_spans(const Matrix& matrix, size_t block, const Each& each) {
+    for (size_t span = 0; span < matrix.k / F::kSpan; ++span) each(span, block * block_bytes<F>(matrix.k) + span * kSpanBytes<F>);
+}
 
-// A tile at a time straight from the records.
+// A span of 16 rows: `files` are their blocks in the file.
 template <class F>
-void multiply_directly(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
-    size_t step = kTile;
-    uint32_t* starts = nullptr;
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    if (kCentredSums<F, kTile> && m > 2) {               // m is at most a tile
-        if (const size_t groups = matrix.k / kCodeGroup; groups * 16 <= kLinearScratch)
-            prepare_starts(x, m, groups, starts = reinterpret_cast<uint32_t*>(scratch));
-        else
-            step = 2;                                    // too long a row for scratch: two tokens need no starts
+void pack_span(const uint8_t* const* files, uint8_t* span) {
+    uint8_t codes[kBlockRows][F::kSpan];
+    for (size_t r = 0; r < kBlockRows; ++r) {
+        F::codes(files[r], codes[r]);
+        F::pack_scales(files[r], span, r);
     }
-#endif
-    (void)scratch;
-    const size_t apart = blocks_apart(m, count);
-    multiply_streams<F>(matrix, tokens(x, matrix.k, 0), to.out, first, apart, add_records<F, 1, kStreams>);
-    for (size_t block = first + kStreams * apart; block < first + count; ++block) {
-        const size_t columns = columns_of(matrix, block);
-        const uint8_t* data = matrix.data + block * block_bytes<F>(matrix.k);
-        for (size_t from = 0; from < m; from += step) {
-            const size_t here = m - from < step ? m - from : step;
-            Tokens part = tokens(x, matrix.k, from);
-            part.starts = starts;
-            float* out = to.out + from * to.stride + block * kBlockRows;
-            direct<F, kTile>(here, data, matrix.k, part, out, to.stride, columns);
-        }
+    for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g) {
+        uint8_t quads[kGroupQuads][kQuadBytes];
+        for (size_t r = 0; r < kBlockRows; ++r)
+            for (size_t t = 0; t < kGroupQuads; ++t) set_word(quads[t] + 4 * r, word(codes[r] + g * kCodeGroup + 4 * t));
+        Quad all[kGroupQuads];
+        for (size_t t = 0; t < kGroupQuads; ++t) all[t] = load_quad(quads[t]);
+        F::Coding::write(span + F::kHead + g * kRecordBytes<F>, all);
     }
 }
 
 template <class F>
-void multiply_by(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    if (m > kDirectTokens<F>) {
-        const size_t part = part_inputs<F>(matrix.k, m), panel = panel_tokens<F>(part);
-        for (size_t from = 0; from < m; from += panel) {
-            const Product rows = {to.out + from * to.stride, to.stride};
-            multiply_panel<F>(matrix, tokens(x, matrix.k, from), m - from < panel ? m - from : panel, part, rows, first, count, scratch);
+void unpack_row(uint8_t* file, const uint8_t* span, size_t row) {
+    uint8_t codes[F::kSpan];
+    for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g) F::Coding::read(span + F::kHead + g * kRecordBytes<F>, row, codes + g * kCodeGroup);
+    F::set_codes(file, codes);
+    F::unpack_scales(file, span, row);
+}
+
+template <class F>
+void pack_block(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t block) {
+    const uint8_t nothing[F::kFileBytes] = {};
+    for_spans<F>(matrix, block, [&](size_t span, size_t place) {
+        const uint8_t* files[kBlockRows];
+        for (size_t r = 0; r < kBlockRows; ++r) {
+            const size_t row = block * kBlockRows + r;
+            files[r] = row < matrix.n ? rows + row * row_bytes + span * F::kFileBytes : nothing;
         }
-        return;
+        pack_span<F>(files, packed + place);
+    });
+}
+
+template <class F>
+void unpack_block(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t block) {
+    for_spans<F>(matrix, block, [&](size_t span, size_t place) {
+        for (size_t row = block * kBlockRows; row < matrix.n && row < (block + 1) * kBlockRows; ++row)
+            unpack_row<F>(rows + row * row_bytes + span * F::kFileBytes, matrix.data + place, row % kBlockRows);
+    });
+}
+
+// Products first, then the minimum off: as compute/quant dequantises.
+template <class F>
+void row_floats(const Matrix& matrix, size_t row, float* out) {
+    const size_t r = row % kBlockRows;
+    for_spans<F>(matrix, row / kBlockRows, [&](size_t span, size_t place) {
+        for (size_t g = 0; g < F::kSpan / kCodeGroup; ++g) {
+            const uint8_t *head = matrix.data + place, *record = head + F::kHead + g * kRecordBytes<F>;
+            Vec scale[F::kParts], minimum[F::kParts];
+            float scales[F::kParts][kLanes], minima[F::kParts][kLanes];
+            F::floats(head, record + F::Coding::kBytes, scale, minimum);
+            for (size_t part = 0; part < F::kParts; ++part) {
+                store(scales[part], scale[part]);
+                if (F::kMinima) store(minima[part], minimum[part]);
+            }
+            uint8_t codes[kCodeGroup];
+            F::Coding::read(record, r, codes);
+            float* to = out + span * F::kSpan + g * kCodeGroup;
+            for (size_t i = 0; i < kCodeGroup; ++i) {
+                const size_t part = i / (kCodeGroup / F::kParts);
+                const float code = static_cast<float>(F::Coding::value(codes[i]) - F::kZero);
+                to[i] = (kZerosOfRows<F> ? code - minima[part][r] : code) * scales[part][r];
+                if (F::kMinima && !kZerosOfRows<F>) to[i] -= minima[part][r];
+            }
+        }
+    });
+}
+
+// A few tokens at a time straight from the records.
+template <class F>
+void multiply_directly(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count) {
+    const size_t apart = blocks_apart(m, count);
+    multiply_streams<F>(matrix, tokens(x, matrix.k, 0), to.out, first, apart);
+    for (size_t block = first + kStreams * apart; block < first + count; ++block) {
+        const size_t columns = columns_of(matrix, block);
+        const uint8_t* data = matrix.data + block * block_bytes<F>(matrix.k);
+        for (size_t from = 0; from < m; from += kRecordTokens) {
+            const size_t here = m - from < kRecordTokens ? m - from : kRecordTokens;
+            float* out = to.out + from * to.stride + block * kBlockRows;
+            direct<F, kRecordTokens>(here, data, matrix.k, tokens(x, matrix.k, from), out, to.stride, columns);
+        }
     }
-#endif
-    multiply_directly<F>(matrix, x, m, to, first, count, scratch);
+}
+
+// Outputs of many tokens, or false: there are not so many. At levels with kTiles.
+template <class F>
+bool multiply_tiled(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch);
+
+template <class F>
+void multiply_with(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
+    if constexpr (kTiles)
+        if (multiply_tiled<F>(matrix, x, m, to, first, count, scratch)) return;
+    (void)scratch;
+    multiply_directly<F>(matrix, x, m, to, first, count);
 }
 
 // A format and its number.
@@ -95,7 +152,7 @@ struct Family {
         });
     }
     static void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
-        with(matrix.format, [&](auto f) { multiply_by<decltype(f)>(matrix, x, m, to, first, count, scratch); });
+        with(matrix.format, [&](auto f) { multiply_with<decltype(f)>(matrix, x, m, to, first, count, scratch); });
     }
     static void row(const Matrix& matrix, size_t row, float* out) {
         with(matrix.format, [&](auto f) { row_floats<decltype(f)>(matrix, row, out); });

@@ -4,21 +4,14 @@
 #pragma once
 
 #include "linear/linear.h"
-#include "linear/float_steps.h"
-#include "linear/quads.h"
-#include "simd/panel.h"
+#include "simd/simd.h"
+#include RIDGELINE_FLOAT_STEPS
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr size_t kBlockTokens = 12, kPairTokens = 12;    // of a tile, as many as registers bear: at most, exactly
-#elif defined(__AVX2__)
-constexpr size_t kBlockTokens = 6, kPairTokens = kPanelRows;
-#else
-constexpr size_t kBlockTokens = 1, kPairTokens = 1;
-#endif
+constexpr size_t kBlockTokens = kFloatTokens, kPairTokens = kFloatPairTokens;    // of a tile: at most, exactly
 constexpr size_t kPairFetched = 16;
 constexpr size_t kPairLanes = 2 * kLanes;                // floats from token to token of sums, from input to input of a panel
 
@@ -32,25 +25,16 @@ inline Vec weights(const uint8_t* p) {
 }
 
 // Sixteen weights in the order that is quickest to widen, which is that of panels and sums; and the order of rows again.
-#if defined(__AVX2__) && !defined(__AVX512F__)
 template <int Format>
-inline Vec shuffled(const uint8_t* p) {
-    if (Format != kBF16) return weights<Format>(p);
-    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), odd = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)), _mm256_castsi256_ps(_mm256_and_si256(pairs, odd))};
+inline Vec load_weights(const uint8_t* p) {
+    if constexpr (Format == kBF16) return load_bf16_shuffled(p);
+    else return weights<Format>(p);
 }
 template <int Format>
-inline Vec ordered(Vec x) {
-    if (Format != kBF16) return x;
-    const __m256 low = _mm256_unpacklo_ps(x.a, x.b), high = _mm256_unpackhi_ps(x.a, x.b);
-    return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+inline Vec in_rows(Vec x) {
+    if constexpr (Format == kBF16) return unshuffled_bf16(x);
+    else return x;
 }
-#else
-template <int Format>
-inline Vec shuffled(const uint8_t* p) { return weights<Format>(p); }
-template <int Format>
-inline Vec ordered(Vec x) { return x; }
-#endif
 
 // What a tile reads: x, `stride` floats from token to token, and `inputs` of it and of the weights.
 struct Span {
@@ -62,21 +46,23 @@ struct Span {
 // and maybe leaves it in a panel.
 enum Read { kStream, kFetch, kExpand };
 
+template <int Format, bool kKeep, size_t M>
+size_t block_turns(const uint8_t* data, const uint8_t* ahead, float* panel, const float* x, size_t stride, size_t inputs, float* sums);
+
 template <int Format, Read kRead, size_t M>
 inline void add_block(const uint8_t* data, const uint8_t* ahead, float* panel, const Span& span, float* sums) {
     constexpr size_t kBytes = kLanes * element_bytes(Format);
     size_t done = 0;
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    if (kRead != kStream) done = span.inputs / kBlockSteps * kBlockSteps;
-    if (done > 0) block_turns<Format, kRead == kExpand, M>(data, ahead, panel, span.x, span.stride, done / kBlockSteps, sums);
-    if (done > 0 && done == span.inputs) return;
-#endif
+    if constexpr (kFloatSteps && kRead != kStream) {
+        done = block_turns<Format, kRead == kExpand, M>(data, ahead, panel, span.x, span.stride, span.inputs, sums);
+        if (done > 0 && done == span.inputs) return;
+    }
     Vec sum[M];
     RIDGELINE_UNROLL
     for (size_t t = 0; t < M; ++t) sum[t] = load(sums + t * kPairLanes);
     for (size_t i = done; i < span.inputs; ++i) {
-        if (kRead == kStream && Format != kF32) __builtin_prefetch(ahead + i * kBytes);  // wider ones the processor foresees by itself
-        const Vec w = shuffled<Format>(data + i * kBytes);
+        if (kRead == kStream && Format != kF32) __builtin_prefetch(ahead + i * kBytes);  // wider ones the processor fetches by itself
+        const Vec w = load_weights<Format>(data + i * kBytes);
         if (kRead == kExpand) store(panel + i * kPairLanes, w);
         RIDGELINE_UNROLL
         for (size_t t = 0; t < M; ++t) sum[t] = fma(w, all(span.x[t * span.stride + i]), sum[t]);
@@ -95,12 +81,8 @@ void block_tile(size_t m, const uint8_t* data, const uint8_t* ahead, float* pane
 
 // kPairTokens tokens with both blocks of a panel. Unless `ahead` is null, kPairFetched bytes an input are fetched from
 // there, and from `apart` bytes behind.
-inline void pair_tile(const float* panel, [[maybe_unused]] const uint8_t* ahead, [[maybe_unused]] size_t apart, const Span& span, float* sums) {
-    size_t done = 0;
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    done = span.inputs / kPanelSteps * kPanelSteps;
-    if (done > 0) panel_turns(panel, ahead, apart, span.x, span.stride, done / kPanelSteps, sums, kPairLanes);
-#endif
+inline void pair_tile(const float* panel, const uint8_t* ahead, size_t apart, const Span& span, float* sums) {
+    const size_t done = panel_turns(panel, ahead, apart, span.x, span.stride, span.inputs, sums, kPairLanes);
     if (done == span.inputs) return;
     Vec sum[kPairTokens][2];
     RIDGELINE_UNROLL

@@ -4,10 +4,9 @@
 // A tile's tokens read weights in one stream from memory. A few tiles go over each block by pieces, which stay in the first-level cache with
 // copies of the tokens' inputs. Many tokens read a pair of blocks from a panel in fp32, widened as the first tokens meet it. Between pieces
 // sums wait in memory, which changes no bit of them.
-#include "linear/floats.h"
-
 #include <string.h>
 
+#include "linear/families.h"
 #include "linear/float_tiles.h"
 
 namespace ridgeline {
@@ -29,11 +28,6 @@ constexpr size_t scratch_floats(size_t tokens, size_t inputs) { return tokens * 
 static_assert(kBlockTokens <= kFewTokens && scratch_floats(kFewTokens, kFewInputs) * sizeof(float) <= kLinearScratch);
 static_assert((kManyInputs * kPairLanes + scratch_floats(kManyTokens, kManyInputs)) * sizeof(float) <= kLinearScratch);
 
-size_t rows_of(const Matrix& matrix, size_t block) {
-    const size_t left = matrix.n - block * kBlockRows;
-    return left < kBlockRows ? left : kBlockRows;
-}
-
 // Some blocks of a product.
 template <int Format>
 struct Blocks {
@@ -46,10 +40,10 @@ struct Blocks {
 
     // Sums [m, 2, 16] of one block to where they belong.
     void put(size_t block, const float* sums, size_t m) const {
-        const size_t columns = rows_of(matrix, first + block);
+        const size_t columns = columns_of(matrix, first + block);
         float* out = to.out + (first + block) * kBlockRows;
         for (size_t t = 0; t < m; ++t, out += to.stride, sums += kPairLanes) {
-            const Vec sum = ordered<Format>(load(sums));
+            const Vec sum = in_rows<Format>(load(sums));
             columns == kBlockRows ? store(out, sum) : store_first(out, sum, columns);
         }
     }
@@ -84,7 +78,7 @@ size_t multiply_token(const Blocks<Format>& blocks, const float* x) {
             RIDGELINE_UNROLL
             for (size_t stream = 0; stream < kStreams; ++stream) {
                 __builtin_prefetch(data + stream * stride + kNear);
-                sum[stream] = fma(shuffled<Format>(data + stream * stride), all(x[i]), sum[stream]);
+                sum[stream] = fma(load_weights<Format>(data + stream * stride), all(x[i]), sum[stream]);
             }
         float sums[kPairLanes];
         for (size_t stream = 0; stream < kStreams; ++stream) {
@@ -200,27 +194,33 @@ void row_of(const uint8_t* data, size_t k, float* out) {
     }
 }
 
-}  // namespace
-
-size_t float_packed_bytes(int format, size_t n, size_t k, size_t) {
+size_t packed_bytes(int format, size_t n, size_t k, size_t) {
     return (n + kBlockRows - 1) / kBlockRows * kBlockRows * k * element_bytes(format);
 }
 
-void pack_floats(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t first, size_t count) {
+void pack(const Matrix& matrix, const uint8_t* rows, size_t row_bytes, uint8_t* packed, size_t first, size_t count) {
     const size_t bytes = matrix.k * kBlockRows * element_bytes(matrix.format);
     for (size_t block = first; block < first + count; ++block) {
         const auto work = matrix.format == kF32 ? interleave<4> : interleave<2>;
-        work(rows + block * kBlockRows * row_bytes, row_bytes, rows_of(matrix, block), matrix.k, packed + block * bytes);
+        work(rows + block * kBlockRows * row_bytes, row_bytes, columns_of(matrix, block), matrix.k, packed + block * bytes);
     }
 }
 
-void unpack_floats(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first, size_t count) {
+void unpack(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first, size_t count) {
     const size_t bytes = matrix.k * kBlockRows * element_bytes(matrix.format);
     for (size_t block = first; block < first + count; ++block) {
         const auto work = matrix.format == kF32 ? separate<4> : separate<2>;
-        work(matrix.data + block * bytes, matrix.k, rows + block * kBlockRows * row_bytes, row_bytes, rows_of(matrix, block));
+        work(matrix.data + block * bytes, matrix.k, rows + block * kBlockRows * row_bytes, row_bytes, columns_of(matrix, block));
     }
 }
+
+void row(const Matrix& matrix, size_t row, float* out) {
+    const size_t size = element_bytes(matrix.format);
+    const auto work = matrix.format == kF32 ? row_of<kF32> : matrix.format == kF16 ? row_of<kF16> : row_of<kBF16>;
+    work(matrix.data + row / kBlockRows * matrix.k * kBlockRows * size + row % kBlockRows * size, matrix.k, out);
+}
+
+}  // namespace
 
 void multiply_floats(const Matrix& matrix, const float* x, size_t x_stride, size_t m, const Product& to, size_t first, size_t count,
                      uint8_t* scratch) {
@@ -228,11 +228,7 @@ void multiply_floats(const Matrix& matrix, const float* x, size_t x_stride, size
     work(matrix, x, x_stride, m, to, first, count, scratch);
 }
 
-void float_row(const Matrix& matrix, size_t row, float* out) {
-    const size_t size = element_bytes(matrix.format);
-    const auto work = matrix.format == kF32 ? row_of<kF32> : matrix.format == kF16 ? row_of<kF16> : row_of<kBF16>;
-    work(matrix.data + row / kBlockRows * matrix.k * kBlockRows * size + row % kBlockRows * size, matrix.k, out);
-}
+const FamilyKernels kFloats = {packed_bytes, pack, unpack, nullptr, row};
 
 }  // namespace RIDGELINE_LEVEL
 }  // namespace ridgeline

@@ -1,9 +1,7 @@
 // Kernels of grouped integers, codes of 8 or 4 bits: what the rows of a file are says compute/quant/grouped.py.
 //
 // Weight: (code - zero) scale. In 32 integers of a product, Σ code x and zero Σ x are both below 2^24: their difference is exact in fp32.
-#include "linear/groups32.h"
-#include "linear/k_quants.h"
-#include "linear/span_family.h"
+#include "linear/family.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -14,6 +12,7 @@ namespace {
 template <int kCodeBits, size_t kInputs>
 struct Grouped {
     using Coding = Codings<kCodeBits>;
+    static constexpr bool kIntegerSpans = kInputs > kCodeGroup;
     static constexpr size_t kCodeBytes = kInputs * kCodeBits / 8, kSpan = kInputs, kFileBytes = 5 + kCodeBytes, kScales = 0, kParts = 1;
     static constexpr size_t kHead = kInputs > kCodeGroup ? 96 : 80;      // long spans: a multiple of 32, so that no load crosses a line
     static constexpr int kZero = kCodeBits == 8 ? 128 : 0;   // 8 bits are multiplied as signed ones, and their zeros stored so
@@ -116,11 +115,7 @@ void unpack(const Matrix& matrix, uint8_t* rows, size_t row_bytes, size_t first,
 
 void multiply(const Matrix& matrix, const Codes& x, size_t m, const Product& to, size_t first, size_t count, uint8_t* scratch) {
     Integers::with(number(matrix.format, matrix.group), [&](auto f) {
-        using F = decltype(f);
-        if constexpr (F::kSpan == kLong)
-            multiply_spans<F>(matrix, x, m, to, first, count, scratch);
-        else
-            multiply_by<F>(matrix, x, m, to, first, count, scratch);
+        multiply_with<decltype(f)>(matrix, x, m, to, first, count, scratch);
     });
 }
 

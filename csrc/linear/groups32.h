@@ -1,52 +1,18 @@
-// Formats with one scale for 32 inputs, stored next to the codes: Q4_0, Q5_0, Q8_0.
-//
-// A format says: how codes are coded in a record (Coding); kSpan inputs and kFileBytes bytes of a block in the file; kHead bytes in front of
-// the records of a span and kScales bytes behind the codes of each; code - kZero is the weight's integer; kParts scales for a record's 32
-// inputs; kMinima: minima beside them. Functions: `codes` of a file's block [kSpan] and back, `scales` of row r into a packed span and back,
-// and `floats`: what a record's integers are multiplied by, [kParts] times 16 rows, and the minima that are taken off.
+// Formats of which every 32 inputs have a scale of their own: Q4_0, Q5_0, Q8_0; with an offset too: Q4_1, Q5_1; whose codes of four bits choose
+// one of sixteen unevenly spaced values: IQ4_NL, IQ4_XS. What a format says stands in linear/codes.h.
 #pragma once
 
-#include "linear/quads.h"
+#include "linear/codes.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-inline void copy_half(uint8_t* to, const uint8_t* from) { memcpy(to, from, 2); }
-inline Vec halves(const uint8_t* p) { return load_half(p); }
-
-// `count` bytes whose lower nibbles are the first codes, eight at a time.
-inline void split_nibbles(const uint8_t* bytes, uint8_t* codes, size_t count = 16) {
-    for (size_t i = 0; i < count; i += 8) {
-        uint64_t eight, low, high;
-        memcpy(&eight, bytes + i, 8);
-        low = eight & 0x0f0f0f0f0f0f0f0fu, high = eight >> 4 & 0x0f0f0f0f0f0f0f0fu;
-        memcpy(codes + i, &low, 8);
-        memcpy(codes + i + count, &high, 8);
-    }
-}
-inline void join_nibbles(uint8_t* bytes, const uint8_t* codes, size_t count = 16) {
-    for (size_t i = 0; i < count; ++i) bytes[i] = static_cast<uint8_t>((codes[i] & 15) | (codes[i + count] & 15) << 4);
-}
-// 32 bits that are the fifth bits of 32 codes, eight at a time: byte i of `spread` keeps bit i.
-inline void add_fifth_bits(const uint8_t* bits, uint8_t* codes) {
-    for (size_t i = 0; i < 4; ++i) {
-        const uint64_t spread = bits[i] * 0x0101010101010101u & 0x8040201008040201u;
-        uint64_t eight;
-        memcpy(&eight, codes + 8 * i, 8);
-        eight |= (spread + 0x7f7f7f7f7f7f7f7fu) >> 3 & 0x1010101010101010u;
-        memcpy(codes + 8 * i, &eight, 8);
-    }
-}
-inline void take_fifth_bits(uint8_t* bits, const uint8_t* codes) {
-    memset(bits, 0, 4);
-    for (size_t i = 0; i < 32; ++i) bits[i / 8] = static_cast<uint8_t>(bits[i / 8] | (codes[i] >> 4 & 1) << i % 8);
-}
-
 // d fp16 first in the file's block, behind the codes in the record.
 template <class Codings, int kCentre, size_t kBlockBytes>
 struct ScaledGroup {
     using Coding = Codings;
+    static constexpr bool kIntegerSpans = false;
     static constexpr size_t kSpan = 32, kFileBytes = kBlockBytes, kHead = 0, kScales = 32, kParts = 1;
     static constexpr int kZero = kCentre;
     static constexpr bool kMinima = false;
@@ -81,6 +47,97 @@ struct Q8_0 : ScaledGroup<Codings<8>, 128, 34> {
     static void set_codes(uint8_t* block, const uint8_t* codes) {
         for (size_t i = 0; i < 32; ++i) block[2 + i] = codes[i] ^ 0x80;
     }
+};
+
+// d and m fp16 first in the file's block: q d + m. Behind the codes of a record 16 d, 16 m.
+template <class Codings, size_t kBlockBytes>
+struct AffineGroup {
+    using Coding = Codings;
+    static constexpr bool kIntegerSpans = false;
+    static constexpr size_t kSpan = 32, kFileBytes = kBlockBytes, kHead = 0, kScales = 64, kParts = 1;
+    static constexpr int kZero = 0;
+    static constexpr bool kMinima = true;
+    static void pack_scales(const uint8_t* block, uint8_t* span, size_t row) {
+        copy_half(span + Coding::kBytes + 2 * row, block);
+        copy_half(span + Coding::kBytes + 32 + 2 * row, block + 2);
+    }
+    static void unpack_scales(uint8_t* block, const uint8_t* span, size_t row) {
+        copy_half(block, span + Coding::kBytes + 2 * row);
+        copy_half(block + 2, span + Coding::kBytes + 32 + 2 * row);
+    }
+    // What is taken off is -m; 0 - m would lose the sign of a zero.
+    static void floats(const uint8_t*, const uint8_t* scales, Vec* scale, Vec* minimum) {
+        scale[0] = halves(scales);
+        minimum[0] = all(-0.0f) - halves(scales + 32);
+    }
+};
+
+// d, m, 32 nibbles.
+struct Q4_1 : AffineGroup<Codings<4>, 20> {
+    static void codes(const uint8_t* block, uint8_t* codes) { split_nibbles(block + 4, codes); }
+    static void set_codes(uint8_t* block, const uint8_t* codes) { join_nibbles(block + 4, codes); }
+};
+
+// d, m, 32 fifth bits, 32 nibbles.
+struct Q5_1 : AffineGroup<OwnBytes<5>, 24> {
+    static void codes(const uint8_t* block, uint8_t* codes) {
+        split_nibbles(block + 8, codes);
+        add_fifth_bits(block + 4, codes);
+    }
+    static void set_codes(uint8_t* block, const uint8_t* codes) {
+        join_nibbles(block + 8, codes);
+        take_fifth_bits(block + 4, codes);
+    }
+};
+
+// The table's values -127 … 113, + 128. Records hold the file's codes; what is multiplied are 8 bits.
+constexpr uint8_t kIQ4Values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+
+struct IQ4Coding : Codings<4> {
+    static constexpr int kBits = 8;
+    static int value(uint8_t code) { return kIQ4Values[code]; }
+    static Quad quad(const uint8_t* planes, size_t t) { return look_up(Codings<4>::quad(planes, t), kIQ4Values); }
+};
+
+// d, 32 nibbles: d value.
+struct IQ4_NL : ScaledGroup<IQ4Coding, 128, 18> {
+    static void codes(const uint8_t* block, uint8_t* codes) { split_nibbles(block + 2, codes); }
+    static void set_codes(uint8_t* block, const uint8_t* codes) { join_nibbles(block + 2, codes); }
+};
+
+// d, 8 scales of 6 bits (upper two in 2 bytes, lower four in 4 bytes), 8 times 16 bytes of nibbles: d (s - 32) value. Packed: 16 d in front of
+// a span; behind the codes of a record 16 scales as s - 32.
+struct IQ4_XS {
+    using Coding = IQ4Coding;
+    static constexpr bool kIntegerSpans = false;
+    static constexpr size_t kSpan = 256, kFileBytes = 136, kHead = 32, kScales = 16, kParts = 1, kRecord = Coding::kBytes + kScales;
+    static constexpr int kZero = 128;
+    static constexpr bool kMinima = false;
+    static void codes(const uint8_t* block, uint8_t* codes) {
+        for (size_t g = 0; g < 8; ++g) split_nibbles(block + 8 + 16 * g, codes + 32 * g);
+    }
+    static void set_codes(uint8_t* block, const uint8_t* codes) {
+        for (size_t g = 0; g < 8; ++g) join_nibbles(block + 8 + 16 * g, codes + 32 * g);
+    }
+    static void pack_scales(const uint8_t* block, uint8_t* span, size_t row) {
+        copy_half(span + 2 * row, block);
+        uint8_t* tail = span + kHead + Coding::kBytes + row;
+        for (size_t g = 0; g < 8; ++g) {
+            const int s = (block[4 + g / 2] >> 4 * (g % 2) & 15) | (block[2 + g / 4] >> 2 * (g % 4) & 3) << 4;
+            tail[g * kRecord] = static_cast<uint8_t>(s - 32);
+        }
+    }
+    static void unpack_scales(uint8_t* block, const uint8_t* span, size_t row) {
+        copy_half(block, span + 2 * row);
+        memset(block + 2, 0, 6);
+        const uint8_t* tail = span + kHead + Coding::kBytes + row;
+        for (size_t g = 0; g < 8; ++g) {
+            const unsigned s = (tail[g * kRecord] + 32u) & 63;
+            block[4 + g / 2] = static_cast<uint8_t>(block[4 + g / 2] | (s & 15) << 4 * (g % 2));
+            block[2 + g / 4] = static_cast<uint8_t>(block[2 + g / 4] | s >> 4 << 2 * (g % 4));
+        }
+    }
+    static void floats(const uint8_t* head, const uint8_t* scales, Vec* scale, Vec*) { scale[0] = halves(head) * bytes(scales); }
 };
 
 }  // namespace

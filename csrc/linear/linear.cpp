@@ -1,12 +1,12 @@
-// Products with packed weights at one ISA level: the table, and which family a format belongs to.
+// Products with packed weights at one ISA level: the table, which family a format belongs to, and the family of scales for 32 inputs.
 //
 // Output of a token and a row: acc = 0; for groups ascending acc = fma(float(sum of integers), fp32(weight's scale * activation's scale), acc),
 // for formats with minima then acc = fma(float(sum of codes), -fp32(minimum * activation's scale), acc). Zeros are taken off the integers. The
 // same at every M, tile and level.
 #include "linear/linear.h"
 
-#include "linear/families.h"
-#include "linear/floats.h"
+#include "linear/family.h"
+#include "linear/groups32.h"
 #include "runtime/rows.h"
 #include "simd/simd.h"
 
@@ -14,13 +14,10 @@ namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 namespace {
 
-constexpr FamilyKernels kFloats = {float_packed_bytes, pack_floats, unpack_floats, nullptr, float_row};
-
 const FamilyKernels& family(int format) {
     switch (format) {
         case kF32: case kF16: case kBF16: return kFloats;
-        case kQ4_0: case kQ4_1: case kQ5_0: case kQ5_1: case kQ8_0: return kGroups32;
-        case kIQ4_NL: case kIQ4_XS: return kTables;
+        case kQ4_0: case kQ4_1: case kQ5_0: case kQ5_1: case kQ8_0: case kIQ4_NL: case kIQ4_XS: return kGroups32;
         case kInt8: case kInt4: return kGrouped;
         case kQ8_0Screened: return kScreened;
         default: return kKQuants;
@@ -55,6 +52,10 @@ void embed(const Embed& op, const Step& step, size_t row) {
     const int32_t id = op.by_position ? step.positions[row] : step.ids[row];
     family(op.table.format).row(op.table, static_cast<size_t>(id), op.out + row * op.table.k);
 }
+
+const FamilyKernels kGroups32 =
+    Family<Member<kQ4_0, Q4_0>, Member<kQ4_1, Q4_1>, Member<kQ5_0, Q5_0>, Member<kQ5_1, Q5_1>, Member<kQ8_0, Q8_0>, Member<kIQ4_NL, IQ4_NL>,
+           Member<kIQ4_XS, IQ4_XS>>::kernels();
 
 extern const LinearKernels kLinear;
 const LinearKernels kLinear = {packed_bytes, pack, unpack, multiply, multiply_floats, row, add_residual, measure_token, screen};

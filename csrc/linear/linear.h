@@ -27,6 +27,12 @@ struct Product {
     size_t stride;
 };
 
+// Outputs of a block: those of the last one may be fewer.
+inline size_t columns_of(const Matrix& matrix, size_t block) {
+    const size_t left = matrix.n - block * kBlockRows;
+    return left < kBlockRows ? left : kBlockRows;
+}
+
 // Upper bounds of outputs of a screened matrix, in eighths: what all tokens of a step share, and what a range of blocks gives.
 struct Screening {
     size_t tokens;

@@ -25,7 +25,7 @@ T* pointer(Address address) {
 }
 
 const Kernels& kernels(int level) {
-    if (level < 0 || level >= kLevelCount || !kLevels[level].supported())
+    if (level < 0 || level >= kLevelCount || !supported(kLevels[level]))
         throw nb::value_error("this machine cannot run the requested ISA level");
     return *kLevels[level].kernels;
 }
@@ -203,7 +203,8 @@ void bind_plan(nb::module_& m) {
     plan.def_prop_ro("phases", &Plan::phases);
     // What follows is added to the phase that was begun last.
     plan.def("begin", [](Plan& p, const std::string& kind, bool selected, std::size_t factor) {
-        p.begin(kind == "rows" ? OpKind::rows : kind == "products" ? OpKind::products : OpKind::attention, selected, factor);
+        const OpKind begun = kind == "rows" ? OpKind::rows : kind == "products" ? OpKind::products : kind == "experts" ? OpKind::experts : OpKind::attention;
+        p.begin(begun, selected, factor);
     });
     plan.def("add", [](Plan& p, const std::string& name, nb::bytes record) { p.add(op_of(name, record), record.c_str()); });
     plan.def("screen", &Plan::add_screen);
@@ -284,7 +285,7 @@ NB_MODULE(_C, m) {
     m.def("levels", [] {
         nb::list names;
         for (int i = 0; i < kLevelCount; ++i)
-            if (kLevels[i].supported()) names.append(nb::make_tuple(i, kLevels[i].name));
+            if (supported(kLevels[i])) names.append(nb::make_tuple(i, kLevels[i].name));
         return names;
     });
     bind_attention(m);

@@ -1,37 +1,19 @@
-// Which levels this processor and its operating system can run.
+// The levels of this build: RIDGELINE_LEVELS(EACH) names them, slowest first.
 #include "runtime/isa.h"
+
+#include "runtime/platform.h"
 
 namespace ridgeline {
 
-namespace scalar { extern const Kernels kKernels; }
+#define DECLARE(level) namespace level { extern const Kernels kKernels; }
+RIDGELINE_LEVELS(DECLARE)
+#undef DECLARE
 
-static bool always() { return true; }
+#define ENTRY(level) {#level, &level::kKernels},
+const Level kLevels[] = {RIDGELINE_LEVELS(ENTRY)};
+#undef ENTRY
+const int kLevelCount = sizeof kLevels / sizeof *kLevels;
 
-#if defined(__x86_64__)
-
-namespace avx2 { extern const Kernels kKernels; }
-namespace avx512vnni { extern const Kernels kKernels; }
-
-// The compiler's builtin reads cpuid and xgetbv: a level counts only where the system saves its registers.
-static bool has_avx2() { return __builtin_cpu_supports("avx2"); }
-static bool has_avx512vnni() {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
-}
-
-const Level kLevels[] = {
-    {"scalar", &scalar::kKernels, always},
-    {"avx2", &avx2::kKernels, has_avx2},
-    {"avx512vnni", &avx512vnni::kKernels, has_avx512vnni},
-};
-const int kLevelCount = 3;
-
-#else
-
-const Level kLevels[] = {{"scalar", &scalar::kKernels, always}};
-const int kLevelCount = 1;
-
-#endif
+bool supported(const Level& level) { return runs(level.name); }
 
 }  // namespace ridgeline

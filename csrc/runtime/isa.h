@@ -8,11 +8,13 @@ namespace ridgeline {
 struct Level {
     const char* name;
     const Kernels* kernels;
-    bool (*supported)();
 };
 
 // Levels that were compiled, slowest first.
 extern const Level kLevels[];
 extern const int kLevelCount;
+
+// Whether this processor and its operating system can run it.
+bool supported(const Level& level);
 
 }  // namespace ridgeline

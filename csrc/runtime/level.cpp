@@ -19,6 +19,7 @@ namespace {
 #define OP(kind, name, Params, fields) ENTRY_##kind(name, Params)
 #define ENTRY_rows(name, Params) [](const void* params, const Step& step, size_t row) { name(*static_cast<const Params*>(params), step, row); },
 #define ENTRY_products(name, Params) nullptr,
+#define ENTRY_experts(name, Params) nullptr,
 #define ENTRY_attention(name, Params) nullptr,
 const RowKernel kRows[kOps] = {
 #include "runtime/ops.def"

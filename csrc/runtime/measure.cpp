@@ -6,6 +6,7 @@
 #include <chrono>
 #include <vector>
 
+#include "runtime/platform.h"
 #include "runtime/roofline.h"
 #include "runtime/team.h"
 
@@ -102,14 +103,6 @@ double timed(Team& team, Work& work) {
     team.enter(Work::walk, &work);
     work.wait(work.finished);
     return duration(work);
-}
-
-bool has_bf16() {
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("avx512bf16");
-#else
-    return false;
-#endif
 }
 
 Loop loop_of(const RooflineKernels& kernels, Ceiling ceiling) {

@@ -18,7 +18,7 @@ namespace ridgeline {
 #define OP(kind, name, Params, fields) struct Params { fields };
 #include "runtime/ops.def"
 
-enum class OpKind { rows, products, attention };
+enum class OpKind { rows, products, experts, attention };
 
 // Ops in the order of the table.
 #define VALUE(enumerator, name)

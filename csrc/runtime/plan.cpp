@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <stdexcept>
 
 namespace ridgeline {
 
@@ -54,12 +55,21 @@ ProductOp product(const LinearCodesAdd& op) {
     return {op.weight, {op.codes, op.scales, op.sums, op.weight.k}, nullptr, op.residual, {op.out, op.weight.n}};
 }
 
+ExpertsOp experts(const LinearExperts& op) {
+    return {op.weight, op.expert_bytes, {}, op.x, op.bias, op.out, op.experts, op.k, op.per_choice != 0};
+}
+ExpertsOp experts(const LinearExpertsCodes& op) {
+    const Codes codes = {op.codes, op.scales, op.sums, op.weight.k};
+    return {op.weight, op.expert_bytes, codes, nullptr, op.bias, op.out, op.experts, op.k, op.per_choice != 0};
+}
+
 }  // namespace
 
 Plan::Plan(const Kernels& kernels, std::shared_ptr<Team> team) : kernels_(kernels), team_(std::move(team)) {
     const size_t bytes = std::max(kLinearScratch, kAttentionScratch) + kAlignment;
     outputs_.resize(static_cast<size_t>(team_->threads()));
     scratch_.assign(static_cast<size_t>(team_->threads()), std::vector<uint8_t>(bytes));
+    rooms_.resize(static_cast<size_t>(team_->threads()));
 }
 
 Phase& Plan::phase(PhaseKind kind, bool selected, size_t factor) {
@@ -72,7 +82,15 @@ Phase& Plan::phase(PhaseKind kind, bool selected, size_t factor) {
 }
 
 void Plan::begin(OpKind kind, bool selected, size_t factor) {
-    if (kind != OpKind::attention) phase(kind == OpKind::rows ? PhaseKind::rows : PhaseKind::products, selected, factor);  // an attention begins its own
+    switch (kind) {
+        case OpKind::rows: phase(PhaseKind::rows, selected, factor); return;
+        case OpKind::products: phase(PhaseKind::products, selected, factor); return;
+        case OpKind::experts:
+            phase(PhaseKind::sort, selected, factor);
+            phase(PhaseKind::experts, selected, factor);
+            return;
+        case OpKind::attention: return;  // begins its own
+    }
 }
 
 void Plan::add(OpNumber op, const void* params) {
@@ -81,7 +99,14 @@ void Plan::add(OpNumber op, const void* params) {
         case op_linear_add: return add_product(product(*static_cast<const LinearAdd*>(params)));
         case op_linear_codes: return add_product(product(*static_cast<const LinearCodes*>(params)));
         case op_linear_codes_add: return add_product(product(*static_cast<const LinearCodesAdd*>(params)));
+        case op_linear_experts: return add_experts(experts(*static_cast<const LinearExperts*>(params)));
+        case op_linear_experts_codes: return add_experts(experts(*static_cast<const LinearExpertsCodes*>(params)));
         case op_attention: return add_attention(*static_cast<const Attention*>(params));
+        case op_route_logits:
+            if (static_cast<const RouteLogits*>(params)->columns > kMostExperts) throw std::invalid_argument("too many experts to choose from");
+            routed_ = false;
+            break;
+        case op_select: routed_ = false; break;  // may be of a choice of experts
         default: break;
     }
     RowOp made = {kernels_.rows[op], {}};
@@ -93,6 +118,21 @@ void Plan::add_product(const ProductOp& op) {
     phases_.back().products.push_back(op);
     phases_.back().blocks += ceiling(op.matrix.n, kBlockRows);
     phases_.back().bytes += kernels_.linear->packed_bytes(op.matrix.format, op.matrix.n, op.matrix.k, op.matrix.group);
+}
+
+// Products behind one choice of experts share how its rows are sorted: the phase in front of the first of them sorts.
+void Plan::add_experts(const ExpertsOp& op) {
+    Phase& products = phases_.back();
+    if (products.routing == nullptr) {
+        if (!routed_ || routings_.back()->experts() != op.experts) {
+            routings_.push_back(std::make_unique<Routing>(op.experts, op.k));
+            phases_[phases_.size() - 2].routing = routings_.back().get();
+        }
+        products.routing = routings_.back().get();
+        routed_ = true;
+    }
+    products.experts.push_back(op);
+    products.blocks += ceiling(op.weight.n, kBlockRows);
 }
 
 void Plan::add_screen() {
@@ -188,6 +228,11 @@ size_t Plan::chunks(const Phase& phase, const Step& step) const {
         case PhaseKind::rows: return std::min(rows, scratch_.size() * kChunksEach);
         case PhaseKind::products:
             return rows == 0 || (screened_ && &phase == &head()) ? 0 : ceiling(phase.blocks, blocks_each(phase, step));
+        case PhaseKind::sort: return phase.routing != nullptr && rows > phase.routing->k() ? 1 : 0;
+        case PhaseKind::experts: {
+            const size_t tiles = phase.routing->tiles(rows);
+            return tiles == 0 ? 0 : tiles * ceiling(phase.blocks, expert_blocks_each(phase, tiles));
+        }
         case PhaseKind::attention: return cuts_[phase.cut].count;
         case PhaseKind::merge: return cuts_[phase.cut].partial_floats > 0 ? 1 : 0;
         case PhaseKind::measure: case PhaseKind::threshold: return screened_ ? std::min(rows, scratch_.size() * kChunksEach) : 0;
@@ -213,6 +258,8 @@ void Plan::compute(const Phase& phase, const Step& step, size_t chunk, int threa
             if (wanted_.maxima != nullptr && &phase == &head()) find_maxima(phase, step, place);
             return;
         }
+        case PhaseKind::sort: return phase.routing->sort(rows_of(phase, step));
+        case PhaseKind::experts: return multiply_experts(phase, step, chunk, thread);
         case PhaseKind::attention:
             return kernels_.attention->attend(phase.attention, step, cut->items[chunk], partials_.data(), scratch);
         case PhaseKind::merge:
@@ -238,6 +285,30 @@ size_t Plan::blocks_each(const Phase& phase, const Step& step) const {
     if (rows_of(phase, step) <= kFewTokens) each = std::clamp(phase.bytes / (scratch_.size() * kFineBytes), kChunksEach, kMostChunksEach);
     each = std::clamp<size_t>(phase.blocks / (scratch_.size() * each), 1, kMostBlocks);
     return &phase == &head() ? ceiling(each, kSampleBlocks) * kSampleBlocks : each;
+}
+
+size_t Plan::expert_blocks_each(const Phase& phase, size_t tiles) const {
+    return std::clamp<size_t>(tiles * phase.blocks / (scratch_.size() * kChunksEach), 1, std::min(phase.blocks, kMostBlocks));
+}
+
+// Chunks are (tile, blocks of all products): the tiles of most rows come first. The choices of a single token are streams of memory.
+void Plan::multiply_experts(const Phase& phase, const Step& step, size_t chunk, int thread) {
+    const size_t rows = rows_of(phase, step), tiles = phase.routing->tiles(rows), size = expert_blocks_each(phase, tiles);
+    const size_t per = ceiling(phase.blocks, size), place = rows == phase.routing->k() ? in_streams(chunk, tiles * per, scratch_.size()) : chunk;
+    const Tile tile = phase.routing->tile(place / per, rows);
+    size_t first = place % per * size, left = std::min(size, phase.blocks - first), passed = 0;
+    ExpertRoom& room = rooms_[static_cast<size_t>(thread)];
+    room.source = nullptr;
+    for (const ExpertsOp& op : phase.experts) {
+        const size_t blocks = ceiling(op.weight.n, kBlockRows);
+        if (left > 0 && first < passed + blocks) {
+            const size_t here = std::min(left, passed + blocks - first);
+            multiply_tile(*kernels_.linear, op, tile, first - passed, here, room, aligned(scratch_[static_cast<size_t>(thread)]));
+            first += here;
+            left -= here;
+        }
+        passed += blocks;
+    }
 }
 
 void Plan::find_best(const Phase& phase, const Step& step, size_t chunk, int thread) {

@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "linear/screen.h"
+#include "runtime/experts.h"
 #include "runtime/kernels.h"
 #include "runtime/step.h"
 #include "runtime/team.h"
 
 namespace ridgeline {
 
-enum class PhaseKind { rows, products, attention, merge, measure, bound, threshold, compute };
+enum class PhaseKind { rows, products, sort, experts, attention, merge, measure, bound, threshold, compute };
 
 // One matrix times the activations of a phase.
 struct ProductOp {
@@ -37,6 +38,8 @@ struct Phase {
     size_t factor = 1;                   // rows per token or position: the axis of compute/graph.py
     std::vector<RowOp> rows;
     std::vector<ProductOp> products;
+    std::vector<ExpertsOp> experts;      // all of one routing
+    Routing* routing = nullptr;
     size_t blocks = 0, bytes = 0;        // of all products: packed
     Attention attention{};
     size_t cut = 0;                      // which of the plan's cuts into items
@@ -86,6 +89,9 @@ private:
 
     Phase& phase(PhaseKind kind, bool selected, size_t factor = 1);
     void add_product(const ProductOp& op);
+    void add_experts(const ExpertsOp& op);
+    size_t expert_blocks_each(const Phase& phase, size_t tiles) const;
+    void multiply_experts(const Phase& phase, const Step& step, size_t chunk, int thread);
     // The attention and, behind it, the merging of its partial results.
     void add_attention(const Attention& op);
     const Phase& head() const { return phases_[phases_.size() - 1 - (screen_ ? kScreenPhases : 0)]; }
@@ -105,6 +111,9 @@ private:
     std::vector<Phase> phases_;
     std::vector<Counter> counters_;
     std::vector<Cut> cuts_;
+    std::vector<std::unique_ptr<Routing>> routings_;
+    bool routed_ = false;                // nothing has been chosen since the last routing was made
+    std::vector<ExpertRoom> rooms_;      // one per thread
     std::vector<float> partials_;
     std::vector<std::vector<float>> outputs_;  // a thread each: outputs of a chunk that only their largest is wanted of
     std::vector<float> best_values_;           // [selected, chunks of the last phase]

@@ -13,10 +13,12 @@ namespace RIDGELINE_LEVEL {
 #define OP(kind, name, Params, fields) DECLARE_##kind(name, Params)
 #define DECLARE_rows(name, Params) void name(const Params& op, const Step& step, size_t row);
 #define DECLARE_products(name, Params)
+#define DECLARE_experts(name, Params)
 #define DECLARE_attention(name, Params)
 #include "runtime/ops.def"
 #undef DECLARE_rows
 #undef DECLARE_products
+#undef DECLARE_experts
 #undef DECLARE_attention
 
 }  // namespace RIDGELINE_LEVEL

@@ -1,13 +1,6 @@
 #include "runtime/team.h"
 
-#if defined(__linux__)
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "runtime/platform.h"
 
 namespace ridgeline {
 
@@ -15,22 +8,6 @@ namespace {
 
 // About 60 microseconds: longer than a phase that one thread computes alone, as attention of one short row; shorter than a scheduler's slice.
 constexpr int kSpins = 2000;
-
-inline void pause() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-#if defined(__linux__)
-// The system waits on 32 bits: the low half, which holds the count.
-const uint32_t* low_half(const std::atomic<uint64_t>& word) {
-    static_assert(sizeof(std::atomic<uint64_t>) == 8 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
-    return reinterpret_cast<const uint32_t*>(&word);
-}
-#endif
 
 }  // namespace
 
@@ -40,25 +17,14 @@ void Waiter::wait(const std::atomic<uint64_t>& word, uint64_t value) {
         pause();
     }
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    if (word.load(std::memory_order_seq_cst) == value) {
-#if defined(__linux__)
-        // The low half changes with every count and every step, so that a wake in between is not lost.
-        syscall(SYS_futex, low_half(word), FUTEX_WAIT_PRIVATE, static_cast<uint32_t>(value), nullptr, nullptr, 0);
-#else
-        std::this_thread::yield();
-#endif
-    }
+    // The low half changes with every count and every step, so that a wake in between is not lost.
+    if (word.load(std::memory_order_seq_cst) == value) sleep_on(word, value);
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 void Waiter::wake(const std::atomic<uint64_t>& word) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
-#if defined(__linux__)
-    syscall(SYS_futex, low_half(word), FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0);
-#else
-    (void)word;
-#endif
+    if (sleepers_.load(std::memory_order_seq_cst) != 0) wake_all(word);
 }
 
 Team::Team(int threads) {

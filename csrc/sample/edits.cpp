@@ -94,7 +94,7 @@ int32_t before(const Place& place, uint64_t back) {
     return back <= place.known ? place.drafts[place.known - back] : place.row.ids.items[place.row.ids.count + place.known - back];
 }
 
-// Whether the next id would complete a word [length].
+// The next id would complete a word [length].
 bool completes(const Place& place, const int32_t* word, uint64_t length) {
     if (length - 1 > place.row.ids.count + place.known) return false;
     for (uint64_t back = 1; back < length; ++back)

@@ -4,10 +4,7 @@
 #include <string.h>
 
 #include "sample/parts.h"
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+#include "simd/simd.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
@@ -15,20 +12,6 @@ namespace RIDGELINE_LEVEL {
 namespace {
 
 // Words of several generator blocks, one in each 64-bit lane; the high half of a lane is whatever it is.
-#if defined(__AVX512F__)
-typedef uint64_t Lanes __attribute__((vector_size(64)));
-inline Lanes product(Lanes a, Lanes b) { return (Lanes)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
-const Lanes kCount = {0, 1, 2, 3, 4, 5, 6, 7};
-#elif defined(__AVX2__)
-typedef uint64_t Lanes __attribute__((vector_size(32)));
-inline Lanes product(Lanes a, Lanes b) { return (Lanes)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
-const Lanes kCount = {0, 1, 2, 3};
-#else
-typedef uint64_t Lanes;
-inline Lanes product(Lanes a, Lanes b) { return (a & UINT32_MAX) * (b & UINT32_MAX); }
-const Lanes kCount = 0;
-#endif
-
 constexpr size_t kQuads = sizeof(Lanes) / sizeof(uint64_t);
 constexpr int kRounds = 10;
 constexpr size_t kPart = 64;             // ids that get their words together

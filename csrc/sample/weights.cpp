@@ -3,29 +3,12 @@
 #include <string.h>
 
 #include "sample/parts.h"
+#include "simd/simd.h"
 
 namespace ridgeline {
 namespace RIDGELINE_LEVEL {
 
 namespace {
-
-constexpr size_t kLanes = 16;
-
-// a * b + c, rounded once where the level has FMA.
-inline double multiply_add(double a, double b, double c) {
-#if defined(__FMA__)
-    return __builtin_fma(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
-inline float multiply_add(float a, float b, float c) {
-#if defined(__FMA__)
-    return __builtin_fmaf(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
 
 // e^x for -708 ≤ x ≤ 0 within 2 units in the last place: 2^n times Taylor's polynomial of what is left. Without branches, so that it is
 // vectorised; so is the next.

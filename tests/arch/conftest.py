@@ -1,4 +1,4 @@
-"""The package's files, parsed once a module of tests."""
+"""The package's files, parsed once."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "ridgeline"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def modules() -> list[tuple[str, str, list[ast.AST]]]:
     """(path below the package, text, every node of its tree, the module first) of each file."""
     texts = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}

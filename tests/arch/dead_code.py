@@ -10,6 +10,7 @@
 """
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,12 @@ from itertools import pairwise
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "ridgeline"
+NATIVE = re.compile(
+    r"\b(?:struct|class|using|constexpr [\w:<>]+|const [\w:<>]+\*?) (\w+)\s*(?:=|\{|\[)"
+    r"|^[\w:<>*&, ]+?(?<!:)\b(?!operator)([a-z]\w+)\([^;{}]*\)[^;{}]*\{",
+    re.MULTILINE,
+)
+"""In C++: what defines a type or a constant, and what defines a function."""
 OWN_BASES = {"Struct", "Protocol", "NamedTuple", "Enum", "IntEnum", "StrEnum", "TypedDict", "Exception", "ValueError", "RuntimeError"}
 """Bases from outside that call nothing on their heirs; methods and values of a class with another base may be overrides."""
 
@@ -27,15 +34,15 @@ ALLOWED = {
     "bench/report.py:Spread.*": "written to the report as a whole",
     "bench/report.py:Figures.*": "written to the report as a whole",
     "cli/chat.py:stop(frame)": "the signature of a signal's handler",
-    "cli/laws.py:justify": "read by rich",
+    "cli/sim.py:justify": "read by rich",
+    "cli/main.py:main": "the program, see pyproject.toml",
     "cli/sampling.py:__*__": "read by typer",
     "compute/exact/threads.py:argtypes": "read by ctypes",
     "compute/exact/threads.py:restype": "read by ctypes",
     "facts/hardware/ceilings.py:argtypes": "read by ctypes",
-    "compute/ops/definition.py:Definition.semantic": "the tests of models read it: what a model file may record",
     "compute/ops/definition.py:Definition.tolerance": "the tests of runners read it: how far a result may be from its reference",
     "compute/ops/definition.py:Definition.samples": "the tests of runners run them",
-    "compute/diff.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",
+    "compute/runner.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",
     "engine/beams.py:BeamSearchSequence.cum_logprob": "for callers of LLM",
     "engine/llm.py:LLM.*": "for callers of LLM",
     "engine/llm.py:__exit__(*)": "the signature of a context manager",
@@ -43,8 +50,8 @@ ALLOWED = {
     "facts/hub/download.py:Meter.*": "called by huggingface_hub's bars",
     "planning/report.py:*": "written to the report as a whole",
     "server/transport.py:send_400_response(msg)": "uvicorn calls it",
-    "server/run.py:_Server.capture_signals": "uvicorn calls it",
-    "server/run.py:timeout_graceful_shutdown": "read by uvicorn",
+    "server/app.py:_Server.capture_signals": "uvicorn calls it",
+    "server/app.py:timeout_graceful_shutdown": "read by uvicorn",
     "server/wire.py:*": "fields that clients send and read",
     "sim/fleet/measures.py:*": "written to the report as a whole",
     "text/chat_sandbox.py:refuse(args)": "jinja2 calls it",
@@ -136,7 +143,7 @@ def names_of_modules(module: Module, tree: Tree) -> Iterator[Finding]:
         inside = reads_of_names(list(ast.walk(node)))
         for name, kind in defined_by(node):
             read = module.names[name] > inside[name] or name in imported or any(other.attributes[name] for other in whole)
-            if not read and not name.startswith("__") and not (named and module.path.removesuffix(".py").endswith(name)):
+            if not read and not name.startswith("__") and not (named and name in tree.texts):
                 yield Finding(module.path, node.lineno, kind, name)
 
 
@@ -188,7 +195,7 @@ def classes_made(node: ast.AST) -> Iterator[str]:
     for part in parts:
         while isinstance(part, ast.Subscript):
             part = part.slice
-        for each in ast.walk(part) if isinstance(part, (ast.Tuple, ast.BinOp)) else [part]:
+        for each in ast.walk(part) if isinstance(part, (ast.Tuple, ast.BinOp, ast.IfExp)) else [part]:
             if isinstance(each, (ast.Name, ast.Attribute)):
                 yield each.id if isinstance(each, ast.Name) else each.attr
 
@@ -255,6 +262,18 @@ def unreachable(module: Module) -> Iterator[Finding]:
                     yield Finding(module.path, behind.lineno, "unreachable", "code")
 
 
+def native(root: Path) -> Iterator[Finding]:
+    """Functions, constants and types of csrc whose name stands nowhere else in it, nor in Python."""
+    texts = {path: re.sub(r"//.*", "", path.read_text()) for path in sorted(root.rglob("*")) if path.suffix in (".cpp", ".h", ".def")}
+    words = Counter(word for text in texts.values() for word in re.findall(r"\w+", text))
+    spoken = {word for path in SOURCE.rglob("*.py") for word in re.findall(r"\w+", path.read_text())}
+    for path, text in texts.items():
+        for found in NATIVE.finditer(text):
+            name = next(filter(None, found.groups()))
+            if words[name] == 1 and name not in spoken:
+                yield Finding(f"csrc/{path.relative_to(root).as_posix()}", text[: found.start()].count("\n") + 1, "native", name)
+
+
 def findings(root: Path = SOURCE) -> list[Finding]:
     tree = Tree(root)
     found = list(parameters(tree))
@@ -262,6 +281,8 @@ def findings(root: Path = SOURCE) -> list[Finding]:
         for kind in (names_of_modules, members_of_classes, stored_attributes, classes_nobody_makes, words_of_literals):
             found += kind(module, tree)
         found += unreachable(module)
+    if root == SOURCE:
+        found += native(SOURCE.parents[1] / "csrc")
     return sorted(set(found))
 
 

@@ -7,18 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.bench.ceiling import ceilings, read_roofline
 from ridgeline.bench.client import Ask, Outcome
-from ridgeline.bench.compare import Turns, agreement, ratio, values
-from ridgeline.bench.load import Measured
-from ridgeline.bench.prompts import LEAD, WORDS, Costs, Prompts, _costs
+from ridgeline.bench.compare import SCENARIOS, Turns, agreement, ceilings, parse_scenarios, ratio, read_roofline, values
 from ridgeline.bench.report import Figures, Spread, as_dict, figures, notes, rows, shown
-from ridgeline.bench.scenarios import SCENARIOS, parse_scenarios
 from ridgeline.bench.servers import Size, parse_spec, resident_bytes
-from ridgeline.cli.bench_loads import Asked, loads_of
+from ridgeline.bench.session import LEAD, WORDS, Costs, Measured, Prompts, _costs
+from ridgeline.cli.bench_serve import Asked, loads_of
 from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
-from ridgeline.facts.headers.describe import describe_model
+from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.objectives import Objective
 from ridgeline.sim.fleet.traffic import Arrival
 

@@ -11,13 +11,12 @@ import pytest
 import typer
 
 from ridgeline.bench import gpu
-from ridgeline.bench.gpu import Report, measure, row_words
-from ridgeline.bench.gpu_parts import ASKED, MOST_SECONDS, PARTS, SETTINGS, Job, jobs
+from ridgeline.bench.gpu import ASKED, MOST_SECONDS, PARTS, SETTINGS, Job, Report, jobs, measure, row_words
 from ridgeline.bench.gpu_targets import AIMS, costs, headline, verdicts
 from ridgeline.cli import bench_gpu
 from ridgeline.errors import ConfigError, ModelNotFoundError
-from ridgeline.facts.headers.families import MEASURED
-from ridgeline.facts.hub.weightless import config_of
+from ridgeline.facts.headers.read import find_config
+from ridgeline.models.table import MEASURED
 
 FINE = 'print("{\\"batch\\": 1}", flush=True)'
 SCRIPTS = {
@@ -74,7 +73,7 @@ def test_time_is_kept_for_parts_that_follow(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_is_run() -> None:
-    config = config_of(MEASURED)
+    config = find_config(MEASURED)
     every = jobs([], ["bf16", "fp8"], config)
     assert [job.name for job in every] == [
         "decode bf16", "decode fp8", "prefill bf16", "prefill fp8", "serving bf16", "serving fp8", "ttft bf16", "transformers bf16",
@@ -89,12 +88,12 @@ def test_what_is_run() -> None:
         jobs([], ["int8"], config)
     with pytest.raises(ConfigError, match="--minutes is 0; more than 0"):
         jobs(["soak"], ["bf16"], config, 0.0)
-    with pytest.raises(ModelNotFoundError, match=r"is no config\.json"):
-        config_of("nothing")
+    with pytest.raises(ModelNotFoundError, match=r"is not a config\.json"):
+        find_config("nothing")
 
 
 def test_everything_fits_ten_minutes() -> None:
-    config = config_of(MEASURED)
+    config = find_config(MEASURED)
     assert sum(job.share for job in jobs([], ["bf16", "fp8"], config)) <= MOST_SECONDS <= 600
     assert not {job.part for job in jobs([], ["bf16", "fp8"], config)} & set(ASKED)
     (soak,) = jobs(["soak"], ["bf16", "fp8"], config, 8.0)
@@ -102,10 +101,10 @@ def test_everything_fits_ten_minutes() -> None:
 
 
 def test_transformers_stands_beside_our_decoding() -> None:
-    alone = jobs(["transformers"], ["fp8"], config_of(MEASURED))
+    alone = jobs(["transformers"], ["fp8"], find_config(MEASURED))
     assert [job.name for job in alone] == ["decode bf16", "transformers bf16"]
     assert alone[1].settings["modes"] == ["reduce-overhead", "max-autotune"]
-    with_all = [job for job in jobs([], ["bf16"], config_of(MEASURED)) if job.part == "transformers"]
+    with_all = [job for job in jobs([], ["bf16"], find_config(MEASURED)) if job.part == "transformers"]
     assert with_all[0].settings["modes"] == ["reduce-overhead"]
 
 
@@ -153,7 +152,7 @@ def test_verdicts() -> None:
     assert found["decode bf16, batch 64, tok/s"] == (8_000.0, "missed")
     assert found["decode fp8, batch 1, tok/s"] == (None, "not measured")
     assert found["GPU idle between steps, runner, bf16, batch 1"] == (60e-6, "missed")
-    assert found["host time a step, runner, bf16, batch 32"] == (0.2e-3, "met")
+    assert found["host time per step, runner, bf16, batch 32"] == (0.2e-3, "met")
     assert found["against transformers, batch 1, times as fast"] == (2.0, "met")
     assert found["against transformers, batch 32, times as fast"] == (None, "not measured")
     assert found["TTFT idle, 2k tokens, over HTTP"] == (None, "not measured")
@@ -164,8 +163,8 @@ def test_verdicts() -> None:
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "gpu_missing", lambda: 'torch cannot be imported; pip install "ridgeline[gpu]"')
     with pytest.raises(ConfigError, match=r"none can be used: torch cannot .* pip install .*doctor"):
-        gpu.check_gpu(jobs(["decode", "host"], ["bf16"], config_of(MEASURED)))
-    gpu.check_gpu(jobs(["host"], ["bf16"], config_of(MEASURED)))
+        gpu.check_gpu(jobs(["decode", "host"], ["bf16"], find_config(MEASURED)))
+    gpu.check_gpu(jobs(["host"], ["bf16"], find_config(MEASURED)))
 
 
 DECODED = {
@@ -209,7 +208,7 @@ class Absent:
             raise ImportError(name)
 
 sys.meta_path.insert(0, Absent())
-import ridgeline.bench.gpu_part, ridgeline.cli.bench_gpu, ridgeline.bench.gpu, ridgeline.cli.main, ridgeline.cli.pages, ridgeline.engine.llm
+import ridgeline.bench.gpu_part, ridgeline.cli.bench_gpu, ridgeline.bench.gpu, ridgeline.cli.main, ridgeline.engine.llm
 """
 
 

@@ -1,17 +1,14 @@
 """The loads of the GPU's benchmark on an engine that computes nothing: what runs at once, what is counted, when memory is said to grow."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import pytest
 
-from ridgeline.bench import gpu_serving, gpu_soak
-from ridgeline.bench.gpu_serving import aged, drain, percentile, phase
-from ridgeline.bench.gpu_soak import Samples, mixture, verdict
-from ridgeline.bench.gpu_traffic import Traffic, Wish
+from ridgeline.bench import gpu_serving
+from ridgeline.bench.gpu_serving import Samples, Traffic, Wish, aged, drain, mixture, percentile, phase, verdict
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.commands import Drain
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
@@ -21,7 +18,7 @@ FAKE = 'fake:{"rows": 8, "max_model_len": 256, "blocks": %d}'
 
 def engine_of(pages: int = 200) -> Engine:
     engine, _ = start_engine(EngineConfig(FAKE % pages, max_num_seqs=8, max_num_batched_tokens=64), lambda stage, part: None)
-    engine.executor.waited = 0.0  # type: ignore[attr-defined]  # as a device's executor says
+    engine.executor.wait_seconds = 0.0  # type: ignore[attr-defined]  # as an executor of a device has it
     return engine
 
 
@@ -36,12 +33,10 @@ class Device:
 
 
 @pytest.fixture
-def _a_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 ms from one look at it to the next."""
-    for module in (gpu_serving, gpu_soak):
-        ticks = count()
-        monkeypatch.setattr(module, "perf_counter", lambda ticks=ticks: next(ticks) / 100)
-    return
+    ticks = count()
+    monkeypatch.setattr(gpu_serving, "perf_counter", lambda: next(ticks) / 100)
 
 
 @pytest.mark.usefixtures("_a_clock")
@@ -66,18 +61,18 @@ def test_the_first_requests_are_of_all_ages() -> None:
     assert [wish.params.max_tokens for wish in wishes] == [1000, 750, 500, 250, 1000, 1000]
 
 
-def test_a_refused_request_is_an_error() -> None:
+def test_a_rejected_request_is_an_error() -> None:
     engine = engine_of()
-    engine.turn([Drain()])
     traffic = Traffic(engine, 1, lambda number: Wish(100, SamplingParams(max_tokens=4)), longest=100)
-    turn = engine.turn(traffic.commands())
-    with pytest.raises(RuntimeError, match="the engine refuses r0: "):
+    commands = traffic.commands()
+    turn = engine.turn([*commands, *commands])
+    with pytest.raises(RuntimeError, match="the engine rejects r0: request id r0 is in use"):
         traffic.take(turn)
 
 
 def soaked(seconds: float, memory: Any) -> list[Mapping[str, Any]]:
     settings = {"rows": 8, "prompt_tokens": 60, "output_tokens": 20, "seconds": seconds, "every_seconds": 0.5, "swing_seconds": 2.0}
-    return list(gpu_soak.run(engine_of(pages=20), settings, memory))
+    return list(gpu_serving.run(engine_of(pages=20), settings, memory))
 
 
 @pytest.mark.usefixtures("_a_clock")

@@ -9,10 +9,8 @@ import pytest
 
 from ridgeline.bench.client import Ask, Client, Outcome, body_of
 from ridgeline.bench.http import Http, HttpError, Target
-from ridgeline.bench.load import Measured, closed_loop, open_loop
-from ridgeline.bench.prompts import learn_costs
 from ridgeline.bench.report import Figures, figures
-from ridgeline.bench.session import UNNAMED, first_model
+from ridgeline.bench.session import UNNAMED, Measured, closed_loop, first_model, learn_costs, open_loop
 from ridgeline.errors import ConfigError
 from ridgeline.planning.objectives import Objective
 

@@ -11,8 +11,8 @@ import pytest
 from tiny import write_tiny
 
 from ridgeline.bench import offline as bench
-from ridgeline.bench.hogs import WORK, hogs
 from ridgeline.bench.offline import Load, Step, offline
+from ridgeline.bench.processes import WORK, hogs
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.plan import Timings
 from ridgeline.errors import ConfigError

@@ -53,7 +53,7 @@ def test_a_layout_that_was_asked_for_is_kept(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_models_name_is_only_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ridgeline.facts.headers.describe import KNOWN
+    from ridgeline.models.table import KNOWN
 
     odd = tmp_path / "<script>alert(1)<!--<script>"
     odd.mkdir()

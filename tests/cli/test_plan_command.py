@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.cli.workloads import workload_of
+from ridgeline.cli.plan import workload_of
 
 KEYS = {
     "weights_bytes", "kv_bytes_per_token", "kv_bytes_per_sequence", "overhead_bytes", "max_sequences", "max_context_tokens", "fits",

@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.facts.hardware import ceilings
-from ridgeline.planning.settings import MEANINGS
+from ridgeline.planning.settings import SETTING_HELP
 
 METRICS = (Path(__file__).parents[2] / "src/ridgeline/observe/prometheus.py").read_text()
 
@@ -27,8 +27,8 @@ def explain(*arguments: str) -> list[dict[str, object]]:
 
 
 def test_every_setting_is_explained_by_metrics_that_exist() -> None:
-    assert list(MEANINGS) == [field.name for field in fields(EngineConfig)]
-    named = {name for meaning in MEANINGS.values() for name in re.findall(r"vllm:(\w+)", meaning.metric)}
+    assert list(SETTING_HELP) == [field.name for field in fields(EngineConfig)]
+    named = {name for meaning in SETTING_HELP.values() for name in re.findall(r"vllm:(\w+)", meaning.metric)}
     assert len(named) >= 7
     assert not [name for name in named if name not in METRICS]
 
@@ -39,7 +39,7 @@ def test_values_are_those_that_the_engine_takes(demo_file: Path) -> None:
     assert (rows["max_model_len"]["value"], rows["max_model_len"]["origin"]) == (32768, "model")
     assert rows["kv_cache_memory_bytes"]["value"] == rows["kv_cache_memory_bytes"]["bytes"]
     assert rows["block_size"]["origin"] == "default"
-    assert re.search(r"prompts add to everyone's next token: \d+ tokens, as a step takes [\d.]+ ms", str(rows["step_ms"]["reason"]))
+    assert re.search(r"adds to steps with decoding sequences: \d+ tokens, as a step takes [\d.]+ ms", str(rows["step_ms"]["reason"]))
     assert 0 < float(str(rows["max_model_len"]["seconds"])) < float(str(rows["max_num_seqs"]["seconds"])) < 0.1
 
 
@@ -47,9 +47,9 @@ def test_values_are_those_that_the_engine_takes(demo_file: Path) -> None:
 def test_peaks_follow_from_clock_and_instruction_set(tmp_path: Path, flags: str, lanes: int, eight: int) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(f"processor: 0\ncpu MHz\t\t: 3000.0\nflags\t\t: fpu {flags}\n")
-    assert dict(ceilings.peaks(2, tmp_path)) == {"f32": 2 * 3e9 * lanes} | ({"int8": 2 * 3e9 * eight} if eight else {})
+    assert dict(ceilings.theoretical_flops(2, tmp_path)) == {"f32": 2 * 3e9 * lanes} | ({"int8": 2 * 3e9 * eight} if eight else {})
 
 
 def test_this_machine_is_a_device() -> None:
-    device = ceilings.this_machine()
+    device = ceilings.measure_this_machine()
     assert 1e8 < device.bytes_per_second < 5e12 and device.memory_bytes > 1e8 and device.flops("f32") > 1e9

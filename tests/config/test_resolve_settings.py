@@ -6,19 +6,23 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import KVCosts, resolve
 from ridgeline.errors import ConfigError
 
-COSTS = KVCosts(page_bytes=1_000, sequence_pages=lambda tokens: -(-tokens // 16), longest=lambda pages, limit: min(limit, pages * 16))
+COSTS = KVCosts(
+    block_bytes=1_000,
+    sequence_blocks=lambda tokens: -(-tokens // 16),
+    longest_sequence=lambda blocks, limit: min(limit, blocks * 16),
+)
 
 
 def test_the_need_when_it_is_less_than_the_share() -> None:
     settled = resolve(EngineConfig("m", max_num_seqs=2), context=160, memory_bytes=10**9, costs=COSTS)
     assert settled.config.max_model_len == 160
-    assert settled.pages == 20
+    assert settled.blocks == 20
     assert {d.name: d.origin for d in settled.decisions} == {"max_model_len": "model", "kv_cache_memory_bytes": "model"}
 
 
 def test_context_shrinks_to_what_the_share_holds_and_says_so() -> None:
     settled = resolve(EngineConfig("m", max_num_seqs=2), context=16_000, memory_bytes=1_000_000, costs=COSTS)
-    assert settled.pages == 300
+    assert settled.blocks == 300
     assert settled.config.max_model_len == 4_800
     length = settled.decisions[0]
     assert length.origin == "machine" and "16000" in length.reason
@@ -36,11 +40,13 @@ def test_context_shrinks_to_what_the_share_holds_and_says_so() -> None:
         (EngineConfig("m", max_num_seqs=0), "--max-num-seqs is 0"),
         (EngineConfig("m", max_num_seqs=64, max_num_batched_tokens=0), "--max-num-batched-tokens is 0"),
         (EngineConfig("m", max_num_seqs=64, depth=5), "--depth is 5"),
+        (EngineConfig("m", max_num_seqs=64, num_speculative_tokens=9), "--num-speculative-tokens is 9, outside 1 … 8"),
+        (EngineConfig("m", max_num_seqs=64, speculative="eagle"), "--speculative is 'eagle'; it must be one of off, ngram"),
         (EngineConfig("m", max_num_seqs=64, swap_space=1.0), r"--swap-space is 1 GiB, outside 0 … 0.8 GiB"),
         (EngineConfig("m", max_num_seqs=64, swap_space=-1.0), "--swap-space is -1 GiB"),
         (EngineConfig("m", max_num_seqs=64, swap_space=float("nan")), "--swap-space is nan GiB"),
-        (EngineConfig("m", max_num_seqs=64, swap_space=1e-9), "--swap-space 1e-09 GiB does not hold a page of 1000 bytes"),
-        (EngineConfig("m", max_num_seqs=64, swap_space=0.1, enable_prefix_caching=False), "--no-enable-prefix-caching has none"),
+        (EngineConfig("m", max_num_seqs=64, swap_space=1e-9), "--swap-space 1e-09 GiB holds no block of 1000 bytes"),
+        (EngineConfig("m", max_num_seqs=64, swap_space=0.1, enable_prefix_caching=False), "--no-enable-prefix-caching turns off"),
     ],
 )
 def test_what_cannot_work_names_the_flag(config: EngineConfig, words: str) -> None:
@@ -51,15 +57,15 @@ def test_what_cannot_work_names_the_flag(config: EngineConfig, words: str) -> No
 def test_pages_of_the_host() -> None:
     config = EngineConfig("m", max_num_seqs=2, swap_space=0.5)
     settled = resolve(config, context=160, memory_bytes=10**6, costs=COSTS, host_bytes=2**30)
-    assert (settled.pages, settled.host_pages) == (20, 2**29 // 1_000)
-    assert settled.decisions[-1].name == "swap_space" and f"{2**29 // 1_000} pages" in settled.decisions[-1].reason
-    assert resolve(EngineConfig("m", max_num_seqs=64), context=160, memory_bytes=10**6, costs=COSTS).host_pages == 0
+    assert (settled.blocks, settled.host_blocks) == (20, 2**29 // 1_000)
+    assert settled.decisions[-1].name == "swap_space" and f"{2**29 // 1_000} blocks" in settled.decisions[-1].reason
+    assert resolve(EngineConfig("m", max_num_seqs=64), context=160, memory_bytes=10**6, costs=COSTS).host_blocks == 0
 
 
 def test_the_fix_that_an_error_names_works() -> None:
     config = EngineConfig("m", max_num_seqs=64, max_model_len=160, kv_cache_memory_bytes=10_000)
     settled = resolve(config, context=16_000, memory_bytes=10**9, costs=COSTS)
-    assert settled.pages == 10
+    assert settled.blocks == 10
 
 
 def test_no_fix_is_named_that_cannot_work() -> None:
@@ -68,6 +74,6 @@ def test_no_fix_is_named_that_cannot_work() -> None:
 
 
 def test_no_room_for_one_token() -> None:
-    costs = KVCosts(page_bytes=1_000, sequence_pages=lambda tokens: 6, longest=lambda pages, limit: limit if pages >= 6 else 0)
+    costs = KVCosts(block_bytes=1_000, sequence_blocks=lambda tokens: 6, longest_sequence=lambda blocks, limit: limit if blocks >= 6 else 0)
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes 6000"):
         resolve(EngineConfig("m", max_num_seqs=64, kv_cache_memory_bytes=5_000), context=100, memory_bytes=10**9, costs=costs)

@@ -7,6 +7,7 @@ import pytest
 
 from ridgeline.core import laws
 from ridgeline.core.commands import Admit, Command, Output
+from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Closed, Event, Rejected
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.plan import Plan
@@ -15,7 +16,7 @@ from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.executor import Ticket
 from ridgeline.sim.laws.executor import fake_executor
-from ridgeline.sim.laws.model import FakeModel, extend
+from ridgeline.sim.laws.model import FakeModel, chain_stamps
 
 E = TypeVar("E")
 Ids = tuple[int, ...]
@@ -39,6 +40,7 @@ class Loop:
         policy: str = "fcfs",
         model: FakeModel | None = None,
         max_model_len: int = 2048,
+        drafter: Drafter | None = None,
         **limits: Any,
     ) -> None:
         self.model = model or FakeModel()
@@ -46,7 +48,7 @@ class Loop:
             rows, blocks, block_tokens, windows, max_model_len=max_model_len, model=self.model, host_blocks=host_blocks
         )
         self.scheduler = Scheduler(
-            Limits(rows=rows, max_model_len=max_model_len, **limits), self.executor.info.kv, POLICIES[policy]
+            Limits(rows=rows, max_model_len=max_model_len, **limits), self.executor.info.kv, POLICIES[policy], drafter
         )
         self.tickets: list[Ticket] = []
         self.plans: list[Plan] = []
@@ -112,7 +114,7 @@ class Loop:
         request = self.requests[name]
         params, ids = request.row_params(choice), list(request.prompt)
         for _ in range(request.max_tokens if count is None else count):
-            ids.append(self.model.sample(extend(self.model.origin(params), ids)[-1], params, len(ids)))
+            ids.append(self.model.sample(chain_stamps(self.model.origin(params), ids)[-1], params, len(ids)))
         return tuple(ids[len(request.prompt) :])
 
     def told(self, kind: type[E], name: str | None = None) -> list[E]:
@@ -120,7 +122,7 @@ class Loop:
         return [e for e in self.events if isinstance(e, kind) and (name is None or e.request_id == name)]  # type: ignore[attr-defined]
 
     def sequence(self, name: str, choice: int = 0) -> Sequence:
-        return self.scheduler.life.open[name][choice]
+        return self.scheduler.lifecycle.open[name][choice]
 
     def check_ended(self) -> None:
         """Idle: each choice was closed once, answered what it answers alone, and everything is back."""

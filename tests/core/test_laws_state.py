@@ -27,10 +27,10 @@ BROKEN: dict[str, tuple[int, Callable[..., object]]] = {
     "a window block let go too early": (3, lambda run: run.sequence("a").tables[1].__setitem__(1, 0)),
     "an index that leads nowhere": (3, lambda run: run.scheduler.cache.index.blocks.popitem()),
     "computed beyond scheduled": (4, lambda run: state(run, "computed", 99)),
-    "more promised than can be": (4, lambda run: state(run, "reach", 99)),
-    "a promise with nothing in flight": (4, lambda run: state(run, "reach", len(run.sequence("a").known) + 1)),
-    "more rows than there are": (5, lambda run: run.scheduler.life.rows.append(3)),
-    "a ready one overtaken": (6, lambda run: setattr(run.scheduler.life.waiting[0], "overtaken", 1)),
+    "more promised than can be": (4, lambda run: state(run, "target", 99)),
+    "a promise with nothing in flight": (4, lambda run: state(run, "target", len(run.sequence("a").known) + 1)),
+    "more rows than there are": (5, lambda run: run.scheduler.lifecycle.rows.append(3)),
+    "a ready one overtaken": (6, lambda run: setattr(run.scheduler.lifecycle.waiting[0], "overtaken", 1)),
     "a block shared across tenants": (9, lambda run: state(run, "identity", b"another")),
 }
 
@@ -56,8 +56,8 @@ def test_a_broken_law_is_named(loop, broken: str) -> None:
 
 
 IDLE: dict[str, Callable[..., object]] = {
-    "a step that still holds a block": lambda run: run.scheduler.cache.pool.handed_over.update({3: []}),
-    "a row that is not back": lambda run: run.scheduler.life.rows.pop(),
+    "a step that still holds a block": lambda run: run.scheduler.cache.pool.held_by_steps.update({3: []}),
+    "a row that is not back": lambda run: run.scheduler.lifecycle.rows.pop(),
     "a block still expected": lambda run: run.scheduler.cache.index.computing.update({b"": None}),
 }
 

@@ -1,11 +1,11 @@
-"""Page arithmetic against sequences that are computed by hand, and against what admission proves."""
+"""Block arithmetic against sequences that are computed by hand, and against what admission proves."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.core.fit import blocks_needed
+from ridgeline.core.admission import blocks_needed
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.planning.memory import longest_sequence, sequence_pages
+from ridgeline.planning.memory import longest_sequence, sequence_blocks
 
 GROUPS = st.lists(st.sampled_from([0, 1, 4, 5, 16, 100]), min_size=1, max_size=4).map(
     lambda windows: tuple(KVGroup("window" if window else "full", (i,), window) for i, window in enumerate(windows))
@@ -13,7 +13,7 @@ GROUPS = st.lists(st.sampled_from([0, 1, 4, 5, 16, 100]), min_size=1, max_size=4
 
 
 def held_at_most(groups: tuple[KVGroup, ...], block_tokens: int, tokens: int, chunk: int) -> int:
-    """The most pages that are held at once when a sequence is computed chunk by chunk, blocks behind the window freed before each."""
+    """The most blocks that are held at once when a sequence is computed chunk by chunk, blocks behind the window freed before each."""
     most = 0
     for start in range(0, tokens, chunk):
         end = min(tokens, start + chunk)
@@ -28,16 +28,16 @@ def held_at_most(groups: tuple[KVGroup, ...], block_tokens: int, tokens: int, ch
 @settings(max_examples=300, deadline=None)
 @given(GROUPS, st.sampled_from([1, 4, 16]), st.integers(1, 300), st.sampled_from([1, 7, 64, 512]))
 def test_a_sequence_never_holds_more_than_planned(groups: tuple[KVGroup, ...], size: int, tokens: int, chunk: int) -> None:
-    planned = sequence_pages(groups, size, tokens, chunk)
+    planned = sequence_blocks(groups, size, tokens, chunk)
     assert held_at_most(groups, size, tokens, chunk) <= planned
 
 
 @settings(max_examples=300, deadline=None)
 @given(GROUPS, st.sampled_from([1, 4, 16]), st.integers(1, 300), st.sampled_from([1, 7, 64, 512]))
-def test_the_longest_sequence_fits_and_is_admitted(groups: tuple[KVGroup, ...], size: int, pages: int, chunk: int) -> None:
-    longest = longest_sequence(groups, size, pages, chunk, limit=1_000)
+def test_the_longest_sequence_fits_and_is_admitted(groups: tuple[KVGroup, ...], size: int, blocks: int, chunk: int) -> None:
+    longest = longest_sequence(groups, size, blocks, chunk, limit=1_000)
     if longest < 1_000:
-        assert sequence_pages(groups, size, longest + 1, chunk) > pages
+        assert sequence_blocks(groups, size, longest + 1, chunk) > blocks
     if longest:
-        assert sequence_pages(groups, size, longest, chunk) <= pages
-        assert blocks_needed(KVShape(groups, size, pages, b""), longest) <= pages
+        assert sequence_blocks(groups, size, longest, chunk) <= blocks
+        assert blocks_needed(KVShape(groups, size, blocks, b""), longest) <= blocks

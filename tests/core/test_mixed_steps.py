@@ -2,7 +2,6 @@
 
 import pytest
 
-from ridgeline.core.commands import SetKnob
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import Plan
 
@@ -52,11 +51,3 @@ def test_however_many_keep_up_a_prompt_goes_on(loop) -> None:
     assert [counts(plan)[-1] for plan in run.plans[1:7]] == [2] * 6
     assert all(counts(plan)[:6] == [1] * 6 for plan in run.plans[1:7])
     run.check_ended()
-
-
-def test_it_may_change_while_running(loop) -> None:
-    run = loop(token_budget=64, rows=4)
-    run.turn(run.request("a", 6, max_tokens=20))
-    run.turn(SetKnob("mixed_tokens", 9), run.request("b", 30, max_tokens=2))
-    run.turn(SetKnob("mixed_tokens", 5))
-    assert [counts(plan) for plan in run.plans] == [[6], [1, 8], [1, 4]]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ridgeline.core.params import Admitted
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.core.prefix import PrefixBlock, PrefixIndex
+from ridgeline.core.prefix_cache import PrefixBlock, PrefixIndex
 from ridgeline.core.sequence import Sequence
 
 SIZE = 4
@@ -41,28 +41,26 @@ def test_a_key_depends_on_everything_before_it_and_on_whose_it_is() -> None:
     for other in (
         index.keys(sequence((99, *changed[1:])), 3),
         index.keys(sequence(domain=b"x"), 3),
-        index.keys(sequence(extra=b"x"), 3),
         PrefixIndex(shape(0, fingerprint=b"other"), shared=True).keys(sequence(), 3),
         PrefixIndex(shape(0), shared=False).keys(sequence(), 3),
     ):
         assert not set(base) & set(other)
     assert base == index.keys(sequence(request_id="other"), 3)
     assert base[:2] == index.keys(sequence((*changed[:8], 77, *changed[9:])), 3)[:2]
-    assert index.keys(sequence(domain=b"ab", extra=b"c"), 1) != index.keys(sequence(domain=b"a", extra=b"bc"), 1)
 
 
 def test_keys_survive_a_restart() -> None:
-    assert PrefixIndex(shape(0), shared=True).keys(sequence(), 1)[0].hex().startswith("c863d70af25c1d54")
+    assert PrefixIndex(shape(0), shared=True).keys(sequence(), 1)[0].hex().startswith("6fb3d965d127164b")
 
 
 @pytest.mark.parametrize(("identity", "ids"), [(b"other", None), (None, (9, 9, 9, 9))])
 def test_a_collision_is_a_miss_and_is_not_overwritten(identity: bytes | None, ids: tuple[int, ...] | None) -> None:
     index, who = indexed((0,), [[True]])
-    found = index.find(who, 0)
+    found = index.lookup(who, 0)
     assert found is not None
     found.identity, found.ids = identity or found.identity, ids or found.ids
-    assert index.find(who, 0) is None
-    assert index.longest_hit(who, 0, 1) == 0
+    assert index.lookup(who, 0) is None
+    assert index.find_longest_hit(who, 0, 1) == 0
     assert index.publish(who, 0) == []
 
 
@@ -70,8 +68,8 @@ def test_the_first_page_published_is_kept() -> None:
     index, who = indexed((0,), [[True]])
     who.tables = [[7]]
     assert index.publish(who, 0) == []
-    index.forget(1)
-    assert not index.blocks and not index.holding
+    index.remove(1)
+    assert not index.blocks and not index.by_block_id
     assert index.publish(who, 0) == [(0, 7)]
 
 
@@ -92,7 +90,7 @@ def test_longest_hit_is_the_longest_that_all_groups_accept(windows: tuple[int, .
         present = [list(bits[g * 4 : g * 4 + 4]) for g in range(len(windows))]
         index, who = indexed(windows, present)
         for first in (0, 2):
-            assert index.longest_hit(who, first, 4) == plain_hit(windows, present, first)
+            assert index.find_longest_hit(who, first, 4) == plain_hit(windows, present, first)
 
 
 @settings(max_examples=150, deadline=None)
@@ -101,23 +99,23 @@ def test_longest_hit_on_long_prefixes(windows: list[int], data: st.DataObject) -
     present = [data.draw(st.lists(st.sampled_from((True, True, True, False)), min_size=9, max_size=9)) for _ in windows]
     first = data.draw(st.integers(0, 9))
     index, who = indexed(tuple(windows), present)
-    assert index.longest_hit(who, first, 9) == plain_hit(tuple(windows), present, first)
+    assert index.find_longest_hit(who, first, 9) == plain_hit(tuple(windows), present, first)
 
 
 def test_what_nobody_can_share_is_not_looked_up() -> None:
     index = PrefixIndex(shape(0), shared=False)
     alone, several = sequence(), sequence(choices=2)
-    assert not index.shares(alone) and index.shares(several)
-    index.announce(alone, 0, 3)
+    assert not index.is_shareable(alone) and index.is_shareable(several)
+    index.mark_computing(alone, 0, 3)
     assert not index.computing and not alone.keys
 
 
 def test_a_block_stands_in_the_index_while_any_group_has_it() -> None:
     index, _ = indexed((0, 6), [[True], [True]])
-    index.forget(1)
+    index.remove(1)
     (block,) = index.blocks.values()
     assert isinstance(block, PrefixBlock) and block.block_ids == [0, 2]
-    index.forget(2)
+    index.remove(2)
     assert not index.blocks
 
 
@@ -125,7 +123,7 @@ def test_who_computes_a_block_is_waited_for_only_if_it_will_be_there_first() -> 
     index, owner, other = PrefixIndex(shape(0), shared=True), sequence(), sequence()
     owner.rank, other.rank = (1,), (2,)
     index.keys(other, 3)
-    index.announce(owner, 0, 3)
+    index.mark_computing(owner, 0, 3)
     assert index.blocker(other, 1) is owner
     assert index.blocker(owner, 1) is None
     owner.rank = (3,)
@@ -133,5 +131,5 @@ def test_who_computes_a_block_is_waited_for_only_if_it_will_be_there_first() -> 
     owner.scheduled = 2 * SIZE
     assert index.blocker(other, 1) is owner
     assert index.blocker(other, 2) is None
-    index.renounce(owner)
+    index.unmark_computing(owner)
     assert index.blocker(other, 1) is None

@@ -6,9 +6,9 @@ from ridgeline.core import laws
 from ridgeline.core.commands import Abort
 from ridgeline.core.events import Closed, Finish, Preempted, PrefixHit
 from ridgeline.core.plan import Result, TokenLogprobs
-from ridgeline.core.plan_builder import MOST_SCORED
+from ridgeline.core.plan_builder import MAX_SCORED
 from ridgeline.errors import LawViolation
-from ridgeline.sim.laws.model import FakeModel, extend
+from ridgeline.sim.laws.model import FakeModel, chain_stamps
 
 PROMPT = tuple(range(40, 63))
 
@@ -19,7 +19,7 @@ def scores(run, name: str) -> list[TokenLogprobs]:
 
 def expected(run, name: str) -> list[TokenLogprobs]:
     request = run.requests[name]
-    stamps = extend(run.model.origin(request.row_params(0)), request.prompt)
+    stamps = chain_stamps(run.model.origin(request.row_params(0)), request.prompt)
     best = request.prompt_logprobs
     return [run.model.logprobs(stamp, token, best) for stamp, token in zip(stamps, request.prompt[1:], strict=False)]
 
@@ -52,7 +52,7 @@ def test_a_step_scores_a_bounded_number_of_positions(loop) -> None:
     run.turn(*[run.request(name, 90, max_tokens=3, prompt_logprobs=1) for name in names], run.request("d", 200, max_tokens=9))
     run.finish()
     scored = [sum(count for _, _, count in plan.score) for plan in run.plans]
-    assert max(scored) == MOST_SCORED and sum(scored) == 3 * 89
+    assert max(scored) == MAX_SCORED and sum(scored) == 3 * 89
     assert scored[:5] == [64, 64, 64, 64, 11]
     for name in names:
         assert scores(run, name) == expected(run, name)

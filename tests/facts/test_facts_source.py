@@ -12,7 +12,7 @@ from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.hub.source import PACKAGED, resolve_model
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.memory import kv_groups, longest_sequence, page_bytes, sequence_pages
+from ridgeline.planning.memory import block_bytes, kv_groups, longest_sequence, sequence_blocks
 
 
 @pytest.fixture
@@ -139,11 +139,11 @@ def test_pages_of_the_demo(demo: ModelFacts) -> None:
     groups = kv_groups(demo)
     assert [len(group.layers) for group in groups] == [3] * 6
     assert sorted(layer for group in groups for layer in group.layers) == list(range(18))
-    assert page_bytes(demo, groups[0], 16, "f32") == 2 * 3 * 16 * 1 * 256 * 4
+    assert block_bytes(demo, groups[0], 16, "f32") == 2 * 3 * 16 * 1 * 256 * 4
     # 32,768 tokens: 2,048 blocks in the full group; a window of 512 and a chunk of 512 in the five others
-    assert sequence_pages(groups, 16, 32_768, 512) == 2_048 + 5 * (64 + 1)
-    assert sequence_pages(groups, 16, 32, 512) == 6 * 2
-    pages = sequence_pages(groups, 16, 10_000, 512)
+    assert sequence_blocks(groups, 16, 32_768, 512) == 2_048 + 5 * (64 + 1)
+    assert sequence_blocks(groups, 16, 32, 512) == 6 * 2
+    pages = sequence_blocks(groups, 16, 10_000, 512)
     assert longest_sequence(groups, 16, pages, 512, 32_768) == 10_000
     assert longest_sequence(groups, 16, 5, 512, 32_768) == 0
 
@@ -161,7 +161,7 @@ MEMINFO = {"proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 900000 kB"}
 def test_a_machine_without_limits(tmp_path: Path) -> None:
     facts = machine_facts(write(tmp_path, MEMINFO | {"sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/cpu.max": "max 100000"}))
     assert (facts.memory_bytes, facts.available_bytes) == (1_024_000_000, 921_600_000)
-    assert facts.processors == len(os.sched_getaffinity(0))
+    assert facts.cpu_cores == len(os.sched_getaffinity(0))
     assert machine_facts(tmp_path / "nothing").memory_bytes > 0
 
 
@@ -178,7 +178,7 @@ def test_limits_of_cgroup_version_2_at_any_level(tmp_path: Path) -> None:
     }
     facts = machine_facts(write(tmp_path, MEMINFO | files))
     assert (facts.memory_bytes, facts.available_bytes) == (500_000, 440_000)
-    assert facts.processors == min(2, len(os.sched_getaffinity(0)))
+    assert facts.cpu_cores == min(2, len(os.sched_getaffinity(0)))
 
 
 def test_limits_of_cgroup_version_1(tmp_path: Path) -> None:
@@ -191,4 +191,4 @@ def test_limits_of_cgroup_version_1(tmp_path: Path) -> None:
         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
     }
     facts = machine_facts(write(tmp_path, MEMINFO | files))
-    assert (facts.memory_bytes, facts.available_bytes, facts.processors) == (700_000, 400_000, 1)
+    assert (facts.memory_bytes, facts.available_bytes, facts.cpu_cores) == (700_000, 400_000, 1)

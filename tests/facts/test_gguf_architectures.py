@@ -8,10 +8,10 @@ import pytest
 from gguf_files import File, model_file, value
 
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.headers.architectures import ARCHITECTURES
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.headers.rope import attention_scale, longrope_scale
 from ridgeline.facts.model import ModelFacts
+from ridgeline.models.table import RUNNABLE
 
 Changes = dict[str, bytes | None]
 Shapes = dict[str, tuple[int, ...] | None]
@@ -33,12 +33,12 @@ def facts(tmp_path: Path, architecture: str, changes: Changes | None = None, ten
     return read_model_facts(tmp_path / "model.gguf")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", RUNNABLE)
 def test_every_architecture_has_a_smallest_file(architecture: str, tmp_path: Path) -> None:
     found = facts(tmp_path, architecture)
     assert found.architecture == architecture and found.tied and found.layers == 2
     assert found.attn_scale == 16**-0.5
-    views = {tensor.view for tensor in found.tensors.values()}
+    views = {tensor.transform for tensor in found.tensors.values()}
     assert views == ({"", "interleaved"} if architecture == "llama" else {""})
 
 
@@ -77,15 +77,15 @@ def test_scores_of_the_largest_gemmas_are_scaled_by_the_width(tmp_path: Path) ->
 
 def layer_shapes(architecture: str) -> dict[str, tuple[int, ...]]:
     sizes = {"hidden": 32, "queries": 16, "keys": 8, "head": 8, "ffn": 64}
-    return {name: tuple(sizes[each] for each in dims if each) for name, *dims in ARCHITECTURES[architecture].tensors}
+    return {name: tuple(sizes[each] for each in dims) for name, *dims in RUNNABLE[architecture].tensors}
 
 
 def test_biases_are_in_all_layers_or_in_none(tmp_path: Path) -> None:
     both: Shapes = {f"blk.{i}.attn_q.bias": (32,) for i in range(2)}
-    assert facts(tmp_path, "llama", None, both).tensors["blk.1.attn_q.bias"].view == "interleaved"
+    assert facts(tmp_path, "llama", None, both).tensors["blk.1.attn_q.bias"].transform == "interleaved"
     with pytest.raises(ModelFormatError, match=r"'blk.1.attn_q.bias' of shape \(32,\) is missing"):
         facts(tmp_path, "llama", None, {"blk.0.attn_q.bias": (32,)})
-    with pytest.raises(ModelFormatError, match=r"2 tensors, 'blk.0.attn_q.bias' among them, belong to no mistral"):
+    with pytest.raises(ModelFormatError, match=r"2 tensors, 'blk.0.attn_q.bias' among them, are not part of a supported mistral"):
         facts(tmp_path, "mistral", None, both)
     with pytest.raises(ModelFormatError, match=r"'blk.0.attn_k.bias' of shape \(16,\) is missing"):
         facts(tmp_path, "qwen2", None, {"blk.0.attn_k.bias": None})
@@ -99,10 +99,10 @@ def test_fused_tensors_are_cut(tmp_path: Path) -> None:
     assert found["blk.1.ffn_up.weight"].offset - found["blk.1.ffn_gate.weight"].offset == 64 * 32 * 4
     with pytest.raises(ModelFormatError, match=r"'blk.0.attn_qkv.weight' has shape \(63, 32\), the header says \(64, 32\)"):
         facts(tmp_path, "phi3", None, {"blk.0.attn_qkv.weight": (63, 32)})
-    with pytest.raises(ModelFormatError, match="stands twice"):
+    with pytest.raises(ModelFormatError, match="appears twice"):
         facts(tmp_path, "phi3", None, {"blk.0.attn_q.weight": (32, 32)})
     bias = facts(tmp_path, "gpt2").tensors["blk.1.attn_v.bias"]
-    assert (bias.shape, bias.bytes, bias.view) == ((16,), 64, "")
+    assert (bias.shape, bias.bytes, bias.transform) == ((16,), 64, "")
 
 
 def test_yarn(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_yarn(tmp_path: Path) -> None:
     found = facts(tmp_path, "qwen2", keys)
     assert found.context == 512 and isclose(found.rope["full"].scale, 1.1386294361)
     assert found.rope["full"].divisors[0] == 1.0 and found.rope["full"].divisors[-1] == 4.0
-    with pytest.raises(ModelFormatError, match=r"yarn_ext_factor is 0.5, which is not computed"):
+    with pytest.raises(ModelFormatError, match=r"yarn_ext_factor is 0.5, which is not supported"):
         facts(tmp_path, "qwen2", {**keys, "rope.scaling.yarn_ext_factor": value("f32", 0.5)})
 
 

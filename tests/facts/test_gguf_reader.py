@@ -11,7 +11,7 @@ from gguf_files import File, string, value
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.formats import BY_ID, FORMATS, UNSUPPORTED
 from ridgeline.facts.files.gguf import read_header
-from ridgeline.facts.files.gguf_values import Strings
+from ridgeline.facts.files.gguf_values import StringArray
 
 
 def read(tmp_path: Path, file: File | bytes):
@@ -39,9 +39,9 @@ def test_a_small_file(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_values(tmp_path: Path, kind: str, content: object, expected: object) -> None:
     found = read(tmp_path, File(pairs=[("key", value(kind, content))])).metadata["key"]
-    if isinstance(expected, list) and not isinstance(found, Strings):
+    if isinstance(expected, list) and not isinstance(found, StringArray):
         found = [list(item) if hasattr(item, "typecode") else item for item in found]  # type: ignore[union-attr]
-    assert (list(found) if isinstance(found, Strings) else found) == expected
+    assert (list(found) if isinstance(found, StringArray) else found) == expected
 
 
 HOSTILE: dict[str, File | bytes] = {

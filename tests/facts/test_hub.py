@@ -8,7 +8,7 @@ import pytest
 from hub_server import COMMIT, Hub, resolve, resolve_all, serve_hub
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.hub.download import HubName, choose, parse_hub_name
+from ridgeline.facts.hub.download import HubName, parse_hub_name, select_files
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def test_what_cannot_be_had_says_why_and_what_to_do(hub: Hub, tmp_path: Path) ->
     hub.ghosts.add("model.safetensors")
     assert "fetched 3 of 4 files, then model.safetensors failed" in str(resolve("org/ghost", tmp_path, hub.url)["error"])
     offline = str(resolve("org/there", tmp_path, hub.url, HF_HUB_OFFLINE="1")["error"])
-    assert "HF_HUB_OFFLINE forbids" in offline and "give the path" in offline
+    assert "HF_HUB_OFFLINE is set" in offline and "give the path" in offline
     unreachable = str(resolve("org/there", tmp_path, "http://127.0.0.1:9")["error"])
-    assert "cannot be had from http://127.0.0.1:9" in unreachable and "give the path" in unreachable
+    assert "cannot be fetched from http://127.0.0.1:9" in unreachable and "give the path" in unreachable
     assert not any("Traceback" in text for text in (offline, unreachable))
 
 
@@ -116,20 +116,20 @@ def test_names(name: str) -> None:
 def test_one_copy_of_the_weights_is_enough() -> None:
     name, shards = HubName("org/name"), [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     index, other = "model.safetensors.index.json", "consolidated.safetensors"
-    assert choose(name, ["config.json", "model.safetensors", other, index, *shards]) == ["config.json", "model.safetensors"]
-    assert choose(name, ["config.json", other, index, *shards, "m.gguf"]) == ["config.json", index, *shards]
-    assert choose(name, ["config.json", other, "m.gguf"]) == ["config.json", other]
-    assert choose(HubName("org/name", quantisation="f16"), ["config.json", other, "m-F16.gguf"]) == ["m-F16.gguf"]
-    assert choose(name, ["config.json", "m.gguf", "pytorch_model.bin"]) == ["m.gguf"]
+    assert select_files(name, ["config.json", "model.safetensors", other, index, *shards]) == ["config.json", "model.safetensors"]
+    assert select_files(name, ["config.json", other, index, *shards, "m.gguf"]) == ["config.json", index, *shards]
+    assert select_files(name, ["config.json", other, "m.gguf"]) == ["config.json", other]
+    assert select_files(HubName("org/name", quantisation="f16"), ["config.json", other, "m-F16.gguf"]) == ["m-F16.gguf"]
+    assert select_files(name, ["config.json", "m.gguf", "pytorch_model.bin"]) == ["m.gguf"]
 
 
 def test_names_that_leave_the_folder_are_never_fetched() -> None:
     name = HubName("org/name")
     evil = ["../../etc/model.gguf", "/etc/model.gguf", "..\\model.gguf", "a/../../model.gguf"]
-    assert choose(name, [*evil, "m.gguf"]) == ["m.gguf"]
+    assert select_files(name, [*evil, "m.gguf"]) == ["m.gguf"]
     with pytest.raises(ModelFormatError, match="holds no model"):
-        choose(name, evil)
+        select_files(name, evil)
     with pytest.raises(ModelFormatError, match="at most 1024"):
-        choose(name, ["config.json", *(f"model-{i:05d}-of-02000.safetensors" for i in range(2000))])
+        select_files(name, ["config.json", *(f"model-{i:05d}-of-02000.safetensors" for i in range(2000))])
     with pytest.raises(ModelNotFoundError, match="0 GGUF models that are 'Q2_K'"):
-        choose(HubName("org/name", quantisation="Q2_K"), ["m-Q2_KS.gguf"])
+        select_files(HubName("org/name", quantisation="Q2_K"), ["m-Q2_KS.gguf"])

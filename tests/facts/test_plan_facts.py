@@ -15,10 +15,11 @@ from ridgeline.facts.files.json_file import MAX_BYTES
 from ridgeline.facts.files.safetensors import read_file
 from ridgeline.facts.hardware.devices import ALIASES, DEVICES
 from ridgeline.facts.headers.config_json import parse_config, read_config
-from ridgeline.facts.headers.describe import KNOWN, describe_model, known_names
-from ridgeline.facts.headers.gguf_shape import gguf_shape, read_gguf_shape
-from ridgeline.facts.headers.shape import CLASSES, Experts, ModelShape, StateLayers
-from ridgeline.facts.model import TensorFacts
+from ridgeline.facts.headers.gguf import describe_gguf
+from ridgeline.facts.headers.read import describe_model
+from ridgeline.facts.model import CLASSES, Experts, ModelFacts, StateLayers, TensorFacts
+from ridgeline.models.table import KNOWN, known_names
+from ridgeline.planning.formats import class_bytes
 
 NOWHERE = Path("/nonexistent")
 SMALL = {
@@ -43,8 +44,16 @@ LATENT = {
 }
 
 
-def shape(**values: object) -> ModelShape:
-    return parse_config(json.dumps({**SMALL, **values}), "small")
+def shape(**values: object) -> ModelFacts:
+    return parse_config(json.dumps({**SMALL, **values}), "small").facts
+
+
+def described(model: str) -> ModelFacts:
+    return describe_model(model, NOWHERE)
+
+
+def described_gguf(of: Header) -> ModelFacts:
+    return describe_gguf(of)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +76,7 @@ def shape(**values: object) -> ModelShape:
 )
 def test_parameters_of_known_models(name: str, parameters: int) -> None:
     """What transformers counts in the models themselves."""
-    assert describe_model(name, NOWHERE).total_parameters == parameters
+    assert described(name).total_parameters == parameters
 
 
 @pytest.mark.parametrize(
@@ -91,20 +100,20 @@ def test_parameters_of_small_models(values: dict[str, object], parameters: int) 
 
 
 def test_active_parameters_of_a_mixture() -> None:
-    assert describe_model("mixtral-8x7b", NOWHERE).active_parameters == pytest.approx(12.9e9, rel=0.002)
-    assert describe_model("qwen3-30b-a3b", NOWHERE).active_parameters == pytest.approx(3.35e9, rel=0.002)
-    dense = describe_model("llama-3-8b", NOWHERE)
+    assert described("mixtral-8x7b").active_parameters == pytest.approx(12.9e9, rel=0.002)
+    assert described("qwen3-30b-a3b").active_parameters == pytest.approx(3.35e9, rel=0.002)
+    dense = described("llama-3-8b")
     assert dense.active_parameters == dense.total_parameters
 
 
 def test_kv_heads_and_never_query_heads() -> None:
-    large = describe_model("llama-3-70b", NOWHERE)
-    assert (large.heads, large.kv_heads, large.attention, large.kv_elements) == (64, 8, "GQA", 2 * 8 * 128)
-    assert describe_model("llama-2-7b", NOWHERE).attention == "MHA"
-    assert describe_model("gemma-3-270m", NOWHERE).attention == "MQA"
-    latent = describe_model("deepseek-v3", NOWHERE)
-    assert (latent.attention, latent.kv_elements) == ("MLA", 512 + 64)
-    assert latent.decode_width == 128 * (576 + 512) > latent.prefill_width == 128 * (192 + 128)
+    large = described("llama-3-70b")
+    assert (large.heads, large.kv_heads, large.attention_kind, large.widths.cached) == (64, 8, "GQA", 2 * 8 * 128)
+    assert described("llama-2-7b").attention_kind == "MHA"
+    assert described("gemma-3-270m").attention_kind == "MQA"
+    latent = described("deepseek-v3")
+    assert (latent.attention_kind, latent.widths.cached) == ("MLA", 512 + 64)
+    assert latent.widths.decode == 128 * (576 + 512) > latent.widths.prefill == 128 * (192 + 128)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +138,9 @@ def test_windows(values: dict[str, object], kinds: str, window: int) -> None:
 
 def test_text_part_of_a_model_with_eyes() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
-    found = parse_config(json.dumps({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text, "vision_config": {}}), "eyes")
-    assert found.total_parameters == describe_model("gemma-3-4b", NOWHERE).total_parameters
+    config = {"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text, "vision_config": {}}
+    found = parse_config(json.dumps(config), "eyes").facts
+    assert found.total_parameters == described("gemma-3-4b").total_parameters
 
 
 def compressed(kind: str, bits: int, **more: object) -> dict[str, object]:
@@ -164,18 +174,19 @@ def test_code_in_a_config_is_never_followed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({**SMALL, "model_type": "llama", "trust_remote_code": True, "auto_map": {"AutoConfig": "modeling_evil.Evil"}})
     )
-    assert describe_model(str(tmp_path), NOWHERE).layers == 3
+    assert described(str(tmp_path)).layers == 3
 
 
 GOOD = json.dumps({**SMALL, "model_type": "llama"})
+MIXED = json.dumps({**SMALL, "model_type": "qwen3_moe", "num_experts": 4})
 
 
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        (GOOD.replace('"vocab_size": 100', '"vocab_size": 100, "vocab_size": 200'), "stands twice"),
+        (GOOD.replace('"vocab_size": 100', '"vocab_size": 100, "vocab_size": 200'), "appears twice"),
         ("[]", "an object was expected"),
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[" * 100_000, "nests too deeply"),
         (GOOD.replace("100", "NaN"), "NaN"),
         (GOOD.replace("100", "1" + "0" * 5_000), "without bounds"),
@@ -183,15 +194,15 @@ GOOD = json.dumps({**SMALL, "model_type": "llama"})
         (GOOD.replace("100", '"100"'), "an integer was expected"),
         (GOOD.replace("100", "true"), "an integer was expected"),
         (GOOD.replace("100", "0"), "outside 1"),
-        (GOOD.replace('"vocab_size": 100, ', ""), "lacks vocab_size"),
+        (GOOD.replace('"vocab_size": 100, ', ""), "vocab_size is missing"),
         (GOOD.replace('"llama"', '"bert"'), "known: .*deepseek"),
         (GOOD.replace('"llama"', '["llama"]'), "is not known"),
-        (GOOD.replace('"num_key_value_heads": 2', '"num_key_value_heads": 3'), "no multiple of 3"),
+        (GOOD.replace('"num_key_value_heads": 2', '"num_key_value_heads": 3'), "not a multiple of 3"),
         (GOOD[:-1] + ', "layer_types": ["linear_attention", "full_attention", "full_attention"]}', "linear_attention"),
         (GOOD[:-1] + ', "layer_types": ["full_attention"]}', "must list the 3"),
         (GOOD[:-1] + ', "tie_word_embeddings": 1}', "true or false"),
-        (GOOD[:-1] + ', "num_experts": 4, "num_experts_per_tok": 5}', "outside 1 … 4"),
-        (GOOD[:-1] + ', "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": 7}', "a list was expected"),
+        (MIXED[:-1] + ', "num_experts_per_tok": 5}', "outside 1 … 4"),
+        (MIXED[:-1] + ', "num_experts_per_tok": 2, "mlp_only_layers": 7}', "a list was expected"),
     ],
 )
 def test_bad_files_are_refused_with_their_cause(text: str, cause: str) -> None:
@@ -218,15 +229,15 @@ def test_unknown_name_lists_what_would_work() -> None:
 
 @pytest.mark.parametrize("name", known_names())
 def test_every_known_model_has_a_sensible_shape(name: str) -> None:
-    found = describe_model(name.upper(), NOWHERE)
+    found = described(name.upper())
     assert set(found.parameters) == set(CLASSES)
     assert len(found.layer_kinds) == found.layers
-    assert found.class_bytes("bf16") == {key: 2 * count for key, count in found.parameters.items()}
+    assert class_bytes(found, "bf16") == {key: 2 * count for key, count in found.parameters.items()}
 
 
 def test_gguf_and_config_agree(demo_file: Path) -> None:
     """The same model from its file's header and from a config.json."""
-    stored, configured = read_gguf_shape(demo_file), describe_model("gemma-3-270m", NOWHERE)
+    stored, configured = described(str(demo_file)), described("gemma-3-270m")
     for field in (
         "layers",
         "hidden",
@@ -237,11 +248,11 @@ def test_gguf_and_config_agree(demo_file: Path) -> None:
         "vocab",
         "layer_kinds",
         "window",
-        "kv_elements",
+        "widths",
         "parameters",
     ):
         assert getattr(stored, field) == getattr(configured, field), field
-    assert sum(stored.class_bytes(None).values()) < 0.5 * sum(configured.class_bytes(None).values())
+    assert sum(class_bytes(stored, None).values()) < 0.5 * sum(class_bytes(configured, None).values())
 
 
 def test_devices_are_plausible() -> None:
@@ -278,7 +289,7 @@ def test_mutated_configs_give_shapes_or_typed_errors() -> None:
             at = draw.randrange(len(text))
             text = text[:at] + draw.choice(["", "{", '"', "9" * 40, "\x00"]) + text[at + draw.randint(0, 3) :]
         try:
-            found = parse_config(text, "mutant")
+            found = parse_config(text, "mutant").facts
         except ModelFormatError:
             continue
         assert found.total_parameters >= found.active_parameters > 0
@@ -299,10 +310,10 @@ TENSORS = {"token_embd.weight": (100, 64), "blk.0.attn_q.weight": (64, 64), "blk
 
 
 def test_header_of_any_architecture() -> None:
-    found = gguf_shape(header("stablelm", {**TENSORS, "output.weight": (100, 64)}, **BASIC, attention__head_count_kv=2))
-    assert (found.attention, found.kv_elements, found.layer_kinds, found.dtype) == ("GQA", 2 * 2 * 16, ("full", "full"), "q8_0")
+    found = described_gguf(header("stablelm", {**TENSORS, "output.weight": (100, 64)}, **BASIC, attention__head_count_kv=2))
+    assert (found.attention_kind, found.widths.cached, found.layer_kinds, found.dtype) == ("GQA", 2 * 2 * 16, ("full", "full"), "q8_0")
     assert found.parameters == {"embedding": 6400, "head": 6400, "attention": 4096, "ffn": 6144, "experts": 0, "norms": 64}
-    assert found.stored_bytes["ffn"] == 6144 // 32 * 34
+    assert found.stored["ffn"] == 6144 // 32 * 34
 
 
 @pytest.mark.parametrize(
@@ -310,15 +321,15 @@ def test_header_of_any_architecture() -> None:
     [("gemma2", 16, "wf"), ("phi3", 16, "ww"), ("gemma3", 16, "ww"), ("llama", 0, "ff"), ("stablelm", 16, "ff")],
 )
 def test_windows_of_headers(arch: str, window: int, kinds: str) -> None:
-    found = gguf_shape(header(arch, TENSORS, **BASIC, attention__sliding_window=window))
+    found = described_gguf(header(arch, TENSORS, **BASIC, attention__sliding_window=window))
     assert "".join(kind[0] for kind in found.layer_kinds) == kinds
 
 
 def test_latent_attention_and_experts_of_headers() -> None:
     keys = {"attention__kv_lora_rank": 32, "rope__dimension_count": 8, "attention__key_length": 40, "attention__value_length": 32}
     keys |= {"attention__key_length_mla": 24, "attention__value_length_mla": 16, "expert_count": 8, "expert_used_count": 2}
-    found = gguf_shape(header("deepseek2", {**TENSORS, "blk.1.ffn_down_exps.weight": (8, 64, 32)}, **BASIC, **keys))
-    assert (found.attention, found.kv_elements, found.decode_width, found.prefill_width) == ("MLA", 40, 4 * (40 + 32), 4 * (24 + 16))
+    found = described_gguf(header("deepseek2", {**TENSORS, "blk.1.ffn_down_exps.weight": (8, 64, 32)}, **BASIC, **keys))
+    assert (found.attention_kind, found.widths.cached, found.widths.decode, found.widths.prefill) == ("MLA", 40, 4 * (40 + 32), 4 * (24 + 16))
     assert found.experts == Experts(8, 2, 1) and found.parameters["experts"] == 8 * 64 * 32
     assert found.active_parameters == found.total_parameters - 0.75 * 8 * 64 * 32
 
@@ -326,9 +337,9 @@ def test_latent_attention_and_experts_of_headers() -> None:
 def test_heads_that_differ_by_layer() -> None:
     """OpenELM and DeciLM files have an array where others have a number."""
     keys = {**BASIC, "attention__head_count": array("i", [4, 8]), "attention__head_count_kv": array("i", [2, 4])}
-    found = gguf_shape(header("openelm", TENSORS, **keys, feed_forward_length=array("i", [96, 128]), attention__key_length=16))
-    assert (found.heads, found.kv_heads, found.ffn, found.kv_elements, found.decode_width) == (8, 2, 128, 3 * 32, 6 * 32)
-    assert found.layers * found.kv_elements == (2 + 4) * 32
+    found = described_gguf(header("openelm", TENSORS, **keys, feed_forward_length=array("i", [96, 128]), attention__key_length=16))
+    assert (found.heads, found.kv_heads, found.ffn, found.widths.cached, found.widths.decode) == (8, 2, 128, 3 * 32, 6 * 32)
+    assert found.layers * found.widths.cached == (2 + 4) * 32
 
 
 def test_hybrids_of_headers() -> None:
@@ -336,11 +347,11 @@ def test_hybrids_of_headers() -> None:
     state = {"ssm__inner_size": 128, "ssm__state_size": 32, "ssm__conv_kernel": 4, "ssm__group_count": 2}
     tensors = {**TENSORS, "blk.0.ssm_in.weight": (424, 64), "blk.0.ssm_norm.weight": (128,), "blk.2.attn_k.weight": (32, 64)}
     keys = {**BASIC, "block_count": 3, "attention__head_count_kv": array("i", [0, 0, 2])}
-    found = gguf_shape(header("nemotron_h", tensors, **keys, **state))
-    assert (found.layer_kinds, found.kv_layers, found.kv_elements) == (("none", "none", "full"), 1, 2 * 2 * 16)
+    found = described_gguf(header("nemotron_h", tensors, **keys, **state))
+    assert (found.layer_kinds, found.kv_layers, found.widths.cached) == (("none", "none", "full"), 1, 2 * 2 * 16)
     assert found.state == StateLayers(1, 128 * 32, 3 * (128 + 2 * 2 * 32))
     assert found.parameters["attention"] == 4096 + 424 * 64 + 32 * 64
-    beside = gguf_shape(header("falcon-h1", {**tensors, "blk.0.attn_k.weight": (32, 64)}, **BASIC, attention__head_count_kv=2, **state))
+    beside = described_gguf(header("falcon-h1", {**tensors, "blk.0.attn_k.weight": (32, 64)}, **BASIC, attention__head_count_kv=2, **state))
     assert (beside.layer_kinds, beside.state) == (("full", "full"), found.state)
 
 
@@ -359,7 +370,7 @@ def test_hybrids_of_headers() -> None:
 )
 def test_headers_without_a_whole_model_are_refused(tensors: dict[str, tuple[int, ...]], values: dict[str, Value], cause: str) -> None:
     with pytest.raises(ModelFormatError, match=cause):
-        gguf_shape(header("llama", tensors, **{**BASIC, **values}))
+        described_gguf(header("llama", tensors, **{**BASIC, **values}))
 
 
 def safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]], data_bytes: int | None = None, **changes: object) -> None:
@@ -384,11 +395,11 @@ def test_bytes_of_a_checkpoint_in_two_files(tmp_path: Path) -> None:
     }
     safetensors(tmp_path / "model-00001-of-00002.safetensors", first)
     safetensors(tmp_path / "model-00002-of-00002.safetensors", {f"model.layers.0.{name}": value for name, value in layer.items()})
-    found = describe_model(str(tmp_path), NOWHERE)
-    assert found.stored_bytes == {"embedding": 12_800, "head": 0, "attention": 4096, "ffn": 12_288, "experts": 0, "norms": 256}
-    assert sum(found.class_bytes(None).values()) == 29_440 != sum(found.class_bytes("bf16").values())
+    found = described(str(tmp_path))
+    assert found.stored == {"embedding": 12_800, "head": 0, "attention": 4096, "ffn": 12_288, "experts": 0, "norms": 256}
+    assert sum(class_bytes(found, None).values()) == 29_440 != sum(class_bytes(found, "bf16").values())
     safetensors(tmp_path / "again.safetensors", {"lm_head.weight": ("BF16", [1])})
-    with pytest.raises(ModelFormatError, match="stands in again"):
+    with pytest.raises(ModelFormatError, match="is in again"):
         describe_model(str(tmp_path), NOWHERE)
 
 
@@ -397,7 +408,7 @@ def test_experts_of_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
     names = ["mlp.experts.0.up_proj.weight", "mlp.gate.weight", "mlp.shared_experts.up_proj.weight", "self_attn.q_norm.weight"]
     safetensors(tmp_path / "model.safetensors", {f"model.layers.0.{name}": ("BF16", [2**i]) for i, name in enumerate(names)})
-    stored = describe_model(str(tmp_path), NOWHERE).stored_bytes
+    stored = described(str(tmp_path)).stored
     assert (stored["experts"], stored["ffn"], stored["norms"]) == (2, 4 + 8, 16)
 
 

@@ -4,17 +4,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from gold import TEMPLATES
 from ridgeline.text import chat
-from ridgeline.text.chat import ChatTemplate
+from ridgeline.text.chat import ChatTemplate, Found
 from ridgeline.text.chat_process import Renderer
-from ridgeline.text.chat_source import Found
 from ridgeline.text.tokenizer import MASK, Tokenizer
 
-TEMPLATES = Path(__file__).resolve().parents[3] / "shared" / "gold" / "templates"
 NOW = datetime(2026, 3, 4, 5, 6, 7)
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 NAMES = re.compile(

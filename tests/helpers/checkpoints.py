@@ -76,6 +76,8 @@ class Recipe:
     lengths       tokens of the prompts
     reach         max_model_len that the rotation is chosen for
     gguf          the architecture that GGUF files of it name; "" where they cannot express it
+    read          transformers has a reader of these GGUF files
+    exact         the exact runners are tried on it in chunks, in company, after preemption
     """
 
     config: str
@@ -85,11 +87,15 @@ class Recipe:
     lengths: tuple[int, ...] = (30, 1, 5, 23)
     reach: int = CONTEXT
     gguf: str = ""
+    read: bool = True
+    exact: bool = False
 
 
 RECIPES: dict[str, Recipe] = {
     "llama2": Recipe("LlamaConfig", {"num_key_value_heads": 4, "rms_norm_eps": 1e-5}, shard_bytes=100_000, gguf="llama"),
-    "llama3": Recipe("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE}, stored="bfloat16", gguf="llama"),
+    "llama3": Recipe(
+        "LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE}, stored="bfloat16", gguf="llama", exact=True
+    ),
     "llama-biases": Recipe(
         "LlamaConfig",
         {
@@ -99,17 +105,19 @@ RECIPES: dict[str, Recipe] = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0},
         },
         gguf="llama",
+        exact=True,
     ),
-    "mistral": Recipe("MistralConfig", {"sliding_window": WINDOW, "head_dim": 24}, stored="float16", gguf="llama"),
+    "mistral": Recipe("MistralConfig", {"sliding_window": WINDOW, "head_dim": 24}, stored="float16", gguf="llama", exact=True),
     "qwen2": Recipe(
         "Qwen2Config",
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}},
         gguf="qwen2",
+        exact=True,
     ),
     "qwen2-window": Recipe("Qwen2Config", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW}),
-    "qwen3": Recipe("Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True, "rms_norm_eps": 1e-6}, gguf="qwen3"),
+    "qwen3": Recipe("Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True, "rms_norm_eps": 1e-6}, gguf="qwen3", exact=True),
     "qwen3-biases": Recipe("Qwen3Config", {"head_dim": HEAD_DIM, "attention_bias": True}),
-    "gemma2": Recipe("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 3.0}, gguf="gemma2"),
+    "gemma2": Recipe("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 0.7, "final_logit_softcapping": 3.0}, gguf="gemma2", exact=True),
     "gemma2-scale": Recipe("Gemma2Config", {**_GEMMA, "query_pre_attn_scalar": 50, "attn_logit_softcapping": None}),
     "gemma3": Recipe(
         "Gemma3TextConfig",
@@ -122,10 +130,13 @@ RECIPES: dict[str, Recipe] = {
             },
         },
         gguf="gemma3",
+        exact=True,
     ),
     "phi3-short": Recipe("Phi3Config", {**_PHI3, "sliding_window": 20}, reach=PHI3_ORIGINAL, gguf="phi3"),
-    "phi3-long": Recipe("Phi3Config", {**_PHI3, "sliding_window": None}, lengths=(50, 33, 40), gguf="phi3"),
-    "gpt2": Recipe("GPT2Config", {"n_inner": 128, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-4}, gguf="gpt2"),
+    "phi3-long": Recipe("Phi3Config", {**_PHI3, "sliding_window": None}, lengths=(50, 33, 40), gguf="phi3", exact=True),
+    "olmo2": Recipe("Olmo2Config", {}, gguf="olmo2", read=False, exact=True),
+    "olmo2-biases": Recipe("Olmo2Config", {"attention_bias": True, "tie_word_embeddings": True}),
+    "gpt2": Recipe("GPT2Config", {"n_inner": 128, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-4}, gguf="gpt2", exact=True),
 }
 """Name → recipe; one line for each trap that a family sets."""
 

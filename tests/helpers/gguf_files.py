@@ -4,7 +4,7 @@ import struct
 from dataclasses import dataclass, field
 from math import prod
 
-from ridgeline.facts.headers.architectures import ARCHITECTURES
+from ridgeline.models.table import RUNNABLE
 
 TYPES = {"u8": 0, "i8": 1, "u16": 2, "i16": 3, "u32": 4, "i32": 5, "f32": 6, "bool": 7, "str": 8, "arr": 9, "u64": 10, "i64": 11, "f64": 12}
 CODES = {"u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "f32": "f", "bool": "B", "u64": "Q", "i64": "q", "f64": "d"}
@@ -58,20 +58,20 @@ def model_file(
     architecture: str = "gemma3",
 ) -> File:
     """A whole two-layer model in F32 zeros. `changes` sets metadata (None: leaves it out), `tensors` sets shapes, outermost first."""
-    row = ARCHITECTURES[architecture]
-    sizes = {"hidden": 32, "queries": 32, "keys": 16, "head": 16, "ffn": 64, "context": 128, "": 0}
+    row = RUNNABLE[architecture]
+    sizes = {"hidden": 32, "queries": 32, "keys": 16, "head": 16, "ffn": 64, "context": 128}
     numbers = {
         "block_count": 2, "context_length": 128, "embedding_length": 32, "feed_forward_length": 64, "attention.head_count": 2,
         "attention.head_count_kv": 1, "attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 8,
     }  # fmt: skip
     pairs: dict[str, bytes | None] = {"general.architecture": value("str", architecture)}
     pairs |= {f"{architecture}.{key}": value("u32", number) for key, number in numbers.items()}
-    pairs[f"{architecture}.{row.eps}"] = value("f32", 1e-6)
+    pairs[f"{architecture}.{row.eps_key}"] = value("f32", 1e-6)
     pairs["tokenizer.ggml.tokens"] = value("arr", ("str", ["a", "b", "c"]))
     shapes: dict[str, tuple[int, ...] | None] = {"token_embd.weight": (4, 32)}
-    shapes |= {f"{name}.weight": tuple(sizes[n] for n in names if n) for name, *names in row.ends}
-    shapes |= {f"{name}.bias": (32,) for name in row.end_biases}
-    shapes |= {f"blk.{i}.{name}.weight": tuple(sizes[n] for n in names if n) for i in range(2) for name, *names in row.tensors}
+    shapes |= {f"{name}.weight": tuple(sizes[n] for n in names) for name, *names in row.outer_tensors}
+    shapes |= {f"{name}.bias": (32,) for name in row.outer_biases}
+    shapes |= {f"blk.{i}.{name}.weight": tuple(sizes[n] for n in names) for i in range(2) for name, *names in row.tensors}
     always = [name for name, when in row.biases.items() if when == "always"]
     rows = {name: sizes[names[0]] for name, *names in row.tensors}
     shapes |= {f"blk.{i}.{name}.bias": (rows[name],) for i in range(2) for name in always}

@@ -6,7 +6,7 @@ from tiny import Driver
 
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.runner import NativeRunner
-from ridgeline.compute.record import record
+from ridgeline.compute.load.record import record
 
 
 @dataclass

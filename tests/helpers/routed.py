@@ -8,8 +8,8 @@ import numpy as np
 from tiny import Driver
 
 from ridgeline.compute.exact.cache import allocate_kv
+from ridgeline.compute.exact.runner import NumpyRunner
 from ridgeline.compute.graph import OpList, Recorder, Weights
-from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.table import OPS
 from ridgeline.facts.model import ModelFacts, Rope, TensorFacts

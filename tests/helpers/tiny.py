@@ -8,11 +8,11 @@ import gguf
 import numpy as np
 
 from ridgeline.compute.exact.cache import allocate_kv
+from ridgeline.compute.exact.runner import NumpyRunner
 from ridgeline.compute.graph import StepInputs
+from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import map_weights
-from ridgeline.compute.numpy_runner import NumpyRunner
 from ridgeline.compute.quant.weight import DenseWeight, Weight
-from ridgeline.compute.record import record
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.model import ModelFacts

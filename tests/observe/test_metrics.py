@@ -71,6 +71,18 @@ def test_gauges_follow_rows() -> None:
     assert m.prompt_tokens == 5
 
 
+def test_drafts_are_counted_and_several_ids_share_a_gap() -> None:
+    m = story(
+        events.Admitted("a", 0.0, 5, 1), events.Started("a", 0, 1, 0.0, resumed=False), computed(1, 1.0, {1: 1}),
+        events.Computed(2, 3.0, (1,), array("i", [4]), drafted=5, accepted=3),
+    )  # fmt: skip
+    assert (m.draft_tokens, m.accepted_tokens, m.generation_tokens) == (5, 3, 5)
+    assert m.inter_token.sum == 0.5
+    body = exposition(m, "m", KV).decode()
+    assert 'vllm:spec_decode_num_draft_tokens_total{model_name="m"} 5.0' in body
+    assert 'vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 3.0' in body
+
+
 def test_abort_before_a_row() -> None:
     m = story(events.Admitted("a", 0.0, 5, 1), closed("a", 1.0, Finish.ABORT, out=0))
     assert (m.running, m.waiting, m.finished[Finish.ABORT], m.queue.count) == (0, 0, 1, 0)
@@ -118,7 +130,7 @@ def test_the_host_tier() -> None:
     body = exposition(story(*happened), "m", replace(KV, host_blocks=8, block_bytes=100)).decode()
     for name, value in (
         ("kv_blocks_host", 3), ("kv_bytes_to_host_total", 200), ("kv_bytes_from_host_total", 100), ("host_cache_hits_total", 16),
-        ("evicted_pages_total", 1),
+        ("evicted_blocks_total", 1),
     ):  # fmt: skip
         assert f'ridgeline_{name}{{model_name="m"}} {float(value)}' in body
     assert "host" not in exposition(story(*happened), "m", KV).decode(), "figures of a tier that is not there"

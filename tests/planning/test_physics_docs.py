@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.facts.headers.describe import describe_model
+from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning import speed
-from ridgeline.planning.arguments import Question, deployment_of
+from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "physics.md"
@@ -19,7 +19,7 @@ def test_examples() -> None:
 
 
 def asked(model: str, device: str, count: int = 1, dtype: str | None = None, context: int = 2, workload: str | None = None) -> Deployment:
-    question = Question(device, count, dtype, context=None if workload else context, workload=workload)
+    question = PlanOptions(device, count, dtype, context=None if workload else context, workload=workload)
     return deployment_of(describe_model(model, Path()), question)
 
 

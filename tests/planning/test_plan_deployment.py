@@ -9,25 +9,24 @@ import pytest
 
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.devices import DEVICES
-from ridgeline.facts.headers.describe import describe_model
-from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.headers.shape import KV_BITS
+from ridgeline.facts.headers.read import describe_model, read_model_facts
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning import speed
 from ridgeline.planning.advice import TRAFFIC, flags, scaling
-from ridgeline.planning.arguments import Question, deployment_of, parse_objective
+from ridgeline.planning.arguments import PlanOptions, deployment_of, parse_objective
 from ridgeline.planning.deployment import Deployment, Layout, automatic_layout, kv_share
+from ridgeline.planning.formats import KV_BITS
 from ridgeline.planning.levers import levers, phase_split
-from ridgeline.planning.memory import kv_groups, page_bytes, sequence_pages
+from ridgeline.planning.memory import block_bytes, kv_groups, sequence_blocks
 from ridgeline.planning.objectives import Objective
-from ridgeline.planning.report import least_devices, make_report
-from ridgeline.planning.step import IDEAL, Rows, link_seconds, looked_at, pass_seconds, resource_seconds, step_work
+from ridgeline.planning.report import make_report, min_devices_that_fit
+from ridgeline.planning.step import IDEAL, RowGroup, attended_pairs, link_seconds, pass_seconds, resource_seconds, step_work
 
 GIB = 2**30
 
 
 def deployed(model: str, device: str = "a100", count: int = 1, **asked: object) -> Deployment:
-    return deployment_of(describe_model(model, Path("/nonexistent")), Question(device, count, **asked))  # type: ignore[arg-type]
+    return deployment_of(describe_model(model, Path("/nonexistent")), PlanOptions(device, count, **asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_70b_with_32_users_needs_more_than_two_a100() -> None:  # part 3, "Total
 @pytest.mark.parametrize(("model", "dtype", "least"), [("llama-3-8b", "f16", 1), ("llama-3-70b", "f16", 2), ("llama-3.1-405b", "f16", 11)])
 def test_least_devices_for_the_weights(model: str, dtype: str, least: int) -> None:
     """Part 3, "Min GPUs (FP16, 80GB)", counts weights alone; with runtime and one user the last needs one more."""
-    found = least_devices(deployed(model, dtype=dtype, utilisation=1.0))
+    found = min_devices_that_fit(deployed(model, dtype=dtype, utilisation=1.0))
     assert found is not None and least <= found <= (1 if least == 1 else least + 1)
 
 
@@ -101,9 +100,9 @@ def test_claims_below_the_floor(device: str, count: int, dtype: str | None, mill
 def test_prefill_binds_by_compute_and_a_lone_stream_by_bandwidth() -> None:
     asked = deployed("llama-3-8b", "h100")
     assert speed.prefill_work(asked).intensity > speed.ridge(asked) > 100 * speed.decode_work(asked, 1).intensity
-    assert speed.binding(asked, 1) == "bandwidth"
-    assert speed.binding(deployed("llama-3-70b", "h100", 2, utilisation=0.95), 1) == "capacity"
-    assert speed.binding(replace(asked, device=replace(asked.device, flops_per_second={"f32": 5e12})), 64) == "compute"
+    assert speed.bottleneck(asked, 1) == "bandwidth"
+    assert speed.bottleneck(deployed("llama-3-70b", "h100", 2, utilisation=0.95), 1) == "capacity"
+    assert speed.bottleneck(replace(asked, device=replace(asked.device, flops_per_second={"f32": 5e12})), 64) == "compute"
 
 
 def test_decode_intensity_without_a_cache_is_the_batch() -> None:
@@ -116,12 +115,12 @@ def test_pairs_against_counting(window: int) -> None:
     for start in (0, 1, 2, 5, 20):
         for count in (1, 2, 7, 16):
             seen = sum(min(position + 1, window or position + 1) for position in range(start, start + count))
-            assert looked_at(start, count, window) == seen, (start, count)
+            assert attended_pairs(start, count, window) == seen, (start, count)
 
 
 def test_step_is_the_sum_of_its_rows_but_for_the_weights() -> None:
     asked = deployed("mixtral-8x7b", "h100", 2)
-    one, other, both = (step_work(asked, rows) for rows in ([Rows(10, 5)], [Rows(99, 1, 3)], [Rows(10, 5), Rows(99, 1, 3)]))
+    one, other, both = (step_work(asked, rows) for rows in ([RowGroup(10, 5)], [RowGroup(99, 1, 3)], [RowGroup(10, 5), RowGroup(99, 1, 3)]))
     assert both.flops == pytest.approx(one.flops + other.flops)
     assert both.kv_bytes == one.kv_bytes + other.kv_bytes
     assert both.weight_bytes == one.weight_bytes == other.weight_bytes
@@ -138,19 +137,19 @@ def test_prompts_in_a_decode_step_share_its_reading_of_the_weights() -> None:
 def test_windows_bound_what_is_read_and_kept() -> None:
     near, far = deployed("gemma-3-4b", context=8192), deployed("gemma-3-4b", context=65_536)
     assert far.memory.kv_sequence < 8 * near.memory.kv_sequence
-    full_layers = near.shape.layer_kinds.count("full")
+    full_layers = near.model.layer_kinds.count("full")
     grown = speed.decode_work(far, 1, 65_536).kv_bytes - speed.decode_work(far, 1, 8192).kv_bytes
-    assert grown == full_layers * near.shape.kv_elements * 2 * (65_536 - 8192)
+    assert grown == full_layers * near.model.widths.cached * 2 * (65_536 - 8192)
 
 
 @pytest.mark.parametrize("tokens", [1, 500, 4096, 32_768])
 def test_planned_pages_are_the_engines(demo_file: Path, tokens: int) -> None:
     facts: ModelFacts = read_model_facts(demo_file)
-    asked = deployment_of(describe_model(str(demo_file), Path()), Question("epyc-9654", kv_dtype="f32", context=max(2, tokens)))
+    asked = deployment_of(describe_model(str(demo_file), Path()), PlanOptions("epyc-9654", kv_dtype="f32", context=max(2, tokens)))
     groups = kv_groups(facts)
-    pages = sequence_pages(groups, 16, max(2, tokens), asked.chunk)
-    assert asked.memory.kv_sequence == pages * page_bytes(facts, groups[0], 16, "f32")
-    assert asked.memory.weights == facts.weights_bytes
+    blocks = sequence_blocks(groups, 16, max(2, tokens), asked.chunk)
+    assert asked.memory.kv_sequence == blocks * block_bytes(facts, groups[0], 16, "f32")
+    assert asked.memory.weights == sum(facts.stored.values())
 
 
 def test_kv_heads_are_copied_and_latents_too() -> None:
@@ -171,7 +170,8 @@ def test_kv_heads_are_copied_and_latents_too() -> None:
     ],
 )
 def test_automatic_layout(model: str, count: int, tensor: int, pipeline: int) -> None:
-    assert automatic_layout(describe_model(model, Path()), count) == Layout(tensor, pipeline, replicas=count // tensor // pipeline)
+    layout = automatic_layout(describe_model(model, Path()), count)
+    assert layout == Layout(tensor, pipeline, replicas=count // tensor // pipeline)
 
 
 def test_links_cost_what_leaves_the_device() -> None:
@@ -310,7 +310,7 @@ def test_kv_formats(kind: str) -> None:
         ({"context": 9000}, "outside 2 … 8192"),
         ({"context": 1000, "workload": "in=900,out=200"}, "set --context 1100"),
         ({"workload": "in=10"}, None),
-        ({"workload": "in=x"}, "is no number"),
+        ({"workload": "in=x"}, "is not a number"),
         ({"workload": "in=5,in=6"}, "once"),
         ({"workload": "speed=9"}, "not understood"),
         ({"workload": "prefix=1"}, "outside 0 … 0.99"),
@@ -329,7 +329,7 @@ def test_mistakes_are_answered_with_cause_number_and_fix(asked: dict[str, object
 
 
 @pytest.mark.parametrize(
-    ("text", "cause"), [("itl=50", "no unit"), ("itl=xms", "no number"), ("p99=5ms", "not understood"), ("itl=infs", "inf")]
+    ("text", "cause"), [("itl=50", "no unit"), ("itl=xms", "not a number"), ("p99=5ms", "not understood"), ("itl=infs", "inf")]
 )
 def test_bad_objectives(text: str, cause: str) -> None:
     with pytest.raises(ConfigError, match=cause):
@@ -344,7 +344,7 @@ def test_unknown_device_lists_all() -> None:
 def test_cache_read_by_a_step_is_every_position_once() -> None:
     asked = deployed("llama-3-8b")
     assert speed.decode_work(asked, 3, 1000).kv_bytes == 3 * 1000 * asked.memory.kv_token
-    assert step_work(asked, [Rows(100, 28)]).kv_bytes == 128 * asked.memory.kv_token
+    assert step_work(asked, [RowGroup(100, 28)]).kv_bytes == 128 * asked.memory.kv_token
 
 
 def test_what_each_layout_reads() -> None:
@@ -400,7 +400,7 @@ def test_step_size_is_the_largest_within_the_gap() -> None:
     asked = deployed("llama-3-8b", "h100")
 
     def seconds(chunk: int) -> float:
-        rows = [Rows(speed.mean_context(asked), 1, 8), Rows(asked.workload.prompt // 2, chunk - 8)]
+        rows = [RowGroup(speed.mean_context(asked), 1, 8), RowGroup(asked.workload.prompt // 2, chunk - 8)]
         return pass_seconds(asked, step_work(asked, rows))
 
     chosen = {flag.name: int(flag.value) for flag in flags(asked, Objective(itl=0.05), 8, "objective")}["--max-num-batched-tokens"]

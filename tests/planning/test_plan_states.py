@@ -7,14 +7,15 @@ import pytest
 
 from ridgeline.errors import ConfigError, ModelFormatError
 from ridgeline.facts.headers.config_json import parse_config
-from ridgeline.facts.headers.describe import describe_model
-from ridgeline.facts.headers.shape import ModelShape, StateLayers
+from ridgeline.facts.headers.read import describe_model
+from ridgeline.facts.model import ModelFacts, StateLayers
 from ridgeline.planning import speed
-from ridgeline.planning.arguments import Question, deployment_of
+from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment, Layout
+from ridgeline.planning.formats import class_bytes
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import make_report
-from ridgeline.planning.step import STATE_FLOPS, Rows, link_seconds, step_work
+from ridgeline.planning.step import STATE_FLOPS, RowGroup, link_seconds, step_work
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
 
 NOWHERE = Path("/nonexistent")
@@ -28,12 +29,16 @@ GRANITE = {"model_type": "granitemoehybrid", "layer_types": ["mamba", "mamba", "
 FALCON = {"model_type": "falcon_h1", "mamba_d_ssm": 96, "mamba_n_heads": 6}
 
 
-def shape(**values: object) -> ModelShape:
-    return parse_config(json.dumps({**SMALL, **values}), "small")
+def facts(**values: object) -> ModelFacts:
+    return parse_config(json.dumps({**SMALL, **values}), "small").facts
+
+
+def shape(**values: object) -> ModelFacts:
+    return facts(**values)
 
 
 def planned(model: str, device: str = "h100", **asked: object) -> Deployment:
-    return deployment_of(describe_model(model, NOWHERE), Question(device, **asked))  # type: ignore[arg-type]
+    return deployment_of(describe_model(model, NOWHERE), PlanOptions(device, **asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +101,7 @@ def test_known_hybrids(name: str, parameters: int, active: float, megabytes: flo
         ({**NEMOTRON, "num_hidden_layers": 2, "hybrid_override_pattern": "MX"}, "kind X"),
         ({**GRANITE, "num_hidden_layers": 4}, "does not name the 4"),
         ({**GRANITE, "layer_types": {"a": 1, "b": 2, "c": 3}}, "does not name"),
-        ({**GRANITE, "mamba_n_heads": None}, "lacks mamba_n_heads"),
+        ({**GRANITE, "mamba_n_heads": None}, "mamba_n_heads is missing"),
         ({"model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 4}, "outside 0 … 3"),
         ({"model_type": "jamba", "mamba_dt_rank": "x"}, "an integer was expected"),
         ({**DELTA, "full_attention_interval": 0}, "outside 1"),
@@ -123,8 +128,8 @@ def test_states_take_memory_beside_pages() -> None:
 
 def test_states_are_read_and_written_every_step() -> None:
     deployment = planned("nemotron-h-8b")
-    short, long = (step_work(deployment, [Rows(start, 1, 8)]) for start in (100, 8000))
-    state = deployment.shape.state
+    short, long = (step_work(deployment, [RowGroup(start, 1, 8)]) for start in (100, 8000))
+    state = deployment.model.state
     assert state is not None
     assert short.state_bytes == long.state_bytes == 2 * 8 * state.bytes
     assert short.state_flops == 8 * STATE_FLOPS * state.layers * state.recurrent
@@ -134,20 +139,20 @@ def test_states_are_read_and_written_every_step() -> None:
 
 
 def test_a_model_of_states_alone() -> None:
-    """No keys and values at all: the context costs nothing, and there are no pages to simulate."""
+    """No keys and values at all: the context costs nothing, and there are no blocks to simulate."""
     values = {"model_type": "granitemoehybrid", "mamba_n_heads": 8, "num_local_experts": 0}
-    deployment = deployment_of(shape(**values), Question("l4", users=100))
+    deployment = deployment_of(facts(**values), PlanOptions("l4", users=100))
     assert (deployment.memory.kv_token, deployment.memory.kv_sequence, deployment.memory.max_context) == (0, 0, 128)
     assert deployment.memory.fits and make_report(deployment, Objective(), True, None).recommended_batch == 100
-    with pytest.raises(ConfigError, match="no pages to schedule"):
-        Scenario(deployment, Knobs(), (), 1).setting()
+    with pytest.raises(ConfigError, match="no blocks to schedule"):
+        Scenario(deployment, Knobs(), (), 1).replica_config()
 
 
 def test_the_simulator_keeps_states_for_all_rows() -> None:
     deployment = planned("nemotron-h-8b", context=4096)
-    few, many = (Scenario(deployment, Knobs(max_num_seqs=rows), (), 1).setting().kv.blocks for rows in (16, 116))
-    page = 16 * 2 * 8 * 128 * 2 * len(Scenario(deployment, Knobs(), (), 1).setting().kv.groups[0].layers)
-    assert few - many == pytest.approx(100 * deployment.shape.state_bytes / page, abs=1)
+    few, many = (Scenario(deployment, Knobs(max_num_seqs=rows), (), 1).replica_config().kv.blocks for rows in (16, 116))
+    block_bytes = 16 * 2 * 8 * 128 * 2 * len(Scenario(deployment, Knobs(), (), 1).replica_config().kv.groups[0].layers)
+    assert few - many == pytest.approx(100 * deployment.model.state_bytes / block_bytes, abs=1)
 
 
 def test_experts_over_devices() -> None:
@@ -155,7 +160,7 @@ def test_experts_over_devices() -> None:
     tensor = planned("mixtral-8x7b", count=8, tensor=8, context=8192)
     expert = planned("mixtral-8x7b", count=8, expert=8, context=8192)
     assert expert.layout == Layout(1, 1, 8, 1)
-    copied = sum(expert.shape.class_bytes(None).values()) - expert.shape.class_bytes(None)["experts"]
+    copied = sum(class_bytes(expert.model, None).values()) - class_bytes(expert.model, None)["experts"]
     assert expert.memory.weights - tensor.memory.weights == pytest.approx(7 * copied, abs=8)
     assert link_seconds(expert, 64) < link_seconds(tensor, 64)
     assert speed.decode_itl(expert, 64) < speed.decode_itl(planned("mixtral-8x7b", "h100", dtype="fp8"), 64)

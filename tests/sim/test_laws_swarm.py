@@ -3,10 +3,9 @@
 import pytest
 
 from ridgeline.core.commands import Admit
-from ridgeline.sim.laws.reach import SITUATIONS
-from ridgeline.sim.laws.swarm import Tally
-from ridgeline.sim.laws.workers import run_swarm
-from ridgeline.sim.laws.workload import MOST_REQUESTS, draw
+from ridgeline.sim.laws.coverage import SITUATIONS
+from ridgeline.sim.laws.swarm import Tally, run_swarm
+from ridgeline.sim.laws.workload import MAX_REQUESTS, make_world
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +25,8 @@ def test_every_rare_situation_is_met(tally: Tally) -> None:
 
 def test_worlds_are_busy(tally: Tally) -> None:
     assert 2 * tally.rows >= 7 * tally.steps  # worlds that bound prompts beside waiting rows take more steps for them, of fewer rows
-    assert 2 * tally.grouped > tally.seeds
-    assert 20 * tally.preempting >= tally.seeds
+    assert 2 * tally.seeds_with_groups > tally.seeds
+    assert 20 * tally.seeds_with_preemption >= tally.seeds
 
 
 def test_a_tally_survives_its_line(tally: Tally) -> None:
@@ -37,8 +36,8 @@ def test_a_tally_survives_its_line(tally: Tally) -> None:
 def test_seeds_tell_requests_apart() -> None:
     """The executor reports NaN by (seed, choice): two requests with one seed would answer for each other."""
     for seed in range(100):
-        requests = [command.request for _, command in draw(seed).inbound if isinstance(command, Admit)]
-        assert len({request.seed for request in requests}) == len(requests) <= MOST_REQUESTS
+        requests = [command.request for _, command in make_world(seed).inbound if isinstance(command, Admit)]
+        assert len({request.seed for request in requests}) == len(requests) <= MAX_REQUESTS
 
 
 @pytest.mark.night

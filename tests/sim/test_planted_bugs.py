@@ -15,14 +15,17 @@ import pytest
 
 import ridgeline.core
 from ridgeline.engine import engine
+from ridgeline.sim.laws import executor, rows
 from ridgeline.sim.laws.run import Violation
-from ridgeline.sim.laws.swarm import explore
+from ridgeline.sim.laws.swarm import run_seeds
 
 MOST_STEPS = 40_000
 Edits = list[tuple[str, str, str]]
 Function = Callable[..., Any]
 
-MODULES = [import_module(f"ridgeline.core.{each.name}") for each in pkgutil.iter_modules(ridgeline.core.__path__)] + [engine]
+CORE = [import_module(f"ridgeline.core.{each.name}") for each in pkgutil.iter_modules(ridgeline.core.__path__)]
+MODULES = [*CORE, engine, executor, rows]
+"""The simulated executor stands for whoever samples."""
 
 
 def _bugs() -> dict[str, Edits]:
@@ -74,12 +77,12 @@ def planted(edits: Edits) -> Iterator[None]:
         yield
 
 
-def first_violation(most_steps: int) -> Violation | None:
-    return next((outcome.violation for outcome in explore(0, 1, most_steps) if outcome.violation), None)
+def first_violation(max_steps: int) -> Violation | None:
+    return next((outcome.violation for outcome in run_seeds(0, 1, max_steps) if outcome.violation), None)
 
 
 def test_there_are_enough() -> None:
-    assert len(BUGS) >= 24
+    assert len(BUGS) >= 60
 
 
 @pytest.mark.parametrize("name", BUGS)

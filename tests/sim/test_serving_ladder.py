@@ -5,9 +5,8 @@ from random import Random
 import pytest
 
 from ridgeline.cli.scenarios import scenario_of
-from ridgeline.planning.batching import contiguous_waste, static_idle_share
-from ridgeline.sim.fleet.lengths import lognormal
-from ridgeline.sim.fleet.measures import Figures
+from ridgeline.sim.fleet.measures import SimulationReport
+from ridgeline.sim.fleet.traffic import lognormal
 
 FLOOD = {
     "device": "a100", "rate": "1000", "requests": "320", "prompt": "lognormal:300", "output": "lognormal:150", "max_num_seqs": "32",
@@ -15,13 +14,13 @@ FLOOD = {
 }  # fmt: skip
 
 
-def served(**changes: str) -> Figures:
+def served(**changes: str) -> SimulationReport:
     """The same flood of requests, served so."""
     return scenario_of("llama-3-8b", FLOOD | changes, None).run(1)
 
 
 @pytest.fixture(scope="module")
-def ladder() -> dict[str, Figures]:
+def ladder() -> dict[str, SimulationReport]:
     return {
         "one after the other": served(scheduling_policy="one"),
         "static": served(scheduling_policy="static"),
@@ -30,13 +29,13 @@ def ladder() -> dict[str, Figures]:
     }
 
 
-def test_every_rung_serves_more(ladder: dict[str, Figures]) -> None:
+def test_every_rung_serves_more(ladder: dict[str, SimulationReport]) -> None:
     """140, 3,600, 5,400 and 7,000 tok/s in the notes. Static batching of mixed lengths loses what its rows idle, continuous does not."""
     one, static, continuous, pages = (each.output_tokens_per_second for each in ladder.values())
     assert one < 140 and static > 5 * one and continuous > 1.5 * static and pages > 1.15 * continuous
 
 
-def test_rows_are_full_where_they_are_refilled(ladder: dict[str, Figures]) -> None:
+def test_rows_are_full_where_they_are_refilled(ladder: dict[str, SimulationReport]) -> None:
     """40 … 60 % of a static batch's rows work, 85 % and more of a continuous one's, its last answers apart."""
     assert ladder["static"].running / 32 < 0.6 < 0.78 < ladder["continuous"].running / 32
 
@@ -55,5 +54,6 @@ def test_a_reservation_of_the_longest_wastes_most() -> None:
     """Pages serve "2 … 4 times" more: lognormal answers of a mean of 150 leave most of a reservation of 4,096 tokens unused."""
     rng, draw = Random(1), lognormal(150)
     lengths = [min(4096, 300 + draw(rng)) for _ in range(256)]
-    assert 1 / (1 - contiguous_waste(lengths, 1024)) > 2
-    assert 0.5 < static_idle_share(lengths[:32]) < 0.9
+    assert 1024 * len(lengths) / sum(lengths) > 2
+    first = lengths[:32]  # a static batch ends with its longest: that share of its slots idles
+    assert 0.5 < 1 - sum(first) / (max(first) * len(first)) < 0.9

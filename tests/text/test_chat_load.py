@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_cases import NAMES, NOW, TEMPLATES, NamedTokenizer, corpus, found
+from chat_cases import NAMES, NOW, NamedTokenizer, corpus, found
 
+from gold import TEMPLATES
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
-from ridgeline.text.chat import ChatTemplate, load_chat_template, no_template
+from ridgeline.text.chat import ChatTemplate, Found, find_template, load_chat_template, no_template
 from ridgeline.text.chat_content import Conversation, Shape
-from ridgeline.text.chat_source import Found, find_template
 from ridgeline.text.files import load_tokenizer
 
 TOKENIZER = NamedTokenizer(["<s>", "</s>", "<|im_start|>", "<|im_end|>"], bos="<s>", eos=["</s>"])
@@ -22,8 +22,6 @@ TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_en
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 GOOD = "{{ bos_token }}" + TURNS + PROMPT
 HI = Conversation([{"role": "user", "content": "Hi"}])
-
-needs_gold = pytest.mark.skipif(not TEMPLATES.is_dir(), reason="the corpus of templates (../shared/gold) is absent")
 
 
 def gguf(path: Path, **pairs: str | int) -> Path:
@@ -162,7 +160,6 @@ def test_the_demo_gets_turns_that_are_built_in(demo_file: Path) -> None:
     assert load_chat_template(demo_file, "other", tokenizer, None) is None
 
 
-@needs_gold
 def test_the_demo_s_turns_are_those_of_its_family(demo_file: Path) -> None:
     tokenizer = load_tokenizer(demo_file)
     template = load_chat_template(demo_file, "demo", tokenizer, None)
@@ -257,7 +254,6 @@ def test_a_template_that_does_not_compile_answers_with_the_reason() -> None:
 
 
 ODD = {
-    "CohereForAI-c4ai-command-r-plus-tool_use": "only conversations with tools",
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "only conversations with tools",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "only conversations with tools",
     "fireworks-ai-llama-3-firefunction-v2": "'functions' is undefined",
@@ -266,7 +262,6 @@ ODD = {
 """Of the corpus: variants for tools, one that wants a variable of its own, and one whose turns end in empty lines."""
 
 
-@needs_gold
 def test_real_templates_give_no_false_alarm_and_their_turn_end() -> None:
     ends: dict[str, str] = {}
     with corpus() as real:
@@ -276,7 +271,7 @@ def test_real_templates_give_no_false_alarm_and_their_turn_end() -> None:
             assert all(ODD.get(stem, "nothing to say") in warning for warning in template.warnings), (stem, template.warnings)
             assert bool(template.warnings) == (stem in ODD)
             ends[stem] = "".join(tokenizer.piece(token).decode() for token in template.stop_ids)
-    assert len(ends) > 50
+    assert len(ends) >= 50
     assert {stem for stem, end in ends.items() if not end} == set(ODD)
     assert ends["Qwen-Qwen3-0.6B"] == "<|im_end|>" and ends["meta-llama-Llama-3.1-8B-Instruct"] == "<|eot_id|>"
     assert ends["microsoft-Phi-3.5-mini-instruct"] == "<|end|>" and ends["google-gemma-2-2b-it"] == "<end_of_turn>"

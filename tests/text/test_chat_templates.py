@@ -8,17 +8,16 @@ from typing import Any
 
 import gguf
 import pytest
-from chat_cases import CONVERSATIONS, NAMES, NOW, TEMPLATES, TOKENS, Corpus, corpus
+from chat_cases import CONVERSATIONS, NAMES, NOW, TOKENS, Corpus, corpus
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
+from gold import TEMPLATES, vocabulary
 from ridgeline.errors import RequestError
 from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import load_tokenizer
 
-pytestmark = pytest.mark.skipif(not TEMPLATES.is_dir(), reason="the corpus of templates (../shared/gold) is absent")
-GPT2 = TEMPLATES.parent / "vocab" / "ggml-vocab-gpt-2.gguf"
 STEMS = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 
 
@@ -37,7 +36,7 @@ def real() -> Iterator[Corpus]:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory: GPT-2's vocabulary, and the names in all templates as control tokens."""
-    fields = gguf.GGUFReader(GPT2).fields
+    fields = gguf.GGUFReader(vocabulary("gpt-2")).fields
     pieces, merges = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "merges"))
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     tokenizer = Tokenizer(models.BPE(vocab={piece: at for at, piece in enumerate(pieces)}, merges=pairs))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.text.detokenize import Detokenizer
+from ridgeline.text.stream import Detokenizer
 from ridgeline.text.tokenizer import ByteTokenizer
 
 LIKELY = (*"aé€😀\ufffd".encode(), 0xE0, 0xED, 0xA0, 0x80, 0xBF, 0xF4, 0x90, 0xFF, 0xC0, 256, 257)

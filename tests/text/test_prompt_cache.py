@@ -2,23 +2,21 @@
 
 import random
 import time
-from pathlib import Path
 
 import pytest
 
+from gold import vocabulary
 from ridgeline.text import prompt_cache
 from ridgeline.text.files import load_tokenizer
 from ridgeline.text.prompt_cache import PromptCache, cutting_names
 from ridgeline.text.tokenizer import MASK, Tokenizer
 
-GOLD = Path(__file__).resolve().parents[2].parent / "shared" / "gold"
 FAMILIES = ("llama-bpe", "qwen2", "gpt-2", "deepseek-llm", "falcon", "starcoder", "mpt", "llama-spm", "phi-3")
-pytestmark = pytest.mark.skipif(not GOLD.exists(), reason="needs the recorded vocabularies in ../shared/gold")
 POINTS = [*range(0x20, 0x7F), 0x0A, 0x0A, 0x20, 0x20, 0xE9, 0x4E2D, 0x1F999, 0x301]
 
 
 def cache_of(family: str) -> PromptCache:
-    tokenizer = load_tokenizer(GOLD / "vocab" / f"ggml-vocab-{family}.gguf")
+    tokenizer = load_tokenizer(vocabulary(family))
     return PromptCache(tokenizer)
 
 

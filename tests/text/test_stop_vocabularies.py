@@ -5,23 +5,21 @@ from codecs import utf_8_decode
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 
+from gold import vocabulary
 from ridgeline.text.files import load_tokenizer
 from ridgeline.text.stream import OutputStream, StopAutomaton, Stopped
 from ridgeline.text.tokenizer import Tokenizer
 
-GOLD = Path(__file__).resolve().parents[2].parent / "shared" / "gold"
-pytestmark = pytest.mark.skipif(not GOLD.exists(), reason="needs the recorded vocabularies in ../shared/gold")
 FAMILIES = ("gpt-2", "starcoder", "llama-spm", "phi-3")
 TEXTS = ("Hello, world!\n", "a naïve café", "汉字かな", "🦙👩‍👧 ok", "<|end|></s>", "    def f(x):\n\n", "\ufffd e\u0301")
 
 
 @cache
 def tokenizer(family: str) -> Tokenizer:
-    return load_tokenizer(GOLD / "vocab" / f"ggml-vocab-{family}.gguf")
+    return load_tokenizer(vocabulary(family))
 
 
 @cache

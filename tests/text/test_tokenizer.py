@@ -1,6 +1,5 @@
 """Ids against llama.cpp's on recorded strings, and against its algorithm written out plainly on vocabularies made here."""
 
-import json
 import random
 import struct
 import time
@@ -11,17 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from gold import demo_lines, tokenizer_lines
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.gguf import Header
-from ridgeline.facts.files.gguf_values import Strings
-from ridgeline.text.detokenize import Detokenizer
+from ridgeline.facts.files.gguf_values import StringArray
 from ridgeline.text.files import load_tokenizer
 from ridgeline.text.spm import SpmTokenizer
+from ridgeline.text.stream import Detokenizer
 from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.vocabulary import MAX_CUT_CHARACTERS, Kind, Vocabulary
-
-GOLD = Path(__file__).resolve().parents[3] / "shared" / "gold"
-needs_gold = pytest.mark.skipif(not GOLD.is_dir(), reason="the recorded references (../shared/gold) are absent")
 
 
 @pytest.fixture(scope="module")
@@ -29,35 +26,20 @@ def demo(demo_file: Path) -> Tokenizer:
     return load_tokenizer(demo_file)
 
 
-@needs_gold
 def test_demo_gives_the_recorded_ids(demo: Tokenizer) -> None:
-    lines = [json.loads(line) for line in (GOLD / "tokenizer.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = tokenizer_lines()
     wrong = [line["text"] for line in lines if demo.encode(line["text"], add_bos=False) != line["ids"]]
     assert len(lines) == 3000
     assert not wrong
 
 
-@needs_gold
 def test_demo_continues_prompts_with_the_recorded_text(demo: Tokenizer) -> None:
-    lines = (GOLD / "gemma3-270m-q4_k_m.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = demo_lines()
     assert lines
-    for line in map(json.loads, lines):
+    for line in lines:
         assert demo.encode(line["prompt"], add_bos=True) == line["prompt_ids"]
         detokenizer = Detokenizer(demo, True, line["prompt_ids"])
         assert "".join(map(detokenizer.push, line["ids"])) + detokenizer.finish() == line["text"]
-
-
-@needs_gold
-@pytest.mark.parametrize("family", ["llama-spm", "phi-3"])
-def test_other_families_give_the_recorded_ids(family: str) -> None:
-    path = GOLD / "vocab" / f"ggml-vocab-{family}.gguf"
-    tokenizer = load_tokenizer(path)
-    texts = Path(f"{path}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
-    lines = Path(f"{path}.out").read_text(encoding="utf-8").split("\n")
-    for text, line in zip(texts, lines, strict=True):
-        ids = tokenizer.encode(text, add_bos=False)
-        assert ids == list(map(int, line.split()))
-        assert tokenizer.decode(ids, skip_special=True) == text
 
 
 def test_demo_specials(demo: Tokenizer) -> None:
@@ -158,7 +140,7 @@ def header(**changes: object) -> Header:
     data = b"".join(struct.pack("<Q", len(piece.encode())) + piece.encode() for piece in pieces)
     values: dict[str, object] = {
         "model": "llama",
-        "tokens": Strings(data, len(pieces)),
+        "tokens": StringArray(data, len(pieces)),
         "scores": array("f", changes.pop("scores", [0.0] * 10)),  # type: ignore[call-overload]
         "token_type": array("i", changes.pop("kinds", [2, 3, 3] + [1] * 7)),  # type: ignore[call-overload]
     }

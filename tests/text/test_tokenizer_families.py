@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gold import tokenizer_lines, vocabulary, vocabulary_cases
 from ridgeline.errors import ModelFormatError, ModelNotFoundError, RequestError
 from ridgeline.facts.files.gguf import Header, read_header
 from ridgeline.text.bpe import PRE_TOKENIZERS, FastTokenizer
@@ -17,14 +18,8 @@ from ridgeline.text.spm import SpmTokenizer
 from ridgeline.text.tokenizer import MASK, Tokenizer
 from ridgeline.text.vocabulary import Kind
 
-GOLD = Path(__file__).resolve().parents[2].parent / "shared" / "gold"
-pytestmark = pytest.mark.skipif(not GOLD.exists(), reason="needs the recorded vocabularies in ../shared/gold")
 BYTE_LEVEL = ("llama-bpe", "qwen2", "gpt-2", "deepseek-llm", "falcon", "starcoder", "mpt")
 SPM = ("llama-spm", "phi-3")
-
-
-def vocabulary(family: str) -> Path:
-    return GOLD / "vocab" / f"ggml-vocab-{family}.gguf"
 
 
 @cache
@@ -35,8 +30,7 @@ def tokenizer(family: str) -> Tokenizer:
 @cache
 def strings() -> tuple[str, ...]:
     """Recorded strings of many languages, and random ones: any code point, runs, mixtures."""
-    lines = (GOLD / "tokenizer.jsonl").read_text(encoding="utf-8").splitlines()
-    recorded = [str(next(value for value in json.loads(line).values() if isinstance(value, str))) for line in lines[::2]]
+    recorded = [str(line["text"]) for line in tokenizer_lines()[::2]]
     rng = random.Random(4)
     points = [*range(0x20, 0x7F), *range(0xA0, 0x250), 0x3B1, 0x4E2D, 0x1F999, 0x200D, 0x0A, 0x0D, 0x09, 0x3000, 0x301]
     made = ["".join(map(chr, rng.choices(points, k=rng.randint(1, 40)))) for _ in range(500)]
@@ -45,13 +39,11 @@ def strings() -> tuple[str, ...]:
 
 @pytest.mark.parametrize("family", [*BYTE_LEVEL, *SPM])
 def test_ids_are_llama_cpps(family: str) -> None:
-    path = vocabulary(family)
-    texts = Path(f"{path}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
-    lines = Path(f"{path}.out").read_text(encoding="utf-8").split("\n")
-    assert len(texts) == len(lines) == 47
-    for text, line in zip(texts, lines, strict=True):
+    cases = vocabulary_cases(family)
+    assert len(cases) == 47
+    for text, expected in cases:
         ids = tokenizer(family).encode(text, add_bos=False)
-        assert ids == list(map(int, line.split())), text
+        assert ids == expected, text
         assert tokenizer(family).decode(ids, skip_special=True) == text
 
 

@@ -70,7 +70,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request. Moments are seconds of `time.perf_counter`.
+    """The outcome of a request. Moments are seconds of `time.perf_counter`.
 
     intended  when it should have been sent: latency counts from here        sent  when the client set about it
     first, ended  arrival of the first and the last token                    gaps  seconds between events that brought tokens

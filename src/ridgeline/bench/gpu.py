@@ -1,7 +1,8 @@
-"""`ridgeline bench gpu`: each part in a process of its own under a time limit, and the one report of all.
+"""`ridgeline bench gpu`: its parts, each in a process of its own under a time limit, and the one report of all.
 
-Owns processes, limits and the report. A part that fails, hangs or takes the device down is told with its error, beside what it had
-measured; the others run on. Needs neither arrays nor the packages of a server.
+Owns which parts there are, what each is asked to measure, its share of the ten minutes, the processes, and the report. A part that fails,
+hangs or takes the device down is told with its error, beside what it had measured; the others run on. Needs neither arrays nor the packages
+of a server.
 """
 
 import json
@@ -13,18 +14,130 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Timer
 from typing import Any, Final
 
 from ridgeline import __version__
-from ridgeline.bench.gpu_parts import MOST_SECONDS, WITHOUT_GPU, Job
 from ridgeline.bench.gpu_targets import Verdict, costs, verdicts
-from ridgeline.bench.guard import Guard
+from ridgeline.bench.processes import Guard
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import Gpu, gpu_missing, read_gpus
-from ridgeline.facts.headers.families import MEASURED
+from ridgeline.models.table import MEASURED
+
+DTYPES: Final[Mapping[str, str]] = {"bf16": "bf16", "fp8": "fp8"}
+"""Of weights → of the KV cache."""
+
+WITHOUT_DTYPE: Final = ("ceilings", "kernels")
+"""Parts that cover both types in one run."""
+
+FIRST_DTYPE: Final = ("ttft", "invariant", "host", "soak")
+"""Parts that run for the first type alone."""
+
+PLAIN: Final = "bf16"
+"""What transformers computes with, and what of ours stands beside it."""
+
+ASKED: Final = ("ceilings", "host", "soak")
+"""Parts that run only where --only names them: `kernels` begins with the ceilings, `decode` and `serving` tell the host's time beside a
+device, and a soak takes longer than all others together."""
+
+WITHOUT_GPU: Final = ("host",)
+"""Parts that need no GPU."""
+
+MOST_SECONDS: Final = 590.0
+"""Of all parts together, but for those of `ASKED`."""
+
+CONTEXT: Final = 1024
+SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "decode": {"share": 50.0, "batches": [1, 32, 64, 128, 256], "context": CONTEXT, "steps": 128},
+    "prefill": {"share": 30.0, "prompts": [512, 1024, 2048, 4096, 8192], "repeats": 7},
+    "serving": {
+        "share": 80.0, "prompt_tokens": 1000, "output_tokens": 1000, "phases": [[32, 4.0], [256, 30.0]], "budget": 2048,
+        "memory_bytes": None,
+    },
+    "ttft": {"share": 40.0, "prompt_tokens": 2048, "repeats": 12},
+    "transformers": {"share": 95.0, "batches": [1, 32], "context": CONTEXT, "steps": 64, "modes": ["reduce-overhead"]},
+    "invariant": {"share": 35.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 48},
+    "kernels": {
+        "share": 60.0, "tokens": [1, 32, 256, 2048], "contexts": [[1, 1024], [32, 1024], [128, 1024], [256, 1024], [1, 8192]],
+        "prompts": [2048, 8192],
+    },
+    "ceilings": {"share": 20.0},
+    "host": {"share": 60.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 200},
+    "soak": {
+        "share": 120.0, "prompt_tokens": 1500, "output_tokens": 512, "rows": 256, "budget": 2048, "memory_bytes": 24 << 30,
+        "every_seconds": 2.0, "swing_seconds": 30.0,
+    },
+}  # fmt: skip
+"""Of each part; `share` is its seconds, a start with compilation included, to which a soak's own minutes come."""
+
+PARTS: Final = tuple(SETTINGS)
+"""In the order in which they run: what matters most comes first, should time run out."""
+
+COLD_SECONDS: Final = 40.0
+"""That the first part has beside its share: libraries come from the disk, and most kernels are compiled in it."""
+
+ALL_MODES: Final = ("reduce-overhead", "max-autotune")
+"""Of torch.compile, where transformers is measured by itself: tuning takes minutes."""
+
+SOAK_MINUTES: Final = 8.0
+MOST_MINUTES: Final = 24 * 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One part for one type of weights. `settings` are those of its process; `share` the seconds that are kept for it."""
+
+    part: str
+    dtype: str
+    share: float
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name for people."""
+        return self.part if self.part in WITHOUT_DTYPE else f"{self.part} {self.dtype}"
+
+
+def jobs(only: Sequence[str], dtypes: Sequence[str], config: Path, minutes: float = SOAK_MINUTES) -> list[Job]:
+    """Jobs to run; no `only`: everything but the parts of `ASKED`. Beside transformers our own decoding runs too, for the ratio.
+
+    minutes  of a soak. Raises ConfigError for words that name nothing.
+    """
+    for flag, words, known in (("--only", only, PARTS), ("--dtype", dtypes, tuple(DTYPES))):
+        wrong = next((word for word in words if word not in known), None)
+        if wrong is not None:
+            raise ConfigError(f"{flag} has {wrong!r:.40}; {', '.join(known)} are possible", fix={flag: known[0]})
+    if not 0 < minutes <= MOST_MINUTES:
+        raise ConfigError(f"--minutes is {minutes:g}; more than 0 and at most {MOST_MINUTES:g} are possible", fix={"--minutes": None})
+    wanted = [part for part in PARTS if (part in only if only else part not in ASKED)]
+    found = [_job(part, dtype, config, minutes, bool(only)) for part in PARTS for dtype in _types(part, wanted, dtypes)]
+    return [replace(job, share=job.share + COLD_SECONDS) for job in found[:1]] + found[1:]
+
+
+def _types(part: str, wanted: Sequence[str], dtypes: Sequence[str]) -> Sequence[str]:
+    """The types that a part runs for."""
+    if part == "transformers":
+        return [PLAIN] if part in wanted else []
+    types = [] if part not in wanted else dtypes[:1] if part in (*WITHOUT_DTYPE, *FIRST_DTYPE) else list(dtypes)
+    beside = part == "decode" and "transformers" in wanted and PLAIN not in types
+    return [PLAIN, *types] if beside else types
+
+
+def _job(part: str, dtype: str, config: Path, minutes: float, alone: bool) -> Job:
+    own = {key: value for key, value in SETTINGS[part].items() if key != "share"}
+    share = SETTINGS[part]["share"]
+    if part == "soak":
+        own["seconds"] = 60 * minutes
+        share += 60 * minutes
+    if part == "transformers" and alone:
+        own["modes"] = list(ALL_MODES)
+    common = {"part": part, "model": str(config), "dtype": dtype, "kv_dtype": DTYPES[dtype]}
+    common["device"] = "cpu" if part in WITHOUT_GPU else "cuda"
+    return Job(part, dtype, share, {**common, "invariant": part == "invariant", **own})
+
 
 MOST_SHARES: Final = 3.0
 """A part may have so many times its share where nothing behind it needs the time: one that hangs is then ended soon."""
@@ -41,7 +154,7 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Done:
-    """What a job brought: its rows, its seconds, and why it ended early if it did."""
+    """The result of a job: its rows, its seconds, and why it ended early if it did."""
 
     job: Job
     rows: list[Row] = field(default_factory=list)
@@ -49,7 +162,7 @@ class Done:
     error: str | None = None
 
     def as_dict(self) -> Row:
-        """For JSON: numbers are seconds, bytes, tokens and operations."""
+        """A dict for JSON: numbers are seconds, bytes, tokens and operations."""
         found = {"part": self.job.part, "dtype": self.job.dtype, "settings": dict(self.job.settings), "seconds": self.seconds}
         return {**found, "error": self.error, "rows": self.rows}
 
@@ -72,7 +185,7 @@ class Report:
 
     @property
     def rows(self) -> dict[tuple[str, str], list[Row]]:
-        """By part and type of weights."""
+        """Rows by part and type of weights."""
         return {(each.job.part, each.job.dtype): each.rows for each in self.done}
 
     @property
@@ -81,7 +194,7 @@ class Report:
         return verdicts(self.rows) if self.model == MEASURED else []
 
     def as_dict(self) -> Row:
-        """For JSON."""
+        """A dict for JSON."""
         gpus = [gpu.as_dict() for gpu in self.gpus]
         parts = [each.as_dict() for each in self.done]
         return {
@@ -122,7 +235,7 @@ def measure(
 
 
 def command(settings: Mapping[str, Any]) -> list[str]:
-    """What runs one part."""
+    """The command that runs one part."""
     # -P: the working directory is no place to import from.
     return [sys.executable, "-P", "-m", "ridgeline.bench.gpu_part", json.dumps(settings)]
 
@@ -169,7 +282,7 @@ def _run(done: Done, limit: float, on_row: Callable[[Job, Row], None]) -> None:
 
 
 def _lines(process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
-    """What a process writes, until it has ended: others that it started may hold its stdout open and say nothing."""
+    """Lines that a process writes, until it has ended: others that it started may hold its stdout open and say nothing."""
     assert process.stdout is not None
     rest, stdout = b"", process.stdout.fileno()
     while True:

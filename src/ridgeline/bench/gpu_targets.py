@@ -1,4 +1,4 @@
-"""What one H200 is to reach with the default model, and what a report says of it: met, missed, not measured. Pure.
+"""Targets of one H200 with the default model, and what a report says of them: met, missed, not measured. Pure.
 
 Owns the targets. Rows come from the parts; nothing here measures.
 """
@@ -16,7 +16,7 @@ Parts = Mapping[tuple[str, str], Sequence[Row]]
 class Aim:
     """One figure that is to be reached, in the rows of a part that have `where`. Less is better for seconds and bytes, more for the rest.
 
-    key   the figure's name in its row; seconds, tokens a second, or a ratio
+    key   the figure's name in its row; seconds, tokens per second, or a ratio
     """
 
     what: str
@@ -29,20 +29,20 @@ class Aim:
 
     @property
     def less(self) -> bool:
-        """Whether less is better."""
+        """True if less is better."""
         return self.key.endswith(("seconds", "bytes"))
 
     @property
     def command(self) -> str:
-        """What measures it."""
+        """The command that measures it."""
         return f"ridgeline bench gpu --only {self.part} --dtype {self.dtype}"
 
     def matches(self, row: Row) -> bool:
-        """Whether the row has the figure."""
+        """True if the row has the figure."""
         return self.key in row and all(row.get(name) == value for name, value in self.where.items())
 
     def reached(self, value: float, aim: float) -> bool:
-        """Whether `value` is as good as `aim`."""
+        """True if `value` is as good as `aim`."""
         return value <= aim if self.less else value >= aim
 
 
@@ -51,7 +51,7 @@ DECODE: Final[Mapping[str, tuple[tuple[float, ...], tuple[float | None, ...]]]] 
     "bf16": ((225, 5_300, 8_700, 12_800, 14_000), (250, 6_000, 9_800, 14_500, 16_500)),
     "fp8": ((400, 9_400, 15_500, 22_500, 25_000), (None,) * len(SIZES)),
 }
-"""Tokens a second by batch size: target, stretch."""
+"""Tokens per second by batch size: target, stretch."""
 PREFILL: Final[Mapping[str, tuple[float, float]]] = {"bf16": (0.052, 0.045), "fp8": (0.034, 0.028)}
 SERVING: Final[Mapping[str, tuple[float, float | None]]] = {"bf16": (8_000, None), "fp8": (11_000, 14_000)}
 HOST_SECONDS: Final[Mapping[int, float]] = {1: 0.3e-3, 32: 0.3e-3, 256: 1.5e-3}
@@ -83,7 +83,7 @@ def _host_aims(dtype: str) -> Iterator[Aim]:
         for each in sizes:
             where: Mapping[str, object] = {size: each, "graphs": True} if part == "decode" else {size: each}
             if each in HOST_SECONDS:
-                name = f"host time a step, {whose}, {dtype}, {size} {each}"
+                name = f"host time per step, {whose}, {dtype}, {size} {each}"
                 yield Aim(name, part, dtype, where, "host_seconds", HOST_SECONDS[each])
             yield Aim(f"GPU idle between steps, {whose}, {dtype}, {size} {each}", part, dtype, where, "idle_seconds", IDLE_SECONDS)
 
@@ -106,7 +106,7 @@ class Verdict:
     command: str
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON: seconds, bytes, tokens a second, ratios."""
+        """A dict for JSON: seconds, bytes, tokens per second, ratios."""
         return asdict(self)
 
 
@@ -138,7 +138,7 @@ def _ratios(parts: Parts) -> Iterator[Row]:
 
 
 def costs(parts: Parts) -> Iterator[dict[str, Any]]:
-    """The price of the batch-invariant mode: the share of tokens a second that it takes, by type and batch size."""
+    """The price of the batch-invariant mode: the share of tokens per second that it takes, by type and batch size."""
     for dtype in sorted({dtype for _, dtype in parts}):
         plain, invariant = (_speeds(parts.get((part, dtype), ())) for part in ("decode", "invariant"))
         for batch in sorted(plain.keys() & invariant.keys()):
@@ -147,7 +147,7 @@ def costs(parts: Parts) -> Iterator[dict[str, Any]]:
 
 
 def _speeds(rows: Sequence[Row]) -> dict[int, float]:
-    """Tokens a second by batch size, the best of each; steps without graphs do not count."""
+    """Tokens per second by batch size, the best of each; steps without graphs do not count."""
     found: dict[int, float] = {}
     for row in rows:
         if "tokens_per_second" in row and "batch" in row and row.get("graphs") is not False:
@@ -156,5 +156,5 @@ def _speeds(rows: Sequence[Row]) -> dict[int, float]:
 
 
 def headline(part: str, dtype: str, row: Row) -> Aim | None:
-    """What the chief figure of a row is to reach, for whoever shows it as it comes; None where nothing was said of it."""
+    """The aim of a row's chief figure, for whoever shows it as it comes; None where nothing was said of it."""
     return next((aim for aim in AIMS if (aim.part, aim.dtype) == (part, dtype) and aim.key in HEADLINES and aim.matches(row)), None)

@@ -37,7 +37,7 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a server is: the host and port of its URL, the path before its API, and the API's version (`/v1`, with OpenVINO `/v3`)."""
+    """The address of a server: host and port of its URL, the path before its API, and the API's version (`/v1`, with OpenVINO `/v3`)."""
 
     host: str
     port: int
@@ -102,7 +102,7 @@ class _Connection(asyncio.BufferedProtocol):
         return self._done
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """The buffer for the next bytes."""
         return self._buffer
 
     def buffer_updated(self, count: int) -> None:
@@ -251,7 +251,7 @@ def _json(answer: Answer, path: str) -> Any:
 
 
 def message_of(body: bytes) -> str:
-    """What a body says of an error, at most 200 characters: OpenAI's shape, or its text."""
+    """The words of a body about an error, at most 200 characters: OpenAI's shape, or its text."""
     try:
         found = msgspec.json.decode(body)
     except msgspec.DecodeError:

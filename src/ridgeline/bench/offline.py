@@ -11,7 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Final
 
-from ridgeline.bench.hogs import hogs
+from ridgeline.bench.processes import hogs
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
@@ -22,11 +22,11 @@ from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import ConfigError
-from ridgeline.facts.hardware.noise import Noise, Watch
-from ridgeline.facts.headers.describe import describe_model
-from ridgeline.planning.arguments import Question, deployment_of
+from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
+from ridgeline.facts.headers.read import describe_model
+from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment
-from ridgeline.planning.step import IDEAL, Rows, resource_seconds, step_work
+from ridgeline.planning.step import IDEAL, RowGroup, resource_seconds, step_work
 
 MOST_SEQUENCES, MOST_TOKENS, MOST_REPEATS, MOST_HOGS = 1_024, 1 << 20, 1_000, 1_024
 FIRST_ID: Final = 16
@@ -38,9 +38,9 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is run: every batch size in turn, `repeats` times, with prompts of `prompt_tokens` and answers of `output_tokens`.
+    """The load: every batch size in turn, `repeats` times, with prompts of `prompt_tokens` and answers of `output_tokens`.
 
-    hogs  each repeat is run again beside so many foreign processes that take a processor each
+    hogs  each repeat is run again beside so many foreign processes that take a CPU core each
     """
 
     batches: tuple[int, ...] = (1, 4, 16)
@@ -76,7 +76,7 @@ class BatchFigures:
     """One batch size: medians over repeats, or over the decoding steps of all repeats.
 
     prefill_*   all prompts, until the last of them has its first token       decode_*  steps in which every sequence gets a token
-    *_bound     the same at this machine's ceilings                           whole     output tokens a second from first to last
+    *_bound     the same at this machine's ceilings                           whole     output tokens per second from first to last
     hogged_tokens_per_second  the latter beside foreign processes, None without any
     run, copy, queue, rest  seconds of a decoding step: computing, inputs and outputs, waiting in the executor, everything else
     """
@@ -109,7 +109,7 @@ class OfflineReport:
     noise: Noise
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON: tokens, bytes, operations, seconds."""
+        """A dict for JSON: tokens, bytes, operations, seconds."""
         return {**asdict(self), "noise": self.noise.as_dict()}
 
 
@@ -122,10 +122,10 @@ def offline(config: EngineConfig, load: Load, progress: Progress = lambda stage,
     length, most = load.prompt_tokens + load.output_tokens, max(load.batches)
     settings = replace(config, max_model_len=length, max_num_seqs=max(most, config.max_num_seqs or 0), enable_prefix_caching=False)
     settings = replace(settings, step_ms=WHOLE_STEPS)
-    question = Question(device="this", context=length, users=most, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
+    question = PlanOptions(device="this", context=length, users=most, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
     deployment = deployment_of(describe_model(config.model, cache_directory()), question)
     engine, _ = start_engine(settings, progress)
-    watch, figures, draws = Watch(), [], random.Random(0)
+    watch, figures, draws = NoiseMonitor(), [], random.Random(0)
     try:
         _run(engine, replace(load, output_tokens=2), 1, draws)
         for number, batch in enumerate(load.batches):
@@ -183,9 +183,9 @@ def _figures(
     return BatchFigures(
         batch=batch,
         prefill_tokens_per_second=batch * load.prompt_tokens / median(prefill),
-        prefill_bound=batch * load.prompt_tokens / _bound(deployment, Rows(0, load.prompt_tokens, batch)),
+        prefill_bound=batch * load.prompt_tokens / _bound(deployment, RowGroup(0, load.prompt_tokens, batch)),
         decode_tokens_per_second=batch / seconds,
-        decode_bound=batch / _bound(deployment, Rows(middle, 1, batch)),
+        decode_bound=batch / _bound(deployment, RowGroup(middle, 1, batch)),
         whole_tokens_per_second=batch * load.output_tokens / median(whole),
         hogged_tokens_per_second=batch * load.output_tokens / median(steps[-1].ended for steps in hogged) if hogged else None,
         step_seconds=seconds,
@@ -197,6 +197,6 @@ def _figures(
     )
 
 
-def _bound(deployment: Deployment, rows: Rows) -> float:
+def _bound(deployment: Deployment, rows: RowGroup) -> float:
     """Seconds that a step of these rows takes at least."""
     return max(resource_seconds(deployment, step_work(deployment, [rows]), IDEAL))

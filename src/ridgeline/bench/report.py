@@ -1,4 +1,4 @@
-"""What a load measured: figures from outcomes, by the definitions of the simulator's report (docs/physics.md), and their rows for people.
+"""Figures of a load, from outcomes, by the definitions of the simulator's report (docs/physics.md), and their rows for people.
 
 Owns rounding and units. Nothing is left out: what failed is counted by kind, and what the client itself cost stands beside the rest.
 """
@@ -9,9 +9,9 @@ from math import ceil
 from typing import Any, Final
 
 from ridgeline.bench.client import Outcome
-from ridgeline.bench.load import Measured
-from ridgeline.planning.objectives import Objective, Served, request_goodput, token_goodput
-from ridgeline.sim.fleet.measures import curve
+from ridgeline.bench.session import Measured
+from ridgeline.planning.objectives import FinishedRequest, Objective, request_goodput, token_goodput
+from ridgeline.sim.fleet.measures import compute_curve
 
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
@@ -28,7 +28,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of any number of values."""
+        """The spread of any number of values."""
         if not values:
             return cls(0.0, 0.0, 0.0, 0.0, 0.0)
         ranked = sorted(values)
@@ -49,8 +49,8 @@ class Figures:
     """Seconds, tokens, requests; per second of the time from when the first request should have been sent to the last token.
 
     requests, failed   answered, and not                      failures  the latter by kind
-    goodput_requests   requests a second that met the objective: its ITL is held against each request's TPOT
-    goodput_tokens     output tokens a second of whole answers; with usage counted by the server
+    goodput_requests   requests per second that met the objective: its ITL is held against each request's TPOT
+    goodput_tokens     output tokens per second of whole answers; with usage counted by the server
     met                share of all requests, failed ones included, that met the objective
     ttft, e2e          from when a request should have been sent          tpot  of answers of two tokens and more
     itl                between events that brought tokens                 tokens_per_event  how many such an event had
@@ -59,8 +59,8 @@ class Figures:
     at_once            requests in progress, mean over time               short  answers with fewer tokens than asked for
     exact              share of prompts with as many tokens as asked for, by the server's count
     counted            share of answers whose tokens the server counted; others by events
-    lag                how late requests were sent                        client  processors that this client kept busy
-    curves             seconds at each share of `sim.fleet.measures.CURVE`
+    lag                how late requests were sent                        client  CPU cores that this client kept busy
+    curves             seconds at each share of `sim.fleet.measures.CURVE_SHARES`
     """
 
     requests: int
@@ -102,7 +102,7 @@ def figures(measured: Measured, objective: Objective) -> Figures:
     begun = min((each.intended for each in measured.outcomes), default=0.0)
     seconds = max(1e-9, max((each.ended for each in done), default=begun) - begun)
     output, prompt, count = sum(each.output for each in done), sum(each.prompt for each in done), max(1, len(done))
-    served = [Served(each.output, *times) for each, times in zip(done, zip(ttft, tpot, strict=True), strict=True)]
+    served = [FinishedRequest(each.output, *times) for each, times in zip(done, zip(ttft, tpot, strict=True), strict=True)]
     between = Spread.of([value for value, each in zip(tpot, done, strict=True) if each.output > 1])
     return Figures(
         requests=len(done),
@@ -116,7 +116,7 @@ def figures(measured: Measured, objective: Objective) -> Figures:
         requests_per_second=len(done) / seconds,
         goodput_requests=request_goodput(served, seconds, objective),
         goodput_tokens=token_goodput(served, seconds),
-        met=sum(objective.met(each.ttft, each.tpot) for each in served) / max(1, len(measured.outcomes)),
+        met=sum(objective.is_met(each.ttft, each.tpot) for each in served) / max(1, len(measured.outcomes)),
         ttft=Spread.of(ttft),
         itl=Spread.of(gaps),
         tpot=between,
@@ -131,7 +131,7 @@ def figures(measured: Measured, objective: Objective) -> Figures:
         counted=sum(each.counted for each in done) / count,
         lag=Spread.of([each.sent - each.intended for each in measured.outcomes]),
         client=measured.client_seconds / max(1e-9, measured.seconds),
-        curves={"ttft": curve(ttft), "itl": curve(gaps), "e2e": curve(e2e)},
+        curves={"ttft": compute_curve(ttft), "itl": compute_curve(gaps), "e2e": compute_curve(e2e)},
     )
 
 
@@ -156,7 +156,7 @@ ROWS: Final[Mapping[str, tuple[str, str]]] = {
     **{f"{key}.{share}": (f"{key.upper()} {share}", SECONDS) for key in ("ttft", "itl", "tpot", "e2e") for share in (*SHARES, "mean")},
     "prompt_tokens": ("prompt tokens", PLAIN), "output_tokens": ("output tokens", PLAIN), "tokens_per_event": ("tokens an event", PLAIN),
     "cached_share": ("prompt tokens from the prefix cache", SHARE), "exact": ("prompts as long as asked for", SHARE),
-    "lag.p99": ("sent late, p99", SECONDS), "client": ("processors kept busy by this client", PLAIN),
+    "lag.p99": ("sent late, p99", SECONDS), "client": ("CPU cores kept busy by this client", PLAIN),
 }  # fmt: skip
 """Figure → what it is called, and its unit."""
 
@@ -181,7 +181,7 @@ def _cell(found: Figures, key: str) -> str:
 
 
 def notes(found: Figures) -> list[str]:
-    """What a reader must know of a run before its figures are believed."""
+    """Notes that a reader must know of a run before its figures are believed."""
     said = [f"{each.count} failed, {kind}: {each.example}" for kind, each in found.failures.items()]
     if found.short:
         said.append(f"{found.short} answers ended before as many tokens as asked for; --ignore-eos asks the server to go on")
@@ -191,7 +191,7 @@ def notes(found: Figures) -> list[str]:
         mean = found.prompt_tokens / found.requests
         said.append(f"{found.exact:.0%} of the prompts have as many tokens as asked for; the mean is {mean:.1f}")
     if found.client > 0.5:
-        said.append(f"this client kept {found.client:.2f} processors busy: what it shares with the server is missing there")
+        said.append(f"this client kept {found.client:.2f} CPU cores busy: what it shares with the server is missing there")
     return said
 
 
@@ -208,5 +208,5 @@ def shown(value: float, unit: str) -> str:
 
 
 def as_dict(found: Figures) -> dict[str, Any]:
-    """For JSON: seconds, tokens, shares."""
+    """A dict for JSON: seconds, tokens, shares."""
     return asdict(found)

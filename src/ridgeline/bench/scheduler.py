@@ -1,4 +1,4 @@
-"""What the scheduler itself costs: schedule + commit of a steady decode, every row running, with its columnar events.
+"""The cost of the scheduler itself: schedule + commit of a steady decode, every row running, with its columnar events.
 
 Owns the measurement only: nothing is computed, each row's sampled id is made up. CPU time of this thread, so that a busy machine does not
 count. Run it with `python -m ridgeline.bench.scheduler`.
@@ -38,8 +38,8 @@ def answer(plan: Plan, sampled: tuple[int, ...] = (ID,)) -> Result:
 
 def steady(rows: int, steps: int, depth: int = 1) -> list[float]:
     """CPU seconds of schedule + commit + taking events, for each of `steps` steps in which all of `rows` sequences decode."""
-    pages = rows * len(GROUPS) * (PROMPT_TOKENS + steps + 2 * BLOCK_TOKENS) // BLOCK_TOKENS + rows * 4
-    kv = KVShape(GROUPS, BLOCK_TOKENS, pages, b"bench")
+    blocks = rows * len(GROUPS) * (PROMPT_TOKENS + steps + 2 * BLOCK_TOKENS) // BLOCK_TOKENS + rows * 4
+    kv = KVShape(GROUPS, BLOCK_TOKENS, blocks, b"bench")
     limits = Limits(rows=rows, token_budget=rows * 64, depth=depth, max_model_len=MODEL_LEN, max_waiting=rows)
     scheduler = Scheduler(limits, kv, POLICIES["fcfs"])
     scheduler.apply([Admit(request(number, steps + 64, kv)) for number in range(rows)], 0.0)

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from ridgeline.bench.client import Ask, Client, body_of
-from ridgeline.bench.guard import Guard
 from ridgeline.bench.http import Http, HttpError, Target
-from ridgeline.bench.prompts import LEAD
-from ridgeline.bench.session import Manner, first_model
+from ridgeline.bench.processes import Guard
+from ridgeline.bench.session import LEAD, Manner, first_model
 from ridgeline.errors import ConfigError
 
 START_SECONDS: Final = 900.0
@@ -34,7 +33,7 @@ OWN: Final = "import sys; sys.argv[0] = 'ridgeline'; from ridgeline.cli.main imp
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a server must be able to do: threads to use, sequences at once, tokens of each."""
+    """The size of a server: threads to use, sequences at once, tokens of each."""
 
     threads: int
     streams: int
@@ -43,7 +42,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a kind of server is started. command: from (program, model, port, size); api: the path of its API."""
+    """The recipe by which a kind of server is started. command: from (program, model, port, size); api: the path of its API."""
 
     program: str
     command: Callable[[str, str, int, Size], list[str]]
@@ -211,11 +210,11 @@ class Server:
 
     @property
     def ended(self) -> bool:
-        """Whether its process has."""
+        """True if its process has."""
         return self._process.returncode is not None
 
     def resident_bytes(self) -> int:
-        """Of all its processes; what they share counts in each."""
+        """Resident bytes of all its processes; what they share counts in each."""
         return resident_bytes(self._process.pid)
 
     async def stop(self) -> None:

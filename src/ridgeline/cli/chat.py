@@ -1,11 +1,12 @@
 """`ridgeline chat`: a conversation with a model in this process. Answers go to stdout, all else to stderr.
 
-Owns the terminal: what Ctrl-C means when, and how answers look.
+Owns the terminal: what Ctrl-C means when, how answers look, and how messages are typed or piped: lines, lines that go on, blocks between
+triple quotes.
 """
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, Final
 
@@ -24,7 +25,7 @@ def chat(
     model: Annotated[str, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")],
     system: Annotated[str | None, typer.Option(help="System prompt.", metavar="TEXT")] = None,
     chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.", metavar="FILE")] = None,
-    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: ours.")] = "auto",
+    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of the whole conversation [what model and cache hold].")] = None,
     kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache.")] = None,
     **sampling: Any,
@@ -54,9 +55,9 @@ def chat(
 
 
 def _converse(talk: Any) -> None:
-    """Until there is nothing more to read. Without a terminal the first mistake ends the process."""
+    """Converses until there is nothing more to read. Without a terminal the first mistake ends the process."""
     from ridgeline.cli.serve import say
-    from ridgeline.cli.talk_commands import run_command
+    from ridgeline.cli.talk import run_command
 
     for text in _typed():
         try:
@@ -80,7 +81,6 @@ def _converse(talk: Any) -> None:
 
 def _typed() -> Iterator[str]:
     """Messages. Ctrl-C on a terminal throws away what was being typed."""
-    from ridgeline.cli.lines import from_pipe, from_terminal, messages
 
     if not sys.stdin.isatty():
         yield from messages(from_pipe)
@@ -148,3 +148,62 @@ def _account(account: Any) -> str:
     parts += [f"{account.cached_tokens} of {account.prompt_tokens} prompt tokens cached"]
     parts += ["stopped" if account.finish_reason == "abort" else ""]
     return " · ".join(part for part in parts if part)
+
+
+PROMPT, MORE = "> ", ". "
+QUOTES: Final = '"""'
+
+
+def messages(read: Callable[[str], str]) -> Iterator[str]:
+    r"""Each message that `read(prompt)` brings; it raises EOFError at the end. Blank ones are left out.
+
+    A line that ends in a backslash goes on in the next; triple quotes begin and end a message of several lines.
+    """
+    while True:
+        try:
+            line = read(PROMPT)
+        except EOFError:
+            return
+        text = _block(line.strip()[len(QUOTES) :], read) if line.strip().startswith(QUOTES) else _joined(line, read)
+        if text.strip():
+            yield text
+
+
+def _joined(line: str, read: Callable[[str], str]) -> str:
+    parts = [line]
+    while parts[-1].endswith("\\"):
+        parts[-1] = parts[-1][:-1]
+        try:
+            parts.append(read(MORE))
+        except EOFError:
+            break
+    return "\n".join(parts)
+
+
+def _block(rest: str, read: Callable[[str], str]) -> str:
+    parts = [rest]
+    while QUOTES not in parts[-1]:
+        try:
+            parts.append(read(MORE))
+        except EOFError:
+            break
+    parts[-1] = parts[-1].partition(QUOTES)[0]
+    return "\n".join(parts).strip("\n")
+
+
+def from_terminal(prompt: str) -> str:
+    """One line, with the prompt where the person looks and never among data."""
+    if sys.stdout.isatty():
+        return input(prompt)
+    print(prompt, end="", file=sys.stderr, flush=True)
+    return input()
+
+
+def from_pipe(prompt: str) -> str:
+    """One line, which is shown on stderr with its prompt, so that the whole reads as a conversation there."""
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    line = line.rstrip("\r\n")
+    print(f"{prompt}{line}", file=sys.stderr, flush=True)
+    return line

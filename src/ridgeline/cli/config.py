@@ -56,24 +56,23 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
     from ridgeline.engine.compose import pace
     from ridgeline.facts.hardware.gpu import gpu_missing
     from ridgeline.facts.hardware.machine import extension_missing, machine_facts
-    from ridgeline.facts.headers.describe import describe_model
-    from ridgeline.facts.headers.read import read_model_facts
+    from ridgeline.facts.headers.read import describe_model, read_model_facts
     from ridgeline.facts.hub.source import resolve_model
-    from ridgeline.planning.arguments import Question, deployment_of
+    from ridgeline.planning.arguments import PlanOptions, deployment_of
     from ridgeline.planning.memory import kv_costs
-    from ridgeline.planning.settings import Case, explain
+    from ridgeline.planning.settings import CostInput, explain
     from ridgeline.planning.step import step_seconds
 
     facts = read_model_facts(resolve_model(given.model, cache_directory()))
     machine = machine_facts()
-    settled, decided = resolve_runner(given, missing=extension_missing(), no_gpu=gpu_missing(), processors=machine.processors)
+    settled, decided = resolve_runner(given, no_extension=extension_missing(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     costs = kv_costs(facts, given.block_size, settled.tokens, settled.kv_dtype)
     resolved = resolve(settled, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
     resolved = replace(resolved, decisions=decided + resolved.decisions)
-    asked = Question(device=device, kv_dtype=settled.kv_dtype, context=resolved.config.max_model_len, chunk=settled.tokens)
+    asked = PlanOptions(device=device, kv_dtype=settled.kv_dtype, context=resolved.config.max_model_len, chunk=settled.tokens)
     deployment = deployment_of(describe_model(given.model, cache_directory()), asked)
     paced = pace(resolved.config, step_seconds(deployment, settled.tokens))
-    return explain(given, resolved, Case(resolved.config, resolved.pages, costs, facts, deployment, paced))
+    return explain(given, resolved, CostInput(resolved.config, resolved.blocks, costs, facts, deployment, paced))
 
 
 def _show(rows: list[Any]) -> None:

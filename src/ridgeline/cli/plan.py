@@ -1,14 +1,24 @@
-"""`ridgeline plan`: what a model needs and yields on given devices, from physics, before anything is downloaded."""
+"""`ridgeline plan`: what a model needs and yields on given devices, from physics, before anything is downloaded.
+
+Owns the flags, what `--workload` may be (words, or a recorded trace), and how a plan looks: a verdict, then tables.
+"""
 
 import json
+from collections import Counter
+from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from ridgeline.planning.report import Report
+    from rich.table import Table
 
+    from ridgeline.planning.levers import Lever
+    from ridgeline.planning.report import Report
+    from ridgeline.sim.fleet.traffic import Arrival
 
 def plan(
     model: Annotated[str, typer.Argument(help="A config.json, a GGUF file, a directory with one of them, `demo` or a known name.")],
@@ -28,20 +38,19 @@ def plan(
     memory: Annotated[float | None, typer.Option(help="GB of memory of a device, instead of the table's.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="GB/s of memory bandwidth, instead of the table's.")] = None,
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s of matrix products, instead of the table's.")] = None,
-    price_per_hour: Annotated[float | None, typer.Option(help="Dollars an hour for one device, instead of the table's.")] = None,
-    api_price: Annotated[float | None, typer.Option(help="Dollars a million tokens that an API asks, for the break-even.")] = None,
+    price_per_hour: Annotated[float | None, typer.Option(help="Dollars per hour for one device, instead of the table's.")] = None,
+    api_price: Annotated[float | None, typer.Option(help="Dollars per million tokens that an API asks, for the break-even.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, seconds, dollars.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with sliders and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Say what a model needs and yields on given devices, before anything is downloaded."""
-    from ridgeline.cli.workloads import workload_of
     from ridgeline.config.env import cache_directory
-    from ridgeline.facts.headers.describe import describe_model
-    from ridgeline.planning.arguments import Question, api_price_of, deployment_of, parse_objective
+    from ridgeline.facts.headers.read import describe_model
+    from ridgeline.planning.arguments import PlanOptions, api_price_of, deployment_of, parse_objective
     from ridgeline.planning.report import make_report
 
     words, longest = workload_of(workload)
-    asked = Question(
+    asked = PlanOptions(
         device=device,
         count=count,
         dtype=dtype,
@@ -63,7 +72,7 @@ def plan(
     deployment = deployment_of(describe_model(model, cache_directory()), asked)
     report = make_report(deployment, objective, users is not None, api_price_of(api_price))
     if html is not None:
-        from ridgeline.cli.pages import write_page
+        from ridgeline.cli.output import write_page
         from ridgeline.planning.page import plan_page
 
         write_page(html, plan_page(deployment, objective, users is not None))
@@ -74,6 +83,208 @@ def _tell(report: "Report", as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
         return
-    from ridgeline.cli.plan_tables import show
 
     show(report)
+
+
+SLICES = 60
+"""Parts of a trace in which arrivals are counted for its burst."""
+
+
+def workload_of(text: str | None) -> tuple[str | None, int | None]:
+    """(words, tokens of the longest request): the words themselves, or those that describe the trace whose path `text` is.
+
+    Raises ConfigError as `read_trace` does.
+    """
+    if text is None or not text.endswith((".jsonl", ".csv")):
+        return text, None
+    from ridgeline.sim.fleet.traffic import read_trace
+
+    arrivals = read_trace(Path(text))
+    return described(arrivals), max(each.prompt + each.output for each in arrivals)
+
+
+def described(arrivals: "Sequence[Arrival]") -> str:
+    """Mean tokens in and out, share of prompt tokens that an earlier request had, and the fullest of `SLICES` parts over the mean one."""
+    prompt, output = (ceil(fmean(values)) for values in zip(*[(each.prompt, each.output) for each in arrivals], strict=True))
+    seen: set[int] = set()
+    reused = 0
+    for each in arrivals:
+        reused += each.shared if each.prefix in seen else 0
+        seen.add(each.prefix)
+    share, span, burst = min(0.99, reused / sum(each.prompt for each in arrivals)), arrivals[-1].time, 1.0
+    if span:
+        fullest = max(Counter(min(SLICES - 1, int(each.time / span * SLICES)) for each in arrivals).values())
+        burst = min(1000.0, max(1.0, fullest * SLICES / len(arrivals)))
+    return f"in={prompt},out={output},prefix={share:.3f},burst={burst:.2f}"
+
+
+WIDTH = 118
+
+
+def show(report: "Report") -> None:
+    """Prints the whole report to stdout."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if console.width > WIDTH or not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    console.print(*_verdict(report), sep="\n")
+    tables = [memory_table(report), physics_table(report), curve_table(report)]
+    if report.batch_table:
+        tables += [batch_table(report), lever_table(report)]
+    for table in tables:
+        console.print(table)
+    console.print(*_closing(report), sep="\n")
+
+
+def gigabytes(value: float) -> str:
+    """Bytes as 10⁹ bytes."""
+    return f"{value / 1e9:,.2f} GB" if abs(value) < 1e11 else f"{value / 1e9:,.0f} GB"
+
+
+def milliseconds(value: float) -> str:
+    """Seconds as milliseconds."""
+    return f"{value * 1e3:,.2f} ms" if value < 0.1 else f"{value * 1e3:,.0f} ms"
+
+
+def money(value: float | None) -> str:
+    """Dollars, or a dash without a price."""
+    return "–" if value is None else f"${value:,.3f}" if value < 10 else f"${value:,.2f}"
+
+
+def _verdict(report: "Report") -> list[str]:
+    cut = " × ".join(f"{name} {ranks}" for name, ranks in report.layout.items() if ranks > 1) or "TP=1"
+    active = f", {report.active_parameters / 1e9:.2f} B active" if report.active_parameters < report.parameters else ""
+    size = f"{report.parameters / 1e9:.2f} B parameters{active}"
+    lines = [
+        f"{report.model}: {size}, {report.attention}, weights {report.dtype}, KV {report.kv_dtype}",
+        f"{report.devices} × {report.device} ({cut}), {report.users} × {report.context} tokens",
+    ]
+    if report.fits:
+        lines.append(f"It fits: up to {report.max_sequences} sequences of {report.context} tokens.")
+    else:
+        least = f"{report.min_devices} devices would do" if report.min_devices else "1,024 of these devices would not do"
+        missing = gigabytes(report.shortfall_bytes)
+        lines.append(f"It does not fit: {missing} are missing; {least}, or lower --users, --context, --dtype or --kv-dtype.")
+    return lines
+
+
+def _table(title: str, *columns: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
+    return table
+
+
+def memory_table(report: "Report") -> "Table":
+    """The memory by what takes it."""
+    table = _table("Memory of one replica", "what", "bytes", "share")
+    rows = {
+        "weights": report.weights_bytes,
+        "activations (tiled attention)": report.activation_bytes,
+        "driver and framework": report.overhead_bytes,
+        "reserve": report.reserve_bytes,
+        "left for KV": report.kv_budget_bytes,
+        "all devices": report.memory_bytes,
+    }
+    for name, value in rows.items():
+        table.add_row(name, gigabytes(value), f"{value / report.memory_bytes:.1%}")
+    table.add_section()
+    for name, size in report.weights_by_class_bytes.items():
+        if size:
+            table.add_row(f"weights: {name}", gigabytes(size), "")
+    table.add_row("KV of a token", f"{report.kv_bytes_per_token:,} B", "")
+    table.add_row(f"KV of {report.context} tokens", gigabytes(report.kv_bytes_per_sequence), "")
+    if report.state_bytes_per_sequence:
+        table.add_row("state of a sequence", gigabytes(report.state_bytes_per_sequence), "")
+    table.add_row("activations if scores were stored", gigabytes(report.untiled_activation_bytes), "")
+    return table
+
+
+def physics_table(report: "Report") -> "Table":
+    """Intensities, the bottleneck, floors."""
+    table = _table("Physics", "what", "value")
+    table.add_row("ridge point", f"{report.ridge_intensity:,.0f} FLOP/B")
+    table.add_row("prefill intensity", f"{report.prefill_intensity:,.0f} FLOP/B")
+    table.add_row(f"decode intensity at {max(1, report.recommended_batch)}", f"{report.decode_intensity:,.1f} FLOP/B")
+    table.add_row("bottleneck", report.bound_by)
+    table.add_row("floor between tokens, one user", milliseconds(report.decode_floor_seconds))
+    table.add_row("floor of a prompt", milliseconds(report.prefill_floor_seconds))
+    table.add_row("estimate of a prompt", milliseconds(report.prefill_seconds))
+    return table
+
+
+def curve_table(report: "Report") -> "Table":
+    """Context against users."""
+    table = _table("Context against users", "tokens each", "sequences")
+    for point in report.context_curve:
+        table.add_row(f"{point.context:,}", f"{point.max_sequences:,}")
+    table.add_section()
+    table.add_row(f"longest, {report.users} at once", f"{report.max_context_tokens:,} tokens")
+    return table
+
+
+def batch_table(report: "Report") -> "Table":
+    """Batch against speed; the knee and the batch to run are marked."""
+    table = _table(
+        "Batches (estimates)", "batch", "ms per token", "with prompts", "tok/s", "decode tok/s", "compute", "KV", "bound by", "$/M tokens"
+    )
+    for point in report.batch_table:
+        marks = (" knee" if point.batch == report.knee_batch else "") + (" ←" if point.batch == report.recommended_batch else "")
+        table.add_row(
+            f"{point.batch}{marks}",
+            milliseconds(point.itl),
+            milliseconds(point.mixed_itl),
+            f"{point.tokens_per_second:,.0f}",
+            f"{point.decode_tokens_per_second:,.0f}",
+            f"{point.utilisation:.0%}",
+            gigabytes(point.kv_bytes),
+            point.bound_by,
+            money(point.cost),
+        )
+    return table
+
+
+def lever_table(report: "Report") -> "Table":
+    """Each lever alone."""
+    table = _table("Levers, each alone", "lever", "sequences", "batch", "tok/s", "$/M tokens")
+    table.add_column("why", justify="left")
+    for lever in report.levers:
+        table.add_row(*_lever_row(lever, report))
+    return table
+
+
+def _lever_row(lever: "Lever", report: "Report") -> tuple[str, ...]:
+    effect = lever.effect
+    change = f"{effect.tokens_per_second / report.tokens_per_second - 1:+.0%}" if report.tokens_per_second else ""
+    rate = f"{effect.tokens_per_second:,.0f} {change}".rstrip()
+    return lever.name, f"{effect.max_sequences:,}", f"{effect.batch:,}", rate, money(effect.cost), lever.note
+
+
+def _closing(report: "Report") -> list[str]:
+    split = report.phase_split
+    lines = [
+        f"Least devices for {report.users} × {report.context} tokens: {report.min_devices or 'more than 1,024'}.",
+        f"Prefill and decode: {split.layout}; a prompt adds {milliseconds(split.interference)} to running streams, "
+        f"moving its KV takes {milliseconds(split.transfer)}.",
+    ]
+    if report.price_per_hour is None:
+        lines.append("Cost: no price is known for this device; give --price-per-hour.")
+    elif report.cost_per_million_tokens is not None:
+        lines.append(
+            f"Cost: {money(report.cost_per_million_tokens)} per million output tokens at batch {report.recommended_batch}, "
+            f"from ${report.price_per_hour:,.2f}/h ({report.price_seen})."
+        )
+    if report.recommended_batch == 0 and report.fits:
+        lines.append("No batch meets the objective: relax --slo, take faster devices, or cut the model over more of them.")
+    if report.self_hosting is not None:
+        host = report.self_hosting
+        even = f"{host.break_even_tokens_per_day:,.0f} tokens per day"
+        lines.append(f"Against an API at ${host.api_price_per_million:g}/M: even at {even}; {host.advice}.")
+    lines += [f"As traffic grows ({row.shape}): {row.symptom} → {row.action}." for row in report.scaling]
+    if report.flags:
+        lines += ["Flags:", *(f"  {flag.name} {flag.value}    {flag.reason}" for flag in report.flags)]
+    return lines

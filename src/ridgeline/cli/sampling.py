@@ -10,18 +10,17 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ridgeline.core.params import SamplingParams
+from ridgeline.core.params import OPTIONS, Option, SamplingParams
 from ridgeline.errors import ConfigError
+
+
+def _flag(option: Option) -> Any:
+    return Annotated[(int if option.bound.whole else float) | None, typer.Option(help=option.help)]
+
 
 FLAGS: Final[Mapping[str, Any]] = {
     "max_tokens": Annotated[int | None, typer.Option(help="Output tokens of each choice at most.")],
-    "temperature": Annotated[float | None, typer.Option(help="0 is greedy [the model's, else 1].")],
-    "top_p": Annotated[float | None, typer.Option(help="Nucleus mass [the model's, else 1].")],
-    "top_k": Annotated[int | None, typer.Option(help="Best tokens to choose from; 0 is all [the model's, else 0].")],
-    "min_p": Annotated[float | None, typer.Option(help="Least probability, as a share of the likeliest token's.")],
-    "presence_penalty": Annotated[float | None, typer.Option(help="Subtracted from the logits of tokens that the output has.")],
-    "frequency_penalty": Annotated[float | None, typer.Option(help="The same, once for each time.")],
-    "repetition_penalty": Annotated[float | None, typer.Option(help="Above 1: tokens of prompt and output become less likely.")],
+    **{name: _flag(option) for name, option in OPTIONS.items()},
     "seed": Annotated[int | None, typer.Option(help="Seed of every answer [random].")],
     "stop": Annotated[list[str] | None, typer.Option(help="Text that ends a choice; may be repeated.")],
     "bad_words": Annotated[list[str] | None, typer.Option("--bad-word", help="Text that may not come; may be repeated.")],

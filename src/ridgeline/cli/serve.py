@@ -36,7 +36,7 @@ def serve(
         int, typer.Option(min=0, help="Requests that may wait; beyond them clients get 429.")
     ] = SERVER_DEFAULTS.max_waiting,
     chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.")] = None,
-    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: ours.")] = "auto",
+    generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
     sse_keep_alive_interval: Annotated[
         float, typer.Option(min=0.1, max=3600, help="Seconds of silence after which a stream has a comment.")
     ] = SERVER_DEFAULTS.sse_keep_alive_interval,
@@ -50,8 +50,14 @@ def serve(
     attention_backend: Annotated[
         str, typer.Option(help="On a GPU: triton, flash-attention or flashinfer (where installed), or auto: triton.")
     ] = DEFAULTS.attention_backend,
-    threads: Annotated[int | None, typer.Option(help="Threads that share a step [the processors that may be used].")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads that share a step [the CPU cores that may be used].")] = None,
     depth: Annotated[int, typer.Option(help="Steps in flight: two hide scheduling behind computing.")] = DEFAULTS.depth,
+    speculative: Annotated[
+        str, typer.Option(help="Verify several ids in a step where text repeats: ngram (from the sequence itself), or off.")
+    ] = DEFAULTS.speculative,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(help="Ids verified per sequence and step at most.")
+    ] = DEFAULTS.num_speculative_tokens,
     seed: Annotated[int | None, typer.Option(help="Seed from which requests without a seed draw theirs.")] = None,
     record: Annotated[str | None, typer.Option(help="File for every command, plan and result, token ids included; see `replay`.")] = None,
     trace: Annotated[str | None, typer.Option(help="File for what every thread did in every step, for Perfetto (native runner).")] = None,
@@ -76,9 +82,8 @@ def _check_finite(given: dict[str, Any]) -> None:
 
 
 def _run(engine: EngineConfig, config: ServerConfig) -> None:
-    from ridgeline.server.run import run
-    from ridgeline.server.served import Model
-    from ridgeline.server.service import Service
+    from ridgeline.server.app import run
+    from ridgeline.server.service import Model, Service
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     began = time.monotonic()
@@ -102,7 +107,7 @@ def say(line: str) -> None:
 
 
 class Loading(AbstractContextManager["Loading"]):
-    """What is being done while a model loads: a line that changes on a terminal, elsewhere one line a stage."""
+    """Progress while a model loads: a line that changes on a terminal, elsewhere one line per stage."""
 
     def __init__(self) -> None:
         self._status: Any = None

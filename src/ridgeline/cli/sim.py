@@ -1,23 +1,31 @@
-"""`ridgeline sim`: the real scheduler under a virtual clock, on devices that only take time. Says what users would see."""
+"""`ridgeline sim`, `whatif` and `replay`: the real scheduler under a virtual clock, on devices that only take time, or on a recording.
+
+Owns the flags; how they become scenarios is `cli.scenarios`'s, how runs look `cli.sim_runs`'s.
+"""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ridgeline.sim.laws.swarm import Tally
 
 
 def sim(
     model: Annotated[str, typer.Argument(help="A config.json, a GGUF file, a directory with one of them, `demo` or a known name.")],
     device: Annotated[str | None, typer.Option(help="Device of the planner's table [h100-sxm].")] = None,
     replicas: Annotated[int | None, typer.Option(help="Servers [1].")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second [1].")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second [1].")] = None,
     users: Annotated[int | None, typer.Option(help="Users who wait for their answers, instead of a rate.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Prompt tokens: 500, lognormal:500, uniform:500, exponential:500.")] = None,
     output: Annotated[str | None, typer.Option(help="Output tokens, the same way.")] = None,
     requests: Annotated[int | None, typer.Option(help="Requests to simulate [2000, or the whole trace].")] = None,
     sample: Annotated[float | None, typer.Option(help="Simulate this share of a diurnal day, in windows of all its hours.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (ours, Mooncake) or csv (BurstGPT).")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, name=value; a wrong name lists all.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different chance; from two on intervals are given.")] = 1,
@@ -27,9 +35,9 @@ def sim(
     html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Simulate serving with the real scheduler: throughput, latency, queues, KV use and cost."""
-    from ridgeline.cli.pages import check_page, write_page
+    from ridgeline.cli.output import check_page, write_page
     from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
-    from ridgeline.cli.sim_tables import Runs, show
+    from ridgeline.cli.sim_runs import Runs, show
 
     flags = {"device": device, "replicas": replicas, "rate": rate, "users": users, "prompt": prompt, "output": output}
     flags |= {"requests": requests, "slo": slo, "sample": sample}
@@ -41,15 +49,129 @@ def sim(
         scenario = scenario_of(model, settings, trace)
         runs.run("as set", scenario)
         runs.tell_sample()
+        runs.tell_drafts()
         if find_replicas:
             runs.find_replicas(scenario)
         if find_knee:
             runs.find_knee(at_rate(model, settings, trace))
     if html is not None:
-        from ridgeline.sim.fleet.page import runs_page
+        from ridgeline.sim.fleet.experiment import runs_page
 
         write_page(html, runs_page(runs.as_dict(), runs.table(), runs.notes))
     if as_json:
         print(json.dumps(runs.as_dict(), ensure_ascii=False))
     else:
         show(runs)
+
+
+def whatif(
+    trace: Annotated[Path, typer.Argument(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")],
+    model: Annotated[str, typer.Option(help="A config.json, a GGUF file, a directory, `demo` or a known name.")] = "demo",
+    today: Annotated[list[str] | None, typer.Option("--today", help="A setting as it is now, name=value.")] = None,
+    change: Annotated[list[str] | None, typer.Option("--set", help="A setting to try, name=value; a wrong name lists all.")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Servers to try.")] = None,
+    slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different chance, for intervals.")] = 3,
+    levers: Annotated[bool, typer.Option(help="Say which resource is the bottleneck and try the levers that follow, best first.")] = True,
+    find_replicas: Annotated[bool, typer.Option("--least-replicas", help="Also find the fewest replicas that meet the objective.")] = False,
+    find_knee: Annotated[bool, typer.Option("--knee", help="Also find the rate from which latency grows faster than throughput.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object: seconds, tokens, dollars.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
+) -> None:
+    """Try other settings on recorded traffic, with the real scheduler, beside today's."""
+    from ridgeline.cli.output import check_page, write_page
+    from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
+    from ridgeline.cli.sim_runs import Runs, show
+    from ridgeline.sim.fleet.experiment import candidate_levers
+
+    objective = {} if slo is None else {"slo": slo}
+    base = objective | parse_changes(today or [])
+    changed = parse_changes(change or []) | ({} if replicas is None else {"replicas": str(replicas)})
+    check_page(html)
+    with Runs(seeds, quiet=as_json) as runs:
+        now = scenario_of(model, base, trace)
+        runs.run("today", now)
+        if changed:
+            runs.run(" ".join(f"{name}={value}" for name, value in changed.items()), scenario_of(model, base | changed, trace))
+        if levers:
+            runs.try_levers(lambda settings: scenario_of(model, base | settings, trace), candidate_levers(now))
+        if find_knee:
+            runs.find_knee(at_rate(model, base | changed, trace))
+        if find_replicas:
+            runs.find_replicas(scenario_of(model, base | changed, trace))
+    if html is not None:
+        from ridgeline.sim.fleet.experiment import runs_page
+
+        write_page(html, runs_page(runs.as_dict(), runs.table(), runs.notes))
+    if as_json:
+        print(json.dumps(runs.as_dict(), ensure_ascii=False))
+    else:
+        show(runs)
+
+
+def replay(
+    recording: Annotated[Path, typer.Argument(help="What `ridgeline serve MODEL --record FILE` wrote.")],
+    trace: Annotated[Path | None, typer.Option(help="Write its requests here, for `sim --trace` and `whatif`: lengths, never ids.")] = None,
+    step_log: Annotated[Path | None, typer.Option(help="Write its steps here, for `sim --set step_time=FILE`.")] = None,
+) -> None:
+    """Decide a recording again with this version's scheduler and compare."""
+    from ridgeline.cli.main import fail
+    from ridgeline.sim.fleet import replay as recorded
+
+    compared, difference = recorded.replay(recording)
+    if trace is not None:
+        _write(trace, [{name: getattr(each, name) for name in ("time", "prompt", "output", "prefix", "shared")}
+                       for each in recorded.read_arrivals(recording)])  # fmt: skip
+    if step_log is not None:
+        steps = recorded.read_step_log(recording)
+        _write(step_log, [{"tokens": each.tokens, "cached": each.cached, "seconds": each.seconds} for each in steps])
+    if difference is not None:
+        fail(f"decision {difference.number} differs: recorded {difference.recorded!r:.200}, decided now {difference.replayed!r:.200}")
+    print(f"{compared} decisions, all as recorded")
+
+
+def _write(path: Path, entries: list[dict[str, float]]) -> None:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+
+
+def laws(
+    steps: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Engine steps to simulate, over all seeds.")] = 100_000,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="First seed; a violation names the seed that repeats it.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 2,
+) -> None:
+    """Simulate the engine over many random small worlds and check every law after every step."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from ridgeline.sim.laws.swarm import run_swarm
+
+    console = Console(highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("simulating", total=steps)
+        total = run_swarm(seed, steps, workers, lambda done: progress.advance(bar, done))
+    _show(console, total)
+    console.print(f"steps {total.steps} violations {len(total.violations)}")
+    if total.violations:
+        raise typer.Exit(1)
+
+
+def _show(console: "Console", total: "Tally") -> None:
+    from rich.table import Table
+
+    from ridgeline.sim.laws.coverage import SITUATIONS
+
+    table = Table("situation", "times", box=None, pad_edge=False)
+    table.columns[1].justify = "right"
+    for situation in SITUATIONS:
+        table.add_row(situation, f"{total.situation_counts[situation]:,}" if total.situation_counts[situation] else "never")
+    console.print(table)
+    console.print(
+        f"{total.seeds:,} seeds, {total.rows / max(total.steps, 1):.1f} sequences per step, "
+        f"{total.seeds_with_groups / max(total.seeds, 1):.0%} of seeds with several KV groups, "
+        f"{total.seeds_with_preemption / max(total.seeds, 1):.0%} with preemption",
+        soft_wrap=True,
+    )
+    for broken in total.violations[:20]:
+        console.print(f"seed {broken.seed} step {broken.step}: {broken.message}", soft_wrap=True, markup=False)
+        console.print(f"  repeat it: ridgeline laws --seed {broken.seed} --steps {broken.step + 1} --workers 1", soft_wrap=True)

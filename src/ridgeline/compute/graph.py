@@ -38,7 +38,7 @@ class Axis:
     factor: int = 1
 
     def at(self, sizes: Sizes) -> int:
-        """How many rows at given sizes."""
+        """The number of rows at given sizes."""
         return self.factor * {"tokens": sizes.T, "rows": sizes.R, "selected": sizes.S}[self.kind]
 
     def __mul__(self, factor: int) -> Axis:
@@ -58,7 +58,7 @@ class Handle:
     dtype: str = "f32"
 
     def shape(self, sizes: Sizes) -> tuple[int, int]:
-        """Of the array at given sizes."""
+        """Rows and width of the array at given sizes."""
         return self.axis.at(sizes), self.width
 
 
@@ -73,7 +73,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How a runner holds a matrix, so far as its list depends on it.
+    """The form in which a runner holds a matrix, so far as its list depends on it.
 
     kind   stored kind that the runner multiplies with (Q8_0, BF16, fp8 …): matrices of one kind may be merged
     takes  dtype of the activations of its products, as `Handle` has it: f32, i8 with scales and sums, or f8 with a scale
@@ -190,7 +190,7 @@ class InputHandles:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What an op takes and makes in one place of a list. `made`: outputs without names but for what `outputs` of the op call them."""
+    """An op in one place of a list. `made`: its outputs; each has no name yet, or one among several of the op."""
 
     inputs: tuple[Handle, ...]
     weights: tuple[Weight, ...]
@@ -203,7 +203,7 @@ class Signature(Protocol):
 
     @property
     def semantic(self) -> bool:
-        """Whether a model may record it."""
+        """True of an op that a model may record."""
         ...
 
     def record(self, *given: Any, **named: Any) -> Recorded:

@@ -1,4 +1,4 @@
-"""What crosses the core's edge: commands in, outputs out. Plain values; the engine process turns them into frames."""
+"""Commands into the core, outputs out of it. Plain values; the engine process turns them into frames."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,20 +30,7 @@ class Abort:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class SetKnob:
-    """A run-time change of a scheduler limit, by the name of its field in `core.params.Limits`."""
-
-    knob: str
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Accept nothing more; what was accepted runs to its end."""
-
-
-Command = Admit | Close | Abort | SetKnob | Drain
+Command = Admit | Close | Abort
 
 
 class Output(NamedTuple):

@@ -11,14 +11,14 @@ from ridgeline.core.plan import IntColumn, Timings
 
 
 class Wait(StrEnum):
-    """Why a sequence cannot be scheduled although it is at the front: `waiting_for` holds these."""
+    """Reasons for which a sequence cannot be scheduled although it is at the front: `waiting_for` holds these."""
 
     PREFIX = "prefix"
     DRAIN = "drain"
 
 
 class Finish(StrEnum):
-    """Why a sequence ended, as the client reads it."""
+    """Reasons for which a sequence ended, as the client reads them."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -67,12 +67,14 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Columns of one committed step: sequence numbers and how many ids each sampled."""
+    """Columns of one committed step: sequence numbers and how many ids each sampled. `accepted` of `drafted` ids were right."""
 
     step: int
     time: float
     sequences: tuple[int, ...]
     sampled: IntColumn
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +114,20 @@ class Preempted:
 
 
 class Evicted(NamedTuple):
-    """What a published block held is forgotten. One for every block, so made cheaply, as are `Moved` and `Published`."""
+    """Content of a published block is forgotten. One for every block, so made cheaply, as are `Moved` and `Published`."""
 
     block_id: int
 
 
 class Moved(NamedTuple):
-    """What a published block held is in block `to` from this plan on. Blocks of the host have greater numbers than the device's."""
+    """Content of a published block is in block `to` from this plan on. Blocks of the host have greater numbers than the device's."""
 
     block_id: int
     to: int
 
     @property
     def out(self) -> bool:
-        """Whether it left the device."""
+        """True if it left the device."""
         return self.to > self.block_id
 
 

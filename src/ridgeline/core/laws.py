@@ -6,6 +6,7 @@ Never repairs anything: a law that does not hold raises `LawViolation` with its 
 """
 
 from collections import Counter
+from itertools import accumulate
 
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVShape, Plan
@@ -16,15 +17,17 @@ from ridgeline.errors import LawViolation
 
 def check(scheduler: Scheduler) -> None:
     """Laws 1, 2 (counters), 4, 5 (rows) and 6 after a step. O(open sequences)."""
-    life, pool = scheduler.life, scheduler.cache.pool
-    for sequence in life.running:
+    lifecycle, pool = scheduler.lifecycle, scheduler.cache.pool
+    for sequence in lifecycle.running:
         _check_sequence(sequence, State.RUNNING)
-    for sequence in life.waiting:
+    for sequence in lifecycle.waiting:
         _check_sequence(sequence, State.WAITING)
         if sequence.overtaken:
             raise LawViolation(6, f"sequence {sequence.number} was overtaken {sequence.overtaken} times while it was ready")
-    if len(life.running) + len(life.rows) > scheduler.limits.rows:
-        raise LawViolation(5, f"{len(life.running)} sequences run and {len(life.rows)} of {scheduler.limits.rows} rows are free")
+    if len(lifecycle.running) + len(lifecycle.rows) > scheduler.limits.rows:
+        raise LawViolation(5, f"{len(lifecycle.running)} sequences run and {len(lifecycle.rows)} of {scheduler.limits.rows} rows are free")
+    if any(step.barrier for step in list(scheduler.steps_in_flight)[:-1]):
+        raise LawViolation(4, "a step is planned behind one that drafts")
     if len(pool.free) + len(pool.cached) + pool.held != pool.count:
         raise LawViolation(2, f"free {len(pool.free)} + cached {len(pool.cached)} + held {pool.held} is not {pool.count}")
     host = scheduler.cache.host
@@ -33,14 +36,15 @@ def check(scheduler: Scheduler) -> None:
 
 
 def _check_sequence(sequence: Sequence, state: State) -> None:
-    computed, scheduled, reach, promised = sequence.computed, sequence.scheduled, sequence.reach, sequence.promised
+    computed, scheduled, target, promised = sequence.computed, sequence.scheduled, sequence.target, sequence.promised
     if sequence.state is not state:
         raise LawViolation(1, f"sequence {sequence.number} is queued as {state.name} and is {sequence.state.name}")
-    if not 0 <= computed <= scheduled <= reach:
-        raise LawViolation(4, f"sequence {sequence.number}: computed {computed}, scheduled {scheduled}, reach {reach}")
-    if reach > sequence.limit or promised < 0 or scheduled > sequence.capacity:
+    if not 0 <= computed <= scheduled <= target or (sequence.drafted and not sequence.in_flight):
+        name = f"sequence {sequence.number}"
+        raise LawViolation(4, f"{name}: computed {computed}, scheduled {scheduled} + {sequence.drafted} drafted, target {target}")
+    if target + sequence.drafted > sequence.limit or promised < 0 or scheduled + sequence.drafted > sequence.capacity:
         raise LawViolation(
-            4, f"sequence {sequence.number}: reach {reach} of {sequence.limit}, scheduled {scheduled} of {sequence.capacity}"
+            4, f"sequence {sequence.number}: target {target} of {sequence.limit}, scheduled {scheduled} of {sequence.capacity}"
         )
     if not min(scheduled, sequence.to_score) <= sequence.scored <= sequence.to_score:
         raise LawViolation(4, f"sequence {sequence.number}: {sequence.scored} prompt positions scored, scheduled {scheduled}")
@@ -58,8 +62,11 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
     lengths = {len(plan.start), len(plan.count), len(plan.sample)}
     if tokens != len(plan.tokens) or min(plan.count) < 1 or lengths != {rows}:
         raise LawViolation(5, f"{name}: columns do not fit each other")
-    if any(samples > count for samples, count in zip(plan.sample, plan.count, strict=True)):
-        raise LawViolation(5, f"{name} samples {list(plan.sample)} of {list(plan.count)} positions")
+    if sum(plan.sample) > limits.max_samples or any(samples > count for samples, count in zip(plan.sample, plan.count, strict=True)):
+        raise LawViolation(5, f"{name} samples {list(plan.sample)} of {list(plan.count)} positions, {limits.max_samples} are allowed")
+    for end, samples in zip(accumulate(plan.count), plan.sample, strict=True):
+        if samples > 1 and min(plan.tokens[end - samples : end]) < 0:
+            raise LawViolation(4, f"{name} has drafts behind an id that is not known, or that are none")
     for index, first, count in plan.score:
         if not (0 <= index < rows and count > 0 and 0 <= first <= first + count <= plan.count[index] - plan.sample[index]):
             raise LawViolation(5, f"{name} scores {count} positions from {first} on of row index {index}, not all computed there")
@@ -77,17 +84,17 @@ def check_full(scheduler: Scheduler) -> None:
     check(scheduler)
     pool = scheduler.cache.pool
     tables: Counter[int] = Counter()
-    for sequence in scheduler.life.running + scheduler.life.waiting:
+    for sequence in scheduler.lifecycle.running + scheduler.lifecycle.waiting:
         for table in sequence.tables:
             tables.update([block_id for block_id in table if block_id])
         _check_tables(sequence, scheduler)
     holders = tables.copy()
-    for handed in pool.handed_over.values():
+    for handed in pool.held_by_steps.values():
         holders.update(handed)
     for block_id in range(1, pool.count + 1):
         if holders[block_id] != pool.holders[block_id]:
             raise LawViolation(2, f"block {block_id} has {holders[block_id]} holders and counts {pool.holders[block_id]}")
-        if tables[block_id] > 1 and block_id not in scheduler.cache.index.holding:
+        if tables[block_id] > 1 and block_id not in scheduler.cache.index.by_block_id:
             raise LawViolation(3, f"block {block_id} is in {tables[block_id]} tables and not published")
     free = set(pool.free)
     if len(free) != len(pool.free) or free & pool.cached.keys() or any(pool.holders[block_id] for block_id in free | pool.cached.keys()):
@@ -104,10 +111,10 @@ def _check_tables(sequence: Sequence, scheduler: Scheduler) -> None:
     for g, (table, group) in enumerate(zip(sequence.tables, scheduler.cache.shape.groups, strict=True)):
         if len(table) * size != sequence.capacity:
             raise LawViolation(2, f"{name} has {len(table)} blocks of group {g} for {sequence.capacity} positions")
-        if 0 in table[index.first_seen(group.window, sequence.scheduled) :]:
+        if 0 in table[index.first_visible_block(group.window, sequence.scheduled) :]:
             raise LawViolation(3, f"{name} has let go of a block of group {g} that position {sequence.scheduled} sees")
         for block, block_id in enumerate(table):
-            found = index.holding.get(block_id)
+            found = index.by_block_id.get(block_id)
             if found is None:
                 continue
             if (block + 1) * size > sequence.computed:
@@ -122,8 +129,8 @@ def _check_index(scheduler: Scheduler) -> None:
     pool, index = scheduler.cache.pool, scheduler.cache.index
     entries = {block_id: block for block in index.blocks.values() for block_id in block.block_ids if block_id}
     host, here = scheduler.cache.host, {block_id for block_id in entries if block_id <= pool.count}
-    if entries != index.holding or sum(pool.published) != len(here) or not all(pool.published[block_id] for block_id in here):
-        raise LawViolation(3, f"{len(entries)} blocks are indexed, {len(index.holding)} known to be, {sum(pool.published)} marked")
+    if entries != index.by_block_id or sum(pool.published) != len(here) or not all(pool.published[block_id] for block_id in here):
+        raise LawViolation(3, f"{len(entries)} blocks are indexed, {len(index.by_block_id)} known to be, {sum(pool.published)} marked")
     numbers = {*host.free, *host.cached}
     if numbers != set(range(host.first, host.first + host.count)) or host.cached.keys() != entries.keys() - here:
         raise LawViolation(3, f"{len(host.cached)} blocks of the host hold something, {len(entries) - len(here)} are indexed")
@@ -135,10 +142,10 @@ def _check_index(scheduler: Scheduler) -> None:
 
 
 def _check_idle(scheduler: Scheduler) -> None:
-    life, pool = scheduler.life, scheduler.cache.pool
-    if pool.available != pool.count or pool.handed_over or any(pool.holders):
+    lifecycle, pool = scheduler.lifecycle, scheduler.cache.pool
+    if pool.available != pool.count or pool.held_by_steps or any(pool.holders):
         raise LawViolation(14, f"idle, and {pool.count - pool.available} blocks are not back")
-    if len(life.rows) != scheduler.limits.rows or life.waiting or life.running:
-        raise LawViolation(14, f"idle, and {scheduler.limits.rows - len(life.rows)} rows are not back")
+    if len(lifecycle.rows) != scheduler.limits.rows or lifecycle.waiting or lifecycle.running:
+        raise LawViolation(14, f"idle, and {scheduler.limits.rows - len(lifecycle.rows)} rows are not back")
     if scheduler.cache.index.computing or (pool.cached and not scheduler.limits.prefix_caching):
         raise LawViolation(14, "idle, and the prefix index still expects blocks or keeps those of a request")

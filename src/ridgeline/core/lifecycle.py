@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
 
+from ridgeline.core.admission import rejection_reason
 from ridgeline.core.events import Admitted as AdmittedEvent
 from ridgeline.core.events import Closed, EndedProvisionally, Event, Finish, Preempted, Ready, Rejected, Started, Usage, Wait, Waiting
-from ridgeline.core.fit import why_not
-from ridgeline.core.kv import Cache
+from ridgeline.core.kv_cache import KVCacheManager
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.policy import Policy
 from ridgeline.core.sequence import Sequence, State
 
 by_rank = attrgetter("rank")
 RETRY_SECONDS = (1.0, 60.0)
-"""What a refused client is told: when the next place in the queue should be free, within these bounds."""
+"""Bounds of what a refused client is told: when the next place in the queue should be free."""
 
 
 class Lifecycle:
@@ -30,7 +30,7 @@ class Lifecycle:
     unstarted         request ids of which no choice has run yet: the queue that `max_waiting` bounds
     """
 
-    def __init__(self, limits: Limits, policy: Policy, cache: Cache, emit: Callable[[Event], None]) -> None:
+    def __init__(self, limits: Limits, policy: Policy, cache: KVCacheManager, emit: Callable[[Event], None]) -> None:
         self.limits = limits
         self.policy = policy
         self.cache = cache
@@ -41,7 +41,6 @@ class Lifecycle:
         self.unstarted: set[str] = set()
         self.rows = list(range(limits.rows - 1, -1, -1))
         self.freed_rows: list[int] = []
-        self.draining = False
         self._numbers = 0
         self._starts: deque[float] = deque(maxlen=32)
         self._emit = emit
@@ -63,14 +62,12 @@ class Lifecycle:
             insort(self.waiting, sequence, key=by_rank)
 
     def _refusal(self, request: Admitted) -> tuple[str, float | None] | None:
-        if self.draining:
-            return "the server is shutting down; send the request elsewhere", RETRY_SECONDS[0]
         if request.request_id in self.open:
             return f"request id {request.request_id} is in use", None
         if len(self.unstarted) >= self.limits.max_waiting:
             message = f"{len(self.unstarted)} requests wait already, the limit is {self.limits.max_waiting}; try again later"
             return message, self._retry_after()
-        reason = why_not(self.cache.shape, self.limits.max_model_len, len(request.prompt), request.max_tokens)
+        reason = rejection_reason(self.cache.shape, self.limits.max_model_len, len(request.prompt), request.max_tokens)
         return (reason, None) if reason else None
 
     def _retry_after(self) -> float:
@@ -82,13 +79,13 @@ class Lifecycle:
         """It was preempted as often as is allowed: once it runs again, it runs to its end."""
         return sequence.preemptions >= self.limits.max_preemptions
 
-    def wait(self, sequence: Sequence, reason: Wait, blocker: Sequence | None) -> None:
+    def add_wait(self, sequence: Sequence, reason: Wait, blocker: Sequence | None) -> None:
         """The sequence cannot go on for this reason."""
         if reason not in sequence.waiting_for:
             sequence.waiting_for.add(reason)
             self._emit(Waiting(sequence.request.request_id, sequence.choice, reason, blocker.request.request_id if blocker else None))
 
-    def clear(self, sequence: Sequence, reason: Wait) -> None:
+    def clear_wait(self, sequence: Sequence, reason: Wait) -> None:
         """The reason has gone."""
         if reason in sequence.waiting_for:
             sequence.waiting_for.discard(reason)
@@ -116,21 +113,21 @@ class Lifecycle:
     def preempt(self, victim: Sequence, by: Sequence, why: str) -> None:
         """Back to the queue with nothing computed; what steps in flight sample for it still counts."""
         self.running.remove(victim)
-        self.cache.release(victim)
+        self.cache.free(victim)
         victim.state = State.WAITING
         victim.preemptions += 1
         victim.waiting_for.discard(Wait.PREFIX)
         insort(self.waiting, victim, key=by_rank)
         self._emit(Preempted(victim.request.request_id, victim.choice, by.request.request_id, why))
         if victim.in_flight:
-            self.wait(victim, Wait.DRAIN, None)
+            self.add_wait(victim, Wait.DRAIN, None)
         else:
             self._free_row(victim)
 
-    def landed(self, sequence: Sequence) -> None:
+    def on_drained(self, sequence: Sequence) -> None:
         """The last step in flight of a sequence that does not run any more has committed."""
         self._free_row(sequence)
-        self.clear(sequence, Wait.DRAIN)
+        self.clear_wait(sequence, Wait.DRAIN)
 
     def _free_row(self, sequence: Sequence) -> None:
         if sequence.row >= 0:
@@ -169,9 +166,9 @@ class Lifecycle:
             self.waiting.remove(sequence)
         else:
             return
-        self.cache.release(sequence)
+        self.cache.free(sequence)
         sequence.state = State.ENDED
-        sequence.reach = len(sequence.known)
+        sequence.target = len(sequence.known)
         sequence.waiting_for.clear()
         if not sequence.in_flight:
             self._free_row(sequence)

@@ -1,27 +1,48 @@
-"""What a client asks for, and what the engine accepts: plain values, validated once in `engine.admit`.
+"""Requests as clients ask for them and as the engine accepts them: plain values, validated once in `engine.admit`.
 
 A request is a value: `(Admitted, output token ids)`. Everything else about it is derived.
 """
 
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Final
 
-from ridgeline.core.pace import UNBOUNDED
+from ridgeline.core.step_time import UNBOUNDED
 
-BAD_WORDS: Final = 64
-BAD_WORD_CHARACTERS: Final = 64
+MAX_BAD_WORDS: Final = 64
+MAX_BAD_WORD_CHARACTERS: Final = 64
 """At most so many bad words of so many characters each: they become ids before a request is admitted."""
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """A number's range, both ends included. `whole`: integers only. `above`: the lower end itself is not allowed."""
+
+    low: float
+    high: float
+    whole: bool = True
+    above: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A number of the sampler that clients may send: from this follow its flag, the field of its name in requests, and its refusals."""
+
+    bound: Bound
+    help: str
+
+
+def _option(default: Any, bound: Bound, help: str) -> Any:
+    return field(default=default, metadata={"option": Option(bound, help)})
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen and when a sequence ends. Names are vLLM's where the meaning coincides.
+    """Choice of tokens and end of a sequence, as asked for. Names are vLLM's where the meaning coincides.
 
     n            answers                             best_of  None: n; else so many are computed, the n likeliest kept
-    temperature  0 means greedy                      top_k    0 or -1 means off
-    top_p        nucleus mass in (0, 1]              min_p    least probability, as a share of the likeliest token's
-    presence_penalty, frequency_penalty  subtracted once, or per occurrence, for tokens of the output (OpenAI)
-    repetition_penalty  divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al. 2019)
+    options      what their help says; presence and frequency penalties are OpenAI's, the repetition penalty is of Keskar et al. 2019
     logit_bias   (id, bias) pairs                    allowed_token_ids  None: all; else no others
     bad_words    texts that may not be completed, with or without a space before them, counting from the prompt on
     seed         None: one is drawn at admission
@@ -34,13 +55,15 @@ class SamplingParams:
 
     n: int = 1
     best_of: int | None = None
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float = _option(1.0, Bound(0, 10, whole=False), "0 is greedy [the model's, else 1].")
+    top_p: float = _option(1.0, Bound(0, 1, whole=False, above=True), "Nucleus mass [the model's, else 1].")
+    top_k: int = _option(0, Bound(-1, 2**31 - 1), "Best tokens to choose from; 0 is all [the model's, else 0].")
+    min_p: float = _option(0.0, Bound(0, 1, whole=False), "Least probability, as a share of the likeliest token's.")
+    presence_penalty: float = _option(0.0, Bound(-2, 2, whole=False), "Subtracted from the logits of tokens that the output has.")
+    frequency_penalty: float = _option(0.0, Bound(-2, 2, whole=False), "The same, once for each time.")
+    repetition_penalty: float = _option(
+        1.0, Bound(0, 10, whole=False, above=True), "Above 1: tokens of prompt and output become less likely."
+    )
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
@@ -56,9 +79,15 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
 
+OPTIONS: Final[Mapping[str, Option]] = MappingProxyType({
+    each.name: each.metadata["option"] for each in fields(SamplingParams) if each.metadata
+})  # fmt: skip
+"""Fields of `SamplingParams` that are numbers of the sampler."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is chosen from logits: what every choice of a request has in common. Names and meaning as in `SamplingParams`.
+    """Choice of a token from logits: what every choice of a request has in common. Names and meaning as in `SamplingParams`.
 
     allowed_ids  ascending; None: all
     bad_words    ids of each: the last may not be sampled where all before it are the newest ids of prompt and outputs
@@ -80,7 +109,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class RowParams:
-    """What the sampler of the computing wing needs to know of one sequence (a choice of a request).
+    """The sampler's view of one sequence (a choice of a request).
 
     prompt_tokens    fixes the prompt boundary for ever
     banned_until     stop ids that may not be sampled before `min_tokens` outputs exist
@@ -109,7 +138,6 @@ class Admitted:
     stop_ids      ids that end the sequence (EOS and the client's, unless ignore_eos), not before min_tokens outputs exist
     two_phase     the engine's end is provisional until the front end closes (stop strings, or nothing but the prompt is wanted)
     domain        tenant domain of the prefix cache (bytes; an HMAC made by the front end)
-    extra         further identity of the KV content (media, adapter digest), empty for plain text
     priority      smaller runs first under the priority policy
     """
 
@@ -124,7 +152,6 @@ class Admitted:
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     two_phase: bool = False
     domain: bytes = b""
-    extra: bytes = b""
     priority: int = 0
 
     def row_params(self, choice: int) -> RowParams:
@@ -140,16 +167,17 @@ class Admitted:
         )
 
 
-LEAST_SHARE: Final = 8
+MIN_PREFILL_SHARE: Final = 8
 """Rows that catch up may always have this part of `mixed_tokens`: however many keep up, nobody's first token waits for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the scheduler may spend.
+    """Bounds of what the scheduler may spend.
 
     rows                 sequences resident at once (`--max-num-seqs`)
     token_budget         tokens in one step (`--max-num-batched-tokens`)
+    samples              positions of one step that sample, drafts among them, where that is more than `rows`
     mixed_tokens         what a step may cost in which rows keep up, in tokens; a row keeps up when one token brings it to its reach
     row_tokens           what each of these rows costs, in tokens
     depth                steps in flight, 1 … 4
@@ -161,6 +189,7 @@ class Limits:
 
     rows: int = 256
     token_budget: int = 2048
+    samples: int = 0
     mixed_tokens: int = UNBOUNDED
     row_tokens: float = 1.0
     depth: int = 1
@@ -169,10 +198,15 @@ class Limits:
     max_waiting: int = 4096
     prefix_caching: bool = True
 
+    @property
+    def max_samples(self) -> int:
+        """Positions of one step that sample at most: as many rows of logits there are."""
+        return max(self.rows, self.samples)
+
     def prefill_budget(self, decode_rows: int) -> int:
         """Tokens that all rows which catch up may have together in a step beside so many rows that keep up: these wait for the step
         with every token. At least 1; without rows that keep up nobody waits between two tokens, and the whole budget may be had."""
         if not decode_rows:
             return self.token_budget
-        tokens = max(self.mixed_tokens // LEAST_SHARE, int(self.mixed_tokens - decode_rows * self.row_tokens))
+        tokens = max(self.mixed_tokens // MIN_PREFILL_SHARE, int(self.mixed_tokens - decode_rows * self.row_tokens))
         return max(1, min(tokens, self.token_budget - decode_rows))

@@ -59,7 +59,7 @@ class Plan:
     @property
     def drafts(self) -> bool:
         """A row has drafts: the step is a barrier, nothing is planned behind it until it is committed."""
-        return max(self.sample) > 1
+        return self.sample.count(0) + self.sample.count(1) < len(self.sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a step computed, row for row as in the plan.
+    """Outcome of a step, row for row as in the plan.
 
     sampled   ids of row i, n ≤ `Plan.sample[i]`: up to and including the first that differs from its draft; none only where the row does
               not sample, or where its first sampling position is not finite
@@ -124,4 +124,4 @@ class KVShape:
     host_blocks: int = 0
     """Blocks of host memory behind those, numbered `blocks` + 1 …: they keep content for the device, which computes with its own alone."""
     block_bytes: int = 0
-    """What a copy of a block moves; 0 where there is no memory behind it."""
+    """Bytes that a copy of a block moves; 0 where there is no memory behind it."""

@@ -1,11 +1,13 @@
 """A plan being written: columns that grow row by row and are frozen once."""
 
 from array import array
+from collections.abc import Iterable
 
 from ridgeline.core.plan import LAST, NewRow, Plan
 from ridgeline.core.sequence import Sequence
 
-MOST_SCORED = 64
+Ids = tuple[int, ...]
+MAX_SCORED = 64
 """Prompt positions that a step scores at most: each costs logits over the whole vocabulary, and everybody else waits for the step."""
 
 
@@ -14,6 +16,7 @@ class PlanBuilder:
 
     chunks        row index → (tokens, samples) of the rows that do anything but compute one token and sample once
     score         as in `Plan`
+    drafts        row index → ids drafted behind the row's last token
     fresh         sequences whose row is new
     closed        no further waiting sequence may start in this step
     prefill_left  tokens that rows which catch up may still have in this step; None until one asks
@@ -27,32 +30,38 @@ class PlanBuilder:
         self.tokens: list[int] = []
         self.chunks: dict[int, tuple[int, int]] = {}
         self.score: list[tuple[int, int, int]] = []
-        self.fresh: list[Sequence] = []
+        self.drafts: dict[int, Ids] = {}
+        self.new_sequences: list[Sequence] = []
         self.blocks: list[tuple[int, int, int, tuple[int, ...]]] = []
-        self.closed = False
+        self.starts_closed = False
         self.prefill_left: int | None = None
 
     @property
-    def left(self) -> int:
+    def budget_left(self) -> int:
         """Tokens that the step may still compute."""
         return self.budget - len(self.tokens)
 
     @property
+    def sample_count(self) -> int:
+        """Positions that sample so far."""
+        return len(self.sequences) - sum([not samples for _, samples in self.chunks.values()])
+
+    @property
     def scores_left(self) -> int:
         """Prompt positions that the step may still score."""
-        return MOST_SCORED - sum([count for _, _, count in self.score])
+        return MAX_SCORED - sum([count for _, _, count in self.score])
 
-    def add(self, sequence: Sequence, count: int, fresh: bool = False) -> None:
+    def add(self, sequence: Sequence, count: int, is_new: bool = False) -> None:
         """The sequence computes its next `count` tokens; it samples if that brings it to its reach. `fresh`: its row is new."""
         start = sequence.scheduled
         end = start + count
-        samples = end == sequence.reach
+        samples = end == sequence.target
         ids = sequence.known[start:end]
-        if fresh:
-            self.fresh.append(sequence)
+        if is_new:
+            self.new_sequences.append(sequence)
         else:
-            self.blocks += [(sequence.row, group, first, block_ids) for group, first, block_ids in sequence.unsent]
-        sequence.unsent.clear()
+            self.blocks += [(sequence.row, group, first, block_ids) for group, first, block_ids in sequence.new_blocks]
+        sequence.new_blocks.clear()
         if count != 1 or not samples:
             self.chunks[len(self.sequences)] = count, int(samples)
             if self.prefill_left is not None:
@@ -64,18 +73,27 @@ class PlanBuilder:
         self.tokens += ids
         self.tokens += [LAST] * (count - len(ids))
         sequence.scheduled = end
-        sequence.reach += samples
+        sequence.target += samples
         sequence.in_flight += 1
         sequence.last_step = self.step
 
+    def add_drafts(self, index: int, ids: Ids) -> None:
+        """The row, which computes one known token and samples, verifies these ids too. The caller has taken blocks for them."""
+        sequence = self.sequences[index]
+        sequence.drafted = len(ids)
+        self.blocks += [(sequence.row, group, first, block_ids) for group, first, block_ids in sequence.new_blocks]
+        sequence.new_blocks.clear()
+        self.chunks[index] = 1 + len(ids), 1 + len(ids)
+        self.drafts[index] = ids
+
     def _score(self, sequence: Sequence, start: int, end: int) -> None:
-        """What of start … end − 1 is a prompt position without its score gets it in this step."""
+        """Lets this step score those of positions start … end − 1 that are of a prompt and have no score yet."""
         upto = min(end, sequence.to_score)
         if upto > sequence.scored:
             self.score.append((len(self.sequences), sequence.scored - start, upto - sequence.scored))
             sequence.scored = upto
 
-    def freeze(self, freed_rows: list[int], copies: list[tuple[int, int]], before: Plan | None) -> Plan:
+    def build(self, freed_rows: list[int], copies: list[tuple[int, int]], before: Plan | None) -> Plan:
         """The plan; the builder is spent. `before`: the step before, if it has the same rows, whose column is then shared."""
         rows = len(self.sequences)
         count, sample = array("i", [1]) * rows, bytearray(b"\1") * rows
@@ -86,14 +104,26 @@ class PlanBuilder:
             row=array("i", [sequence.row for sequence in self.sequences]) if before is None else before.row,
             start=array("i", self.starts),
             count=count,
-            tokens=array("i", self.tokens),
+            tokens=array("i", self._with_drafts(count) if self.drafts else self.tokens),
             sample=sample,
-            new_rows=tuple([_new_row(sequence) for sequence in self.fresh]),
+            new_rows=tuple([_new_row(sequence) for sequence in self.new_sequences]),
             freed_rows=tuple(freed_rows),
             blocks=tuple(self.blocks),
             copies=tuple(copies),
             score=tuple(self.score),
         )
+
+    def _with_drafts(self, count: Iterable[int]) -> list[int]:
+        """All tokens, each row's drafts behind its own; `count` has both."""
+        tokens: list[int] = []
+        at = 0
+        for index, both in enumerate(count):
+            drafts = self.drafts.get(index, ())
+            end = at + both - len(drafts)
+            tokens += self.tokens[at:end]
+            tokens += drafts
+            at = end
+        return tokens
 
 
 def _new_row(sequence: Sequence) -> NewRow:

@@ -16,17 +16,18 @@ class State(IntEnum):
 
 
 class Sequence:
-    """`computed ≤ scheduled ≤ reach`, where `reach` = known ids + ids that steps in flight will sample.
+    """`computed ≤ scheduled ≤ reach`, where `reach` = known ids + ids that steps in flight will sample at least.
 
     known      prompt and outputs, ids
+    ahead      drafted positions behind `scheduled` in the step in flight: blocks cover them, nothing counts on them
     capacity   positions covered by the blocks in `tables`
     steady     while `reach` is not beyond it, one more token and a sample need no decision at all
     released   per group: leading blocks that have been let go, behind its window
-    unsent     (group, first block, block ids) appended to tables since the row was last planned
+    new_blocks     (group, first block, block ids) appended to tables since the row was last planned
     limit      the most ids it may ever know
     rank       its place in the policy's order, smaller runs first
     keys       prefix keys of the full blocks of `known`, made on demand, as is `identity`
-    published  leading blocks offered to the prefix cache (or found there); `full_at` is where the next one ends
+    published  leading blocks offered to the prefix cache (or found there); `publish_at` is where the next one ends
     in_flight  steps in flight that carry it; `last_step` is the newest of them
     blocked_at the block that it waits for, while it waits for a prefix
     scored     leading prompt positions whose next token's log-probability has been planned, never to be planned again; `to_score` of them
@@ -34,12 +35,14 @@ class Sequence:
     """
 
     __slots__ = (
+        "__weakref__",
         "blocked_at",
         "cached_tokens",
         "capacity",
         "choice",
         "computed",
-        "full_at",
+        "drafted",
+        "fast_path_limit",
         "identity",
         "in_flight",
         "keys",
@@ -47,24 +50,24 @@ class Sequence:
         "last_step",
         "limit",
         "message",
+        "new_blocks",
         "number",
         "overtaken",
         "preemptions",
         "prompt_tokens",
+        "publish_at",
         "published",
         "rank",
-        "reach",
         "released",
         "request",
         "row",
         "scheduled",
         "scored",
         "state",
-        "steady",
         "stop_ids",
         "tables",
+        "target",
         "to_score",
-        "unsent",
         "waiting_for",
     )
 
@@ -79,18 +82,19 @@ class Sequence:
         self.rank: tuple[int, ...] = ()
         self.computed = 0
         self.scheduled = 0
-        self.reach = self.prompt_tokens
+        self.drafted = 0
+        self.target = self.prompt_tokens
         self.scored = 0
         self.to_score = 0 if choice or request.prompt_logprobs is None else self.prompt_tokens - 1
         self.capacity = 0
-        self.steady = 0
+        self.fast_path_limit = 0
         self.tables: list[list[int]] = [[] for _ in range(groups)]
         self.released = [0] * groups
-        self.unsent: list[tuple[int, int, tuple[int, ...]]] = []
+        self.new_blocks: list[tuple[int, int, tuple[int, ...]]] = []
         self.keys: list[bytes] = []
         self.identity = b""
         self.published = 0
-        self.full_at = 0
+        self.publish_at = 0
         self.row = -1
         self.in_flight = 0
         self.last_step = -1
@@ -102,10 +106,10 @@ class Sequence:
         self.cached_tokens = -1
         self.message: str | None = None
 
-    def cover(self, positions: int) -> None:
-        """Its blocks reach so far now."""
+    def set_capacity(self, positions: int) -> None:
+        """Its blocks target so far now."""
         self.capacity = positions
-        self.steady = min(positions, self.limit - 1)
+        self.fast_path_limit = min(positions, self.limit - 1)
 
     @property
     def reusable(self) -> int:
@@ -120,5 +124,5 @@ class Sequence:
 
     @property
     def promised(self) -> int:
-        """Ids that steps in flight will sample."""
-        return self.reach - len(self.known)
+        """Ids that steps in flight will sample at least."""
+        return self.target - len(self.known)

@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from ridgeline.core.fit import blocks_needed
-from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS, Admitted, Sampling, SamplingParams
+from ridgeline.core.admission import blocks_needed
+from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, OPTIONS, Admitted, Bound, Sampling, SamplingParams
 from ridgeline.core.plan import KVShape
 from ridgeline.errors import RequestError
 
@@ -23,26 +23,10 @@ COLDEST: Final = 0.01
 """A positive temperature below this counts as this (as in vLLM): logits divided by less may overflow. 0 is greedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A number's range, both ends included. `whole`: integers only. `above`: the lower end itself is not allowed."""
-
-    low: float
-    high: float
-    whole: bool = True
-    above: bool = False
-
-
 BOUNDS: Final = MappingProxyType({
     "n": Bound(1, CHOICES),
     "best_of": Bound(1, CHOICES),
-    "temperature": Bound(0, 10, whole=False),
-    "top_p": Bound(0, 1, whole=False, above=True),
-    "top_k": Bound(-1, 2**31 - 1),
-    "min_p": Bound(0, 1, whole=False),
-    "presence_penalty": Bound(-2, 2, whole=False),
-    "frequency_penalty": Bound(-2, 2, whole=False),
-    "repetition_penalty": Bound(0, 10, whole=False, above=True),
+    **{name: option.bound for name, option in OPTIONS.items()},
     "seed": Bound(-(2**63), INT64_MAX),
     "max_tokens": Bound(0, 2**31 - 1),
     "min_tokens": Bound(0, 2**31 - 1),
@@ -55,13 +39,13 @@ FLAGS: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens
 STOP_STRINGS, STOP_CHARACTERS, STOP_IDS = 4, 64, 64
 BIASES, ALLOWED_IDS = 300, 1024
 BIAS: Final = Bound(-100, 100, whole=False)
-WORD_SEQUENCES, WORD_IDS = 2 * BAD_WORDS, 4 * BAD_WORD_CHARACTERS + 4
+WORD_SEQUENCES, WORD_IDS = 2 * MAX_BAD_WORDS, 4 * MAX_BAD_WORD_CHARACTERS + 4
 """Bad words as ids: each with and without a space before it, of at most four ids a character."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the loaded model can take.
+    """Limits of the loaded model.
 
     vocab          width of the logits; every id is below it
     max_model_len  prompt and outputs together
@@ -149,23 +133,20 @@ def _check_bound(name: str, value: object, bound: Bound) -> None:
 
 
 def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab: int) -> Sampling:
-    """What the sampler is told. Where the likeliest of more choices are to be found, log-probabilities are made though nobody asked."""
+    """The sampler's parameters. Where the likeliest of more choices are to be found, log-probabilities are made though nobody asked."""
     allowed = params.allowed_token_ids
     if allowed is not None:
         _check_ids("allowed_token_ids", allowed, vocab, most=ALLOWED_IDS)
         if not allowed:
             raise RequestError("allowed_token_ids has 0 ids; send at least one, or leave it out.", param="allowed_token_ids")
     _check_bias(params.logit_bias, vocab)
-    check_strings("bad_words", params.bad_words, BAD_WORDS, BAD_WORD_CHARACTERS)
+    check_strings("bad_words", params.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS)
     _check_words(params, bad_words, vocab)
+    numbers: dict[str, Any] = {name: (int if option.bound.whole else float)(getattr(params, name)) for name, option in OPTIONS.items()}
+    numbers["temperature"] = max(numbers["temperature"], COLDEST) if params.temperature else 0.0
+    numbers["top_k"] = params.top_k if 0 < params.top_k < vocab else 0
     return Sampling(
-        temperature=max(float(params.temperature), COLDEST) if params.temperature else 0.0,
-        top_k=params.top_k if 0 < params.top_k < vocab else 0,
-        top_p=float(params.top_p),
-        min_p=float(params.min_p),
-        presence_penalty=float(params.presence_penalty),
-        frequency_penalty=float(params.frequency_penalty),
-        repetition_penalty=float(params.repetition_penalty),
+        **numbers,
         logit_bias=tuple(sorted((token, float(bias)) for token, bias in params.logit_bias)),
         allowed_ids=None if allowed is None else tuple(sorted(set(allowed))),
         bad_words=tuple(sorted({tuple(word) for word in bad_words})),

@@ -92,7 +92,7 @@ class Choice:
         return fsum(self._logprobs) if self._logprobs else None
 
     def take(self, output: Output) -> tuple[list[Release], Close | None]:
-        """What may be shown now, and the close to send, at most once. Outputs after that close are nobody's."""
+        """Releases that may be shown now, and the close to send, at most once. Outputs after that close are nobody's."""
         if self._over:
             return [], None
         if output.prompt_logprobs:
@@ -118,7 +118,7 @@ class Choice:
         return releases, Close(self._request_id, self._choice, self._count, output.end) if self._two_phase else None
 
     def _drop(self, output: Output) -> tuple[list[Release], Close | None]:
-        """Nothing but the prompt was to be computed: the one output that came of it counts for nothing."""
+        """Drops the one output of a request whose prompt alone was to be computed: it counts for nothing."""
         if output.end is None:
             return [], None
         self._over = True
@@ -143,22 +143,24 @@ class Answer:
         """Of other choices, before choice 0 has scored the prompt for all."""
 
     def cumulative_logprob(self, choice: int) -> float | None:
-        """Of a choice's outputs so far; None where log-probabilities were not made."""
+        """Sum over a choice's outputs so far; None where log-probabilities were not made."""
         return self._choices[choice].cumulative_logprob
 
     def take(self, item: Output | Closed) -> tuple[list[Piece], Close | None]:
-        """What came of it, and the close to send to the engine."""
-        number, pieces, close = item.choice, list[Piece](), None
-        choice, index, releases = self._choices[number], self._first_index + number, list[Release]()
+        """Pieces that came of it, and the close to send to the engine."""
+        number, close = item.choice, None
+        choice, index = self._choices[number], self._first_index + number
+        pieces: list[Piece] = []
         if isinstance(item, Output):
             releases, close = choice.take(item)
-        if number not in self._begun and (isinstance(item, Closed) or item.ids):
-            self._begun.add(number)
-            if self._scores is None and number == 0:
-                self._scores = (None, *choice.prompt_logprobs)
-            pieces.append(Begun(index, self._ids, self._scores or ()))
-        pieces += [Shown(index, release) for release in releases if release.ids]
-        if isinstance(item, Closed):
+            if number not in self._begun and item.ids:
+                pieces.append(self._begin(number))
+            for release in releases:
+                if release.ids:
+                    pieces.append(Shown(index, release))
+        else:
+            if number not in self._begun:
+                pieces.append(self._begin(number))
             self.open -= 1
             pieces.append(Ended(index, item.reason, choice.stop_reason, item.usage, choice.cumulative_logprob, item.message))
         if self._scores is None:
@@ -168,6 +170,12 @@ class Answer:
             pieces += [replace(each, prompt_logprobs=self._scores) if isinstance(each, Begun) else each for each in self._early]
             self._early = []
         return pieces, close
+
+    def _begin(self, number: int) -> Begun:
+        self._begun.add(number)
+        if self._scores is None and number == 0:
+            self._scores = (None, *self._choices[0].prompt_logprobs)
+        return Begun(self._first_index + number, self._ids, self._scores or ())
 
 
 class Collected:
@@ -191,22 +199,22 @@ class Collected:
                 self.ended, self.over = piece, True
 
     def renumber(self, index: int) -> None:
-        """Of a choice that is over: its index among those that are answered."""
+        """Gives a choice that is over its index among those that are answered."""
         self.begun, self.ended = replace(self.begun, index=index), replace(self.ended, index=index)
 
     @property
     def text(self) -> str:
-        """Of the outputs."""
+        """The outputs' text."""
         return "".join(release.text for release in self.releases)
 
     @property
     def ids(self) -> list[int]:
-        """Of the outputs."""
+        """The outputs' ids."""
         return [token for release in self.releases for token in release.ids]
 
     @property
     def offsets(self) -> list[int]:
-        """For each id the characters of the outputs' text before it."""
+        """Characters of the outputs' text before each id."""
         return [offset for release in self.releases for offset in release.offsets]
 
     @property

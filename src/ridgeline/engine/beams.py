@@ -82,11 +82,11 @@ class BeamSearch:
 
     @property
     def done(self) -> bool:
-        """Nothing is to be extended any more."""
+        """True if nothing is to be extended any more."""
         return not self._left or not self._live
 
     def advance(self, found: Sequence[TokenLogprobs]) -> None:
-        """What came of the frontier: for each of its sequences the likeliest next tokens. Raises ValueError if these are others."""
+        """Takes for each sequence of the frontier the likeliest next tokens. Raises ValueError if these are others."""
         if self.done or len(found) != len(self._live):
             raise ValueError(f"{len(found)} answers to {len(self.frontier)} sequences")
         self._left -= 1
@@ -164,7 +164,7 @@ class BeamSearchOutput:
 
 
 class Model(Protocol):
-    """Of an `LLM` what a search needs."""
+    """The part of an `LLM` that a search needs."""
 
     limits: ModelLimits
     tokenizer: Tokenizer

@@ -5,25 +5,33 @@ The one place where the two wings meet; used by the engine process and by the in
 
 import importlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision, check_bounds
-from ridgeline.core.pace import StepSeconds
+from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.params import Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.engine.clock import MonotonicClock
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.executor import Executor
+from ridgeline.engine.executor import Executor, ExecutorInfo
 from ridgeline.errors import ConfigError
 
 WORKER: Final = "ridgeline.compute.runtime.worker"
 FAKE: Final = "ridgeline.sim.laws.executor"
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
+
+
+class MonotonicClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
 
 
 def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tuple[Decision, ...]]:
@@ -49,6 +57,7 @@ def engine_over(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
     limits = Limits(
         rows=info.rows if config.max_num_seqs is None else min(info.rows, config.max_num_seqs),
         token_budget=info.tokens if config.max_num_batched_tokens is None else config.max_num_batched_tokens,
+        samples=info.samples,
         depth=config.depth,
         max_model_len=info.max_model_len,
         prefix_caching=config.enable_prefix_caching,
@@ -56,23 +65,39 @@ def engine_over(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
     if info.seconds is not None:
         limits = replace(limits, mixed_tokens=info.seconds.mixed_tokens(config.step_ms / 1e3), row_tokens=info.seconds.row_tokens)
         decisions = (pace(config, info.seconds),)
-    return Engine(Scheduler(limits, info.kv, POLICIES[config.scheduling_policy]), executor, MonotonicClock(), config.depth), decisions
+    drafter = None
+    if config.speculative != "off":
+        drafter = PromptLookupDrafter(config.num_speculative_tokens, info.price, barrier=config.depth > 1)
+        decisions += (_speculation(config, info),)
+    scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter)
+    return Engine(scheduler, executor, MonotonicClock(), config.depth), decisions
+
+
+def _speculation(config: EngineConfig, info: ExecutorInfo) -> Decision:
+    """What drafts are expected to cost, from what was measured at the start."""
+    cost = "what that costs is seen as it runs"
+    if len(info.price) > 1:
+        seconds = {tokens: seconds for tokens, _, seconds in info.price}
+        few, most = min(seconds), max(tokens for tokens in seconds if tokens <= 1 + config.num_speculative_tokens)
+        cost = f"a step that verifies {most - 1} takes {seconds[most] / seconds[few]:.1f} times as long as one that verifies none"
+    reason = f"--speculative: up to {config.num_speculative_tokens} ids per sequence and step, as many as are worth it; {cost}"
+    return Decision("speculative", config.speculative, "flag", reason)
 
 
 def pace(config: EngineConfig, seconds: StepSeconds) -> Decision:
-    """What a step may cost in which somebody waits for the next token, in tokens of prompts, and why."""
+    """The decision how many prompt tokens a step may have in which somebody waits for the next token."""
     wanted = config.step_ms / 1e3
     return Decision(
         "mixed_tokens",
         seconds.mixed_tokens(wanted),
         "machine",
-        f"a step takes {seconds.fixed * 1e3:.1f} ms and {seconds.token * 1e3:.2f} ms a token of prompts, each row that gets its next token "
-        f"counts for {seconds.row_tokens:.1f}; while anybody waits for one it may take {seconds.aimed(wanted) * 1e3:.0f} ms",
+        f"a step takes {seconds.fixed * 1e3:.1f} ms and {seconds.token * 1e3:.2f} ms per prompt token, each row that gets its next token "
+        f"counts for {seconds.row_tokens:.1f}; while anybody waits for one it may take {seconds.target_seconds(wanted) * 1e3:.0f} ms",
     )
 
 
 def start_executor(config: EngineConfig, progress: Progress) -> tuple[Executor, tuple[Decision, ...]]:
-    """What computes for `config.model`, and the decisions that it took."""
+    """The executor for `config.model`, and the decisions that it took."""
     if config.model.startswith(FAKE_PREFIX):
         return _start_fake(config.model.removeprefix(FAKE_PREFIX)), ()
     worker = importlib.import_module(WORKER).build(config, progress)

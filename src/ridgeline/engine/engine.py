@@ -8,17 +8,25 @@ The engine process, the in-process `LLM` and the simulator all run this class.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ridgeline.core.commands import Command, Output
 from ridgeline.core.events import Event
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.engine.clock import Clock
 from ridgeline.engine.executor import Executor, Ticket
+
+
+class Clock(Protocol):
+    """Time, passed in: the simulator has another one."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary origin; never goes back."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn of the loop brought.
+    """Outcome of one turn of the loop.
 
     step        number of the step that was committed; None when nothing was in flight
     time        seconds on the engine's clock at the end of the turn

@@ -3,20 +3,21 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from ridgeline.core.pace import StepSeconds
 from ridgeline.core.plan import KVShape, Plan, Result
+from ridgeline.core.step_time import StepSeconds
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """What thinking must know of the computing side before the first plan.
+    """Facts that thinking must know of the computing side before the first plan.
 
     vocab          ids that may be sampled or sent: every id anywhere is below it; padded rows of the logits are beyond
     max_model_len  positions that fit the model and the KV cache, whichever is less
     rows           sequences that can be resident at once
     seconds        how long a step takes, as measured when it was warm; None where nobody knows
     tokens         of a step at most
-    price          (tokens, samples, seconds) of steps of single rows and decoding ones, as measured when warm; none where nobody did
+    price          (tokens, samples, seconds) of steps in which a row verifies drafts, as measured when warm; none where nobody did
+    samples        positions of a step that sample at most, drafts among them; 0: one per row
     """
 
     kv: KVShape
@@ -29,6 +30,7 @@ class ExecutorInfo:
     seconds: StepSeconds | None = None
     tokens: int = 512
     price: tuple[tuple[int, int, float], ...] = ()
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from ridgeline.engine.compose import Progress
 from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
 from ridgeline.errors import ConfigError, RequestError
+from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
-from ridgeline.facts.hub.weightless import RANDOM_PREFIX
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
@@ -77,7 +77,7 @@ class LLM:
         return self._files.load_template()
 
     def get_default_sampling_params(self, max_tokens: int | None = 16) -> SamplingParams:
-        """What the model's authors recommend, else our defaults; `max_tokens` where they recommend none."""
+        """Parameters that the model's authors recommend, else Ridgeline's defaults; `max_tokens` where they recommend none."""
         return SamplingParams(**{"max_tokens": max_tokens, **self._files.generation.sampling})  # type: ignore[arg-type]
 
     def generate(
@@ -136,7 +136,7 @@ class LLM:
         return self._engine.stream(request)
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
-        """For each prompt the likeliest continuations that a search of `params.beam_width` beams finds, best first.
+        """The likeliest continuations of each prompt that a search of `params.beam_width` beams finds, best first.
 
         Raises as `generate`; RequestError also for a width that is too large.
         """
@@ -225,7 +225,7 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> 
 
 @contextmanager
 def _bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """What is called with each request that is done; with `show`, it moves a bar on the terminal."""
+    """A function to call with each request that is done; with `show`, it moves a bar on the terminal."""
     if not show:
         yield lambda done: None
         return

@@ -32,12 +32,12 @@ class LocalEngine:
 
     @property
     def info(self) -> ExecutorInfo:
-        """What the executor is."""
+        """Facts about the executor."""
         return self._engine.executor.info
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way."""
+        """True if nothing is under way."""
         return not self._open and self._engine.idle
 
     def check_open(self) -> None:
@@ -62,7 +62,7 @@ class LocalEngine:
             self._abort(submitted)
 
     def stream(self, request: LLMRequest) -> Iterator[RequestOutput]:
-        """What is new, whenever something is; the last one is `finished`. Dropping the iterator aborts the request."""
+        """Outputs with what is new, whenever something is; the last one is `finished`. Dropping the iterator aborts the request."""
         self.check_open()
         self._submit(request)
         try:
@@ -92,7 +92,7 @@ class LocalEngine:
         self._commands.append(Admit(request.request))
 
     def _abort(self, requests: Iterable[LLMRequest]) -> None:
-        """Of those that are still open, and waits for steps in flight where nobody else does. Python may drop an iterator in the midst of
+        """Aborts what is still open, and waits for steps in flight where nobody else does. Python may drop an iterator in the midst of
         a turn: then the next turn aborts."""
         self._commands += [Abort(name) for each in requests if (name := each.request.request_id) in self._open]
         if not self._turning and not self._closed:

@@ -59,7 +59,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """So far the engine has committed `step` steps, and it will commit no other before the next command."""
+    """A sign of life: so far the engine has committed `step` steps, and it will commit no other before the next command."""
 
     step: int
     time: float
@@ -113,7 +113,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":
 
 
 MESSAGE_TYPES: Final[tuple[type, ...]] = (
-    commands.Admit, commands.Close, commands.Abort, commands.SetKnob, commands.Drain, Progress, Ready, Frame, Health, Fatal
+    commands.Admit, commands.Close, commands.Abort, Progress, Ready, Frame, Health, Fatal
 )
 EVENT_TYPES: Final[tuple[type, ...]] = (
     events.Admitted, events.Waiting, events.Ready, events.Scheduled, events.Computed, events.Started, events.PrefixHit, events.PrefixMiss,

@@ -1,4 +1,4 @@
-"""What `LLM` gives back, with vLLM's names where the meaning coincides, and how it is made of an answer's pieces."""
+"""Outputs of `LLM`, with vLLM's names where the meaning coincides, and how it is made of an answer's pieces."""
 
 from dataclasses import dataclass
 
@@ -96,7 +96,7 @@ class LLMRequest:
 
     @property
     def has_news(self) -> bool:
-        """Whether `output` would bring something new."""
+        """True if `output` would bring something new."""
         return not self.open or any(choice.releases for choice in self._choices)
 
     @property
@@ -107,7 +107,7 @@ class LLMRequest:
         return self._choices
 
     def output(self) -> RequestOutput:
-        """What came since the last call, choice by choice; everything, where this is the only one. Of more choices than were asked for the
+        """The output since the last call, choice by choice; everything, where this is the only one. Of more choices than were asked for the
         likeliest come, likeliest first. Raises RequestError if the engine rejected the request."""
         found, shown = self.choices, list(range(self.request.choices))
         if self.chosen_at_the_end:

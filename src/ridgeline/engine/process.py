@@ -1,4 +1,4 @@
-"""The engine process: loads, then runs the loop between two reads of its socket. Started by `engine.child`, by nobody else.
+"""The engine process: loads, then runs the loop between two reads of its socket. Started by `engine.client`, by nobody else.
 
 Owns the device and everything that is computed. Synchronous, one thread for the loop; a second one only waits for the parent's death.
 What it cannot survive it reports as `Fatal` and lets happen: the parent starts another process.
@@ -101,7 +101,9 @@ def _recorder(engine: Engine, config: EngineConfig) -> Recorder | None:
         return None
     scheduler, info = engine.scheduler, engine.executor.info
     try:
-        recorder = Recorder(engine.executor, Path(config.record), Setup(scheduler.limits, info.kv, config.scheduling_policy, info.rows))
+        drafts = 0 if scheduler.drafter is None else config.num_speculative_tokens
+        setup = Setup(scheduler.limits, info.kv, config.scheduling_policy, info.rows, drafts, info.price)
+        recorder = Recorder(engine.executor, Path(config.record), setup)
     except OSError as error:
         message = f"--record {config.record}: {error.strerror}; give the path of a file that can be written"
         raise ConfigError(message, fix={"--record": None}) from None

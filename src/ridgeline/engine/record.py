@@ -4,10 +4,10 @@ Owns the file: length-prefixed msgpack, written by the engine process, read by t
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from ridgeline.core.commands import Command
 from ridgeline.core.events import Closed
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVShape, Plan, Result, Timings
+from ridgeline.engine import record_v2
 from ridgeline.engine.engine import Turn as EngineTurn
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.engine.messages import MAX_PAYLOAD, FrameBuffer, encode
@@ -22,16 +23,21 @@ from ridgeline.errors import ConfigError
 
 MAGIC: Final = b"ridgeline recording 3\n"
 _LENGTH: Final = struct.Struct("<I")
+_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError)
+Convert = Callable[[dict[str, Any]], dict[str, Any]]
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the decisions depend on beside the commands."""
+    """Everything that decisions depend on beside the commands. `drafts`: ids drafted per row at most, at this `price` at the start."""
 
     limits: Limits
     kv: KVShape
     policy: str
     rows: int
+    drafts: int = 0
+    price: tuple[tuple[int, int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +64,14 @@ class Turn:
         return FrameBuffer().feed(self.commands)  # type: ignore[return-value]
 
     def result(self) -> Result:
-        """What was committed; only where `step` ≥ 0."""
+        """The result that was committed; only where `step` ≥ 0."""
         return Result(self.step, self.sampled, bytearray(self.finite), None, Timings(run=self.seconds))
 
 
 def decision(plan: Plan) -> str:
     """A plan as a line, page numbers apart: two schedulers that write the same lines have decided the same."""
     new = [(each.row, each.sequence, each.params, each.ids, [len(table) for table in each.tables]) for each in plan.new_rows]
-    blocks = [(row, group, first, len(pages)) for row, group, first, pages in plan.blocks]
+    blocks = [(row, group, first, len(block_ids)) for row, group, first, block_ids in plan.blocks]
     columns = [list(column) for column in (plan.row, plan.start, plan.count, plan.tokens, plan.sample)]
     scores = f" scores {list(plan.score)}" if plan.score else ""
     copies = f" copies {len(plan.copies)}" if plan.copies else ""
@@ -129,26 +135,32 @@ class Recorder:
 def read_recording(path: Path) -> tuple[Setup, Iterator[Turn]]:
     """Setup and turns; a last turn that is cut off (the engine died) is left out. Raises ConfigError for what is no recording."""
     file = path.open("rb")
-    if file.read(len(MAGIC)) != MAGIC:
+    magic = file.read(len(MAGIC))
+    if magic not in (MAGIC, record_v2.MAGIC):
         file.close()
         raise ConfigError(f"{path.name} is no recording; make one with `ridgeline serve MODEL --record FILE`")
-    first = _get(file, path)
+    old = magic == record_v2.MAGIC
     try:
-        setup = msgspec.msgpack.decode(first or b"", type=Setup)
-    except msgspec.MsgspecError as error:
+        setup = _decoded(_get(file, path) or b"", Setup, record_v2.setup if old else None)
+    except _UNREADABLE as error:
         file.close()
         raise ConfigError(f"{path.name} cannot be read: {error}") from None
-    return setup, _turns(file, path)
+    return setup, _turns(file, path, record_v2.turn if old else None)
 
 
-def _turns(file: BinaryIO, path: Path) -> Iterator[Turn]:
-    decoder = msgspec.msgpack.Decoder(Turn)
+def _turns(file: BinaryIO, path: Path, convert: Convert | None) -> Iterator[Turn]:
     with file:
         while (payload := _get(file, path)) is not None:
             try:
-                yield decoder.decode(payload)
-            except msgspec.MsgspecError as error:
+                yield _decoded(payload, Turn, convert)
+            except _UNREADABLE as error:
                 raise ConfigError(f"{path.name} cannot be read at byte {file.tell()}: {error}") from None
+
+
+def _decoded(payload: bytes, kind: type[Record], convert: Convert | None) -> Record:
+    if convert is None:
+        return msgspec.msgpack.decode(payload, type=kind)
+    return msgspec.convert(convert(msgspec.msgpack.decode(payload)), kind)
 
 
 def _get(file: BinaryIO, path: Path) -> bytes | None:

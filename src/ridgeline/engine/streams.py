@@ -1,4 +1,4 @@
-"""What comes of open requests on the front end's side: each one's stream of outputs, and what wakes who reads it.
+"""Streams of open requests on the front end's side: each one's outputs, and the wakeup of its reader.
 
 Owns what has arrived and is not read yet, and its bound. One asyncio loop; knows no process and no socket.
 """
@@ -33,7 +33,7 @@ class Wakeup:
         self._end_wait(True)
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Until `set`, True, or for so many seconds, False."""
+        """Waits until `set`, then True, or for so many seconds, then False."""
         if not self._is_set:
             loop = asyncio.get_running_loop()
             self._until = math.inf if seconds is None else loop.time() + seconds
@@ -71,7 +71,7 @@ class Wakeup:
 
 
 class RequestStream:
-    """What comes of one request: its outputs as steps commit, and a `Closed` for each choice. Read it once, by `take` or by iteration.
+    """The stream of one request: its outputs as steps commit, and a `Closed` for each choice. Read it once, by `take` or by iteration.
 
     Raises EngineDeadError when the engine ends first, OverloadedError or RequestError when the engine refuses.
     """
@@ -104,7 +104,7 @@ class RequestStream:
 
     @property
     def ended(self) -> bool:
-        """Nothing further will arrive."""
+        """True if nothing further will arrive."""
         return self._open_choices == 0 or self._error is not None
 
     @property
@@ -157,7 +157,7 @@ class OpenRequests:
             if isinstance(event, Closed):
                 self._end_choice(event)
             elif isinstance(event, Rejected):
-                self._refuse(event)
+                self._reject(event)
         return unread
 
     def fail_all(self, message: str) -> None:
@@ -172,7 +172,7 @@ class OpenRequests:
             if stream.ended:
                 del self._streams[closed.request_id]
 
-    def _refuse(self, rejected: Rejected) -> None:
+    def _reject(self, rejected: Rejected) -> None:
         if rejected.retry_after_seconds is None:
             self._fail(rejected.request_id, RequestError(rejected.message, code="request_rejected"))
         else:

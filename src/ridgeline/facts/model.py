@@ -1,15 +1,28 @@
-"""What is known of a model from its header alone: no weights are read and no array library is needed."""
+"""The description of a model, from its header alone: no weights are read and no array library is needed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final, Literal
+
+CLASSES: Final = ("embedding", "head", "attention", "ffn", "experts", "norms")
+"""Classes of tensors. Recurrences count as `attention`. `experts` are the routed ones; shared experts and routers are `ffn`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """One tensor of a file: `shape` outermost dimension first (rows, columns), `kind` the stored type's name (Q8_0, F32 …).
+    """One tensor of a file.
 
-    name  what the file calls it; in `ModelFacts.tensors` the canonical name
+    name       what the file calls it; in `ModelFacts.tensors` the canonical name
+    kind       name of the stored type: Q8_0, F32 …
+    shape      outermost dimension first (rows, columns)
+    offset     bytes from the start of `file`
+    bytes      size of its elements, without other tensors' elements between them
+    transform  difference between what is stored and the canonical tensor of `shape`, undone by `compute.load`; "" is none:
+               transposed   stored as (columns, rows), as Conv1D does; the stored rows are `stride` bytes apart
+               interleaved  the rows of each head are in the order of pairwise RoPE (0, h/2, 1, h/2 + 1 …), as Q and K of GGUF Llama files
+               plus_one     stored less one: a norm whose formula is (1 + w)
+    quantised  the tensors of a quantised matrix; `offset` is then that of the codes, `bytes` includes scales and zeros
     """
 
     name: str
@@ -17,45 +30,37 @@ class TensorFacts:
     shape: tuple[int, ...]
     file: Path
     offset: int
-    """Bytes from the start of `file`."""
     bytes: int
-    """What its elements take, without those of others that stand between them."""
-    view: str = ""
-    """How `compute.load` makes the canonical tensor of `shape` from what is stored; "" is as stored:
-
-    transposed   stored (columns, rows), a Conv1D's way; the stored rows are `stride` bytes apart
-    interleaved  the rows of each head stand in the order of pairwise RoPE (0, h/2, 1, h/2 + 1 …), as GGUF Llama files have Q and K
-    plus_one     stored less one: a norm whose formula is (1 + w)
-    """
+    transform: str = ""
     stride: int = 0
-    integers: "Integers | None" = None
-    """Of a matrix of grouped integers, where its parts are; `offset` is then that of the codes, `bytes` counts scales and zeros too."""
+    quantised: "QuantisedParts | None" = None
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Where its numbers are: one file, or those of its parts."""
-        if self.integers is None:
+        """Files of its elements: one, or those of the parts of a quantised matrix."""
+        if self.quantised is None:
             return (self.file,)
-        parts = (self.integers.codes, self.integers.scales, self.integers.zeros, self.integers.order, self.integers.stated)
+        parts = (self.quantised.codes, self.quantised.scales, self.quantised.zeros, self.quantised.order, self.quantised.shape_tensor)
         return tuple(sorted({part.file for part in parts if part is not None}))
 
 
 @dataclass(frozen=True, slots=True)
-class Integers:
-    """A matrix [N, K] of integers of `bits` bits, of which `group` along a row share a scale and perhaps a zero; G = K / group.
+class QuantisedParts:
+    """Tensors of one quantised matrix [N, K]: codes of `bits` bits, of which `group` along a row share a scale and a zero; G = K / group.
 
-    layout  how its tensors are stored. Words are int32, of which the lowest bits come first:
+    layout  how the tensors are stored. Words are int32 with the lowest bits first:
             gptq    codes: words [K·bits / 32, N], along the inputs; zeros: words [G, N·bits / 32]; scales [G, N]; order [K]
             awq     codes: words [K, N / 8], along the outputs in the order 0 2 4 6 1 3 5 7; zeros alike [G, N / 8]; scales [G, N]
             packed  codes: words [N, K·bits / 32], along the inputs; zeros: words [N·bits / 32, G], along the outputs; scales [N, G]
             bytes   codes: int8 [N, K]; zeros: int8 [N, G]; scales [N, G]
-            e4m3, e4m3 inverse  codes: fp8 [N, K], no integers; scales [ceil(N / tall), ceil(K / group)]
+            e4m3, e4m3 inverse  codes: fp8 [N, K]; scales [ceil(N / group_rows), ceil(K / group)]
             Words hold unsigned integers; int8 is signed
-    zeros   None: 2^(bits - 1) for words, 0 for bytes. `zero_added` is added to each stored word's fields
-    order   the group of every input; None: `group` after each other
-    stated  the shape, written as a tensor of two integers
-    rows    rows of the stored matrix, of which this tensor's begin with `first`: projections may be stored as one
-    tall    rows that share scales
+    zeros   None: 2^(bits - 1) for words, 0 for bytes
+    order   group index of every input (g_idx); None: consecutive groups
+    shape_tensor  the shape as a tensor of two integers
+    zero_offset   added to each stored zero: 1 in the first format of GPTQ
+    rows, first   rows of the stored matrix, and the first one of this tensor: projections may be stored as one matrix
+    group_rows    rows that share a scale
     """
 
     layout: str
@@ -65,19 +70,19 @@ class Integers:
     scales: TensorFacts
     zeros: TensorFacts | None = None
     order: TensorFacts | None = None
-    stated: TensorFacts | None = None
-    zero_added: int = 0
+    shape_tensor: TensorFacts | None = None
+    zero_offset: int = 0
     rows: int = 0
     first: int = 0
-    tall: int = 1
+    group_rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """One rotation. Pair i of `dim` / 2 turns by position · base^(−2i / dim) / divisors[i].
+    """Parameters of RoPE. Pair i of `dim` / 2 is rotated by position · base^(−2i / dim) / divisors[i].
 
-    dim       dimensions of a head that turn, the first ones; the rest pass
-    divisors  one a pair; () is 1 for all. Linear, Llama-3, YaRN and LongRoPE scaling are all of this form
+    dim       leading dimensions of a head that are rotated; the rest is left as it is
+    divisors  one per pair; () is 1 for all. Linear, Llama-3, YaRN and LongRoPE scaling are all of this form
     scale     factor on cosine and sine (the attention factor of YaRN and LongRoPE)
     """
 
@@ -88,17 +93,73 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """Numbers that define the network. `layer_kinds[i]` is "full" or "window"; `rope` is keyed by kind, {} where nothing turns.
+class AttentionWidths:
+    """Widths of attention per layer, where they are not those of `kv_heads` pairs of `head_dim`: MLA, or heads that differ by layer.
 
-    vocab      rows of the embedding = width of the logits
-    tokens     ids that the tokenizer names; rows beyond them are padding and are never sampled
-    context    positions the model was trained for
-    tied       the output head is the embedding
-    attn_scale     factor on the scores q · k
+    cached   elements in the KV cache per token
+    decode   multiply-adds per pair of query token and cached token, for one token at a time
+    prefill  the same for many tokens at once: MLA then expands its latent into heads
+    latent   keys and values are a latent (MLA)
+    """
+
+    cached: int
+    decode: int
+    prefill: int
+    latent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: `routed` experts in each of `layers` layers, `active` of them per token."""
+
+    routed: int
+    active: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayers:
+    """Recurrent layers: each of `layers` layers keeps a state of fixed size per sequence.
+
+    recurrent    elements of the state, 32 bits each, as in the reference implementations
+    convolution  elements of the short convolution's last inputs, 16 bits each
+    """
+
+    layers: int
+    recurrent: int
+    convolution: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes per sequence in all layers."""
+        return self.layers * (4 * self.recurrent + 2 * self.convolution)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Numbers that define the network. Planning needs only those of a header; `facts.headers` adds the rest for runners, after every tensor
+    has been accounted for.
+
+    name        what the file calls itself
+    layer_kinds "full" or "window" per layer, "none" where a layer has no keys and values
+    window      tokens of the sliding window, 0 without one
+    vocab       rows of the embedding = width of the logits
+    context     positions that the model was trained for
+    tied        the output head is the embedding
+    dtype       format in which most weights are stored: a key of `planning.formats.WEIGHT_FORMATS`
+    parameters  counts by class (`CLASSES`); a tied head counts 0 and is read as the embedding
+    stored      bytes by class, {} where there are no weights
+    attention, experts, state    where the network has more than plain attention and a dense feed-forward
+
+    For runners:
+    tokens      ids that the tokenizer names; rows beyond them are padding and are never sampled
+    eps         of norms
+    rope        by kind of layer, {} without RoPE
+    attn_scale  factor on the scores q · k
     attn_softcap, final_softcap  cap · tanh(x / cap) on scores, on logits; 0: none
-    long_rope  (context, rotation): beyond so many positions the model must be loaded with this rotation instead of `rope`
-    fingerprint  SHA-256 identifying header and weights; part of every prefix key
+    long_rope   (context, rope): for more positions the model must be loaded with this `Rope` instead of `rope`
+    tensors     by canonical name, which is GGUF's (`blk.3.attn_q.weight`), whatever the file calls them; fused projections are split
+    fingerprint SHA-256 that identifies header and weights; part of every prefix key
     """
 
     architecture: str
@@ -110,22 +171,58 @@ class ModelFacts:
     head_dim: int
     ffn: int
     vocab: int
-    tokens: int
     context: int
-    eps: float
     layer_kinds: tuple[str, ...]
     window: int
-    rope: Mapping[str, Rope]
     tied: bool
-    tensors: Mapping[str, TensorFacts]
-    """By canonical name, which is GGUF's (`blk.3.attn_q.weight`), whatever the file calls them. Fused projections appear as their parts."""
-    fingerprint: bytes
-    attn_scale: float
+    dtype: str = "bf16"
+    parameters: Mapping[str, int] = field(default_factory=dict)
+    stored: Mapping[str, int] = field(default_factory=dict)
+    attention: AttentionWidths | None = None
+    experts: Experts | None = None
+    state: StateLayers | None = None
+    tokens: int = 0
+    eps: float = 0.0
+    rope: Mapping[str, Rope] = field(default_factory=dict)
+    attn_scale: float = 0.0
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
     long_rope: tuple[int, Rope] | None = None
+    tensors: Mapping[str, TensorFacts] = field(default_factory=dict)
+    fingerprint: bytes = b""
 
     @property
-    def weights_bytes(self) -> int:
-        """Bytes of all tensors as stored."""
-        return sum(tensor.bytes for tensor in self.tensors.values())
+    def widths(self) -> AttentionWidths:
+        """Widths of attention per layer: `attention`, or those of plain attention."""
+        keys, queries = self.kv_heads * self.head_dim, self.heads * self.head_dim
+        return self.attention or AttentionWidths(2 * keys, 2 * queries, 2 * queries)
+
+    @property
+    def attention_kind(self) -> Literal["MHA", "GQA", "MQA", "MLA"]:
+        """Name of the attention variant. Notes on inference, part 4, section 7."""
+        if self.widths.latent:
+            return "MLA"
+        if self.kv_heads == self.heads:
+            return "MHA"
+        return "MQA" if self.kv_heads == 1 else "GQA"
+
+    @property
+    def kv_layers(self) -> int:
+        """Number of layers with a KV cache."""
+        return self.layers - self.layer_kinds.count("none")
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes per sequence in recurrent layers."""
+        return self.state.bytes if self.state else 0
+
+    @property
+    def total_parameters(self) -> int:
+        """All parameters; a tied head counts once."""
+        return sum(self.parameters.values())
+
+    @property
+    def active_parameters(self) -> float:
+        """Parameters used per token: of the routed experts only the active ones."""
+        share = self.experts.active / self.experts.routed if self.experts else 0.0
+        return self.total_parameters - self.parameters["experts"] * (1.0 - share)

@@ -1,4 +1,4 @@
-"""Gemma 2: what its step computes. Gemma Team 2024, "Gemma 2": capped scores and logits, a window in every second layer.
+"""Gemma 2. Gemma Team 2024, "Gemma 2": capped scores and logits, a window in every second layer.
 
 Norm weights already contain the + 1 of the paper's (1 + w).
 """
@@ -7,9 +7,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ridgeline.models.declare import (
+    ATTENTION,
+    GATED_FFN,
+    GELU_TANH,
+    LAYER_NAMES,
+    NO_BIASES,
+    NORMS_PLUS_ONE,
+    POST_NORM_NAMES,
+    POST_NORMS,
+    TIED,
+    Architecture,
+    TensorNames,
+)
+
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
     from ridgeline.facts.model import ModelFacts
+
+ARCHITECTURE = Architecture(
+    model_types=("gemma2",),
+    tensors=(*ATTENTION, *GATED_FFN, *POST_NORMS),
+    defaults={
+        **TIED,
+        "head_dim": 256,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    keys={"hidden_act": "hidden_activation"},
+    required_config=(*NO_BIASES, ("use_bidirectional_attention", False)),
+    activations=GELU_TANH,
+    checkpoint=TensorNames({**LAYER_NAMES, **POST_NORM_NAMES}, transforms=NORMS_PLUS_ONE),
+    window_pattern=2,
+    default_window=4096,
+    softcaps=(50.0, 30.0),
+    hidden_scaled_layers=(46,),
+)
 
 
 def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:

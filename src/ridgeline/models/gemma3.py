@@ -1,4 +1,4 @@
-"""Gemma 3 (text): what its step computes. Gemma Team 2025, "Gemma 3 Technical Report".
+"""Gemma 3 (text). Gemma Team 2025, "Gemma 3 Technical Report".
 
 Norm weights already contain the + 1 of the paper's (1 + w).
 """
@@ -7,9 +7,57 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ridgeline.models.declare import (
+    ATTENTION,
+    GATED_FFN,
+    GELU_TANH,
+    HEAD_NORM_NAMES,
+    HEAD_NORMS,
+    LAYER_NAMES,
+    NO_BIASES,
+    NORMS_PLUS_ONE,
+    POST_NORM_NAMES,
+    POST_NORMS,
+    ROTARY_BUFFERS,
+    TIED,
+    Architecture,
+    TensorNames,
+)
+
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
     from ridgeline.facts.model import ModelFacts
+
+ARCHITECTURE = Architecture(
+    model_types=("gemma3", "gemma3_text"),
+    tensors=(*ATTENTION, *HEAD_NORMS, *GATED_FFN, *POST_NORMS),
+    defaults={
+        **TIED,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    },
+    keys={"hidden_act": "hidden_activation"},
+    required_config=(*NO_BIASES, ("use_bidirectional_attention", False)),
+    activations=GELU_TANH,
+    checkpoint=TensorNames(
+        {**LAYER_NAMES, **HEAD_NORM_NAMES, **POST_NORM_NAMES},
+        roots=("model.language_model.", "language_model.model.", "language_model.", "model.", ""),
+        transforms=NORMS_PLUS_ONE,
+        ignored=rf"{ROTARY_BUFFERS}|(model\.)?(vision_tower|multi_modal_projector)\..*",
+    ),
+    window_pattern=6,
+    window_rope_base=10_000.0,
+    hidden_scaled_layers=(62,),
+)
 
 
 def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:

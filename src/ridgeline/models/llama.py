@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and what shares their network (SmolLM): what its step computes. Touvron et al. 2023, "Llama 2"; Llama Team 2024.
+"""Llama 2 and 3, and what shares their network (SmolLM). Touvron et al. 2023, "Llama 2"; Llama Team 2024.
 
 Projections have a bias where the checkpoint has one.
 """
@@ -7,9 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, DECODER_NAMES, GATED_FFN, MLP_BIASES, UNTIED, Architecture
+
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
     from ridgeline.facts.model import ModelFacts
+
+ARCHITECTURE = Architecture(
+    model_types=("llama",),
+    tensors=(*ATTENTION, *GATED_FFN),
+    defaults=UNTIED,
+    checkpoint=DECODER_NAMES,
+    biases={**ATTENTION_BIASES, **MLP_BIASES},
+    interleaved=("attn_q", "attn_k"),
+    rope_tensors=("rope_freqs",),
+    windows_everywhere=("gguf",),  # files of Mistral call themselves llama
+)
 
 
 def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:

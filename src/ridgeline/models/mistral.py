@@ -1,12 +1,23 @@
-"""Mistral: what its step computes. Jiang et al. 2023, "Mistral 7B": each layer looks back a window, where the file names one."""
+"""Mistral. Jiang et al. 2023, "Mistral 7B": each layer looks back a window, where the file names one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ridgeline.models.declare import ATTENTION, DECODER_NAMES, GATED_FFN, NO_BIASES, UNTIED, Architecture
+
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
     from ridgeline.facts.model import ModelFacts
+
+ARCHITECTURE = Architecture(
+    model_types=("mistral",),
+    tensors=(*ATTENTION, *GATED_FFN),
+    defaults={**UNTIED, "num_key_value_heads": 8, "sliding_window": 4096},
+    required_config=NO_BIASES,
+    checkpoint=DECODER_NAMES,
+    windows_everywhere=("gguf", "config"),
+)
 
 
 def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:

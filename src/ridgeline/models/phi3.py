@@ -1,4 +1,4 @@
-"""Phi-3: what its step computes. Abdin et al. 2024, "Phi-3 Technical Report": files keep q, k, v in one matrix, gate and up in another.
+"""Phi-3. Abdin et al. 2024, "Phi-3 Technical Report": files keep q, k, v in one matrix, gate and up in another.
 
 A rotation may turn the first part of a head alone, and has long or short divisors, settled before the step is recorded.
 """
@@ -7,9 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ridgeline.models.declare import ATTENTION, COMMON_NAMES, GATED_FFN, NO_BIASES, QKV, UNTIED, Architecture, TensorNames
+
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
     from ridgeline.facts.model import ModelFacts
+
+ARCHITECTURE = Architecture(
+    model_types=("phi3",),
+    tensors=(*ATTENTION, *GATED_FFN),
+    defaults={**UNTIED, "rms_norm_eps": 1e-5, "sliding_window": None, "original_max_position_embeddings": 4096},
+    required_config=NO_BIASES,
+    checkpoint=TensorNames({**COMMON_NAMES, "self_attn.qkv_proj": QKV, "mlp.gate_up_proj": ("ffn_gate", "ffn_up")}),
+    fused={"attn_qkv": QKV, "ffn_up": ("ffn_gate", "ffn_up")},
+    rope_tensors=("rope_factors_long", "rope_factors_short"),
+    windows_everywhere=("gguf", "config"),
+)
 
 
 def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:

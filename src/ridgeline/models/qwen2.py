@@ -1,12 +1,22 @@
-"""Qwen 2 and 2.5: what its step computes. Qwen Team 2024, "Qwen2 Technical Report": queries, keys and values have biases."""
+"""Qwen 2 and 2.5. Qwen Team 2024, "Qwen2 Technical Report": queries, keys and values have biases."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ridgeline.models.declare import ATTENTION, DECODER_NAMES, GATED_FFN, QKV, UNTIED, Architecture
+
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
     from ridgeline.facts.model import ModelFacts
+
+ARCHITECTURE = Architecture(
+    model_types=("qwen2",),
+    tensors=(*ATTENTION, *GATED_FFN),
+    defaults={**UNTIED, "use_sliding_window": False, "max_window_layers": 28},
+    checkpoint=DECODER_NAMES,
+    biases=dict.fromkeys(QKV, "always"),
+)
 
 
 def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:

@@ -1,4 +1,4 @@
-"""Qwen 3 (dense): what its step computes. Qwen Team 2025, "Qwen3 Technical Report": heads of queries and keys are normalised.
+"""Qwen 3 (dense). Qwen Team 2025, "Qwen3 Technical Report": heads of queries and keys are normalised.
 
 Projections of attention have a bias where the checkpoint has one.
 """
@@ -7,9 +7,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ridgeline.models.declare import (
+    ATTENTION,
+    ATTENTION_BIASES,
+    GATED_FFN,
+    HEAD_NORM_NAMES,
+    HEAD_NORMS,
+    LAYER_NAMES,
+    UNTIED,
+    Architecture,
+    TensorNames,
+)
+
 if TYPE_CHECKING:
     from ridgeline.compute.graph import Handle, Recorder, Weights
     from ridgeline.facts.model import ModelFacts
+
+ARCHITECTURE = Architecture(
+    model_types=("qwen3",),
+    tensors=(*ATTENTION, *HEAD_NORMS, *GATED_FFN),
+    defaults={**UNTIED, "head_dim": 128, "use_sliding_window": False, "max_window_layers": 28},
+    required_config=(("mlp_bias", False),),
+    checkpoint=TensorNames({**LAYER_NAMES, **HEAD_NORM_NAMES}),
+    biases=ATTENTION_BIASES,
+)
 
 
 def step(g: Recorder, facts: ModelFacts, w: Weights) -> Handle:

@@ -53,7 +53,7 @@ class _Started:
 
 
 class Metrics:
-    """The fold. `apply` each event once, in order; read the attributes at any time. Times are seconds, sizes tokens or pages."""
+    """The fold. `apply` each event once, in order; read the attributes at any time. Times are seconds, sizes tokens or blocks."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
@@ -61,18 +61,21 @@ class Metrics:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.preemptions = 0
-        self.evicted_pages = 0
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
+        """Of those, ids that were sampled as drafted."""
+        self.evicted_blocks = 0
         self.blocks_to_host = 0
         self.blocks_from_host = 0
         self.host_blocks = 0
-        """Pages of the host that held a block at the last step."""
+        """Blocks of the host that held something at the last step."""
         self.host_hits = 0
-        """Tokens taken from the prefix cache, prompts' or not, of which pages were copied back from the host."""
+        """Tokens taken from the prefix cache, prompts' or not, of which blocks were copied back from the host."""
         self.steps = 0
         self.rejected = 0
         self.finished: dict[Finish, int] = dict.fromkeys(Finish, 0)
         self.free_blocks: int | None = None
-        """Pages without holder or content at the last step; None before the first."""
+        """Blocks without holder or content at the last step; None before the first."""
         self.cached_blocks = 0
         self.time_to_first_token = Histogram(SECONDS)
         self.inter_token = Histogram(SECONDS)
@@ -114,7 +117,7 @@ class Metrics:
                 self.free_blocks, self.cached_blocks = event.free_blocks, event.cached_blocks
                 self.host_blocks = event.host_blocks
             case events.Evicted():
-                self.evicted_pages += 1
+                self.evicted_blocks += 1
             case events.Moved():
                 self.blocks_to_host += event.out
                 self.blocks_from_host += not event.out
@@ -159,6 +162,8 @@ class Metrics:
         self._rows[event.sequence] = choice
 
     def _computed(self, event: events.Computed) -> None:
+        self.draft_tokens += event.drafted
+        self.accepted_tokens += event.accepted
         for sequence, sampled in zip(event.sequences, event.sampled, strict=True):
             if not sampled:
                 continue

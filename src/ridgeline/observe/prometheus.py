@@ -33,7 +33,7 @@ class _Fold(Collector):
         self._kv = kv
 
     def describe(self) -> list[Metric]:
-        """Nothing: names are not checked against other collectors, there are none."""
+        """An empty list: names are not checked against other collectors, there are none."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -44,7 +44,7 @@ class _Fold(Collector):
         used = 0.0 if not blocks else 1 - (free + m.cached_blocks) / blocks
         yield self._gauge("vllm:num_requests_running", "Choices that have a row.", m.running)
         yield self._gauge("vllm:num_requests_waiting", "Choices without a row: not started, or preempted.", m.waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages held at the last step (1 is all).", used)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks held at the last step (1 is all).", used)
         yield self._gauge("ridgeline_kv_blocks_free", "KV blocks that hold nothing, at the last step.", free)
         yield self._gauge("ridgeline_kv_blocks_cached", "KV blocks published and without holder, at the last step.", m.cached_blocks)
         if self._kv.host_blocks:
@@ -52,12 +52,14 @@ class _Fold(Collector):
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", m.prefix_queries)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens taken from the prefix cache.", m.prefix_hits)
         yield self._counter("vllm:num_preemptions", "Preemptions.", m.preemptions)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted, and verified.", m.draft_tokens)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were right.", m.accepted_tokens)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.", m.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens sampled.", m.generation_tokens)
         yield self._finished()
         yield self._counter("ridgeline_steps", "Steps scheduled.", m.steps)
-        yield self._counter("ridgeline_evicted_pages", "Cached KV pages whose block was forgotten.", m.evicted_pages)
-        yield self._counter("ridgeline_rejected_requests", "Requests that the engine refused.", m.rejected)
+        yield self._counter("ridgeline_evicted_blocks", "Cached KV blocks that were forgotten.", m.evicted_blocks)
+        yield self._counter("ridgeline_rejected_requests", "Requests that the engine rejected.", m.rejected)
         yield self._histogram("vllm:time_to_first_token_seconds", "From admission to the first token.", m.time_to_first_token)
         yield self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a choice.", m.inter_token)
         yield self._histogram("vllm:e2e_request_latency_seconds", "From admission to the end of a choice.", m.end_to_end)
@@ -68,7 +70,7 @@ class _Fold(Collector):
         yield self._histogram("vllm:request_generation_tokens", "Tokens that a choice generated, at its end.", m.request_generation)
 
     def _host(self) -> Iterator[Metric]:
-        """Of the tier of KV pages on the host."""
+        """Figures of the tier of KV blocks on the host."""
         m, size = self._metrics, self._kv.block_bytes
         yield self._gauge("ridgeline_kv_blocks_host", "KV blocks on the host that hold something, at the last step.", m.host_blocks)
         yield self._counter("ridgeline_kv_bytes_to_host", "Bytes of KV blocks copied to the host.", m.blocks_to_host * size)

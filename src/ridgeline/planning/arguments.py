@@ -1,29 +1,29 @@
-"""From words to a deployment: every number bounded, every mistake answered with its cause, the number and a fix."""
+"""Parser of the options of `ridgeline plan` to a deployment. Every number is bounded; errors say the cause, the number and the fix."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 
 from ridgeline.errors import ConfigError
-from ridgeline.facts.hardware.ceilings import this_machine
+from ridgeline.facts.hardware.ceilings import measure_this_machine
 from ridgeline.facts.hardware.devices import ALIASES, DEVICES, GB, TERA, Device, Price
-from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
-from ridgeline.planning.deployment import Deployment, Layout, Workload, automatic_layout
+from ridgeline.facts.model import ModelFacts
+from ridgeline.planning.deployment import MAX_DEVICES, Deployment, Layout, Workload, automatic_layout
+from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS
 from ridgeline.planning.objectives import Objective
 
-MAX_DEVICES = 1_024
 MAX_USERS = 1_000_000
 MAX_TOKENS = 1 << 27
 DEFAULT_CONTEXT = 4_096
-THIS = "this"
-"""The device that the planner runs on."""
+THIS_MACHINE = "this"
+"""Name of the machine that the planner runs on."""
 _TIMES = {"ttft", "itl"}
 _LOAD = {"in": (1, MAX_TOKENS), "out": (1, MAX_TOKENS), "prefix": (0, 0.99), "burst": (1, 1_000)}
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What a user asked, as typed; None is "decide". Times are seconds, `memory_gb` and `bandwidth_gb` are 10⁹ bytes (a second)."""
+class PlanOptions:
+    """Options of a plan; None means the default. Times are seconds, `memory_gb` and `bandwidth_gb` are 10⁹ bytes (per second)."""
 
     device: str
     count: int = 1
@@ -43,55 +43,55 @@ class Question:
     price: float | None = None
 
 
-def deployment_of(shape: ModelShape, asked: Question) -> Deployment:
-    """The deployment that a question means. Raises ConfigError with the number and the fix."""
-    _bounded("--count", asked.count, 1, MAX_DEVICES)
-    users = int(_bounded("--users", _or_one(asked.users), 1, MAX_USERS))
-    _bounded("--memory-utilization", asked.utilisation, 0.1, 1.0)
-    _bounded("--max-num-batched-tokens", asked.chunk, 1, 1 << 20)
-    load = parse_workload(asked.workload)
-    context = _context(shape, asked.context, load)
+def deployment_of(model: ModelFacts, options: PlanOptions) -> Deployment:
+    """Deployment of a model with these options. Raises ConfigError with the number and the fix."""
+    _bounded("--count", options.count, 1, MAX_DEVICES)
+    users = int(_bounded("--users", _or_one(options.users), 1, MAX_USERS))
+    _bounded("--memory-utilization", options.utilisation, 0.1, 1.0)
+    _bounded("--max-num-batched-tokens", options.chunk, 1, 1 << 20)
+    load = parse_workload(options.workload)
+    context = _context(model, options.context, load)
     return Deployment(
-        shape=shape,
-        device=device_of(asked),
-        layout=_layout(shape, asked),
-        dtype=_choice("--dtype", asked.dtype, WEIGHT_FORMATS) if asked.dtype not in (None, "auto") else None,
-        kv_dtype=_choice("--kv-dtype", asked.kv_dtype, KV_BITS) if asked.kv_dtype else ("f32" if shape.dtype == "f32" else "f16"),
+        model=model,
+        device=device_of(options),
+        layout=_layout(model, options),
+        dtype=_choice("--dtype", options.dtype, WEIGHT_FORMATS) if options.dtype not in (None, "auto") else None,
+        kv_dtype=_choice("--kv-dtype", options.kv_dtype, KV_BITS) if options.kv_dtype else ("f32" if model.dtype == "f32" else "f16"),
         context=context,
         users=users,
         workload=_load_within(context, load),
-        utilisation=asked.utilisation,
-        chunk=asked.chunk,
+        utilisation=options.utilisation,
+        chunk=options.chunk,
     )
 
 
-def device_of(asked: Question) -> Device:
-    """The device by name, with the numbers that the question puts in place of the table's."""
-    name = asked.device.lower()
-    device = this_machine() if name == THIS else DEVICES.get(ALIASES.get(name, name))
+def device_of(options: PlanOptions) -> Device:
+    """Device by name, with the numbers that the options override."""
+    name = options.device.lower()
+    device = measure_this_machine() if name == THIS_MACHINE else DEVICES.get(ALIASES.get(name, name))
     if device is None:
         raise ConfigError(
-            f"--device {asked.device!r:.60} is not known; known: {', '.join(DEVICES)}, {THIS} (machine); "
+            f"--device {options.device!r:.60} is not known; known: {', '.join(DEVICES)}, {THIS_MACHINE} (machine); "
             "or change one by --bandwidth and the like"
         )
-    if asked.memory_gb is not None:
-        device = replace(device, memory_bytes=int(_bounded("--memory", asked.memory_gb, 0.1, 1e5) * GB))
-    if asked.bandwidth_gb is not None:
-        device = replace(device, bytes_per_second=_bounded("--bandwidth", asked.bandwidth_gb, 0.1, 1e6) * GB)
-    if asked.tflops is not None:
-        device = replace(device, flops_per_second={"f32": _bounded("--tflops", asked.tflops, 1e-3, 1e6) * TERA})
-    if asked.price is not None:
-        device = replace(device, price=Price(_bounded("--price-per-hour", asked.price, 1e-6, 1e6), "given"))
+    if options.memory_gb is not None:
+        device = replace(device, memory_bytes=int(_bounded("--memory", options.memory_gb, 0.1, 1e5) * GB))
+    if options.bandwidth_gb is not None:
+        device = replace(device, bytes_per_second=_bounded("--bandwidth", options.bandwidth_gb, 0.1, 1e6) * GB)
+    if options.tflops is not None:
+        device = replace(device, flops_per_second={"f32": _bounded("--tflops", options.tflops, 1e-3, 1e6) * TERA})
+    if options.price is not None:
+        device = replace(device, price=Price(_bounded("--price-per-hour", options.price, 1e-6, 1e6), "given"))
     return device
 
 
 def api_price_of(value: float | None) -> float | None:
-    """Dollars a million tokens, bounded."""
+    """Dollars per million tokens. Raises ConfigError out of bounds."""
     return None if value is None else _bounded("--api-price", value, 1e-6, 1e6)
 
 
 def parse_objective(text: str | None) -> Objective:
-    """`ttft=500ms,itl=50ms`; a time without a unit is refused, since both are usual."""
+    """Parses `ttft=500ms,itl=50ms`. A time without a unit is an error, since both units are usual."""
     times = {}
     for key, value in _pairs("--slo", text, _TIMES).items():
         scale = 1e-3 if value.endswith("ms") else 1.0
@@ -103,7 +103,7 @@ def parse_objective(text: str | None) -> Objective:
 
 
 def parse_workload(text: str | None) -> Mapping[str, float]:
-    """`in=2000,out=500,prefix=0.5,burst=3`: tokens in and out, share of the prompt that is cached, peak over mean arrivals."""
+    """Parses `in=2000,out=500,prefix=0.5,burst=3`: prompt and output tokens, cached share of the prompt, peak over mean arrivals."""
     found = {}
     for key, value in _pairs("--workload", text, set(_LOAD)).items():
         low, high = _LOAD[key]
@@ -111,17 +111,17 @@ def parse_workload(text: str | None) -> Mapping[str, float]:
     return found
 
 
-def _context(shape: ModelShape, asked: int | None, load: Mapping[str, float]) -> int:
-    wanted = asked if asked is not None else int(load["in"] + load["out"]) if {"in", "out"} <= load.keys() else None
-    if wanted is None:
-        return min(DEFAULT_CONTEXT, shape.context)
-    if not 2 <= wanted <= shape.context:
-        raise ConfigError(f"a context of {wanted} tokens is outside 2 … {shape.context}, what {shape.name} was trained for; set --context")
-    return wanted
+def _context(model: ModelFacts, asked: int | None, load: Mapping[str, float]) -> int:
+    context = asked if asked is not None else int(load["in"] + load["out"]) if {"in", "out"} <= load.keys() else None
+    if context is None:
+        return min(DEFAULT_CONTEXT, model.context)
+    if not 2 <= context <= model.context:
+        raise ConfigError(f"a context of {context} tokens is outside 2 … {model.context}, what {model.name} was trained for; set --context")
+    return context
 
 
 def _load_within(context: int, load: Mapping[str, float]) -> Workload:
-    """The workload; where nothing is said an eighth of the context is output and the rest prompt."""
+    """The workload; by default an eighth of the context is output and the rest prompt."""
     output = int(load.get("out", max(1, context // 8 if "in" not in load else context - load["in"])))
     prompt = int(load.get("in", context - output))
     if prompt < 1 or output < 1 or prompt + output > context:
@@ -129,25 +129,25 @@ def _load_within(context: int, load: Mapping[str, float]) -> Workload:
     return Workload(prompt, output, load.get("prefix", 0.0), load.get("burst", 1.0))
 
 
-def _layout(shape: ModelShape, asked: Question) -> Layout:
-    if asked.tensor is None and asked.pipeline is None and asked.expert is None:
-        return automatic_layout(shape, asked.count)
-    tensor = int(_bounded("--tensor-parallel-size", _or_one(asked.tensor), 1, MAX_DEVICES))
-    pipeline = int(_bounded("--pipeline-parallel-size", _or_one(asked.pipeline), 1, shape.layers))
-    expert = int(_bounded("--expert-parallel-size", _or_one(asked.expert), 1, MAX_DEVICES))
-    routed = shape.experts.routed if shape.experts else 1
+def _layout(model: ModelFacts, options: PlanOptions) -> Layout:
+    if options.tensor is None and options.pipeline is None and options.expert is None:
+        return automatic_layout(model, options.count)
+    tensor = int(_bounded("--tensor-parallel-size", _or_one(options.tensor), 1, MAX_DEVICES))
+    pipeline = int(_bounded("--pipeline-parallel-size", _or_one(options.pipeline), 1, model.layers))
+    expert = int(_bounded("--expert-parallel-size", _or_one(options.expert), 1, MAX_DEVICES))
+    routed = model.experts.routed if model.experts else 1
     if routed % expert:
-        have = f"{routed} routed experts" if shape.experts else "no experts"
+        have = f"{routed} routed experts" if model.experts else "no experts"
         widths = [str(width) for width in range(1, 65) if routed % width == 0]
-        raise ConfigError(f"--expert-parallel-size {expert}: {shape.name} has {have}; take one of {', '.join(widths)}")
-    if shape.heads % tensor:
-        widths = [str(width) for width in range(1, 65) if shape.heads % width == 0]
-        raise ConfigError(f"--tensor-parallel-size {tensor} does not divide {shape.heads} heads; take one of {', '.join(widths)}")
+        raise ConfigError(f"--expert-parallel-size {expert}: {model.name} has {have}; take one of {', '.join(widths)}")
+    if model.heads % tensor:
+        widths = [str(width) for width in range(1, 65) if model.heads % width == 0]
+        raise ConfigError(f"--tensor-parallel-size {tensor} does not divide {model.heads} heads; take one of {', '.join(widths)}")
     ranks = tensor * pipeline * expert
-    if asked.count % ranks:
-        cut = f"{tensor} × {pipeline}" + (f" × {expert}" if expert > 1 else "")
-        raise ConfigError(f"--count {asked.count} is no multiple of {cut} ranks; set --count {ranks} or a multiple of it")
-    return Layout(tensor, pipeline, expert, replicas=asked.count // ranks)
+    if options.count % ranks:
+        split = f"{tensor} × {pipeline}" + (f" × {expert}" if expert > 1 else "")
+        raise ConfigError(f"--count {options.count} is not a multiple of {split} ranks; set --count {ranks} or a multiple of it")
+    return Layout(tensor, pipeline, expert, replicas=options.count // ranks)
 
 
 def _or_one(value: int | None) -> int:
@@ -170,7 +170,7 @@ def _number(flag: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{flag}={text!r:.40} is no number") from None
+        raise ConfigError(f"{flag}={text!r:.40} is not a number") from None
 
 
 def _bounded(flag: str, value: float, low: float, high: float) -> float:

@@ -1,27 +1,29 @@
-"""What is planned: a model, devices, a layout over them, formats and a workload; and the memory it takes.
+"""Deployments (a model, devices, a layout over them, formats, a workload) and their memory.
 
-Owns the memory of a deployment. Page arithmetic is `planning.memory`'s, the same that the engine allocates with.
+Owns the memory of a deployment. Block arithmetic is that of `memory.py`, which the engine uses to allocate.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
 from ridgeline.facts.hardware.devices import Device
-from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
-from ridgeline.planning.capacity import activation_bytes, attention_score_bytes, tiled_score_bytes
-from ridgeline.planning.memory import block_bytes, groups_of, longest_sequence, sequence_pages
+from ridgeline.facts.model import ModelFacts
+from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS, class_bytes
+from ridgeline.planning.memory import groups_of, kv_bytes, longest_sequence, sequence_blocks
 from ridgeline.planning.parallel import kv_heads_per_device
 
 ACTIVATION_BYTES = 2
 """Activations are 16 bits wide."""
 
 MAX_SEQUENCES = 1 << 20
-"""More sequences than this are not counted."""
+"""Upper bound of reported sequences."""
+
+MAX_DEVICES = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """An average request: tokens in and out, the share of prompt tokens that the cache has, and peak over mean arrivals."""
+    """An average request: prompt and output tokens, share of prompt tokens in the prefix cache, peak over mean arrival rate."""
 
     prompt: int
     output: int
@@ -31,9 +33,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Devices of one copy of the model: every matrix cut by `tensor`, layers by `pipeline`, routed experts by `expert` as well.
+    """Parallelism: ranks that split every matrix (`tensor`), the layers (`pipeline`) and the routed experts (`expert`).
 
-    With `expert` > 1 attention is copied, each copy serving its share of the sequences. `replicas` are independent copies of all that.
+    With `expert` > 1 every expert rank has a copy of attention and serves its share of the sequences. `replicas` are independent copies
+    of the whole model.
     """
 
     tensor: int = 1
@@ -54,15 +57,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class Deployment:
-    """One question to the planner.
+    """A deployment to plan.
 
     dtype         weight format, None: as the file stores them      kv_dtype   key of `KV_BITS`
-    context       tokens of a sequence at most, prompt and output    users      sequences at once
-    utilisation   share of a device's memory that may be used        chunk      tokens of a step at most
-    shared        tokens at the start of every sequence that are stored once
+    context       most tokens per sequence, prompt and output        users      sequences at once
+    utilisation   share of a device's memory that may be used        chunk      most tokens per step
+    shared        tokens of a common prefix of all sequences, stored once
     """
 
-    shape: ModelShape
+    model: ModelFacts
     device: Device
     layout: Layout
     dtype: str | None
@@ -78,7 +81,7 @@ class Deployment:
     @property
     def compute_dtype(self) -> str:
         """Data type of the matrix products."""
-        return WEIGHT_FORMATS[self.dtype or self.shape.dtype].compute
+        return WEIGHT_FORMATS[self.dtype or self.model.dtype].compute
 
     @property
     def kv_bits(self) -> int:
@@ -87,19 +90,19 @@ class Deployment:
 
     @cached_property
     def memory(self) -> "Memory":
-        """The memory that this takes."""
+        """Memory of this deployment."""
         return memory_of(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one replica over all its ranks, and what they hold. Sequences count over all replicas.
+    """Bytes of one replica over all its ranks; sequences over all replicas.
 
-    overhead      driver, context, framework                        reserve    what utilisation leaves untouched
-    kv_token      K and V of one token in all layers                kv_sequence  pages of one sequence of `context` tokens
-    state         what a sequence keeps beside its pages, in recurrent layers
-    kv_budget     what is left for KV; negative where weights do not fit
-    shortfall     bytes that are missing for the users asked for, 0 where they fit
+    overhead      driver, context, framework                        reserve      not used because of `utilisation`
+    kv_token      K and V of one token in all layers                kv_sequence  blocks of one sequence of `context` tokens
+    state         state of one sequence in recurrent layers
+    kv_budget     left for the KV cache; negative where weights do not fit
+    shortfall     bytes missing for all users, 0 where they fit
     """
 
     total: int
@@ -118,13 +121,13 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether weights, activations, overhead, reserve and every user's KV fit."""
+        """True where weights, activations, overhead, reserve and every user's KV fit."""
         return self.shortfall == 0
 
 
 def weight_classes(deployment: Deployment) -> dict[str, float]:
-    """Bytes of the weights by class, one copy."""
-    return deployment.shape.class_bytes(deployment.dtype)
+    """Bytes of weights by class, of one copy of the model."""
+    return class_bytes(deployment.model, deployment.dtype)
 
 
 def rank_weights(deployment: Deployment) -> float:
@@ -135,66 +138,91 @@ def rank_weights(deployment: Deployment) -> float:
 
 
 def kv_share(deployment: Deployment) -> float:
-    """Share of a sequence's KV that one device of its tensor and pipeline ranks holds. A latent is copied, not cut."""
-    shape, layout = deployment.shape, deployment.layout
-    heads = 1.0 if shape.attention == "MLA" else kv_heads_per_device(shape.kv_heads, layout.tensor) / shape.kv_heads
+    """Share of a sequence's KV cache on one of its tensor and pipeline ranks. MLA's latent is copied, not split."""
+    model, layout = deployment.model, deployment.layout
+    heads = 1.0 if model.widths.latent else kv_heads_per_device(model.kv_heads, layout.tensor) / model.kv_heads
     return heads / layout.pipeline
 
 
+def attention_score_bytes(heads: int, tokens: int, element_bytes: float) -> float:
+    """Bytes of attention scores of one layer if the whole matrix is stored: heads · tokens² · bytes.
+
+    32 heads at 4,096 tokens in 16 bits: 1 GiB per layer. Notes on inference, part 3, "Activation Memory".
+    """
+    return heads * tokens * tokens * element_bytes
+
+
+def tiled_score_bytes(heads: int, tokens: int, element_bytes: float) -> float:
+    """Bytes of the running maximum and sum per row of tiled attention: O(heads · tokens).
+
+    Notes on inference, part 3, "Activation Memory" (FlashAttention).
+    """
+    return 2 * heads * tokens * element_bytes
+
+
+def activation_bytes(tokens: int, hidden: int, ffn: int, queries: int, element_bytes: float) -> float:
+    """Bytes of activations of one layer in a step of `tokens` tokens; all layers reuse them.
+
+    Residual and normed input (2 · hidden), queries and attention output (2 · queries), gate and up (2 · ffn).
+    The O(B · P · d_ff) term of Notes on inference, part 3, "Activation Memory".
+    """
+    return tokens * (2 * hidden + 2 * queries + 2 * ffn) * element_bytes
+
+
 def rank_activations(deployment: Deployment, tiled: bool = True) -> float:
-    """Bytes of working memory on one device: one layer at a time, attention in tiles or with its scores stored, and logits."""
-    shape, tokens = deployment.shape, min(deployment.chunk, deployment.context)
-    layer = activation_bytes(tokens, shape.hidden, shape.ffn, shape.heads * shape.head_dim, ACTIVATION_BYTES)
+    """Bytes of activations on one device: those of one layer, attention tiled or with stored scores, and logits."""
+    model, tokens = deployment.model, min(deployment.chunk, deployment.context)
+    layer = activation_bytes(tokens, model.hidden, model.ffn, model.heads * model.head_dim, ACTIVATION_BYTES)
     scores = (
-        tiled_score_bytes(shape.heads, tokens, 4) if tiled else attention_score_bytes(shape.heads, deployment.context, ACTIVATION_BYTES)
+        tiled_score_bytes(model.heads, tokens, 4) if tiled else attention_score_bytes(model.heads, deployment.context, ACTIVATION_BYTES)
     )
-    logits = min(deployment.users, tokens) * shape.vocab * 4
+    logits = min(deployment.users, tokens) * model.vocab * 4
     return (layer + scores + logits) / deployment.layout.tensor
 
 
 def rank_kv_budget(deployment: Deployment) -> float:
-    """Bytes that one device has left for KV; negative where the weights do not fit."""
+    """Bytes left for the KV cache on one device; negative where the weights do not fit."""
     taken = rank_weights(deployment) + rank_activations(deployment) + deployment.device.overhead_bytes
     return deployment.device.memory_bytes * deployment.utilisation - taken
 
 
 def rank_state(deployment: Deployment) -> float:
-    """Bytes of a sequence's recurrent state on one device; heads and channels are cut as attention's are."""
-    return deployment.shape.state_bytes / deployment.layout.tensor / deployment.layout.pipeline
+    """Bytes of a sequence's recurrent state on one device; split over ranks as attention is."""
+    return deployment.model.state_bytes / deployment.layout.tensor / deployment.layout.pipeline
 
 
-def page_of(deployment: Deployment) -> int:
-    """Bytes of one page over all ranks; 0 where no layer has keys and values."""
-    shape = deployment.shape
-    groups = groups_of(shape.layer_kinds, shape.window)
-    return block_bytes(len(groups[0].layers), deployment.block_tokens, shape.kv_elements, deployment.kv_bits) if groups else 0
+def block_bytes_of(deployment: Deployment) -> int:
+    """Bytes of one block over all ranks; 0 where no layer has a KV cache."""
+    model = deployment.model
+    groups = groups_of(model.layer_kinds, model.window)
+    return kv_bytes(len(groups[0].layers), deployment.block_tokens, model.widths.cached, deployment.kv_bits) if groups else 0
 
 
-def kv_pages(deployment: Deployment, sequences: int = 0) -> int:
-    """Pages of one copy of the model (of one expert rank where experts are cut) beside the states of `sequences`; 0 where nothing fits."""
-    left, page = rank_kv_budget(deployment) - sequences * rank_state(deployment), page_of(deployment)
-    return int(max(0.0, left) / (page * kv_share(deployment))) if page else 0
+def kv_blocks(deployment: Deployment, sequences: int = 0) -> int:
+    """KV blocks of one copy of the model (per expert rank) besides the states of `sequences` sequences; 0 where nothing fits."""
+    left, block = rank_kv_budget(deployment) - sequences * rank_state(deployment), block_bytes_of(deployment)
+    return int(max(0.0, left) / (block * kv_share(deployment))) if block else 0
 
 
 def memory_of(deployment: Deployment) -> Memory:
-    """Memory of a deployment: device memory · utilisation − weights − activations − overhead is the KV cache's."""
-    shape, device, layout = deployment.shape, deployment.device, deployment.layout
-    groups, size = groups_of(shape.layer_kinds, shape.window), deployment.block_tokens
-    page, state = page_of(deployment), rank_state(deployment)
+    """Memory of a deployment. KV cache = device memory · utilisation − weights − activations − overhead."""
+    model, device, layout = deployment.model, deployment.device, deployment.layout
+    groups, size = groups_of(model.layer_kinds, model.window), deployment.block_tokens
+    block, state = block_bytes_of(deployment), rank_state(deployment)
     usable = device.memory_bytes * deployment.utilisation
     activations = rank_activations(deployment)
     budget = rank_kv_budget(deployment)
     sequences = layout.expert * layout.replicas
 
-    def pages_of(tokens: int) -> int:
-        return sequence_pages(groups, size, tokens, deployment.chunk)
+    def blocks_of(tokens: int) -> int:
+        return sequence_blocks(groups, size, tokens, deployment.chunk)
 
     shared = deployment.shared // size * sum(group.window == 0 for group in groups)
-    each = pages_of(deployment.context) - shared
+    each = blocks_of(deployment.context) - shared
     per_copy = -(-deployment.users // sequences)
-    left = max(0, kv_pages(deployment, per_copy) - shared)
+    left = max(0, kv_blocks(deployment, per_copy) - shared)
     states_fit = per_copy * state <= budget
-    held = page * kv_share(deployment)
+    held = block * kv_share(deployment)
     missing = (shared + each * per_copy) * held + per_copy * state - budget
     return Memory(
         total=device.memory_bytes * layout.ranks,
@@ -203,22 +231,22 @@ def memory_of(deployment: Deployment) -> Memory:
         untiled_activations=round(rank_activations(deployment, tiled=False) * layout.ranks),
         overhead=device.overhead_bytes * layout.ranks,
         reserve=round((device.memory_bytes - usable) * layout.ranks),
-        kv_token=block_bytes(shape.kv_layers, 1, shape.kv_elements, deployment.kv_bits),
-        kv_sequence=pages_of(deployment.context) * page,
-        state=shape.state_bytes,
+        kv_token=kv_bytes(model.kv_layers, 1, model.widths.cached, deployment.kv_bits),
+        kv_sequence=blocks_of(deployment.context) * block,
+        state=model.state_bytes,
         kv_budget=round(budget * layout.ranks),
         max_sequences=min(MAX_SEQUENCES, int(max(0.0, budget - shared * held) / (each * held + state)) * sequences),
-        max_context=longest_sequence(groups, size, left // per_copy + shared, deployment.chunk, shape.context if states_fit else 0),
+        max_context=longest_sequence(groups, size, left // per_copy + shared, deployment.chunk, model.context if states_fit else 0),
         shortfall=max(0, round(missing * layout.ranks)),
     )
 
 
-def automatic_layout(shape: ModelShape, count: int) -> Layout:
-    """Tensor parallel within a node of eight, for the lowest latency; pipeline stages beyond it; replicas once every layer is a stage.
+def automatic_layout(model: ModelFacts, count: int) -> Layout:
+    """Default layout of `count` devices: tensor ranks within a node of eight, then pipeline stages, then replicas.
 
-    Notes on inference, part 4, section 8. The tensor width is the greatest divisor of `count` up to 8 that divides the query heads.
+    Notes on inference, part 4, section 8. Tensor ranks: the greatest divisor of `count` up to 8 that divides the query heads.
     """
-    tensor = max(width for width in range(1, min(count, 8) + 1) if count % width == 0 and shape.heads % width == 0)
+    tensor = max(width for width in range(1, min(count, 8) + 1) if count % width == 0 and model.heads % width == 0)
     rest = count // tensor
-    pipeline = max(stages for stages in range(1, min(rest, shape.layers) + 1) if rest % stages == 0)
+    pipeline = max(stages for stages in range(1, min(rest, model.layers) + 1) if rest % stages == 0)
     return Layout(tensor=tensor, pipeline=pipeline, replicas=rest // pipeline)

@@ -1,4 +1,4 @@
-"""Memory arithmetic of the paged KV cache: pure functions of facts and limits. Bytes, tokens and pages, never arrays."""
+"""Memory arithmetic of the KV cache: pure functions of facts and limits, in bytes, tokens and blocks."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -10,40 +10,40 @@ from ridgeline.core.plan import KVGroup
 from ridgeline.facts.model import ModelFacts
 
 GRAPH_BYTES: Final = 2 << 20
-"""What a captured graph takes of a device beside the values that it shares with all others: published sizes are 1 to 2 MB."""
+"""Device memory of one captured CUDA graph, without the buffers that all graphs share: published sizes are 1 to 2 MB."""
 
 RESERVE_SHARE: Final = 0.03
-"""Of a device's memory, what stays free: fragments, and libraries that ask for more when they first see a size."""
+"""Share of a device's memory that is left free for fragmentation and for libraries that allocate later."""
 
 HOST_LINK: Final = 128e9
-"""Bytes a second between a device and its host, both directions together: PCIe 5 x 16. Faster links of a device lead to its like."""
+"""Bytes per second between a device and its host, both directions together: PCIe 5 x 16. Faster links lead to other devices."""
 
 
 def host_copy_seconds(nbytes: float, link_bytes_per_second: float) -> float:
-    """Seconds in which so many bytes go to the host or come back: one direction of PCIe, nothing else on it."""
+    """Seconds to copy `nbytes` between device and host over an otherwise idle PCIe link."""
     return nbytes / (min(link_bytes_per_second, HOST_LINK) / 2)
 
 
 def kv_head_bytes(head_dim: int, kv_dtype: str) -> int:
-    """Bytes of one token's K, or V, of one head: f32, bf16, fp16, fp8 without a scale, or int8 with one fp32 scale."""
+    """Bytes of K (or V) per token and head: f32, bf16, fp16, fp8 without a scale, or int8 with one fp32 scale."""
     return {"f32": 4 * head_dim, "bf16": 2 * head_dim, "fp16": 2 * head_dim, "fp8": head_dim, "int8": head_dim + 4}[kv_dtype]
 
 
-def left_for_cache(device_bytes: int, free_bytes: int, graphs: int) -> int:
-    """Bytes of a device that its KV cache may take, of those that weights and the largest step leave free; below 0 where too few are."""
+def available_kv_bytes(device_bytes: int, free_bytes: int, graphs: int) -> int:
+    """Bytes for the KV cache, of the `free_bytes` that weights and the largest step leave on the device; negative where too few are."""
     return free_bytes - int(RESERVE_SHARE * device_bytes) - graphs * GRAPH_BYTES
 
 
 def kv_groups(facts: ModelFacts) -> tuple[KVGroup, ...]:
-    """Layers of one kind share a table; kinds are cut to the greatest common number of layers, so that all pages have one size.
+    """KV groups of a model: layers of one kind, split into groups of equal size so that all blocks have one size.
 
-    Fifteen window layers and three full ones become five groups and one, of three layers each.
+    Fifteen window layers and three full ones become five groups and one group, of three layers each.
     """
     return groups_of(facts.layer_kinds, facts.window)
 
 
 def groups_of(layer_kinds: Sequence[str], window: int) -> tuple[KVGroup, ...]:
-    """`kv_groups` for layers of these kinds, of which "window" ones look back `window` tokens and "none" have no keys and values."""
+    """`kv_groups` for layers of these kinds: "full", "window" (attends to `window` tokens), or "none" (without KV cache)."""
     kinds: dict[str, list[int]] = {}
     for layer, kind in enumerate(layer_kinds):
         if kind != "none":
@@ -56,48 +56,48 @@ def groups_of(layer_kinds: Sequence[str], window: int) -> tuple[KVGroup, ...]:
     )
 
 
-def page_bytes(facts: ModelFacts, group: KVGroup, block_tokens: int, kv_dtype: str) -> int:
-    """Bytes of one page: K and V of `block_tokens` tokens for the group's layers.
+def block_bytes(facts: ModelFacts, group: KVGroup, block_tokens: int, kv_dtype: str) -> int:
+    """Bytes of one block: K and V of `block_tokens` tokens for the group's layers.
 
-    2 · layers · tokens · KV heads · bytes of a head
+    2 · layers · tokens · KV heads · bytes per head
     """
     return 2 * len(group.layers) * block_tokens * facts.kv_heads * kv_head_bytes(facts.head_dim, kv_dtype)
 
 
-def block_bytes(layers: int, block_tokens: int, elements: int, element_bits: int) -> int:
-    """Bytes of one page for `elements` cached numbers a token and layer: layers · tokens · elements · bits, in whole bytes."""
-    return -(-layers * block_tokens * elements * element_bits // 8)
+def kv_bytes(layers: int, tokens: int, elements: int, element_bits: int) -> int:
+    """Bytes of KV cache for `elements` cached elements per token and layer: layers · tokens · elements · bits / 8, rounded up."""
+    return -(-layers * tokens * elements * element_bits // 8)
 
 
-def sequence_pages(groups: tuple[KVGroup, ...], block_tokens: int, tokens: int, chunk: int) -> int:
-    """Pages that a sequence of `tokens` positions holds at most when it is computed in chunks of `chunk` tokens.
+def sequence_blocks(groups: tuple[KVGroup, ...], block_tokens: int, tokens: int, chunk: int) -> int:
+    """Most blocks that a sequence of `tokens` positions holds at once when it is computed in chunks of `chunk` tokens.
 
     A full group keeps ⌈tokens / B⌉ blocks; a window group those of the window before a chunk, the chunk's own, and one for alignment.
     """
     full = -(-tokens // block_tokens)
-    pages = 0
+    blocks = 0
     for group in groups:
         needed = -(-(group.window + min(chunk, tokens)) // block_tokens) + 1
-        pages += full if group.window == 0 else min(full, needed)
-    return pages
+        blocks += full if group.window == 0 else min(full, needed)
+    return blocks
 
 
 def kv_costs(facts: ModelFacts, block_tokens: int, chunk: int, kv_dtype: str) -> KVCosts:
-    """What the KV cache of a model costs, for `config.resolve`."""
+    """Costs of a model's KV cache, for `config.resolve`."""
     groups = kv_groups(facts)
     return KVCosts(
-        page_bytes=page_bytes(facts, groups[0], block_tokens, kv_dtype),
-        sequence_pages=lambda tokens: sequence_pages(groups, block_tokens, tokens, chunk),
-        longest=lambda pages, limit: longest_sequence(groups, block_tokens, pages, chunk, limit),
+        block_bytes=block_bytes(facts, groups[0], block_tokens, kv_dtype),
+        sequence_blocks=lambda tokens: sequence_blocks(groups, block_tokens, tokens, chunk),
+        longest_sequence=lambda blocks, limit: longest_sequence(groups, block_tokens, blocks, chunk, limit),
     )
 
 
-def longest_sequence(groups: tuple[KVGroup, ...], block_tokens: int, pages: int, chunk: int, limit: int) -> int:
-    """The most positions, at most `limit`, that one sequence can have in `pages` pages; 0 if not even one fits."""
+def longest_sequence(groups: tuple[KVGroup, ...], block_tokens: int, blocks: int, chunk: int, limit: int) -> int:
+    """Most positions, up to `limit`, that one sequence can have in `blocks` blocks; 0 if not even one fits."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        if sequence_pages(groups, block_tokens, middle, chunk) <= pages:
+        if sequence_blocks(groups, block_tokens, middle, chunk) <= blocks:
             low = middle
         else:
             high = middle - 1

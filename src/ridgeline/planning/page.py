@@ -1,6 +1,6 @@
-"""The plan as one page: a calculator with sliders and plots that needs no network. Also puts such documents together for others.
+"""The plan as one HTML page: a calculator with sliders and plots that needs no network. Also assembles the pages of other commands.
 
-Owns what is embedded. The page computes with `page/formulas.js`, the same functions as in this package, which tests compare.
+Owns the embedded data. The page computes with `page/formulas.js`, a copy of this package's functions; tests compare the two.
 """
 
 import base64
@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from ridgeline.facts.hardware.devices import DEVICES
 from ridgeline.facts.headers.config_json import read_config
-from ridgeline.facts.headers.describe import KNOWN, known_names
-from ridgeline.facts.headers.shape import KV_BITS, WEIGHT_FORMATS
-from ridgeline.planning.deployment import ACTIVATION_BYTES, MAX_SEQUENCES, Deployment, automatic_layout
+from ridgeline.facts.model import ModelFacts
+from ridgeline.models.table import KNOWN, known_names
+from ridgeline.planning.deployment import ACTIVATION_BYTES, MAX_DEVICES, MAX_SEQUENCES, Deployment, automatic_layout
+from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS
 from ridgeline.planning.objectives import Objective
-from ridgeline.planning.report import MOST_DEVICES
-from ridgeline.planning.speed import LARGEST_BATCH
-from ridgeline.planning.step import EXPANDED_FROM, STATE_FLOPS, TYPICAL
+from ridgeline.planning.speed import MAX_BATCH
+from ridgeline.planning.step import MLA_EXPANSION_TOKENS, STATE_FLOPS, TYPICAL
 
 FOLDER: Final = files("ridgeline.planning") / "page"
 """Sources of the page; style and plots are shared with other pages."""
@@ -33,13 +33,13 @@ def plan_page(deployment: Deployment, objective: Objective, users_given: bool) -
 
 
 def page_data(deployment: Deployment, objective: Objective, users_given: bool) -> dict[str, Any]:
-    """What the calculator knows: shapes and devices, formats, constants, and the deployment it opens at."""
-    shape, device, layout = deployment.shape, deployment.device, deployment.layout
-    shapes = {name: read_config(KNOWN / f"{name}.json", name) for name in known_names()} | {shape.name: shape}
-    automatic = layout == automatic_layout(shape, layout.devices)
+    """Data of the calculator: models and devices, formats, constants, and the deployment it opens at."""
+    model, device, layout = deployment.model, deployment.device, deployment.layout
+    models = {name: read_config(KNOWN / f"{name}.json", name).facts for name in known_names()} | {model.name: model}
+    automatic = layout == automatic_layout(model, layout.devices)
     fields = ("dtype", "kv_dtype", "context", "users", "utilisation", "chunk", "block_tokens")
     return {
-        "models": {name: asdict(each) for name, each in shapes.items()},
+        "models": {name: _model_data(each) for name, each in models.items()},
         "devices": {name: asdict(each) for name, each in (DEVICES | {device.name: device}).items()},
         "constants": {
             "WEIGHT_FORMATS": {name: asdict(form) for name, form in WEIGHT_FORMATS.items()},
@@ -48,14 +48,14 @@ def page_data(deployment: Deployment, objective: Objective, users_given: bool) -
             "ACTIVATION_BYTES": ACTIVATION_BYTES,
             "MAX_SEQUENCES": MAX_SEQUENCES,
             "STATE_FLOPS": STATE_FLOPS,
-            "EXPANDED_FROM": EXPANDED_FROM,
-            "LARGEST_BATCH": LARGEST_BATCH,
-            "MOST_DEVICES": MOST_DEVICES,
+            "MLA_EXPANSION_TOKENS": MLA_EXPANSION_TOKENS,
+            "MAX_BATCH": MAX_BATCH,
+            "MAX_DEVICES": MAX_DEVICES,
         },
         "opened": {
             **{name: getattr(deployment, name) for name in fields},
             **asdict(deployment.workload),
-            "model": shape.name,
+            "model": model.name,
             "device": device.name,
             "count": layout.devices,
             "tensor": None if automatic else layout.tensor,
@@ -67,8 +67,15 @@ def page_data(deployment: Deployment, objective: Objective, users_given: bool) -
     }
 
 
+def _model_data(model: ModelFacts) -> dict[str, Any]:
+    """The facts that the calculator's formulas need."""
+    names = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "layer_kinds", "window", "dtype")
+    parts = {name: part and asdict(part) for name, part in (("widths", model.widths), ("experts", model.experts), ("state", model.state))}
+    return {**{name: getattr(model, name) for name in names}, **parts, "parameters": dict(model.parameters), "stored": dict(model.stored)}
+
+
 def document(index: Traversable, scripts: Sequence[Traversable], data: Mapping[str, Any]) -> str:
-    """One HTML document of `index`, the shared style, these scripts in order and `data` as JSON, under a policy that loads nothing."""
+    """Assembles one HTML document from `index`, the shared style, these scripts in order and `data` as JSON. It may load nothing."""
     style, codes = (FOLDER / "style.css").read_text(encoding="utf-8"), [script.read_text(encoding="utf-8") for script in scripts]
     policy = f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, codes))}"
     # An escaped "<" is the same JSON, and no name of a model can end the element.
@@ -86,5 +93,5 @@ def document(index: Traversable, scripts: Sequence[Traversable], data: Mapping[s
 
 
 def _hash(text: str) -> str:
-    """What a policy calls an element with this content."""
+    """Hash of an element's content for the Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,11 +1,10 @@
-"""The whole answer of a plan as one value; `as_dict` of it is what `ridgeline plan --json` prints. Bytes, seconds, dollars."""
+"""The complete result of a plan as one value; `as_dict` of it is what `ridgeline plan --json` prints. Bytes, seconds, dollars."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ridgeline.planning.advice import Flag, Scaling, flags, scaling
-from ridgeline.planning.cost import break_even_tokens_per_day, hosting
-from ridgeline.planning.deployment import Deployment, automatic_layout, weight_classes
+from ridgeline.planning.deployment import MAX_DEVICES, Deployment, automatic_layout, weight_classes
 from ridgeline.planning.levers import Lever, PhaseSplit, levers, phase_split
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.speed import (
@@ -13,7 +12,7 @@ from ridgeline.planning.speed import (
     Limit,
     batch_point,
     best_batch,
-    binding,
+    bottleneck,
     decode_floor,
     decode_work,
     knee,
@@ -23,14 +22,20 @@ from ridgeline.planning.speed import (
     ridge,
 )
 
-MOST_DEVICES = 1_024
 CURVE = (1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
-"""Contexts of the curve of context against users, as far as the model reaches."""
+"""Contexts of the curve of context against users, up to the model's context."""
+
+HOURS_PER_MONTH = 730.0
+DAYS_PER_MONTH = 30.0
+API_BELOW_TOKENS_PER_DAY = 1_000_000
+SELF_HOST_ABOVE_TOKENS_PER_DAY = 50_000_000
+
+Hosting = Literal["api", "evaluate", "self-host"]
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """How many sequences fit when each may have so many tokens."""
+    """Most sequences of `context` tokens that fit."""
 
     context: int
     max_sequences: int
@@ -38,7 +43,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class SelfHosting:
-    """Own devices against an API at a price a million tokens; `tokens_per_day` is what the batch run yields."""
+    """Self-hosting against an API at a price per million tokens; `tokens_per_day` is the throughput of the recommended batch."""
 
     api_price_per_million: float
     break_even_tokens_per_day: float
@@ -50,12 +55,13 @@ class SelfHosting:
 class Report:
     """All numbers of a plan. Bytes are of one replica over all its devices; sequences, tokens/s and dollars are of all replicas.
 
-    weights_by_class_bytes  of one uncut copy, in the format planned; weights_bytes counts what ranks copy
-    activation_bytes  with tiled attention; untiled_activation_bytes where scores of one layer are stored
-    overhead_bytes    driver, context and framework; reserve_bytes what --memory-utilization leaves untouched
-    ..._floor_seconds at the data sheet's peaks: nothing is faster; the batch table and what follows from it are estimates
-    recommended_batch sequences at once, 0 where nothing fits or no batch meets the objective; limited_by says what set it
-    objective_met     whether the estimates say that all users are served within the objective; None without one
+    weights_by_class_bytes  of one copy on one device (TP=1), in the planned format; weights_bytes includes copies on several ranks
+    activation_bytes  with tiled attention; untiled_activation_bytes with stored scores of one layer
+    overhead_bytes    driver, context and framework; reserve_bytes is not used because of --memory-utilization
+    ..._floor_seconds lower bounds, at the data sheet's peaks; the batch table and values from it are estimates
+    bound_by          the bottleneck
+    recommended_batch sequences at once, 0 where nothing fits or no batch meets the objective; limited_by is its limit
+    objective_met     True where the estimates meet the objective for all users; None without an objective
     """
 
     model: str
@@ -115,23 +121,23 @@ class Report:
 
 
 def make_report(deployment: Deployment, objective: Objective, users_given: bool, api_price: float | None) -> Report:
-    """Everything that can be said of a deployment. `users_given`: the batch to run is the users', not the knee's."""
-    shape, memory, layout = deployment.shape, deployment.memory, deployment.layout
+    """Report of a deployment. `users_given`: run a batch of `users` sequences instead of the knee's."""
+    model, memory, layout = deployment.model, deployment.memory, deployment.layout
     batch, limit = _batch(deployment, objective, users_given)
     table = [batch_point(deployment, each) for each in _table_batches(deployment, batch)]
     run = next((point for point in table if point.batch == batch), None)
     price = deployment.device.price
     prefill = prefill_work(deployment)
     return Report(
-        model=shape.name,
-        architecture=shape.architecture,
-        attention=shape.attention,
-        parameters=shape.total_parameters,
-        active_parameters=round(shape.active_parameters),
+        model=model.name,
+        architecture=model.architecture,
+        attention=model.attention_kind,
+        parameters=model.total_parameters,
+        active_parameters=round(model.active_parameters),
         device=deployment.device.name,
         devices=layout.devices,
         layout=asdict(layout),
-        dtype=deployment.dtype or shape.dtype,
+        dtype=deployment.dtype or model.dtype,
         kv_dtype=deployment.kv_dtype,
         context=deployment.context,
         users=deployment.users,
@@ -154,7 +160,7 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         prefill_intensity=prefill.intensity,
         decode_intensity=decode_work(deployment, max(1, batch)).intensity,
         ridge_intensity=ridge(deployment),
-        bound_by=binding(deployment, batch),
+        bound_by=bottleneck(deployment, batch),
         decode_floor_seconds=decode_floor(deployment),
         prefill_floor_seconds=prefill_floor(deployment),
         prefill_seconds=prefill_seconds(deployment),
@@ -167,9 +173,9 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         cost_per_million_tokens=run.cost if run else None,
         price_per_hour=price.dollars_per_hour * layout.devices if price else None,
         price_seen=price.seen if price else None,
-        min_devices=least_devices(deployment),
+        min_devices=min_devices_that_fit(deployment),
         phase_split=phase_split(deployment, max(1, batch)),
-        levers=levers(deployment, _as_good_as(run, objective)) if run else [],
+        levers=levers(deployment, _lever_objective(run, objective)) if run else [],
         flags=flags(deployment, objective, batch, limit) if batch else [],
         scaling=scaling(deployment),
         self_hosting=_self_hosting(deployment, run, api_price),
@@ -177,34 +183,34 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
 
 
 def _batch(deployment: Deployment, objective: Objective, users_given: bool) -> tuple[int, Limit]:
-    """The batch to run and what sets it."""
+    """(recommended batch, its limit)."""
     users, most = deployment.users, deployment.memory.max_sequences
     if users_given and objective == Objective():
         return (users, "users") if users <= most else (most, "memory")
     return best_batch(deployment, objective)
 
 
-def least_devices(deployment: Deployment) -> int | None:
-    """The fewest devices of this kind that hold the model and every user's KV, laid out automatically; None if even 1,024 do not."""
-    for count in range(1, MOST_DEVICES + 1):
-        if replace(deployment, layout=automatic_layout(deployment.shape, count)).memory.fits:
+def min_devices_that_fit(deployment: Deployment) -> int | None:
+    """Fewest devices of this kind, in the default layout, that hold the model and every user's KV cache; None above `MAX_DEVICES`."""
+    for count in range(1, MAX_DEVICES + 1):
+        if replace(deployment, layout=automatic_layout(deployment.model, count)).memory.fits:
             return count
     return None
 
 
-def _as_good_as(run: BatchPoint | None, objective: Objective) -> Objective:
-    """Levers are compared at the objective; without one at the gap that users see today, so that none wins by being slower."""
+def _lever_objective(run: BatchPoint | None, objective: Objective) -> Objective:
+    """Objective at which levers are compared: the given one, else the ITL of the recommended batch, so that none wins by being slower."""
     return Objective(itl=run.mixed_itl * (1 + 1e-9)) if run and objective == Objective() else objective
 
 
 def _curve(deployment: Deployment) -> list[CurvePoint]:
-    """Context against sequences, as far as one sequence fits."""
-    contexts = [each for each in CURVE if each < deployment.shape.context] + [deployment.shape.context]
+    """Context against sequences."""
+    contexts = [each for each in CURVE if each < deployment.model.context] + [deployment.model.context]
     return [CurvePoint(each, replace(deployment, context=each, shared=0).memory.max_sequences) for each in contexts]
 
 
 def _table_batches(deployment: Deployment, batch: int) -> list[int]:
-    """Powers of two up to what memory holds, that number, the knee and the batch to run."""
+    """Powers of two up to the most sequences that fit, that number, the knee and the recommended batch."""
     most = deployment.memory.max_sequences
     powers = [2**exponent for exponent in range(13) if 2**exponent <= most]
     return sorted({*powers, min(most, 4096), knee(deployment, most), batch} - {0})
@@ -218,3 +224,20 @@ def _self_hosting(deployment: Deployment, run: BatchPoint | None, api_price: flo
     even = break_even_tokens_per_day(hourly, api_price)
     advice = "never cheaper: the devices cannot serve the break-even volume" if even > daily else hosting(even)
     return SelfHosting(api_price, even, daily, advice)
+
+
+def self_host_month_cost(price_per_hour: float) -> float:
+    """Dollars for a month of 730 hours, used or not: $2/h is about $1,500. Notes on inference, part 1, section 9."""
+    return price_per_hour * HOURS_PER_MONTH
+
+
+def break_even_tokens_per_day(price_per_hour: float, api_price_per_million: float) -> float:
+    """Tokens per day from which rented devices cost less than the API, while they can serve that many."""
+    return self_host_month_cost(price_per_hour) / DAYS_PER_MONTH / api_price_per_million * 1e6
+
+
+def hosting(tokens_per_day: float) -> Hosting:
+    """Advice by volume: below 1 M tokens per day an API, above 50 M self-hosting, between them evaluate. Notes on inference, part 1."""
+    if tokens_per_day > SELF_HOST_ABOVE_TOKENS_PER_DAY:
+        return "self-host"
+    return "api" if tokens_per_day < API_BELOW_TOKENS_PER_DAY else "evaluate"

@@ -1,18 +1,19 @@
-"""What one step costs: operations and bytes as a function of its rows and the model's shape, and the time that devices need for them."""
+"""Cost of a step: operations and bytes as a function of its rows and the model's shape, and the seconds that devices need for them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
-from ridgeline.core.pace import StepSeconds
-from ridgeline.facts.headers.shape import KV_BITS, ModelShape
+from ridgeline.core.step_time import StepSeconds
+from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import ACTIVATION_BYTES, Deployment, kv_share, weight_classes
+from ridgeline.planning.formats import KV_BITS
 from ridgeline.planning.parallel import expert_parallel_seconds, experts_touched, pipeline_seconds, tensor_parallel_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """`sequences` alike rows of a step: each computes `count` tokens from position `start` on and samples at `sampled` of them."""
+class RowGroup:
+    """`sequences` equal rows of a step: each computes `count` tokens from position `start` on and samples at `sampled` of them."""
 
     start: int
     count: int
@@ -21,8 +22,8 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Operations and bytes of a step, uncut. `tokens` pass through the layers, `sampled` positions through the head."""
+class StepWork:
+    """Operations and bytes of a step at TP=1. `tokens` pass through the layers, `sampled` positions through the head."""
 
     tokens: float = 0.0
     sampled: float = 0.0
@@ -46,39 +47,39 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """FLOP a byte."""
+        """FLOP per byte."""
         return self.flops / self.moved_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of a device's peaks that are reached."""
+    """Shares of a device's peak compute and bandwidth that are reached."""
 
     compute: float
     bandwidth: float
 
 
 IDEAL = Efficiency(1.0, 1.0)
-"""For floors: nothing can be faster."""
+"""For floors."""
 
 TYPICAL = Efficiency(compute=0.5, bandwidth=0.75)
-"""For estimates. Fits sixteen published figures of a tuned engine (8B, fp8, H100 and H200, six lengths) within 10 %: docs/physics.md."""
+"""For estimates, which are within 10 % of sixteen published figures of a tuned engine (8B, fp8, H100 and H200): docs/physics.md."""
 
 STATE_FLOPS = 6
-"""Operations a token and element of a recurrent state: decay (1), update by an outer product (2), reading out (2), and the delta rule's
+"""Operations per token and element of a recurrent state: decay (1), update by an outer product (2), reading out (2), and the delta rule's
 correction (2) in half of the families. Dao & Gu 2024; Yang et al. 2024."""
 
-ROWS = 16
-"""Rows of the step that tells what a row costs."""
+FITTED_ROWS = 16
+"""Rows of the step from which `step_seconds` fits the cost per row."""
 
-EXPANDED_FROM = 64
-"""Tokens of a row from which expanding MLA's latent into heads pays."""
+MLA_EXPANSION_TOKENS = 64
+"""Tokens per row from which MLA expands its latent into heads."""
 
 
-def looked_at(start: int, count: int, window: int) -> float:
-    """Pairs of a token and a position that it sees, for `count` tokens from `start` on; `window` 0 sees all before.
+def attended_pairs(start: int, count: int, window: int) -> float:
+    """Pairs of query and key positions in causal attention of `count` tokens from `start` on; `window` 0: full attention.
 
-    Each token sees itself and what precedes it, at most `window` positions in all.
+    Each token attends to itself and to preceding positions, at most `window` in all.
     """
     if not window:
         return count * start + count * (count + 1) / 2
@@ -86,46 +87,46 @@ def looked_at(start: int, count: int, window: int) -> float:
     return rising * start + rising * (rising + 1) / 2 + (count - rising) * window
 
 
-def step_work(deployment: Deployment, rows: Iterable[Rows]) -> Work:
-    """Operations and bytes of a step with these rows. Weights are read once, K and V once a row, states are read and written once a row."""
-    shape, tokens, sampled, attention, cached, sequences = deployment.shape, 0.0, 0.0, 0.0, 0.0, 0.0
-    kinds = {"full": (shape.layer_kinds.count("full"), 0), "window": (shape.layer_kinds.count("window"), shape.window)}
+def step_work(deployment: Deployment, rows: Iterable[RowGroup]) -> StepWork:
+    """Operations and bytes of a step. Weights are read once, K and V once per row; states are read and written once per row."""
+    model, tokens, sampled, attention, cached, sequences = deployment.model, 0.0, 0.0, 0.0, 0.0, 0.0
+    kinds = {"full": (model.layer_kinds.count("full"), 0), "window": (model.layer_kinds.count("window"), model.window)}
     for row in rows:
         tokens += row.count * row.sequences
         sampled += row.sampled * row.sequences
         sequences += row.sequences
         for layers, window in kinds.values():
-            width = shape.decode_width if row.count < EXPANDED_FROM else shape.prefill_width
-            attention += layers * row.sequences * looked_at(row.start, row.count, window) * width
+            width = model.widths.decode if row.count < MLA_EXPANSION_TOKENS else model.widths.prefill
+            attention += layers * row.sequences * attended_pairs(row.start, row.count, window) * width
             end = row.start + row.count
             cached += layers * row.sequences * (min(end, window + row.count - 1) if window else end)
     classes = weight_classes(deployment)
     touched = 0.0
-    if shape.experts:
-        touched = experts_touched(shape.experts.routed, shape.experts.active, tokens) / shape.experts.routed
-    head, state = "head" if shape.parameters["head"] else "embedding", shape.state
-    return Work(
+    if model.experts:
+        touched = experts_touched(model.experts.routed, model.experts.active, tokens) / model.experts.routed
+    head, state = "head" if model.parameters["head"] else "embedding", model.state
+    return StepWork(
         tokens=tokens,
         sampled=sampled,
-        linear_flops=2.0 * (layer_parameters(shape) * tokens + shape.vocab * shape.hidden * sampled),
+        linear_flops=2.0 * (layer_parameters(model) * tokens + model.vocab * model.hidden * sampled),
         attention_flops=2.0 * attention,
         weight_bytes=classes["attention"] + classes["ffn"] + classes["norms"] + classes[head],
         expert_bytes=classes["experts"] * touched,
-        kv_bytes=cached * shape.kv_elements * KV_BITS[deployment.kv_dtype] / 8,
+        kv_bytes=cached * model.widths.cached * KV_BITS[deployment.kv_dtype] / 8,
         state_flops=STATE_FLOPS * tokens * state.layers * state.recurrent if state else 0.0,
-        state_bytes=2.0 * sequences * shape.state_bytes,
+        state_bytes=2.0 * sequences * model.state_bytes,
     )
 
 
-def layer_parameters(shape: ModelShape) -> float:
-    """Parameters of the layers that every token is multiplied with."""
-    active = shape.experts.active / shape.experts.routed if shape.experts else 0.0
-    return shape.parameters["attention"] + shape.parameters["ffn"] + shape.parameters["experts"] * active
+def layer_parameters(model: ModelFacts) -> float:
+    """Parameters of the layers that are used per token."""
+    active = model.experts.active / model.experts.routed if model.experts else 0.0
+    return model.parameters["attention"] + model.parameters["ffn"] + model.parameters["experts"] * active
 
 
-def with_prefill(decode: Work, prompt: Work, share: float) -> Work:
-    """A decode step that also computes `share` of a prompt: the weights are read anyway."""
-    return Work(
+def add_prefill(decode: StepWork, prompt: StepWork, share: float) -> StepWork:
+    """Cost of a decode step that also prefills `share` of a prompt; weights are read once."""
+    return StepWork(
         tokens=decode.tokens + share * prompt.tokens,
         sampled=decode.sampled + share * prompt.sampled,
         linear_flops=decode.linear_flops + share * prompt.linear_flops,
@@ -138,12 +139,12 @@ def with_prefill(decode: Work, prompt: Work, share: float) -> Work:
     )
 
 
-def part_seconds(deployment: Deployment, work: Work, efficiency: Efficiency) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(compute, memory) seconds of the matrix products and of attention with recurrences, for a pass through all stages of one replica."""
+def part_seconds(deployment: Deployment, work: StepWork, efficiency: Efficiency) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(compute, memory) seconds of the matrix products, and of attention and recurrences, of one pass through all stages of a replica."""
     device, layout, kind = deployment.device, deployment.layout, deployment.compute_dtype
     ranks = layout.tensor * layout.expert
     bandwidth = device.bytes_per_second * efficiency.bandwidth
-    # Stages follow each other, so a pass sees the bandwidth of one stage's ranks over the bytes of all stages.
+    # Stages run one after the other, so a pass reads the bytes of all stages at the bandwidth of one stage's ranks.
     cache = work.kv_bytes * kv_share(deployment) * layout.pipeline / layout.expert + work.state_bytes / ranks
     weights = work.weight_bytes / layout.tensor + work.expert_bytes / ranks
     products = work.linear_flops / ranks / device.flops(kind) / efficiency.compute
@@ -151,35 +152,38 @@ def part_seconds(deployment: Deployment, work: Work, efficiency: Efficiency) -> 
     return (products, weights / bandwidth), (scores, cache / bandwidth)
 
 
-def resource_seconds(deployment: Deployment, work: Work, efficiency: Efficiency) -> tuple[float, float]:
-    """(compute, memory) seconds of a pass in all; the longer is a floor of its time where `efficiency` is ideal."""
+def resource_seconds(deployment: Deployment, work: StepWork, efficiency: Efficiency) -> tuple[float, float]:
+    """Total (compute, memory) seconds of a pass; with `IDEAL` the longer one is a floor."""
     products, attention = part_seconds(deployment, work, efficiency)
     return products[0] + attention[0], products[1] + attention[1]
 
 
 def link_seconds(deployment: Deployment, tokens: float) -> float:
-    """Communication of a pass of `tokens` tokens: all-reduces of tensor ranks, all-to-alls of expert ranks, hops between stages."""
-    shape, layout, link, hop = deployment.shape, deployment.layout, deployment.device.link_bytes_per_second, deployment.device.hop_seconds
+    """Communication seconds of a pass of `tokens` tokens: all-reduces of tensor ranks, all-to-alls of expert ranks, hops between stages."""
+    model, layout, link, hop = deployment.model, deployment.layout, deployment.device.link_bytes_per_second, deployment.device.hop_seconds
     count = ceil(tokens)
-    spent = tensor_parallel_seconds(ceil(count / layout.expert), shape.hidden, shape.layers, ACTIVATION_BYTES, layout.tensor, link, hop)
-    spent += pipeline_seconds(count, shape.hidden, ACTIVATION_BYTES, layout.pipeline, link, hop)
-    if shape.experts:
-        mixture = shape.experts
-        spent += expert_parallel_seconds(count, shape.hidden, mixture.layers, mixture.active, ACTIVATION_BYTES, layout.expert, link, hop)
+    spent = tensor_parallel_seconds(ceil(count / layout.expert), model.hidden, model.layers, ACTIVATION_BYTES, layout.tensor, link, hop)
+    spent += pipeline_seconds(count, model.hidden, ACTIVATION_BYTES, layout.pipeline, link, hop)
+    if model.experts:
+        mixture = model.experts
+        spent += expert_parallel_seconds(count, model.hidden, mixture.layers, mixture.active, ACTIVATION_BYTES, layout.expert, link, hop)
     return spent
 
 
-def pass_seconds(deployment: Deployment, work: Work) -> float:
-    """Estimated time of one pass of `work` through one replica: matrix products, then attention, each by its slower half, and links.
+def pass_seconds(deployment: Deployment, work: StepWork) -> float:
+    """Estimated seconds of one pass of `work` through one replica: matrix products and attention, each by its bottleneck, and links.
 
-    The two alternate layer by layer, so that the compute of one does not hide behind the memory of the other.
+    The two alternate layer by layer, so the compute of one does not overlap the memory reads of the other.
     """
     products, attention = part_seconds(deployment, work, TYPICAL)
     return max(products) + max(attention) + link_seconds(deployment, work.tokens)
 
 
 def step_seconds(deployment: Deployment, tokens: int) -> StepSeconds:
-    """What a step takes, as a line through three estimates: one row, `ROWS` rows, and `tokens` tokens of a prompt. Longer contexts take
-    longer; a step that waits for memory has tokens for nothing, which a line tells the better the more tokens it goes through."""
-    one, many, chunk = (pass_seconds(deployment, step_work(deployment, [rows])) for rows in (Rows(0, 1), Rows(0, 1, ROWS), Rows(0, tokens)))
-    return StepSeconds.fitted(one, many, ROWS, chunk, tokens)
+    """Linear fit of the seconds of a step to three estimates: one row, `FITTED_ROWS` rows, and `tokens` prompt tokens. Longer contexts take
+    longer. Memory-bound steps have some tokens at no cost; the fit is the better the larger `tokens` is."""
+    one, many, chunk = (
+        pass_seconds(deployment, step_work(deployment, [rows]))
+        for rows in (RowGroup(0, 1), RowGroup(0, 1, FITTED_ROWS), RowGroup(0, tokens))
+    )
+    return StepSeconds.fit(one, many, FITTED_ROWS, chunk, tokens)

@@ -1,4 +1,4 @@
-"""From a source of pieces to one HTTP answer, whole or as a stream, for every endpoint alike. The form of bodies is the endpoint's.
+"""The answer to an HTTP request, made of a source's pieces, whole or as a stream, for every endpoint alike. Bodies are the endpoint's.
 
 Owns the order of a stream (of each choice a beginning, its text, its end; usage) and how tokens are written in answers: their names, the
 text of a prompt token by token, log-probabilities by id.
@@ -20,10 +20,9 @@ from ridgeline.engine.answer import Begun, Collected, Ended, Shown
 from ridgeline.server import wire
 from ridgeline.server.body import Streaming
 from ridgeline.server.generate import Quiet, Source, Tally, collect
-from ridgeline.server.served import Model
+from ridgeline.server.service import Model
 from ridgeline.server.transport import KEEP_ALIVE, EventStream, unless_disconnected
-from ridgeline.text.detokenize import token_text
-from ridgeline.text.stream import Release
+from ridgeline.text.stream import Release, token_text
 from ridgeline.text.tokenizer import Tokenizer
 
 P = ParamSpec("P")
@@ -36,7 +35,7 @@ LONG_ANSWER: Final = 2_048
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What every body of one answer repeats."""
+    """The fields that every body of one answer repeats."""
 
     id: str
     created: int
@@ -45,7 +44,7 @@ class Header:
 
     @classmethod
     def of(cls, model: Model, answer_id: str) -> "Header":
-        """Of an answer that begins now."""
+        """The header of an answer that begins now."""
         return cls(answer_id, int(time.time()), model.name, model.fingerprint)
 
 
@@ -120,7 +119,7 @@ async def _encoded(tokens: int, form: Callable[P, msgspec.Struct], *arguments: P
 
 
 def _usage(tally: Tally, final: bool = False) -> wire.Usage:
-    """How much of the prompt was cached is known at the end."""
+    """The usage so far; how much of the prompt was cached is known at the end."""
     prompt, completion = tally.prompt_tokens, tally.completion_tokens
     return wire.Usage(prompt, completion, prompt + completion, wire.PromptTokensDetails(tally.cached_tokens) if final else None)
 

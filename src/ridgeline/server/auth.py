@@ -21,7 +21,7 @@ CLOSE: Final = {"Connection": "close"}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether binding to `host` keeps the server on this machine."""
+    """True if binding to `host` keeps the server on this machine."""
     if host == "localhost":
         return True
     try:
@@ -51,10 +51,10 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            refusal = self._refusal(scope)
-            await (self._app if refusal is None else refusal.response())(scope, receive, send)
+            rejection = self._rejection(scope)
+            await (self._app if rejection is None else rejection.response())(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
+    def _rejection(self, scope: Scope) -> ApiError | None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         size = sum(len(name) + len(value) + 4 for name, value in headers)
         if size > HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""From the bytes of a body to a typed value and on to `SamplingParams`: strict JSON, bounded depth, errors that name the field.
+"""Request bodies, from bytes to a typed value and on to `SamplingParams`: strict JSON, bounded depth, errors that name the field.
 
 Owns how bodies are read, the tables of fields that are known and not built (rejected by name unless their value asks for nothing; a field
 nobody knows is ignored), and what fields mean together. Which fields exist is `server.wire`'s, ranges are `engine.admit`'s.
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from ridgeline.config.groups import ServerConfig
-from ridgeline.core.params import SamplingParams
+from ridgeline.core.params import OPTIONS, SamplingParams
 from ridgeline.engine.beams import LENGTH_PENALTY
 from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
@@ -46,7 +46,7 @@ def parse(shape: type[Body], body: bytes) -> Body:
 
 
 def deeper_than(body: bytes, levels: int) -> bool:
-    """Whether well-formed JSON nests deeper than `levels`. Strings are dropped first; each round then closes the innermost level."""
+    """True if well-formed JSON nests deeper than `levels`. Strings are dropped first; each round then closes the innermost level."""
     outside = b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
     brackets = outside.translate(_ROUND_TO_SQUARE, _NO_BRACKETS)
     for _ in range(levels):
@@ -131,7 +131,7 @@ TOKENIZE: Final = Unbuilt({"chat_template": (), "mm_processor_kwargs": ({},)})
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """What a stream has beside text: `usage` at its end, also `continuous` in every event; a comment after so many `quiet_seconds`."""
+    """Options of a stream: `usage` at its end, also `continuous` in every event; a comment after so many `quiet_seconds`."""
 
     usage: bool
     continuous: bool
@@ -191,7 +191,7 @@ def _check_beams(asked: wire.GenerationRequest) -> None:
 
 
 def streaming(asked: wire.GenerationRequest, config: ServerConfig) -> Streaming | None:
-    """What the stream has; None where a whole answer is asked for."""
+    """Options of the stream; None where a whole answer is asked for."""
     if not asked.stream:
         return None
     options = asked.stream_options or wire.StreamOptions()
@@ -226,8 +226,8 @@ _CONVERT: Final[Mapping[str, Any]] = {
     "stop": _stop, "stop_token_ids": tuple, "allowed_token_ids": tuple, "bad_words": tuple, "logit_bias": _logit_bias
 }  # fmt: skip
 _NOT_FOR_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
-    "temperature": (0, 1), "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "presence_penalty": (0,), "frequency_penalty": (0,),
-    "repetition_penalty": (1,), "logit_bias": ({},), "allowed_token_ids": (), "bad_words": ([],), "stop": ([],), "min_tokens": (0,),
+    **{name: (getattr(SamplingParams(), name),) for name in OPTIONS}, "temperature": (0, 1), "top_k": (0, -1),
+    "logit_bias": ({},), "allowed_token_ids": (), "bad_words": ([],), "stop": ([],), "min_tokens": (0,),
     "include_stop_str_in_output": (), "logprobs": (), "prompt_logprobs": (),
 }  # fmt: skip
 """Beams are the likeliest sequences by the model alone, whatever these say. With the values, beside null and false, that ask for naught."""

@@ -19,10 +19,9 @@ from ridgeline.server import body, wire
 from ridgeline.server.answer import Header, Spelling, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start
-from ridgeline.server.served import Model
-from ridgeline.server.service import Service
+from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import read_body
-from ridgeline.text.detokenize import prompt_text
+from ridgeline.text.stream import prompt_text
 from ridgeline.text.tokenizer import Tokenizer
 
 MAX_PROMPTS: Final = 64
@@ -122,7 +121,7 @@ class CompletionRender:
 
     @property
     def begins(self) -> bool:
-        """Whether anything of the prompt is asked for."""
+        """True if anything of the prompt is asked for."""
         return self.echo or self.token_ids
 
     @property

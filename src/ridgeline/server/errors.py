@@ -85,7 +85,7 @@ class ApiError(RidgelineError):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of any exception. What nobody foresaw is logged with its traceback under a random id."""
+    """The answer to any exception. One that nobody foresaw is logged with its traceback under a random id."""
     match error:
         case ApiError():
             return error

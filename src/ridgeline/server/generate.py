@@ -1,4 +1,4 @@
-"""From what a body asks for to pieces of its answers: admits, submits, reads the engine's streams, answers provisional ends, aborts.
+"""Generation, from what a body asks for to pieces of answers: admits, submits, reads streams, answers provisional ends, aborts.
 
 Serves every endpoint that generates, and counts what it gave. Nothing is awaited between admission and submission: who comes next finds
 this request in the queue. Knows no HTTP and no JSON; how outputs become pieces is `engine.answer`'s.
@@ -33,7 +33,7 @@ SCORES: Final = 400_000
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Nothing could be shown of any choice for as long as was asked."""
+    """A sign of silence: nothing could be shown of any choice for as long as was asked."""
 
 
 Piece = answer.Piece | Quiet
@@ -199,7 +199,7 @@ class Beams:
             step.abort()
 
     async def pieces(self, quiet_seconds: float | None = None) -> AsyncGenerator[Piece, None]:
-        """Of each prompt the best beams, best first, when all its beams have ended. Raises as `Generation.pieces`."""
+        """Pieces of the best beams of each prompt, best first, when all its beams have ended. Raises as `Generation.pieces`."""
         turns = asyncio.Semaphore(SIDE_BY_SIDE)
         searches = [asyncio.create_task(self._search(request, turns)) for request in self._requests]
         try:

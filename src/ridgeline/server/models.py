@@ -10,13 +10,12 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline.errors import RequestError
 from ridgeline.server import body, wire
+from ridgeline.server.chat import tokenise_chat
 from ridgeline.server.completions import LONG_TEXT
-from ridgeline.server.conversation import tokenise_chat
 from ridgeline.server.errors import ApiError
-from ridgeline.server.served import Model
-from ridgeline.server.service import Service
+from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import json_response, read_body
-from ridgeline.text.detokenize import token_text
+from ridgeline.text.stream import token_text
 
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
@@ -65,7 +64,7 @@ async def _aside(length: int, work: Callable[P, Answer], *arguments: P.args, **m
 
 
 async def _tokenise(asked: wire.TokenizeRequest, model: Model) -> list[int]:
-    """Of a text, or of a conversation."""
+    """Ids of a text, or of a conversation."""
     if asked.messages is not None:
         if asked.prompt is not None:
             raise ApiError("invalid_value", "prompt and messages exclude each other; send one of them", param="prompt")

@@ -17,10 +17,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline import __version__
-from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS
+from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, Bound
 from ridgeline.engine import admit
 from ridgeline.engine.beams import LENGTH_PENALTY
-from ridgeline.server import body, conversation, wire
+from ridgeline.server import body, chat, wire
 from ridgeline.server.auth import PUBLIC
 from ridgeline.server.completions import MAX_PROMPTS
 from ridgeline.server.errors import CATALOGUE, ErrorBody
@@ -173,7 +173,7 @@ def _error(status: int) -> Schema:
 # ── beyond the types ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _range(bound: admit.Bound) -> dict[str, Schema]:
+def _range(bound: Bound) -> dict[str, Schema]:
     low = "exclusiveMinimum" if bound.above else "minimum"
     return {"integer" if bound.whole else "number": {low: bound.low, "maximum": bound.high}}
 
@@ -191,7 +191,7 @@ _WORDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "stop_token_ids": {"array": {"maxItems": admit.STOP_IDS, "items": _ID}},
     "allowed_token_ids": {"array": {"minItems": 1, "maxItems": admit.ALLOWED_IDS, "items": _ID}},
     "bad_words": {
-        "array": {"maxItems": BAD_WORDS, "items": {"type": "string", "minLength": 1, "maxLength": BAD_WORD_CHARACTERS}}
+        "array": {"maxItems": MAX_BAD_WORDS, "items": {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARACTERS}}
     },
     "logit_bias": {
         "object": {
@@ -200,9 +200,9 @@ _WORDS: Final[Mapping[str, Mapping[str, Schema]]] = {
             "additionalProperties": {"type": "number", "minimum": admit.BIAS.low, "maximum": admit.BIAS.high},
         }
     },
-    "messages": {"array": {"minItems": 1, "maxItems": conversation.MESSAGES}},
-    "tools": {"array": {"maxItems": conversation.TOOLS}},
-    "documents": {"array": {"maxItems": conversation.DOCUMENTS}},
+    "messages": {"array": {"minItems": 1, "maxItems": chat.MESSAGES}},
+    "tools": {"array": {"maxItems": chat.TOOLS}},
+    "documents": {"array": {"maxItems": chat.DOCUMENTS}},
     "tokens": {"array": {"items": _ID}},
 }  # fmt: skip
 """Field → JSON type → words that are added to the branch of this type."""

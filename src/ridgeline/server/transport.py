@@ -99,7 +99,7 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events: one `data:` line an event, then `[DONE]`. An error becomes an event of its own before `[DONE]`.
+    """Server-sent events: one `data:` line per event, then `[DONE]`. An error becomes an event of its own before `[DONE]`.
 
     `events` gives the payloads, JSON without newlines, or KEEP_ALIVE; `close` is called at the end, also when the client goes or does
     not read.
@@ -170,7 +170,7 @@ class Outgoing:
             self._flush()
 
     def close(self) -> None:
-        """Behind what has been written."""
+        """Closes behind what has been written."""
         self._flush()
         self._transport.close()
 
@@ -195,7 +195,7 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(ApiError("headers_too_large", f"the headers have more than {HEAD_BYTES} bytes"))
+            self._reject(ApiError("headers_too_large", f"the headers have more than {HEAD_BYTES} bytes"))
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -210,10 +210,10 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """What is not HTTP. `msg` is the parser's and stays out of the answer."""
-        self._refuse(ApiError("invalid_http", "this is not an HTTP/1.1 request"))
+        """The answer to what is not HTTP. `msg` is the parser's and stays out of the answer."""
+        self._reject(ApiError("invalid_http", "this is not an HTTP/1.1 request"))
 
-    def _refuse(self, error: ApiError) -> None:
+    def _reject(self, error: ApiError) -> None:
         if not (self.cycle is None or self.cycle.response_complete):
             self.transport.close()
             return

@@ -4,10 +4,12 @@ Owns which fields exist. Null means absent everywhere: clients send it for what 
 what fields mean, and which known fields are rejected, is `server.body`'s.
 """
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
+
+from ridgeline.core.params import OPTIONS
 
 # ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -17,18 +19,20 @@ class StreamOptions(Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(Struct, frozen=True):
-    """What all requests that generate have in common."""
+if TYPE_CHECKING:
+    SamplerOptions = Struct
+else:
+    SamplerOptions = msgspec.defstruct(
+        "SamplerOptions", [(name, (int if option.bound.whole else float) | None, None) for name, option in OPTIONS.items()], frozen=True
+    )
+    """Numbers of the sampler: `core.params` says which there are."""
+
+
+class GenerationRequest(SamplerOptions, frozen=True):
+    """Fields that all requests that generate have in common."""
 
     model: str | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None

@@ -89,7 +89,7 @@ _BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class Meanings:
-    """What ids stand for. `pieces` are the names in the library's vocabulary, "" where it has none.
+    """Meanings of ids. `pieces` are the names in the library's vocabulary, "" where it has none.
 
     byte_level   pieces spell bytes in GPT-2's alphabet; else U+2581 is a space and <0x0A> a byte
     added        ids whose pieces are literal text; of these `control` stand for no text

@@ -1,4 +1,4 @@
-"""From what a client sent to what a template reads: plain messages of the shape that this template takes, masked.
+"""Messages, from what a client sent to what a template reads: plain messages of the shape that this template takes, masked.
 
 Owns the rules that transformers and vLLM share (keys without a value are left out, parts of type text become one string for templates that
 do not walk over parts, a tool call's arguments become an object, a final message is continued) and the mask that keeps what a client wrote
@@ -105,7 +105,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a template takes, found by trying it.
+    """The shape of messages that a template takes, found by trying it.
 
     parts             it walks over the parts of a content; else they are joined to a string
     object_arguments  it writes a tool call's arguments as JSON itself; else it wants the string
@@ -135,7 +135,7 @@ class Reader:
     variables: Collection[str]
 
     def variables_of(self, conversation: Conversation) -> dict[str, Any]:
-        """What the template is told. Raises `RequestError` for a conversation that no template can render."""
+        """The variables of the template. Raises `RequestError` for a conversation that no template can render."""
         if conversation.add_generation_prompt and conversation.continue_final_message:
             raise RequestError(
                 "continue_final_message continues the last message, add_generation_prompt starts a new one: set one of them to false",

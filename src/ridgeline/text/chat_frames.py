@@ -1,4 +1,4 @@
-"""How the server and a template's process talk: JSON objects over a socket pair, each behind its length. Owns no process."""
+"""Frames between the server and a template's process: JSON objects over a socket pair, each behind its length. Owns no process."""
 
 import json
 import socket

@@ -183,7 +183,7 @@ class Renderer:
 
 
 def shortened(text: object) -> str:
-    """What a template said, for a message: printable, at most 200 characters."""
+    """The words of a template, for a message: printable, at most 200 characters."""
     shown = "".join(letter if letter.isprintable() else " " for letter in str(text))
     return shown if len(shown) <= MAX_REASON else f"{shown[: MAX_REASON - 1]}…"
 

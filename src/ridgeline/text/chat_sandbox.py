@@ -127,7 +127,7 @@ class Sandbox:
 
 
 def seal() -> None:
-    """From now on whatever Python audits (opening a file, importing, compiling, starting a process, a socket …) fails in this process."""
+    """Seals the process: from now on whatever Python audits (opening a file, importing, compiling, starting a process, sockets …) fails."""
 
     def refuse(event: str, args: tuple[object, ...]) -> None:
         if event not in _HARMLESS:

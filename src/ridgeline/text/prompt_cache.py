@@ -56,7 +56,7 @@ class PromptCache:
         return self.tokenizer.encode(text, False, special=True) if text else []
 
     def _cuts(self, text: str) -> list[int]:
-        """Where names stand, but at the very beginning. A masked text is read by other rules and never cut."""
+        """Places where names stand, but the very beginning. A masked text is read by other rules and never cut."""
         if len(text) < LEAST_CHARACTERS or MASK in text or self._names is None:
             return []
         return [found.start() for found in self._names.finditer(text) if found.start()]
@@ -107,7 +107,7 @@ def cutting_names(tokenizer: Tokenizer) -> list[str]:
 
 
 def _stands_alone(tokenizer: Tokenizer, name: str) -> bool:
-    """Whether a name is found inside words too, and leaves the space before it alone."""
+    """True if a name is found inside words too, and leaves the space before it alone."""
     token = tokenizer.id_of(name)
     spaced = tokenizer.encode(f" {name}", False, special=True)
     return token in tokenizer.encode(f"x{name}x", False, special=True) and len(spaced) > 1 and spaced[-1] == token

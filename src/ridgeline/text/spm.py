@@ -138,7 +138,7 @@ def model_proto(vocabulary: Vocabulary) -> bytes:
 
 @cache
 def _head(length: int, code: int) -> bytes:
-    """What stands before a piece's text: its size, field 3 (the type; normal is the default) and the start of field 1 (the text).
+    """The bytes before a piece's text: its size, field 3 (the type; normal is the default) and the start of field 1 (the text).
     Field 2 (the score) follows the text."""
     kind = b"" if code == _NORMAL else bytes((3 << 3, code))
     text = b"\x0a" + _varint(length)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from ridgeline.core.params import BAD_WORD_CHARACTERS, BAD_WORDS
+from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS
 from ridgeline.errors import RequestError
 
 MASK: Final = "\ufdd0"
@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
         ...
 
     def is_control(self, token: int) -> bool:
-        """Whether an id stands for no text (BOS, EOS, padding, unknown …)."""
+        """True if an id stands for no text (BOS, EOS, padding, unknown …)."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
@@ -95,13 +95,13 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
     """
     if not isinstance(words, (tuple, list)) or not all(isinstance(word, str) for word in words):
         raise RequestError("bad_words must be a list of strings.", param="bad_words", code="invalid_type")
-    if len(words) > BAD_WORDS:
-        raise RequestError(f"bad_words has {len(words)} strings; at most {BAD_WORDS} are allowed.", param="bad_words")
+    if len(words) > MAX_BAD_WORDS:
+        raise RequestError(f"bad_words has {len(words)} strings; at most {MAX_BAD_WORDS} are allowed.", param="bad_words")
     found: dict[tuple[int, ...], None] = {}
     for word in words:
-        if not word.strip() or len(word) > BAD_WORD_CHARACTERS:
+        if not word.strip() or len(word) > MAX_BAD_WORD_CHARACTERS:
             message = f"a string of bad_words has {len(word)} characters, {len(word.strip())} of them not blank"
-            raise RequestError(f"{message}; send 1 to {BAD_WORD_CHARACTERS}, not all blank.", param="bad_words")
+            raise RequestError(f"{message}; send 1 to {MAX_BAD_WORD_CHARACTERS}, not all blank.", param="bad_words")
         for text in (word, f" {word.lstrip()}"):
             ids = tuple(tokenizer.encode(text, add_bos=False))
             if ids:

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.attention import Items, attention, kv_write
 from ridgeline.compute.cpu.cache import DTYPES, allocate_native_kv, head_bytes, of_slots, record_width, widened
-from ridgeline.compute.diff import relative_error
+from ridgeline.compute.cpu.calls import Items, attention, kv_write
 from ridgeline.compute.ops.attention import attention as definition
 from ridgeline.compute.ops.attention import kv_write as write_definition
 from ridgeline.compute.ops.attention import paged_sample
 from ridgeline.compute.ops.definition import floats
+from ridgeline.compute.runner import relative_error
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.planning.memory import kv_head_bytes
 

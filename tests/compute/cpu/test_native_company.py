@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 from serving import Answer, serve
-from test_runtime_tiny import REQUESTS as SCORED
 from tiny import Tiny, write_tiny
+from tiny_requests import REQUESTS as SCORED
 
 from ridgeline.compute.cpu import ext
 from ridgeline.core.params import Sampling

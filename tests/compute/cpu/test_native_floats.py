@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.linear import linear_floats
+from ridgeline.compute.cpu.calls import linear_floats
 from ridgeline.compute.cpu.packing import PackedWeight, pack, packable
 from ridgeline.compute.quant.formats import dequantise
 

@@ -10,7 +10,7 @@ from native import NativeDriver
 from tiny import Tiny, write_tiny
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.weights import pack_weights
+from ridgeline.compute.cpu.packing import pack_weights
 from ridgeline.facts.headers.read import read_model_facts
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")

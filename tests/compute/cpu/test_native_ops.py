@@ -10,15 +10,15 @@ from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import PackedWeight, pack
 from ridgeline.compute.cpu.plan import NativePlan
 from ridgeline.compute.cpu.runner import arguments
-from ridgeline.compute.diff import relative_error
 from ridgeline.compute.graph import INPUTS, SELECTED, TOKENS, Axis, Handle, Op, OpList, Sizes, StepInputs, Weight
 from ridgeline.compute.ops.definition import Definition, Sample
 from ridgeline.compute.ops.table import OPS
+from ridgeline.compute.runner import relative_error
 from ridgeline.core.plan import KVGroup, KVShape
 
 pytestmark = pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built")
 
-ELSEWHERE = {"attention", "kv_write", "linear_codes", "linear_codes_add"}
+ELSEWHERE = {"attention", "kv_write", "linear_codes", "linear_codes_add", "linear_experts_codes"}
 """Ops with tests of their own: of the cache, of packed formats."""
 
 DTYPES = {"int8": "i8", "int32": "i32", "float32": "f32"}
@@ -86,7 +86,9 @@ def weights_of(definition: Definition, given: Any) -> tuple[tuple[Weight, ...], 
     stored: dict[str, PackedWeight | np.ndarray] = {}
     for weight in weights:
         array = np.ascontiguousarray(given[weight.name])
-        stored[weight.name] = pack("F32", array.view(np.uint8), array.shape, Pool()) if array.ndim == 2 else array  # type: ignore[arg-type]
+        matrix = weight.name in definition.matrices
+        rows = array.reshape(-1, array.shape[-1]).view(np.uint8)
+        stored[weight.name] = pack("F32", rows, array.shape, Pool()) if matrix else array  # type: ignore[arg-type]
     return weights, stored
 
 

@@ -14,7 +14,7 @@ import pytest
 from single import single
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.linear import linear_codes, quantise
+from ridgeline.compute.cpu.calls import linear_codes, quantise
 from ridgeline.compute.cpu.packing import PackedWeight, pack, packable
 from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.decoding.edits import needed

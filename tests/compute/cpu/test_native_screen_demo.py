@@ -1,19 +1,17 @@
 """The demo model's screened head on the gold prompts: at every position the id of the largest of all logits."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from native import NativeDriver
-from test_gold import GOLD
 
+from gold import demo_lines
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.weights import pack_weights, screened
+from ridgeline.compute.cpu.packing import pack_weights, screened
 from ridgeline.facts.headers.read import read_model_facts
 
 pytestmark = [
-    pytest.mark.skipif(not GOLD.exists(), reason="the llama.cpp reference gemma3-270m-q4_k_m.jsonl is absent"),
     pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built"),
 ]
 
@@ -26,7 +24,7 @@ def test_ids_are_those_of_all_logits(demo_file: Path) -> None:
     weights = pack_weights(facts, 2, lambda stage, fraction: None)
     assert screened(weights) == ["token_embd.weight"]
     driver = NativeDriver(facts, weights, pages=2000, threads=2)
-    texts = [line["prompt_ids"] + line["ids"] for line in map(json.loads, GOLD.read_text().splitlines())]
+    texts = [line["prompt_ids"] + line["ids"] for line in demo_lines()]
     for number, ids in enumerate(texts):
         start = max(0, len(ids) - LAST)
         if start:

@@ -10,8 +10,7 @@ from native import NativeDriver
 from tiny import Tiny, open_tiny
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import PackedWeight, pack, pack_grouped
-from ridgeline.compute.cpu.weights import pack_weights
+from ridgeline.compute.cpu.packing import PackedWeight, pack, pack_grouped, pack_weights
 from ridgeline.compute.graph import Op
 from ridgeline.compute.ops.quantised import linear_codes, quantise
 from ridgeline.compute.quant.bits import Groups

@@ -1,4 +1,4 @@
-"""Weights of the native runner: what it keeps as fp32 because no kernel multiplies it as stored is told by name; experts are packed apart."""
+"""Weights of the native runner: what it keeps as fp32 since no kernel multiplies it as stored is told by name; experts are packed apart."""
 
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import ALIGNMENT, PackedWeight, Pieces, pack, packable, row_bytes
-from ridgeline.compute.cpu.weights import widened
+from ridgeline.compute.cpu.packing import ALIGNMENT, PackedWeight, Pieces, pack, packable, row_bytes, widened
 
 
 def test_only_matrices_that_were_stored_otherwise_are_told() -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 from tensors import numbers
 
-from ridgeline.compute.cuda.integers import Integers, unpack
-from ridgeline.compute.cuda.weights import DeviceWeight, Floats
+from ridgeline.compute.cuda.integers import IntegerMatrix, unpack
+from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix
 from ridgeline.compute.quant.formats import FORMATS
 from ridgeline.compute.quant.grouped import GroupedWeight, packed
 from ridgeline.compute.quant.scaled import ScaledWeight
@@ -48,9 +48,9 @@ def scaled(rows: int, columns: int, block: tuple[int, int], seed: int = 0) -> Sc
 
 def dense(weight: DeviceWeight) -> np.ndarray:
     """A placed matrix as fp64 [N, K]."""
-    if isinstance(weight, Floats):
+    if isinstance(weight, FloatMatrix):
         return numbers(weight.values).astype(np.float64)
-    if isinstance(weight, Integers):
+    if isinstance(weight, IntegerMatrix):
         return unpack(weight).astype(np.float64)
     scales = np.repeat(np.repeat(numbers(weight.scales), weight.block[0], 0), weight.block[1], 1)
     rows, columns = weight.shape

@@ -11,8 +11,8 @@ from ridgeline.compute.cuda.cache import DeviceKVCache, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, interpreted, open_device
 from ridgeline.compute.cuda.load import place_weights
 from ridgeline.compute.cuda.runner import CudaRunner
+from ridgeline.compute.load.record import record
 from ridgeline.compute.quant.weight import Weight
-from ridgeline.compute.record import record
 from ridgeline.facts.model import ModelFacts
 
 SIZE = Tiny(layers=2, hidden=32, heads=4, kv_heads=2, head_dim=16, ffn=48, vocab=300, window=4, context=64)
@@ -52,7 +52,7 @@ class DeviceDriver(Driver):
         self.cache = self.new_cache()
 
     def new_cache(self) -> DeviceKVCache:
-        """An empty cache: everything but page 0 is NaN."""
+        """An empty cache: everything but block 0 is NaN."""
         cache = allocate_device_kv(self.shape, self.facts.kv_heads, self.facts.head_dim, self.kv_type, self.device.torch)
         cache.pool[:, :, 1:].fill_(0xFF)
         return cache

@@ -7,7 +7,7 @@ import torch
 
 from ridgeline.compute.cuda.bench import parts, peer
 from ridgeline.compute.cuda.device import interpreted
-from ridgeline.facts.headers.checkpoint import facts_of_config
+from ridgeline.facts.headers.checkpoint import read_config_facts
 
 CONFIG = {
     "model_type": "llama", "tie_word_embeddings": False, "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4,
@@ -20,7 +20,7 @@ def test_transformers(tmp_path: Path) -> None:
     config = tmp_path / "tiny.json"
     config.write_text(json.dumps(CONFIG))
     settings = {"model": str(config), "dtype": "bf16", "batches": [1, 2], "context": 8, "steps": 2, "modes": [None]}
-    rows = list(parts.transformers(facts_of_config(config), interpreted(1 << 20), settings))
+    rows = list(parts.transformers(read_config_facts(config), interpreted(1 << 20), settings))
     assert [row.get("error") for row in rows] == [None, None]
     assert [row["batch"] for row in rows] == [1, 2] and rows[0]["mode"] == "not compiled" and rows[0]["cache"] == 7 + 3 + 2
     assert all(row["tokens_per_second"] > 0 and row["transformers"] for row in rows)

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drafting import Hand
 from serving import SETTINGS, Answer, serve
 from small import SIZE, device
 from tiny import write_tiny
 
-from ridgeline.compute.runtime import gpu, worker
+from ridgeline.compute.cuda import backend
+from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.runner import resolve_runner
-from ridgeline.core.params import Admitted, Sampling
+from ridgeline.core.params import Admitted, RowParams, Sampling
 from ridgeline.errors import ConfigError
-from ridgeline.planning.memory import GRAPH_BYTES, kv_head_bytes, left_for_cache
+from ridgeline.planning.memory import GRAPH_BYTES, available_kv_bytes, kv_head_bytes
 
 SMALL = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "max_model_len": 48, "block_size": 4}
 
@@ -25,7 +27,7 @@ def _on_a_device() -> Iterator[None]:
     """fp32 on the GPU, or interpreted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "gpu_missing", lambda: None)
-        patch.setattr(gpu, "open_device", device)
+        patch.setattr(backend, "open_device", device)
         before = dict(SETTINGS)
         SETTINGS.update(SMALL | {"runner": "cuda", "dtype": "f32", "kv_dtype": "f32"})
         yield
@@ -72,9 +74,9 @@ def test_answers_are_the_numpy_runners(model: Path, expected: dict[tuple[str, in
 
 def test_depth_cache_and_preemption_change_nothing(model: Path, expected: dict[tuple[str, int], Answer]) -> None:
     """Pages for little more than one sequence, and prompts that are there already."""
-    page = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
+    block = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
     again = replace(REQUESTS[1], request_id="again")
-    found = serve(model, [REQUESTS[:2], [again]], depth=3, max_model_len=16, kv_cache_memory_bytes=4 * page)
+    found = serve(model, [REQUESTS[:2], [again]], depth=3, max_model_len=16, kv_cache_memory_bytes=4 * block)
     assert found.preempted > 0
     assert found.answers["r0", 0][0] == expected["r0", 0][0]
     assert found.answers["r1", 0][0] == found.answers["again", 0][0] == expected["r1", 0][0]
@@ -82,10 +84,10 @@ def test_depth_cache_and_preemption_change_nothing(model: Path, expected: dict[t
 
 def test_pages_that_were_on_the_host(model: Path, expected: dict[tuple[str, int], Answer]) -> None:
     """Three steps in flight; what is pushed out comes back."""
-    page = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
+    block = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
     again = replace(REQUESTS[1], request_id="again")
-    settings = {"depth": 3, "max_model_len": 16, "kv_cache_memory_bytes": 4 * page}
-    found = serve(model, [REQUESTS[1:2], [request(8, 9, 1)], [again]], **settings, swap_space=20 * page / 2**30)
+    settings = {"depth": 3, "max_model_len": 16, "kv_cache_memory_bytes": 4 * block}
+    found = serve(model, [REQUESTS[1:2], [request(8, 9, 1)], [again]], **settings, swap_space=20 * block / 2**30)
     assert found.host_tokens > 0
     assert found.answers["r1", 0][0] == found.answers["again", 0][0] == expected["r1", 0][0]
 
@@ -95,6 +97,35 @@ def test_prompts_are_scored(model: Path) -> None:
     found, theirs = serve(model, [[asks]]).scores["r7"], serve(model, [[asks]], runner="numpy", dtype="auto").scores["r7"]
     assert len(found) == len(theirs) == 4
     assert all(abs(a.logprob - b.logprob) < 1e-4 and a.top[0][0] == b.top[0][0] for a, b in zip(found, theirs, strict=True))
+
+
+def test_drafts_change_no_id(model: Path) -> None:
+    """Rows that the device serves, one that the host samples and one with a history, whose drafts are right up to some place."""
+    config = EngineConfig(str(model), **{**SMALL, "runner": "cuda", "dtype": "f32", "kv_dtype": "f32", "max_num_batched_tokens": 16})  # type: ignore[arg-type]
+    hand = Hand(worker.build(config, lambda stage, part: None), 6)
+    params = [
+        RowParams(1, 0, 3, Sampling(temperature=4.0, top_k=40)),
+        RowParams(2, 0, 3, Sampling(temperature=4.0, logprobs=1)),
+        RowParams(3, 0, 3, Sampling(temperature=4.0, presence_penalty=2.0), min_tokens=3, banned_until=tuple(range(0, SIZE.vocab, 2))),
+    ]
+
+    def run(drafts: list[dict[int, list[int]]]) -> tuple[list[list[int]], int]:
+        for number, each in enumerate(params):
+            hand.admit(each, [10 + number, 20, 30])
+        steps = 0
+        while min(len(row.outputs) for row in hand.rows) < 7:
+            hand.step(drafts[steps] if steps < len(drafts) else None)
+            steps += 1
+        found = [row.outputs[:7] for row in hand.rows]
+        hand.clear()
+        return found, steps
+
+    plain, steps = run([])
+    right, wrong = [ids[1:3] for ids in plain], [[ids[1], (ids[2] + 1) % SIZE.vocab, 4] for ids in plain]
+    assert run([{}, dict(enumerate(right))]) == (plain, steps - 2)
+    assert run([{}, {0: wrong[0], 2: wrong[2]}])[0] == plain
+    assert run([{}, {1: wrong[1]}])[0] == plain
+    hand.executor.close()
 
 
 def test_what_it_says_of_itself(model: Path) -> None:
@@ -112,15 +143,15 @@ def test_what_it_says_of_itself(model: Path) -> None:
 
 
 def test_a_model_that_leaves_no_room_is_refused_with_the_numbers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "open_device", lambda: replace(device(), memory_bytes=1000))
+    monkeypatch.setattr(backend, "open_device", lambda: replace(device(), memory_bytes=1000))
     with pytest.raises(ConfigError, match="nothing is left for the KV cache") as refused:
         worker.build(EngineConfig(str(model), **{**SMALL, "runner": "cuda", "max_model_len": None}), lambda stage, part: None)  # type: ignore[arg-type]
     assert refused.value.fix == {"--dtype": "fp8"}
 
 
 def test_memory_that_stays_free() -> None:
-    assert left_for_cache(100 << 30, 50 << 30, 0) == (50 << 30) - int(0.03 * (100 << 30))
-    assert left_for_cache(100 << 30, 50 << 30, 40) == left_for_cache(100 << 30, 50 << 30, 0) - 40 * GRAPH_BYTES
+    assert available_kv_bytes(100 << 30, 50 << 30, 0) == (50 << 30) - int(0.03 * (100 << 30))
+    assert available_kv_bytes(100 << 30, 50 << 30, 40) == available_kv_bytes(100 << 30, 50 << 30, 0) - 40 * GRAPH_BYTES
 
 
 ABSENT = "there is no NVIDIA device"
@@ -130,16 +161,16 @@ ABSENT = "there is no NVIDIA device"
     ("settings", "no_gpu", "says"),
     [
         ({"runner": "cuda"}, ABSENT, "--runner cuda: there is no NVIDIA device"),
-        ({"runner": "gpu"}, None, "auto, cuda, native, numpy are possible"),
-        ({"runner": "cuda", "dtype": "int3"}, None, "auto, bf16, fp16, f32, fp8 are possible"),
-        ({"runner": "cuda", "kv_dtype": "q4"}, None, "the cuda runner keeps bf16, fp16, f32, fp8, int8"),
+        ({"runner": "gpu"}, None, "one of auto, cuda, native, numpy"),
+        ({"runner": "cuda", "dtype": "int3"}, None, "one of auto, bf16, fp16, f32, fp8"),
+        ({"runner": "cuda", "kv_dtype": "q4"}, None, "one of auto, bf16, fp16, f32, fp8, int8"),
         ({"runner": "numpy", "dtype": "bf16"}, None, "--dtype is for --runner cuda"),
         ({"runner": "auto", "batch_invariant": True}, ABSENT, "--batch-invariant is for --runner cuda"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, object], no_gpu: str | None, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        resolve_runner(EngineConfig("m", **settings), missing=None, no_gpu=no_gpu, processors=2)  # type: ignore[arg-type]
+        resolve_runner(EngineConfig("m", **settings), no_extension=None, no_gpu=no_gpu, cpu_cores=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -153,5 +184,5 @@ def test_settings_that_cannot_be(settings: dict[str, object], no_gpu: str | None
     ],
 )
 def test_where_a_gpu_is(settings: dict[str, object], runner: str, dtype: str, kv_dtype: str) -> None:
-    config, _ = resolve_runner(EngineConfig("m", **settings), missing=None, no_gpu=None, processors=2)  # type: ignore[arg-type]
+    config, _ = resolve_runner(EngineConfig("m", **settings), no_extension=None, no_gpu=None, cpu_cores=2)  # type: ignore[arg-type]
     assert (config.runner, config.dtype, config.kv_dtype) == (runner, dtype, kv_dtype)

@@ -9,7 +9,8 @@ from serving import Run, serve
 from small import SIZE, device
 from tiny import write_tiny
 
-from ridgeline.compute.runtime import gpu, worker
+from ridgeline.compute.cuda import backend
+from ridgeline.compute.runtime import worker
 from ridgeline.core.params import Admitted, Sampling
 from ridgeline.planning.memory import kv_head_bytes
 
@@ -24,7 +25,7 @@ def _on_a_device() -> Iterator[None]:
     """The GPU, or interpreted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "gpu_missing", lambda: None)
-        patch.setattr(gpu, "open_device", device)
+        patch.setattr(backend, "open_device", device)
         yield
 
 

@@ -86,17 +86,22 @@ def test_rotation_far_away() -> None:
     """A million positions on, as near as at the start."""
     at, turned = np.array([[0, 999_983]], np.int32), Rope(500_000.0, 128)
     out = poisoned(2, 128)
-    rope.rotation(on_device(at), rope.turns(turned, DEVICE), 1.0, out)
+    rope.rotation(on_device(at), rope.frequencies(turned, DEVICE), 1.0, out)
     assert error(out, OPS["rotation"].reference(at, rope=turned)) <= OPS["rotation"].tolerance["cuda f32"]
 
 
 def test_no_rows() -> None:
-    nothing, weight = poisoned(0, 64), on_device(floats(1, 64))
+    """Nothing is written: not the memory behind the rows that are not there, nor what is read."""
+    memory, weight = on_device(floats(2, 4, 64)), on_device(floats(1, 64))
+    before, nothing = memory.view(torch.uint8).clone(), memory[:0]
     norm.rms_norm(nothing, weight, 1e-6, nothing)
     norm.layer_norm(nothing, weight, weight, 1e-6, nothing)
     elements.glu(nothing, nothing, "silu", nothing)
     elements.select(on_device(floats(1, 4, 64)), torch.empty(0, dtype=torch.int32, device=DEVICE), nothing)
     rope.rotate(nothing, poisoned(0, 16), 16, nothing)
+    assert torch.equal(memory.view(torch.uint8), before)
+    norm.rms_norm(memory[:1], weight, 1e-6, memory[:1])
+    assert not torch.equal(memory.view(torch.uint8), before), "one row is written"
 
 
 @pytest.mark.parametrize("call", [elements.add, lambda x, y, out: elements.glu(x, y, "silu", out)], ids=["add", "glu"])

@@ -10,10 +10,11 @@ from small import SIZE, device
 from tiny import write_tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.bench.gpu_host import requests
+from ridgeline.bench.gpu_part import requests
+from ridgeline.compute.cuda import backend
 from ridgeline.compute.cuda.runner import CudaRunner
-from ridgeline.compute.runtime import gpu, worker
-from ridgeline.compute.runtime.still import still_executor
+from ridgeline.compute.runtime import worker
+from ridgeline.compute.runtime.null_graphs import null_executor
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.plan import Result
 from ridgeline.engine.compose import engine_over, start_engine
@@ -65,23 +66,23 @@ def still(tmp_path: Path) -> Engine:
     """Over a device that does nothing: what is seen is what the host does around the kernels."""
     facts = read_model_facts(write_tiny(tmp_path / "small.gguf", SIZE))
     config = EngineConfig("still", max_num_seqs=ROWS, max_num_batched_tokens=32)
-    executor = still_executor(facts, rows=ROWS, tokens=32, positions=LENGTH, block_tokens=4, depth=config.depth)
+    executor = null_executor(facts, rows=ROWS, tokens=32, positions=LENGTH, block_tokens=4, depth=config.depth)
     return decoding(engine_over(executor, config)[0])
 
 
 def _allocates(runner: CudaRunner) -> None:
     launch = runner.launch
-    runner.launch = lambda *given: (runner.ids.out.clone(), launch(*given))[1]  # type: ignore[method-assign]
+    runner.launch = lambda *given: (runner.ids.results.clone(), launch(*given))[1]  # type: ignore[method-assign]
 
 
 def _takes_a_number(runner: CudaRunner) -> None:
     read = runner.read
-    runner.read = lambda launched: (runner.ids.out[0, 0].item(), read(launched))[1]  # type: ignore[method-assign]
+    runner.read = lambda launched: (runner.ids.results[0, 0].item(), read(launched))[1]  # type: ignore[method-assign]
 
 
 def _copies_and_waits(runner: CudaRunner) -> None:
-    launch, host = runner.launch, torch.zeros_like(runner.ids.out)
-    runner.launch = lambda *given: (host.copy_(runner.ids.out), launch(*given))[1]  # type: ignore[method-assign]
+    launch, host = runner.launch, torch.zeros_like(runner.ids.results)
+    runner.launch = lambda *given: (host.copy_(runner.ids.results), launch(*given))[1]  # type: ignore[method-assign]
 
 
 HARMS: dict[str, Harm] = {"allocates": _allocates, "a number is taken": _takes_a_number, "a copy waits": _copies_and_waits}
@@ -95,18 +96,18 @@ def test_the_host_neither_allocates_nor_waits(still: Engine) -> None:
 
 @pytest.mark.parametrize("says", HARMS)
 def test_what_does_is_found(still: Engine, says: str) -> None:
-    HARMS[says](still.executor._runner)  # type: ignore[attr-defined]
+    HARMS[says](still.executor.backend.runner)  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match=says), Strict():
         still.turn()
 
 
 def test_steps_of_the_same_rows_make_no_object_a_row(still: Engine) -> None:
-    """What is chosen of rows is made when they change, not in every step."""
+    """What is split of rows is made when they change, not in every step."""
     executor: Any = still.executor
-    chosen = executor._chosen
+    split = executor.backend._split
     for _ in range(4):
         still.turn()
-        assert executor._chosen is chosen
+        assert executor.backend._split is split
 
 
 def test_a_step_says_what_it_took(still: Engine) -> None:
@@ -118,32 +119,18 @@ def test_a_step_says_what_it_took(still: Engine) -> None:
     assert all(each.timings.run > 0 and each.timings.copy > 0 and each.timings.queue >= 0 for each in timed)
 
 
-def test_the_law_of_steps() -> None:
-    """One row, many rows and a prompt are timed; what they took is what the law says again."""
-    asked: list[tuple[int, int]] = []
-
-    def seconds(tokens: int, rows: int) -> float:
-        asked.append((tokens, rows))
-        return 0.003 + rows * 1e-5 + (tokens - rows) * 2e-5 + (len(asked) % 2) * 1e-3  # now and then somebody disturbs
-
-    law = gpu.step_law(seconds, 256, 8192)
-    assert law is not None and set(asked) == {(1, 1), (64, 64), (2048, 1)}
-    assert (law.fixed, law.row, law.token) == pytest.approx((0.003, 1e-5, 2e-5))
-    assert gpu.step_law(seconds, 1, 1) is None
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("harm", [None, *HARMS.values()])
 def test_a_gpu_neither_allocates_nor_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Harm | None) -> None:
     """By torch's own account: a wait of any call but an event's is an error, and so is a block that is asked for."""
     monkeypatch.setattr(worker, "gpu_missing", lambda: None)
-    monkeypatch.setattr(gpu, "open_device", device)
+    monkeypatch.setattr(backend, "open_device", device)
     path = write_tiny(tmp_path / "small.gguf", SIZE)
     config = EngineConfig(str(path), runner="cuda", dtype="f32", max_num_seqs=ROWS, max_num_batched_tokens=32, max_model_len=LENGTH)
     engine, _ = start_engine(config, lambda stage, fraction: None)
     decoding(engine)
     if harm is not None:
-        harm(engine.executor._runner)  # type: ignore[attr-defined]
+        harm(engine.executor.backend.runner)  # type: ignore[attr-defined]
 
     def turns() -> int:
         before = torch.cuda.memory_stats()["allocation.all.allocated"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small import ARCHITECTURES, DeviceDriver, small
 
-from ridgeline.compute.diff import relative_error
+from ridgeline.compute.runner import relative_error
 
 TOLERANCE = {"bf16": 2e-2, "fp8": 0.2}
 """Of logits, in units of the largest: some thirty results, each rounded to the type, behind weights that are rounded too."""

@@ -12,7 +12,7 @@ import pytest
 from serving import Answer, Run, serve
 from tiny import Tiny, dense, log_softmax, plain_logits, write_tiny
 
-from ridgeline.compute.runtime import scores
+from ridgeline.compute import backend
 from ridgeline.core.params import Admitted, Sampling
 from ridgeline.facts.headers.read import read_model_facts
 
@@ -154,5 +154,5 @@ def test_scores_are_those_of_a_plain_model(tiny: Path, alone: Run) -> None:
 def test_scores_come_in_slices(tiny: Path, alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of 16 positions at most exist at once; of how many does not matter."""
     for size in (1, 7):
-        monkeypatch.setattr(scores, "SLICE", size)
+        monkeypatch.setattr(backend, "SLICE", size)
         assert serve(tiny, [[REQUESTS[-1]]]).scores["everything"] == alone.scores["everything"]

@@ -7,15 +7,15 @@ import pytest
 from checkpoints import make_checkpoint
 from tiny import Driver, Tiny, dense, open_tiny
 
-from ridgeline.compute.diff import diff
 from ridgeline.compute.exact.cache import allocate_kv
+from ridgeline.compute.exact.runner import NumpyRunner
 from ridgeline.compute.graph import OpList, WeightFormat
 from ridgeline.compute.liveness import last_uses
-from ridgeline.compute.lower import head_of, lower
-from ridgeline.compute.numpy_runner import NumpyRunner
+from ridgeline.compute.load.record import record
+from ridgeline.compute.lowering.lower import head_of, lower
 from ridgeline.compute.ops.fp8 import POSITIVE, from_e4m3, to_e4m3
 from ridgeline.compute.ops.table import check
-from ridgeline.compute.record import record
+from ridgeline.compute.runner import diff
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.model import ModelFacts
 

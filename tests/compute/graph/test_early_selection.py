@@ -9,17 +9,17 @@ from checkpoints import VOCAB
 from native import NativeDriver
 
 from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.packing import pack_weights
 from ridgeline.compute.cpu.phases import phases
-from ridgeline.compute.cpu.weights import pack_weights
-from ridgeline.compute.early import ATTENDED, select_early
-from ridgeline.compute.finite import finite_rows
-from ridgeline.compute.fuse import fuse_residuals
 from ridgeline.compute.graph import SELECTED, Axis, OpList, WeightFormat
-from ridgeline.compute.lower import PASSES, lower
+from ridgeline.compute.load.record import record
+from ridgeline.compute.lowering.early import ATTENDED, select_early
+from ridgeline.compute.lowering.fuse import fuse_residuals
+from ridgeline.compute.lowering.lower import PASSES, lower
 from ridgeline.compute.ops.table import check
-from ridgeline.compute.record import record
+from ridgeline.compute.runner import finite_tokens
 from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
 
 NAMES = ["llama3", "qwen2", "gemma2", "gemma3", "phi3-long", "gpt2"]
@@ -32,7 +32,7 @@ native = pytest.mark.skipif(ext.lost() is not None, reason="the native extension
 
 @pytest.fixture(scope="module")
 def facts(stored) -> Callable[[str], ModelFacts]:
-    return lambda name: rope_for(read_model_facts(stored(name, "Q8_0")), 256)[0]
+    return lambda name: select_rope(read_model_facts(stored(name, "Q8_0")), 256)[0]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_both_plans_give_the_same_bits(opened, name: str) -> None:
         best = driver.runner.run(inputs, driver.kv, ("hidden",), keep=one).get("best")
         found = driver.runner.run(inputs, driver.kv)
         assert np.array_equal(found["logits"].view(np.uint32), wanted.view(np.uint32)) and found["logits"].shape == (len(select), VOCAB)
-        assert found["finite"].tolist() == whole["finite"].tolist() == [True] * len(chunks)
+        assert found["finite"].all() and whole["finite"].all() and len(found["finite"]) == len(inputs.ids)
         assert np.array_equal(driver.runner.logits(hidden[list(select)]), wanted)
         assert best is None or np.array_equal(driver.runner.run(inputs, driver.kv, keep=one)["best"], best)
 
@@ -137,7 +137,7 @@ def test_products_that_add_a_residual_change_no_bit(facts, opened, monkeypatch: 
     fused = opened(name)
     assert len([op for op in fused.runner.oplist.ops if op.name == "linear_codes_add"]) == 2 * fused.facts.layers
     passes = {runner: tuple(each for each in found if each is not fuse_residuals) for runner, found in PASSES.items()}
-    monkeypatch.setattr("ridgeline.compute.lower.PASSES", passes)
+    monkeypatch.setattr("ridgeline.compute.lowering.lower.PASSES", passes)
     apart = NativeDriver(fused.facts, fused.weights, threads=2, tokens=128)
     assert not [op for op in apart.runner.oplist.ops if op.name.endswith("_add")]
     for chunks in ([(60, IDS)], [(60, [3]), (61, IDS[:20])], [(60, [4]), (61, [5])]):
@@ -153,13 +153,14 @@ def test_a_row_that_is_not_finite_is_reported(opened, layer: int, part: int) -> 
     layer = range(driver.facts.layers)[layer]
     group, index = next((number, g.layers.index(layer)) for number, g in enumerate(driver.shape.groups) if layer in g.layers)
     bad, good = (10 + 4 * layer + 2 * part + each for each in range(2))
-    assert driver.runner.run(driver.inputs([(bad, IDS[:20]), (good, IDS[:20])], []), driver.kv)["finite"].tolist() == [True, True]
+    assert driver.runner.run(driver.inputs([(bad, IDS[:20]), (good, IDS[:20])], []), driver.kv)["finite"].all()
     page, offset = divmod(driver.slot(bad, group, 19), driver.block_tokens)
     driver.kv.pool[index, part, page, 0, offset, 3] = 0x7FC0
     for chunks, select in (([(good, [3]), (bad, [4])], [0, 1]), ([(good, [3]), (bad, [4, 5])], [0]), ([(good, [3, 4]), (bad, [5, 6])], [])):
         inputs = driver.inputs(chunks, select)
         for taps in ((), ("hidden",)):
-            assert driver.runner.run(inputs, driver.kv, taps)["finite"].tolist() == [True, False]
+            finite = driver.runner.run(inputs, driver.kv, taps)["finite"]
+            assert finite.tolist() == (inputs.row_of_token == 0).tolist()
 
 
 @native
@@ -170,18 +171,17 @@ def test_what_only_a_selected_token_computes_is_looked_at(opened) -> None:
     kept, weight[5] = weight[5], np.inf  # type: ignore[index]
     try:
         inputs = driver.inputs([(30, IDS[:4]), (31, IDS[:4]), (32, IDS[:1])], [7])
-        assert driver.runner.run(inputs, driver.kv)["finite"].tolist() == [True, False, True]
-        assert driver.runner.run(inputs, driver.kv, ("hidden",))["finite"].tolist() == [False] * 3
+        assert driver.runner.run(inputs, driver.kv)["finite"].tolist() == [token != 7 for token in range(9)]
+        assert not driver.runner.run(inputs, driver.kv, ("hidden",))["finite"].any()
     finally:
         weight[5] = kept  # type: ignore[index]
 
 
-def test_finite_rows() -> None:
-    values = np.zeros((6, 3), np.float32)
-    row = np.array([0, 0, 1, 3, 3, 3], np.int32)
-    assert finite_rows(values, row, 4).tolist() == [True] * 4
+def test_finite_tokens() -> None:
+    values = np.zeros((4, 3), np.float32)
+    assert finite_tokens(values).tolist() == [True] * 4
     for number in (np.nan, np.inf, -np.inf):
         values[:] = 1
-        values[1, 2] = values[5, 0] = number
-        assert finite_rows(values, row, 4).tolist() == [False, True, True, False]
-    assert finite_rows(values[:0], row[:0], 2).tolist() == [True, True]
+        values[1, 2] = values[3, 0] = number
+        assert finite_tokens(values).tolist() == [True, False, True, False]
+    assert finite_tokens(values[:0]).tolist() == []

@@ -7,11 +7,11 @@ import pytest
 from routed import ARRAYS, CHOICES, ROUTING, VOCAB, RoutedDriver, direct, routed_list
 
 from ridgeline.compute.cpu.phases import phases
-from ridgeline.compute.early import select_early
 from ridgeline.compute.exact.self_test import check_exactness
 from ridgeline.compute.exact.threads import Team
 from ridgeline.compute.graph import SELECTED, TOKENS, Recorder, Weight, WeightFormat
-from ridgeline.compute.lower import lower, split_routing
+from ridgeline.compute.lowering.early import select_early
+from ridgeline.compute.lowering.lower import lower, split_routing
 from ridgeline.compute.ops.table import OPS, check, taken_as_arrays
 from ridgeline.compute.quant.weight import CodedWeight, DenseWeight
 
@@ -137,6 +137,7 @@ def test_the_recorder_refuses_what_does_not_fit() -> None:
         lambda: g.route(x, Weight("router", (6, 64)), k=7),
         lambda: g.route(x, Weight("router", (6, 64)), k=3, groups=3, groups_kept=1),
         lambda: g.route(x, Weight("router", (6, 64)), k=1, groups=4),
+        lambda: g.route(x, Weight("router", (6, 64)), k=1, scores="softmax_chosen", bias_selects=True),
         lambda: g.route(x, Weight("router", (6, 64)), Weight("bias", (5,)), k=1),
         lambda: g.linear_experts(y, experts, Weight("down", (6, 64, 64))),
         lambda: g.linear_experts(x, experts, Weight("gate", (6, 32, 64)), Weight("bias", (6, 64))),

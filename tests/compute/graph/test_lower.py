@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from tiny import Driver, open_tiny
 
-from ridgeline.compute import numpy_runner
-from ridgeline.compute.diff import diff
+from ridgeline.compute.exact import runner as numpy_runner
 from ridgeline.compute.exact.cache import allocate_kv
-from ridgeline.compute.fuse import RESIDUAL, fuse_residuals
+from ridgeline.compute.exact.runner import NumpyRunner
 from ridgeline.compute.graph import Op, OpList, WeightFormat
 from ridgeline.compute.liveness import last_uses
-from ridgeline.compute.lower import head_of, lower, quantise_activations, share_rotations
-from ridgeline.compute.numpy_runner import NumpyRunner
+from ridgeline.compute.load.record import record
+from ridgeline.compute.lowering.fuse import RESIDUAL, fuse_residuals
+from ridgeline.compute.lowering.lower import head_of, lower, quantise_activations, share_rotations
 from ridgeline.compute.ops.table import check
-from ridgeline.compute.record import record
+from ridgeline.compute.runner import diff
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.model import Rope
 

@@ -12,11 +12,11 @@ from ridgeline.compute.load.scaled import scaled_weight
 from ridgeline.compute.quant.scaled import E4M3
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.safetensors import read_file
-from ridgeline.facts.headers.architectures import CHECKPOINTS
-from ridgeline.facts.headers.integers import gather_integers
-from ridgeline.facts.headers.names import _cut_integers
 from ridgeline.facts.headers.quantisation import read_quantisation
+from ridgeline.facts.headers.quantised import gather_quantised
+from ridgeline.facts.headers.tensors import split_tensor
 from ridgeline.facts.model import TensorFacts
+from ridgeline.models.table import RUNNABLE
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic", "fmt": "e4m3"}
 TENSOR = {"quant_method": "fp8"}
@@ -48,11 +48,11 @@ def stored(
     scales = (torch.rand(shape, generator=generator) + 0.5).to(dtype)
     path = directory / "model.safetensors"
     save_file({"m.weight": codes, f"m.{name}": scales, "n.weight": torch.ones(4, dtype=torch.bfloat16)}, path)
-    found = gather_integers(read_file(path), read_quantisation({"quantization_config": config}))
-    assert set(found) == {"m.weight", "n.weight"} and found["n.weight"].integers is None
+    found = gather_quantised(read_file(path), read_quantisation({"quantization_config": config}))
+    assert set(found) == {"m.weight", "n.weight"} and found["n.weight"].quantised is None
     wide = scales.float().reshape(-1, max(1, -(-200 // 128)) if shape == (3, 2) else 1)
-    tall, group = (128, 128) if shape == (3, 2) else (300 // len(wide), 200)
-    wide = wide.repeat_interleave(tall, 0)[:300].repeat_interleave(group, 1)[:, :200]
+    group_rows, group = (128, 128) if shape == (3, 2) else (300 // len(wide), 200)
+    wide = wide.repeat_interleave(group_rows, 0)[:300].repeat_interleave(group, 1)[:, :200]
     return found["m.weight"], (codes.float() * wide).numpy()
 
 
@@ -80,7 +80,8 @@ def test_every_code() -> None:
 def test_projections_that_are_stored_as_one(rows: tuple[int, int], tmp_path: Path) -> None:
     """Each has its own rows of scales; one that begins inside a block is refused."""
     tensor, expected = stored(tmp_path, BLOCKS, "weight_scale_inv", (3, 2), torch.float32)
-    first, second = _cut_integers(tensor, ("a.weight", "b.weight"), [(rows[0], 200), (rows[1], 200)], CHECKPOINTS["phi3"][1])
+    shapes = {"a.weight": (rows[0], 200), "b.weight": (rows[1], 200)}
+    first, second = split_tensor(tensor, tuple(shapes), shapes, RUNNABLE["phi3"].checkpoint)
     maps = {path: np.memmap(path, np.uint8, mode="r") for path in tensor.files}
     assert np.array_equal(scaled_weight(first, maps).dense(), expected[: rows[0]])
     if rows[0] % 128:
@@ -116,4 +117,4 @@ def test_missing_scales(tmp_path: Path) -> None:
 def _missing(directory: Path) -> None:
     path = directory / "model.safetensors"
     save_file({"m.weight": torch.ones(128, 128).to(torch.float8_e4m3fn)}, path)
-    gather_integers(read_file(path), read_quantisation({"quantization_config": BLOCKS}))
+    gather_quantised(read_file(path), read_quantisation({"quantization_config": BLOCKS}))

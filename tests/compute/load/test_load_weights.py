@@ -34,9 +34,9 @@ def facts_of_none() -> ModelFacts:
     )
 
 
-def write(path: Path) -> np.ndarray:
+def write(path: Path, shape: tuple[int, ...] = (40, 64)) -> np.ndarray:
     rng = np.random.default_rng(3)
-    matrix = gguf.quantize(rng.normal(size=(40, 64)).astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+    matrix = gguf.quantize(rng.normal(size=shape).astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
     writer = gguf.GGUFWriter(path, "any")
     writer.add_tensor("m", matrix, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("v", rng.normal(size=64).astype(np.float32))
@@ -57,6 +57,18 @@ def test_dense_and_coded_are_the_same(tmp_path: Path) -> None:
     assert isinstance(poor["v"], DenseWeight)
     assert np.array_equal(rich["m"].dense(), expected) and np.array_equal(poor["m"].dense(), expected)
     assert stages[-1] == 1.0 and stages == sorted(stages)
+
+
+def test_one_matrix_per_expert(tmp_path: Path) -> None:
+    """A tensor of rank 3 is its experts, as fp32 and as codes."""
+    expected = write(tmp_path / "m.gguf", (5, 40, 64))
+    facts = facts_of(tmp_path / "m.gguf")
+    assert facts.tensors["m"].shape == expected.shape == (5, 40, 64)
+    for memory, kind in ((1 << 30, DenseWeight), (0, CodedWeight)):
+        loaded = load_weights(facts, memory, 2, lambda stage, fraction: None)["m"]
+        assert isinstance(loaded, kind) and loaded.shape == expected.shape
+        assert np.array_equal(loaded.dense(), expected)
+        assert np.array_equal(loaded.part(3).rows(np.array([39, 0])), expected[3, [39, 0]])
 
 
 def test_maps_are_read_only(tmp_path: Path) -> None:

@@ -6,24 +6,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import VOCAB
+from checkpoints import RECIPES, VOCAB
 from serving import Answer, serve
 from tiny import Driver, dense
 
-from ridgeline.compute import numpy_runner
+from ridgeline.compute.exact import runner as numpy_runner
 from ridgeline.compute.exact.self_test import HeadShape
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.quant.weight import CodedWeight, DenseWeight, Weight
 from ridgeline.core.params import Admitted, Sampling
 from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.memory import kv_groups, page_bytes, sequence_pages
+from ridgeline.planning.memory import block_bytes, kv_groups, sequence_blocks
 
 LONGEST = 64
 
-NAMES = ["llama3", "llama-biases", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3-long", "gpt2"]
-"""One of each architecture; among them one KV head a query head, one for all, and numbers between."""
+NAMES = [name for name, recipe in RECIPES.items() if recipe.exact]
+"""One of each architecture; among them one KV head per query head, one for all, and numbers between."""
 
 IDS = np.random.default_rng(11).integers(0, VOCAB, 140).tolist()
 """Longer than a KV tile, so that tiles are merged."""
@@ -38,7 +38,7 @@ def opened(checkpoint) -> Callable[[str], Model]:
 
     def of(name: str) -> Model:
         if name not in made:
-            facts = rope_for(read_model_facts(checkpoint(name).directory), 256)[0]
+            facts = select_rope(read_model_facts(checkpoint(name).directory), 256)[0]
             made[name] = facts, dense(facts)
         return made[name]
 
@@ -108,7 +108,7 @@ def test_logits_of_hidden_states(opened, expected, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_codes_give_the_bits_of_fp32(stored, name: str, form: str) -> None:
     """Whether weights stay as the file has them, permuted, fused and transposed ones too, or become fp32 at once."""
-    facts = rope_for(read_model_facts(stored(name, form)), 256)[0]
+    facts = select_rope(read_model_facts(stored(name, form)), 256)[0]
     coded, loaded = map_weights(facts), load_weights(facts, 1 << 40, 2, lambda stage, fraction: None)
     assert {type(coded[key]) for key, w in loaded.items() if len(w.shape) > 1} == {CodedWeight}
     assert {type(w) for w in loaded.values()} == {DenseWeight}
@@ -159,13 +159,13 @@ def test_preemption(opened, stored, alone, name: str) -> None:
     """Pages for little more than one request of full length."""
     facts, _ = opened(name)
     groups = kv_groups(facts)
-    pages = sequence_pages(groups, 4, LONGEST, chunk=12) * 5 // 4
+    pages = sequence_blocks(groups, 4, LONGEST, chunk=12) * 5 // 4
     run = serve(
         stored(name, "safetensors"),
         [REQUESTS],
         depth=2,
         block_size=4,
-        kv_cache_memory_bytes=pages * page_bytes(facts, groups[0], 4, "f32"),
+        kv_cache_memory_bytes=pages * block_bytes(facts, groups[0], 4, "f32"),
         max_model_len=LONGEST,
         max_num_batched_tokens=12,
     )

@@ -11,7 +11,7 @@ from tiny import Driver, dense, log_softmax
 
 from ridgeline.compute.quant.weight import DenseWeight, Weight
 from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.headers.rope import select_rope
 from ridgeline.facts.model import ModelFacts, Rope
 
 Weights = Mapping[str, Weight]
@@ -161,7 +161,7 @@ TRAPS: dict[str, dict[str, Change]] = {
 @pytest.mark.parametrize(("name", "trap"), [(name, trap) for name, traps in TRAPS.items() for trap in traps])
 def test_each_trap_shows(checkpoint, name: str, trap: str) -> None:
     made = checkpoint(name)
-    facts = rope_for(read_model_facts(made.directory), made.recipe.reach)[0]
+    facts = select_rope(read_model_facts(made.directory), made.recipe.reach)[0]
     right = dense(facts)
     ids = made.prompts()[0]
     theirs = log_softmax(made.logits(ids))
@@ -179,7 +179,7 @@ def test_long_and_short_rotations_differ(checkpoint) -> None:
     facts = read_model_facts(made.directory)
     assert facts.long_rope is not None
     border = facts.long_rope[0]
-    short, long = (rope_for(facts, length)[0] for length in (border, border + 1))
+    short, long = (select_rope(facts, length)[0] for length in (border, border + 1))
     ids = made.prompts()[0]
     assert len(ids) > border
     weights = dense(facts)
@@ -196,7 +196,7 @@ def test_files_need_their_views(checkpoint, stored, name: str, form: str, view: 
     """The same files read without what undoes their order or their offset."""
     made = checkpoint(name)
     facts = read_model_facts(stored(name, form))
-    views = {key: dataclasses.replace(tensor, view="") for key, tensor in facts.tensors.items() if tensor.view == view}
+    views = {key: dataclasses.replace(tensor, transform="") for key, tensor in facts.tensors.items() if tensor.transform == view}
     assert views
     wrong = dataclasses.replace(facts, tensors={**facts.tensors, **views})
     ids = made.prompts()[0]

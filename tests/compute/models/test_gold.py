@@ -7,74 +7,24 @@ by what a step reads: the key 511 behind matters, the key 512 behind does not (l
 
 import copy
 import dataclasses
-import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import Driver, log_softmax
+from demo_model import LONG, Demo, Score, complaints
+from tiny import Driver
 
+from gold import demo_lines
+from ridgeline.compute.exact.runner import NumpyRunner
+from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
-from ridgeline.compute.numpy_runner import NumpyRunner
-from ridgeline.compute.record import record
 from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.model import ModelFacts
-
-GOLD = Path(__file__).parents[3].parent / "shared" / "gold" / "gemma3-270m-q4_k_m.jsonl"
-CLEAR_GAP = 0.15
-"""Log-probability between llama.cpp's two best: above it, its first choice must be ours."""
-AGREEMENT = 0.98
-LONG_MISSES = 1
-LONG = 9
-
-pytestmark = pytest.mark.skipif(not GOLD.exists(), reason="the llama.cpp reference gemma3-270m-q4_k_m.jsonl is absent")
-
-
-@dataclass(frozen=True)
-class Score:
-    """How a prompt's 32 continuations compare: clear positions, those where our first choice differs, median difference."""
-
-    number: int
-    clear: int
-    missed: int
-    median: float
-
-
-@dataclass
-class Demo:
-    facts: ModelFacts
-    weights: dict
-    prompts: list[dict]
-
-    def driver(self, facts: ModelFacts) -> Driver:
-        return Driver(facts, self.weights, pages=1500, threads=2)
-
-    def score(self, driver: Driver, numbers: list[int]) -> list[Score]:
-        """Feeds prompts with llama.cpp's continuations in one step, and compares at every position that it predicted."""
-        rows = [(number, self.prompts[number]["prompt_ids"] + self.prompts[number]["ids"]) for number in numbers]
-        ends = np.cumsum([len(ids) for _, ids in rows])
-        select = [at for (n, ids), end in zip(rows, ends, strict=True) for at in self.predicting(n, end - len(ids))]
-        chances = log_softmax(driver.step(*rows, select=select))
-        return [self.compare(number, part) for number, part in zip(numbers, np.split(chances, len(numbers)), strict=True)]
-
-    def predicting(self, number: int, first: int) -> range:
-        """Tokens that predict a continuation id, for a prompt that begins at token `first`."""
-        prompt, more = (len(self.prompts[number][part]) for part in ("prompt_ids", "ids"))
-        return range(first + prompt - 1, first + prompt + more - 1)
-
-    def compare(self, number: int, chances: np.ndarray) -> Score:
-        top = self.prompts[number]["top5"]
-        ids, theirs = (np.array([[best[part] for best in at] for at in top]) for part in ("id", "logprob"))
-        clear = theirs[:, 0] - theirs[:, 1] > CLEAR_GAP
-        apart = np.abs(np.take_along_axis(chances, ids, axis=1) - theirs)
-        return Score(number, int(clear.sum()), int((clear & (chances.argmax(1) != ids[:, 0])).sum()), float(np.median(apart)))
 
 
 @pytest.fixture(scope="module")
 def demo(demo_file: Path) -> Demo:
     facts = read_model_facts(demo_file)
-    prompts = [json.loads(line) for line in GOLD.read_text().splitlines()]
+    prompts = demo_lines()
     assert len(prompts) == 10 and len(prompts[LONG]["prompt_ids"]) == 1249
     return Demo(facts, load_weights(facts, 1 << 40, 2, lambda stage, fraction: None), prompts)
 
@@ -88,13 +38,6 @@ def right(demo: Demo) -> Driver:
 @pytest.fixture(scope="module")
 def scores(demo: Demo, right: Driver) -> list[Score]:
     return demo.score(right, list(range(LONG))) + demo.score(right, [LONG])
-
-
-def complaints(scores: list[Score]) -> list[str]:
-    """What is wrong with the scores of some prompts."""
-    clear, missed = sum(score.clear for score in scores), sum(score.missed for score in scores)
-    found = [] if clear - missed >= AGREEMENT * clear else [f"{missed} of {clear} clear first choices differ"]
-    return found + [f"{s.missed} differ in the long prompt" for s in scores if s.number == LONG and s.missed > LONG_MISSES]
 
 
 def edge_complaints(driver: Driver, window: int) -> list[str]:

@@ -1,18 +1,17 @@
 """The demo model on the native runner against llama.cpp: integers for weights and activations, KV rounded to bf16 or to eight bits."""
 
-import json
 from pathlib import Path
 
 import pytest
+from demo_model import LONG, Demo, complaints
 from native import NativeDriver
-from test_gold import GOLD, LONG, Demo, complaints
 
+from gold import demo_lines
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.weights import pack_weights
+from ridgeline.compute.cpu.packing import pack_weights
 from ridgeline.facts.headers.read import read_model_facts
 
 pytestmark = [
-    pytest.mark.skipif(not GOLD.exists(), reason="the llama.cpp reference gemma3-270m-q4_k_m.jsonl is absent"),
     pytest.mark.skipif(ext.lost() is not None, reason="the native extension is not built"),
 ]
 
@@ -20,8 +19,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def demo(demo_file: Path) -> Demo:
     facts = read_model_facts(demo_file)
-    prompts = [json.loads(line) for line in GOLD.read_text().splitlines()]
-    return Demo(facts, pack_weights(facts, 2, lambda stage, fraction: None), prompts)
+    return Demo(facts, pack_weights(facts, 2, lambda stage, fraction: None), demo_lines())
 
 
 @pytest.mark.parametrize(("kv_dtype", "numbers"), [("bf16", range(LONG + 1)), ("int8", range(LONG)), ("f32", range(LONG))])

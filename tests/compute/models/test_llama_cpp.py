@@ -9,7 +9,7 @@ from checkpoints import CONTEXT, GGUFS, WINDOW
 from tiny import Driver, dense, log_softmax
 
 from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.headers.rope import select_rope
 
 UNWINDOWED = {"mistral": WINDOW, "phi3-short": 20}
 """Windows that llama.cpp does not apply: positions before them are compared."""
@@ -21,7 +21,7 @@ def test_llama_cpp_computes_the_same(checkpoint, stored, name: str) -> None:
     """Within 5e-3: llama.cpp looks GELU up in a table of half precision. Its contexts are multiples of 256, so Phi-3 is long for it."""
     llama_cpp = pytest.importorskip("llama_cpp")
     path = stored(name, "F32")
-    facts = rope_for(read_model_facts(path), CONTEXT)[0]
+    facts = select_rope(read_model_facts(path), CONTEXT)[0]
     theirs = llama_cpp.Llama(str(path), n_ctx=CONTEXT, logits_all=True, verbose=False, n_threads=1, type_k=0, type_v=0)
     driver = Driver(facts, dense(facts))
     for number, ids in enumerate(checkpoint(name).prompts()):

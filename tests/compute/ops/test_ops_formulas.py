@@ -6,8 +6,8 @@ from math import pi, sqrt
 import numpy as np
 import pytest
 
-from ridgeline.compute.diff import relative_error
 from ridgeline.compute.ops.table import OPS
+from ridgeline.compute.runner import relative_error
 
 Doubles = np.ndarray
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from native import NativeDriver
 from quantised import SCHEMES
-from test_quantised import PROMPT, write
+from quantised_models import PROMPT, write
 from tiny import Driver, log_softmax
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import PackedWeight
-from ridgeline.compute.cpu.weights import pack_weights, widened
+from ridgeline.compute.cpu.packing import PackedWeight, pack_weights, widened
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.ops.gather import reorder
 from ridgeline.compute.ops.quantised import linear_codes, quantise

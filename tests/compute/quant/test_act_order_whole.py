@@ -17,13 +17,12 @@ import pytest
 from checkpoints import VOCAB, make_model
 from native import NativeDriver
 from numpy.typing import NDArray
-from test_quantised import MODELS, PARTS
+from quantised_models import MODELS, PARTS
 from tiny import Driver, log_softmax
 
-from ridgeline.compute import numpy_runner
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import PackedWeight
-from ridgeline.compute.cpu.weights import pack_weights
+from ridgeline.compute.cpu.packing import PackedWeight, pack_weights
+from ridgeline.compute.exact import runner as numpy_runner
 from ridgeline.compute.exact.threads import Team
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.quant.weight import DenseWeight
@@ -36,7 +35,7 @@ PROMPTS = [np.random.default_rng(seed).integers(3, VOCAB, 3).tolist() for seed i
 
 @dataclass(frozen=True)
 class Case:
-    """A model of `test_quantised.MODELS`, its format, and whether matrices that read one value have one order, as real files do."""
+    """A model of `quantised_models.MODELS`, its format, and whether matrices that read one value have one order, as real files do."""
 
     model: str
     bits: int

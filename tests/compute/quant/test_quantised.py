@@ -3,48 +3,25 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import VOCAB, Recipe, logits_of, make_model
-from quantised import SCHEMES, Quantised, Scheme, write_quantised
+from checkpoints import logits_of
+from quantised import SCHEMES, Quantised, Scheme
+from quantised_models import PARTS, PROMPT, write
 from tiny import Driver, log_softmax
 
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.quant.grouped import GroupedWeight
-from ridgeline.facts.headers.describe import describe_model
-from ridgeline.facts.headers.read import read_model_facts
+from ridgeline.facts.headers.read import describe_model, read_model_facts
 from ridgeline.facts.model import ModelFacts
+from ridgeline.planning.formats import class_bytes
 
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 32}
-MODELS = {
-    "llama": Recipe("LlamaConfig", SIZES),
-    "llama-biases": Recipe("LlamaConfig", {**SIZES, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-    "qwen2": Recipe("Qwen2Config", SIZES),
-    "phi3": Recipe("Phi3Config", {**SIZES, "pad_token_id": 0}),
-    "gemma3": Recipe("Gemma3TextConfig", {**SIZES, "query_pre_attn_scalar": 32, "sliding_window": 6}),
-    "gpt2": Recipe("GPT2Config", {"hidden_size": 128, "n_inner": 256, "num_hidden_layers": 2}),
-}
 CASES = [("llama", name) for name in SCHEMES] + [
     ("llama-biases", "gptq-4-32-act-order"), ("qwen2", "awq-4-32"), ("phi3", "gptq-4-64-asymmetric-v2"), ("phi3", "awq-4-128"),
     ("phi3", "packed-4-32-asymmetric"), ("phi3", "int8-w8a16-asymmetric"), ("gemma3", "packed-4-64-act-order"),
     ("gpt2", "gptq-4-64-asymmetric-v1"),
 ]  # fmt: skip
-PARTS = {
-    "self_attn.q_proj": ("attn_q",), "self_attn.k_proj": ("attn_k",), "self_attn.v_proj": ("attn_v",), "self_attn.o_proj": ("attn_output",),
-    "mlp.gate_proj": ("ffn_gate",), "mlp.up_proj": ("ffn_up",), "mlp.down_proj": ("ffn_down",),
-    "self_attn.qkv_proj": ("attn_q", "attn_k", "attn_v"), "mlp.gate_up_proj": ("ffn_gate", "ffn_up"),
-    "attn.c_attn": ("attn_q", "attn_k", "attn_v"), "attn.c_proj": ("attn_output",), "mlp.c_fc": ("ffn_up",), "mlp.c_proj": ("ffn_down",),
-}  # fmt: skip
-PROMPT = np.random.default_rng(4).integers(3, VOCAB, 24).tolist()
-
-
-def write(directory: Path, model: str, scheme: Scheme, **options: Any) -> tuple[Any, dict[str, Quantised], ModelFacts]:
-    """(the model of transformers with the weights that the files stand for, its matrices, our facts)."""
-    made = make_model(MODELS[model])
-    matrices = write_quantised(directory, made, scheme, **options)
-    return made, matrices, read_model_facts(directory)
 
 
 def canonical(matrices: dict[str, Quantised], facts: ModelFacts) -> dict[str, Quantised]:
@@ -112,9 +89,10 @@ def test_what_files_hold_is_counted(tmp_path: Path) -> None:
         _, _, facts = write(directory, "phi3" if "asymmetric" in name else "llama", scheme)
         file = directory / "model.safetensors"
         header = int.from_bytes(file.read_bytes()[:8], "little")
-        assert facts.weights_bytes == file.stat().st_size - header - 8
+        assert sum(facts.stored.values()) == file.stat().st_size - header - 8
         planned = describe_model(str(directory), tmp_path)
-        assert sum(planned.class_bytes(None).values()) == facts.weights_bytes and planned.dtype == PLANNED[name[: name.rindex("-")]]
+        held = sum(facts.stored.values())
+        assert sum(class_bytes(planned, None).values()) == held and planned.dtype == PLANNED[name[: name.rindex("-")]]
         kinds = {tensor.kind for tensor in facts.tensors.values()} - {"F16", "BF16", "F32"}
         assert kinds == {f"{ {'gptq': 'GPTQ', 'awq': 'AWQ'}.get(scheme.method, 'INT')}{scheme.bits}"}
 

@@ -1,4 +1,4 @@
-"""What is not computed of quantised checkpoints is refused by name; damaged ones are refused, never misread. Mutants of their headers."""
+"""Unsupported quantised checkpoints are rejected by name; damaged ones are rejected, never misread. Mutants of their headers."""
 
 import json
 import random
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import Recipe, make_model
+from mutants import MOST_SECONDS, header_bytes, mutate
 from quantised import SCHEMES, write_quantised
-from test_safetensors_fuzz import MOST_SECONDS, header_bytes, mutate
 
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.errors import ModelFormatError, RidgelineError
@@ -43,26 +43,26 @@ def scheme(name: str, part: str = "", **changes: Any) -> dict[str, Any]:
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "quantised as 'mxfp4', which is not computed; gptq, awq, compressed-tensors, fp8 are": {
+    "quantised as 'mxfp4', which is not supported; gptq, awq, compressed-tensors, fp8 are": {
         "quantization_config": {"quant_method": "mxfp4"},
     },
     "quantised as None": {"quantization_config": {}},
     "quantised as ..gptq..,": {"quantization_config": {"quant_method": ["gptq"]}},
     "quantization_config is 4, an object": {"quantization_config": 4},
-    "gptq of 3 bits is not computed; 4 and 8 bits are": config(GPTQ, bits=3),
+    "gptq of 3 bits is not supported; 4 and 8 bits are": config(GPTQ, bits=3),
     "gptq of True bits": config(GPTQ, bits=True),
     "gptq of None bits": config(GPTQ, bits=None),
-    "groups of 48 weights are not computed; multiples of 32 are": config(GPTQ, group_size=48),
+    "groups of 48 weights are not supported; multiples of 32 are": config(GPTQ, group_size=48),
     "groups of 0 weights": config(GPTQ, group_size=0),
     "groups of 2097152 weights": config(GPTQ, group_size=1 << 21),
     "groups of '128' weights": config(GPTQ, group_size="128"),
-    "gptq: checkpoint_format is 'marlin', which is not computed; 'gptq', 'gptq_v2' is": config(GPTQ, checkpoint_format="marlin"),
+    "gptq: checkpoint_format is 'marlin', which is not supported; 'gptq', 'gptq_v2' is": config(GPTQ, checkpoint_format="marlin"),
     "gptq: is_marlin_format is True": config(GPTQ, is_marlin_format=True),
     "gptq: pack_dtype is 'int8'": config(GPTQ, pack_dtype="int8"),
-    "gptq: dynamic gives modules widths of their own": config(GPTQ, dynamic={"+:.*down.*": {"bits": 8}}),
+    "gptq: dynamic gives modules different widths": config(GPTQ, dynamic={"+:.*down.*": {"bits": 8}}),
     "desc_act is 'yes', true or false": config(GPTQ, desc_act="yes"),
-    "awq of 8 bits is not computed; 4 bits are": config(AWQ, bits=8),
-    "awq: version is 'gemv', which is not computed; 'gemm' is": config(AWQ, version="GEMV"),
+    "awq of 8 bits is not supported; 4 bits are": config(AWQ, bits=8),
+    "awq: version is 'gemv', which is not supported; 'gemm' is": config(AWQ, version="GEMV"),
     "awq: zero_point is False": config(AWQ, zero_point=False),
     "kv_cache_scheme is set": config(INT8, kv_cache_scheme={"num_bits": 8}),
     "transform_config is set": config(INT8, transform_config={"config_groups": {"R1": {}}}),
@@ -80,8 +80,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "weights is None": scheme(INT8, weights=None),
     "format of floats is 'int-quantized'": scheme(INT8, "weights", type="float"),
     "strategy of weights is 'tensor'": scheme(INT8, "weights", strategy="tensor"),
-    "compressed-tensors of 6 bits is not computed; 4 and 8 bits are": scheme(PACKED, "weights", num_bits=6),
-    "compressed-tensors of 4 bits is not computed; 8 bits are": scheme(INT8, "weights", num_bits=4),
+    "compressed-tensors of 6 bits is not supported; 4 and 8 bits are": scheme(PACKED, "weights", num_bits=6),
+    "compressed-tensors of 4 bits is not supported; 8 bits are": scheme(INT8, "weights", num_bits=4),
     "dynamic of input_activations is ..int., 8, False.": scheme(INT8, input_activations={"num_bits": 8, "type": "int", "dynamic": False}),
     "dynamic of input_activations is ..float., 8, True.": scheme(INT8, input_activations={"num_bits": 8, "type": "float", "dynamic": True}),
     "output_activations is": scheme(INT8, output_activations={"num_bits": 8}),
@@ -102,7 +102,7 @@ def test_keys_of_other_writers() -> None:
     kept = read_quantisation({"quantization_config": {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"}})
     assert kept is not None and (kept.bits, kept.group, kept.kind) == (4, 64, "AWQ4")
     kept = read_quantisation({"quantization_config": {"quant_method": "gptq", "bits": 8, "group_size": -1, "desc_act": True}})
-    assert kept is not None and (kept.group, kept.zero_added, kept.kind) == (0, 1, "GPTQ8")
+    assert kept is not None and (kept.group, kept.zero_offset, kept.kind) == (0, 1, "GPTQ8")
     kept = read_quantisation(
         {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "checkpoint_format": "gemm", "zero_point": True}}
     )
@@ -134,21 +134,21 @@ FILES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
         PACKED,
         lambda t: t.update({Q + "weight_zero_point": t[Q + "weight_zero_point"][:, 1:]}),
     ),
-    "q_proj.weight' stands for a matrix of .120, 128., the header says .128, 128.": (
+    "q_proj.weight' has shape .120, 128., the header says .128, 128.": (
         GPTQ,
         lambda t: t.update({Q + part: t[Q + part][:, : size * 15] for part, size in (("qweight", 8), ("qzeros", 1), ("scales", 8))}),
     ),
     "has 120 inputs, no whole number of groups of 32": (GPTQ, lambda t: t.update({Q + "qweight": t[Q + "qweight"][1:]})),
     "qweight' has shape .2048,., two dimensions": (GPTQ, lambda t: t.update({Q + "qweight": t[Q + "qweight"].reshape(-1)})),
-    "q_proj.qweight' and model.layers.0.self_attn.q_proj.weight; which one": (
+    "q_proj.qweight' and model.layers.0.self_attn.q_proj.weight; remove one": (
         AWQ,
         lambda t: t.update({Q + "weight": t[Q + "scales"].clone()}),
     ),
-    "tensors, 'model.layers.0.self_attn.q_proj.weight_scale' among them, belong to no llama": (
+    "tensors, 'model.layers.0.self_attn.q_proj.weight_scale' among them, are not part of a supported llama": (
         INT8,
         lambda t: t.update({Q + "weight": t[Q + "weight"].half()}),
     ),
-    "q_proj.input_scale' among them, belong to no llama": (INT8, lambda t: t.update({Q + "input_scale": t[Q + "weight_scale"].clone()})),
+    "q_proj.input_scale' among them, are not part of": (INT8, lambda t: t.update({Q + "input_scale": t[Q + "weight_scale"].clone()})),
 }
 
 

@@ -1,20 +1,19 @@
-"""Planned bytes are allocated bytes: the planner's pages against the runner's arrays."""
+"""Planned bytes are allocated bytes: the planner's blocks against the runner's arrays."""
 
 from pathlib import Path
 
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.core.plan import KVShape
-from ridgeline.facts.headers.gguf_shape import read_gguf_shape
-from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.planning.arguments import Question, deployment_of
-from ridgeline.planning.memory import kv_groups, page_bytes, sequence_pages
+from ridgeline.facts.headers.read import describe_model, read_model_facts
+from ridgeline.planning.arguments import PlanOptions, deployment_of
+from ridgeline.planning.memory import block_bytes, kv_groups, sequence_blocks
 
 
 def test_kv_of_a_planned_sequence_is_what_the_runner_allocates(demo_file: Path) -> None:
     facts = read_model_facts(demo_file)
-    planned = deployment_of(read_gguf_shape(demo_file), Question("epyc-9654", kv_dtype="f32", context=3000))
+    planned = deployment_of(describe_model(str(demo_file), demo_file.parent), PlanOptions("epyc-9654", kv_dtype="f32", context=3000))
     groups = kv_groups(facts)
-    pages = sequence_pages(groups, planned.block_tokens, planned.context, planned.chunk)
-    pool = allocate_kv(KVShape(groups, planned.block_tokens, pages, b""), facts.kv_heads, facts.head_dim).pool
-    reserved = page_bytes(facts, groups[0], planned.block_tokens, "f32")
+    blocks = sequence_blocks(groups, planned.block_tokens, planned.context, planned.chunk)
+    pool = allocate_kv(KVShape(groups, planned.block_tokens, blocks, b""), facts.kv_heads, facts.head_dim).pool
+    reserved = block_bytes(facts, groups[0], planned.block_tokens, "f32")
     assert pool.nbytes - reserved == planned.memory.kv_sequence

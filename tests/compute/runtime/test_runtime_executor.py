@@ -1,4 +1,4 @@
-"""Rows, step inputs and the order of steps, against a runner whose next token is a function of the ids that it finds in the KV pages."""
+"""Rows, step inputs and the order of steps, against a runner whose next token is a function of the ids that it finds in the KV blocks."""
 
 from array import array
 from collections.abc import Sequence
@@ -6,10 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from ridgeline.compute.decoding.edits import History
+from ridgeline.compute.decoding.sampler import Sampled, accept, score
 from ridgeline.compute.exact.cache import KVCache, allocate_kv
-from ridgeline.compute.finite import finite_rows
 from ridgeline.compute.graph import StepInputs
+from ridgeline.compute.runner import finite_tokens
 from ridgeline.compute.runtime.executor import StepExecutor
+from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import LAST, KVGroup, KVShape, NewRow, Plan, Result, TokenLogprobs
 from ridgeline.engine.executor import ExecutorInfo, Ticket
@@ -46,14 +49,14 @@ class ContextRunner:
             for number, group in enumerate(self.shape.groups):
                 first = max(0, end - group.window) if group.window else 0
                 places = np.arange(first, end)
-                pages = inputs.tables[number][row, places // size]
-                assert pages.min() > 0, "page 0 is read"
-                read.append(keys[pages * size + places % size, 0, 0].astype(int).tolist())
+                block_ids = inputs.tables[number][row, places // size]
+                assert block_ids.min() > 0, "block 0 is read"
+                read.append(keys[block_ids * size + places % size, 0, 0].astype(int).tolist())
             full, window = read
             assert full[-len(window) :] == window
             logits[index, following(full)] = 1
         states = np.where(inputs.ids == self.bad, np.float32(np.nan), np.float32(0))[:, None].repeat(3, axis=1)
-        return {"logits": logits, "finite": finite_rows(states, inputs.row_of_token, len(inputs.kv_len))}
+        return {"logits": logits, "finite": finite_tokens(states)}
 
     def logits(self, hidden: np.ndarray) -> np.ndarray:
         raise AssertionError("no prompt is scored here")
@@ -63,19 +66,27 @@ class ContextRunner:
 
 
 def greedy(
-    logits: np.ndarray, params: Sequence[RowParams], positions: Sequence[int], histories: Sequence[object], maxima: None
-) -> tuple[list[int], list[TokenLogprobs | None]]:
-    assert len(positions) == len(histories) == len(params)
-    found = [None if row.sampling.logprobs is None else TokenLogprobs(-0.5) for row in params]
-    return logits.argmax(axis=1).tolist(), found
+    logits: np.ndarray,
+    params: Sequence[RowParams],
+    drafts: Sequence[Sequence[int]],
+    positions: Sequence[int],
+    histories: Sequence[History | None],
+    finite: np.ndarray | None = None,
+    maxima: None = None,
+) -> Sampled:
+    assert len(positions) == len(histories) == len(params) == len(drafts)
+    ids = accept(logits.argmax(axis=1).tolist(), drafts, histories, finite)
+    asked = [row.sampling.logprobs is not None for row in params]
+    return Sampled(ids, [(TokenLogprobs(-0.5),) * len(each) if wanted else None for each, wanted in zip(ids, asked, strict=True)])
 
 
-def make_executor(block_tokens: int = 4, pages: int = 400, rows: int = 4, bad: int = -2) -> tuple[StepExecutor, ContextRunner]:
+def make_executor(block_tokens: int = 4, blocks: int = 400, rows: int = 4, bad: int = -2) -> tuple[StepExecutor, ContextRunner]:
     groups = (KVGroup("full", (1,)), KVGroup("window", (0,), WINDOW))
-    shape = KVShape(groups, block_tokens, pages, b"test")
+    shape = KVShape(groups, block_tokens, blocks, b"test")
     info = ExecutorInfo(shape, VOCAB, 120, rows, "context", 0, 0)
     runner = ContextRunner(shape, bad)
-    return StepExecutor(info, (), runner, allocate_kv(shape, 1, 2), greedy), runner
+    backend = QueueBackend(runner, allocate_kv(shape, 1, 2), shape, greedy, score, rows=rows, vocab=VOCAB)
+    return StepExecutor(info, (), backend), runner
 
 
 STANDING = -1
@@ -86,14 +97,12 @@ def params(prompt: Sequence[int], logprobs: int | None = None) -> RowParams:
     return RowParams(0, 0, len(prompt), Sampling(temperature=0.0, logprobs=logprobs))
 
 
-def new_row(row: int, ids: Sequence[int], first_page: int, blocks: int, prompt: int | None = None) -> NewRow:
-    tables = tuple(tuple(range(first_page + group * blocks, first_page + (group + 1) * blocks)) for group in range(2))
+def new_row(row: int, ids: Sequence[int], first_block: int, blocks: int, prompt: int | None = None) -> NewRow:
+    tables = tuple(tuple(range(first_block + group * blocks, first_block + (group + 1) * blocks)) for group in range(2))
     return NewRow(row, 100 + row, params(ids[:prompt]), tuple(ids), tables)
 
 
-def plan(
-    step: int, spans: Sequence[tuple[int, int, Sequence[int], bool]], new: Sequence[NewRow] = (), freed: Sequence[int] = ()
-) -> Plan:
+def plan(step: int, spans: Sequence[tuple[int, int, Sequence[int], bool]], new: Sequence[NewRow] = (), freed: Sequence[int] = ()) -> Plan:
     """A plan from (row, start, tokens, samples)."""
     return Plan(
         step=step,
@@ -176,7 +185,7 @@ def test_rows_do_not_see_each_other(depth: int) -> None:
 
 
 def test_resumption_continues_the_value() -> None:
-    """A preempted sequence comes back in another row and other pages with all its ids; then a cached prefix is not computed again."""
+    """A preempted sequence comes back in another row and other blocks with all its ids; then a cached prefix is not computed again."""
     prompt = [3, 14, 15, 92, 65, 35]
     whole = continued(prompt, 8)
     executor, runner = make_executor()
@@ -197,9 +206,10 @@ def test_blocks_grow_and_pages_behind_the_window_are_not_read() -> None:
     executor, _ = make_executor(block_tokens=4)
     full, window = tuple(range(1, 6)), (0, 0, 0, 50, 51)
     resumed = NewRow(1, 1, params(prompt), tuple(prompt), (full, window))
-    assert executor._kv is not None
-    keys, _ = executor._kv.layer(0)
-    keys[4 : 4 + 18, 0, 0] = prompt[:18]  # a warm cache: pages 1 … of the full group, from page 50 on of the other
+    backend = executor.backend
+    assert isinstance(backend, QueueBackend)
+    keys, _ = backend._kv.layer(0)
+    keys[4 : 4 + 18, 0, 0] = prompt[:18]  # a warm cache: blocks 1 … of the full group, from block 50 on of the other
     keys[200 : 200 + 6, 0, 0] = prompt[12:18]
     first = plan(0, [(1, 18, prompt[18:], True)], [resumed])
     second = plan(1, [(1, STANDING, [LAST], True)])
@@ -251,3 +261,37 @@ def test_misplaced_rows_are_refused() -> None:
     executor, _ = make_executor()
     with pytest.raises(RuntimeError, match="given to two sequences"):
         drive(executor, [plan(0, [(0, 0, [1], True)], [new_row(0, [1], 1, 4), new_row(0, [1], 9, 4)])], 1)
+
+
+@pytest.mark.parametrize("place", [None, 0, 1, 2, 3, 4])
+@pytest.mark.parametrize("right", [0, 1, 2, 3])
+def test_a_walk_ends_before_the_first_position_that_is_not_finite(place: int | None, right: int) -> None:
+    """Three drafts, of which `right` are; the tokens at place 0 … 4 of the row (a known one, the one before the drafts, drafts) are NaN
+    from there on. A second row has nothing of it."""
+    prompt = [5, 1, 88, 4]
+    coming = continued(prompt, 4)[4:]
+    drafts = [token if number < right else (token + 1) % VOCAB for number, token in enumerate(coming[:3])]
+    tokens = [*prompt[2:], *drafts]
+    executor, runner = make_executor(rows=2)
+    drive(executor, [plan(0, [(0, 0, prompt[:2], 0), (1, 0, [3, 4], 0)], [new_row(0, prompt, 1, 6), new_row(1, [3, 4, 5], 40, 6)])], 1)
+    if place is not None:
+        finite = [token != place for token in range(len(tokens))]
+        run = runner.run
+        runner.run = lambda *given, **named: run(*given, **named) | {"finite": np.array([*finite, True])}  # type: ignore[method-assign]
+    (result,) = drive(executor, [plan(1, [(0, 2, tokens, 4), (1, 2, [5], 1)])], 1)
+    sound = 4 if place is None else max(0, place - 1)  # sampling positions before the first that is not
+    walked = min(right + 1, sound)
+    assert result.sampled == (tuple(coming[:walked]), (following([3, 4, 5]),))
+    assert list(result.finite) == [right + 1 <= sound, 1]
+
+
+def test_the_last_id_is_that_of_the_walk() -> None:
+    """What a row samples last is what its next step finds, not what it sampled behind a draft that was wrong."""
+    prompt = [5, 1, 88, 4]
+    coming = continued(prompt, 3)[4:]
+    executor, _ = make_executor()
+    first = plan(0, [(0, 0, [*prompt, coming[0], (coming[1] + 1) % VOCAB, 9], 4)], [new_row(0, prompt, 1, 6)])
+    (result,) = drive(executor, [first], 1)
+    assert result.sampled == (tuple(coming[:2]),)
+    (result,) = drive(executor, [plan(1, [(0, 5, [LAST], 1)])], 1)
+    assert result.sampled == ((coming[2],),)

@@ -11,17 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from serving import SETTINGS, Answer, serve
-from tiny import Tiny, write_tiny
+from tiny import write_tiny
+from tiny_requests import REQUESTS, SIZE
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.runtime import runners, worker
+from ridgeline.compute.runtime import worker
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.params import Admitted, Sampling
 from ridgeline.facts.hardware.machine import MachineFacts, machine_facts
 from ridgeline.planning.memory import kv_head_bytes
-
-SIZE = Tiny()
-
 
 KINDS = [("native", "bf16"), ("native", "int8"), ("numpy", "f32")]
 
@@ -42,19 +39,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf", SIZE, kind="Q8_0")
 
 
-def request(number: int, **fields: object) -> Admitted:
-    """Prompts of 1 … 45 ids, some sharing 32; sampled with a temperature, so that every bit of the logits counts."""
-    rng = np.random.default_rng(number)
-    shared = np.random.default_rng(99).integers(4, SIZE.vocab, 32)
-    own = rng.integers(4, SIZE.vocab, int(rng.integers(1, 14)))
-    prompt = np.concatenate([shared, own]) if number % 2 else own
-    made = Admitted(f"r{number}", tuple(prompt.tolist()), max_tokens=12, seed=number, sampling=Sampling(temperature=4.0, logprobs=3))
-    return replace(made, **fields)  # type: ignore[arg-type]
-
-
-REQUESTS = [request(number) for number in range(8)]
-
-
 @pytest.fixture(scope="module")
 def alone(tiny: Path, kind: tuple[str, str]) -> dict[tuple[str, int], Answer]:
     """Every request by itself, whole prompts, without a cache."""
@@ -67,10 +51,11 @@ def alone(tiny: Path, kind: tuple[str, str]) -> dict[tuple[str, int], Answer]:
     return run.answers
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-@pytest.mark.parametrize("chunk", [1, 3, 7, 2048])
-def test_chunks_and_blocks(tiny: Path, alone: dict[tuple[str, int], Answer], block_size: int, chunk: int) -> None:
-    run = serve(tiny, [[each] for each in REQUESTS[:4]], block_size=block_size, max_num_batched_tokens=chunk, enable_prefix_caching=False)
+@pytest.mark.parametrize(("chunk", "block_size"), [(1, 16), (3, 1), (3, 16), (7, 4), (2048, 1)])
+def test_chunks_and_blocks(tiny: Path, kind: tuple[str, str], alone: dict[tuple[str, int], Answer], chunk: int, block_size: int) -> None:
+    """Other pairs are met at random (`test_native_company.py`) and by the numpy runner itself (`test_gemma3_exact.py`)."""
+    some = REQUESTS[:4] if kind[0] == "native" else REQUESTS[:2]
+    run = serve(tiny, [[each] for each in some], block_size=block_size, max_num_batched_tokens=chunk, enable_prefix_caching=False)
     assert run.answers == {key: alone[key] for key in run.answers}
 
 
@@ -85,24 +70,24 @@ def test_company_and_depth(tiny: Path, alone: dict[tuple[str, int], Answer], dep
 def test_forced_preemption(tiny: Path, kind: tuple[str, str], depth: int) -> None:
     """Short prompts are admitted together and outgrow the pool."""
     long = [replace(each, max_tokens=40) for each in REQUESTS[::2]]
-    page = 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, kind[1])
+    block = 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, kind[1])
     undisturbed = serve(tiny, [[each] for each in long])
-    run = serve(tiny, [long], depth=depth, block_size=4, kv_cache_memory_bytes=54 * page, max_model_len=60, max_num_batched_tokens=12)
+    run = serve(tiny, [long], depth=depth, block_size=4, kv_cache_memory_bytes=54 * block, max_model_len=60, max_num_batched_tokens=12)
     assert undisturbed.preempted == 0
     assert run.preempted > 0
     assert run.answers == undisturbed.answers
 
 
-@pytest.mark.parametrize(("depth", "host_pages"), [(1, 400), (3, 100)])
+@pytest.mark.parametrize(("depth", "host_blocks"), [(1, 400), (3, 100)])
 def test_pages_that_were_on_the_host(
-    tiny: Path, kind: tuple[str, str], alone: dict[tuple[str, int], Answer], depth: int, host_pages: int
+    tiny: Path, kind: tuple[str, str], alone: dict[tuple[str, int], Answer], depth: int, host_blocks: int
 ) -> None:
     """Prompts push each other out of a pool for little more than one of them, and come back."""
-    page = 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, kind[1])
+    block = 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, kind[1])
     some = REQUESTS[:4]
     again = [replace(each, request_id=each.request_id + "-again") for each in some]
-    tight = {"depth": depth, "block_size": 4, "kv_cache_memory_bytes": 54 * page, "max_model_len": 60, "max_num_batched_tokens": 12}
-    run = serve(tiny, [some, again], **tight, swap_space=host_pages * page / 2**30)
+    tight = {"depth": depth, "block_size": 4, "kv_cache_memory_bytes": 54 * block, "max_model_len": 60, "max_num_batched_tokens": 12}
+    run = serve(tiny, [some, again], **tight, swap_space=host_blocks * block / 2**30)
     assert run.hit_tokens > 100 and run.host_tokens > 20
     for (name, choice), answer in run.answers.items():
         assert answer == alone[name.removesuffix("-again"), choice]
@@ -132,8 +117,8 @@ def test_weights_as_codes(tiny: Path, alone: dict[tuple[str, int], Answer], monk
 
 def test_threads(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_facts()
-    for processors in (1, 3):
-        facts = MachineFacts(machine.memory_bytes, machine.available_bytes, processors)
+    for cpu_cores in (1, 3):
+        facts = MachineFacts(machine.memory_bytes, machine.available_bytes, cpu_cores)
         monkeypatch.setattr(worker, "machine_facts", lambda facts=facts: facts)
         assert serve(tiny, [REQUESTS[:4]]).answers == {key: alone[key] for key in list(alone)[:4]}
 
@@ -150,7 +135,7 @@ def test_what_pages_held_before_does_not_matter(tiny: Path, alone: dict[tuple[st
         return made
 
     for name in ("allocate_kv", "allocate_native_kv"):
-        monkeypatch.setattr(runners, name, poisoned(getattr(runners, name)))
+        monkeypatch.setattr(worker, name, poisoned(getattr(worker, name)))
     assert serve(tiny, [REQUESTS], block_size=4, kv_cache_memory_bytes=1 << 20).answers == alone
 
 
@@ -163,8 +148,8 @@ def test_info_and_start_up_messages(tiny: Path, kind: tuple[str, str]) -> None:
     name = f"native, {ext.isa()}" if runner == "native" else "numpy"
     assert (info.vocab, info.rows, info.max_model_len, info.runner) == (SIZE.vocab, 3, SIZE.context, name)
     assert [group.window for group in info.kv.groups] == [0, *[SIZE.window] * 6]
-    page_bytes = 2 * 16 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, dtype)
-    assert info.kv_bytes // page_bytes == info.kv.blocks
+    block_bytes = 2 * 16 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, dtype)
+    assert info.kv_bytes // block_bytes == info.kv.blocks
     assert {decision.name for decision in executor.decisions} - {"screened_head"} == {
         *("runner", "kv_dtype", "threads", "max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens")
     }

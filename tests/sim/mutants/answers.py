@@ -34,7 +34,7 @@ BUGS = (
     (
         "a stop id is missed at the first position that allows it",
         "T22",
-        [("why_ended", "sequence.outputs > sequence.request.min_tokens", "sequence.outputs > sequence.request.min_tokens + 1")],
+        [("finish_reason", "sequence.outputs > sequence.request.min_tokens", "sequence.outputs > sequence.request.min_tokens + 1")],
     ),
     (
         "the sampler is not told what is asked of it",
@@ -49,7 +49,7 @@ BUGS = (
     (
         "scores that a preempted sequence still had in flight are lost",
         "T6: vLLM#5349",
-        [("_deliver_scores", "in (State.RUNNING, State.WAITING)", "is State.RUNNING")],
+        [("_emit_scores", "in (State.RUNNING, State.WAITING)", "is State.RUNNING")],
     ),
     (
         "a prompt that is to be scored is taken from the prefix cache",
@@ -64,12 +64,12 @@ BUGS = (
     (
         "ids are emitted after the end",
         "T11: vmlx-swift#109",
-        [("_late", "if sequence.state is State.WAITING and sampled:", "if sampled:")],
+        [("_commit_stopped", "if sequence.state is State.WAITING and sampled:", "if sampled:")],
     ),
     (
         "ids that a preempted sequence still had in flight are lost",
         "T6: vLLM#5349",
-        [("_late", "sequence.known += sampled", "return")],
+        [("_commit_stopped", "sequence.known += sampled", "return")],
     ),
     (
         "a late result goes to whoever has the row now",
@@ -78,7 +78,7 @@ BUGS = (
             (
                 "commit",
                 "in zip(sequences,",
-                "in zip([next((s for s in life.running if s.row == r), o) for r, o in zip(plan.row, sequences)],",
+                "in zip([next((s for s in lifecycle.running if s.row == r), o) for r, o in zip(plan.row, sequences)],",
             ),
             ("_stop", "if not sequence.in_flight:", "if True:"),
         ],
@@ -86,12 +86,7 @@ BUGS = (
     (
         "log-probabilities of a sequence's last token are lost",
         "T9: vLLM#17876",
-        [("_deliver", "sampled, logprobs, reason", "sampled, None, reason")],
-    ),
-    (
-        "requests are accepted while draining",
-        "section 1.14: vLLM#36666",
-        [("_refusal", "if self.draining:", "if False:")],
+        [("_emit_ids", "sampled, logprobs, reason", "sampled, None, reason")],
     ),
     (
         "the last of several commands is lost",

@@ -4,17 +4,17 @@ BUGS = (
     (
         "a block is freed while a step in flight may touch it",
         "T3: vLLM#45357, #32255, vllm-ascend#14055",
-        [("_let_go", "if sequence.in_flight:", "if False:")],
+        [("_release_holds", "if sequence.in_flight:", "if False:")],
     ),
     (
         "blocks handed to a step in flight never come back",
         "T4: vLLM#46283",
-        [("committed", "self._drop(block_id)", "pass")],
+        [("release_step", "self._drop(block_id)", "pass")],
     ),
     (
         "a block is let go one position before its window has passed",
         "T8: vLLM#8268",
-        [("release_behind", "first_seen(window, sequence.scheduled)", "first_seen(window, sequence.scheduled + 1)")],
+        [("free_out_of_window", "first_visible_block(window, sequence.scheduled)", "first_visible_block(window, sequence.scheduled + 1)")],
     ),
     (
         "a second holder is not counted",
@@ -29,7 +29,7 @@ BUGS = (
     (
         "a block is handed out twice",
         "T3: vllm-ascend#13501",
-        [("take", "del free[-count:]", "pass")],
+        [("allocate", "del free[-count:]", "pass")],
     ),
     (
         "a block is free although one still holds it",
@@ -39,6 +39,6 @@ BUGS = (
     (
         "a request that its client ends leaks its blocks",
         "T5: vLLM#49146",
-        [("_stop", "self.cache.release(sequence)", "len(sequence.known) < sequence.limit or self.cache.release(sequence)")],
+        [("_stop", "self.cache.free(sequence)", "len(sequence.known) < sequence.limit or self.cache.free(sequence)")],
     ),
 )

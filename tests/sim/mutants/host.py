@@ -4,7 +4,7 @@ BUGS = (
     (
         "copies are carried out in another order",
         "T3: swaps in before swaps out",
-        [("_launch", "self.cache.copies, last.plan", "self.cache.copies[::-1], last.plan")],
+        [("_finish_plan", "self.cache.copies, last.plan", "self.cache.copies[::-1], last.plan")],
     ),
     (
         "a hit on the host is counted and not copied",
@@ -19,6 +19,6 @@ BUGS = (
     (
         "a block of the host that is wanted and not fetched after all is lost",
         "T5: a leak of the tier",
-        [("_drop", "self.host.keep(block_id)", "pass")],
+        [("_drop", "self.host.put(block_id)", "pass")],
     ),
 )

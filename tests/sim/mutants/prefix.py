@@ -7,11 +7,6 @@ BUGS = (
         [("identity", '(b"tenant", request.domain)', '(b"tenant",)')],
     ),
     (
-        "the prefix key leaves the adapter out",
-        "T1: vLLM#30931, #42125, lcpp#26207",
-        [("identity", "(request.extra,)", "()")],
-    ),
-    (
         "the prefix key leaves the parent out",
         "section 1.10: CVE-2025-25183",
         [("keys", "sha256(parent + self._pack(", "sha256(self.identity(sequence) + self._pack(")],
@@ -32,17 +27,17 @@ BUGS = (
     (
         "every window is one position short",
         "T8: vLLM#13105",
-        [("first_seen", "position - window + 1", "position - window + 2")],
+        [("first_visible_block", "position - window + 1", "position - window + 2")],
     ),
     (
         "who waits for a prefix is not told that its owner gave up",
         "T4: vLLM#46240, #43226",
-        [("renounce", "if self.computing.get(key) is sequence:", "if False:")],
+        [("unmark_computing", "if self.computing.get(key) is sequence:", "if False:")],
     ),
     (
         "an evicted block stays in the prefix index",
         "T3: vLLM#48085",
-        [("forget", "found.block_ids[found.block_ids.index(block_id)] = 0", "pass")],
+        [("remove", "found.block_ids[found.block_ids.index(block_id)] = 0", "pass")],
     ),
     (
         "blocks of a row that is not finite are published",

@@ -4,32 +4,32 @@ BUGS = (
     (
         "a preempted sequence keeps what was scheduled",
         "T6: vLLM#28558",
-        [("release", "sequence.computed = sequence.scheduled = 0", "sequence.computed = 0")],
+        [("free", "sequence.computed = sequence.scheduled = sequence.drafted = 0", "sequence.computed = sequence.drafted = 0")],
     ),
     (
         "positions are off by one after a resumption",
         "T6: vllm-ascend#11334",
-        [("adopt", "= sequence.scheduled = blocks * size", "= sequence.scheduled = blocks * size + (sequence.preemptions > 0)")],
+        [("attach_prefix", "= sequence.scheduled = blocks * size", "= sequence.scheduled = blocks * size + (sequence.preemptions > 0)")],
     ),
     (
         "a second victim falls though blocks are coming",
         "T4: vllm-ascend#16315",
-        [("_at_least", "if self.spare(sequence) + coming >= blocks:", "if False:")],
+        [("_ensure_blocks", "if self.available_blocks(sequence) + coming >= blocks:", "if False:")],
     ),
     (
         "the oldest falls first",
         "T4: SGL#21652",
-        [("victim", "in reversed(running[1:]):", "in running:")],
+        [("find_victim", "in reversed(running[1:]):", "in running:")],
     ),
     (
         "a sequence is preempted without bound",
         "T4: vllm-ascend#16315",
-        [("victim", "if candidate not in self.life.pinned:", "if True:")],
+        [("find_victim", "if candidate not in self.lifecycle.pinned:", "if True:")],
     ),
     (
         "the token budget is exceeded by one",
         "T8: vLLM#51094",
-        [("left", "return self.budget - len(self.tokens)", "return self.budget - len(self.tokens) + 1")],
+        [("budget_left", "return self.budget - len(self.tokens)", "return self.budget - len(self.tokens) + 1")],
     ),
     (
         "a long prompt delays everyone's next token",
@@ -49,17 +49,17 @@ BUGS = (
     (
         "a request that needs many blocks is overtaken by small ones",
         "T23: vLLM#2901",
-        [("_start", "self._refused = sequence, self.cache.pool.available\n        builder.closed = True", "pass")],
+        [("_start", "self._blocked_start = sequence, self.cache.pool.available\n        builder.starts_closed = True", "pass")],
     ),
     (
         "a request that can never fit is accepted",
         "T23",
-        [("why_not", "if needed > shape.blocks:", "if False:")],
+        [("rejection_reason", "if needed > shape.blocks:", "if False:")],
     ),
     (
         "a row is given away while a step in flight writes to it",
         "T3: vLLM#45357",
-        [("preempt", "self.wait(victim, Wait.DRAIN, None)", "self.wait(victim, Wait.DRAIN, None) or self._free_row(victim)")],
+        [("preempt", "self.add_wait(victim, Wait.DRAIN, None)", "self.add_wait(victim, Wait.DRAIN, None) or self._free_row(victim)")],
     ),
     (
         "a long last chunk does not sample",
@@ -67,8 +67,8 @@ BUGS = (
         [
             (
                 "add",
-                "samples = end == sequence.reach",
-                "samples = end == sequence.reach and count < 9",
+                "samples = end == sequence.target",
+                "samples = end == sequence.target and count < 9",
             )
         ],
     ),

@@ -1,11 +1,13 @@
-"""Packed weights: a matrix in the order in which native kernels read it. Lossless: `unpack` gives the file's bytes back.
+"""Packed weights: a matrix in the order in which native kernels read it, and all those of a model.
 
-Owns the memory of packed matrices. The layout is the extension's affair and the same at every ISA level.
+Lossless: `unpack` gives the file's bytes back. Owns the memory of packed matrices, and the choice between a matrix's own format and fp32
+where no kernel knows the format. The layout is the extension's affair and the same at every ISA level. A file's codes are read once and
+never kept.
 """
 
 import mmap
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
@@ -15,9 +17,21 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.graph import WeightFormat
-from ridgeline.compute.quant.bits import Bytes, Floats
+from ridgeline.compute.load.record import record
+from ridgeline.compute.load.weights import map_weights
+from ridgeline.compute.ops.definition import Floats, Ints
+from ridgeline.compute.ops.table import taken_as_arrays
+from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.grouped import GroupedWeight
+from ridgeline.compute.quant.weight import CodedWeight, Weight
 from ridgeline.facts.files.formats import FORMATS as STORED
+from ridgeline.facts.model import ModelFacts
+
+Progress = Callable[[str, float], None]
+"""Called with (stage, fraction done)."""
+
+EMBEDDING: Final = "token_embd.weight"
+"""Its rows are read too, not only multiplied: columns in another order would be of no use."""
 
 BLOCK_ROWS: Final = 16
 """Rows that the kernels take together."""
@@ -37,7 +51,7 @@ Take = Callable[[int], Bytes]
 FLOATS: Final = ("F32", "F16", "BF16")
 
 SCREENED: Final = {name.removesuffix("_SCREENED"): name for name in ext.values("Format") if name.endswith("_SCREENED")}
-"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear/screen_kernel.cpp): what they are called then."""
+"""Formats that may be packed with their upper 5 bits once more, for a screen (csrc/linear/bounds.cpp): what they are called then."""
 
 FORMATS: Final = tuple(name for name in ext.values("Format") if name not in SCREENED.values())
 """The extension's formats; none without it."""
@@ -113,7 +127,7 @@ class PackedWeight:
         return _number(self.kind, self.screened), rows, columns, self.group, int(self.data.ctypes.data)
 
     def unpack(self) -> Bytes:
-        """The file's rows, bit for bit, for INT8 and INT4 `GroupedWeight.records`: uint8 [N, bytes of a row]; experts one behind the other."""
+        """The file's rows, bit for bit, for INT8 and INT4 `GroupedWeight.records`: uint8 [rows, bytes of a row], all experts'."""
         if len(self.shape) > 2:
             return np.concatenate([self.part(number).unpack() for number in range(self.experts)])
         rows = np.empty((self.shape[0], row_bytes(self.kind, self.shape[1], self.group)), np.uint8)
@@ -248,3 +262,55 @@ def _chunks(blocks: int, total: int) -> Iterator[tuple[int, int]]:
     step = max(1, blocks * CHUNK_BYTES // total)
     for first in range(0, blocks, step):
         yield first, min(step, blocks - first)
+
+
+Stored = PackedWeight | Floats | Ints
+
+
+def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[str, Stored]:
+    """Every tensor by its canonical name; `threads` pack at the same time, one matrix after the other.
+
+    Orders of columns stand beside them, each once, under names of their own: matrices that read the same value mostly share theirs.
+    """
+    mapped = map_weights(facts)
+    step = record(facts)["step"]
+    last, arrays = step.ops[-1], taken_as_arrays(step)
+    head = last.weights[0].name if last.name == "linear" and last.weights[0].shape[0] == facts.tokens else ""
+    total, done = sum(weight.nbytes for weight in mapped.values()), 0
+    ready: dict[str, Stored] = {}
+    orders: dict[bytes, str] = {}
+    take = Pieces().take
+    with ThreadPoolExecutor(threads) as pool:
+        for name in list(mapped):
+            weight = mapped.pop(name)
+            matrix = len(weight.shape) > 1 and name not in arrays
+            ready[name] = packed = _packed(name, weight, pool, take, name == head) if matrix else weight.dense()
+            if isinstance(packed, PackedWeight) and isinstance(weight, GroupedWeight) and packed.kind != "F32" and weight.order is not None:
+                order = weight.order.astype(np.int32)
+                known = orders.setdefault(order.tobytes(), f"{name.removesuffix('.weight')}.order")
+                ready[name] = replace(packed, order=known)
+                ready[known] = order
+            done += weight.nbytes
+            progress("packing weights", done / total)
+    return ready
+
+
+def widened(facts: ModelFacts, weights: Mapping[str, Stored]) -> list[str]:
+    """Names of matrices that no kernel multiplies as they are stored, and that are kept as fp32 instead."""
+    packed = {name: weight.kind for name, weight in weights.items() if isinstance(weight, PackedWeight)}
+    return [name for name, kind in packed.items() if kind == "F32" != facts.tensors[name].kind]
+
+
+def screened(weights: Mapping[str, Stored]) -> list[str]:
+    """Names of matrices that are packed so that the largest outputs can be told from a part of their bits."""
+    return [name for name, weight in weights.items() if isinstance(weight, PackedWeight) and weight.screened]
+
+
+def _packed(name: str, weight: Weight, pool: ThreadPoolExecutor, take: Take, head: bool) -> PackedWeight:
+    if isinstance(weight, CodedWeight) and packable(weight.kind, weight.shape):
+        screened = head and packable(weight.kind, weight.shape, screened=True)
+        return pack(weight.kind, weight.codes, weight.shape, pool, take, screened=screened)
+    usable = name != EMBEDDING or not isinstance(weight, GroupedWeight) or weight.order is None
+    if usable and isinstance(weight, GroupedWeight) and packable(integer_kind(weight), weight.shape, weight.size):
+        return pack_grouped(weight, pool, take)
+    return pack("F32", weight.dense().reshape(-1, weight.shape[-1]).view(np.uint8), weight.shape, pool, take)

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import NativeKVCache
-from ridgeline.compute.cpu.packing import PackedWeight
+from ridgeline.compute.cpu.packing import PackedWeight, Stored
 from ridgeline.compute.cpu.phases import Phase, arena, phases
-from ridgeline.compute.cpu.weights import Stored
-from ridgeline.compute.graph import Op, OpList, Sizes, Weight
+from ridgeline.compute.graph import Axis, Op, OpList, Sizes, Weight
 from ridgeline.compute.ops.table import OPS
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import Rope
@@ -69,6 +68,7 @@ class NativePlan:
         """What each native phase computes, for people."""
         found: list[str] = []
         for phase in self.order:
+            found += [f"sort rows of {phase.ops[0]}"] if phase.kind == "experts" else []
             found.append("; ".join(str(op) for op in phase.ops))
             found += [f"merge {phase.ops[0]}"] if phase.kind == "attention" else []
         return found + [f"{step} {self._oplist.ops[-1]}" for step in SCREEN_PHASES if self.screened]
@@ -99,14 +99,17 @@ class NativePlan:
         names = dtype.names or ()
         outputs = [name for name in names if name == "out" or name.startswith("out_")]
         values = dict(zip(outputs, op.outputs, strict=True)) | dict(zip(definition.inputs, op.inputs, strict=True))
-        weights = dict(zip(definition.weights, op.weights, strict=True))
+        weights = dict.fromkeys(definition.weights) | dict(zip(definition.weights, op.weights, strict=False))
         return ext.record(dtype, {name: self._parameter(op, name, values, weights, dtype) for name in names})
 
-    def _parameter(self, op: Op, name: str, values: Mapping[str, str], weights: Mapping[str, Weight], dtype: np.dtype[np.void]) -> Any:
+    def _parameter(
+        self, op: Op, name: str, values: Mapping[str, str], weights: Mapping[str, Weight | None], dtype: np.dtype[np.void]
+    ) -> Any:
         if name in values:
             return self.at(values[name])
         if name in weights:
-            return self.matrix(weights[name]) if dtype[name].names else self.vector(weights[name])
+            weight = weights[name]
+            return 0 if weight is None else self.matrix(weight) if dtype[name].names else self.vector(weight)
         return LAUNCH[name](self, op) if name in LAUNCH else op.attributes[name]
 
     def _can_screen(self) -> bool:
@@ -129,11 +132,19 @@ class NativePlan:
         assert isinstance(found, np.ndarray)
         return ext.address(found, found.dtype.type, weight.shape)
 
-    def matrix(self, weight: Weight) -> tuple[int, int, int, int, int]:
-        """A matrix as the extension takes it."""
+    def axis(self, name: str) -> Axis:
+        """The row axis of a value."""
+        return self._oplist.values[name].axis
+
+    def packed(self, weight: Weight) -> PackedWeight:
+        """A matrix, or one per expert."""
         found = self._weights[weight.name]
         assert isinstance(found, PackedWeight)
-        return found.matrix
+        return found
+
+    def matrix(self, weight: Weight) -> tuple[int, int, int, int, int]:
+        """A matrix as the extension takes it."""
+        return self.packed(weight).matrix
 
     def keep(self, array: np.ndarray) -> int:
         """Address of an array that lives as long as the plan."""
@@ -154,6 +165,11 @@ def _width(plan: NativePlan, op: Op) -> int:
     return plan.width(op.outputs[0]) * (int(op.attributes["factor"]) if op.name == "select" else 1)  # type: ignore[arg-type]
 
 
+def _choices(plan: NativePlan, op: Op) -> Any:
+    """Experts per token: said by the op that chooses them, else the width of what it chose or of its weights, which come last."""
+    return op.attributes.get("k", plan.width(op.inputs[-1]))
+
+
 def _rotation_frequencies(plan: NativePlan, op: Op) -> int:
     rope = op.attributes["rope"]
     assert isinstance(rope, Rope)
@@ -169,6 +185,12 @@ LAUNCH: Final[Mapping[str, Callable[[NativePlan, Op], Any]]] = {
     "half": lambda plan, op: plan.width(op.inputs[1] if op.name == "rotate" else op.outputs[0]) // 2,
     "frequencies": _rotation_frequencies,
     "magnitude": lambda plan, op: op.attributes["rope"].scale,  # type: ignore[union-attr]
+    "scores": lambda plan, op: ext.values("Scores").index(str(op.attributes["scores"])),
+    "group_score": lambda plan, op: ext.values("GroupScore").index(str(op.attributes["group_score"])),
+    "columns": lambda plan, op: plan.width(op.inputs[0]),
+    "k": _choices,
+    "expert_bytes": lambda plan, op: plan.packed(op.weights[0]).stride,
+    "per_choice": lambda plan, op: plan.axis(op.inputs[0]) == plan.axis(op.outputs[0]),
     "cache": lambda plan, op: plan.layer(op),
     "kv_group": lambda plan, op: plan.kv_group(op),
     "heads": lambda plan, op: plan.width(op.inputs[0]) // int(op.attributes["head_dim"]),  # type: ignore[arg-type]

@@ -1,9 +1,11 @@
-"""The native runner: one call a step into the extension, which walks the lowered list with a team of threads.
+"""The native runner: one call per step into the extension, which walks the lowered list with a team of threads.
 
-Owns the team and the plan; never owns weights or the cache, and knows nothing of requests.
+Owns the team, the plan and the file of a trace; never owns weights or the cache, and knows nothing of requests.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -15,15 +17,45 @@ from ridgeline.compute.cpu.cache import NativeKVCache
 from ridgeline.compute.cpu.packing import PackedWeight
 from ridgeline.compute.cpu.phases import PRODUCTS
 from ridgeline.compute.cpu.plan import SCREEN_COUNTS, NativePlan, Stored
-from ridgeline.compute.cpu.trace import StepTrace
-from ridgeline.compute.diff import stored_names
-from ridgeline.compute.early import ATTENDED
-from ridgeline.compute.finite import finite_rows
 from ridgeline.compute.graph import Op, OpList, Sizes, StepInputs
-from ridgeline.compute.lower import head_of, lower
+from ridgeline.compute.lowering.early import ATTENDED
+from ridgeline.compute.lowering.lower import head_of, lower
 from ridgeline.compute.ops.definition import Floats
 from ridgeline.compute.ops.table import check
+from ridgeline.compute.runner import finite_tokens, stored_names
 from ridgeline.core.plan import KVShape
+
+
+class StepTrace:
+    """A file of what every thread did in every phase of every step, in the format that Perfetto and chrome://tracing open.
+
+    Complete events ("ph": "X"), a thread per track. The array is left open at its end, as the format allows: a killed process leaves a file
+    that opens. Costs two looks at the clock per chunk, and one line per phase and thread.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self._file.write("[\n")
+        self._steps = 0
+
+    def write(self, began: float, names: Sequence[str], columns: NDArray[np.int64]) -> None:
+        """One step that began at `began` seconds: columns int64 [threads, phases, 3] of first and last nanosecond, and chunks."""
+        for thread, phases in enumerate(columns.tolist()):
+            for name, (first, last, chunks) in zip(names, phases, strict=True):
+                if chunks:
+                    event = {"name": name, "ph": "X", "pid": 1, "tid": thread, "ts": began * 1e6 + first / 1e3, "dur": (last - first) / 1e3}
+                    self._file.write(json.dumps({**event, "args": {"step": self._steps, "chunks": chunks}}) + ",\n")
+        self._steps += 1
+        self._file.flush()
+
+    def count(self, at: float, name: str, counts: Mapping[str, int]) -> None:
+        """Counters at a point in time, drawn as a track of their own."""
+        event = {"name": name, "ph": "C", "pid": 1, "ts": at * 1e6, "args": dict(counts)}
+        self._file.write(json.dumps(event) + ",\n")
+
+    def close(self) -> None:
+        """Ends the file. Safe to call twice."""
+        self._file.close()
 
 
 class NativeRunner:
@@ -70,11 +102,11 @@ class NativeRunner:
     def run(
         self, inputs: StepInputs, kv: NativeKVCache, taps: Sequence[str] = (), *, keep: NDArray[np.int32] | None = None
     ) -> dict[str, NDArray[Any]]:
-        """One step: `logits` fp32 [S, V], `finite` bool [R], and the tap "hidden" fp32 [T, D] where it is asked for.
+        """One step: `logits` fp32 [S, V], `finite` bool [T], and the tap "hidden" fp32 [T, D] where it is asked for.
 
         Logits and hidden states are views that the next step overwrites. With the tap the last layer is computed for all tokens, else
-        behind its attention only for selected ones. `finite` is true of a row if the final hidden states of its tokens are finite, or,
-        of tokens that have none, what the last attention made.
+        behind its attention only for selected ones. `finite` is true of a token if its final hidden state is finite, or, where it
+        has none, what the last attention made.
         keep: int32 [S], how many of the largest logits of each row are needed, with those that equal the last; 0, or None: all.
 
         Where the list allows it: with one of every row `best` int32 [S] in place of `logits`, the lowest id of each row's largest; else
@@ -103,7 +135,7 @@ class NativeRunner:
         return self._head.value(self.oplist.outputs["logits"], sizes)
 
     def values(self, inputs: StepInputs, kv: NativeKVCache, until: int | None = None) -> dict[str, NDArray[Any]]:
-        """Runs ops 0 … `until` and returns every named value that they made; see `compute/diff.py`."""
+        """Runs ops 0 … `until` and returns every named value that they made; see `compute/runner.py`."""
         ops = self.oplist.ops if until is None else self.oplist.ops[: until + 1]
         plan = NativePlan(self.oplist.with_ops(ops), self._weights, kv, self._shape, self._most, self._team, reuse=False)
         plan.native.run(*arguments(inputs), 0, plan.native.phases, 0, 0)
@@ -174,14 +206,16 @@ def arguments(inputs: StepInputs) -> tuple[tuple[Any, ...], ...]:
 
 
 def _finite(plan: NativePlan, oplist: OpList, inputs: StepInputs) -> NDArray[np.bool_]:
-    """[R]: whether a row's numbers are finite behind a step of `plan`, which runs `oplist`."""
-    rows, row = len(inputs.kv_len), inputs.row_of_token
+    """[T]: whether a token's numbers are finite behind a step of `plan`, which runs `oplist`."""
+    tokens, select = len(inputs.ids), inputs.select
     if "hidden" in oplist.taps:
-        return finite_rows(plan.first(oplist.taps["hidden"], len(row)), row, rows)
-    selected = finite_rows(plan.first(oplist.taps["selected"], len(inputs.select)), row[inputs.select], rows)
-    if len(inputs.select) == len(row):
+        return finite_tokens(plan.first(oplist.taps["hidden"], tokens))
+    selected = finite_tokens(plan.first(oplist.taps["selected"], len(select)))
+    if len(select) == tokens:
         return selected
-    return selected & finite_rows(plan.first(oplist.taps[ATTENDED], len(row)), row, rows)
+    found = finite_tokens(plan.first(oplist.taps[ATTENDED], tokens))
+    found[select] &= selected
+    return found
 
 
 def _all_of(count: int) -> StepInputs:

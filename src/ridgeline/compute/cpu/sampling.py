@@ -35,7 +35,7 @@ SCORED: Final = RowParams(seed=0, choice=0, prompt_tokens=0, sampling=Sampling(t
 
 
 class Prepared(NamedTuple):
-    """What stays the same from step to step of a row: its parameters, the record made of them, and the arrays that the record points to."""
+    """The part of a row that stays the same from step to step: parameters, the record made of them, arrays that the record points to."""
 
     params: RowParams
     record: bytes
@@ -92,14 +92,16 @@ class Sampler:
             if history is not None:
                 for token in tokens:
                     history.push(token)
-        return Sampled(ids, self._logprobs(params, rows, logits, ids, answer))
+        if rows["logprobs"].max() < 0:
+            return Sampled(ids, [None] * len(ids))
+        return Sampled(ids, _logprobs(params, logits, ids, counts, answer))
 
     def score(self, logits: Floats, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
         """Log-probabilities of given tokens and of the best ids, so many as `counts` say: to the bit those of sampled ones."""
         rows: Records = np.frombuffer(bytearray(prepare(SCORED).record * len(tokens)), record())
         rows["first"], rows["count"], rows["logprobs"] = np.arange(len(tokens)), 1, counts
         answer = self._answer(rows, logits)
-        return [_logprobs(*each) for each in zip(counts, logits, tokens, answer.log_sum_exp.tolist(), answer.best, strict=True)]
+        return [_scored(*each) for each in zip(counts, tokens, logits, answer.log_sum_exp.tolist(), answer.best, strict=True)]
 
     def _answer(
         self,
@@ -154,18 +156,6 @@ class Sampler:
                     row[name] = getattr(history, name).buffer_info()
         return rows
 
-    def _logprobs(
-        self, params: Sequence[RowParams], rows: Records, logits: Floats, ids: Sequence[tuple[int, ...]], answer: Answer
-    ) -> list[tuple[TokenLogprobs, ...] | None]:
-        """Those of each row's ids; None for rows that do not ask."""
-        found: list[tuple[TokenLogprobs, ...] | None] = [None] * len(params)
-        for index in (rows["logprobs"] >= 0).nonzero()[0].tolist():
-            count, own = params[index].sampling.logprobs or 0, slice(first := int(rows["first"][index]), first + len(ids[index]))
-            each = zip(logits[own], ids[index], answer.log_sum_exp[own].tolist(), answer.best[own], strict=True)
-            found[index] = tuple(_logprobs(count, *one) for one in each)
-        return found
-
-
 @cache
 def record() -> np.dtype[np.void]:
     """A record, `SampleRow`: each field as the extension's table has it."""
@@ -191,7 +181,7 @@ def prepare(row: RowParams) -> Prepared:
 
 
 def argmax(logits: Floats, slice_size: int, *, level: str | None = None) -> int:
-    """What `logits [V].argmax()` gives, from slices of the vocabulary."""
+    """`logits [V].argmax()`, from slices of the vocabulary."""
     return int(ext.native().argmax(ext.level_number(level), ext.address(logits, np.float32, (len(logits),)), len(logits), slice_size))
 
 
@@ -207,8 +197,21 @@ def _ids(answer: Answer, counts: Sequence[int] | None) -> list[tuple[int, ...]]:
     return ids
 
 
-def _logprobs(count: int, logits: Floats, token: int, total: float, best: NDArray[np.int32]) -> TokenLogprobs:
-    """Of a token and of the `count` best ids, from the logarithm of the sum of all weights."""
+def _logprobs(
+    params: Sequence[RowParams], logits: Floats, ids: Sequence[tuple[int, ...]], counts: Sequence[int] | None, answer: Answer
+) -> list[tuple[TokenLogprobs, ...] | None]:
+    """Log-probabilities of each row's ids; None for rows that do not ask."""
+    found: list[tuple[TokenLogprobs, ...] | None] = []
+    numbers, at = list(zip(logits, answer.log_sum_exp.tolist(), answer.best, strict=True)), 0
+    for row, tokens, samples in zip(params, ids, counts or [1] * len(params), strict=True):
+        count = row.sampling.logprobs
+        found.append(None if count is None else tuple([_scored(count, token, *numbers[at + i]) for i, token in enumerate(tokens)]))
+        at += samples
+    return found
+
+
+def _scored(count: int, token: int, logits: Floats, total: float, best: NDArray[np.int32]) -> TokenLogprobs:
+    """Log-probabilities of a token and of the `count` best ids, from the logarithm of the sum of all weights."""
     if isnan(total):
         return token_logprobs(logits, token, count)
     ids = best[:count]

@@ -1,4 +1,4 @@
-"""What changes a row's logits before temperature: allowed ids, bad words, min_tokens, bias, penalties, and the history they look back at.
+"""Edits of a row's logits before temperature: allowed ids, bad words, min_tokens, bias, penalties, and the history they look back at.
 
 A feature is a function and its line in `EDITS`, which apply in the order of the table (vLLM's). A row that asks for none of them pays for
 none: its logits are not even copied. Numbers are computed in float64 and rounded once.
@@ -124,7 +124,7 @@ def edited(logits: Logits, row: RowParams, output: int, history: History | None)
 
 
 def needed(row: RowParams, output: int) -> int:
-    """How many of the largest logits output number `output` is a function of, equals of the last among them; 0: all.
+    """Number of the largest logits that output number `output` is a function of, equals of the last among them; 0: all.
 
     1 is just the id of the largest: greedy, or the only one that top-k leaves. Edits may raise any logit, and log-probabilities are of all.
     """

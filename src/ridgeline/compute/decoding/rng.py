@@ -13,7 +13,7 @@ _WORD = 1 << 32
 _LOW, _HIGH = np.uint64(_WORD - 1), np.uint64(32)
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
 _WEYL = np.arange(10, dtype=np.uint64)[:, None] * np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
-"""What each of the ten rounds adds to the two words of the key."""
+"""Numbers that the ten rounds add to the two words of the key."""
 _PART = 1 << 15
 """Ids at a time, so that what lies between the rounds stays in the cache."""
 

@@ -1,4 +1,4 @@
-"""The next tokens of each row: what changes logits first (`edits`), then greedy, or Gumbel-max over what temperature and the filters leave.
+"""The next tokens of each row: edits of its logits first (`edits`), then greedy, or Gumbel-max over what temperature and the filters leave.
 
 A row samples the last 1 + d positions of its tokens, the last d of which are drafts. The sampler walks them in order: each position sees
 the edits of its own output, over all ids before it, and the walk ends with the first id that differs from its draft. The order of features
@@ -78,23 +78,6 @@ def accept(
         ids.append(_walk(lambda at, _: best[at], first, 0, drafted, history, finite))
         first += len(drafted) + 1
     return ids
-
-
-def sample(
-    logits: NDArray[np.float32],
-    params: Sequence[RowParams],
-    positions: Sequence[int],
-    histories: Sequence[History | None],
-    maxima: None = None,
-) -> tuple[list[int], list[TokenLogprobs | None]]:
-    """One token for each row of logits [R, V], and its log-probabilities where the row asks for them; histories stay as they are."""
-    likeliest = logits.argmax(axis=1).tolist()
-    tokens = [_sample(*each) for each in zip(logits, likeliest, params, positions, histories, strict=True)]
-    counts = [row.sampling.logprobs for row in params]
-    logprobs = [
-        None if count is None else token_logprobs(row, token, count) for row, token, count in zip(logits, tokens, counts, strict=True)
-    ]
-    return tokens, logprobs
 
 
 def score(logits: NDArray[np.float32], tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:

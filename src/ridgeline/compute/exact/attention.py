@@ -21,7 +21,7 @@ BLOCK_TILES = 32
 """Query tiles walked together: what they need at a time stays in a core's cache."""
 
 _LOWEST = np.float32(-1e30)
-"""Where a running maximum starts: finite, so that a query that has seen nothing yet stays free of NaN."""
+"""The start of a running maximum: finite, so that a query that has seen nothing yet stays free of NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _spread(positions: NDArray[np.int64], group: int, size: int) -> NDArray[np.i
 
 @dataclass(frozen=True, slots=True)
 class _Slots:
-    """Where the positions of some rows lie: tables [rows, P], lengths [rows]."""
+    """Slots of the positions of some rows: tables [rows, P], lengths [rows]."""
 
     tables: Ints
     lengths: Ints

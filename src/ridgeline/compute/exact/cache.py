@@ -1,7 +1,7 @@
 """The KV cache of the numpy runner.
 
-Owns the pool's layout: fp32 [layers of a group, 2, slots, KV heads, head dimension], K then V, slot = page · block_tokens +
-offset. All groups share the pool: a page belongs to one group at a time, and layer j of any group lies at index j.
+Owns the pool's layout: fp32 [layers of a group, 2, slots, KV heads, head dimension], K then V, slot = block id · block_tokens +
+offset. All groups share the pool: a block belongs to one group at a time, and layer j of any group lies at index j.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from ridgeline.core.plan import KVShape
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """One pool of pages 0 … pages, of which 0 is never handed out, and of those of the host tier; touched lazily, page by page."""
+    """One pool of blocks, of which block 0 is never handed out, and of those of the host tier; touched lazily."""
 
     pool: Floats
     block_tokens: int
@@ -25,14 +25,14 @@ class KVCache:
         return self.pool[index, 0], self.pool[index, 1]
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copies pages (from, to), one after the other."""
-        pages = self.pool.reshape(*self.pool.shape[:2], -1, self.block_tokens, *self.pool.shape[3:])  # a view
+        """Copies blocks (from, to), one after the other."""
+        blocks = self.pool.reshape(*self.pool.shape[:2], -1, self.block_tokens, *self.pool.shape[3:])  # a view
         for source, target in copies:
-            pages[:, :, target] = pages[:, :, source]
+            blocks[:, :, target] = blocks[:, :, source]
 
 
 def allocate_kv(shape: KVShape, kv_heads: int, head_dim: int) -> KVCache:
-    """An empty cache of `shape`. The operating system gives memory when a page is first written."""
+    """An empty cache of `shape`. The operating system gives memory when it is first written."""
     layers = {len(group.layers) for group in shape.groups}
     if len(layers) != 1:
         raise ValueError(f"groups of one pool must have equally many layers, got {sorted(layers)}")

@@ -25,7 +25,7 @@ class Exactness:
 
     @property
     def exact(self) -> bool:
-        """Whether chunk size, batch, cache hits and threads cannot change a bit."""
+        """True where chunk size, batch, cache hits and threads cannot change a bit."""
         return not self.failures
 
 
@@ -51,7 +51,7 @@ def check_exactness(matrices: Iterable[tuple[int, ...]], attentions: Iterable[He
 
 
 def _pieces(matrices: Iterable[tuple[int, ...]]) -> list[tuple[int, int]]:
-    """Every (rows, columns) that one BLAS call of `product.linear` can have."""
+    """All (rows, columns) that one BLAS call of `product.linear` can have."""
     pieces = {(piece, columns) for rows, columns in matrices for piece in (min(rows, PIECE_ROWS), rows % PIECE_ROWS) if piece}
     return sorted(pieces)
 

@@ -1,6 +1,6 @@
-"""From the tensors of quantised checkpoints to grouped integers: each layout's words seen as rows of codes, gathered when asked for.
+"""Grouped integers from the tensors of quantised checkpoints: each layout's words as rows of codes, gathered when they are read.
 
-Owns the layouts of `facts.model.Integers` and the checks of what only the data says: orders, zeros and stated shapes.
+Owns the layouts of `facts.model.QuantisedParts` and the checks of what only the data says: orders, zeros and stated shapes.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.grouped import GroupedWeight, Scales, packed, unpacked
 from ridgeline.errors import ModelFormatError
-from ridgeline.facts.model import Integers, TensorFacts
+from ridgeline.facts.model import QuantisedParts, TensorFacts
 
 Maps = Mapping[Path, Bytes]
 Words = NDArray[np.integer]
@@ -44,11 +44,11 @@ class StoredCodes:
 
 
 def grouped_weight(tensor: TensorFacts, maps: Maps) -> GroupedWeight:
-    """The matrix that `tensor` describes; `maps` are its files, uint8. Scales, zeros and order are read now, codes when they are asked for.
+    """The matrix that `tensor` describes; `maps` are its files, uint8. Scales, zeros and order are read now, codes when they are read.
 
     Raises ModelFormatError where the data contradict the header.
     """
-    integers = tensor.integers
+    integers = tensor.quantised
     assert integers is not None
     rows, columns = tensor.shape
     _check_shape(tensor, integers, maps)
@@ -65,11 +65,11 @@ def elements(tensor: TensorFacts, maps: Maps) -> NDArray[np.integer]:
     return np.ndarray(tensor.shape, _ELEMENTS[tensor.kind], buffer=maps[tensor.file].data, offset=tensor.offset)
 
 
-def _check_shape(tensor: TensorFacts, integers: Integers, maps: Maps) -> None:
-    if integers.stated is not None:
-        stated, wanted = elements(integers.stated, maps).tolist(), [integers.rows, tensor.shape[1]]
-        if stated != wanted:
-            raise ModelFormatError(f"{integers.stated.name} says {stated}, the codes are {wanted}; download the file again")
+def _check_shape(tensor: TensorFacts, integers: QuantisedParts, maps: Maps) -> None:
+    if integers.shape_tensor is not None:
+        stated, expected = elements(integers.shape_tensor, maps).tolist(), [integers.rows, tensor.shape[1]]
+        if stated != expected:
+            raise ModelFormatError(f"{integers.shape_tensor.name} says {stated}, the codes are {expected}; download the file again")
 
 
 def _gptq_rows(words: Words, start: int, end: int) -> Bytes:
@@ -92,7 +92,7 @@ def _byte_rows(signed: NDArray[np.int8], start: int, end: int) -> Bytes:
 
 
 def _awq_fields(words: Words, start: int, end: int) -> Bytes:
-    """Words [I, N / 8] along the outputs → uint8 [end - start, I], a field a byte, of the outputs `start` … `end` - 1."""
+    """Words [I, N / 8] along the outputs → uint8 [end - start, I], one field per byte, of the outputs `start` … `end` - 1."""
     first = start // 8
     columns = np.ascontiguousarray(words[:, first : -(-end // 8)].T).view(np.uint32)
     fields = np.empty((len(columns), 8, columns.shape[1]), np.uint8)
@@ -104,7 +104,7 @@ def _awq_fields(words: Words, start: int, end: int) -> Bytes:
 _ROWS: dict[str, Callable[..., Bytes]] = {"gptq": _gptq_rows, "awq": _awq_rows, "packed": _packed_rows, "bytes": _byte_rows}
 
 
-def _scales(integers: Integers, own: slice, groups: int, maps: Maps) -> Scales:
+def _scales(integers: QuantisedParts, own: slice, groups: int, maps: Maps) -> Scales:
     """fp16 as stored, or fp32: [N, groups] contiguous."""
     stored = elements(integers.scales, maps)
     mine = stored[:, own].T if integers.layout in ("gptq", "awq") else stored.reshape(-1, groups)[own]
@@ -113,7 +113,7 @@ def _scales(integers: Integers, own: slice, groups: int, maps: Maps) -> Scales:
     return np.array(mine, np.float16 if integers.scales.kind == "F16" else np.float32, order="C")
 
 
-def _zeros(integers: Integers, own: slice, shape: tuple[int, ...], maps: Maps) -> Bytes:
+def _zeros(integers: QuantisedParts, own: slice, shape: tuple[int, ...], maps: Maps) -> Bytes:
     """uint8 [N, groups] contiguous."""
     middle = 1 << (integers.bits - 1)
     if integers.zeros is None:
@@ -129,11 +129,11 @@ def _zeros(integers: Integers, own: slice, shape: tuple[int, ...], maps: Maps) -
     along = np.ascontiguousarray(stored.T if integers.layout == "packed" else stored).view(np.uint32)
     # GPTQ's first format was written as words less 0x11…1, with a borrow from field to field: only whole words give the zeros back.
     ones = sum(1 << shift for shift in range(0, 32, integers.bits))
-    along = along + np.uint32(integers.zero_added * ones)
+    along = along + np.uint32(integers.zero_offset * ones)
     return np.ascontiguousarray(unpacked(along.view(np.uint8), integers.bits)[:, own].T)
 
 
-def _order(integers: Integers, columns: int, maps: Maps) -> NDArray[np.intp] | None:
+def _order(integers: QuantisedParts, columns: int, maps: Maps) -> NDArray[np.intp] | None:
     """Inputs sorted by their group; None where that changes nothing, or the file says no groups at all (-1 everywhere)."""
     if integers.order is None:
         return None
@@ -143,7 +143,7 @@ def _order(integers: Integers, columns: int, maps: Maps) -> NDArray[np.intp] | N
     count = columns // integers.group
     if groups.min() < 0 or groups.max() >= count or not (np.bincount(groups, minlength=count) == integers.group).all():
         raise ModelFormatError(
-            f"{integers.order.name} does not give {count} groups {integers.group} inputs each, which is not computed; "
+            f"{integers.order.name} does not give {count} groups {integers.group} inputs each, which is not supported; "
             "download the file again, or give a checkpoint without act-order (desc_act false)"
         )
     order = np.argsort(groups, kind="stable")

@@ -1,4 +1,4 @@
-"""Stored bytes seen in the canonical order of rows: nothing is read before rows are asked for, and then no more than they need."""
+"""Views of stored bytes in the canonical order of rows: bytes are read when rows are, and no more than these need."""
 
 from dataclasses import dataclass
 from math import prod
@@ -38,23 +38,23 @@ def stored_rows(tensor: TensorFacts, mapped: Bytes, head_dim: int) -> Bytes | Pe
     are seen through a view."""
     matrix = len(tensor.shape) > 1
     count = prod(tensor.shape[:-1])
-    if matrix and tensor.view == "transposed":
+    if matrix and tensor.transform == "transposed":
         size = FORMATS[tensor.kind].block_bytes
         elements: NDArray[np.unsignedinteger] = np.ndarray(
             tensor.shape, f"<u{size}", buffer=mapped.data, offset=tensor.offset, strides=(size, tensor.stride)
         )
         return Transposed(elements)
     codes = np.asarray(mapped[tensor.offset : tensor.offset + tensor.bytes]).reshape(count, tensor.bytes // count)
-    return Permuted(codes, halves_order(count, head_dim)) if matrix and tensor.view == "interleaved" else codes
+    return Permuted(codes, halves_order(count, head_dim)) if matrix and tensor.transform == "interleaved" else codes
 
 
 def halves_order(rows: int, head_dim: int) -> NDArray[np.intp]:
-    """Where each row stands in a file of pairwise RoPE: of every head first the even rows, then the odd ones."""
+    """The place of each row in a file of pairwise RoPE: of every head first the even rows, then the odd ones."""
     order: NDArray[np.intp] = np.arange(rows, dtype=np.intp).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
     return order
 
 
-def settled(rows: Rows, count: int, row_bytes: int) -> Bytes:
+def gather_rows(rows: Rows, count: int, row_bytes: int) -> Bytes:
     """All rows gathered into memory, a piece at a time: uint8 [count, row_bytes]."""
     out = np.empty((count, row_bytes), np.uint8)
     step = max(1, CHUNK_ELEMENTS // row_bytes)

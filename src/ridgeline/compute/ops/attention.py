@@ -1,6 +1,6 @@
 """The paged KV cache: writing to it, and attention that reads from it.
 
-A cache layer is `keys` and `values`, fp32 [slots, KV heads, head dimension]; slot = page · block_tokens + offset.
+A cache layer is `keys` and `values`, fp32 [slots, KV heads, head dimension]; slot = block id · block_tokens + offset.
 """
 
 from typing import Any
@@ -43,12 +43,12 @@ def paged_sample(
     block_tokens: int = 4,
     size: float = 1.0,
 ) -> Sample:
-    """Rows of (cached, new) tokens over shuffled pages; slots that no row owns hold garbage, page 0 holds NaN."""
+    """Rows of (cached, new) tokens over shuffled blocks; slots that no row owns hold garbage, block 0 holds NaN."""
     blocks = [-(-(cached + new) // block_tokens) for cached, new in lengths]
-    pages = np.random.default_rng(5).permutation(np.arange(1, 1 + sum(blocks))).astype(np.int32)
+    ids = np.random.default_rng(5).permutation(np.arange(1, 1 + sum(blocks))).astype(np.int32)
     tables = np.zeros((len(lengths), max(blocks)), np.int32)
     for row, (start, count) in enumerate(zip(np.cumsum([0, *blocks]), blocks, strict=False)):
-        tables[row, :count] = pages[start : start + count]
+        tables[row, :count] = ids[start : start + count]
     cu_q = np.cumsum([0, *(new for _, new in lengths)]).astype(np.int32)
     keys, values = (floats(seed, (1 + sum(blocks)) * block_tokens, 2, 8, size=size) for seed in (6, 7))
     keys[:block_tokens] = values[:block_tokens] = np.nan

@@ -1,4 +1,4 @@
-"""Definition of an op: its signature, its meaning in numpy, sample inputs, how exact it is and what it touches.
+"""Definition of an op: its signature, its meaning in numpy, sample inputs, its tolerance and what it touches.
 
 Owns no op: one file per family defines them, `ops/table.py` lists them. The recorder that models use is made of these definitions.
 """
@@ -43,7 +43,6 @@ class Definition:
     reads       parameters that come from the step or the cache: a step input's name, "keys", "values" or "block_tokens"
     writes      of the reads, those changed in place
     per_token   a token's rows of the result depend on its rows of the inputs alone
-    exact       an exact runner gives the same bits for a sequence whatever runs beside it
     semantic    a model may record it; otherwise only `lower` introduces it
     rule        of a semantic op: what it makes
     tolerance   by runner, on a GPU by the type of activations too: the greatest error of its provider against the reference, in units
@@ -60,7 +59,6 @@ class Definition:
     writes: tuple[str, ...]
     attributes: tuple[str, ...]
     per_token: bool
-    exact: bool
     semantic: bool
     rule: Rule
     tolerance: Mapping[str, float]
@@ -73,7 +71,7 @@ class Definition:
 
     @property
     def optional(self) -> int:
-        """How many of the weights, the last ones, may be absent."""
+        """The number of weights, the last ones, that may be absent."""
         return sum(self.signature.parameters[name].default is None for name in self.weights)
 
     def record(self, *given: Any, **named: Any) -> Recorded:
@@ -110,7 +108,6 @@ def op(
     reads: tuple[str, ...] = (),
     writes: tuple[str, ...] = (),
     per_token: bool = False,
-    exact: bool = True,
     semantic: bool = True,
     rule: Rule = like_first,
     tolerance: Mapping[str, float] | None = None,
@@ -131,7 +128,6 @@ def op(
             writes=writes,
             attributes=keywords,
             per_token=per_token,
-            exact=exact,
             semantic=semantic,
             rule=rule,
             tolerance=tolerance or {},

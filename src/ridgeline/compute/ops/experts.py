@@ -50,6 +50,7 @@ def _routing(x: Handle, experts: int, k: int, bias: Weight | None, **said: Any) 
     fits(bias is None or bias.shape == (experts,), f"route: {bias} does not fit {experts} experts: differ")
     left = experts // said["groups"] * said["groups_kept"]
     fits(experts % said["groups"] == 0 and 1 <= said["groups_kept"] <= said["groups"], f"route: groups of {experts} experts differ: {said}")
+    fits(said["scores"] != "softmax_chosen" or not said["bias_selects"], "route: a bias of scores, and scores of the chosen alone, differ")
     fits(1 <= k <= left, f"route: {k} of {left} experts differ")
     return Handle("ids", x.axis, k, "i32"), Handle("weights", x.axis, k)
 

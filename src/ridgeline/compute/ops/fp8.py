@@ -1,4 +1,4 @@
-"""Activations as e4m3 codes with one scale a token, and products of them. Only lowering introduces these ops.
+"""Activations as e4m3 codes with one scale per token, and products of them. Only lowering introduces these ops.
 
 Owns the rounding to e4m3 in numpy (Micikevicius et al. 2022, "FP8 formats for deep learning"): 448 is the largest number, there is no
 infinity, 0x7f and 0xff are NaN.
@@ -106,7 +106,7 @@ def _linear_samples() -> list[Sample]:
     return [_linear_sample("ragged", 7, 48, weight=32), _linear_sample("one row", 1, 96, weight=64)]
 
 
-@op(samples=_linear_samples, weights=("weight",), per_token=True, semantic=False, tolerance=SUMMED)
+@op(samples=_linear_samples, weights=("weight",), matrices=("weight",), per_token=True, semantic=False, tolerance=SUMMED)
 def linear_fp8(codes: Codes, scales: Floats, weight: Floats) -> Floats:
     """codes e4m3 [T, K], scales fp32 [T, 1], weight [N, K] → fp32 [T, N]: `linear` of what the codes stand for."""
     made: Any = linear(from_e4m3(codes) * scales, weight)
@@ -117,7 +117,7 @@ def _pair_samples() -> list[Sample]:
     return [_linear_sample("ragged", 7, 48, first=32, second=16), _linear_sample("one row", 1, 96, first=64, second=64)]
 
 
-@op(samples=_pair_samples, weights=("first", "second"), per_token=True, semantic=False, tolerance=SUMMED)
+@op(samples=_pair_samples, weights=("first", "second"), matrices=("first", "second"), per_token=True, semantic=False, tolerance=SUMMED)
 def linear_fp8_pair(codes: Codes, scales: Floats, first: Floats, second: Floats) -> Any:
     """`linear_fp8` with two matrices of one format."""
     return linear_fp8(codes, scales, first), linear_fp8(codes, scales, second)
@@ -133,6 +133,7 @@ def _triple_samples() -> list[Sample]:
 @op(
     samples=_triple_samples,
     weights=("first", "second", "third"),
+    matrices=("first", "second", "third"),
     per_token=True,
     semantic=False,
     tolerance=SUMMED,

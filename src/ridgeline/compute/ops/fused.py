@@ -22,7 +22,7 @@ def _pair_samples() -> list[Sample]:
     return [case("ragged", 7, 48, 33, 40), case("one row", 1, 96, 64, 64), case("no row", 0, 32, 8, 8)]
 
 
-@op(samples=_pair_samples, weights=("first", "second"), per_token=True, semantic=False, tolerance=SUMMED)
+@op(samples=_pair_samples, weights=("first", "second"), matrices=("first", "second"), per_token=True, semantic=False, tolerance=SUMMED)
 def linear_pair(x: Floats, first: Floats, second: Floats) -> Any:
     """x [T, K], two matrices [N, K] of one format → their products [T, N], as `linear` has them."""
     return linear(x, first), linear(x, second)
@@ -40,6 +40,7 @@ def _triple_samples() -> list[Sample]:
 @op(
     samples=_triple_samples,
     weights=("first", "second", "third"),
+    matrices=("first", "second", "third"),
     per_token=True,
     semantic=False,
     tolerance=SUMMED,
@@ -57,7 +58,7 @@ def _linear_add_samples() -> list[Sample]:
     return [case("ragged", 7, 48, 33), case("one row", 1, 96, 600, 1e3), case("no row", 0, 32, 8), case("many rows", 67, 96, 515)]
 
 
-@op(samples=_linear_add_samples, weights=("weight",), per_token=True, semantic=False, tolerance={"native": 2e-6})
+@op(samples=_linear_add_samples, weights=("weight",), matrices=("weight",), per_token=True, semantic=False, tolerance={"native": 2e-6})
 def linear_add(x: Floats, residual: Floats, weight: Floats) -> Floats:
     """residual [T, N] + `linear` of x [T, K]: the product is rounded to fp32, then the sum."""
     return residual + linear(x, weight)
@@ -135,6 +136,6 @@ def norm_rotate_write(
     eps: float,
     head_dim: int,
 ) -> Any:
-    """As `rotate_write`, of the heads of q and k normalised by themselves with weights [D]."""
+    """`rotate_write` of the heads of q and k normalised by themselves with weights [D]."""
     normed_q, normed_k = rms_norm(q, q_weight, eps=eps), rms_norm(k, k_weight, eps=eps)
     return rotate_write(normed_q, normed_k, v, turn, keys, values, slots, head_dim=head_dim)

@@ -77,7 +77,7 @@ def _linear_samples() -> list[Sample]:
     return made
 
 
-@op(samples=_linear_samples, weights=("weight",), per_token=True, semantic=False)
+@op(samples=_linear_samples, weights=("weight",), matrices=("weight",), per_token=True, semantic=False)
 def linear_codes(codes: Codes, scales: Floats, sums: Ints, weight: Groups) -> Floats:
     """codes int8 [T, K], scales fp32 [T, K/32], sums int32 [T, K/16], weight as integers [N, K] in spans that are activations' groups or
     parts of them → fp32 [T, N].
@@ -107,7 +107,7 @@ def _linear_add_samples() -> list[Sample]:
     return made
 
 
-@op(samples=_linear_add_samples, weights=("weight",), per_token=True, semantic=False)
+@op(samples=_linear_add_samples, weights=("weight",), matrices=("weight",), per_token=True, semantic=False)
 def linear_codes_add(codes: Codes, scales: Floats, sums: Ints, residual: Floats, weight: Groups) -> Floats:
     """residual [T, N] + `linear_codes` [T, N]: the product is rounded to fp32, then the sum."""
     with np.errstate(all="ignore"):

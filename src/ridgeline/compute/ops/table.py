@@ -1,4 +1,4 @@
-"""Every op there is, by name, and the check of a list against them."""
+"""The table of all ops, by name, and the check of a list against them."""
 
 from ridgeline.compute.graph import INPUTS, OpList
 from ridgeline.compute.ops import attention, elementwise, experts, fp8, fused, gather, linear, norm, quantised, rope

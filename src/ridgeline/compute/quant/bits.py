@@ -1,7 +1,4 @@
-"""Pieces that several formats share: half-precision fields, small integers packed into bytes, and what blocks are taken apart into.
-
-Owns no format.
-"""
+"""Helpers of several formats: half-precision fields, small integers packed into bytes, and the groups that blocks are unpacked into."""
 
 from dataclasses import dataclass
 
@@ -48,7 +45,7 @@ class Groups:
 
     @property
     def integers(self) -> NDArray[np.int32]:
-        """What kernels add up: factor times code less zero, int32 [N, K]."""
+        """The integers that kernels add up: factor times code less zero, int32 [N, K]."""
         codes = self.codes.astype(np.int32) - np.int32(self.zero)
         return codes if self.factors is None else codes * self.factors.astype(np.int32).repeat(self.size, axis=1)
 
@@ -98,7 +95,7 @@ def halves(blocks: Bytes, start: int) -> Floats:
 
 
 def fields(packed: Bytes, width: int) -> Bytes:
-    """Little fields of `width` bits: packed [n, a, b] → [n, a, 8 / width, b]; field j is bits width·j … of a byte.
+    """Fields of `width` bits: packed [n, a, b] → [n, a, 8 / width, b]; field j is bits width·j … of a byte.
 
     What formats store next to each other is b bytes whose first fields are b consecutive weights, then b whose second
     fields are, and so on.

@@ -1,4 +1,4 @@
-"""Floats of 8 bits with scales: the form in memory of fp8 checkpoints (e4m3; a scale a tensor, a row or a block).
+"""Floats of 8 bits with scales: the form in memory of fp8 checkpoints (e4m3; one scale per tensor, row or block).
 
 Owns their layout and dequantisation. Knows no file: `compute/load/scaled.py` reads those.
 """
@@ -36,7 +36,7 @@ class ScaledWeight:
 
     codes   uint8 [N, K], may be a read-only map of the file
     scales  fp32 [ceil(N / block[0]), ceil(K / block[1])]
-    block   rows and inputs that share a scale: (N, K) for a scale a tensor, (1, K) for a scale a row
+    block   rows and inputs that share a scale: (N, K) for one scale per tensor, (1, K) for one per row
     """
 
     codes: Bytes

@@ -1,6 +1,6 @@
 """Weight handles: a stored matrix as fp32, or as the file's codes that are dequantised a tile of rows at a time.
 
-All kinds cut a matrix into the same tiles, so that whoever multiplies tile by tile gets the same bits from either. A handle of one matrix
+All kinds cut a matrix into the same tiles, so that products tile by tile have the same bits with any of them. A handle of one matrix
 per expert gives them one by one.
 """
 
@@ -18,7 +18,7 @@ TILE_BYTES = 64 << 20
 """The most fp32 that a tile takes."""
 
 DENSE_SHARE = 0.40
-"""Of the memory that the process may use, what fp32 weights may take."""
+"""The share of the memory of the process that fp32 weights may take."""
 
 
 class Weight(Protocol):

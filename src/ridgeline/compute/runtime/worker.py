@@ -1,98 +1,140 @@
-"""Where compute starts: from settings to an executor that is loaded, sized, tested and warm. Thinking calls `build` by name.
+"""Start-up of the computing wing: from settings to an executor that is loaded, sized, timed and warm. The thinking wing calls `build` by
+name.
 
-Owns the order of start-up. Decides nothing: sizes come from `config.resolve` and `planning.memory`.
+Owns the order of start-up, and which weights a CPU runner takes in which form. Decides nothing: sizes come from `config.resolve` and
+`planning.memory`.
 """
 
-import hashlib
-from array import array
-from collections.abc import Callable
-from typing import Any
+from functools import partial
+from pathlib import Path
 
+from ridgeline.compute.backend import SCORED_POSITIONS
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.runtime.batch import step_inputs
-from ridgeline.compute.runtime.executor import Runner, StepExecutor
-from ridgeline.compute.runtime.pace import measure
-from ridgeline.compute.runtime.rows import Rows
-from ridgeline.compute.runtime.runners import load_runner
+from ridgeline.compute.cpu.cache import allocate_native_kv
+from ridgeline.compute.cpu.packing import pack_weights, screened, widened
+from ridgeline.compute.cpu.runner import NativeRunner, StepTrace
+from ridgeline.compute.cpu.sampling import Sampler
+from ridgeline.compute.decoding.sampler import sample_rows, score
+from ridgeline.compute.exact.cache import allocate_kv
+from ridgeline.compute.exact.runner import NumpyRunner
+from ridgeline.compute.load.record import record
+from ridgeline.compute.load.weights import load_weights
+from ridgeline.compute.opening import ModelSource, OpenedModel, OpenModel, Progress
+from ridgeline.compute.runtime.executor import StepExecutor
+from ridgeline.compute.runtime.measure import price, step_seconds
+from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import EngineConfig
-from ridgeline.config.resolve import Decision, resolve
+from ridgeline.config.resolve import Decision
 from ridgeline.config.runner import resolve_runner
-from ridgeline.core.params import RowParams
-from ridgeline.core.plan import KVShape, NewRow, Plan
-from ridgeline.engine.executor import Executor, ExecutorInfo
+from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
-from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.headers.rope import rope_for
+from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
 from ridgeline.facts.hub.source import resolve_model
-from ridgeline.facts.hub.weightless import RANDOM_PREFIX, random_facts
-from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.memory import kv_costs, kv_groups
-
-Progress = Callable[[str, float], None]
-"""Called with (stage, fraction done)."""
 
 
-def build(config: EngineConfig, progress: Progress) -> Executor:
+def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     """Loads `config.model` and returns an executor that is ready for its first plan.
 
     Raises ModelNotFoundError, ModelFormatError or ConfigError where the model or the settings are at fault.
     """
-    chance = config.model.startswith(RANDOM_PREFIX)
-    facts = random_facts(config.model) if chance else read_model_facts(resolve_model(config.model, cache_directory(), progress))
+    is_random = config.model.startswith(RANDOM_PREFIX)
+    facts = read_random_facts(config.model) if is_random else read_model_facts(resolve_model(config.model, cache_directory(), progress))
     machine = machine_facts()
-    config, said = resolve_runner(config, missing=ext.lost(), no_gpu=gpu_missing(), processors=machine.processors)
+    config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
+    return start(ModelSource(config, facts, machine.memory_bytes, decisions), _opener(config, is_random), progress)
+
+
+def start(source: ModelSource, open: OpenModel, progress: Progress) -> StepExecutor:
+    """Opens a model and returns the executor over it, timed. The cost of drafts is measured only with --speculative."""
+    opened = open(source, progress)
+    backend, source = opened.backend, opened.source
+    config, longest = source.config, min(source.config.tokens, source.positions)
+    assert config.kv_cache_memory_bytes is not None
+    info = ExecutorInfo(
+        kv=opened.shape,
+        vocab=source.facts.tokens,
+        max_model_len=source.positions,
+        rows=config.rows,
+        runner=opened.name,
+        weights_bytes=opened.weights_bytes,
+        kv_bytes=config.kv_cache_memory_bytes,
+        seconds=step_seconds(backend.seconds, min(backend.timed_rows, config.rows), min(backend.timed_tokens, longest)),
+        tokens=config.tokens,
+        price=price(backend.seconds, min(longest, source.samples)) if config.speculative != "off" and backend.timed_tokens else (),
+        samples=source.samples,
+    )
+    return StepExecutor(info, source.decisions + opened.decisions, backend)
+
+
+def _opener(config: EngineConfig, is_random: bool) -> OpenModel:
     if config.runner == "cuda":
         # Loaded here alone: they import torch.
+        from ridgeline.compute.cuda.backend import open_cuda
         from ridgeline.compute.cuda.load import load_weights, random_weights
-        from ridgeline.compute.runtime.gpu import build_on_gpu
 
-        return build_on_gpu(config, facts, said, progress, load=random_weights if chance else load_weights)
-    if chance:
-        raise ConfigError(f"{config.model} has weights that a GPU makes, and the runner is {config.runner}; give a model with files",
-                          fix={"MODEL": "demo"})  # fmt: skip
-    groups = kv_groups(facts)
-    costs = kv_costs(facts, config.block_size, config.tokens, config.kv_dtype)
-    resolved = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
-    config = resolved.config
-    assert config.max_model_len is not None and config.kv_cache_memory_bytes is not None
-    facts, turned = rope_for(facts, config.max_model_len)
-    decisions = said + resolved.decisions
-    if turned is not None:
-        decisions += (Decision("rope_positions", config.max_model_len, "model", turned),)
-    shape = KVShape(groups, config.block_size, resolved.pages, _fingerprint(facts, config), resolved.host_pages, costs.page_bytes)
-    loaded = load_runner(config, facts, shape, machine.memory_bytes, progress)
-    progress("warming up", 0.0)
-    _warm_up(loaded.runner, loaded.kv, shape)
-    longest = min(config.tokens, config.max_model_len)
-    seconds = measure(loaded.runner, loaded.kv, shape, config.threads or 1, config.rows, longest)
-    progress("warming up", 1.0)
-    info = ExecutorInfo(
-        kv=shape,
+        return partial(open_cuda, load=random_weights if is_random else load_weights)
+    if is_random:
+        raise ConfigError(
+            f"{config.model} has random weights, which only --runner cuda makes, not {config.runner}; give a model with files",
+            fix={"MODEL": "demo"},
+        )
+    return open_native if config.runner == "native" else open_numpy
+
+
+def _sized(source: ModelSource) -> ModelSource:
+    """A copy sized by the memory that this process may use, before anything is loaded."""
+    sized = source.with_memory(source.facts.context, source.memory_bytes)
+    return sized.with_rope(sized.positions)
+
+
+def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
+    """The native runner over packed weights."""
+    source = _sized(source)
+    config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
+    weights = pack_weights(facts, threads, progress)
+    runner = NativeRunner(
+        record(facts)["step"],
+        weights,
+        shape,
+        tokens=max(config.tokens, SCORED_POSITIONS),
+        selected=source.samples,
         vocab=facts.tokens,
-        max_model_len=config.max_model_len,
-        rows=config.rows,
-        runner=loaded.name,
-        weights_bytes=loaded.weights_bytes,
-        kv_bytes=config.kv_cache_memory_bytes,
-        seconds=seconds,
-        tokens=config.tokens,
+        threads=threads,
+        trace=None if config.trace is None else StepTrace(Path(config.trace)),
     )
-    return StepExecutor(info, decisions + loaded.said, loaded.runner, loaded.kv, loaded.sample, loaded.score)
+    sampler = Sampler(facts.tokens, runner.team)
+    kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
+    wide = widened(facts, weights)
+    reason = f"no kernel multiplies {', '.join(wide[:3])}{' …' if len(wide) > 3 else ''} as stored: more memory, and slower"
+    decisions: tuple[Decision, ...] = (Decision("fp32_matrices", len(wide), "model", reason),) if wide else ()
+    for name in screened(weights):
+        reason = f"{name} is Q8_0: greedy and top-k rows read 5 of its 8 bits, and all of outputs that could be largest; same ids"
+        decisions += (Decision("screened_head", name, "model", reason),)
+    backend = QueueBackend(runner, kv, shape, sampler.sample_rows, sampler.score, rows=config.rows, vocab=facts.tokens, threads=threads)
+    _warm_up(backend, progress)
+    stored = sum(weight.nbytes for weight in weights.values())
+    return OpenedModel(backend, source, shape, f"native, {ext.isa()}", stored, decisions)
 
 
-def _fingerprint(facts: ModelFacts, config: EngineConfig) -> bytes:
-    """Identity of weights and KV layout: pages are interchangeable only where it is equal."""
-    return hashlib.sha256(facts.fingerprint + f"{config.runner} {ext.isa()} {config.kv_dtype} {config.block_size}".encode()).digest()
+def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
+    """The numpy runner over weights as the file has them, or widened where they fit."""
+    source = _sized(source)
+    config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
+    weights = load_weights(facts, source.memory_bytes, threads, progress)
+    runner = NumpyRunner(record(facts)["step"], weights, shape, threads=threads)
+    exactness = runner.exactness()
+    name = "numpy" if exactness.exact else f"numpy, not exact on this machine ({'; '.join(exactness.failures)})"
+    kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
+    backend = QueueBackend(runner, kv, shape, sample_rows, score, rows=config.rows, vocab=facts.tokens, threads=threads)
+    _warm_up(backend, progress)
+    return OpenedModel(backend, source, shape, name, sum(weight.nbytes for weight in weights.values()))
 
 
-def _warm_up(runner: Runner, kv: Any, shape: KVShape) -> None:
-    """One token through the whole list, in the reserved page 0: threads start and buffers are taken before anyone waits."""
-    rows = Rows(1, len(shape.groups), 1)
-    nothing = array("i", [0])
-    new = NewRow(0, 0, RowParams(seed=0, choice=0, prompt_tokens=1), (0,), ((0,),) * len(shape.groups))
-    plan = Plan(0, nothing, nothing, array("i", [1]), nothing, bytearray(1), (new,))
-    rows.apply(plan)
-    runner.run(step_inputs(plan, rows, shape.block_tokens).complete(rows.last), kv)
+def _warm_up(backend: QueueBackend, progress: Progress) -> None:
+    """Runs one token through the whole list: threads start and buffers are allocated before the first request."""
+    progress("warming up", 0.0)
+    backend.seconds([1], [1])
+    progress("warming up", 1.0)

@@ -1,11 +1,11 @@
-"""Stored tensor formats: block sizes as plain data, one table for the header reader and the dequantisers."""
+"""Table of stored tensor formats (ggml types) with their block sizes, for header readers and dequantisers."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFormat:
-    """A block of `block_elements` consecutive weights takes `block_bytes` bytes in the file."""
+    """Format that stores `block_elements` consecutive weights in `block_bytes` bytes."""
 
     name: str
     ggml_id: int
@@ -14,7 +14,7 @@ class StoredFormat:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits a weight takes, scales included."""
+        """Bits per weight, scales included."""
         return self.block_bytes * 8 / self.block_elements
 
 
@@ -61,4 +61,4 @@ UNSUPPORTED = {
     40: "NVFP4",
     41: "Q1_0",
 }
-"""Types that GGUF files may hold and that are refused by name."""
+"""ggml type id → name, of types that are not supported."""

@@ -1,6 +1,6 @@
-"""Reader of GGUF headers (versions 2 and 3) in plain integers: no array, no allocation that the real file size does not justify.
+"""Reader of GGUF headers (versions 2 and 3). Reads no weights; allocates no more than the file's size justifies.
 
-Owns the checks of a file's structure. Never reads weights and never trusts a number before it is bounded.
+Owns the checks of a file's structure: every number is bounded before it is used.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.formats import BY_ID, UNSUPPORTED
-from ridgeline.facts.files.gguf_values import Cursor, Strings, Value, quoted
+from ridgeline.facts.files.gguf_values import Cursor, StringArray, Value
+from ridgeline.facts.files.values import bounded_integer, bounded_number, open_file, quoted
 from ridgeline.facts.model import TensorFacts
 
 MAX_PAIRS = 65_536
@@ -36,21 +37,11 @@ class Header:
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         """The integer at `key`, within [low, high]; `default` where the key is absent, an error where there is none."""
-        value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelFormatError(f"{key} is {type(value).__name__}, an integer was expected")
-        if not low <= value <= high:
-            raise ModelFormatError(f"{key} is {value}, outside {low} … {high}; the file is damaged or of an unknown kind")
-        return value
+        return bounded_integer(self.metadata.get(key), key, low, high, default)
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
         """The finite number at `key`, within [low, high]."""
-        value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ModelFormatError(f"{key} is {type(value).__name__}, a number was expected")
-        if not low <= value <= high:
-            raise ModelFormatError(f"{key} is {value}, outside {low} … {high}; the file is damaged or of an unknown kind")
-        return float(value)
+        return bounded_number(self.metadata.get(key), key, low, high, default)
 
     def text(self, key: str, default: str | None = None) -> str:
         """The string at `key`."""
@@ -66,10 +57,10 @@ class Header:
             raise ModelFormatError(f"{key} is {type(value).__name__}, a boolean was expected")
         return value
 
-    def strings(self, key: str) -> Strings:
+    def strings(self, key: str) -> StringArray:
         """The array of strings at `key`."""
         value = self._present(key, None)
-        if not isinstance(value, Strings):
+        if not isinstance(value, StringArray):
             raise ModelFormatError(f"{key} is not an array of strings")
         return value
 
@@ -83,7 +74,7 @@ class Header:
     def _present(self, key: str, default: Value | None) -> Value:
         value = self.metadata.get(key, default)
         if value is None:
-            raise ModelFormatError(f"the header lacks {key}; this is not a complete model file")
+            raise ModelFormatError(f"{key} is missing; give the whole file of the model")
         return value
 
 
@@ -106,7 +97,7 @@ def _join(path: Path, first: Header, count: int) -> Header:
             f"{path.name} is part of a model split into {count} files; give the first, named …-00001-of-{count:05d}.gguf"
         )
     if first.integer("split.no", 0, MAX_PARTS) != 0:
-        raise ModelFormatError(f"{path.name} says it is part {first.metadata['split.no']}, the first (0) was expected")
+        raise ModelFormatError(f"{path.name} states that it is part {first.metadata['split.no']}, the first (0) was expected")
     tensors, files = dict(first.tensors), [path]
     for number in range(2, count + 1):
         part_path = path.with_name(f"{named['stem']}-{number:05d}-of-{count:05d}.gguf")
@@ -115,7 +106,7 @@ def _join(path: Path, first: Header, count: int) -> Header:
             raise ModelFormatError(f"{part_path.name} does not belong to this split; download all {count} parts again")
         for name, tensor in part.tensors.items():
             if name in tensors:
-                raise ModelFormatError(f"tensor {name!r} stands in two parts of the split")
+                raise ModelFormatError(f"tensor {name!r} is in two parts of the split")
             tensors[name] = tensor
         files.append(part_path)
     expected = first.integer("split.tensors.count", 0, MAX_TENSORS, default=len(tensors))
@@ -125,21 +116,15 @@ def _join(path: Path, first: Header, count: int) -> Header:
 
 
 def _read_file(path: Path) -> Header:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size < 24:
-                raise ModelFormatError(f"{path.name} has {size} bytes; a GGUF file has at least 24")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-                data = memoryview(mapped)
-                try:
-                    return _parse(path, data)
-                except ModelFormatError as error:
-                    raise ModelFormatError(f"{path.name}: {error}") from None
-                finally:
-                    data.release()
-    except OSError as error:
-        raise ModelNotFoundError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
+    with open_file(path) as file:
+        size = file.seek(0, 2)
+        if size < 24:
+            raise ModelFormatError(f"{path.name} has {size} bytes; a GGUF file has at least 24")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+            try:
+                return _parse(path, data)
+            except ModelFormatError as error:
+                raise ModelFormatError(f"{path.name}: {error}") from None
 
 
 def _parse(path: Path, data: memoryview) -> Header:
@@ -149,7 +134,7 @@ def _parse(path: Path, data: memoryview) -> Header:
     for _ in range(pair_count):
         key = cursor.string(limit=65_535)
         if key in metadata:
-            raise ModelFormatError(f"metadata key {quoted(key)} stands twice; the file is damaged")
+            raise ModelFormatError(f"metadata key {quoted(key)} appears twice; the file is damaged")
         metadata[key] = cursor.value(cursor.u32())
     header = Header(metadata, {}, (path,))
     alignment = header.integer("general.alignment", 1, MAX_ALIGNMENT, default=32)
@@ -191,7 +176,7 @@ def _tensor(cursor: Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _place(
     path: Path, declared: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int, file_bytes: int
 ) -> dict[str, TensorFacts]:
-    """Tensors must follow each other with nothing but padding between them, and end within the file."""
+    """Tensors by name. Raises ModelFormatError unless they are contiguous except for padding and end within the file."""
     tensors: dict[str, TensorFacts] = {}
     expected = 0
     for name, shape, kind, offset in declared:
@@ -200,10 +185,10 @@ def _place(
             raise ModelFormatError(f"tensor {name!r} is stored as {UNSUPPORTED.get(kind, f'type {kind}')}, which is not supported")
         if shape[0] % stored.block_elements:
             raise ModelFormatError(
-                f"tensor {name!r} has rows of {shape[0]}, no multiple of {stored.name}'s block of {stored.block_elements}"
+                f"tensor {name!r} has rows of {shape[0]}, not a multiple of {stored.name}'s block of {stored.block_elements}"
             )
         if name in tensors:
-            raise ModelFormatError(f"tensor {name!r} stands twice; the file is damaged")
+            raise ModelFormatError(f"tensor {name!r} appears twice; the file is damaged")
         length = prod(shape) // stored.block_elements * stored.block_bytes
         if offset != expected:
             raise ModelFormatError(f"tensor {name!r} is at offset {offset}, {expected} was expected: tensors overlap or leave a gap")

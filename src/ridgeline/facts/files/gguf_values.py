@@ -1,4 +1,4 @@
-"""The value layer of GGUF: a bounded cursor over the mapped file. Every length is checked against what is left before it is used."""
+"""Metadata values of GGUF files: a cursor that checks every length against what is left before using it."""
 
 import struct
 from array import array
@@ -12,7 +12,7 @@ MAX_STRING_BYTES = 1 << 20
 MAX_ARRAY_ITEMS = 4 << 20
 MAX_NESTING = 4
 MAX_LIST_ITEMS = 65_536
-"""Booleans and inner arrays of a whole header: each becomes a Python object, which takes far more memory than its bytes in the file."""
+"""Booleans and inner arrays of a whole header: each becomes a Python object, far larger than its bytes in the file."""
 
 _SCALARS: dict[int, tuple[str, str]] = {
     0: ("uint8", "B"), 1: ("int8", "b"), 2: ("uint16", "H"), 3: ("int16", "h"), 4: ("uint32", "I"), 5: ("int32", "i"),
@@ -22,8 +22,8 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Strings:
-    """An array of strings, decoded only while it is iterated: a vocabulary costs little to who needs no more than its length."""
+class StringArray:
+    """An array of strings that is decoded while it is iterated, so that the length of a vocabulary is cheap."""
 
     data: bytes
     items: int
@@ -42,13 +42,7 @@ class Strings:
             raise ModelFormatError(f"a string of the header is not UTF-8 (byte {error.start}); the file is damaged") from error
 
 
-Value = int | float | bool | str | Strings | list["Value"] | array  # type: ignore[type-arg]
-
-
-def quoted(value: object) -> str:
-    """A value from a file as a message shows it: escaped, and never longer than 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+Value = int | float | bool | str | StringArray | list["Value"] | array  # type: ignore[type-arg]
 
 
 class Cursor:
@@ -61,7 +55,7 @@ class Cursor:
         self.list_items = 0
 
     def take(self, length: int) -> int:
-        """Moves over `length` bytes and returns where they start."""
+        """Skips `length` bytes and returns their offset."""
         start = self.position
         if length > self.end - start:
             raise ModelFormatError(
@@ -139,7 +133,7 @@ class Cursor:
             raise ModelFormatError(f"a boolean at offset {start} is neither 0 nor 1; the file is damaged")
         return [byte == 1 for byte in raw]
 
-    def _strings(self, count: int) -> Strings:
+    def _strings(self, count: int) -> StringArray:
         """Checks every length, copies the span once, decodes on demand."""
         start, position, end = self.position, self.position, self.end
         data = self.data
@@ -152,4 +146,4 @@ class Cursor:
                 raise ModelFormatError(f"a string of {length} bytes at offset {position} exceeds the limit of {MAX_STRING_BYTES}")
             position += 8 + length
         self.take(position - start)
-        return Strings(bytes(data[start:position]), count)
+        return StringArray(bytes(data[start:position]), count)

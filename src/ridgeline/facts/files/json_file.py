@@ -1,23 +1,24 @@
-"""JSON files of a model directory: bounded in size, duplicate keys refused, NaN and infinities refused. Knows no key."""
+"""Reader of JSON files of a model directory: bounded in size; duplicate keys, NaN and infinities are errors."""
 
 import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.errors import ModelFormatError
+from ridgeline.facts.files.values import open_file
 
 MAX_BYTES = 1 << 20
 
 
 def read_object(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """The object that the file holds. Raises ModelFormatError, ModelNotFoundError."""
+    """Parses the JSON object in the file. Raises ModelFormatError, ModelNotFoundError."""
     return parse_object(read_text(path, most_bytes), path.name)
 
 
 def read_text(path: Path, most_bytes: int = MAX_BYTES) -> str:
-    """The text of the file. Raises ModelFormatError where it is too long or not UTF-8, ModelNotFoundError where it cannot be read."""
+    """Text of the file. Raises ModelFormatError where it is too long or not UTF-8, ModelNotFoundError where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = file.seek(0, 2)
             if size > most_bytes:
                 raise ModelFormatError(f"{path} has {size} bytes, a {path.name} at most {most_bytes}; is it another file?")
@@ -25,30 +26,26 @@ def read_text(path: Path, most_bytes: int = MAX_BYTES) -> str:
             return file.read(most_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ModelFormatError(f"{path} is not UTF-8 (byte {error.start}); is it another file?") from None
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"there is no file {path}; check the path") from None
-    except OSError as error:
-        raise ModelNotFoundError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
 
 
 def parse_object(text: str, name: str) -> dict[str, Any]:
-    """The object in `text`; `name` is what messages call the file."""
+    """Parses the JSON object in `text`; `name` is the file's in messages. Raises ModelFormatError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, value in pairs:
             if key in values:
-                raise ModelFormatError(f"{name}: the key {key[:60]!r} stands twice; which one is meant cannot be known")
+                raise ModelFormatError(f"{name}: the key {key[:60]!r} appears twice; remove one of them")
             values[key] = value
         return values
 
     def no_constant(word: str) -> NoReturn:
-        raise ModelFormatError(f"{name} holds {word}, which is no number of JSON")
+        raise ModelFormatError(f"{name} holds {word}, which is not a JSON number")
 
     try:
         values = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
     except json.JSONDecodeError as error:
-        raise ModelFormatError(f"{name} is no JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+        raise ModelFormatError(f"{name} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
     except (RecursionError, ValueError):
         raise ModelFormatError(f"{name} nests too deeply or holds a number without bounds; is it another file?") from None
     if not isinstance(values, dict):

@@ -1,4 +1,4 @@
-"""What a model's authors recommend for sampling: ids that end an answer, and default sampling parameters. Applies none of it."""
+"""Reader of a model's generation defaults: ids that end an answer, and default sampling parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from pathlib import Path
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.gguf import read_header
 from ridgeline.facts.files.json_file import read_object
+from ridgeline.facts.files.values import bounded_integer, bounded_number
 
 FILE = "generation_config.json"
 MAX_STOP_IDS = 256
@@ -20,7 +21,7 @@ _RANGES: dict[str, tuple[str, float, float]] = {
     "repetition_penalty": ("repetition_penalty", 1e-3, 100.0),
     "max_new_tokens": ("max_tokens", 1, 1 << 27),
 }
-"""Keys of generation_config.json that are honoured, as vLLM does: our name, least and greatest value."""
+"""Key of generation_config.json → (name in `SamplingParams`, minimum, maximum). The same keys as vLLM."""
 
 _GGUF_KEYS = {
     "general.sampling.temp": "temperature",
@@ -35,7 +36,7 @@ _GGUF_KEYS = {
 class GenerationDefaults:
     """Defaults that a request may override.
 
-    eos_ids   ids that end an answer, beside those that the tokenizer names
+    eos_ids   ids that end an answer, besides those of the tokenizer
     sampling  by the names of `core.params.SamplingParams`: temperature, top_p, top_k, min_p, repetition_penalty, max_tokens
     """
 
@@ -49,20 +50,20 @@ def read_generation(path: Path) -> GenerationDefaults:
     Empty where there are none. Raises ModelFormatError where a value is of the wrong type or out of its range.
     """
     if path.is_dir():
-        return _of_directory(path / FILE) if (path / FILE).exists() else GenerationDefaults()
+        return _read_directory(path / FILE) if (path / FILE).exists() else GenerationDefaults()
     metadata = read_header(path).metadata
-    return GenerationDefaults(sampling=_sampling({ours: metadata.get(key) for key, ours in _GGUF_KEYS.items()}, "general.sampling"))
+    return GenerationDefaults(sampling=_sampling({name: metadata.get(key) for key, name in _GGUF_KEYS.items()}, "general.sampling"))
 
 
-def _of_directory(path: Path) -> GenerationDefaults:
+def _read_directory(path: Path) -> GenerationDefaults:
     values = read_object(path)
     return GenerationDefaults(_eos_ids(values.get("eos_token_id")), _sampling(values, FILE))
 
 
-def _eos_ids(stated: object) -> frozenset[int]:
-    listed = [] if stated is None else stated if isinstance(stated, list) else [stated]
+def _eos_ids(value: object) -> frozenset[int]:
+    listed = [] if value is None else value if isinstance(value, list) else [value]
     if len(listed) > MAX_STOP_IDS or not all(type(each) is int and 0 <= each <= MAX_ID for each in listed):
-        raise ModelFormatError(f"{FILE}: eos_token_id is {stated!r:.60}, at most {MAX_STOP_IDS} ids in 0 … {MAX_ID} were expected")
+        raise ModelFormatError(f"{FILE}: eos_token_id is {value!r:.60}, at most {MAX_STOP_IDS} ids in 0 … {MAX_ID} were expected")
     return frozenset(listed)
 
 
@@ -72,10 +73,8 @@ def _sampling(values: Mapping[str, object], source: str) -> dict[str, int | floa
         value = values.get(key)
         if value is None:
             continue
-        whole = isinstance(low, int)
-        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-            raise ModelFormatError(f"{source}: {key} is {value!r:.40}, {'an integer' if whole else 'a number'} was expected")
-        if not low <= value <= high:
-            raise ModelFormatError(f"{source}: {key} is {value!s:.40}, outside {low} … {high}")
-        found[name] = value
+        if isinstance(low, int):
+            found[name] = bounded_integer(value, f"{source}: {key}", low, int(high))
+        else:
+            found[name] = bounded_number(value, f"{source}: {key}", low, high)
     return found

@@ -1,20 +1,20 @@
-"""RoPE of a GGUF file: its keys, and the small tensors that carry divisors of angles (Llama 3, LongRoPE)."""
+"""RoPE of a GGUF file: its keys, and the small tensors of divisors (Llama 3, LongRoPE)."""
 
 from array import array
 from dataclasses import replace
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.gguf import Header
-from ridgeline.facts.files.gguf_values import quoted
-from ridgeline.facts.headers.architectures import Architecture
-from ridgeline.facts.headers.config_json import MAX_CONTEXT, MAX_WIDTH
-from ridgeline.facts.headers.rope import DEFAULT_BASE, MOST_BASE, MOST_FACTOR, Rotations, attention_scale, linear, longrope, yarn
+from ridgeline.facts.files.values import quoted
+from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_WIDTH
+from ridgeline.facts.headers.rope import DEFAULT_BASE, MAX_BASE, MAX_FACTOR, Ropes, attention_scale, linear, longrope, yarn
 from ridgeline.facts.model import Rope
+from ridgeline.models.declare import Architecture
 
 
-def read_ropes(header: Header, name: str, architecture: Architecture, head_dim: int, context: int) -> Rotations:
-    """Rotations of full and of window layers. Raises ModelFormatError for kinds of scaling that are not computed."""
-    base = header.number(f"{name}.rope.freq_base", 1.0, MOST_BASE, default=DEFAULT_BASE)
+def read_ropes(header: Header, name: str, architecture: Architecture, head_dim: int, context: int) -> Ropes:
+    """`Rope` of full and of window layers. Raises ModelFormatError for kinds of scaling that are not supported."""
+    base = header.number(f"{name}.rope.freq_base", 1.0, MAX_BASE, default=DEFAULT_BASE)
     dim = _dim(header, name, architecture, head_dim)
     original = header.integer(f"{name}.rope.scaling.original_context_length", 1, MAX_CONTEXT, default=context)
     scale = header.number(f"{name}.rope.scaling.attn_factor", 0.0, 100.0, default=1.0)
@@ -29,12 +29,12 @@ def read_ropes(header: Header, name: str, architecture: Architecture, head_dim: 
         long = (original, longrope(base, dim, _factors(header, "rope_factors_long.weight", dim // 2), scale))
     window = full
     if architecture.window_rope_base is not None:
-        window = Rope(header.number(f"{name}.rope.freq_base_swa", 1.0, MOST_BASE, default=architecture.window_rope_base), dim)
-    return Rotations({"full": full, "window": window}, long, context)
+        window = Rope(header.number(f"{name}.rope.freq_base_swa", 1.0, MAX_BASE, default=architecture.window_rope_base), dim)
+    return Ropes({"full": full, "window": window}, long, context)
 
 
 def _dim(header: Header, name: str, architecture: Architecture, head_dim: int) -> int:
-    """Dimensions of a head that turn."""
+    """Dimensions of a head that RoPE rotates."""
     key = f"{name}.rope.dimension_count"
     dim = header.integer(key, 1, MAX_WIDTH, default=head_dim)
     if dim > head_dim or dim % 2 or (architecture.interleaved and dim != head_dim):
@@ -44,24 +44,24 @@ def _dim(header: Header, name: str, architecture: Architecture, head_dim: int) -
 
 
 def _scaled(header: Header, name: str, base: float, dim: int, original: int, context: int) -> tuple[Rope, int]:
-    """(rotation of full layers as the keys say, positions)."""
+    """(rope of full layers as the keys say, context after scaling)."""
     key = f"{name}.rope.scaling"
-    factor = header.number(f"{key}.factor", 0.0, MOST_FACTOR, default=1.0) or 1.0
+    factor = header.number(f"{key}.factor", 0.0, MAX_FACTOR, default=1.0) or 1.0
     kind = header.text(f"{key}.type", default="linear")
     if kind == "none" or kind == "longrope":
         return Rope(base, dim), context
     if kind == "linear":
         return linear(base, dim, factor), context
     if kind != "yarn":
-        raise ModelFormatError(f"{key}.type is {quoted(kind)}, which is not computed; none, linear, yarn and longrope are")
+        raise ModelFormatError(f"{key}.type is {quoted(kind)}, which is not supported; none, linear, yarn and longrope are")
     fast = header.number(f"{key}.yarn_beta_fast", 1e-3, 1e6, default=32.0)
     slow = header.number(f"{key}.yarn_beta_slow", 1e-3, 1e6, default=1.0)
-    rotation = yarn(base, dim, factor, original, fast=fast, slow=slow, scale=attention_scale(factor))
-    return rotation, min(MAX_CONTEXT, max(context, int(original * factor)))
+    rope = yarn(base, dim, factor, original, fast=fast, slow=slow, scale=attention_scale(factor))
+    return rope, min(MAX_CONTEXT, max(context, int(original * factor)))
 
 
 def _factors(header: Header, name: str, count: int) -> tuple[float, ...]:
-    """The numbers of a small F32 tensor, () where the file has none."""
+    """Elements of a small F32 tensor, () where the file has none."""
     tensor = header.tensors.get(name)
     if tensor is None:
         return ()
@@ -70,7 +70,7 @@ def _factors(header: Header, name: str, count: int) -> tuple[float, ...]:
     with tensor.file.open("rb") as file:
         file.seek(tensor.offset)
         values = array("f", file.read(tensor.bytes))
-    if not all(1e-6 <= value <= MOST_FACTOR for value in values):
+    if not all(1e-6 <= value <= MAX_FACTOR for value in values):
         span = f"{min(values)} … {max(values)}"
-        raise ModelFormatError(f"tensor {name!r} holds {span}, factors within 1e-6 … {MOST_FACTOR} were expected")
+        raise ModelFormatError(f"tensor {name!r} holds {span}, factors within 1e-6 … {MAX_FACTOR} were expected")
     return tuple(values)

@@ -1,6 +1,6 @@
-"""Rotations from the numbers that files give: every kind of RoPE scaling becomes divisors of the angles and a factor. Reads no file.
+"""RoPE scaling: every kind becomes divisors of the angles and a scale. Reads no file.
 
-Owns the choice between a model's short and long rotation, which is made once, when the model is loaded.
+Owns the choice between the short and the long rope of LongRoPE, made once, when the model is loaded.
 """
 
 import hashlib
@@ -12,28 +12,28 @@ from ridgeline.errors import ModelFormatError
 from ridgeline.facts.model import ModelFacts, Rope
 
 DEFAULT_BASE = 10_000.0
-MOST_BASE = 1e12
-MOST_FACTOR = 1e6
+MAX_BASE = 1e12
+MAX_FACTOR = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Rotations:
-    """by_kind: `ModelFacts.rope`; long: `ModelFacts.long_rope`; context: positions, which YaRN may extend beyond those of the file."""
+class Ropes:
+    """RoPE of a model. by_kind: `ModelFacts.rope`; long: `ModelFacts.long_rope`; context: positions, which YaRN may extend."""
 
     by_kind: Mapping[str, Rope]
     long: tuple[int, Rope] | None
     context: int
 
 
-def rope_for(facts: ModelFacts, max_model_len: int) -> tuple[ModelFacts, str | None]:
-    """Facts with the one rotation that sequences of up to `max_model_len` positions use, and the sentence that says which and why.
+def select_rope(facts: ModelFacts, max_model_len: int) -> tuple[ModelFacts, str | None]:
+    """(facts with one rope, sentence that says which and why) for sequences of up to `max_model_len` positions.
 
-    Only models with a long and a short rotation (LongRoPE) have a choice; the others come back as they are, with None. The choice is made
-    here, once, and not by the length of each sequence: a sequence that crossed the border would have keys of both rotations in its cache.
+    Only LongRoPE has a choice between a short and a long rope; other facts are returned unchanged, with None. The choice is made once and
+    not per sequence: a sequence that crossed the border would have keys of both in its cache.
     """
     if facts.long_rope is None:
         return facts, None
-    border, rotation = facts.long_rope
+    border, rope = facts.long_rope
     if max_model_len <= border:
         why = f"short RoPE factors, because max_model_len {max_model_len} stays within the {border} positions of the original training"
         return replace(facts, long_rope=None), why
@@ -41,9 +41,9 @@ def rope_for(facts: ModelFacts, max_model_len: int) -> tuple[ModelFacts, str | N
         f"long RoPE factors, because max_model_len {max_model_len} exceeds the {border} positions of the original training; "
         f"--max-model-len {border} takes the short ones, which answer short prompts better"
     )
-    # Keys and values differ from those of the short rotation, so no page may be shared with it.
+    # Keys differ from those of the short rope, so prefix blocks may not be shared between the two.
     fingerprint = hashlib.sha256(facts.fingerprint + b"long rope").digest()
-    return replace(facts, rope=dict.fromkeys(facts.rope, rotation), long_rope=None, fingerprint=fingerprint), why
+    return replace(facts, rope=dict.fromkeys(facts.rope, rope), long_rope=None, fingerprint=fingerprint), why
 
 
 def linear(base: float, dim: int, factor: float) -> Rope:
@@ -51,8 +51,8 @@ def linear(base: float, dim: int, factor: float) -> Rope:
     return Rope(base, dim) if factor == 1.0 else Rope(base, dim, (factor,) * (dim // 2))
 
 
-def ramped(base: float, dim: int, factor: float, low: float, high: float, original: int) -> Rope:
-    """Slow pairs divided by `factor`, fast ones left alone, a ramp between: the scaling of Llama 3.1.
+def llama3(base: float, dim: int, factor: float, low: float, high: float, original: int) -> Rope:
+    """Llama 3.1 scaling: slow pairs are divided by `factor`, fast ones are unchanged, with a ramp between.
 
     low, high  turns within the `original` context below which a pair is slow, above which it is fast
     """
@@ -69,7 +69,7 @@ def ramped(base: float, dim: int, factor: float, low: float, high: float, origin
 def yarn(
     base: float, dim: int, factor: float, original: int, *, fast: float, slow: float, scale: float | None = None, truncate: bool = True
 ) -> Rope:
-    """Peng et al. 2023, "YaRN", equations 17 to 25: slow pairs divided by `factor`, fast ones left alone, a ramp over pairs between.
+    """Peng et al. 2023, "YaRN", equations 17 to 25: slow pairs are divided by `factor`, fast ones are unchanged, with a ramp over pairs.
 
     fast, slow  turns within the `original` context (beta) at the two ends of the ramp
     scale       None: 0.1 · ln(factor) + 1
@@ -99,10 +99,10 @@ def attention_scale(factor: float) -> float:
 
 
 def longrope(base: float, dim: int, factors: Sequence[float], scale: float) -> Rope:
-    """Ding et al. 2024, "LongRoPE": a searched divisor for every pair."""
+    """Ding et al. 2024, "LongRoPE": one searched divisor per pair."""
     if len(factors) != dim // 2:
         raise ModelFormatError(
-            f"RoPE scaling longrope has {len(factors)} factors, {dim // 2} were expected, one for two of the {dim} dimensions"
+            f"RoPE scaling longrope has {len(factors)} factors, {dim // 2} were expected, one per two of the {dim} dimensions"
         )
     return Rope(base, dim, tuple(factors), scale)
 

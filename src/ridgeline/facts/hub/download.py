@@ -1,7 +1,7 @@
 """Models of a hub: from `org/name` to files in the local cache of `huggingface_hub`, which is imported only when a name needs it.
 
-Owns which files are fetched: weights as safetensors or GGUF, JSON, tokenizers and chat templates. Never fetches or follows code or pickles.
-HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they mean to that library.
+Owns the choice of files: weights as safetensors or GGUF, JSON, tokenizers and chat templates. Never code or pickles.
+HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE apply as usual.
 """
 
 import re
@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.files.gguf_values import quoted
 from ridgeline.facts.files.safetensors import MAX_FILES
 from ridgeline.facts.files.shards import INDEX, SINGLE
+from ridgeline.facts.files.values import quoted
 
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
@@ -25,7 +25,7 @@ SIDE_FILES = frozenset(
         "additional_chat_templates/tool_use.jinja",
     }
 )  # fmt: skip
-"""What is fetched beside the weights of a checkpoint, where it is there."""
+"""Files downloaded with the weights of a checkpoint, where the repository has them."""
 
 _NAME = re.compile(
     r"(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})"
@@ -48,15 +48,15 @@ class HubName:
 
 
 def parse_hub_name(name: str) -> HubName | None:
-    """The parts of a hub name; None for what can be none: a path with other parts, or the path of a file."""
+    """The parts of a hub name; None where `name` is not one, such as the path of a file."""
     parts = _NAME.fullmatch(name)
     if parts is None or parts["repository"].endswith((".gguf", ".json", ".safetensors")) or ".." in name:
         return None
     return HubName(**parts.groupdict())
 
 
-def fetch(name: HubName, progress: Progress) -> Path:
-    """The GGUF file, or the directory with the checkpoint, that `name` stands for; what the cache lacks is fetched.
+def download_model(name: HubName, progress: Progress) -> Path:
+    """Path of the GGUF file or of the checkpoint's directory; downloads what the cache lacks.
 
     Raises ModelNotFoundError with what was tried and the fix, ModelFormatError where the repository holds nothing that is accepted.
     """
@@ -65,29 +65,29 @@ def fetch(name: HubName, progress: Progress) -> Path:
 
     try:
         information = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True)
-    except (OSError, HFValidationError, _unreachable()) as error:
-        return _cached(name, error, progress)
+    except (OSError, HFValidationError, _http_error()) as error:
+        return _cached_model(name, error, progress)
     sizes = {each.rfilename: each.size or 0 for each in information.siblings or ()}
-    wanted = choose(name, sizes)
-    folder = _download(name, {file: sizes[file] for file in wanted}, progress)
-    return folder / wanted[0] if wanted[0].endswith(".gguf") else folder
+    selected = select_files(name, sizes)
+    folder = _download(name, {file: sizes[file] for file in selected}, progress)
+    return folder / selected[0] if selected[0].endswith(".gguf") else folder
 
 
-def choose(name: HubName, files: Iterable[str]) -> list[str]:
-    """Which of a repository's files to fetch: all parts of a GGUF model, first part first, or a checkpoint's."""
-    names = sorted(file for file in files if _plain(file))
+def select_files(name: HubName, files: Iterable[str]) -> list[str]:
+    """Files of a repository to download: all parts of a GGUF model in order, or those of a checkpoint."""
+    names = sorted(file for file in files if _is_safe_path(file))
     if name.file is not None or name.quantisation is not None:
-        return _gguf(name, names)
-    here = [file for file in names if "/" not in file]
-    weights = [SINGLE] if SINGLE in here else [file for file in here if _SHARD.fullmatch(file)]
-    weights = weights or [file for file in here if file.endswith(".safetensors")]
-    if weights and "config.json" in here:
+        return _select_gguf(name, names)
+    top_level = [file for file in names if "/" not in file]
+    weights = [SINGLE] if SINGLE in top_level else [file for file in top_level if _SHARD.fullmatch(file)]
+    weights = weights or [file for file in top_level if file.endswith(".safetensors")]
+    if weights and "config.json" in top_level:
         if len(weights) > MAX_FILES:
             raise ModelFormatError(f"{name.repository} holds {len(weights)} safetensors files, at most {MAX_FILES} were expected")
-        beside = SIDE_FILES if SINGLE in here else SIDE_FILES | {INDEX}
-        return [file for file in here if file in beside] + weights
+        extra = SIDE_FILES if SINGLE in top_level else SIDE_FILES | {INDEX}
+        return [file for file in top_level if file in extra] + weights
     if any(file.endswith(".gguf") for file in names):
-        return _gguf(name, names)
+        return _select_gguf(name, names)
     pickled = next((file for file in names if file.endswith(_PICKLED)), None)
     if pickled is not None:
         raise ModelFormatError(
@@ -97,33 +97,33 @@ def choose(name: HubName, files: Iterable[str]) -> list[str]:
     raise ModelFormatError(f"{name.repository} holds no model: {len(names)} files, neither a config.json with safetensors nor GGUF")
 
 
-def _plain(file: str) -> bool:
-    """Whether a name that the hub sent stays inside the repository's folder."""
+def _is_safe_path(file: str) -> bool:
+    """True for a name that stays inside the repository's folder."""
     parts = PurePosixPath(file).parts
     return bool(parts) and not file.startswith("/") and "\\" not in file and "\0" not in file and ".." not in parts
 
 
-def _gguf(name: HubName, names: list[str]) -> list[str]:
-    models = _models(file for file in names if file.endswith(".gguf") and "mmproj" not in file.lower())
+def _select_gguf(name: HubName, names: list[str]) -> list[str]:
+    models = _group_parts(file for file in names if file.endswith(".gguf") and "mmproj" not in file.lower())
     if name.file is not None:
-        chosen = {first: parts for first, parts in models.items() if name.file in parts}
+        matching = {first: parts for first, parts in models.items() if name.file in parts}
     elif name.quantisation is not None:
         tag = re.compile(rf"(?:^|[-._/]){re.escape(name.quantisation)}(?:[-./]|$)", re.IGNORECASE)
-        chosen = {first: parts for first, parts in models.items() if tag.search(first)}
+        matching = {first: parts for first, parts in models.items() if tag.search(first)}
     else:
-        chosen = models
-    if len(chosen) == 1:
-        return next(iter(chosen.values()))
-    wanted = name.file or name.quantisation or "one GGUF model"
-    there = ", ".join(list(models)[:12]) or "none"
+        matching = models
+    if len(matching) == 1:
+        return next(iter(matching.values()))
+    selected = name.file or name.quantisation or "one GGUF model"
+    available = ", ".join(list(models)[:12]) or "none"
     raise ModelNotFoundError(
-        f"{name.repository} holds {len(chosen)} GGUF models that are {wanted!r}, exactly one was expected; "
-        f"name it as {name.repository}:Q4_K_M or {name.repository}/file.gguf; there are: {there}"
+        f"{name.repository} holds {len(matching)} GGUF models that are {selected!r}, exactly one was expected; "
+        f"name it as {name.repository}:Q4_K_M or {name.repository}/file.gguf; there are: {available}"
     )
 
 
-def _models(files: Iterable[str]) -> dict[str, list[str]]:
-    """First part → all parts of each model, in order; parts of a split that is not whole stand alone."""
+def _group_parts(files: Iterable[str]) -> dict[str, list[str]]:
+    """First part → all parts of each model, in order."""
     models: dict[str, list[str]] = {}
     for file in files:
         part = _PART.fullmatch(file)
@@ -132,45 +132,45 @@ def _models(files: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _download(name: HubName, sizes: Mapping[str, int], progress: Progress) -> Path:
-    """The snapshot's folder with all of these files in it."""
+    """Downloads the files and returns the folder of the snapshot."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    meter = _meter(f"downloading {name.repository}", sum(sizes.values()), progress)
+    meter = _progress_meter(f"downloading {name.repository}", sum(sizes.values()), progress)
     folders = set()
     for done, file in enumerate(sizes):
         try:
             path = hf_hub_download(name.repository, file, revision=name.revision, library_name="ridgeline", tqdm_class=meter)
-        except (OSError, EntryNotFoundError, _unreachable()) as error:
-            raise _failed(name, error, f"fetched {done} of {len(sizes)} files, then {file} failed") from None
+        except (OSError, EntryNotFoundError, _http_error()) as error:
+            raise _not_found_error(name, error, f"fetched {done} of {len(sizes)} files, then {file} failed") from None
         folders.add(Path(str(path).removesuffix(file)))
     if len(folders) != 1:
         raise ModelNotFoundError(
-            f"{name.repository} changed while it was fetched; start again, or name a revision: {name.repository}@COMMIT"
+            f"{name.repository} changed during the download; start again, or name a revision: {name.repository}@COMMIT"
         )
     progress(f"downloading {name.repository}", 1.0)
     return folders.pop()
 
 
-def _cached(name: HubName, error: Exception, progress: Progress) -> Path:
-    """What an earlier fetch left, for when the hub cannot be asked."""
+def _cached_model(name: HubName, error: Exception, progress: Progress) -> Path:
+    """Cached files of an earlier download, for when the hub cannot be reached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
-    refused = isinstance(error, (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError))
+    denied = isinstance(error, (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError))
     try:
-        if refused:
+        if denied:
             raise LocalEntryNotFoundError("")
         folder = Path(snapshot_download(name.repository, revision=name.revision, local_files_only=True, allow_patterns=[]))
     except (LocalEntryNotFoundError, ValueError):
-        raise _failed(name, error, "asked the hub") from None
-    wanted = choose(name, (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
+        raise _not_found_error(name, error, "asked the hub") from None
+    selected = select_files(name, (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
     progress("reading the cached copy", 1.0)
-    return folder / wanted[0] if wanted[0].endswith(".gguf") else folder
+    return folder / selected[0] if selected[0].endswith(".gguf") else folder
 
 
-def _failed(name: HubName, error: Exception, tried: str) -> ModelNotFoundError:
-    """The error with the cause in plain words and the fix."""
+def _not_found_error(name: HubName, error: Exception, tried: str) -> ModelNotFoundError:
+    """The error to raise for `error`, with the cause and the fix."""
     from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE
     from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -184,24 +184,24 @@ def _failed(name: HubName, error: Exception, tried: str) -> ModelNotFoundError:
             f"there is no file or directory {name.repository!r}, and {where} does not exist or is private; check the name, or set HF_TOKEN"
         )
     if isinstance(error, OfflineModeIsEnabled):
-        tried = "HF_HUB_OFFLINE forbids to ask the hub"
+        tried = "HF_HUB_OFFLINE is set"
     cause = str(error).strip().partition("\n")[0] or type(error).__name__
     return ModelNotFoundError(
-        f"{name.repository!r} is no file or directory here and cannot be had from {ENDPOINT} ({tried}: {quoted(cause)}; "
+        f"{name.repository!r} is not a file or directory here and cannot be fetched from {ENDPOINT} ({tried}: {quoted(cause)}; "
         f"no copy is in {HF_HUB_CACHE}); download it where there is a network and give the path"
     )
 
 
-def _unreachable() -> type[Exception]:
-    """What the library raises when a connection fails: the base of its HTTP client's errors."""
+def _http_error() -> type[Exception]:
+    """Base class of the library's HTTP errors."""
     from huggingface_hub import errors
 
     kind: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
     return kind
 
 
-def _meter(stage: str, total: int, progress: Progress) -> Any:
-    """As much of a tqdm class as the library's downloads ask for; all of its bars add to one sum of bytes."""
+def _progress_meter(stage: str, total: int, progress: Progress) -> Any:
+    """The subset of tqdm that downloads of huggingface_hub use; all bars count into one total."""
     done = 0
 
     class Meter:

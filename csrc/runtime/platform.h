@@ -1,0 +1,70 @@
+// What depends on the processor and the operating system: the only place that asks for them. (Which instructions a kernel is compiled for is asked
+// in simd/simd.h.)
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ridgeline {
+
+// A moment in a loop that waits for another thread.
+inline void pause() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+#if defined(__linux__)
+
+// The system waits on 32 bits: the low half, which holds the count.
+inline const uint32_t* low_half(const std::atomic<uint64_t>& word) {
+    static_assert(sizeof(std::atomic<uint64_t>) == 8 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+    return reinterpret_cast<const uint32_t*>(&word);
+}
+// Sleeps until somebody wakes who sleeps on `word`; not at all if its low half is no longer that of `value`.
+inline void sleep_on(const std::atomic<uint64_t>& word, uint64_t value) {
+    syscall(SYS_futex, low_half(word), FUTEX_WAIT_PRIVATE, static_cast<uint32_t>(value), nullptr, nullptr, 0);
+}
+inline void wake_all(const std::atomic<uint64_t>& word) { syscall(SYS_futex, low_half(word), FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0); }
+
+#else
+
+inline void sleep_on(const std::atomic<uint64_t>&, uint64_t) { std::this_thread::yield(); }
+inline void wake_all(const std::atomic<uint64_t>&) {}
+
+#endif
+
+#if defined(__x86_64__)
+
+// The compiler's builtin reads cpuid and xgetbv: a level counts only where the system saves its registers.
+inline bool runs(const char* level) {
+    const bool avx2 = __builtin_cpu_supports("avx2");
+    if (strcmp(level, "avx2") == 0) return avx2;
+    if (strcmp(level, "avx512vnni") == 0)
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    return true;
+}
+inline bool has_bf16() { return __builtin_cpu_supports("avx512bf16"); }
+
+#else
+
+inline bool runs(const char*) { return true; }
+inline bool has_bf16() { return false; }
+
+#endif
+
+}  // namespace ridgeline

@@ -1,0 +1,169 @@
+// The vocabulary of simd/simd.h in AVX-512 with VNNI: a vector is one register.
+#pragma once
+
+#include "simd/x86.h"
+
+namespace ridgeline {
+namespace RIDGELINE_LEVEL {
+namespace {
+
+// Loops over registers are unrolled, loops over arrays are not.
+#define RIDGELINE_UNROLL _Pragma("GCC unroll 16")
+
+constexpr int kRecordTokens = 3;         // tokens that share the reading of a packed record straight from memory
+constexpr bool kTiles = true;            // more of them meet what was expanded once for all, by these files
+constexpr size_t kFloatTokens = 12, kFloatPairTokens = 12;  // of a tile of float weights with one block, with two
+constexpr bool kFloatSteps = false;
+
+#define RIDGELINE_GROUP_TILES "linear/avx512/groups.h"
+#define RIDGELINE_SPAN_TILES "linear/avx512/spans.h"
+#define RIDGELINE_FLOAT_STEPS "linear/linear.h"
+
+// Panels in fp32, which rows of x meet kPanelRows at a time, kPanelColumns of it. The compiler's code is as quick here: no input is taken.
+constexpr size_t kPanelRows = 6, kPanelColumns = kLanes;
+inline size_t panel_turns(const float*, const uint8_t*, size_t, const float*, size_t, size_t, float*, size_t) { return 0; }
+
+struct Vec { __m512 v; };
+inline Vec zero() { return {_mm512_setzero_ps()}; }
+inline Vec all(float x) { return {_mm512_set1_ps(x)}; }
+inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec larger(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }    // b where either is NaN
+inline Vec smaller(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec magnitude(Vec a) { return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff)))}; }
+inline Vec nearest(Vec a) { return {_mm512_roundscale_ps(a.v, 0)}; }     // to even
+inline Vec power_of_two(Vec n) {                                         // 2^n for whole -126 <= n <= 127
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
+}
+inline Vec where_nan(Vec test, Vec yes, Vec no) { return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(test.v, test.v, _CMP_UNORD_Q), no.v, yes.v)}; }
+inline Vec where_below(Vec a, Vec b, Vec yes, Vec no) { return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)}; }
+inline Vec load_bf16(const uint16_t* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16))};
+}
+inline Vec load_half(const void* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))}; }
+// Whole numbers of -127 … 127 to the nearest, ties to even; returns their sum.
+inline int32_t store_int8(int8_t* p, Vec x) {
+    const __m512i whole = _mm512_cvtps_epi32(x.v);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(whole));
+    return _mm512_reduce_add_epi32(whole);
+}
+inline Vec load_int8(const int8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))}; }
+inline __m256 half(Vec x, bool upper) { return upper ? _mm512_extractf32x8_ps(x.v, 1) : _mm512_castps512_ps256(x.v); }
+inline float sum_of(Vec x) { return sum_of(half(x, false), half(x, true)); }
+inline float largest_of(Vec x) { return largest_of(half(x, false), half(x, true)); }
+inline void touch(Vec& x) { asm volatile("" : "+v"(x.v)); }
+
+// a * b + c, rounded once where the level has such an instruction.
+inline double multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
+inline float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+// Part: one register of a vector, where it matters how many there are.
+using Part = __m512;
+inline Part load_part(const float* p) { return _mm512_loadu_ps(p); }
+inline Part all_part(float x) { return _mm512_set1_ps(x); }
+inline Part fma_part(Part a, Part b, Part c) { return _mm512_fmadd_ps(a, b, c); }
+inline void store_part(float* p, Part a) { _mm512_storeu_ps(p, a); }
+inline Part load_part_bf16(const uint16_t* p) { return load_bf16(p).v; }
+inline Part load_part_int8(const int8_t* p) { return load_int8(p).v; }
+inline __m256 half_sums(Part x) { return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
+// Into a register: the compiler would rather read from memory at every use, and the ports that load are what binds.
+inline Part load_once(const float* p) {
+    Part x = load_part(p);
+    __asm__("" : "+v"(x));
+    return x;
+}
+// Sums of [R, K] vectors, six in all, to rows of scores, `stride` apart. What stands behind the last key of a row may be overwritten.
+template <int R, int K>
+inline void store_sums(const Part (*x)[1], float* scores, size_t stride) {
+    const __m256 halved[6] = {half_sums(x[0][0]), half_sums(x[1][0]), half_sums(x[2][0]), half_sums(x[3][0]), half_sums(x[4][0]), half_sums(x[5][0])};
+    store_sums_of<R, K>(halved, scores, stride);
+}
+
+// Weights of bf16 in the order that is quickest to widen, and the order of rows again.
+inline Vec load_bf16_shuffled(const uint8_t* p) { return load_bf16(reinterpret_cast<const uint16_t*>(p)); }
+inline Vec unshuffled_bf16(Vec x) { return x; }
+
+struct Quad { __m512i v; };
+struct Ints { __m512i v; };
+using Pairs = Ints;
+template <int kBits> constexpr size_t kRun = kGroupQuads;
+template <int kBits> constexpr bool kSigned = false;     // products take code - zero by themselves
+
+inline Quad load_quad(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_quad(uint8_t* p, Quad w) { _mm512_storeu_si512(p, w.v); }
+inline Quad or_(Quad x, Quad y) { return {_mm512_or_si512(x.v, y.v)}; }
+inline Quad shift_right(Quad w, unsigned bits, char mask) { return {_mm512_and_si512(_mm512_srli_epi16(w.v, bits), _mm512_set1_epi8(mask))}; }
+inline Quad shift_left(Quad w, unsigned bits, char mask) { return {_mm512_and_si512(_mm512_slli_epi16(w.v, bits), _mm512_set1_epi8(mask))}; }
+inline Quad look_up(Quad w, const uint8_t* table) {      // table [16]
+    return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), w.v)};
+}
+inline Ints ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Ints operator+(Ints x, Ints y) { return {_mm512_add_epi32(x.v, y.v)}; }
+inline Vec floats(Ints x) { return {_mm512_cvtepi32_ps(x.v)}; }
+inline Pairs no_pairs() { return {_mm512_setzero_si512()}; }
+template <int kBits> inline Ints widen(Pairs x) { return x; }
+template <int kBits> inline Pairs products(Pairs sum, Quad w, const int8_t* x) {
+    return {_mm512_dpbusd_epi32(sum.v, w.v, _mm512_set1_epi32(static_cast<int32_t>(word(x))))};
+}
+inline Ints operator-(Ints x, Ints y) { return {_mm512_sub_epi32(x.v, y.v)}; }
+inline Ints operator*(Ints x, Ints y) { return {_mm512_mullo_epi32(x.v, y.v)}; }
+inline void touch(Quad& x) { asm volatile("" : "+v"(x.v)); }
+inline void touch(Ints& x) { asm volatile("" : "+v"(x.v)); }
+
+// Factors: one integer of each of 16 rows, for sums of products that are widened. Twins: two of each row, for the sums of two parts' inputs.
+using Factors = Ints;
+struct Twins { Ints first, second; };
+template <Field kField>
+inline Factors factors(const uint8_t* p) {
+    const __m128i b = fields<kField>(p);
+    return {kField == Field::kSigned ? _mm512_cvtepi8_epi32(b) : _mm512_cvtepu8_epi32(b)};
+}
+template <Field kField>
+inline Twins twins(const uint8_t* first, const uint8_t* second) { return {factors<kField>(first), factors<kField>(second)}; }
+inline Ints widened(Pairs x, Factors by) { return x * by; }
+inline Ints integers(const uint8_t* p) { return factors<Field::kSigned>(p); }
+// Sums of the inputs of the parts of a span of 256.
+template <int kParts>
+struct Totals {
+    int32_t each[8 * kParts];
+    void gather(const int32_t* sums) {   // [16], of 16 inputs each
+        for (size_t i = 0; i < 8 * kParts; ++i) each[i] = kParts == 2 ? sums[i] : sums[2 * i] + sums[2 * i + 1];
+    }
+    Ints times(Twins by, size_t pair) const { return by.first * ints(each[2 * pair]) + by.second * ints(each[2 * pair + 1]); }
+};
+
+// Words of 64 bits, of which `product` multiplies the lower halves.
+typedef uint64_t Lanes __attribute__((vector_size(64)));
+inline Lanes product(Lanes a, Lanes b) { return (Lanes)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
+const Lanes kCount = {0, 1, 2, 3, 4, 5, 6, 7};
+
+// What the roofline measures: sums of products of 8-bit activations with codes of at most `kBits` bits, `kDots` of each 8 bits a call.
+template <int kBits>
+constexpr size_t kDots = 1;
+template <int kBits>
+inline Ints dots(Ints sum, Quad codes, Quad& x) { return {_mm512_dpbusd_epi32(sum.v, codes.v, x.v)}; }
+// Pairs of bf16 into fp32. Not every machine of this level has them: `measure` asks.
+constexpr size_t kBF16Sums = 12;
+__attribute__((target("avx512bf16"))) inline void bf16_dots(size_t rounds) {
+    __m512 sum[kBF16Sums];
+    __m512i x = _mm512_set1_epi8(0x3f), y = x;
+#pragma GCC unroll 12
+    for (size_t i = 0; i < kBF16Sums; ++i) sum[i] = _mm512_set1_ps(static_cast<float>(i));
+    asm volatile("" : "+v"(x), "+v"(y));
+    for (size_t round = 0; round < rounds; ++round)
+#pragma GCC unroll 12
+        for (size_t i = 0; i < kBF16Sums; ++i) {
+            sum[i] = _mm512_dpbf16_ps(sum[i], (__m512bh)x, (__m512bh)y);
+            asm volatile("" : "+v"(sum[i]));
+        }
+}
+constexpr void (*kBF16Dots)(size_t) = bf16_dots;
+
+}  // namespace
+}  // namespace RIDGELINE_LEVEL
+}  // namespace ridgeline

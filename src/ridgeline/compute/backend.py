@@ -1,0 +1,206 @@
+"""The contract between the executor, which keeps rows and makes inputs, and the backends that compute: work in, outputs out, in order.
+
+A backend owns the KV cache, the last sampled id of each row, the samplers' histories, and the order of steps. There are two: a queue with a
+thread, for the numpy and native runners (`runtime/queue.py`), and the stream of a GPU (`cuda/backend.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.decoding.edits import History, history_of
+from ridgeline.compute.graph import StepInputs
+from ridgeline.core.params import RowParams
+from ridgeline.core.plan import IntColumn, Plan, TokenLogprobs
+
+Floats = NDArray[np.float32]
+Score = Callable[[Floats, Sequence[int], Sequence[int]], list[TokenLogprobs]]
+"""(logits fp32 [N, V], a token per row, number of best ids per row) → log-probabilities, bit for bit as sampling reports them."""
+
+SCORED_POSITIONS: Final = 16
+"""Prompt positions that are scored at a time: as many rows as an exact product has in a tile."""
+
+
+class StepRows(NamedTuple):
+    """Rows of a step and how many positions each samples: made once for all consecutive steps in which both are the same.
+
+    row, sample      the plan's columns
+    row_ids          int32 [R]: `row`
+    params           sampling parameters of each row
+    sampling         indices of the rows that sample
+    sampling_params  parameters of those
+    sampling_ids     int32: permanent rows of those
+    has_drafts       True where a row samples more than one position
+    """
+
+    row: IntColumn
+    sample: bytearray
+    row_ids: NDArray[np.int32]
+    params: list[RowParams]
+    sampling: list[int]
+    sampling_params: list[RowParams]
+    sampling_ids: NDArray[np.int32]
+    has_drafts: bool
+
+    def matches(self, plan: Plan) -> bool:
+        """True where the plan has the same rows and samples. Plans of the same rows share their column."""
+        return plan.row is self.row and plan.sample == self.sample and not plan.new_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step on its way to a backend.
+
+    plan          rows that come and go, blocks to copy, spans of prompts to score
+    inputs        complete but for ids that earlier steps are yet to sample
+    unknown       int64 [U]  tokens whose id is not known yet
+    unknown_rows  int32 [U]  permanent row of each, which samples it
+    keep          int32 [S]  number of largest logits that each sampled position needs, with those equal to the last; 0: all
+    drafts        of each row that samples the ids of its last tokens, which its samples are compared with
+    """
+
+    plan: Plan
+    rows: StepRows
+    inputs: StepInputs
+    unknown: NDArray[np.int64]
+    unknown_rows: NDArray[np.int32]
+    keep: NDArray[np.int32]
+    drafts: Sequence[Sequence[int]]
+
+
+class StepOutput(NamedTuple):
+    """Results of a step: fields of `core.plan.Result`, the seconds that it took, and when it ended (`perf_counter`)."""
+
+    sampled: tuple[tuple[int, ...], ...]
+    finite: bytearray
+    logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] | None
+    scores: tuple[tuple[TokenLogprobs, ...], ...] | None
+    seconds: float
+    ended: float
+
+
+class Backend(Protocol):
+    """Computes steps in the order in which they are enqueued.
+
+    timed_rows, timed_tokens  rows and tokens of the steps that are timed at the start; 0: time on this backend means nothing
+    """
+
+    timed_rows: int
+    timed_tokens: int
+
+    def enqueue(self, work: Work) -> Any:
+        """Takes the step and returns its ticket at once; never waits for a device."""
+        ...
+
+    def is_serial(self, ticket: Any) -> bool:
+        """True where the step must be read before the next one is enqueued, as the next one overwrites what the host has yet to read."""
+        ...
+
+    def read(self, ticket: Any) -> StepOutput:
+        """Waits for a step; raises what computing it raised."""
+        ...
+
+    def seconds(self, counts: Sequence[int], samples: Sequence[int]) -> float:
+        """Runs a step on block 0 whose rows have so many tokens and sampled positions, and returns its seconds. Only before work is
+        enqueued."""
+        ...
+
+    def close(self) -> None:
+        """Drops steps in flight, weights and KV cache. Safe to call twice."""
+        ...
+
+
+class RowState:
+    """State of permanent rows.
+
+    last       int32 [rows]: last sampled id, to the end of the steps that have been computed
+    histories  ids for penalties and bans; None for rows that need none
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.last = np.zeros(rows, np.int32)
+        self.histories: list[History | None] = [None] * rows
+
+    def apply(self, plan: Plan) -> None:
+        """Updates rows that come and go."""
+        for row in plan.freed_rows:
+            self.histories[row] = None
+        for new in plan.new_rows:
+            self.histories[new.row] = history_of(new.params, new.ids)
+
+    def sampled(self, rows: NDArray[np.int32], ids: Sequence[tuple[int, ...]]) -> None:
+        """Stores the last ids of rows that have sampled; the sampler has pushed their histories."""
+        if all(ids):
+            self.last[rows] = [each[-1] for each in ids]
+        else:
+            for row, each in zip(rows.tolist(), ids, strict=True):
+                if each:
+                    self.last[row] = each[-1]
+
+    def prompt_token(self, row: int, position: int) -> int:
+        """The id at a position of the prompt of a row whose prompt is scored. RuntimeError where the row did not ask for scores."""
+        history = self.histories[row]
+        if history is None:
+            raise RuntimeError(f"row {row} is scored at position {position} and did not ask for it")
+        return history.ids[position]
+
+    def prompt_scores(
+        self, work: Work, hidden: Floats, logits_of: Callable[[Floats], Floats], vocab: int, score: Score
+    ) -> tuple[tuple[TokenLogprobs, ...], ...]:
+        """Log-probabilities of the tokens behind the positions of each entry of `Plan.score`, a few at a time: logits are never [T, V].
+
+        hidden     [T, D]: the step's tap
+        logits_of  hidden [N, D] → logits [N, ≥ vocab], bit for bit those of the step
+        """
+        plan, inputs = work.plan, work.inputs
+        tokens = np.concatenate([np.arange(count, dtype=np.int32) + inputs.cu_q[index] + first for index, first, count in plan.score])
+        found: list[TokenLogprobs] = []
+        for start in range(0, len(tokens), SCORED_POSITIONS):
+            part = tokens[start : start + SCORED_POSITIONS]
+            indices = inputs.row_of_token[part].tolist()
+            at = inputs.positions[0, part].tolist()
+            following = [self.prompt_token(plan.row[index], position + 1) for index, position in zip(indices, at, strict=True)]
+            counts = [work.rows.params[index].prompt_logprobs or 0 for index in indices]
+            found += score(logits_of(hidden[part])[:, :vocab], following, counts)
+        ends = accumulate(count for _, _, count in plan.score)
+        return tuple([tuple(found[end - count : end]) for end, (_, _, count) in zip(ends, plan.score, strict=True)])
+
+
+def sampled_rows(
+    work: Work, ids: Sequence[tuple[int, ...]], logprobs: Sequence[tuple[TokenLogprobs, ...] | None] | None
+) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[TokenLogprobs, ...] | None, ...] | None]:
+    """Ids and log-probabilities of the rows that sample → those of all rows of the plan."""
+    rows = work.rows
+    if logprobs is not None and not any(logprobs):
+        logprobs = None
+    if len(rows.sampling) == len(rows.row):
+        return tuple(ids), None if logprobs is None else tuple(logprobs)
+    sampled: list[tuple[int, ...]] = [()] * len(rows.row)
+    found: list[tuple[TokenLogprobs, ...] | None] = [None] * len(rows.row)
+    for number, index in enumerate(rows.sampling):
+        sampled[index] = ids[number]
+        found[index] = None if logprobs is None else logprobs[number]
+    return tuple(sampled), None if logprobs is None else tuple(found)
+
+
+def finite_positions(inputs: StepInputs, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """bool [S]: True where the tokens of a row are `finite` [T] up to a selected one."""
+    row = inputs.row_of_token
+    first = np.full(len(inputs.kv_len), len(row))
+    (bad,) = (~finite).nonzero()
+    np.minimum.at(first, row[bad], bad)
+    found: NDArray[np.bool_] = inputs.select < first[row[inputs.select]]
+    return found
+
+
+def finite_rows(work: Work, finite: NDArray[np.bool_], ids: Sequence[tuple[int, ...]]) -> bytearray:
+    """`Result.finite` from `finite` [T] of the tokens and the ids of the rows that sample."""
+    flags = bytearray(np.logical_and.reduceat(finite, work.inputs.cu_q[:-1]))
+    for index, sampled, drafts in zip(work.rows.sampling, ids, work.drafts, strict=True):
+        ended = len(sampled) > len(drafts) or (len(sampled) > 0 and sampled[-1] != drafts[len(sampled) - 1])
+        flags[index] = ended  # else the walk met a position that is not finite; behind its end nothing counts
+    return flags

@@ -1,0 +1,59 @@
+"""Dummy steps for warm-up, measurement and graph capture: arrays of the host, made from token counts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ridgeline.compute.graph import StepInputs
+
+
+def dummy_step(
+    counts: Sequence[int],
+    *,
+    groups: int,
+    block_tokens: int,
+    starts: Sequence[int] | None = None,
+    samples: Sequence[int] | None = None,
+    blocks: int = 0,
+) -> StepInputs:
+    """A step whose rows have so many tokens each, all of them the id 0.
+
+    starts   positions of the rows' first tokens; None: 0
+    samples  number of selected positions of each row, its last ones; None: 1
+    blocks   of each KV group, which the rows divide evenly, in order, from block 1 on; 0: all is on the reserved block 0
+
+    ValueError where the rows need more blocks.
+    """
+    count = np.array(counts, np.int32)
+    start = np.zeros(len(count), np.int32) if starts is None else np.array(starts, np.int32)
+    sample = np.ones(len(count), np.int32) if samples is None else np.array(samples, np.int32)
+    cu_q = np.zeros(len(count) + 1, np.int32)
+    count.cumsum(out=cu_q[1:])
+    row = np.arange(len(count), dtype=np.int32).repeat(count)
+    at = np.arange(cu_q[-1], dtype=np.int32) + (start - cu_q[:-1])[row]
+    width = -(-int((start + count).max()) // block_tokens)
+    if blocks and width * len(count) > blocks:
+        raise ValueError(f"{len(count)} rows of {width} blocks need {width * len(count)} blocks per group, not {blocks}")
+    first = 1 + np.arange(len(count) * width, dtype=np.int32).reshape(len(count), width)
+    tables = tuple(first + group * blocks if blocks else np.zeros_like(first) for group in range(groups))
+    return StepInputs(
+        ids=np.zeros(len(row), np.int32),
+        positions=at[None],
+        row_of_token=row,
+        cu_q=cu_q,
+        kv_len=start + count,
+        tables=tables,
+        slots=tuple(table[row, at // block_tokens] * np.int64(block_tokens) + at % block_tokens for table in tables),
+        select=last_positions(cu_q, sample),
+    )
+
+
+def last_positions(cu_q: np.ndarray, sample: np.ndarray) -> np.ndarray:
+    """int32 [S]: the last `sample[r]` tokens of each row r, ascending."""
+    select: np.ndarray = (cu_q[1:] - sample.cumsum(dtype=np.int32)).repeat(sample) + np.arange(sample.sum(), dtype=np.int32)
+    return select
+
+
+def even_counts(tokens: int, rows: int) -> list[int]:
+    """Token counts [rows] that divide `tokens` evenly."""
+    return np.diff(np.arange(rows + 1) * tokens // rows).tolist()

@@ -1,0 +1,90 @@
+"""A model and its settings before a backend opens it, and the opened model. Each backend measures memory in its own order."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ridgeline.compute.backend import Backend
+from ridgeline.config.groups import EngineConfig
+from ridgeline.config.resolve import MEMORY_SHARE, Decision, KVCosts, resolve
+from ridgeline.core.plan import KVShape
+from ridgeline.facts.headers.rope import select_rope
+from ridgeline.facts.model import ModelFacts
+from ridgeline.planning.memory import kv_costs, kv_groups
+
+Progress = Callable[[str, float], None]
+"""Called with (stage, fraction done)."""
+
+LEAST_SAMPLES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model and the settings that it is opened with. Settings that depend on memory are left open until `with_memory`.
+
+    memory_bytes         that this process may use
+    decisions            made so far
+    blocks, host_blocks  of the KV cache
+    """
+
+    config: EngineConfig
+    facts: ModelFacts
+    memory_bytes: int
+    decisions: tuple[Decision, ...] = ()
+    blocks: int = 0
+    host_blocks: int = 0
+
+    @property
+    def costs(self) -> KVCosts:
+        """Bytes of its KV cache per block and sequence."""
+        return kv_costs(self.facts, self.config.block_size, self.config.tokens, self.config.kv_dtype)
+
+    @property
+    def positions(self) -> int:
+        """`max_model_len`, once it is settled."""
+        assert self.config.max_model_len is not None
+        return self.config.max_model_len
+
+    @property
+    def samples(self) -> int:
+        """Positions of one step that may sample, drafts among them: most rows have one, some have several."""
+        return max(LEAST_SAMPLES, 2 * self.config.rows)
+
+    def with_rope(self, positions: int) -> "ModelSource":
+        """A copy with the RoPE of sequences of at most so many positions."""
+        facts, reason = select_rope(self.facts, positions)
+        decided = () if reason is None else (Decision("rope_positions", positions, "model", reason),)
+        return replace(self, facts=facts, decisions=self.decisions + decided)
+
+    def with_memory(self, context: int, memory_bytes: int, *, share: float = MEMORY_SHARE, host_bytes: int | None = None) -> "ModelSource":
+        """A copy in which no setting is left open: see `config.resolve`. ConfigError where the model does not fit."""
+        found = resolve(self.config, context=context, memory_bytes=memory_bytes, costs=self.costs, share=share, host_bytes=host_bytes)
+        return replace(
+            self, config=found.config, decisions=self.decisions + found.decisions, blocks=found.blocks, host_blocks=found.host_blocks
+        )
+
+    def shape(self, numerics: str) -> KVShape:
+        """The shape of its KV cache. `numerics`: names what else the contents of a block depend on; blocks are interchangeable only where
+        all of it is equal."""
+        config = self.config
+        named = f"{config.runner} {numerics} {config.kv_dtype} {config.block_size}"
+        fingerprint = hashlib.sha256(self.facts.fingerprint + named.encode()).digest()
+        return KVShape(kv_groups(self.facts), config.block_size, self.blocks, fingerprint, self.host_blocks, self.costs.block_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model that is loaded, sized and warm. `name` is shown to users."""
+
+    backend: Backend
+    source: ModelSource
+    shape: KVShape
+    name: str
+    weights_bytes: int
+    decisions: tuple[Decision, ...] = ()
+    """Shown to users: how it was loaded."""
+
+
+OpenModel = Callable[[ModelSource, Progress], OpenedModel]
+"""Loads a model. Raises ConfigError or ModelFormatError where the settings or the model are at fault."""

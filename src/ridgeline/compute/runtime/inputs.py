@@ -1,0 +1,147 @@
+"""Resident rows as plans change them, and the step inputs of a plan. Array operations only: no loop over tokens.
+
+Owns the sampling parameters and block tables of each row, from `new_rows` to `freed_rows`; all of it comes from `NewRow`. Decides nothing.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.backend import StepRows, Work
+from ridgeline.compute.decoding.edits import needed
+from ridgeline.compute.dummy import last_positions
+from ridgeline.compute.graph import StepInputs
+from ridgeline.core.params import RowParams
+from ridgeline.core.plan import LAST, NewRow, Plan
+
+LATE: Final = 1 << 62
+"""An output number behind the end of every edit."""
+
+
+class ResidentRows:
+    """`rows` permanent rows; a table has room for `blocks` blocks in each of `groups` KV groups.
+
+    tables       int32 [rows, blocks] per KV group: block ids; 0 where there is none
+    prompt       int32 [rows]  tokens of the prompt
+    keep_first   int32 [rows]  `Work.keep` of the first outputs
+    keep_rest    int32 [rows]  `Work.keep` of the others
+    first_count  int32 [rows]  number of outputs that need `keep_first`; 0 where both are the same
+    """
+
+    def __init__(self, rows: int, groups: int, blocks: int) -> None:
+        self.tables = tuple(np.zeros((rows, blocks), np.int32) for _ in range(groups))
+        self.prompt, self.keep_first, self.keep_rest, self.first_count = np.zeros((4, rows), np.int32)
+        self._params: list[RowParams | None] = [None] * rows
+
+    def apply(self, plan: Plan) -> None:
+        """Applies the plan's changes. Frees come first: a row may be given away in the step that frees it."""
+        for row in plan.freed_rows:
+            self._params[row] = None
+        for new in plan.new_rows:
+            self._add(new)
+        for row, group, first, blocks in plan.blocks:
+            self.tables[group][row, first : first + len(blocks)] = blocks
+
+    def params(self, row: int) -> RowParams:
+        """Sampling parameters of a resident row. RuntimeError where the row is not resident."""
+        params = self._params[row]
+        if params is None:
+            raise RuntimeError(f"row {row} is planned and not resident")
+        return params
+
+    def _add(self, new: NewRow) -> None:
+        if self._params[new.row] is not None:
+            raise RuntimeError(f"row {new.row} is given to two sequences")
+        row, params = new.row, new.params
+        self._params[row], self.prompt[row] = params, params.prompt_tokens
+        self.keep_first[row], self.keep_rest[row] = first, rest = needed(params, 0), needed(params, LATE)
+        self.first_count[row] = params.min_tokens if first != rest else 0  # no other edit ends
+        for table, blocks in zip(self.tables, new.tables, strict=True):
+            table[row] = 0
+            table[row, : len(blocks)] = blocks
+
+
+class _DecodeInputs(NamedTuple):
+    """Inputs that decode steps of the same rows share: see `StepInputs`, and `Work.keep`; None where that changes from step to step."""
+
+    cu_q: NDArray[np.int32]
+    row_of_token: NDArray[np.int32]
+    select: NDArray[np.int32]
+    keep: NDArray[np.int32] | None
+
+
+class Inputs:
+    """Makes the work of plans, one after the other, over `rows`; a block has `block_tokens` tokens."""
+
+    def __init__(self, rows: ResidentRows, block_tokens: int) -> None:
+        self._rows, self._block_tokens = rows, block_tokens
+        self._step_rows: StepRows | None = None
+        self._decode: _DecodeInputs | None = None
+
+    def work(self, plan: Plan) -> Work:
+        """The work of a plan that has been applied to the rows. Selects the positions that sample; prompt positions to be scored get their
+        logits behind the step, a few at a time."""
+        rows = self._step_rows
+        if rows is None or not rows.matches(plan):
+            rows = self._step_rows = step_rows(plan, self._rows)
+            self._decode = None
+        ids, start, keep = np.array(plan.tokens, np.int32), np.array(plan.start, np.int64), None
+        if len(ids) == len(start):  # a decode step: most steps are, and there is little time between them
+            if self._decode is None:
+                self._decode = self._decode_inputs(rows)
+            cu_q, tokens, select, keep = self._decode
+            positions, kv_len = start, start + 1
+        else:
+            count = np.frombuffer(plan.count, np.int32)
+            cu_q = np.zeros(len(count) + 1, np.int32)
+            count.cumsum(out=cu_q[1:])
+            tokens = np.arange(len(count), dtype=np.int32).repeat(count)
+            positions, kv_len = np.arange(len(ids)) + (start - cu_q[:-1])[tokens], start + count
+            select = last_positions(cu_q, np.frombuffer(plan.sample, np.uint8))
+        size = self._block_tokens
+        blocks = -(-int(kv_len.max()) // size)
+        tables = tuple([table[rows.row_ids, :blocks] for table in self._rows.tables])
+        block = positions // size
+        offset = positions - block * size
+        inputs = StepInputs(
+            ids=ids,
+            positions=positions.astype(np.int32)[None],
+            row_of_token=tokens,
+            cu_q=cu_q,
+            kv_len=kv_len.astype(np.int32),
+            tables=tables,
+            slots=tuple([table[tokens, block] * np.int64(size) + offset for table in tables]),
+            select=select,
+        )
+        (unknown,) = (ids == LAST).nonzero()
+        if keep is None:
+            keep = self._keep(rows.row_ids[tokens[select]], positions[select])
+        drafts = _drafts(plan, cu_q) if rows.has_drafts else ((),) * len(rows.sampling)
+        return Work(plan, rows, inputs, unknown, rows.row_ids[tokens[unknown]], keep, drafts)
+
+    def _decode_inputs(self, rows: StepRows) -> _DecodeInputs:
+        cu_q = np.arange(len(rows.row_ids) + 1, dtype=np.int32)
+        keep = None if self._rows.first_count[rows.sampling_ids].any() else self._rows.keep_rest[rows.sampling_ids]
+        return _DecodeInputs(cu_q, cu_q[:-1], np.array(rows.sampling, np.int32), keep)
+
+    def _keep(self, row_ids: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int32]:
+        """`Work.keep` of sampling positions, given the permanent row of each."""
+        rows = self._rows
+        found: NDArray[np.int32] = np.where(
+            positions + 1 - rows.prompt[row_ids] < rows.first_count[row_ids], rows.keep_first[row_ids], rows.keep_rest[row_ids]
+        )
+        return found
+
+
+def step_rows(plan: Plan, rows: ResidentRows) -> StepRows:
+    """The part of a plan that plans of the same rows share."""
+    row_ids, params = np.array(plan.row, np.int32), [rows.params(row) for row in plan.row]
+    sampling = [index for index, samples in enumerate(plan.sample) if samples]
+    return StepRows(plan.row, plan.sample, row_ids, params, sampling, [params[index] for index in sampling], row_ids[sampling], plan.drafts)
+
+
+def _drafts(plan: Plan, cu_q: NDArray[np.int32]) -> list[list[int]]:
+    """`Work.drafts`: of each row that samples the ids of its sampled positions but the first."""
+    columns = zip(cu_q[1:].tolist(), plan.sample, strict=True)
+    return [plan.tokens[end - samples + 1 : end].tolist() for end, samples in columns if samples]

@@ -1,0 +1,50 @@
+"""Seconds of steps on this machine, measured at the start: decode, prefill, verification of drafts.
+
+Owns which steps are measured. They write to the reserved block 0, which is never read for a request.
+"""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Final
+
+from ridgeline.core.step_time import StepSeconds
+
+Seconds = Callable[[Sequence[int], Sequence[int]], float]
+"""As `Backend.seconds`: tokens and sampled positions of each row → seconds."""
+
+ROUNDS: Final = 4
+ROUND_SECONDS: Final = 0.25
+"""No round begins after so many seconds: a large model takes seconds for one."""
+PRICED_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+"""Tokens per row whose steps are priced: the cost of a step is a staircase of these, not a line."""
+PRICE_SECONDS: Final = 0.3
+
+
+def step_seconds(seconds: Seconds, rows: int, tokens: int) -> StepSeconds | None:
+    """Cost model of steps of at most `rows` rows and `tokens` tokens, from the quickest of some rounds; None where a step has one token."""
+    if tokens < 2:
+        return None
+    rows = min(rows, tokens)
+    began, best = perf_counter(), [float("inf")] * 3
+    for _ in range(ROUNDS):
+        for index, counts in enumerate(([1], [1] * rows, [tokens])):
+            best[index] = min(best[index], seconds(counts, [1] * len(counts)))
+        if perf_counter() - began > ROUND_SECONDS:
+            break
+    one, many, chunk = best
+    return StepSeconds.fit(one, many if rows > 1 else one, max(2, rows), chunk, tokens)
+
+
+def price(seconds: Seconds, tokens: int) -> tuple[tuple[int, int, float], ...]:
+    """(tokens, sampled positions, seconds) of steps in which one row has at most `tokens` tokens and samples at each of them.
+
+    The quickest of some rounds; larger steps are left out where time is over before they have been measured once.
+    """
+    began, best = perf_counter(), dict[int, float]()
+    for _ in range(ROUNDS):
+        for count in PRICED_TOKENS:
+            if count <= tokens:
+                best[count] = min(best.get(count, float("inf")), seconds([count], [count]))
+            if perf_counter() - began > PRICE_SECONDS:
+                return tuple((count, count, found) for count, found in best.items())
+    return tuple((count, count, found) for count, found in best.items())

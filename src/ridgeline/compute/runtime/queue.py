@@ -1,0 +1,165 @@
+"""The backend of runners that compute on the calling thread: one worker thread takes step after step, and samples behind each.
+
+The thread holds no reference to its owner: one that is dropped without being closed is freed, and its thread ends. An executor of
+`concurrent.futures` does the same in several times as much Python, which here runs between two steps. The scheduler plans the next step,
+and the executor makes its inputs, meanwhile. That is safe since a row is given away only when no step in flight has it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import perf_counter, process_time
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakMethod, finalize
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.backend import RowState, Score, StepOutput, Work, finite_positions, finite_rows, sampled_rows
+from ridgeline.compute.decoding.sampler import Sampled, accept
+from ridgeline.compute.dummy import dummy_step
+from ridgeline.compute.runner import Runner
+from ridgeline.core.plan import KVShape
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+Waiting = SimpleQueue[In | None]
+Finished = SimpleQueue[tuple[Out | None, BaseException | None]]
+
+
+class WorkerThread(Generic[In, Out]):
+    """Calls the bound method `do` with each item that is put in; `take` returns the results in the same order."""
+
+    def __init__(self, name: str, do: Callable[[In], Out]) -> None:
+        self._waiting: Waiting[In] = SimpleQueue()
+        self._finished: Finished[Out] = SimpleQueue()
+        self._thread = Thread(target=_work_loop, args=(self._waiting, self._finished, WeakMethod(do)), name=name, daemon=True)
+        self._thread.start()
+        self._end = finalize(self, self._waiting.put, None)
+
+    def put(self, work: In) -> None:
+        """Adds an item; returns at once."""
+        self._waiting.put(work)
+
+    def take(self) -> Out:
+        """Waits for the oldest result that has not been taken; raises what `do` raised."""
+        done, error = self._finished.get()
+        if error is not None:
+            raise error
+        return done  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Drops items that have not begun, and waits for the one that has. Safe to call twice."""
+        try:
+            while self._end.alive:
+                self._waiting.get_nowait()
+        except Empty:
+            self._end()
+        self._thread.join()
+
+
+def _work_loop(waiting: Waiting[In], finished: Finished[Out], do: "WeakMethod[Callable[[In], Out]]") -> None:
+    while (work := waiting.get()) is not None and (call := do()) is not None:
+        try:
+            finished.put((call(work), None))
+        except BaseException as error:
+            finished.put((None, error))
+        del call, work
+
+
+SampleRows = Callable[..., Sampled]
+"""As `decoding.sampler.sample_rows`; `maxima` are the runner's."""
+
+TIMED_ROWS: Final = 16
+TIMED_TOKENS: Final = 64
+
+
+class QueueBackend:
+    """Implements `compute.backend.Backend` over a runner and its cache.
+
+    rows     permanent rows
+    vocab    ids that may be sampled, the first ones of the logits
+    threads  that a step is computed with
+    shape    of the cache
+    """
+
+    timed_rows, timed_tokens = TIMED_ROWS, TIMED_TOKENS
+
+    def __init__(
+        self, runner: Runner, kv: Any, shape: KVShape, sample: SampleRows, score: Score, *, rows: int, vocab: int, threads: int = 1
+    ) -> None:
+        self._runner: Runner | None = runner
+        self._kv: Any = kv
+        self._shape, self._vocab, self._threads = shape, vocab, threads
+        self._sample, self._score = sample, score
+        self._state = RowState(rows)
+        self._thread: WorkerThread[Work, StepOutput] = WorkerThread("ridgeline-step", self._compute)
+
+    def enqueue(self, work: Work) -> None:
+        """Takes a step, which is computed as soon as those before it are."""
+        self._state.apply(work.plan)
+        self._thread.put(work)
+
+    def is_serial(self, ticket: None) -> bool:
+        """Always False: the thread reads a step's results before it computes the next."""
+        return False
+
+    def read(self, ticket: None) -> StepOutput:
+        """Waits for the oldest step."""
+        return self._thread.take()
+
+    def seconds(self, counts: Sequence[int], samples: Sequence[int]) -> float:
+        """CPU time divided by threads: other processes that are busy during the start may be gone later."""
+        assert self._runner is not None
+        inputs = dummy_step(counts, samples=samples, groups=len(self._shape.groups), block_tokens=self._shape.block_tokens)
+        began = process_time()
+        self._runner.run(inputs, self._kv)
+        return (process_time() - began) / self._threads
+
+    def close(self) -> None:
+        """Drops steps in flight, weights and cache."""
+        self._thread.close()
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = self._kv = None
+
+    def _compute(self, work: Work) -> StepOutput:
+        assert self._runner is not None
+        began = perf_counter()
+        plan, inputs = work.plan, work.inputs
+        if len(work.unknown):
+            inputs.ids[work.unknown] = self._state.last[work.unknown_rows]
+        if plan.copies:
+            self._kv.copy(plan.copies)
+        values = self._runner.run(inputs, self._kv, taps=("hidden",) if plan.score else (), keep=work.keep)
+        finite: NDArray[np.bool_] = values["finite"]
+        whole = bool(finite.all())
+        sampled = self._sampled(work, values, None if whole else finite_positions(inputs, finite))
+        flags = bytearray(b"\1") * len(plan.row) if whole else finite_rows(work, finite, sampled.ids)
+        scores = None
+        if plan.score:
+            scores = self._state.prompt_scores(work, values["hidden"], self._runner.logits, self._vocab, self._score)
+        ids, logprobs = sampled_rows(work, *sampled)
+        ended = perf_counter()
+        return StepOutput(ids, flags, logprobs, scores, ended - began, ended)
+
+    def _sampled(self, work: Work, values: Mapping[str, NDArray[Any]], finite: NDArray[np.bool_] | None) -> Sampled:
+        """Ids and log-probabilities of the rows that sample; stores them as the last ids of these rows."""
+        rows, state = work.rows, self._state
+        if not rows.sampling:
+            return Sampled([], [])
+        histories = [state.histories[row] for row in rows.sampling_ids.tolist()]
+        if "best" in values:
+            best = values["best"].tolist()
+            plain = finite is None and not rows.has_drafts and not any(histories)
+            ids: list[tuple[int, ...]] = [*zip(best)] if plain else accept(best, work.drafts, histories, finite)
+            found = Sampled(ids, [None] * len(ids))
+        else:
+            first = work.inputs.kv_len[rows.sampling].tolist()
+            if rows.has_drafts:
+                first = [position - len(drafts) for position, drafts in zip(first, work.drafts, strict=True)]
+            logits = values["logits"][:, : self._vocab]
+            found = self._sample(logits, rows.sampling_params, work.drafts, first, histories, finite, values.get("maxima"))
+        state.sampled(rows.sampling_ids, found.ids)
+        return found

@@ -1,0 +1,36 @@
+"""Blocks that a request needs, and whether it can ever be served: arithmetic that admission does before anything is queued."""
+
+from ridgeline.core.plan import KVGroup, KVShape
+
+
+def blocks_needed(shape: KVShape, positions: int) -> int:
+    """Blocks that a sequence of `positions` computed positions holds at once, when it is alone and computed a token at a time.
+
+    A full group keeps ⌈positions / B⌉ blocks. A window group keeps the blocks of the window − 1 positions before the next one, and its own.
+    """
+    return sum([blocks_needed_in_group(group, shape.block_tokens, positions) for group in shape.groups])
+
+
+def blocks_needed_in_group(group: KVGroup, size: int, positions: int) -> int:
+    """The count of `blocks_needed` for one group, with blocks of `size` tokens."""
+    full = -(-positions // size)
+    return min(full, -(-(group.window - 1) // size) + 1) if group.window else full
+
+
+def rejection_reason(shape: KVShape, max_model_len: int, prompt_tokens: int, max_tokens: int) -> str | None:
+    """None if such a request can be served when it is alone; else the reason, with the numbers.
+
+    The last output is never an input, so `prompt + max_tokens − 1` positions are computed at most.
+    """
+    total = prompt_tokens + max_tokens
+    if total > max_model_len:
+        return (
+            f"{prompt_tokens} prompt tokens and {max_tokens} output tokens exceed the context of {max_model_len}; "
+            "shorten the prompt or lower max_tokens"
+        )
+    needed = blocks_needed(shape, total - 1)
+    if needed > shape.blocks:
+        return (
+            f"{total} tokens need {needed} blocks of KV cache, there are {shape.blocks}; lower max_tokens, or raise --kv-cache-memory-bytes"
+        )
+    return None

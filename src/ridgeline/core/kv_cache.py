@@ -1,0 +1,192 @@
+"""The KV cache as thinking sees it: tables of blocks per sequence and group, grown, shared, released and published.
+
+Every group has the same number of blocks in its table; behind a window they become block 0 when they are let go. The content of a
+published block that is taken for something else moves to the host, where there is a tier for that, and comes back when it is wanted.
+"""
+
+from collections.abc import Callable
+
+from ridgeline.core.block_pool import BlockPool, HostBlocks
+from ridgeline.core.events import Event, Evicted, Moved, Published
+from ridgeline.core.plan import KVShape
+from ridgeline.core.prefix_cache import PrefixIndex
+from ridgeline.core.sequence import Sequence
+from ridgeline.errors import LawViolation
+
+
+class KVCacheManager:
+    """Blocks, their holders and the prefix index, kept in step.
+
+    copies  (from, to) of blocks, which the next plan brings about, in this order
+    """
+
+    def __init__(self, shape: KVShape, shared: bool, emit: Callable[[Event], None]) -> None:
+        self.shape = shape
+        self.index = PrefixIndex(shape, shared)
+        self.pool = BlockPool(shape.blocks, self._evicted)
+        self.host = HostBlocks(shape.blocks + 1, shape.host_blocks, self._forget)
+        self.copies: list[tuple[int, int]] = []
+        self._emit = emit
+
+    def _evicted(self, block_id: int) -> None:
+        """A block of the device is taken for something else."""
+        to = self.host.allocate()
+        if to:
+            self._move(block_id, to)
+            self.host.put(to)
+        else:
+            self._forget(block_id)
+
+    def _forget(self, block_id: int) -> None:
+        self.index.remove(block_id)
+        self._emit(Evicted(block_id))
+
+    def _move(self, block_id: int, to: int) -> None:
+        self.index.move(block_id, to)
+        self.copies.append((block_id, to))
+        self._emit(Moved(block_id, to))
+
+    def find_longest_hit(self, sequence: Sequence) -> int:
+        """Leading blocks that are published in every group and that the sequence need not compute itself."""
+        size = self.shape.block_tokens
+        return self.index.find_longest_hit(sequence, sequence.capacity // size, sequence.reusable // size)
+
+    def attach_prefix(self, sequence: Sequence, blocks: int) -> None:
+        """The sequence, which has nothing in flight, shares what is published of its first `blocks` blocks and stands behind them.
+
+        Those that are on the host stand in its tables until `restore_from_host` or `free`, which follows before anything is planned.
+        """
+        size = self.shape.block_tokens
+        first = sequence.capacity // size
+        for g, group in enumerate(self.shape.groups):
+            seen = max(first, self.index.first_visible_block(group.window, blocks * size))
+            shared = [self.index.blocks[key].block_ids[g] for key in sequence.keys[seen:blocks]]
+            for block_id in shared:
+                if block_id > self.shape.blocks:
+                    self.host.reserve(block_id)
+                else:
+                    self.pool.hold(block_id)
+            block_ids = [0] * (seen - first) + shared
+            sequence.tables[g] += block_ids
+            sequence.new_blocks.append((g, first, tuple(block_ids)))
+        for block in range(first, blocks):
+            self.index.clear_computing(sequence, block)
+        sequence.computed = sequence.scheduled = blocks * size
+        sequence.set_capacity(blocks * size)
+        self._mark_published(sequence, blocks)
+
+    def count_host_blocks(self, sequence: Sequence) -> int:
+        """Blocks of the host in the sequence's tables."""
+        device = self.shape.blocks
+        return sum([block_id > device for table in sequence.tables for block_id in table]) if self.host.count else 0
+
+    def can_attach(self, sequence: Sequence, blocks: int) -> bool:
+        """Returns True if there are blocks for `attach_prefix` and `restore_from_host` of `blocks` leading blocks (`find_longest_hit`)."""
+        if not self.host.count:
+            return True
+        size, pool = self.shape.block_tokens, self.pool
+        first, needed = sequence.capacity // size, 0
+        for g, group in enumerate(self.shape.groups):
+            seen = max(first, self.index.first_visible_block(group.window, blocks * size))
+            shared = [self.index.blocks[key].block_ids[g] for key in sequence.keys[seen:blocks]]
+            needed += sum([block_id > pool.count or not pool.holders[block_id] for block_id in shared])
+        return needed <= pool.available
+
+    def restore_from_host(self, sequence: Sequence) -> int:
+        """Blocks on the host come back to the device. The caller has made room. Returns how many tokens they hold."""
+        away = [(table, at) for table in sequence.tables for at, block_id in enumerate(table) if block_id > self.shape.blocks]
+        if not away:
+            return 0
+        for (table, at), block_id in zip(away, self.pool.allocate(len(away)), strict=True):
+            self._move(table[at], block_id)
+            self.pool.published[block_id] = 1
+            self.host.release(table[at])
+            table[at] = block_id
+        tables = sequence.tables
+        sequence.new_blocks = [(g, first, tuple(tables[g][first : first + len(block_ids)])) for g, first, block_ids in sequence.new_blocks]
+        return len({at for _, at in away}) * self.shape.block_tokens
+
+    def allocate(self, sequence: Sequence, upto: int) -> None:
+        """Takes blocks so that positions below `upto` are covered. The caller has made room."""
+        size = self.shape.block_tokens
+        first, blocks = sequence.capacity // size, -(-upto // size)
+        if blocks <= first:
+            return
+        more = blocks - first
+        taken = tuple(self.pool.allocate(more * len(sequence.tables)))
+        for g, table in enumerate(sequence.tables):
+            block_ids = taken[g * more : (g + 1) * more]
+            table += block_ids
+            sequence.new_blocks.append((g, first, block_ids))
+        sequence.set_capacity(blocks * size)
+
+    def count_out_of_window(self, sequence: Sequence) -> int:
+        """Blocks that the sequence holds behind the window of its next position, committed or not."""
+        return sum(
+            sum(block_id != 0 for block_id in sequence.tables[g][: self.index.first_visible_block(window, sequence.scheduled)])
+            for g, window in self.index.windows
+        )
+
+    def free_out_of_window(self, sequence: Sequence) -> None:
+        """Lets go of committed blocks that no further position of the sequence can see."""
+        for g, window in self.index.windows:
+            first = sequence.released[g]
+            last = min(sequence.computed // self.shape.block_tokens, self.index.first_visible_block(window, sequence.scheduled))
+            if last > first:
+                table = sequence.tables[g]
+                self._release_holds(sequence, [block_id for block_id in reversed(table[first:last]) if block_id])
+                table[first:last] = [0] * (last - first)
+                sequence.released[g] = last
+
+    def free(self, sequence: Sequence) -> None:
+        """Lets go of everything, deepest block first in all groups at once, so that the start of a shared prefix is evicted last."""
+        self.index.unmark_computing(sequence)
+        deepest_first = zip(*[reversed(table) for table in sequence.tables], strict=True)
+        self._release_holds(sequence, [block_id for block_ids in deepest_first for block_id in block_ids if block_id])
+        for table in sequence.tables:
+            table.clear()
+        sequence.new_blocks.clear()
+        sequence.released = [0] * len(sequence.tables)
+        sequence.computed = sequence.scheduled = sequence.drafted = 0
+        sequence.set_capacity(0)
+        self._mark_published(sequence, 0)
+
+    def _release_holds(self, sequence: Sequence, block_ids: list[int]) -> None:
+        if sequence.in_flight:
+            self.pool.transfer_to_step(block_ids, sequence.last_step)
+            return
+        for block_id in block_ids:
+            self._drop(block_id)
+
+    def _drop(self, block_id: int) -> None:
+        if block_id > self.shape.blocks:
+            self.host.put(block_id)
+            return
+        if not self.index.shared and self.pool.holders[block_id] == 1 and self.pool.published[block_id]:
+            self.index.remove(block_id)
+            self.pool.unpublish(block_id)
+        self.pool.drop(block_id)
+
+    def release_step(self, step: int) -> None:
+        """The step is over: what was handed over to it loses that holder."""
+        for block_id in self.pool.held_by_steps.pop(step, ()):
+            self._drop(block_id)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Offers the blocks that the sequence has filled with committed content."""
+        filled = sequence.computed // self.shape.block_tokens
+        if sequence.computed > len(sequence.known):
+            raise LawViolation(4, f"sequence {sequence.number} has computed {sequence.computed} positions of {len(sequence.known)} ids")
+        if not self.index.is_shareable(sequence):
+            self._mark_published(sequence, filled)
+            return
+        keys, published = self.index.keys(sequence, filled), self.pool.published
+        for block in range(sequence.published, filled):
+            for group, block_id in self.index.publish(sequence, block):
+                published[block_id] = 1
+                self._emit(Published(block_id, group, keys[block]))
+        self._mark_published(sequence, filled)
+
+    def _mark_published(self, sequence: Sequence, blocks: int) -> None:
+        sequence.published = blocks
+        sequence.publish_at = (blocks + 1) * self.shape.block_tokens

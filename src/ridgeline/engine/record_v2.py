@@ -1,0 +1,44 @@
+"""Recordings of version 2, in which plans named the positions that they select: their parts as those of today's version.
+
+Owns what has changed between the two; both decide alike, so that a converted recording replays to the same decisions and tokens.
+"""
+
+import json
+from itertools import accumulate
+from typing import Any, Final
+
+MAGIC: Final = b"ridgeline recording 2\n"
+_KV_FIELDS: Final = {"pages": "blocks", "host_pages": "host_blocks", "page_bytes": "block_bytes"}
+
+
+def setup(recorded: dict[str, Any]) -> dict[str, Any]:
+    """The first record: KV blocks were called pages."""
+    kv = {_KV_FIELDS.get(name, name): value for name, value in recorded["kv"].items()}
+    return recorded | {"kv": kv}
+
+
+def turn(recorded: dict[str, Any]) -> dict[str, Any]:
+    """Any other record. Rows that are not finite sampled an id that meant nothing."""
+    decisions = [_decision(line) for line in recorded["decisions"]]
+    sampled = [ids if finite else [] for ids, finite in zip(recorded["sampled"], recorded["finite"], strict=True)]
+    return recorded | {"decisions": decisions, "sampled": sampled}
+
+
+def _decision(line: str) -> str:
+    """A plan's line: step, columns (row, start, count, tokens, select, sample, needs_commit), then deltas, then copies if any."""
+    step, _, rest = line.partition(" ")
+    columns, _, deltas = rest.partition("]] ")
+    row, start, count, tokens, select, sample, _ = json.loads(columns + "]]")
+    deltas, copy, copies = deltas.partition(" copies ")
+    scores = _scores(count, select, sample)
+    return f"{step} {[row, start, count, tokens, sample]} {deltas}{f' scores {scores}' if scores else ''}{copy}{copies}"
+
+
+def _scores(count: list[int], select: list[int], sample: list[int]) -> list[tuple[int, int, int]]:
+    """(row index, first, count) of the positions that are selected and not sampled."""
+    found = []
+    for index, (tokens, end, samples) in enumerate(zip(count, accumulate(count), sample, strict=True)):
+        scored = [place - end + tokens for place in select if end - tokens <= place < end - samples]
+        if scored:
+            found.append((index, scored[0], len(scored)))
+    return found

@@ -1,0 +1,248 @@
+"""Reader of GGUF headers to `ModelFacts`: for the planner any architecture with the format's standard keys, for runners the supported
+ones, with every dimension bounded and every tensor's shape checked.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from ridgeline.errors import ModelFormatError
+from ridgeline.facts.files.gguf import Header
+from ridgeline.facts.files.values import quoted
+from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
+from ridgeline.facts.headers.gguf_rope import read_ropes
+from ridgeline.facts.headers.rope import Ropes
+from ridgeline.facts.headers.tensors import add_tensors, canonical_tensors, dense_sizes, expected_shapes, fingerprint, sum_by_class
+from ridgeline.facts.model import AttentionWidths, Experts, ModelFacts, StateLayers
+from ridgeline.models.declare import Architecture, TensorNames
+from ridgeline.models.table import RUNNABLE
+
+_TOKENS = "tokenizer.ggml.tokens"
+_PLAIN = frozenset(("attention", "dense"))
+_REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
+    ("expert_count", 0),
+    ("attention.causal", True),
+    ("attention.scale", 0.0),
+    ("attention.clamp_kqv", 0.0),
+    ("attention.max_alibi_bias", 0.0),
+    ("attention.temperature_scale", 0.0),
+    ("logit_scale", 0.0),
+    ("embedding_scale", 0.0),
+    ("residual_scale", 0.0),
+    ("use_parallel_residual", False),
+    ("rope.scale_linear", 1.0),
+    ("rope.scaling.yarn_ext_factor", 1.0),
+    ("rope.scaling.yarn_attn_factor", 1.0),
+    ("rope.scaling.yarn_log_multiplier", 0.0),
+)
+"""Keys, without the architecture's prefix, that change the network in ways that are not computed, and the only value that leaves it."""
+
+
+def model_facts(header: Header) -> ModelFacts:
+    """Facts for runners of a GGUF header. Raises ModelFormatError for what is not supported."""
+    name = header.text("general.architecture")
+    architecture = RUNNABLE.get(name)
+    if architecture is None:
+        raise ModelFormatError(f"architecture {quoted(name)} is not supported; supported: {', '.join(sorted(RUNNABLE))}")
+    _check_required_values(header, name)
+    facts = describe_gguf(header)
+    _check_heads(header, name, facts)
+    _check_vocab(header, facts)
+    ropes = read_ropes(header, name, architecture, facts.head_dim, facts.context) if architecture.has_rope else None
+    ropes = ropes or Ropes({}, None, facts.context)
+    scores, logits = architecture.softcaps
+    scaled = facts.hidden // facts.heads if facts.layers in architecture.hidden_scaled_layers else facts.head_dim
+    complete = replace(
+        facts,
+        ffn=header.integer(f"{name}.feed_forward_length", 1, MAX_WIDTH),
+        tokens=len(header.strings(_TOKENS)),
+        context=ropes.context,
+        attention=None,
+        eps=header.number(f"{name}.{architecture.eps_key}", 0.0, 1.0),
+        rope=ropes.by_kind,
+        attn_scale=scaled**-0.5,
+        attn_softcap=header.number(f"{name}.attn_logit_softcapping", 0.0, 1e6, default=scores),
+        final_softcap=header.number(f"{name}.final_logit_softcapping", 0.0, 1e6, default=logits),
+        long_rope=ropes.long,
+    )
+    sizes = dense_sizes(complete, facts.context)
+    required, optional = expected_shapes(architecture, sizes, (_PLAIN,) * facts.layers, tied=facts.tied, flags=None)
+    tensors = canonical_tensors(header.tensors, _tensor_names(architecture), required, optional, name)
+    return add_tensors(complete, tensors, fingerprint(header.files, header.tensors.values()))
+
+
+def describe_gguf(header: Header) -> ModelFacts:
+    """Facts for the planner of a GGUF header. Tensors are classified by name; shapes are not checked."""
+    arch = header.text("general.architecture")
+    layers = header.integer(f"{arch}.block_count", 1, MAX_LAYERS)
+    hidden = header.integer(f"{arch}.embedding_length", 1, MAX_WIDTH)
+    all_heads = _per_layer(header, f"{arch}.attention.head_count", layers, None)
+    heads = max(1, *all_heads)
+    all_kv_heads = _per_layer(header, f"{arch}.attention.head_count_kv", layers, heads)
+    recurrent = _layers_with(header, "ssm_") & set(range(layers))
+    with_keys = _layers_with(header, "attn_k.")
+    attention_layers = [i for i in range(layers) if all_kv_heads[i] and (i in with_keys or i not in recurrent)]
+    head_dim, attention = _attention(header, arch, hidden // heads, [(all_heads[i], all_kv_heads[i]) for i in attention_layers])
+    kinds, window = _layer_kinds(header, arch, layers)
+    tensors = header.tensors
+    return ModelFacts(
+        architecture=arch,
+        name=header.text("general.name", default=arch),
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=1 if attention.latent else min((all_kv_heads[i] for i in attention_layers), default=1),
+        head_dim=head_dim,
+        ffn=max(1, *_per_layer(header, f"{arch}.feed_forward_length", layers, 4 * hidden)),
+        vocab=_vocab(header),
+        context=header.integer(f"{arch}.context_length", 1, MAX_CONTEXT),
+        layer_kinds=tuple(kind if i in attention_layers else "none" for i, kind in enumerate(kinds)),
+        window=window,
+        tied="output.weight" not in tensors,
+        dtype=_dominant_format(header),
+        parameters=sum_by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
+        stored=sum_by_class((name, tensor.bytes) for name, tensor in tensors.items()),
+        attention=attention,
+        experts=_experts(header, arch),
+        state=_state(header, arch, len(recurrent)),
+    )
+
+
+def _tensor_names(architecture: Architecture) -> TensorNames:
+    """Tensor names of GGUF files: the canonical ones, and fused tensors."""
+    whole = {row[0]: (row[0],) for row in architecture.tensors}
+    outer = {name: name for name in ("token_embd", "output", *(row[0] for row in architecture.outer_tensors))}
+    ignored = "|".join(rf"{name}\.weight" for name in architecture.rope_tensors) or r"(?!)"
+    transforms = dict.fromkeys(architecture.interleaved, "interleaved")
+    return TensorNames({**whole, **architecture.fused}, "blk.", outer, roots=("",), transforms=transforms, ignored=ignored)
+
+
+def _check_required_values(header: Header, name: str) -> None:
+    for key, required in _REQUIRED_VALUES:
+        found = header.metadata.get(f"{name}.{key}", required)
+        if found != required:
+            raise ModelFormatError(f"{name}.{key} is {quoted(found)}, which is not supported; {required!r} is, or a file without it")
+
+
+def _check_heads(header: Header, name: str, facts: ModelFacts) -> None:
+    """Raises ModelFormatError unless heads are equal in all layers, keys as long as values, and of even length."""
+    for key in ("head_count", "head_count_kv"):
+        header.integer(f"{name}.attention.{key}", 1, facts.heads, default=facts.heads)
+    if facts.heads % facts.kv_heads:
+        raise ModelFormatError(f"{facts.heads} query heads are not a multiple of {facts.kv_heads} KV heads")
+    length, key = facts.head_dim, f"{name}.attention.value_length"
+    if header.integer(key, 1, MAX_WIDTH, default=length) != length:
+        raise ModelFormatError(f"{key} is {header.metadata[key]}, but keys have length {length}; they must be equal")
+    if length < 2 or length % 2:
+        raise ModelFormatError(f"heads have length {length}, an even number ≥ 2 was expected; the file is damaged")
+
+
+def _attention(header: Header, arch: str, default: int, heads: Sequence[tuple[int, int]]) -> tuple[int, AttentionWidths]:
+    """(head dimension of keys, widths) of attention layers; `heads` are their (query heads, KV heads)."""
+    key = f"{arch}.attention"
+    keys = header.integer(f"{key}.key_length", 1, MAX_WIDTH, default=max(1, default))
+    values = header.integer(f"{key}.value_length", 1, MAX_WIDTH, default=keys)
+    keys = header.integer(f"{key}.key_length_mla", 1, MAX_WIDTH, default=keys)
+    values = header.integer(f"{key}.value_length_mla", 1, MAX_WIDTH, default=values)
+    latent = header.integer(f"{key}.kv_lora_rank", 0, MAX_WIDTH, default=0)
+    rotary = header.integer(f"{arch}.rope.dimension_count", 0, MAX_WIDTH, default=keys)
+    width, query_heads = keys + values, _mean([queries for queries, _ in heads])
+    if latent:
+        return keys, AttentionWidths(latent + rotary, query_heads * (2 * latent + rotary), query_heads * width, latent=True)
+    return keys, AttentionWidths(_mean([kv * width for _, kv in heads]), query_heads * width, query_heads * width)
+
+
+def _per_layer(header: Header, key: str, layers: int, default: int | None) -> Sequence[int]:
+    """A number for each layer: an array of the file, else its one number, else `default`."""
+    value = header.metadata.get(key)
+    if not isinstance(value, array):
+        return (header.integer(key, 1, MAX_WIDTH, default=default),) * layers
+    if len(value) != layers or any(type(each) is not int or not 0 <= each <= MAX_WIDTH for each in value):
+        raise ModelFormatError(f"{key} has {len(value)} entries, {layers} integers of 0 … {MAX_WIDTH} were expected")
+    return value
+
+
+def _mean(values: Sequence[int]) -> int:
+    """Mean rounded up; 0 without values."""
+    return -(-sum(values) // max(1, len(values)))
+
+
+def _layers_with(header: Header, part: str) -> set[int]:
+    """Layers that have a tensor whose name in the layer starts with `part`."""
+    names = (name.split(".", 2) for name in header.tensors if name.startswith("blk."))
+    return {int(name[1]) for name in names if len(name) == 3 and name[1].isdecimal() and name[2].startswith(part)}
+
+
+def _state(header: Header, arch: str, layers: int) -> StateLayers | None:
+    """Mamba state: channels × size, and the convolution's last inputs over channels and the grouped B and C projections."""
+    if not layers:
+        return None
+    channels, size = (header.integer(f"{arch}.ssm.{key}", 1, MAX_WIDTH) for key in ("inner_size", "state_size"))
+    kernel = header.integer(f"{arch}.ssm.conv_kernel", 1, MAX_WIDTH)
+    groups = header.integer(f"{arch}.ssm.group_count", 0, MAX_WIDTH, default=0)
+    return StateLayers(layers, channels * size, (kernel - 1) * (channels + 2 * groups * size))
+
+
+def _experts(header: Header, arch: str) -> Experts | None:
+    routed = header.integer(f"{arch}.expert_count", 0, MAX_EXPERTS, default=0)
+    if not routed:
+        return None
+    active = header.integer(f"{arch}.expert_used_count", 1, routed)
+    return Experts(routed, active, sum(name.endswith("ffn_down_exps.weight") for name in header.tensors))
+
+
+def _layer_kinds(header: Header, name: str, layers: int) -> tuple[tuple[str, ...], int]:
+    """(kind of each layer, tokens of the window or 0). The file may give the period, or a flag per layer (1: window).
+
+    Unknown architectures count as full attention, which may overestimate the cache.
+    """
+    architecture, key = RUNNABLE.get(name), f"{name}.attention.sliding_window"
+    if architecture is None:
+        return ("full",) * layers, 0
+    if "gguf" in architecture.windows_everywhere and f"{key}_pattern" not in header.metadata:
+        window = header.integer(key, 0, MAX_CONTEXT, default=0)
+        return (("window",) if window else ("full",)) * layers, window
+    kinds = _pattern(header, f"{key}_pattern", layers, architecture.window_pattern)
+    if "window" not in kinds:
+        return kinds, 0
+    return kinds, header.integer(key, 1, MAX_CONTEXT, default=architecture.default_window or None)
+
+
+def _pattern(header: Header, key: str, layers: int, period: int) -> tuple[str, ...]:
+    flags = header.metadata.get(key, period)
+    if isinstance(flags, (list, array)):
+        if len(flags) != layers or any(flag not in (0, 1) for flag in flags):
+            raise ModelFormatError(f"{key} has {len(flags)} entries, {layers} were expected, each 0 or 1")
+        return tuple("window" if flag else "full" for flag in flags)
+    period = header.integer(key, 1, MAX_LAYERS, default=period)
+    return tuple("window" if (i + 1) % period else "full" for i in range(layers))
+
+
+def _vocab(header: Header) -> int:
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelFormatError("tensor 'token_embd.weight' is missing; this is not a complete model file")
+    if not 1 <= embedding.shape[0] <= MAX_VOCAB:
+        raise ModelFormatError(f"tensor 'token_embd.weight' has {embedding.shape[0]} rows, 1 … {MAX_VOCAB} were expected")
+    return embedding.shape[0]
+
+
+def _check_vocab(header: Header, facts: ModelFacts) -> None:
+    shape = header.tensors["token_embd.weight"].shape
+    if len(shape) != 2 or shape[1] != facts.hidden:
+        raise ModelFormatError(f"tensor 'token_embd.weight' has shape {shape}, (vocabulary, {facts.hidden}) was expected")
+    tokens = len(header.strings(_TOKENS))
+    if not 1 <= tokens <= shape[0]:
+        raise ModelFormatError(f"the tokenizer has {tokens} tokens, 1 … {shape[0]} (the rows of the embedding) were expected")
+
+
+def _dominant_format(header: Header) -> str:
+    """Format of most parameters in layers."""
+    parameters: dict[str, int] = {}
+    for name, tensor in header.tensors.items():
+        if name.startswith("blk."):
+            parameters[tensor.kind] = parameters.get(tensor.kind, 0) + prod(tensor.shape)
+    if not parameters:
+        raise ModelFormatError("the file has no layers (no tensor 'blk.0.…'); this file does not hold a whole model")
+    return max(parameters, key=parameters.__getitem__).lower()

@@ -1,0 +1,186 @@
+"""Layers of a config.json: the parts of each (attention, a recurrent state, a dense or a sparse feed-forward) and their sizes.
+
+Owns the layer patterns of model families and the three recurrences. `config_json.py` reads everything else.
+"""
+
+from collections.abc import Callable, Mapping
+from math import ceil
+from typing import Final
+
+from ridgeline.errors import ModelFormatError
+from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, Fields
+from ridgeline.facts.model import Experts, StateLayers
+from ridgeline.models.declare import Sizes
+
+_ATTENTION_KINDS: Final = {"full_attention": "full", "sliding_attention": "window"}
+_LAYER_PARTS: Final = {
+    **dict.fromkeys(("mamba", "linear_attention", "M"), "state"),
+    **dict.fromkeys(("attention", "full_attention", "*"), "attention"),
+    **dict.fromkeys(("mlp", "-"), "dense"),
+    **dict.fromkeys(("moe", "E"), "sparse"),
+}
+"""Name of a layer type in lists and in Nemotron-H's pattern → part."""
+
+
+def listed_layers(fields: Fields) -> int | None:
+    """Number of layers in the file's pattern or list of layer types; None without one."""
+    rank_key = fields.values.get("hybrid_override_pattern") or fields.values.get("layers_block_type")
+    return len(rank_key) if isinstance(rank_key, (list, str)) else None
+
+
+def layer_parts(fields: Fields, layers: int, routed: int) -> tuple[frozenset[str], ...]:
+    """Parts of each layer, of "attention", "state", "dense" and "sparse"; `routed` experts."""
+    mixers = _mixers(fields, layers) if fields.architecture.recurrence else ("attention",) * layers
+    if "dense" in mixers or "sparse" in mixers:  # a feed-forward is a layer by itself
+        return tuple(frozenset() if each == "sparse" and routed < 2 else frozenset((each,)) for each in mixers)
+    sparse = _sparse_layers(fields, layers) if routed > 1 else frozenset()
+    return tuple(
+        frozenset((mixer, "sparse" if i in sparse else "dense", *(("state",) if fields.architecture.parallel_recurrence else ())))
+        for i, mixer in enumerate(mixers)
+    )
+
+
+def layer_kinds(fields: Fields, parts: tuple[frozenset[str], ...]) -> tuple[tuple[str, ...], int]:
+    """(kind of each layer's attention, tokens of the window or 0)."""
+    if fields.architecture.recurrence:
+        return tuple("full" if "attention" in each else "none" for each in parts), 0
+    kinds = _listed_kinds(fields, len(parts)) or _ruled_kinds(fields, len(parts))
+    if "window" not in kinds:
+        return kinds, 0
+    return kinds, fields.integer("sliding_window", 1, MAX_CONTEXT)
+
+
+def _mixers(fields: Fields, layers: int) -> tuple[str, ...]:
+    """The token mixer of each layer, "attention" or "state"; "dense" and "sparse" where a feed-forward is a layer by itself."""
+    values = fields.values
+    listed = values.get("hybrid_override_pattern") or values.get("layers_block_type") or values.get("layer_types")
+    if listed:
+        if not isinstance(listed, (list, str)) or len(listed) != layers:
+            raise ModelFormatError(f"config.json: the list of layer types does not name the {layers} layers")
+        unknown = sorted({str(each)[:40] for each in listed if not isinstance(each, str) or each not in _LAYER_PARTS})
+        if unknown:
+            raise ModelFormatError(f"config.json: layers of kind {', '.join(unknown)} are not known; known: {', '.join(_LAYER_PARTS)}")
+        return tuple(_LAYER_PARTS[each] for each in listed)
+    if fields.architecture.parallel_recurrence:
+        return ("attention",) * layers
+    if not fields.is_absent("full_attention_interval"):
+        interval = fields.integer("full_attention_interval", 1, layers)
+        return tuple("attention" if (i + 1) % interval == 0 else "state" for i in range(layers))
+    if fields.is_absent("attn_layer_period"):
+        return ("state",) * layers
+    period = fields.integer("attn_layer_period", 1, MAX_WIDTH)
+    offset = fields.integer("attn_layer_offset", 0, period - 1)
+    return tuple("attention" if i % period == offset else "state" for i in range(layers))
+
+
+def _sparse_layers(fields: Fields, layers: int) -> frozenset[int]:
+    """Layers whose feed-forward is a mixture of experts."""
+    first = fields.integer("first_k_dense_replace", 0, layers, default=0)
+    interval = fields.integer("moe_layer_freq", 1, layers, default=1)
+    step = fields.integer("decoder_sparse_step", 1, layers, default=1)
+    period = fields.integer("expert_layer_period", 1, MAX_LAYERS, default=1)
+    offset = fields.integer("expert_layer_offset", 0, period - 1, default=0)
+    dense = fields.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ModelFormatError(f"config.json: mlp_only_layers is {dense!r:.40}, a list was expected")
+    sparse = (i for i in range(layers) if i >= first and i % interval == 0 and (i + 1) % step == 0 and i % period == offset)
+    return frozenset(i for i in sparse if i not in dense)
+
+
+def _listed_kinds(fields: Fields, layers: int) -> tuple[str, ...] | None:
+    listed = fields.values.get("layer_types")
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or len(listed) != layers:
+        raise ModelFormatError(f"config.json: layer_types must list the {layers} layers")
+    unknown = sorted({str(kind)[:40] for kind in listed if kind not in _ATTENTION_KINDS})
+    if unknown:
+        raise ModelFormatError(f"config.json: layers of kind {', '.join(unknown)} are not known; known: {', '.join(_ATTENTION_KINDS)}")
+    return tuple(_ATTENTION_KINDS[kind] for kind in listed)
+
+
+def _ruled_kinds(fields: Fields, layers: int) -> tuple[str, ...]:
+    if fields.is_absent("sliding_window"):
+        return ("full",) * layers
+    if fields.flag("use_sliding_window"):
+        first = fields.integer("max_window_layers", 0, MAX_LAYERS)
+        return tuple("window" if i >= first else "full" for i in range(layers))
+    pattern = fields.architecture.window_pattern
+    if pattern > 1:
+        pattern = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, default=pattern)
+        return tuple("full" if (i + 1) % pattern == 0 else "window" for i in range(layers))
+    return (("window",) if "config" in fields.architecture.windows_everywhere else ("full",)) * layers
+
+
+def routed_experts(fields: Fields) -> int:
+    """Routed experts per layer with a mixture; 0 without one. Raises ModelFormatError where the architecture has no such layers."""
+    key = next((key for key in ("num_local_experts", "num_experts", "n_routed_experts") if not fields.is_absent(key)), None)
+    routed = fields.integer(key, 0, MAX_EXPERTS) if key else 0
+    if routed and "sparse" not in fields.architecture.parts:
+        raise ModelFormatError(f"config.json: {key} is {routed}; mixtures of experts are not supported for this model_type")
+    return routed
+
+
+def expert_sizes(fields: Fields, hidden: int, routed: int, layers: int) -> tuple[Sizes, Experts | None]:
+    """(dimensions of the feed-forward, the mixture of experts in `layers` layers or None).
+
+    Shared experts have the width of the routed ones, or a width of their own, or a gate.
+    """
+    ffn = fields.integer("intermediate_size", 1, MAX_WIDTH, default=4 * hidden)
+    sizes = {"ffn": ffn, "dense_ffn": fields.integer("shared_intermediate_size", 0, MAX_WIDTH, default=0)}
+    if not layers:
+        return sizes, None
+    active = fields.integer("num_experts_per_tok", 1, routed)
+    expert_ffn = fields.integer("moe_intermediate_size", 1, MAX_WIDTH, default=ffn)
+    gated_ffn = fields.integer("shared_expert_intermediate_size", 0, MAX_WIDTH, default=0)
+    shared = fields.integer("n_shared_experts", 0, MAX_EXPERTS, default=0)
+    shared_ffn = fields.integer("moe_shared_expert_intermediate_size", 0, MAX_WIDTH, default=0)
+    sizes |= {"experts": routed, "expert_ffn": expert_ffn, "shared_gates": int(gated_ffn > 0)}
+    sizes["shared_ffn"] = gated_ffn or shared * (shared_ffn or expert_ffn)
+    return sizes, Experts(routed, active, layers)
+
+
+def _mamba(fields: Fields, hidden: int) -> Sizes:
+    """A selective state space with one state per channel (Gu & Dao 2023), with Jamba's norms on step, input and output projections."""
+    inner = fields.integer("mamba_expand", 1, MAX_WIDTH) * hidden
+    state, kernel = fields.integer("mamba_d_state", 1, MAX_WIDTH), fields.integer("mamba_d_conv", 1, MAX_WIDTH)
+    rank_key = fields.values.get("mamba_dt_rank", "auto")
+    rank = ceil(hidden / 16) if rank_key == "auto" else fields.integer("mamba_dt_rank", 1, MAX_WIDTH)
+    sizes = {"inner": inner, "in_proj": 2 * inner, "state": state, "rank": rank, "x_proj": rank + 2 * state}
+    return sizes | {"channels": inner, "kernel": kernel, "state_elements": inner * state}
+
+
+def _mamba2(fields: Fields, hidden: int) -> Sizes:
+    """A selective state space with one decay per head (Dao & Gu 2024), as in Nemotron-H, Falcon-H1 and Granite 4."""
+    heads, groups = fields.integer("mamba_n_heads", 1, MAX_WIDTH), fields.integer("mamba_n_groups", 1, MAX_WIDTH)
+    state, kernel = fields.integer("mamba_d_state", 1, MAX_WIDTH), fields.integer("mamba_d_conv", 1, MAX_WIDTH)
+    if not fields.is_absent("mamba_head_dim"):
+        inner = heads * fields.integer("mamba_head_dim", 1, MAX_WIDTH)
+    elif not fields.is_absent("mamba_d_ssm"):
+        inner = fields.integer("mamba_d_ssm", 1, MAX_WIDTH)
+    else:
+        inner = fields.integer("mamba_expand", 1, MAX_WIDTH) * hidden
+    channels = inner + 2 * groups * state
+    sizes = {"inner": inner, "channels": channels, "in_proj": inner + channels + heads, "state_heads": heads, "kernel": kernel}
+    return sizes | {"norm": inner if fields.flag("mamba_rms_norm") else 0, "state_elements": inner * state}
+
+
+def _delta(fields: Fields, hidden: int) -> Sizes:
+    """The gated delta rule (Yang et al. 2024), as in Qwen3-Next: a matrix of keys × values per value head."""
+    heads, kernel = fields.integer("linear_num_value_heads", 1, MAX_WIDTH), fields.integer("linear_conv_kernel_dim", 1, MAX_WIDTH)
+    key, value = fields.integer("linear_key_head_dim", 1, MAX_WIDTH), fields.integer("linear_value_head_dim", 1, MAX_WIDTH)
+    keys, values = fields.integer("linear_num_key_heads", 1, MAX_WIDTH) * key, heads * value
+    sizes = {"inner": values, "channels": 2 * keys + values, "in_proj": 2 * keys + 2 * values, "value": value, "kernel": kernel}
+    return sizes | {"beta_alpha": 2 * heads, "state_heads": heads, "state_elements": heads * key * value}
+
+
+_RECURRENCES: Final[Mapping[str, Callable[[Fields, int], Sizes]]] = {"mamba": _mamba, "mamba2": _mamba2, "delta": _delta}
+"""`Architecture.recurrence` → function that gives its dimensions; `state_elements` are those of one sequence and layer."""
+
+
+def state_sizes(fields: Fields, hidden: int, layers: int) -> tuple[Sizes, StateLayers | None]:
+    """(dimensions of the recurrence, its state per sequence in `layers` layers or None)."""
+    if not layers:
+        return {}, None
+    sizes = _RECURRENCES[fields.architecture.recurrence](fields, hidden)
+    return sizes, StateLayers(layers, sizes["state_elements"], sizes["channels"] * (sizes["kernel"] - 1))

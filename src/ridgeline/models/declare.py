@@ -1,0 +1,184 @@
+"""Tables by which an architecture is declared. Plain data: both wings read it, and nothing of either is imported.
+
+An architecture is one module beside this one. It holds `ARCHITECTURE`, an `Architecture`, and, if runners support it, `step(g, facts, w)`,
+which records its op list. A module without `step` can be planned and not run. `table.py` discovers the modules; no list names them.
+
+A module with a `step` has the name that GGUF files give the architecture. Canonical tensor names are those of GGUF.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+Row = tuple[str, ...]
+"""(name of a tensor, its dimensions by name, outermost first). A tensor with a dimension of 0 does not exist."""
+Sizes = dict[str, int]
+"""Dimensions of a model by the names that rows give them."""
+RequiredValues = tuple[tuple[str, float | str | bool], ...]
+"""(key of a file, the only value of it that is supported)."""
+
+OUTER_NAMES: Final = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
+"""Names of tensors outside layers in safetensors files → canonical names."""
+ROTARY_BUFFERS: Final = r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"
+"""Buffers of safetensors files that are computed from the header and not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Names of an architecture's tensors in one kind of file; the defaults are those of most decoders in safetensors files.
+
+    layers      stored name in a layer → canonical names of its parts, concatenated along the outputs
+    prefix      in front of a layer's number
+    outer       stored name outside layers → canonical name
+    roots       prefixes that all names may have
+    transforms  canonical name → how the stored tensor differs (`facts.model.TensorFacts.transform`); "transposed" applies to matrices only
+    ignored     pattern of names that are not read: buffers, and parts of the model that text does not use
+    """
+
+    layers: Mapping[str, tuple[str, ...]]
+    prefix: str = "layers."
+    outer: Mapping[str, str] = field(default_factory=lambda: OUTER_NAMES)
+    roots: tuple[str, ...] = ("model.", "")
+    transforms: Mapping[str, str] = field(default_factory=dict)
+    ignored: str = ROTARY_BUFFERS
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Properties of an architecture that its files leave out, and the names that they use.
+
+    config.json:
+    model_types        values of `model_type` that mean this architecture
+    defaults           key → value where the file has no such key
+    keys               key of Llama's config.json → this architecture's key, where they differ
+    required_config    keys that change the network in unsupported ways, each with the only supported value
+    activations        names of the activation that `step` uses
+    checkpoint         names of tensors in safetensors files; None: such files can be planned only
+
+    Tensors:
+    tensors            of each layer
+    parts              of layers that have a part: "attention", "state", "dense" or "sparse" (feed-forward); see `facts.headers.layers`
+    biases             tensor that may have a bias → "always", or a flag of config.json; a GGUF file has it in all layers or none
+    outer_tensors      tensors outside layers, besides token_embd and the head
+    outer_biases       those of `outer_tensors` that have a bias
+    fused              of GGUF files: stored tensor → canonical names of its parts, concatenated along the rows
+    interleaved        tensors that GGUF files store in the order of pairwise RoPE
+    rope_tensors       tensors of a GGUF file that hold divisors of RoPE angles
+
+    Layers:
+    window_pattern     every `window_pattern`-th layer has full attention, the others a sliding window; 1: all full, unless the file says
+    windows_everywhere  kinds of files ("gguf", "config") whose sliding window, if given, applies to all layers
+    default_window     tokens of the window where a GGUF file does not say; 0: it must, if there are window layers
+    recurrence         "mamba", "mamba2" or "delta" of `facts.headers.layers`; ""
+    parallel_recurrence  every layer has the recurrence in parallel to attention
+
+    Numbers:
+    has_rope           positions are encoded by RoPE; False: by a learned table
+    window_rope_base   RoPE base of window layers where the file does not say; None: that of the full layers
+    eps_key            key of a GGUF file for the epsilon of norms
+    softcaps           of scores and of logits, where a GGUF file does not say
+    hidden_scaled_layers  models with so many layers scale scores by (hidden / heads)^-½ instead of head_dim^-½; GGUF files do not say
+    """
+
+    model_types: tuple[str, ...]
+    tensors: tuple[Row, ...]
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    required_config: RequiredValues = ()
+    activations: tuple[str, ...] = ("silu", "swish")
+    checkpoint: TensorNames | None = None
+    parts: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
+    biases: Mapping[str, str] = field(default_factory=dict)
+    outer_tensors: tuple[Row, ...] = (("output_norm", "hidden"),)
+    outer_biases: tuple[str, ...] = ()
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    interleaved: tuple[str, ...] = ()
+    rope_tensors: tuple[str, ...] = ()
+    window_pattern: int = 1
+    windows_everywhere: tuple[str, ...] = ()
+    default_window: int = 0
+    recurrence: str = ""
+    parallel_recurrence: bool = False
+    has_rope: bool = True
+    window_rope_base: float | None = None
+    eps_key: str = "attention.layer_norm_rms_epsilon"
+    softcaps: tuple[float, float] = (0.0, 0.0)
+    hidden_scaled_layers: tuple[int, ...] = ()
+
+
+# Rows that architectures share.
+
+ATTENTION: Final = (
+    ("attn_norm", "hidden"),
+    ("attn_q", "queries", "hidden"),
+    ("attn_k", "keys", "hidden"),
+    ("attn_v", "keys", "hidden"),
+    ("attn_output", "hidden", "queries"),
+)
+HEAD_NORMS: Final = (("attn_q_norm", "head"), ("attn_k_norm", "head"))
+GATED_FFN: Final = (
+    ("ffn_norm", "hidden"),
+    ("ffn_gate", "ffn", "hidden"),
+    ("ffn_up", "ffn", "hidden"),
+    ("ffn_down", "hidden", "ffn"),
+)
+POST_NORMS: Final = (("post_attention_norm", "hidden"), ("post_ffw_norm", "hidden"))
+EXPERTS: Final = (
+    ("ffn_gate_inp", "experts", "hidden"),
+    ("ffn_gate_exps", "experts", "expert_ffn", "hidden"),
+    ("ffn_up_exps", "experts", "expert_ffn", "hidden"),
+    ("ffn_down_exps", "experts", "hidden", "expert_ffn"),
+)
+SHARED_EXPERTS: Final = (
+    ("ffn_gate_shexp", "shared_ffn", "hidden"),
+    ("ffn_up_shexp", "shared_ffn", "hidden"),
+    ("ffn_down_shexp", "hidden", "shared_ffn"),
+)
+MAMBA2: Final = (
+    ("ssm_in", "in_proj", "hidden"),
+    ("ssm_conv1d", "channels", "kernel"),
+    ("ssm_dt", "state_heads"),
+    ("ssm_a", "state_heads"),
+    ("ssm_d", "state_heads"),
+    ("ssm_norm", "norm"),
+    ("ssm_out", "hidden", "inner"),
+)
+MAMBA_BIASES: Final = {"ssm_conv1d": "mamba_conv_bias", "ssm_in": "mamba_proj_bias", "ssm_out": "mamba_proj_bias"}
+
+QKV: Final = ("attn_q", "attn_k", "attn_v")
+ATTENTION_BIASES: Final = dict.fromkeys((*QKV, "attn_output"), "attention_bias")
+MLP_BIASES: Final = dict.fromkeys(("ffn_gate", "ffn_up", "ffn_down"), "mlp_bias")
+
+# Keys of config.json that architectures share.
+
+UNTIED: Final = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6}
+TIED: Final = {"tie_word_embeddings": True, "rms_norm_eps": 1e-6}
+NO_BIASES: Final[RequiredValues] = (("attention_bias", False), ("mlp_bias", False))
+GELU_TANH: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+
+# Names in safetensors files that architectures share.
+
+COMMON_NAMES: Final = {
+    "input_layernorm": ("attn_norm",),
+    "self_attn.o_proj": ("attn_output",),
+    "post_attention_layernorm": ("ffn_norm",),
+    "mlp.down_proj": ("ffn_down",),
+}
+LAYER_NAMES: Final = {
+    **COMMON_NAMES,
+    "self_attn.q_proj": ("attn_q",),
+    "self_attn.k_proj": ("attn_k",),
+    "self_attn.v_proj": ("attn_v",),
+    "mlp.gate_proj": ("ffn_gate",),
+    "mlp.up_proj": ("ffn_up",),
+}
+HEAD_NORM_NAMES: Final = {"self_attn.q_norm": ("attn_q_norm",), "self_attn.k_norm": ("attn_k_norm",)}
+POST_NORM_NAMES: Final = {
+    "post_attention_layernorm": ("post_attention_norm",),
+    "pre_feedforward_layernorm": ("ffn_norm",),
+    "post_feedforward_layernorm": ("post_ffw_norm",),
+}
+NORMS_PLUS_ONE: Final = dict.fromkeys(
+    ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "attn_q_norm", "attn_k_norm", "output_norm"), "plus_one"
+)
+DECODER_NAMES: Final = TensorNames(LAYER_NAMES)

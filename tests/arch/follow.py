@@ -1,0 +1,174 @@
+"""Follows one streamed completion by execution: which files of the package ran between the request and its last event, in both processes.
+
+`python tests/arch/follow.py` prints them with their lines; `test_follow.py` holds them to a budget. What runs at start-up alone does not
+count: `serve demo` is warm and has answered once. Every call of a Python function is seen. Of csrc the machinery of a step counts, from the
+one native call on: files are followed through the names that they use. The kernels behind its tables are told apart.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "ridgeline"
+CSRC = ROOT / "csrc"
+MACHINERY, STEP = "runtime/", "runtime/plan.cpp"
+"""Folder of csrc without kernels, and the file that a step enters."""
+
+CALL = re.compile(r"(?<![.>:\w])([a-z]\w*)\(")
+DEFINED = re.compile(r"^\w[\w:<>*& ]*?\b([a-z]\w*)\([^;]*?\)[^;{]*\{", re.MULTILINE)
+MEMBER = re.compile(r"\b([A-Z]\w*)::~?\w+\(")
+"""In C++: a free function that is called, one that is defined, and a class of which a member is defined."""
+
+BODY = {
+    "model": "demo", "prompt": "The three largest cities of France are", "max_tokens": 16, "temperature": 0.7, "seed": 1,
+    "stop": ["zzz"], "ignore_eos": True, "stream": True,
+}  # fmt: skip
+SERVE = "import sys; sys.argv[0] = 'ridgeline'; from ridgeline.cli.main import main; main()"
+BOOTSTRAP = "import sys; sys.path.append({here!r}); import follow; follow.listen()"
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Path → lines, for each process (the executor's half of the engine by itself) and for csrc."""
+
+    front: dict[str, int]
+    engine: dict[str, int]
+    compute: dict[str, int]
+    native: dict[str, int]
+    kernels: dict[str, int]
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Everything but kernels, once each."""
+        return {**self.front, **self.engine, **self.compute, **self.native}
+
+
+def listen() -> None:
+    """In a process that is followed: notes every function of the package that is called between the files `begin` and `end`."""
+    folder, source = Path(os.environ["FOLLOW"]), f"{os.environ['FOLLOW_SOURCE']}/"
+    seen: set[tuple[str, str]] = set()
+
+    def note(frame: object, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(source):  # type: ignore[attr-defined]
+            seen.add((frame.f_code.co_filename, frame.f_code.co_qualname))  # type: ignore[attr-defined]
+
+    def watch() -> None:
+        while not (folder / "begin").exists():
+            time.sleep(0.01)
+        seen.clear()
+        (folder / f"{os.getpid()}.ready").touch()
+        while not (folder / "end").exists():
+            time.sleep(0.01)
+        found = sorted((path.removeprefix(source), name) for path, name in seen.copy() if name != "<module>")
+        (folder / f"{os.getpid()}.part").write_text(json.dumps({"argv": sys.orig_argv, "calls": found}))
+        (folder / f"{os.getpid()}.part").rename(folder / f"{os.getpid()}.json")
+
+    threading.Thread(target=watch, daemon=True).start()
+    threading.setprofile(note)
+    sys.setprofile(note)
+
+
+def ask(url: str) -> str:
+    request = Request(f"{url}/v1/completions", json.dumps(BODY).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=60) as answer:
+        text: str = answer.read().decode()
+    assert text.endswith("data: [DONE]\n\n"), text
+    return text
+
+
+def until(wanted: int, folder: Path, pattern: str) -> list[Path]:
+    """Files of this pattern, as soon as so many are there."""
+    end = time.monotonic() + 10
+    while len(found := sorted(folder.glob(pattern))) < wanted:
+        assert time.monotonic() < end, f"{len(found)} of {wanted} processes answered"
+        time.sleep(0.02)
+    return found
+
+
+def calls(folder: Path) -> dict[str, list[list[str]]]:
+    """Functions that ran, by process: "front" and "engine"."""
+    (folder / "sitecustomize.py").write_text(BOOTSTRAP.format(here=str(Path(__file__).parent)))
+    path = os.pathsep.join([str(folder), str(SOURCE.parent)])
+    environment = {**os.environ, "PYTHONPATH": path, "FOLLOW": str(folder), "FOLLOW_SOURCE": str(SOURCE)}
+    command = [sys.executable, "-c", SERVE, "serve", "demo", "--port", "0", "--max-model-len", "512"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    try:
+        end = time.monotonic() + 60
+        while not (ready := re.search(r" at (http://\S+)", (folder / "log").read_text())):
+            assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
+            time.sleep(0.05)
+        ask(ready[1])
+        (folder / "begin").touch()
+        until(2, folder, "*.ready")
+        ask(ready[1])
+        (folder / "end").touch()
+        parts = [json.loads(part.read_text()) for part in until(2, folder, "*.json")]
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+    return {"engine" if "ridgeline.engine.process" in part["argv"] else "front": part["calls"] for part in parts}
+
+
+def lines(path: Path) -> int:
+    return path.read_text().count("\n")
+
+
+def csrc_of_a_step() -> tuple[dict[str, int], dict[str, int]]:
+    """(files of the machinery that a step reaches through includes and names, files of kernels) of csrc."""
+    sources = (path for path in sorted(CSRC.rglob("*")) if path.suffix in (".cpp", ".h", ".def"))
+    texts = {path.relative_to(CSRC).as_posix(): path.read_text() for path in sources}
+    machinery = {path: text for path, text in texts.items() if path.startswith(MACHINERY)}
+    headers = "".join(text for path, text in machinery.items() if path.endswith(".h"))
+    declared = {name for name in CALL.findall(headers) if not re.search(rf"\b(?:inline|template)\b[^;{{]*\b{name}\(", headers)}
+    defines = {path: set(DEFINED.findall(text)) | set(MEMBER.findall(text)) for path, text in machinery.items() if path.endswith(".cpp")}
+    reached, todo = set[str](), [STEP]
+    while todo:
+        path = todo.pop()
+        if path in reached:
+            continue
+        reached.add(path)
+        used = set(CALL.findall(machinery[path])) & declared if path.endswith(".cpp") else set()
+        used |= set(re.findall(r"\b[A-Z]\w+", machinery[path]))
+        todo += [name for name in re.findall(r'#include "(.+?)"', machinery[path]) if name in machinery]
+        todo += [name for name, names in defines.items() if names & used]
+    found = {f"csrc/{path}": lines(CSRC / path) for path in sorted(reached)}
+    return found, {f"csrc/{path}": lines(CSRC / path) for path in texts if path not in machinery}
+
+
+def follow() -> Followed:
+    with tempfile.TemporaryDirectory() as folder:
+        found = calls(Path(folder))
+    by_process = {process: {path: lines(SOURCE / path) for path, _ in each} for process, each in found.items()}
+    engine = by_process["engine"]
+    native, kernels = csrc_of_a_step()
+    return Followed(
+        by_process["front"],
+        {path: count for path, count in engine.items() if not path.startswith(("compute/", "models/"))},
+        {path: count for path, count in engine.items() if path.startswith(("compute/", "models/"))},
+        native,
+        kernels,
+    )
+
+
+def main() -> None:
+    found = follow()
+    for name, files in (("front end", found.front), ("engine", found.engine), ("executor", found.compute), ("csrc", found.native)):
+        print(f"{name}: {len(files)} files, {sum(files.values())} lines")
+        for path, count in files.items():
+            print(f"  {count:5} {path}")
+    print(f"kernels, not counted: {len(found.kernels)} files, {sum(found.kernels.values())} lines")
+    print(f"in all: {len(found.files)} files, {sum(found.files.values())} lines")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What steps take is measured over steps that write to the reserved block alone, as long as that takes little."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ridgeline.compute.graph import StepInputs
+from ridgeline.compute.runtime import measure, queue
+from ridgeline.compute.runtime.measure import PRICED_TOKENS, price, step_seconds
+from ridgeline.compute.runtime.queue import QueueBackend
+from ridgeline.core.plan import KVGroup, KVShape
+
+SHAPE = KVShape((KVGroup("full", (0,)), KVGroup("window", (1,), 8)), 16, 10, b"test")
+
+
+class Line:
+    """Takes 8 ms, 3 ms per sampled position and 1 ms per other token, on a clock of its own; its first steps half as long again."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.now, self.steps, self.scale = 0.0, 0, scale
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, inputs: StepInputs, kv: Any, taps: tuple[str, ...] = (), *, keep: Any = None) -> dict[str, np.ndarray]:
+        sampled, tokens = len(inputs.select), len(inputs.ids)
+        assert all(not table.any() for table in inputs.tables) and all(slots.max() < 16 for slots in inputs.slots)
+        assert inputs.positions.max() < 120
+        self.steps += 1
+        self.now += self.scale * (0.008 + 0.003 * sampled + 0.001 * (tokens - sampled)) * (1.5 if self.steps < 4 else 1.0)
+        return {}
+
+    def logits(self, hidden: np.ndarray) -> np.ndarray:
+        raise AssertionError("not asked for")
+
+    def close(self) -> None: ...
+
+
+def nobody(*given: object) -> Any:
+    raise AssertionError("nothing is sampled or scored")
+
+
+def backend(line: Line, monkeypatch: pytest.MonkeyPatch) -> QueueBackend:
+    monkeypatch.setattr(queue, "process_time", line.clock)
+    monkeypatch.setattr(measure, "perf_counter", line.clock)
+    return QueueBackend(line, None, SHAPE, nobody, nobody, rows=4, vocab=8, threads=2)
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(16, 64), (4, 10), (16, 2)])
+def test_the_line_is_found(monkeypatch: pytest.MonkeyPatch, rows: int, tokens: int) -> None:
+    found = step_seconds(backend(Line(0.01), monkeypatch).seconds, rows, tokens)
+    assert found is not None
+    assert 200 * np.array([found.fixed, found.row, found.token]) == pytest.approx([0.008, 0.003, 0.001])
+
+
+def test_where_there_is_one_row_it_costs_what_a_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = step_seconds(backend(Line(0.01), monkeypatch).seconds, 1, 64)
+    assert found is not None and found.row == 0 and 200 * found.fixed == pytest.approx(0.011)
+
+
+def test_one_token_a_step_leaves_nothing_to_measure() -> None:
+    assert step_seconds(nobody, 4, 1) is None
+
+
+def test_disturbances_are_left_out() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def seconds(counts: Sequence[int], samples: Sequence[int]) -> float:
+        asked.append((sum(counts), len(counts)))
+        return 0.003 + len(counts) * 1e-5 + (sum(counts) - len(counts)) * 2e-5 + (len(asked) % 2) * 1e-3
+
+    law = step_seconds(seconds, 64, 2048)
+    assert law is not None and set(asked) == {(1, 1), (64, 64), (2048, 1)}
+    assert (law.fixed, law.row, law.token) == pytest.approx((0.003, 1e-5, 2e-5))
+
+
+def test_drafts_have_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = price(backend(Line(0.01), monkeypatch).seconds, 512)
+    assert found == tuple((count, count, pytest.approx(0.005 * (0.008 + 0.003 * count))) for count in PRICED_TOKENS)
+    assert [count for count, _, _ in price(backend(Line(0.01), monkeypatch).seconds, 5)] == [1, 2, 3, 4]
+
+
+def test_a_price_is_no_longer_sought_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line(10.0)
+    assert [count for count, _, _ in price(backend(line, monkeypatch).seconds, 512)] == [1, 2] and line.steps == 2

@@ -1,0 +1,247 @@
+"""Speculative drafts by hand: what a step with drafts is, what of it counts, and what it may cost."""
+
+from dataclasses import replace
+
+import pytest
+
+from ridgeline.core import laws
+from ridgeline.core.commands import Abort, Close
+from ridgeline.core.drafts.depth import StepCost, choose_depths
+from ridgeline.core.events import Closed, Computed, Finish, Preempted
+from ridgeline.core.params import Sampling
+from ridgeline.core.plan import LAST, Plan, Result, TokenLogprobs
+from ridgeline.core.sequence import Sequence
+from ridgeline.errors import LawViolation
+from ridgeline.sim.laws.model import FakeModel
+
+
+class Given:
+    """Drafts these ids whenever it is asked for the request; a mapping to a function gives them by the number of outputs."""
+
+    def __init__(self, waits: bool = True, **drafts: object) -> None:
+        self.waiting = waits
+        self.drafts = drafts
+        self.results: list[Plan] = []
+
+    def should_wait(self, running: list[Sequence]) -> bool:
+        return self.waiting
+
+    def propose(self, rows: list[tuple[Sequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
+        return [tuple(self.of(sequence)) for sequence, _ in rows]
+
+    def of(self, sequence: Sequence) -> object:
+        drafts = self.drafts.get(sequence.request.request_id, ())
+        return drafts(sequence.outputs) if callable(drafts) else drafts
+
+    def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
+        self.results.append(plan)
+
+
+def right(loop, name: str, count: int, **fields: object) -> Given:
+    """A drafter whose `count` ids are always right for a request that is made the same way."""
+    probe = loop(**fields)
+    probe.request(name, max_tokens=40)
+    answer = probe.expected(name)
+    return Given(**{name: lambda outputs: answer[outputs : outputs + count]})
+
+
+def test_right_drafts_bring_several_ids_in_one_step(loop) -> None:
+    run = loop(drafter=right(loop, "a", 3))
+    run.finish(run.request("a", max_tokens=9))
+    assert [(list(plan.count), list(plan.sample)) for plan in run.plans] == [([6], [1]), ([4], [4]), ([4], [4])]
+    assert [len(output.ids) for output in run.outputs] == [1, 4, 4]
+    assert [plan.start[0] for plan in run.plans] == [0, 6, 10]
+    run.check_ended()
+    assert [(e.drafted, e.accepted) for e in run.told(Computed)] == [(0, 0), (3, 3), (3, 3)]
+
+
+def test_wrong_drafts_cost_a_step_nothing_but_time(loop) -> None:
+    run = loop(drafter=Given(a=(1, 2, 3)))
+    run.finish(run.request("a", max_tokens=4))
+    assert [(plan.start[0], list(plan.count)) for plan in run.plans] == [(0, [6]), (6, [3]), (7, [2]), (8, [1])]
+    assert [len(output.ids) for output in run.outputs] == [1, 1, 1, 1]
+    run.check_ended()
+
+
+def test_the_first_wrong_one_ends_the_walk(loop) -> None:
+    probe = loop()
+    probe.request("a", max_tokens=40)
+    answer = probe.expected("a")
+    run = loop(drafter=Given(a=lambda outputs: (*answer[outputs : outputs + 2], 1, answer[outputs + 3])))
+    run.finish(run.request("a", max_tokens=12))
+    assert [len(output.ids) for output in run.outputs][:3] == [1, 3, 3]
+    run.check_ended()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_a_step_that_drafts_is_a_barrier(loop, depth: int) -> None:
+    run = loop(drafter=right(loop, "a", 2), depth=depth)
+    run.apply(run.request("a", max_tokens=20), run.request("b", 9, max_tokens=20))
+    run.plan()
+    assert run.plan() is None  # what comes next needs to know what is sampled
+    run.commit()
+    assert run.plan().drafts and run.plan() is None
+    laws.check_full(run.scheduler)
+    run.commit()
+    run.finish()
+    run.check_ended()
+
+
+def test_without_a_reason_to_wait_it_runs_ahead_and_nothing_is_drafted(loop) -> None:
+    drafter = right(loop, "a", 2)
+    drafter.waiting = False
+    run = loop(drafter=drafter, depth=2)
+    run.finish(run.request("a", max_tokens=9))
+    assert LAST in run.plans[1].tokens and not any(plan.drafts for plan in run.plans[:-1])
+    run.check_ended()
+
+
+def test_a_draft_never_holds_up_who_could_start(loop) -> None:
+    run = loop(drafter=right(loop, "a", 2), depth=2, token_budget=8)
+    run.apply(run.request("a", max_tokens=20))
+    run.plan()
+    run.apply(run.request("b", 9, max_tokens=3))
+    plan = run.plan()
+    assert plan is not None and plan.new_rows
+    run.finish()
+    run.check_ended()
+
+
+@pytest.mark.parametrize(
+    ("limits", "drafts"),
+    [
+        ({"samples": 20}, [3, 3]),
+        ({"samples": 6}, [3, 1]),
+        ({"token_budget": 14, "samples": 20}, [3, 3]),
+        ({"token_budget": 14, "samples": 20, "mixed_tokens": 4}, [2, 0]),
+        ({"blocks": 7, "samples": 20}, [3, 1]),
+        ({"blocks": 6, "samples": 20}, [1, 1]),
+    ],
+)
+def test_drafts_come_last_from_what_is_left(loop, limits: dict[str, int], drafts: list[int]) -> None:
+    run = loop(drafter=Given(a=(1, 2, 3), b=(1, 2, 3)), rows=2, **limits)
+    run.turn(run.request("a", 6, max_tokens=9), run.request("b", 6, max_tokens=9))
+    run.turn()
+    assert [samples - 1 for samples in run.plans[1].sample] == drafts
+    assert not run.told(Preempted)
+
+
+def test_what_is_drafted_stays_below_the_limit(loop) -> None:
+    run = loop(drafter=right(loop, "a", 8))
+    run.finish(run.request("a", max_tokens=4))
+    assert [list(plan.sample) for plan in run.plans] == [[1], [3]]
+    run.check_ended()
+
+
+def test_ids_behind_a_stop_are_not_kept(loop) -> None:
+    model = FakeModel(stop_ids=(1,), stop_permille=100)
+    probe = loop(model=model)
+    probe.request("a", max_tokens=40, seed=1)
+    answer = probe.expected("a")
+    stop = answer.index(1)
+    assert stop > 2
+    run = loop(model=model, drafter=Given(a=lambda outputs: answer[outputs : outputs + 6]))
+    run.finish(run.request("a", max_tokens=40, seed=1, stop_ids=frozenset({1})))
+    assert run.ids("a") == answer[: stop + 1] and run.told(Closed)[0].reason is Finish.STOP
+    assert len(run.outputs[-1].ids) < run.plans[-1].sample[0]
+    run.check_ended()
+
+
+def test_a_close_may_fall_inside_a_steps_ids(loop) -> None:
+    run = loop(drafter=right(loop, "a", 4))
+    run.turn(run.request("a", max_tokens=30, two_phase=True))
+    run.turn()
+    run.turn(Close("a", 0, 3, Finish.STOP))
+    run.finish()
+    assert run.told(Closed)[0].usage.completion_tokens == 3
+    run.check_ended()
+
+
+def test_an_abort_while_drafts_are_in_flight(loop) -> None:
+    run = loop(drafter=right(loop, "a", 3), depth=2)
+    run.turn(run.request("a", max_tokens=30), run.request("b", 7, max_tokens=9))
+    assert run.plan().drafts
+    run.apply(Abort("a"))
+    run.finish()
+    run.check_ended()
+
+
+def test_log_probabilities_are_those_of_the_ids(loop) -> None:
+    plain, run = loop(), loop(drafter=right(loop, "a", 3))
+    for each in (plain, run):
+        each.finish(each.request("a", max_tokens=9, sampling=Sampling(logprobs=2)))
+    assert sum([o.logprobs for o in run.outputs], ()) == sum([o.logprobs for o in plain.outputs], ())
+    run.check_ended()
+
+
+def test_ids_before_a_nan_go_out_and_a_rejected_position_harms_nobody(loop) -> None:
+    model = FakeModel(nan_permille=1000, nan_positions=20)
+    seed = next(s for s in range(200) if model.nan_position(loop().request("a", seed=s).request.row_params(0)) == 8)
+    probe = loop(model=model)
+    probe.request("a", max_tokens=40, seed=seed)
+    answer = probe.expected("a")
+    run = loop(model=model, drafter=Given(a=lambda outputs: answer[outputs : outputs + 4]))
+    run.finish(run.request("a", max_tokens=20, seed=seed))
+    assert run.ids("a") == answer[:3] and [o.end for o in run.outputs] == [None, None, Finish.ERROR]
+    wrong = loop(model=model, drafter=Given(a=(1, 2, 3)))
+    wrong.finish(wrong.request("a", max_tokens=2, seed=seed))
+    assert wrong.ids("a") == answer[:2] and wrong.told(Closed)[0].reason is Finish.LENGTH
+
+
+WALKS = {
+    "more than it may": (5, 5, 5, 5, 5),
+    "none": (),
+    "a draft that is wrong and more": (1, 2),
+    "an end before the first difference": (7,),
+}
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_a_walk_must_fit_its_drafts(loop, walk: str) -> None:
+    run = loop(drafter=Given(a=(7, 8)))
+    run.turn(run.request("a", max_tokens=9))
+    plan = run.plan()
+    with pytest.raises(LawViolation, match="law 4"):
+        run.scheduler.commit(plan, Result(plan.step, (WALKS[walk],), bytearray(b"\1")), 0.0)
+
+
+def test_a_walk_that_is_cut_by_a_nan_has_right_drafts_alone(loop) -> None:
+    run = loop(drafter=Given(a=(7, 8)))
+    run.turn(run.request("a", max_tokens=9))
+    plan = run.plan()
+    with pytest.raises(LawViolation, match="law 4"):
+        run.scheduler.commit(plan, Result(plan.step, ((9,),), bytearray(b"\0")), 0.0)
+
+
+def test_laws_look_at_what_is_ahead(loop) -> None:
+    run = loop(drafter=Given(a=(7, 8)))
+    run.turn(run.request("a", max_tokens=9))
+    plan = run.plan()
+    laws.check_plan(plan, run.scheduler.limits, run.executor.info.kv)
+    for wrong in (replace(plan, sample=bytearray(b"\4")), replace(plan, tokens=plan.tokens[:1] * 0 + type(plan.tokens)("i", [LAST, 7, 8]))):
+        with pytest.raises(LawViolation):
+            laws.check_plan(wrong, run.scheduler.limits, run.executor.info.kv)
+    run.sequence("a").drafted = 99
+    with pytest.raises(LawViolation, match="law 4"):
+        laws.check(run.scheduler)
+
+
+def test_scores_of_the_prompt_and_drafts_share_a_step(loop) -> None:
+    run = loop(drafter=right(loop, "a", 3), token_budget=16)
+    run.turn(run.request("a", max_tokens=30))
+    run.turn(run.request("b", 12, max_tokens=3, prompt_logprobs=1))
+    run.turn()
+    assert any(plan.score and plan.drafts for plan in run.plans)
+    run.finish()
+    assert sum([len(o.prompt_logprobs) for o in run.outputs if o.prompt_logprobs]) == 11
+    assert all(isinstance(each, TokenLogprobs) for o in run.outputs for each in o.prompt_logprobs or ())
+    run.check_ended()
+
+
+def test_where_nobody_measured_drafts_cost_nothing_until_steps_tell() -> None:
+    """As on numpy, and on a machine that has had no time: the first step that could draft is not divided by nothing."""
+    price = StepCost(())
+    assert choose_depths(price, 2, [[0.9, 0.8]], 1, 8, barrier=True) == [2]
+    for tokens, seconds in ((2, 0.1), (4, 0.4)) * 200:
+        price.learn(tokens, seconds)
+    assert choose_depths(price, 2, [[0.9, 0.8]], 1, 8, barrier=True) == [0]

@@ -1,0 +1,155 @@
+"""Prompt lookup: the index against a search by hand, what is worth drafting, and the same answers with and without."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from ridgeline.core.drafts.depth import BARRIER_SECONDS, ROW_SECONDS, StepCost, choose_depths
+from ridgeline.core.drafts.ngram import MAX_CANDIDATES, MAX_IDS_PER_UPDATE, MAX_MATCH_LENGTH, NgramIndex
+from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
+from ridgeline.core.events import Computed
+from ridgeline.core.params import RowParams
+from ridgeline.sim.laws.model import FakeModel
+
+TABLE = tuple((tokens, tokens, 0.010 + 0.001 * tokens) for tokens in (1, 2, 4, 8, 16, 32))
+
+
+def by_hand(ids: list[int]) -> tuple[int, int]:
+    """(match, match_length) of the newest occurrences of the last pair, by looking at all."""
+    best = -1, 0
+    seen = 0
+    for at in range(len(ids) - 2, 0, -1):
+        if ids[at - 1 : at + 1] != ids[-2:]:
+            continue
+        match_length = 2
+        while match_length < MAX_MATCH_LENGTH and match_length <= at and ids[at - match_length] == ids[len(ids) - 1 - match_length]:
+            match_length += 1
+        if match_length > best[1]:
+            best = at, match_length
+        seen += 1
+        if match_length == MAX_MATCH_LENGTH or seen == MAX_CANDIDATES:
+            break
+    return best
+
+
+@pytest.mark.parametrize("alphabet", [1, 2, 3, 8, 60])
+def test_the_index_finds_what_a_search_finds(alphabet: int) -> None:
+    rng = Random(alphabet)
+    ids = [rng.randrange(alphabet) for _ in range(rng.randint(0, 30))]
+    index = NgramIndex(ids)
+    for _ in range(300):
+        ids += [rng.randrange(alphabet) for _ in range(rng.choice((1, 1, 1, 2, 5)))]
+        followed = index.match >= 0
+        assert index.update()
+        match, match_length = by_hand(ids)
+        if followed and index.match >= 0:  # who has match_length all along goes on; another may agree as long
+            assert index.match_length >= min(match_length, 3) or index.match_length >= 2
+            assert ids[index.match - 1 : index.match + 1] == ids[-2:]
+        else:
+            assert (index.match, index.match_length) == (match, match_length)
+
+
+def test_a_long_prompt_is_indexed_in_parts() -> None:
+    index = NgramIndex(list(range(3 * MAX_IDS_PER_UPDATE)))
+    assert [index.update() for _ in range(3)] == [False, False, True]
+    assert index.propose(4) == ()
+
+
+def test_what_runs_into_the_end_goes_round() -> None:
+    index = NgramIndex([9, 1, 2, 3, 1, 2, 3, 1, 2])
+    assert index.update() and index.propose(7) == (3, 1, 2, 3, 1, 2, 3)
+
+
+def test_prices_lie_between_what_was_measured_and_follow_what_is_seen() -> None:
+    price = StepCost(TABLE)
+    assert [round(1e3 * price.seconds(tokens), 3) for tokens in (1, 3, 6, 32, 64)] == [11, 13, 16, 42, 74]
+    for _ in range(200):
+        price.learn(1, 0.022)
+    assert price.seconds(1) == pytest.approx(0.022, rel=0.01) and price.seconds(4) > 0.018  # all takes longer now
+    for _ in range(200):
+        price.learn(1, 0.022)
+        price.learn(3, 0.066)
+    assert price.seconds(3) / price.seconds(1) == pytest.approx(3.0, rel=0.05)
+
+
+def test_without_a_price_steps_cost_the_same_until_they_are_seen_to_differ() -> None:
+    price = StepCost(())
+    assert choose_depths(price, 1, [[0.9, 0.8]], 0, 4, barrier=False) == [2]
+    price.learn(1, 0.01)
+    assert price.seconds(1) == price.seconds(5) == pytest.approx(0.01)
+    for _ in range(100):
+        price.learn(3, 0.08)
+        price.learn(1, 0.01)
+    assert choose_depths(price, 1, [[0.9, 0.8]], 0, 4, barrier=True) != [2]
+
+
+def rate(chances: Sequence[float], depth: int, seconds: float) -> float:
+    return (1 + sum(chances[:depth])) / seconds
+
+
+@pytest.mark.parametrize("right", [0.02, 0.3, 0.6, 0.95])
+def test_one_row_drafts_as_deep_as_brings_most(right: float) -> None:
+    price, chances = StepCost(TABLE), [right**place for place in range(1, 9)]
+    waits = BARRIER_SECONDS + ROW_SECONDS
+    rates = [rate(chances, depth, price.seconds(1 + depth) + (waits if depth else 0)) for depth in range(9)]
+    best = max(range(9), key=lambda depth: rates[depth])
+    assert choose_depths(price, 1, [chances], 0, 64, barrier=True) == [best if rates[best] > 1.04 * rates[0] else 0]
+
+
+def test_nobody_pays_for_the_drafts_of_others() -> None:
+    price = StepCost(TABLE)
+    assert choose_depths(price, 8, [[0.99] * 4] * 2, 6, 64, barrier=True) == [0, 0]
+    assert sum(choose_depths(price, 8, [[0.99] * 4] * 8, 0, 64, barrier=True)) > 0
+    flat = StepCost(tuple((tokens, tokens, 0.1 + 1e-5 * tokens) for tokens in (1, 32)))
+    assert choose_depths(flat, 8, [[0.99] * 4] * 2, 6, 64, barrier=True) == [4, 4]
+    assert sum(choose_depths(flat, 8, [[0.99] * 4] * 2, 6, 3, barrier=True)) == 3
+
+
+class Periodic(FakeModel):
+    """Says the same thing again and again; `noise`: one id in so many is another."""
+
+    noise = 0
+
+    def sample(self, stamp: int, params: RowParams, position: int, past: Sequence[int] | None = None) -> int:
+        strange = self.noise and hash((stamp, position)) % self.noise == 0
+        return 200 if strange else self.alphabet[position % 11]
+
+
+class Noisy(Periodic):
+    noise = 7
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", [Periodic(), Noisy(), FakeModel()], ids=lambda model: type(model).__name__)
+def test_answers_are_those_without_drafts(loop, model: FakeModel, depth: int) -> None:
+    run = loop(model=model, depth=depth, drafter=PromptLookupDrafter(4, TABLE, barrier=depth > 1), rows=3, samples=20, token_budget=64)
+    run.finish(*[run.request(f"r{index}", 5 + index, max_tokens=90) for index in range(3)])
+    run.check_ended()
+    drafted = sum(event.drafted for event in run.told(Computed))
+    accepted = sum(event.accepted for event in run.told(Computed))
+    if type(model) is Periodic:
+        assert accepted > 100 and accepted == drafted
+        assert len(run.plans) < 60
+    elif type(model) is FakeModel:
+        assert drafted < 10 and len(run.plans) >= 90
+
+
+def test_a_wait_in_vain_is_not_repeated_at_once() -> None:
+    drafter = PromptLookupDrafter(4, TABLE, barrier=True)
+    waits = []
+    for _ in range(40):
+        drafter._waited = not drafter._rest  # as if it had waited whenever it may
+        drafter.propose([], 1, 4)
+        waits.append(drafter._rest)
+        drafter.on_commit([], *empty())
+    assert waits[:2] == [1, 3] and max(waits) >= 15
+
+
+def empty():
+    from array import array
+
+    from ridgeline.core.plan import Plan, Result
+
+    nothing = array("i")
+    return Plan(0, nothing, nothing, nothing, nothing, bytearray()), Result(0, (), bytearray())

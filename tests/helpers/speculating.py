@@ -1,0 +1,158 @@
+"""The engine with a drafter that knows the answers, and random requests whose answers show every bit: speculation must change none."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.cpu.cache import NativeKVCache
+from ridgeline.compute.exact.cache import KVCache
+from ridgeline.compute.graph import StepInputs
+from ridgeline.core.params import Admitted, Sampling
+from ridgeline.core.plan import Plan, Result
+from ridgeline.core.sequence import Sequence as Running
+from ridgeline.engine.engine import Engine
+
+RIGHT, HALF, WRONG, NONE = range(4)
+Answers = Mapping[tuple[str, int], tuple[int, ...]]
+
+
+@dataclass
+class Scripted:
+    """Implements `core.drafts.drafter.Drafter`: drafts that are right, right up to a random place, wrong from the first on, or none.
+
+    answers  what will come of each (request, choice); behind their ends drafts are random
+    most     ids per draft
+    """
+
+    answers: Answers
+    draw: Random
+    most: int
+    vocab: int
+    drafted: int = 0
+    accepted: int = 0
+    wrong: set[tuple[int, int, int]] = field(default_factory=set)
+    """(position, id before, id) of what the newest step drafts and will not come."""
+
+    def should_wait(self, running: list[Running]) -> bool:
+        return self.draw.random() < 0.9
+
+    def propose(self, rows: list[tuple[Running, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
+        self.wrong.clear()
+        return [self._draft(sequence, room) for sequence, room in rows]
+
+    def on_commit(self, sequences: list[Running], plan: Plan, result: Result) -> None:
+        for samples, ids in zip(plan.sample, result.sampled, strict=True):
+            self.drafted += max(0, samples - 1)
+            self.accepted += max(0, len(ids) - 1)
+
+    def _draft(self, sequence: Running, room: int) -> tuple[int, ...]:
+        answer = self.answers[sequence.request.request_id, sequence.choice]
+        manner, known = self.draw.choice((RIGHT, RIGHT, HALF, WRONG, NONE)), len(sequence.known)
+        count = 0 if manner == NONE else self.draw.randint(1, self.most)
+        right = {RIGHT: count, HALF: self.draw.randint(0, count), WRONG: 0, NONE: 0}[manner]
+        done = known - len(sequence.request.prompt)
+        coming = [*answer[done : done + count], *(self.draw.randrange(self.vocab) for _ in range(count))][:count]
+        ids = tuple(token if place < right else (token + 1 + self.draw.randrange(9)) % self.vocab for place, token in enumerate(coming))
+        pairs = zip((sequence.known[-1], *ids), ids, strict=False)
+        self.wrong |= {(known + place, *pair) for place, pair in enumerate(pairs) if place >= right}
+        return ids
+
+
+class Planted:
+    """A runner whose tokens are not finite where `bad` of a step's inputs says so [T]: it reports it, and their logits, K and V are NaN."""
+
+    def __init__(self, runner: Any, bad: Callable[[StepInputs], NDArray[np.bool_]]) -> None:
+        self._runner, self._bad = runner, bad
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def run(self, inputs: StepInputs, kv: Any, taps: Sequence[str] = (), *, keep: NDArray[np.int32] | None = None) -> dict[str, Any]:
+        values = dict(self._runner.run(inputs, kv, taps, keep=keep))
+        bad = self._bad(inputs)
+        values["finite"] = values["finite"] & ~bad
+        for name in {"logits", "maxima"} & set(values):
+            values[name][bad[inputs.select]] = np.nan
+        for slots in inputs.slots:
+            spoil(kv, slots[bad])
+        return values
+
+
+def spoil(kv: NativeKVCache | KVCache, slots: NDArray[np.int64]) -> None:
+    """Makes K and V of some slots NaN in every layer."""
+    if isinstance(kv, KVCache):
+        kv.pool[:, :, slots] = np.nan
+    else:
+        nothing = {"f32": np.nan, "bf16": 0x7FC0, "int8": -1}[kv.type]  # a scale of which all bits are set is NaN
+        size = kv.pool.shape[4]
+        kv.pool[:, :, slots // size, :, slots % size] = nothing
+
+
+def plant(engine: Engine, bad: Callable[[StepInputs], NDArray[np.bool_]]) -> None:
+    """Lets an engine's runner be `Planted`."""
+    backend: Any = engine.executor.backend  # type: ignore[attr-defined]
+    backend._runner = Planted(backend._runner, bad)
+
+
+def request(number: int, draw: Random, vocab: int) -> Admitted:
+    """Greedy or sampled; each option of the sampler now and then; prompts of which many share a beginning."""
+    few = [draw.randrange(4, vocab) for _ in range(8)]
+    shared = [Random(draw.randrange(3)).randrange(4, vocab) for _ in range(draw.choice((0, 0, 8, 21)))]
+    prompt = (*shared, *(draw.randrange(4, vocab) for _ in range(draw.randint(1, 9))))
+
+    def now_and_then(value: Any, other: Any, share: float = 0.2) -> Any:
+        return value if draw.random() < share else other
+
+    narrow = tuple(sorted({draw.randrange(4, vocab) for _ in range(12)}))
+    sampling = Sampling(
+        temperature=draw.choice((0.0, 0.0, 0.7, 2.0, 4.0)),
+        top_k=now_and_then(draw.choice((1, 3, 40)), 0, 0.4),
+        top_p=now_and_then(0.8, 1.0),
+        min_p=now_and_then(0.05, 0.0),
+        presence_penalty=now_and_then(1.5, 0.0),
+        frequency_penalty=now_and_then(0.7, 0.0),
+        repetition_penalty=now_and_then(1.6, 1.0),
+        logit_bias=now_and_then(((few[0], 4.0), (few[1], -50.0)), ()),
+        allowed_ids=now_and_then(narrow, None),
+        bad_words=now_and_then((*((first, second) for first in narrow for second in narrow[::3]), (few[2],)), ()),
+        logprobs=draw.choice((None, None, 0, 3)),
+    )
+    stops = frozenset(now_and_then({*narrow[:4], *draw.sample(range(vocab), 20)}, set(), 0.5))
+    return Admitted(
+        f"r{number}",
+        prompt,
+        max_tokens=draw.choice((1, 2, draw.randint(3, 30), draw.randint(12, 30))),
+        seed=draw.getrandbits(62),
+        choices=now_and_then(2, 1, 0.1),
+        sampling=sampling,
+        min_tokens=now_and_then(draw.randint(1, 12), 0, 0.4) if stops else 0,
+        stop_ids=stops,
+        prompt_logprobs=now_and_then(2, None, 0.15),
+    )
+
+
+def settings(draw: Random, runner: str) -> dict[str, object]:
+    """How a load is served: small steps, small pools, every type of cache that the runner has."""
+    kind = draw.choice(("bf16", "f32", "int8") if runner == "native" else ("f32",))
+    return {
+        "runner": runner,
+        "kv_dtype": kind,
+        "threads": draw.choice((1, 2)),
+        "block_size": draw.choice((4, 16)),
+        "max_model_len": 64,
+        "max_num_batched_tokens": draw.choice((9, 17, 64, 256)),
+        "max_num_seqs": draw.choice((4, 16)),
+        "depth": draw.randint(1, 4),
+        "enable_prefix_caching": draw.random() < 0.7,
+    }
+
+
+def waves(requests: Sequence[Admitted], draw: Random) -> list[list[Admitted]]:
+    """Together, or in two parts one after the other, of which the second hits what the first has left."""
+    shuffled = draw.sample(requests, len(requests))
+    middle = draw.choice((0, len(shuffled) // 2))
+    return [wave for wave in (shuffled[:middle], shuffled[middle:]) if wave]
