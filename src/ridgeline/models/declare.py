@@ -1,6 +1,6 @@
 """Tables by which an architecture is declared. Plain data: both wings read it, and nothing of either is imported.
 
-An architecture is one module beside this one. It holds `ARCHITECTURE`, an `Architecture`, and, if runners support it, `step(g, facts, w)`,
+An architecture is one module of this folder. It holds `ARCHITECTURE`, an `Architecture`, and, if runners support it, `step(g, facts, w)`,
 which records its op list. A module without `step` can be planned and not run. `table.py` discovers the modules; no list names them.
 
 A module with a `step` has the name that GGUF files give the architecture. Canonical tensor names are those of GGUF.
