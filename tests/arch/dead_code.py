@@ -42,6 +42,8 @@ ALLOWED = {
     "facts/hardware/ceilings.py:argtypes": "read by ctypes",
     "compute/ops/definition.py:Definition.tolerance": "the tests of runners read it: how far a result may be from its reference",
     "compute/ops/definition.py:Definition.samples": "the tests of runners run them",
+    "compute/cpu/sampling.py:Prepared.arrays": "keeps alive what native code has the addresses of",
+    "compute/decoding/sampler.py:sample_rows(maxima)": "the signature of the native sampler",
     "compute/runner.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",
     "engine/beams.py:BeamSearchSequence.cum_logprob": "for callers of LLM",
     "engine/llm.py:LLM.*": "for callers of LLM",
@@ -55,6 +57,8 @@ ALLOWED = {
     "server/run.py:timeout_graceful_shutdown": "read by uvicorn",
     "server/wire.py:*": "fields that clients send and read",
     "sim/fleet/measures.py:*": "written to the report as a whole",
+    "core/events.py:Preempted.why": "for listeners: whether a row or blocks were short",
+    "sim/laws/oracle.py:logprobs(index)": "sources of answers in tests read it",
     "text/chat_sandbox.py:refuse(args)": "jinja2 calls it",
 }
 """Pattern of `path:name` → its user."""

@@ -120,16 +120,17 @@ UNCOMPILED = {
 }
 
 
+def pids_of(renderer: Renderer) -> tuple[int, int]:
+    """The process in use and the spare."""
+    return renderer._current.pid, renderer._spare.pid
+
+
+
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[Renderer]:
     made = Renderer({**ESCAPES, **BOMBS, "fine": "{{ messages[0].content }}", "refusing": "{{ raise_exception('No\tway' ~ 'y' * 500) }}"})
     yield made
     made.close()
-
-
-def pids(renderer: Renderer) -> tuple[int, int]:
-    """The process in use and the spare."""
-    return renderer._current.pid, renderer._spare.pid
 
 
 def timed(renderer: Renderer, name: str) -> tuple[RequestError, float]:
@@ -155,10 +156,10 @@ def test_the_corpora_are_large_enough() -> None:
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_escapes_are_refused(renderer: Renderer, name: str) -> None:
-    pid = renderer._current.pid
+    pid = pids_of(renderer)[0]
     message = refused_in_time(renderer, name).message
     assert "root:" not in message and "uid=" not in message and len(message) < 320
-    assert renderer._current.pid == pid, "an escape that ends the process is an escape"
+    assert pids_of(renderer)[0] == pid, "an escape that ends the process is an escape"
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -191,11 +192,11 @@ def test_a_conversation_too_deep_or_too_large_is_refused(renderer: Renderer) -> 
 
 
 def test_a_process_that_dies_is_replaced(renderer: Renderer) -> None:
-    first, spare = pids(renderer)
+    first, spare = pids_of(renderer)
     os.kill(first, signal.SIGKILL)
     error, _ = timed(renderer, "fine")
     assert error.code == "template_budget"
-    assert renderer.render("fine", VARIABLES, NOW) == "Hi" and renderer._current.pid == spare
+    assert renderer.render("fine", VARIABLES, NOW) == "Hi" and pids_of(renderer)[0] == spare
 
 
 def test_who_waits_too_long_is_told_to_try_again(monkeypatch: pytest.MonkeyPatch, renderer: Renderer) -> None:
@@ -207,10 +208,10 @@ def test_who_waits_too_long_is_told_to_try_again(monkeypatch: pytest.MonkeyPatch
 
 def test_closing_ends_both_processes() -> None:
     renderer = Renderer({"default": "x"})
-    both = pids(renderer)
+    pids = pids_of(renderer)
     renderer.close()
     renderer.close()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in both)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with pytest.raises(EngineDeadError):
         renderer.render("default", {}, NOW)
 
