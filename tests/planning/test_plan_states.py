@@ -145,13 +145,13 @@ def test_a_model_of_states_alone() -> None:
     assert (deployment.memory.kv_token, deployment.memory.kv_sequence, deployment.memory.max_context) == (0, 0, 128)
     assert deployment.memory.fits and make_report(deployment, Objective(), True, None).recommended_batch == 100
     with pytest.raises(ConfigError, match="no blocks to schedule"):
-        Scenario(deployment, Knobs(), (), 1).setting()
+        Scenario(deployment, Knobs(), (), 1).replica_config()
 
 
 def test_the_simulator_keeps_states_for_all_rows() -> None:
     deployment = planned("nemotron-h-8b", context=4096)
-    few, many = (Scenario(deployment, Knobs(max_num_seqs=rows), (), 1).setting().kv.blocks for rows in (16, 116))
-    block_bytes = 16 * 2 * 8 * 128 * 2 * len(Scenario(deployment, Knobs(), (), 1).setting().kv.groups[0].layers)
+    few, many = (Scenario(deployment, Knobs(max_num_seqs=rows), (), 1).replica_config().kv.blocks for rows in (16, 116))
+    block_bytes = 16 * 2 * 8 * 128 * 2 * len(Scenario(deployment, Knobs(), (), 1).replica_config().kv.groups[0].layers)
     assert few - many == pytest.approx(100 * deployment.model.state_bytes / block_bytes, abs=1)
 
 

@@ -82,7 +82,7 @@ def whatif(
     from ridgeline.cli.output import check_page, write_page
     from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
     from ridgeline.cli.sim_runs import Runs, show
-    from ridgeline.sim.fleet.experiment import candidates
+    from ridgeline.sim.fleet.experiment import candidate_levers
 
     objective = {} if slo is None else {"slo": slo}
     base = objective | parse_changes(today or [])
@@ -94,7 +94,7 @@ def whatif(
         if changed:
             runs.run(" ".join(f"{name}={value}" for name, value in changed.items()), scenario_of(model, base | changed, trace))
         if levers:
-            runs.try_levers(lambda settings: scenario_of(model, base | settings, trace), candidates(now))
+            runs.try_levers(lambda settings: scenario_of(model, base | settings, trace), candidate_levers(now))
         if find_knee:
             runs.find_knee(at_rate(model, base | changed, trace))
         if find_replicas:
@@ -121,9 +121,10 @@ def replay(
     compared, difference = recorded.replay(recording)
     if trace is not None:
         _write(trace, [{name: getattr(each, name) for name in ("time", "prompt", "output", "prefix", "shared")}
-                       for each in recorded.arrivals(recording)])  # fmt: skip
+                       for each in recorded.read_arrivals(recording)])  # fmt: skip
     if step_log is not None:
-        _write(step_log, [{"tokens": each.tokens, "cached": each.cached, "seconds": each.seconds} for each in recorded.steps(recording)])
+        steps = recorded.read_step_log(recording)
+        _write(step_log, [{"tokens": each.tokens, "cached": each.cached, "seconds": each.seconds} for each in steps])
     if difference is not None:
         fail(f"decision {difference.number} differs: recorded {difference.recorded!r:.200}, decided now {difference.replayed!r:.200}")
     print(f"{compared} decisions, all as recorded")
