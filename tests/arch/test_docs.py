@@ -26,7 +26,7 @@ def test_walk_throughs_name_what_is_there() -> None:
     every = (path for folder in ("src", "csrc", "tests") for path in (ROOT / folder).rglob("*"))
     sources = [path for path in every if path.suffix in (".py", ".cpp", ".h", ".def")]
     files, words = {path.name for path in sources}, {word for path in sources for word in re.findall(r"\w+", path.read_text())}
-    missing = [name for name in spoken if name not in files and not set(name.split(".")) <= words]
+    missing = [name for name in spoken if name not in files and not (ROOT / name).exists() and not set(name.split(".")) <= words]
     assert len(spoken) > 30 and not missing
 
 
