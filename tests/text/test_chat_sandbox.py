@@ -184,7 +184,7 @@ def test_a_conversation_too_deep_or_too_large_is_refused(renderer: Renderer) -> 
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
-    for value, said in ((deep, "no JSON"), ("a" * (33 << 20), "34603")):
+    for value, said in ((deep, "cannot be sent as JSON"), ("a" * (33 << 20), "34603")):
         with pytest.raises(RequestError, match=said):
             renderer.render("fine", {**VARIABLES, "messages": value}, NOW)
     while deep:
@@ -225,17 +225,17 @@ def test_the_process_ends_with_its_parent_even_while_it_is_busy() -> None:
         "import time\ntime.sleep(0.2)\nos.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    pids = list(map(int, done.stdout.split()))
-    assert len(pids) == 2, done.stderr
+    ended = list(map(int, done.stdout.split()))
+    assert len(ended) == 2, done.stderr
     until = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
+    while any(Path(f"/proc/{pid}").exists() for pid in ended) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ended)
 
 
 def test_the_sealed_process_can_open_and_start_nothing() -> None:
     program = (
-        "import sys, os, socket\nfrom ridgeline.text import chat_sandbox\nchat_sandbox._give_up_everything()\n"
+        "import sys, os, socket\nfrom ridgeline.text import chat_sandbox\nchat_sandbox._drop_privileges()\n"
         "answers = []\n"
         "for attempt in (lambda: open('/etc/passwd'), lambda: os.fork(), lambda: os.system('id'), lambda: socket.socket(),\n"
         "                lambda: __import__('ctypes'), lambda: compile('1', '', 'eval'), lambda: os.listdir('/')):\n"

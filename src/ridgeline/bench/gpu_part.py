@@ -24,7 +24,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.compose import engine_over
+from ridgeline.engine.compose import make_engine
 from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import RidgelineError
@@ -94,7 +94,7 @@ def _turns(
         facts, rows=batch, tokens=config.tokens, positions=length, block_tokens=BLOCK_TOKENS, depth=config.depth
     )
     clocked = Clocked(executor)
-    engine, _ = engine_over(clocked, config)
+    engine, _ = make_engine(clocked, config)
     turn = engine.turn(requests(engine, batch, context, length))
     while len(turn.outputs) < batch:
         turn = engine.turn()

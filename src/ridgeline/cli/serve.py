@@ -82,7 +82,7 @@ def _check_finite(given: dict[str, Any]) -> None:
 
 
 def _run(engine: EngineConfig, config: ServerConfig) -> None:
-    from ridgeline.server.app import run
+    from ridgeline.server.run import run
     from ridgeline.server.service import Model, Service
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
@@ -91,7 +91,7 @@ def _run(engine: EngineConfig, config: ServerConfig) -> None:
 
         def ready(model: Model, url: str) -> None:
             loading.close()
-            for note in model.notes:
+            for note in model.startup_notes:
                 say(note)
             for decision in model.engine.decisions:
                 value = decision.value if isinstance(decision.value, str) else f"{decision.value:,}"
