@@ -30,6 +30,14 @@ def test_walk_throughs_name_what_is_there() -> None:
     assert len(spoken) > 30 and not missing
 
 
+def test_folders_of_tests_are_those_of_the_package() -> None:
+    """But for what tests the whole, or several folders share."""
+    others = {"arch", "e2e", "clients", "helpers", "gold", "speed"}
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    strangers = [folder for folder in folders if not (ROOT / "src" / "ridgeline" / folder).is_dir() and folder.parts[0] not in others]
+    assert len(folders) > 15 and not strangers
+
+
 def test_readme_opens_with_the_two_commands() -> None:
     commands = re.findall(r"^(pip install .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert commands[:2] == ['pip install ".[demo]" && ridgeline serve demo', 'pip install ".[test]" && pytest']
