@@ -105,22 +105,27 @@ class IntegerMatrix:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
+        """All tensors of the matrix."""
         return tuple(part for part in (self.low, self.high, self.scale_words, self.super_scales, self.order) if part is not None)
 
     @property
     def nbytes(self) -> int:
+        """Bytes on the device."""
         return sum(part.nbytes for part in self.parts)
 
     @property
     def fields(self) -> int:
+        """Fields of a tile."""
         return fields(self.form)
 
     @property
     def tile(self) -> int:
+        """Inputs per tile."""
         return self.fields * self.width
 
     @property
     def tiles(self) -> int:
+        """Tiles of a row."""
         return self.low.shape[0]
 
     @staticmethod
