@@ -62,7 +62,7 @@ def branch(schema: dict[str, Any], kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("shape", [wire.CompletionRequest, wire.ChatCompletionRequest])
 def test_bounds_are_in_the_document(shape: type) -> None:
-    """Every number that the door bounds has its bounds; every field of the struct, and every refused one, is there."""
+    """Every number that admission bounds has its bounds; every field of the struct, and every unsupported one, is there."""
     properties = document(locked=False)["components"]["schemas"][shape.__name__]["properties"]
     refused = (body.CHAT if shape is wire.ChatCompletionRequest else body.COMPLETION).fields
     assert set(properties) == {field.encode_name for field in msgspec.structs.fields(shape)} | set(refused)

@@ -1,4 +1,4 @@
-"""The one door: every bound from both sides, every wrong type, and what comes out of it."""
+"""Admission: every bound from both sides, every wrong type, and the admitted request."""
 
 import math
 from dataclasses import replace

@@ -242,7 +242,7 @@ def test_the_table_has_every_route_with_a_body_and_every_number() -> None:
             assert set(endpoint.request.__struct_fields__) - untested <= set(table(endpoint.path)) | untested
 
 
-def test_only_the_door_builds_what_the_engine_accepts() -> None:
+def test_only_admission_builds_what_the_engine_accepts() -> None:
     builders = set()
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

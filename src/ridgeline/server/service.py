@@ -1,7 +1,7 @@
 """The service that all endpoints share: the loaded model, the engine, the metrics; their start and their end.
 
-Owns what the front end reads of a model's files (weights are the engine's), the order of starting (model file, then engine and tokenizer in
-parallel), of ending (no new request, the accepted ones, the engine) and the bound on waiting requests. Knows no HTTP.
+Owns the order of starting (model file, then engine and tokenizer in parallel), the order of ending (no new request, the accepted ones, the
+engine) and the bound on waiting requests. Knows no HTTP.
 """
 
 import asyncio
@@ -11,22 +11,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from pathlib import Path
 from typing import Final
 
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
 from ridgeline.core.events import Event
 from ridgeline.core.params import Admitted, SamplingParams
-from ridgeline.engine.admit import ModelLimits, admit, check_number, make_seed_source, tenant_domain
+from ridgeline.engine.admit import ModelLimits, admit, make_seed_source, tenant_domain
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
 from ridgeline.observe.metrics import Metrics
+from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.files import ModelFiles, read_files
 from ridgeline.text.prompt_cache import Encoder, PromptCache
 from ridgeline.text.tokenizer import Tokenizer, bad_word_ids
 
@@ -70,69 +69,6 @@ class Model:
         """OpenAI's `system_fingerprint`: changes with weights and KV layout."""
         return "fp_" + hashlib.sha256(self.limits.kv.fingerprint).hexdigest()[:12]
 
-    @property
-    def startup_notes(self) -> list[str]:
-        """Lines for an operator about the template and the defaults, warnings last."""
-        chat = "chat: no template; /v1/chat/completions needs --chat-template FILE"
-        if self.chat is not None:
-            chat = f"chat template: {_SOURCES[self.chat.source]}; turns end at {_token_names(self.tokenizer, self.turn_end_ids)}"
-        recommended = ", ".join(f"{name} {value}" for name, value in self.defaults.items())
-        defaults = [f"defaults of the model: {recommended} (--generation-config none ignores them)"] if recommended else []
-        return [chat, *defaults, *(f"warning: {each}" for each in (self.chat.warnings if self.chat else ()))]
-
-
-@dataclass(frozen=True, slots=True)
-class TextAssets:
-    """The parts of a model's files that the front end reads: tokenizer, prompt cache, chat template."""
-
-    files: ModelFiles
-    prompts: PromptCache
-    chat: ChatTemplate | None
-
-    def model(self, name: str, ready: Ready) -> Model:
-        """The loaded model, with what the engine reports of itself."""
-        files, info = self.files, ready.info
-        vocab = files.vocab(info.vocab)
-        limits = ModelLimits(vocab, info.max_model_len, files.eos_ids(vocab), info.kv)
-        return Model(name, files.tokenizer, limits, ready, int(time.time()), self.prompts, self.chat, files.generation.sampling)
-
-
-def load_text_assets(name: str, path: Path | None, config: ServerConfig) -> TextAssets:
-    """Reads the text side of the model that the user calls `name`, at `path`; None: one without files, which speaks bytes.
-
-    Raises ConfigError for a template or defaults that are of no use, ModelFormatError for malformed files.
-    """
-    files = read_files(name, path, chat_template=config.chat_template, generation_config=config.generation_config)
-    _check_defaults(files.generation.sampling)
-    return TextAssets(files, PromptCache(files.tokenizer), files.load_template())
-
-
-def _check_defaults(sampling: Mapping[str, int | float]) -> None:
-    """Raises ConfigError for a default that no client could send: it would refuse every request that leaves the field out."""
-    for name, value in sampling.items():
-        try:
-            check_number(name, value)
-        except RequestError as error:
-            raise ConfigError(f"the model's default for {error}", fix={"--generation-config": "none"}) from None
-
-
-def served_name(model: str, config: ServerConfig) -> str:
-    """The name by which clients call the model that the user calls `model`."""
-    if config.served_model_name is not None:
-        return config.served_model_name
-    return "fake" if model.startswith(FAKE_PREFIX) else Path(model).stem if model.endswith(".gguf") else model
-
-
-_SOURCES: Mapping[str, str] = {
-    "model": "the model's own",
-    "file": "from --chat-template",
-    "built in": "Ridgeline's own (the model has none)",
-}
-
-
-def _token_names(tokenizer: Tokenizer, ids: frozenset[int]) -> str:
-    return " ".join(repr(tokenizer.piece(token).decode("utf-8", "replace")) for token in sorted(ids)) or "no token of their own"
-
 
 Admitter = Callable[[Sequence[int]], Admitted]
 """Makes an admitted request of the ids of a prompt."""
@@ -174,7 +110,7 @@ class Service:
         await engine.start()
         assets = await asyncio.to_thread(load_text_assets, name, path, self.config)
         self._template = assets.chat
-        self._model = assets.model(served_name(name, self.config), await _ready(engine))
+        self._model = _model(served_name(name, self.config), assets, await _ready(engine))
         self.stage = "ready"
         return self._model
 
@@ -295,3 +231,10 @@ async def _ready(engine: EngineClient) -> Ready:
         return waiting.result()
     finally:
         waiting.cancel()
+
+
+def _model(name: str, assets: TextAssets, ready: Ready) -> Model:
+    files, info = assets.files, ready.info
+    vocab = files.vocab(info.vocab)
+    limits = ModelLimits(vocab, info.max_model_len, files.eos_ids(vocab), info.kv)
+    return Model(name, files.tokenizer, limits, ready, int(time.time()), assets.prompts, assets.chat, files.generation.sampling)
