@@ -10,7 +10,7 @@ namespace {
 // Loops over registers are unrolled, loops over arrays are not.
 #define RIDGELINE_UNROLL _Pragma("GCC unroll 16")
 
-constexpr int kRecordTokens = 5;         // tokens that share the reading of a packed record straight from memory
+constexpr int kRecordTokens = 3;         // tokens that share the reading of a packed record straight from memory
 constexpr bool kTiles = true;            // more of them meet what was expanded once for all, by these files
 constexpr size_t kFloatTokens = 12, kFloatPairTokens = 12;  // of a tile of float weights with one block, with two
 constexpr bool kFloatSteps = false;

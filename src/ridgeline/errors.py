@@ -1,15 +1,13 @@
-"""Errors that a user can cause. Each says the cause, the number that matters and the fix.
-
-Owns the exception types shared by every wing; never formats HTTP and never logs.
+"""Exception types of all packages. Messages of those that a user can cause say the cause, the number and the fix.
 """
 
 from collections.abc import Mapping
 
 
 class RidgelineError(Exception):
-    """Base of every error that is somebody's input, not our bug.
+    """Base of errors caused by input, not by a bug.
 
-    fix  flags and the values with which the same command works; None takes the flag away. "MODEL" is the model's name.
+    fix  flag → value with which the same command works; None: without the flag. "MODEL" is the model's name.
     """
 
     def __init__(self, message: str = "", *, fix: Mapping[str, str | None] | None = None) -> None:
@@ -18,11 +16,11 @@ class RidgelineError(Exception):
 
 
 class ModelFormatError(RidgelineError):
-    """A model file is malformed, truncated, hostile or of a kind that is not supported."""
+    """A model file is malformed, truncated, malicious or unsupported."""
 
 
 class ModelNotFoundError(RidgelineError):
-    """A model name resolves to no file."""
+    """There is no file for a model name."""
 
 
 class ConfigError(RidgelineError):
@@ -30,9 +28,9 @@ class ConfigError(RidgelineError):
 
 
 class RequestError(RidgelineError):
-    """A request that cannot be accepted: becomes a 4xx with an OpenAI-style body.
+    """A request is rejected with a 4xx and an OpenAI-style body.
 
-    `param` names the offending field, `code` is a stable machine-readable word, `status` the HTTP status.
+    param   offending field        code    stable machine-readable word        status  HTTP status
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value", status: int = 400) -> None:
@@ -44,7 +42,7 @@ class RequestError(RidgelineError):
 
 
 class OverloadedError(RidgelineError):
-    """The queue is full; `retry_after_seconds` says when a retry may succeed."""
+    """The queue is full; a retry may succeed after `retry_after_seconds`."""
 
     def __init__(self, message: str, retry_after_seconds: int) -> None:
         super().__init__(message)
@@ -52,11 +50,11 @@ class OverloadedError(RidgelineError):
 
 
 class EngineDeadError(RidgelineError):
-    """The engine process ended while the request was open; the request may be sent again."""
+    """The engine process ended while the request was open; the request may be repeated."""
 
 
 class LawViolation(RidgelineError):
-    """A law of docs/laws.md does not hold: a bug in the engine, never the user's fault."""
+    """A law of docs/laws.md does not hold: a bug of the engine."""
 
     def __init__(self, law: int, message: str) -> None:
         super().__init__(f"law {law}: {message}")

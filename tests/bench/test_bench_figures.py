@@ -17,7 +17,6 @@ from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.objectives import Objective
-from ridgeline.planning.shape import shape_of
 from ridgeline.sim.fleet.traffic import Arrival
 
 SIZE = Size(threads=2, streams=32, context=2048)
@@ -254,7 +253,7 @@ def test_ceilings_are_those_of_memory_and_of_arithmetic(tmp_path: Path) -> None:
         "int8_ops_per_second": None,
     }
     file.write_text(json.dumps(found))
-    shape = shape_of(describe_model("llama-3-8b", cache_directory()))
+    shape = describe_model("llama-3-8b", cache_directory())
     one, every = (ceilings(SCENARIOS["streams-1"], shape, read_roofline(file, threads, shape)) for threads in (1, 2))
     # 16 GB of weights, less an embedding of 1 GB that is looked up, at 10 GB/s; 2 · 7.5 · 10⁹ operations a token at 2 · 10¹¹.
     assert every["decode_tokens_per_second"] == pytest.approx(10 / 15.0, rel=0.02)

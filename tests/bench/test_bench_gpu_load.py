@@ -18,7 +18,7 @@ FAKE = 'fake:{"rows": 8, "max_model_len": 256, "blocks": %d}'
 
 def engine_of(pages: int = 200) -> Engine:
     engine, _ = start_engine(EngineConfig(FAKE % pages, max_num_seqs=8, max_num_batched_tokens=64), lambda stage, part: None)
-    engine.executor.waited = 0.0  # type: ignore[attr-defined]  # as a device's executor says
+    engine.executor.wait_seconds = 0.0  # type: ignore[attr-defined]  # as an executor of a device has it
     return engine
 
 

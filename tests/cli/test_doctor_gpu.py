@@ -7,7 +7,7 @@ import pytest
 from ridgeline.cli import doctor
 from ridgeline.cli.doctor import findings_of
 from ridgeline.facts.hardware import gpu as facts
-from ridgeline.facts.hardware.gpu import Gpu, ask_driver, lies_idle, read_gpus, torch_cuda
+from ridgeline.facts.hardware.gpu import Gpu, has_gpu_without_driver, query_driver, read_gpus, torch_cuda
 
 H200 = "NVIDIA H200, {driver}, {persistence}, 1980, 1980, {power}, 700.00, {used}, 143771"
 NEW = ", {reasons}, {temperature}, 9.0"
@@ -28,7 +28,7 @@ def smi(folder: Path, *answers: str, status: int = 0) -> str:
 
 def fixes(folder: Path, cuda: int | None = 13, **state: str) -> dict[str, str]:
     """The fix of each loss of one H200 in such a state."""
-    gpus, said = ask_driver(smi(folder, (H200 + NEW).format(**WELL | state)))
+    gpus, said = query_driver(smi(folder, (H200 + NEW).format(**WELL | state)))
     assert len(gpus) == 1 and not said
     return {finding.name.removeprefix("GPU 0 "): finding.fix for finding in findings_of(gpus, said, cuda) if finding.fix is not None}
 
@@ -92,13 +92,13 @@ def test_a_gpu_that_is_too_old(tmp_path: Path) -> None:
     ],
 )
 def test_a_driver_that_describes_nothing(tmp_path: Path, said: str, fix: str) -> None:
-    gpus, told = ask_driver(smi(tmp_path, said, status=9))
+    gpus, told = query_driver(smi(tmp_path, said, status=9))
     (finding,) = findings_of(gpus, told)
     assert gpus == () and said in finding.text and finding.fix is not None and fix in finding.fix
 
 
 def test_the_tool_is_absent(tmp_path: Path) -> None:
-    gpus, said = ask_driver(str(tmp_path / "nvidia-smi"))
+    gpus, said = query_driver(str(tmp_path / "nvidia-smi"))
     assert gpus == () and said.endswith("nvidia-smi is absent")
 
 
@@ -107,15 +107,15 @@ def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device.mkdir(parents=True)
     (device / "class").write_text("0x030200\n")
     (device / "vendor").write_text("0x8086\n")
-    assert not lies_idle(tmp_path)
+    assert not has_gpu_without_driver(tmp_path)
     (device / "vendor").write_text("0x10de\n")
-    assert lies_idle(tmp_path)
-    monkeypatch.setattr(doctor, "lies_idle", lambda: True)
+    assert has_gpu_without_driver(tmp_path)
+    monkeypatch.setattr(doctor, "has_gpu_without_driver", lambda: True)
     (finding,) = doctor.gpu_findings()
     assert finding.fix is not None and "install NVIDIA's driver, 580 or later" in finding.fix
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    assert not lies_idle(tmp_path)
+    assert not has_gpu_without_driver(tmp_path)
 
 
 @pytest.mark.parametrize(("text", "cuda"), [("cuda: Optional[str] = '13.0'", 13), ("cuda = '12.8'", 12), ("cuda: str | None = None", None)])

@@ -47,9 +47,9 @@ def test_values_are_those_that_the_engine_takes(demo_file: Path) -> None:
 def test_peaks_follow_from_clock_and_instruction_set(tmp_path: Path, flags: str, lanes: int, eight: int) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(f"processor: 0\ncpu MHz\t\t: 3000.0\nflags\t\t: fpu {flags}\n")
-    assert dict(ceilings.peaks(2, tmp_path)) == {"f32": 2 * 3e9 * lanes} | ({"int8": 2 * 3e9 * eight} if eight else {})
+    assert dict(ceilings.theoretical_flops(2, tmp_path)) == {"f32": 2 * 3e9 * lanes} | ({"int8": 2 * 3e9 * eight} if eight else {})
 
 
 def test_this_machine_is_a_device() -> None:
-    device = ceilings.this_machine()
+    device = ceilings.measure_this_machine()
     assert 1e8 < device.bytes_per_second < 5e12 and device.memory_bytes > 1e8 and device.flops("f32") > 1e9

@@ -6,7 +6,11 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import KVCosts, resolve
 from ridgeline.errors import ConfigError
 
-COSTS = KVCosts(block_bytes=1_000, sequence_blocks=lambda tokens: -(-tokens // 16), longest=lambda blocks, limit: min(limit, blocks * 16))
+COSTS = KVCosts(
+    block_bytes=1_000,
+    sequence_blocks=lambda tokens: -(-tokens // 16),
+    longest_sequence=lambda blocks, limit: min(limit, blocks * 16),
+)
 
 
 def test_the_need_when_it_is_less_than_the_share() -> None:
@@ -42,7 +46,7 @@ def test_context_shrinks_to_what_the_share_holds_and_says_so() -> None:
         (EngineConfig("m", max_num_seqs=64, swap_space=-1.0), "--swap-space is -1 GiB"),
         (EngineConfig("m", max_num_seqs=64, swap_space=float("nan")), "--swap-space is nan GiB"),
         (EngineConfig("m", max_num_seqs=64, swap_space=1e-9), "--swap-space 1e-09 GiB holds no block of 1000 bytes"),
-        (EngineConfig("m", max_num_seqs=64, swap_space=0.1, enable_prefix_caching=False), "--no-enable-prefix-caching has none"),
+        (EngineConfig("m", max_num_seqs=64, swap_space=0.1, enable_prefix_caching=False), "--no-enable-prefix-caching turns off"),
     ],
 )
 def test_what_cannot_work_names_the_flag(config: EngineConfig, words: str) -> None:
@@ -70,6 +74,6 @@ def test_no_fix_is_named_that_cannot_work() -> None:
 
 
 def test_no_room_for_one_token() -> None:
-    costs = KVCosts(block_bytes=1_000, sequence_blocks=lambda tokens: 6, longest=lambda blocks, limit: limit if blocks >= 6 else 0)
+    costs = KVCosts(block_bytes=1_000, sequence_blocks=lambda tokens: 6, longest_sequence=lambda blocks, limit: limit if blocks >= 6 else 0)
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes 6000"):
         resolve(EngineConfig("m", max_num_seqs=64, kv_cache_memory_bytes=5_000), context=100, memory_bytes=10**9, costs=costs)

@@ -16,7 +16,7 @@ from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence
 from ridgeline.engine.executor import Ticket
 from ridgeline.sim.laws.executor import fake_executor
-from ridgeline.sim.laws.model import FakeModel, extend
+from ridgeline.sim.laws.model import FakeModel, chain_stamps
 
 E = TypeVar("E")
 Ids = tuple[int, ...]
@@ -114,7 +114,7 @@ class Loop:
         request = self.requests[name]
         params, ids = request.row_params(choice), list(request.prompt)
         for _ in range(request.max_tokens if count is None else count):
-            ids.append(self.model.sample(extend(self.model.origin(params), ids)[-1], params, len(ids)))
+            ids.append(self.model.sample(chain_stamps(self.model.origin(params), ids)[-1], params, len(ids)))
         return tuple(ids[len(request.prompt) :])
 
     def told(self, kind: type[E], name: str | None = None) -> list[E]:

@@ -8,7 +8,7 @@ from ridgeline.core.events import Closed, Finish, Preempted, PrefixHit
 from ridgeline.core.plan import Result, TokenLogprobs
 from ridgeline.core.plan_builder import MAX_SCORED
 from ridgeline.errors import LawViolation
-from ridgeline.sim.laws.model import FakeModel, extend
+from ridgeline.sim.laws.model import FakeModel, chain_stamps
 
 PROMPT = tuple(range(40, 63))
 
@@ -19,7 +19,7 @@ def scores(run, name: str) -> list[TokenLogprobs]:
 
 def expected(run, name: str) -> list[TokenLogprobs]:
     request = run.requests[name]
-    stamps = extend(run.model.origin(request.row_params(0)), request.prompt)
+    stamps = chain_stamps(run.model.origin(request.row_params(0)), request.prompt)
     best = request.prompt_logprobs
     return [run.model.logprobs(stamp, token, best) for stamp, token in zip(stamps, request.prompt[1:], strict=False)]
 

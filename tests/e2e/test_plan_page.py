@@ -10,17 +10,18 @@ import pytest
 
 from ridgeline.facts.hardware.devices import DEVICES
 from ridgeline.facts.headers.config_json import read_config
+from ridgeline.facts.model import ModelFacts
 from ridgeline.models.table import KNOWN, known_names
 from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment, Layout, Workload, automatic_layout
+from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.page import plan_page
 from ridgeline.planning.report import make_report
-from ridgeline.planning.shape import KV_BITS, WEIGHT_FORMATS, ModelShape, shape_of
 from ridgeline.planning.speed import batch_point
 
 POINTS = 500
-SHAPES = [shape_of(read_config(KNOWN / f"{name}.json", name).facts) for name in known_names()]
+SHAPES = [read_config(KNOWN / f"{name}.json", name).facts for name in known_names()]
 EIGHT = read_config(KNOWN / "llama-3-8b.json", "llama-3-8b").facts
 COMPARED = (
     "fits", "memory_bytes", "weights_bytes", "kv_bytes_per_token", "kv_bytes_per_sequence",
@@ -32,35 +33,37 @@ COMPARED = (
 )  # fmt: skip
 COMPUTE = """
 POINTS.map(({ model, device, layout, objective, users_given, batch, ...rest }) => {
-  const shape = DATA.models[model];
-  const d = { ...rest, shape, layout: layout ?? automatic_layout(shape, rest.count), device: { ...DATA.devices[device.name], ...device } };
+
+  const facts = DATA.models[model];
+  const chosen = { ...DATA.devices[device.name], ...device };
+  const d = { ...rest, model: facts, layout: layout ?? automatic_layout(facts, rest.count), device: chosen };
   return { layout: d.layout, point: batch_point(d, batch), ...make_report(d, objective, users_given) };
 })
 """
 
 
-def random_layout(random: Random, shape: ModelShape, count: int) -> Layout | None:
+def random_layout(random: Random, model: ModelFacts, count: int) -> Layout | None:
     """None: automatic."""
     if random.random() < 0.6:
         return None
-    tensor = random.choice([width for width in range(1, 17) if shape.heads % width == 0])
-    expert = random.choice((1, 2, 8)) if shape.experts else 1
-    return Layout(tensor, random.randint(1, min(4, shape.layers)), expert, random.randint(1, 3))
+    tensor = random.choice([width for width in range(1, 17) if model.heads % width == 0])
+    expert = random.choice((1, 2, 8)) if model.experts else 1
+    return Layout(tensor, random.randint(1, min(4, model.layers)), expert, random.randint(1, 3))
 
 
 def random_deployment(random: Random) -> Deployment:
-    shape, count = random.choice(SHAPES), random.choice((1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 64))
+    model, count = random.choice(SHAPES), random.choice((1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 64))
     device = random.choice(list(DEVICES.values()))
     if random.random() < 0.5:
         device = replace(
             device, memory_bytes=random.randint(8, 800) * 10**9, bytes_per_second=device.bytes_per_second * random.uniform(0.3, 3)
         )
-    context = random.randint(2, shape.context) if random.random() < 0.3 else random.randint(2, min(shape.context, 9000))
+    context = random.randint(2, model.context) if random.random() < 0.3 else random.randint(2, min(model.context, 9000))
     prompt = random.randint(1, context - 1)
     return Deployment(
-        shape=shape,
+        model=model,
         device=device,
-        layout=random_layout(random, shape, count) or automatic_layout(shape, count),
+        layout=random_layout(random, model, count) or automatic_layout(model, count),
         dtype=random.choice([None, *WEIGHT_FORMATS]),
         kv_dtype=random.choice(list(KV_BITS)),
         context=context,
@@ -78,7 +81,7 @@ def as_point(deployment: Deployment, objective: Objective, users_given: bool, ba
     names = ("dtype", "kv_dtype", "context", "users", "utilisation", "chunk", "block_tokens")
     return {
         **{name: getattr(deployment, name) for name in names},
-        "model": deployment.shape.name,
+        "model": deployment.model.name,
         "device": {"name": device.name, "memory_bytes": device.memory_bytes, "bytes_per_second": device.bytes_per_second},
         "count": layout.devices,
         "layout": None if automatic else {name: getattr(layout, name) for name in ("tensor", "pipeline", "expert", "replicas")},
@@ -128,7 +131,7 @@ def test_it_computes_what_python_computes(plan: Any, monkeypatch: pytest.MonkeyP
         layout = {name: report["layout"][name] for name in ("tensor", "pipeline", "expert", "replicas")}
         point = batch_point(deployment, batch)
         expected.append({name: report[name] for name in COMPARED} | {"layout": layout, "point": point})
-        automatic = deployment.layout == automatic_layout(deployment.shape, deployment.layout.devices)
+        automatic = deployment.layout == automatic_layout(deployment.model, deployment.layout.devices)
         points.append(as_point(deployment, objective, given, batch, automatic))
     found = plan.value(COMPUTE.replace("POINTS", json.dumps(points), 1))
     assert len(found) == POINTS

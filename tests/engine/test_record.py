@@ -20,7 +20,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.engine.record import Recorder, Setup, read_recording
 from ridgeline.errors import ConfigError
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.fleet.replay import arrivals, replay, steps
+from ridgeline.sim.fleet.replay import read_arrivals, read_step_log, replay
 from ridgeline.sim.laws.executor import fake_executor
 from ridgeline.sim.laws.model import FakeModel
 
@@ -60,9 +60,9 @@ def test_a_recording_is_decided_again(tmp_path: Path) -> None:
     record(replace(FAKE, record=str(path)), prompts, 12)
     compared, difference = replay(path)
     assert difference is None and compared > 30
-    asked = arrivals(path)
+    asked = read_arrivals(path)
     assert len(asked) == 24 and sorted(each.prompt for each in asked) == sorted(map(len, prompts))
-    assert sum(each.tokens for each in steps(path)) >= sum(map(len, prompts[:1]))
+    assert sum(each.tokens for each in read_step_log(path)) >= sum(map(len, prompts[:1]))
 
 
 def test_another_scheduler_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_the_demo_is_decided_again(tmp_path: Path, demo_file: Path) -> None:
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_bytes(b"something else")
-    with pytest.raises(ConfigError, match="no recording"):
+    with pytest.raises(ConfigError, match="not a recording"):
         replay(path)
 
 
@@ -107,7 +107,7 @@ def test_a_recording_of_version_2_is_decided_as_it_was(name: str, plans: int) ->
     path = Path(__file__).with_name("recordings") / f"{name}.2.recording"
     compared, difference = replay(path)
     assert difference is None and compared >= plans
-    assert len(steps(path)) >= plans and len(arrivals(path)) >= 6
+    assert len(read_step_log(path)) >= plans and len(read_arrivals(path)) >= 6
 
 
 class Periodic(FakeModel):

@@ -161,7 +161,7 @@ MEMINFO = {"proc/meminfo": "MemTotal: 1000000 kB\nMemAvailable: 900000 kB"}
 def test_a_machine_without_limits(tmp_path: Path) -> None:
     facts = machine_facts(write(tmp_path, MEMINFO | {"sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/cpu.max": "max 100000"}))
     assert (facts.memory_bytes, facts.available_bytes) == (1_024_000_000, 921_600_000)
-    assert facts.processors == len(os.sched_getaffinity(0))
+    assert facts.cpu_cores == len(os.sched_getaffinity(0))
     assert machine_facts(tmp_path / "nothing").memory_bytes > 0
 
 
@@ -178,7 +178,7 @@ def test_limits_of_cgroup_version_2_at_any_level(tmp_path: Path) -> None:
     }
     facts = machine_facts(write(tmp_path, MEMINFO | files))
     assert (facts.memory_bytes, facts.available_bytes) == (500_000, 440_000)
-    assert facts.processors == min(2, len(os.sched_getaffinity(0)))
+    assert facts.cpu_cores == min(2, len(os.sched_getaffinity(0)))
 
 
 def test_limits_of_cgroup_version_1(tmp_path: Path) -> None:
@@ -191,4 +191,4 @@ def test_limits_of_cgroup_version_1(tmp_path: Path) -> None:
         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
     }
     facts = machine_facts(write(tmp_path, MEMINFO | files))
-    assert (facts.memory_bytes, facts.available_bytes, facts.processors) == (700_000, 400_000, 1)
+    assert (facts.memory_bytes, facts.available_bytes, facts.cpu_cores) == (700_000, 400_000, 1)

@@ -17,9 +17,9 @@ from ridgeline.facts.hardware.devices import ALIASES, DEVICES
 from ridgeline.facts.headers.config_json import parse_config, read_config
 from ridgeline.facts.headers.gguf import describe_gguf
 from ridgeline.facts.headers.read import describe_model
-from ridgeline.facts.model import CLASSES, Experts, StateLayers, TensorFacts
+from ridgeline.facts.model import CLASSES, Experts, ModelFacts, StateLayers, TensorFacts
 from ridgeline.models.table import KNOWN, known_names
-from ridgeline.planning.shape import ModelShape, shape_of
+from ridgeline.planning.formats import class_bytes
 
 NOWHERE = Path("/nonexistent")
 SMALL = {
@@ -44,16 +44,16 @@ LATENT = {
 }
 
 
-def shape(**values: object) -> ModelShape:
-    return shape_of(parse_config(json.dumps({**SMALL, **values}), "small").facts)
+def shape(**values: object) -> ModelFacts:
+    return parse_config(json.dumps({**SMALL, **values}), "small").facts
 
 
-def described(model: str) -> ModelShape:
-    return shape_of(describe_model(model, NOWHERE))
+def described(model: str) -> ModelFacts:
+    return describe_model(model, NOWHERE)
 
 
-def gguf_shape(of: Header) -> ModelShape:
-    return shape_of(describe_gguf(of))
+def described_gguf(of: Header) -> ModelFacts:
+    return describe_gguf(of)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_active_parameters_of_a_mixture() -> None:
 
 def test_kv_heads_and_never_query_heads() -> None:
     large = described("llama-3-70b")
-    assert (large.heads, large.kv_heads, large.attention, large.kv_elements) == (64, 8, "GQA", 2 * 8 * 128)
-    assert described("llama-2-7b").attention == "MHA"
-    assert described("gemma-3-270m").attention == "MQA"
+    assert (large.heads, large.kv_heads, large.attention_kind, large.widths.cached) == (64, 8, "GQA", 2 * 8 * 128)
+    assert described("llama-2-7b").attention_kind == "MHA"
+    assert described("gemma-3-270m").attention_kind == "MQA"
     latent = described("deepseek-v3")
-    assert (latent.attention, latent.kv_elements) == ("MLA", 512 + 64)
-    assert latent.decode_width == 128 * (576 + 512) > latent.prefill_width == 128 * (192 + 128)
+    assert (latent.attention_kind, latent.widths.cached) == ("MLA", 512 + 64)
+    assert latent.widths.decode == 128 * (576 + 512) > latent.widths.prefill == 128 * (192 + 128)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_text_part_of_a_model_with_eyes() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     config = {"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text, "vision_config": {}}
     found = parse_config(json.dumps(config), "eyes").facts
-    assert shape_of(found).total_parameters == described("gemma-3-4b").total_parameters
+    assert found.total_parameters == described("gemma-3-4b").total_parameters
 
 
 def compressed(kind: str, bits: int, **more: object) -> dict[str, object]:
@@ -199,7 +199,7 @@ MIXED = json.dumps({**SMALL, "model_type": "qwen3_moe", "num_experts": 4})
         (GOOD.replace('"llama"', '["llama"]'), "is not known"),
         (GOOD.replace('"num_key_value_heads": 2', '"num_key_value_heads": 3'), "not a multiple of 3"),
         (GOOD[:-1] + ', "layer_types": ["linear_attention", "full_attention", "full_attention"]}', "linear_attention"),
-        (GOOD[:-1] + ', "layer_types": ["full_attention"]}', "must list the 3"),
+        (GOOD[:-1] + ', "layer_types": ["full_attention"]}', "does not name the 3"),
         (GOOD[:-1] + ', "tie_word_embeddings": 1}', "true or false"),
         (MIXED[:-1] + ', "num_experts_per_tok": 5}', "outside 1 … 4"),
         (MIXED[:-1] + ', "num_experts_per_tok": 2, "mlp_only_layers": 7}', "a list was expected"),
@@ -232,7 +232,7 @@ def test_every_known_model_has_a_sensible_shape(name: str) -> None:
     found = described(name.upper())
     assert set(found.parameters) == set(CLASSES)
     assert len(found.layer_kinds) == found.layers
-    assert found.class_bytes("bf16") == {key: 2 * count for key, count in found.parameters.items()}
+    assert class_bytes(found, "bf16") == {key: 2 * count for key, count in found.parameters.items()}
 
 
 def test_gguf_and_config_agree(demo_file: Path) -> None:
@@ -248,11 +248,11 @@ def test_gguf_and_config_agree(demo_file: Path) -> None:
         "vocab",
         "layer_kinds",
         "window",
-        "kv_elements",
+        "widths",
         "parameters",
     ):
         assert getattr(stored, field) == getattr(configured, field), field
-    assert sum(stored.class_bytes(None).values()) < 0.5 * sum(configured.class_bytes(None).values())
+    assert sum(class_bytes(stored, None).values()) < 0.5 * sum(class_bytes(configured, None).values())
 
 
 def test_devices_are_plausible() -> None:
@@ -289,7 +289,7 @@ def test_mutated_configs_give_shapes_or_typed_errors() -> None:
             at = draw.randrange(len(text))
             text = text[:at] + draw.choice(["", "{", '"', "9" * 40, "\x00"]) + text[at + draw.randint(0, 3) :]
         try:
-            found = shape_of(parse_config(text, "mutant").facts)
+            found = parse_config(text, "mutant").facts
         except ModelFormatError:
             continue
         assert found.total_parameters >= found.active_parameters > 0
@@ -310,10 +310,10 @@ TENSORS = {"token_embd.weight": (100, 64), "blk.0.attn_q.weight": (64, 64), "blk
 
 
 def test_header_of_any_architecture() -> None:
-    found = gguf_shape(header("stablelm", {**TENSORS, "output.weight": (100, 64)}, **BASIC, attention__head_count_kv=2))
-    assert (found.attention, found.kv_elements, found.layer_kinds, found.dtype) == ("GQA", 2 * 2 * 16, ("full", "full"), "q8_0")
+    found = described_gguf(header("stablelm", {**TENSORS, "output.weight": (100, 64)}, **BASIC, attention__head_count_kv=2))
+    assert (found.attention_kind, found.widths.cached, found.layer_kinds, found.dtype) == ("GQA", 2 * 2 * 16, ("full", "full"), "q8_0")
     assert found.parameters == {"embedding": 6400, "head": 6400, "attention": 4096, "ffn": 6144, "experts": 0, "norms": 64}
-    assert found.stored_bytes["ffn"] == 6144 // 32 * 34
+    assert found.stored["ffn"] == 6144 // 32 * 34
 
 
 @pytest.mark.parametrize(
@@ -321,15 +321,16 @@ def test_header_of_any_architecture() -> None:
     [("gemma2", 16, "wf"), ("phi3", 16, "ww"), ("gemma3", 16, "ww"), ("llama", 0, "ff"), ("stablelm", 16, "ff")],
 )
 def test_windows_of_headers(arch: str, window: int, kinds: str) -> None:
-    found = gguf_shape(header(arch, TENSORS, **BASIC, attention__sliding_window=window))
+    found = described_gguf(header(arch, TENSORS, **BASIC, attention__sliding_window=window))
     assert "".join(kind[0] for kind in found.layer_kinds) == kinds
 
 
 def test_latent_attention_and_experts_of_headers() -> None:
     keys = {"attention__kv_lora_rank": 32, "rope__dimension_count": 8, "attention__key_length": 40, "attention__value_length": 32}
     keys |= {"attention__key_length_mla": 24, "attention__value_length_mla": 16, "expert_count": 8, "expert_used_count": 2}
-    found = gguf_shape(header("deepseek2", {**TENSORS, "blk.1.ffn_down_exps.weight": (8, 64, 32)}, **BASIC, **keys))
-    assert (found.attention, found.kv_elements, found.decode_width, found.prefill_width) == ("MLA", 40, 4 * (40 + 32), 4 * (24 + 16))
+    found = described_gguf(header("deepseek2", {**TENSORS, "blk.1.ffn_down_exps.weight": (8, 64, 32)}, **BASIC, **keys))
+    widths = found.widths
+    assert (found.attention_kind, widths.cached, widths.decode, widths.prefill) == ("MLA", 40, 4 * (40 + 32), 4 * (24 + 16))
     assert found.experts == Experts(8, 2, 1) and found.parameters["experts"] == 8 * 64 * 32
     assert found.active_parameters == found.total_parameters - 0.75 * 8 * 64 * 32
 
@@ -337,9 +338,9 @@ def test_latent_attention_and_experts_of_headers() -> None:
 def test_heads_that_differ_by_layer() -> None:
     """OpenELM and DeciLM files have an array where others have a number."""
     keys = {**BASIC, "attention__head_count": array("i", [4, 8]), "attention__head_count_kv": array("i", [2, 4])}
-    found = gguf_shape(header("openelm", TENSORS, **keys, feed_forward_length=array("i", [96, 128]), attention__key_length=16))
-    assert (found.heads, found.kv_heads, found.ffn, found.kv_elements, found.decode_width) == (8, 2, 128, 3 * 32, 6 * 32)
-    assert found.layers * found.kv_elements == (2 + 4) * 32
+    found = described_gguf(header("openelm", TENSORS, **keys, feed_forward_length=array("i", [96, 128]), attention__key_length=16))
+    assert (found.heads, found.kv_heads, found.ffn, found.widths.cached, found.widths.decode) == (8, 2, 128, 3 * 32, 6 * 32)
+    assert found.layers * found.widths.cached == (2 + 4) * 32
 
 
 def test_hybrids_of_headers() -> None:
@@ -347,11 +348,11 @@ def test_hybrids_of_headers() -> None:
     state = {"ssm__inner_size": 128, "ssm__state_size": 32, "ssm__conv_kernel": 4, "ssm__group_count": 2}
     tensors = {**TENSORS, "blk.0.ssm_in.weight": (424, 64), "blk.0.ssm_norm.weight": (128,), "blk.2.attn_k.weight": (32, 64)}
     keys = {**BASIC, "block_count": 3, "attention__head_count_kv": array("i", [0, 0, 2])}
-    found = gguf_shape(header("nemotron_h", tensors, **keys, **state))
-    assert (found.layer_kinds, found.kv_layers, found.kv_elements) == (("none", "none", "full"), 1, 2 * 2 * 16)
+    found = described_gguf(header("nemotron_h", tensors, **keys, **state))
+    assert (found.layer_kinds, found.kv_layers, found.widths.cached) == (("none", "none", "full"), 1, 2 * 2 * 16)
     assert found.state == StateLayers(1, 128 * 32, 3 * (128 + 2 * 2 * 32))
     assert found.parameters["attention"] == 4096 + 424 * 64 + 32 * 64
-    beside = gguf_shape(header("falcon-h1", {**tensors, "blk.0.attn_k.weight": (32, 64)}, **BASIC, attention__head_count_kv=2, **state))
+    beside = described_gguf(header("falcon-h1", {**tensors, "blk.0.attn_k.weight": (32, 64)}, **BASIC, attention__head_count_kv=2, **state))
     assert (beside.layer_kinds, beside.state) == (("full", "full"), found.state)
 
 
@@ -370,7 +371,7 @@ def test_hybrids_of_headers() -> None:
 )
 def test_headers_without_a_whole_model_are_refused(tensors: dict[str, tuple[int, ...]], values: dict[str, Value], cause: str) -> None:
     with pytest.raises(ModelFormatError, match=cause):
-        gguf_shape(header("llama", tensors, **{**BASIC, **values}))
+        described_gguf(header("llama", tensors, **{**BASIC, **values}))
 
 
 def safetensors(path: Path, tensors: dict[str, tuple[str, list[int]]], data_bytes: int | None = None, **changes: object) -> None:
@@ -396,8 +397,8 @@ def test_bytes_of_a_checkpoint_in_two_files(tmp_path: Path) -> None:
     safetensors(tmp_path / "model-00001-of-00002.safetensors", first)
     safetensors(tmp_path / "model-00002-of-00002.safetensors", {f"model.layers.0.{name}": value for name, value in layer.items()})
     found = described(str(tmp_path))
-    assert found.stored_bytes == {"embedding": 12_800, "head": 0, "attention": 4096, "ffn": 12_288, "experts": 0, "norms": 256}
-    assert sum(found.class_bytes(None).values()) == 29_440 != sum(found.class_bytes("bf16").values())
+    assert found.stored == {"embedding": 12_800, "head": 0, "attention": 4096, "ffn": 12_288, "experts": 0, "norms": 256}
+    assert sum(class_bytes(found, None).values()) == 29_440 != sum(class_bytes(found, "bf16").values())
     safetensors(tmp_path / "again.safetensors", {"lm_head.weight": ("BF16", [1])})
     with pytest.raises(ModelFormatError, match="is in again"):
         describe_model(str(tmp_path), NOWHERE)
@@ -408,7 +409,7 @@ def test_experts_of_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
     names = ["mlp.experts.0.up_proj.weight", "mlp.gate.weight", "mlp.shared_experts.up_proj.weight", "self_attn.q_norm.weight"]
     safetensors(tmp_path / "model.safetensors", {f"model.layers.0.{name}": ("BF16", [2**i]) for i, name in enumerate(names)})
-    stored = described(str(tmp_path)).stored_bytes
+    stored = described(str(tmp_path)).stored
     assert (stored["experts"], stored["ffn"], stored["norms"]) == (2, 4 + 8, 16)
 
 

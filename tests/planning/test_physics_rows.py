@@ -14,11 +14,12 @@ import pytest
 
 from ridgeline.facts.files.formats import FORMATS
 from ridgeline.facts.headers.read import describe_model
+from ridgeline.facts.model import ModelFacts
 from ridgeline.planning import levers, parallel, report, speed
 from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment, attention_score_bytes
+from ridgeline.planning.formats import class_bytes
 from ridgeline.planning.memory import kv_bytes
-from ridgeline.planning.shape import ModelShape, shape_of
 
 GB, GIB = 1e9, 2**30
 MODELS = {"7B": "llama-2-7b", "8B": "llama-3-8b", "70B": "llama-3-70b", "405B": "llama-3.1-405b"}
@@ -59,18 +60,18 @@ def each(function: Callable[[float], float], *values: float) -> list[float]:
     return [function(value) for value in values]
 
 
-def shape(model: str) -> ModelShape:
-    return shape_of(describe_model(MODELS[model], Path()))
+def shape(model: str) -> ModelFacts:
+    return describe_model(MODELS[model], Path())
 
 
 def kv(model: str, tokens: float, sequences: float = 1) -> float:
     """Bytes of the cache in 16 bits."""
     found = shape(model)
-    return kv_bytes(found.kv_layers, 1, found.kv_elements, 16) * tokens * sequences
+    return kv_bytes(found.kv_layers, 1, found.widths.cached, 16) * tokens * sequences
 
 
 def weights(model: str, dtype: str) -> float:
-    return sum(shape(model).class_bytes(dtype).values())
+    return sum(class_bytes(shape(model), dtype).values())
 
 
 def table(where: str, lines: dict[str, str], found: Callable[[str], list[float]]) -> list[Row]:

@@ -15,11 +15,11 @@ from ridgeline.planning import speed
 from ridgeline.planning.advice import TRAFFIC, flags, scaling
 from ridgeline.planning.arguments import PlanOptions, deployment_of, parse_objective
 from ridgeline.planning.deployment import Deployment, Layout, automatic_layout, kv_share
+from ridgeline.planning.formats import KV_BITS
 from ridgeline.planning.levers import levers, phase_split
 from ridgeline.planning.memory import block_bytes, kv_groups, sequence_blocks
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import make_report, min_devices_that_fit
-from ridgeline.planning.shape import KV_BITS, shape_of
 from ridgeline.planning.step import IDEAL, RowGroup, attended_pairs, link_seconds, pass_seconds, resource_seconds, step_work
 
 GIB = 2**30
@@ -137,9 +137,9 @@ def test_prompts_in_a_decode_step_share_its_reading_of_the_weights() -> None:
 def test_windows_bound_what_is_read_and_kept() -> None:
     near, far = deployed("gemma-3-4b", context=8192), deployed("gemma-3-4b", context=65_536)
     assert far.memory.kv_sequence < 8 * near.memory.kv_sequence
-    full_layers = near.shape.layer_kinds.count("full")
+    full_layers = near.model.layer_kinds.count("full")
     grown = speed.decode_work(far, 1, 65_536).kv_bytes - speed.decode_work(far, 1, 8192).kv_bytes
-    assert grown == full_layers * near.shape.kv_elements * 2 * (65_536 - 8192)
+    assert grown == full_layers * near.model.widths.cached * 2 * (65_536 - 8192)
 
 
 @pytest.mark.parametrize("tokens", [1, 500, 4096, 32_768])
@@ -170,7 +170,7 @@ def test_kv_heads_are_copied_and_latents_too() -> None:
     ],
 )
 def test_automatic_layout(model: str, count: int, tensor: int, pipeline: int) -> None:
-    layout = automatic_layout(shape_of(describe_model(model, Path())), count)
+    layout = automatic_layout(describe_model(model, Path()), count)
     assert layout == Layout(tensor, pipeline, replicas=count // tensor // pipeline)
 
 

@@ -12,9 +12,9 @@ from ridgeline.facts.model import ModelFacts, StateLayers
 from ridgeline.planning import speed
 from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment, Layout
+from ridgeline.planning.formats import class_bytes
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.report import make_report
-from ridgeline.planning.shape import ModelShape, shape_of
 from ridgeline.planning.step import STATE_FLOPS, RowGroup, link_seconds, step_work
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
 
@@ -33,8 +33,8 @@ def facts(**values: object) -> ModelFacts:
     return parse_config(json.dumps({**SMALL, **values}), "small").facts
 
 
-def shape(**values: object) -> ModelShape:
-    return shape_of(facts(**values))
+def shape(**values: object) -> ModelFacts:
+    return facts(**values)
 
 
 def planned(model: str, device: str = "h100", **asked: object) -> Deployment:
@@ -89,7 +89,7 @@ def test_small_hybrids(values: dict[str, object], parameters: int, attending: in
 )
 def test_known_hybrids(name: str, parameters: int, active: float, megabytes: float) -> None:
     """Totals are those that the models' publishers name: 52, 80, 8, 7.6 and 32 B."""
-    found = shape_of(describe_model(name, NOWHERE))
+    found = describe_model(name, NOWHERE)
     assert found.total_parameters == parameters
     assert found.active_parameters == pytest.approx(active, rel=0.02)
     assert found.state_bytes / 1e6 == pytest.approx(megabytes, abs=0.06)
@@ -129,7 +129,7 @@ def test_states_take_memory_beside_pages() -> None:
 def test_states_are_read_and_written_every_step() -> None:
     deployment = planned("nemotron-h-8b")
     short, long = (step_work(deployment, [RowGroup(start, 1, 8)]) for start in (100, 8000))
-    state = deployment.shape.state
+    state = deployment.model.state
     assert state is not None
     assert short.state_bytes == long.state_bytes == 2 * 8 * state.bytes
     assert short.state_flops == 8 * STATE_FLOPS * state.layers * state.recurrent
@@ -145,14 +145,14 @@ def test_a_model_of_states_alone() -> None:
     assert (deployment.memory.kv_token, deployment.memory.kv_sequence, deployment.memory.max_context) == (0, 0, 128)
     assert deployment.memory.fits and make_report(deployment, Objective(), True, None).recommended_batch == 100
     with pytest.raises(ConfigError, match="no blocks to schedule"):
-        Scenario(deployment, Knobs(), (), 1).setting()
+        Scenario(deployment, Knobs(), (), 1).replica_config()
 
 
 def test_the_simulator_keeps_states_for_all_rows() -> None:
     deployment = planned("nemotron-h-8b", context=4096)
-    few, many = (Scenario(deployment, Knobs(max_num_seqs=rows), (), 1).setting().kv.blocks for rows in (16, 116))
-    block_bytes = 16 * 2 * 8 * 128 * 2 * len(Scenario(deployment, Knobs(), (), 1).setting().kv.groups[0].layers)
-    assert few - many == pytest.approx(100 * deployment.shape.state_bytes / block_bytes, abs=1)
+    few, many = (Scenario(deployment, Knobs(max_num_seqs=rows), (), 1).replica_config().kv.blocks for rows in (16, 116))
+    block_bytes = 16 * 2 * 8 * 128 * 2 * len(Scenario(deployment, Knobs(), (), 1).replica_config().kv.groups[0].layers)
+    assert few - many == pytest.approx(100 * deployment.model.state_bytes / block_bytes, abs=1)
 
 
 def test_experts_over_devices() -> None:
@@ -160,7 +160,7 @@ def test_experts_over_devices() -> None:
     tensor = planned("mixtral-8x7b", count=8, tensor=8, context=8192)
     expert = planned("mixtral-8x7b", count=8, expert=8, context=8192)
     assert expert.layout == Layout(1, 1, 8, 1)
-    copied = sum(expert.shape.class_bytes(None).values()) - expert.shape.class_bytes(None)["experts"]
+    copied = sum(class_bytes(expert.model, None).values()) - class_bytes(expert.model, None)["experts"]
     assert expert.memory.weights - tensor.memory.weights == pytest.approx(7 * copied, abs=8)
     assert link_seconds(expert, 64) < link_seconds(tensor, 64)
     assert speed.decode_itl(expert, 64) < speed.decode_itl(planned("mixtral-8x7b", "h100", dtype="fp8"), 64)

@@ -9,55 +9,56 @@ from ridgeline.cli.scenarios import parse_changes, scenario_of
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.planning.objectives import Objective
-from ridgeline.sim.fleet.durations import Constant
-from ridgeline.sim.fleet.fleet import Failures, FleetSetting
-from ridgeline.sim.fleet.measures import Figures
-from ridgeline.sim.fleet.replica import Setting
+from ridgeline.sim.fleet.durations import ConstantDurations
+from ridgeline.sim.fleet.fleet import Failures, FleetConfig
+from ridgeline.sim.fleet.measures import SimulationReport
+from ridgeline.sim.fleet.replica import ReplicaConfig
 from ridgeline.sim.fleet.service import Service
 from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, constant, poisson, read_trace, uniform
 
-SERVER = Setting(
+SERVER = ReplicaConfig(
     Limits(rows=4, token_budget=64, max_model_len=512, max_waiting=10_000, prefix_caching=False),
     KVShape((KVGroup("full", (0,)),), 16, 400, b"clients"),
-    Constant(0.01),
+    ConstantDurations(0.01),
 )
 LOAD = Traffic(poisson(30.0), constant(20), uniform(20), 500)
 """A third more than the server can answer."""
 
 
-@pytest.mark.parametrize("fleet", [FleetSetting(SERVER), FleetSetting(SERVER, 2, failures=Failures(3.0, repair=1.0))])
-@pytest.mark.parametrize("jump", [True, False])
-def test_everybody_is_answered_or_leaves(fleet: FleetSetting, jump: bool) -> None:
-    setting = replace(fleet, replica=replace(SERVER, jump=jump), patience=0.5)
+@pytest.mark.parametrize("fleet", [FleetConfig(SERVER), FleetConfig(SERVER, 2, failures=Failures(3.0, repair=1.0))])
+@pytest.mark.parametrize("skips_steps", [True, False])
+def test_everybody_is_answered_or_leaves(fleet: FleetConfig, skips_steps: bool) -> None:
+    setting = replace(fleet, replica=replace(SERVER, skips_steps=skips_steps), patience=0.5)
     service = Service(setting, 1)
     kept = service.pools[0].replicas
-    found = service.run(LOAD.arrivals(1, 400)).figures(Objective())
+    found = service.run(LOAD.arrivals(1, 400)).report(Objective())
     assert found.requests + found.aborted == 400 and found.aborted > 20
     assert found.e2e.p99 <= 0.5 + 0.01 and found.met == pytest.approx(found.requests / 400)
     if fleet.failures is None:
         assert all(replica.scheduler.cache.pool.held == 0 and not replica.scheduler.lifecycle.open for replica in kept)
-    patient = Service(replace(setting, patience=None), 1).run(LOAD.arrivals(1, 400)).figures(Objective())
+    patient = Service(replace(setting, patience=None), 1).run(LOAD.arrivals(1, 400)).report(Objective())
     assert patient.aborted == 0 and patient.e2e.p99 > 1.0
 
 
 def test_jumps_change_nothing_for_those_who_leave() -> None:
-    def ends(jump: bool) -> list[float]:
-        return list(Service(FleetSetting(replace(SERVER, jump=jump), patience=0.7), 1).run(LOAD.arrivals(3, 300)).requests.ended)
+    def ends(skips_steps: bool) -> list[float]:
+        config = FleetConfig(replace(SERVER, skips_steps=skips_steps), patience=0.7)
+        return list(Service(config, 1).run(LOAD.arrivals(3, 300)).requests.ended)
 
-    assert ends(jump=True) == ends(jump=False)
+    assert ends(skips_steps=True) == ends(skips_steps=False)
 
 
 def test_users_who_left_ask_again() -> None:
     loop = ClosedLoop(12, 0.0, constant(20), constant(30), 500)
-    tally = Service(FleetSetting(SERVER, patience=0.4), 1).run_closed(loop, 1, 200)
+    tally = Service(FleetConfig(SERVER, patience=0.4), 1).run_closed(loop, 1, 200)
     assert len(tally.requests) + tally.aborted == 200 and 0 < tally.aborted < 200
 
 
-def served(policy: str, background: float) -> Figures:
+def served(policy: str, background: float) -> SimulationReport:
     """A load that a server can just answer, some of it in the background."""
-    load = replace(LOAD, moments=poisson(21.0), background=background)
-    setting = FleetSetting(replace(SERVER, policy=policy))
-    return Service(setting, 2).run(load.arrivals(2, 800)).figures(Objective(ttft=0.2))
+    load = replace(LOAD, process=poisson(21.0), background=background)
+    setting = FleetConfig(replace(SERVER, policy=policy))
+    return Service(setting, 2).run(load.arrivals(2, 800)).report(Objective(ttft=0.2))
 
 
 def test_priority_serves_the_foreground_first() -> None:

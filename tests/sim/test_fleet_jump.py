@@ -14,17 +14,17 @@ from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.engine import Turn
 from ridgeline.errors import LawViolation
 from ridgeline.sim.fleet import replica
-from ridgeline.sim.fleet.durations import Constant
-from ridgeline.sim.fleet.fleet import Failures, FleetSetting, Scaling
-from ridgeline.sim.fleet.replica import Setting
-from ridgeline.sim.fleet.service import Handover, Service
+from ridgeline.sim.fleet.durations import ConstantDurations
+from ridgeline.sim.fleet.fleet import Failures, FleetConfig, Scaling
+from ridgeline.sim.fleet.replica import ReplicaConfig
+from ridgeline.sim.fleet.service import KVTransfer, Service
 from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, exponential, poisson, uniform
 
 FULL, WINDOW = KVGroup("full", (0,)), KVGroup("window", (1,), 24)
 POLICIES = ("fcfs", "static", "one")
 
 
-def world(seed: int) -> tuple[Setting, Traffic]:
+def world(seed: int) -> tuple[ReplicaConfig, Traffic]:
     """A small server and its load: blocks short or plenty, windows or none, prefixes shared or not."""
     rng = Random(seed)
     groups = ((FULL,), (FULL, WINDOW), (WINDOW,))[seed % 3]
@@ -38,7 +38,7 @@ def world(seed: int) -> tuple[Setting, Traffic]:
     )
     blocks = len(groups) * (256 // size + 3) * rng.choice((1, 2, 8))
     kv = KVShape(groups, size, blocks, b"jump")
-    setting = Setting(limits, kv, Constant(0.01, 0.0003, 1e-6), rng.choice(POLICIES))
+    setting = ReplicaConfig(limits, kv, ConstantDurations(0.01, 0.0003, 1e-6), rng.choice(POLICIES))
     traffic = Traffic(
         poisson(rng.choice((0.2, 1.0, 10.0))), uniform(40), exponential(rng.choice((5, 60))), 255, prefixes=rng.choice((0, 2)), shared=30
     )
@@ -63,7 +63,7 @@ def state(scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-def decisions(setting: Setting, traffic: Traffic, seed: int) -> tuple[list[str], dict[int, str], list[tuple[str, Any]], int]:
+def decisions(setting: ReplicaConfig, traffic: Traffic, seed: int) -> tuple[list[str], dict[int, str], list[tuple[str, Any]], int]:
     """What was decided, each step's columns, states at the end of turns by step, and the turns taken."""
     said: list[str] = []
     steps: dict[int, str] = {}
@@ -78,7 +78,7 @@ def decisions(setting: Setting, traffic: Traffic, seed: int) -> tuple[list[str],
             elif not isinstance(event, (Computed, StepTimed)):
                 said.append(repr(event))
 
-    service = Service(FleetSetting(setting), seed, watch=watch)
+    service = Service(FleetConfig(setting), seed, on_turn=watch)
     (kept,) = service.pools[0].replicas
     tally = service.run(traffic.arrivals(seed, 25))
     columns = [(name, list(getattr(tally.requests, name))) for name in ("arrived", "started", "first", "ended", "cached")]
@@ -95,7 +95,7 @@ def compare(seeds: range) -> int:
     jumped = 0
     for seed in seeds:
         setting, traffic = world(seed)
-        slow_said, slow_steps, slow_end, slow_turns = decisions(replace(setting, jump=False), traffic, seed)
+        slow_said, slow_steps, slow_end, slow_turns = decisions(replace(setting, skips_steps=False), traffic, seed)
         said, steps, end, turns = decisions(setting, traffic, seed)
         # A block published or evicted within a jump is told at the jump's end: per kind the order is the same.
         assert sorted(said) == sorted(slow_said)
@@ -119,20 +119,20 @@ FLEETS = {
 def test_a_fleet_is_that_of_single_steps(kind: str) -> None:
     """Whatever a router, a failure, a look at the load or an answer makes of the moment, jumps give every request the same times."""
 
-    def columns(jump: bool) -> tuple[list[list[float]], dict[int, int]]:
+    def columns(skips_steps: bool) -> tuple[list[list[float]], dict[int, int]]:
         setting, traffic = world(7)
-        setting = replace(setting, jump=jump, policy="fcfs", limits=replace(setting.limits, rows=16))
-        fleet = FleetSetting(setting, **FLEETS.get(kind, {"replicas": 2}))  # type: ignore[arg-type]
-        service = Service(fleet, 3, Handover(fleet, 0.01, 1e-4) if kind == "apart" else None)
+        setting = replace(setting, skips_steps=skips_steps, policy="fcfs", limits=replace(setting.limits, rows=16))
+        fleet = FleetConfig(setting, **FLEETS.get(kind, {"replicas": 2}))  # type: ignore[arg-type]
+        service = Service(fleet, 3, KVTransfer(fleet, 0.01, 1e-4) if kind == "apart" else None)
         if kind == "closed":
             tally = service.run_closed(ClosedLoop(6, 0.05, uniform(40), exponential(60), 255), 3, 120)
         else:
-            tally = service.run(replace(traffic, moments=poisson(20.0)).arrivals(3, 120))
+            tally = service.run(replace(traffic, process=poisson(20.0)).arrivals(3, 120))
         done = tally.requests
         return [list(each) for each in (done.arrived, done.started, done.first, done.ended)], tally.gaps._counts
 
-    found = columns(jump=True)
-    assert found == columns(jump=False)
+    found = columns(skips_steps=True)
+    assert found == columns(skips_steps=False)
     assert len(found[0][0]) == 120
 
 

@@ -13,43 +13,43 @@ from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.errors import ConfigError
 from ridgeline.planning.objectives import Objective
-from ridgeline.sim.fleet.durations import Constant
-from ridgeline.sim.fleet.experiment import interval
-from ridgeline.sim.fleet.fleet import FleetSetting
-from ridgeline.sim.fleet.measures import Figures, Tally
-from ridgeline.sim.fleet.replica import Setting
-from ridgeline.sim.fleet.service import Sample, Service, sample_cycle
+from ridgeline.sim.fleet.durations import ConstantDurations
+from ridgeline.sim.fleet.experiment import compute_interval
+from ridgeline.sim.fleet.fleet import FleetConfig
+from ridgeline.sim.fleet.measures import SimulationReport, Tally
+from ridgeline.sim.fleet.replica import ReplicaConfig
+from ridgeline.sim.fleet.service import DaySample, Service, simulate_sample
 from ridgeline.sim.fleet.traffic import Arrival, Traffic, constant, diurnal, uniform
 
-SERVER = Setting(
+SERVER = ReplicaConfig(
     Limits(rows=2, token_budget=256, max_model_len=512, max_waiting=10_000, prefix_caching=False),
     KVShape((KVGroup("full", (0,)),), 16, 200, b"sample"),
-    Constant(0.01),
+    ConstantDurations(0.01),
 )
-FLEET = FleetSetting(SERVER, replicas=3)
+FLEET = FleetConfig(SERVER, replicas=3)
 PERIOD, RATE = 240.0, 10.0
 TRAFFIC = Traffic(diurnal(RATE, 1.8, PERIOD), constant(20), uniform(25), 500)
 
 
-def whole(seed: int) -> Figures:
+def whole(seed: int) -> SimulationReport:
     """A whole cycle."""
-    arrivals = TRAFFIC.within(seed, 0.0, PERIOD)
-    return Service(FLEET, seed).run(arrivals).figures(Objective(ttft=0.1), measured=PERIOD)
+    arrivals = TRAFFIC.arrivals_within(seed, 0.0, PERIOD)
+    return Service(FLEET, seed).run(arrivals).report(Objective(ttft=0.1), measured=PERIOD)
 
 
-def thin(seed: int, sample: Sample) -> Figures:
+def thin(seed: int, sample: DaySample) -> SimulationReport:
     """A sample of it."""
-    tally = sample_cycle(lambda: Service(FLEET, seed), TRAFFIC, sample, seed, lambda ended: None)
-    return tally.figures(Objective(ttft=0.1), measured=sample.seconds)
+    tally = simulate_sample(lambda: Service(FLEET, seed), TRAFFIC, sample, seed, lambda ended: None)
+    return tally.report(Objective(ttft=0.1), measured=sample.seconds)
 
 
 def test_a_sample_is_near_the_whole() -> None:
     full = [whole(seed) for seed in range(3)]
-    part = [thin(seed, Sample(0.2, PERIOD, settle=2.0)) for seed in range(5)]
+    part = [thin(seed, DaySample(0.2, PERIOD, settle=2.0)) for seed in range(5)]
     assert sum(each.requests for each in part) < 0.4 * sum(each.requests for each in full)
     for name in ("output_tokens_per_second", "running", "utilisation", "met"):
-        found = interval([getattr(each, name) for each in part])
-        expected = interval([getattr(each, name) for each in full])
+        found = compute_interval([getattr(each, name) for each in part])
+        expected = compute_interval([getattr(each, name) for each in full])
         assert found.half is not None and expected.half is not None
         assert abs(found.mean - expected.mean) < found.half + expected.half, name
         assert found.half < 0.15 * found.mean, name
@@ -57,25 +57,25 @@ def test_a_sample_is_near_the_whole() -> None:
 
 def test_windows_lie_in_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[float] = []
-    within = Traffic.within
+    arrivals_within = Traffic.arrivals_within
 
     def noted(self: Traffic, seed: int, start: float, seconds: float):  # type: ignore[no-untyped-def]
         begun.append(start)
         assert seconds == pytest.approx(0.1 * 60 + 2 * 4)
-        return within(self, seed, start, seconds)
+        return arrivals_within(self, seed, start, seconds)
 
-    monkeypatch.setattr(Traffic, "within", noted)
-    found = thin(1, Sample(0.1, PERIOD, parts=4, settle=4.0))
+    monkeypatch.setattr(Traffic, "arrivals_within", noted)
+    found = thin(1, DaySample(0.1, PERIOD, parts=4, settle=4.0))
     assert [int((start + 4.0) // 60) for start in begun] == [0, 1, 2, 3]
     assert found.seconds == pytest.approx(24) and found.replica_seconds == pytest.approx(72)
     assert found.requests == pytest.approx(RATE * 24, rel=0.25)
 
 
-@pytest.mark.parametrize("jump", [False, True])
-def test_means_over_time_obey_little(jump: bool) -> None:
+@pytest.mark.parametrize("skips_steps", [False, True])
+def test_means_over_time_obey_little(skips_steps: bool) -> None:
     """Mean rows = answers a second · seconds in a row (Little 1961), at a load at which servers idle half of the time."""
-    fleet = replace(FLEET, replica=replace(SERVER, jump=jump))
-    found = Service(fleet, 1).run(TRAFFIC.within(1, 0.0, 60.0)).figures(Objective())
+    fleet = replace(FLEET, replica=replace(SERVER, skips_steps=skips_steps))
+    found = Service(fleet, 1).run(TRAFFIC.arrivals_within(1, 0.0, 60.0)).report(Objective())
     served = found.requests * (found.e2e.mean - found.queue.mean)
     assert found.running * found.replica_seconds == pytest.approx(served, rel=1e-6)
 
@@ -86,7 +86,7 @@ def test_looking_changes_nothing() -> None:
 
     def run(moments: list[float]) -> tuple[Tally, list[Tally]]:
         service = Service(FLEET, 4)
-        marks = [service.mark(moment) for moment in moments]
+        marks = [service.tally_at(moment) for moment in moments]
         return service.run(Arrival(time, 20, 30) for time in asked), marks
 
     plain, _ = run([])
@@ -119,6 +119,6 @@ def test_the_command_tells_what_the_sample_stands_for() -> None:
 
 
 def test_a_sample_of_nothing_is_nothing() -> None:
-    empty = replace(TRAFFIC, moments=diurnal(1e-6, 1.8, PERIOD))
-    tally = sample_cycle(lambda: Service(FLEET, 1), empty, Sample(0.1, PERIOD, parts=2, settle=1.0), 1, lambda ended: None)
+    empty = replace(TRAFFIC, process=diurnal(1e-6, 1.8, PERIOD))
+    tally = simulate_sample(lambda: Service(FLEET, 1), empty, DaySample(0.1, PERIOD, parts=2, settle=1.0), 1, lambda ended: None)
     assert len(tally.requests) == 0 and tally.replica_seconds == pytest.approx(72)

@@ -11,47 +11,47 @@ from ridgeline.core.plan import KVGroup, KVShape, Plan
 from ridgeline.core.routing import ROUTING, ReplicaLoad, RoutedRequest
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.step import RowGroup, pass_seconds, step_work
-from ridgeline.sim.fleet.durations import Constant, Observed, Roofline, fitted
-from ridgeline.sim.fleet.fleet import Failures, FleetSetting, Scaling
-from ridgeline.sim.fleet.measures import Figures
-from ridgeline.sim.fleet.replica import Setting
-from ridgeline.sim.fleet.service import Handover, Service, Transferred
+from ridgeline.sim.fleet.durations import ConstantDurations, ObservedStep, RooflineDurations, fit_constant
+from ridgeline.sim.fleet.fleet import Failures, FleetConfig, Scaling
+from ridgeline.sim.fleet.measures import SimulationReport
+from ridgeline.sim.fleet.replica import ReplicaConfig
+from ridgeline.sim.fleet.service import DecodePoolDurations, KVTransfer, Service
 from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, bursty, constant, diurnal, lognormal, poisson
 
-SERVER = Setting(
+SERVER = ReplicaConfig(
     Limits(rows=16, token_budget=512, max_model_len=4096, max_waiting=1 << 20),
     KVShape((KVGroup("full", (0,)),), 16, 1200, b"fleet"),
-    Constant(0.01, 0.0001),
+    ConstantDurations(0.01, 0.0001),
 )
 LOAD = Traffic(poisson(8.0), lognormal(200), lognormal(40), most=4095)
 
 
-def figures(setting: FleetSetting, traffic: Traffic = LOAD, count: int = 300, seed: int = 1) -> Figures:
-    return Service(setting, seed).run(traffic.arrivals(seed, count)).figures(Objective(1.0, 0.05))
+def figures(setting: FleetConfig, traffic: Traffic = LOAD, count: int = 300, seed: int = 1) -> SimulationReport:
+    return Service(setting, seed).run(traffic.arrivals(seed, count)).report(Objective(1.0, 0.05))
 
 
 def test_the_same_seed_gives_the_same_report() -> None:
-    assert figures(FleetSetting(SERVER, 3, "two-choices")) == figures(FleetSetting(SERVER, 3, "two-choices"))
-    assert figures(FleetSetting(SERVER, 3)) != figures(FleetSetting(SERVER, 3), seed=2)
+    assert figures(FleetConfig(SERVER, 3, "two-choices")) == figures(FleetConfig(SERVER, 3, "two-choices"))
+    assert figures(FleetConfig(SERVER, 3)) != figures(FleetConfig(SERVER, 3), seed=2)
 
 
 @pytest.mark.parametrize("routing", ROUTING)
 def test_every_request_is_answered_once(routing: str) -> None:
-    found = figures(FleetSetting(SERVER, 3, routing))
+    found = figures(FleetConfig(SERVER, 3, routing))
     assert found.requests == 300 and found.rejected == found.aborted == 0
 
 
 def test_a_policy_that_looks_is_better_than_chance() -> None:
-    busy = replace(LOAD, moments=poisson(14.0))
-    by_chance, looking = (figures(FleetSetting(SERVER, 4, name), busy, 600).e2e.p99 for name in ("random", "least-requests"))
+    busy = replace(LOAD, process=poisson(14.0))
+    by_chance, looking = (figures(FleetConfig(SERVER, 4, name), busy, 600).e2e.p99 for name in ("random", "least-requests"))
     assert looking < by_chance
 
 
 def test_routing_by_prefix_finds_more_in_the_caches() -> None:
     small = replace(SERVER, kv=replace(SERVER.kv, blocks=400))
     talk = Traffic(poisson(4.0), constant(600), constant(10), prefixes=12, shared=512)
-    spread, together = (figures(FleetSetting(small, 4, name), talk).cached_share for name in ("round-robin", "prefix"))
-    assert together > spread + 0.1
+    compute_percentiles, together = (figures(FleetConfig(small, 4, name), talk).cached_share for name in ("round-robin", "prefix"))
+    assert together > compute_percentiles + 0.1
 
 
 def test_a_crowded_home_is_passed_over() -> None:
@@ -63,72 +63,72 @@ def test_a_crowded_home_is_passed_over() -> None:
 
 
 def test_replicas_come_after_their_cold_start_and_go() -> None:
-    rush = replace(LOAD, moments=bursty(6.0, burst=4.0, cycle=200.0))
-    one = figures(FleetSetting(SERVER, 1), rush, 1500)
-    scaled = figures(FleetSetting(SERVER, 1, scaling=Scaling(1, 6, up=4, down=4, period=2.0, cold_start=5.0)), rush, 1500)
-    late = figures(FleetSetting(SERVER, 1, scaling=Scaling(1, 6, up=4, down=4, period=2.0, cold_start=60.0)), rush, 1500)
+    rush = replace(LOAD, process=bursty(6.0, burst=4.0, cycle=200.0))
+    one = figures(FleetConfig(SERVER, 1), rush, 1500)
+    scaled = figures(FleetConfig(SERVER, 1, scaling=Scaling(1, 6, up=4, down=4, period=2.0, cold_start=5.0)), rush, 1500)
+    late = figures(FleetConfig(SERVER, 1, scaling=Scaling(1, 6, up=4, down=4, period=2.0, cold_start=60.0)), rush, 1500)
     assert scaled.e2e.p99 < late.e2e.p99 and scaled.e2e.p99 < one.e2e.p99
     assert scaled.replica_seconds < 6 * scaled.seconds
     assert scaled.requests == one.requests == 1500
 
 
 def test_failures_cost_time_but_no_request() -> None:
-    calm = figures(FleetSetting(SERVER, 3), count=500)
-    failing = figures(FleetSetting(SERVER, 3, failures=Failures(between=15.0, repair=5.0)), count=500)
+    calm = figures(FleetConfig(SERVER, 3), count=500)
+    failing = figures(FleetConfig(SERVER, 3, failures=Failures(between=15.0, repair=5.0)), count=500)
     assert failing.requests == 500 and failing.e2e.p99 > calm.e2e.p99
 
 
 def test_the_only_replica_may_fail() -> None:
-    assert figures(FleetSetting(SERVER, 1, failures=Failures(between=5.0, repair=3.0)), count=100).requests == 100
+    assert figures(FleetConfig(SERVER, 1, failures=Failures(between=5.0, repair=3.0)), count=100).requests == 100
 
 
 def test_separate_pools_keep_prompts_out_of_answers() -> None:
     """One long prompt beside streams: in one pool its chunks slow every gap, in two they do not."""
     mixed = Traffic(poisson(3.0), constant(3000), constant(100))
-    together = figures(FleetSetting(SERVER, 2), mixed, 120)
+    together = figures(FleetConfig(SERVER, 2), mixed, 120)
     limits = replace(SERVER.limits, token_budget=8192)
-    pool = FleetSetting(replace(SERVER, limits=limits, durations=Transferred(SERVER.durations)), 1)
-    handover = Handover(pool, latency=0.001, token=1e-6)
-    apart = Service(FleetSetting(SERVER, 1), 1, handover).run(mixed.arrivals(1, 120)).figures(Objective())
+    pool = FleetConfig(replace(SERVER, limits=limits, durations=DecodePoolDurations(SERVER.durations)), 1)
+    handover = KVTransfer(pool, latency=0.001, token=1e-6)
+    apart = Service(FleetConfig(SERVER, 1), 1, handover).run(mixed.arrivals(1, 120)).report(Objective())
     assert apart.requests == together.requests == 120
     assert apart.itl.p99 < together.itl.p99 / 2
     assert apart.output_tokens_per_second * apart.seconds == pytest.approx(120 * 100)
 
 
 def test_the_transfer_is_waited_for() -> None:
-    pool = FleetSetting(replace(SERVER, durations=Transferred(SERVER.durations)), 1)
+    pool = FleetConfig(replace(SERVER, durations=DecodePoolDurations(SERVER.durations)), 1)
     quick, slow = (
-        Service(FleetSetting(SERVER, 1), 1, Handover(pool, latency, 0.0)).run([Arrival(0.0, 100, 20)]).figures(Objective()).e2e.mean
+        Service(FleetConfig(SERVER, 1), 1, KVTransfer(pool, latency, 0.0)).run([Arrival(0.0, 100, 20)]).report(Objective()).e2e.mean
         for latency in (0.0, 0.5)
     )
     assert slow == pytest.approx(quick + 0.5)
 
 
 def test_a_closed_loop_never_has_more_open_than_users() -> None:
-    found = Service(FleetSetting(SERVER, 1), 1).run_closed(ClosedLoop(5, 0.1, constant(50), constant(20)), 1, 200).figures(Objective())
+    found = Service(FleetConfig(SERVER, 1), 1).run_closed(ClosedLoop(5, 0.1, constant(50), constant(20)), 1, 200).report(Objective())
     assert found.requests == 200 and found.running <= 5 and found.queue.p99 < 0.02
 
 
 def test_a_closed_loop_obeys_littles_law() -> None:
     """Users = rate · (response + think)."""
-    found = Service(FleetSetting(SERVER, 1), 1).run_closed(ClosedLoop(12, 1.0, constant(50), constant(40)), 1, 2000).figures(Objective())
+    found = Service(FleetConfig(SERVER, 1), 1).run_closed(ClosedLoop(12, 1.0, constant(50), constant(40)), 1, 2000).report(Objective())
     assert found.requests_per_second * (found.e2e.mean + 1.0) == pytest.approx(12, rel=0.03)
 
 
-@pytest.mark.parametrize(("moments", "mean"), [(poisson(5.0), 5.0), (bursty(5.0), 5.0), (diurnal(5.0, 1.8, 600.0), 5.0)])
-def test_arrivals_have_their_mean_rate(moments, mean) -> None:  # type: ignore[no-untyped-def]
-    times = [arrival.time for arrival in Traffic(moments, constant(1), constant(1)).arrivals(7, 30_000)]
+@pytest.mark.parametrize(("process", "mean"), [(poisson(5.0), 5.0), (bursty(5.0), 5.0), (diurnal(5.0, 1.8, 600.0), 5.0)])
+def test_arrivals_have_their_mean_rate(process, mean) -> None:  # type: ignore[no-untyped-def]
+    times = [arrival.time for arrival in Traffic(process, constant(1), constant(1)).arrivals(7, 30_000)]
     assert len(times) / times[-1] == pytest.approx(mean, rel=0.03)
     assert times == sorted(times)
 
 
 def test_a_step_log_gives_its_constants_back() -> None:
-    true = Constant(0.012, 3e-5, 2e-7)
-    log = [Observed(t, c, true.step + true.token * t + true.cached * c) for t in (1, 8, 64, 300) for c in (10, 900, 40_000)]
-    found = fitted(log)
+    true = ConstantDurations(0.012, 3e-5, 2e-7)
+    log = [ObservedStep(t, c, true.step + true.token * t + true.cached * c) for t in (1, 8, 64, 300) for c in (10, 900, 40_000)]
+    found = fit_constant(log)
     assert (found.step, found.token, found.cached) == pytest.approx((0.012, 3e-5, 2e-7), rel=1e-6)
-    assert fitted([replace(each, cached=0) for each in log]).cached == 0.0
-    downhill = fitted([Observed(t, 0, 1.0 - 0.001 * t) for t in range(1, 50)])
+    assert fit_constant([replace(each, cached=0) for each in log]).cached == 0.0
+    downhill = fit_constant([ObservedStep(t, 0, 1.0 - 0.001 * t) for t in range(1, 50)])
     assert downhill.token == 0.0 and downhill.step > 0
 
 
@@ -139,15 +139,17 @@ def test_a_mixed_step_takes_what_its_rows_take_one_by_one(model: str) -> None:
     start, count, sample = array("i", [17, 900, 33, 0, 4000, 64]), array("i", [1, 1, 1, 70, 200, 1]), bytearray([1, 1, 1, 1, 0, 0])
     plan = Plan(0, array("i", range(6)), start, count, array("i", [0] * sum(count)), sample)
     rows = [RowGroup(*each) for each in zip(start, count, [1.0] * 6, sample, strict=True)]
-    assert Roofline(deployment, 0.5).seconds(plan) == pytest.approx(0.5 + pass_seconds(deployment, step_work(deployment, rows)), rel=1e-12)
+    expected = 0.5 + pass_seconds(deployment, step_work(deployment, rows))
+    assert RooflineDurations(deployment, 0.5).seconds(plan) == pytest.approx(expected, rel=1e-12)
 
 
 def test_right_drafts_bring_answers_sooner_and_wrong_ones_change_nothing() -> None:
     """Steps that cost the same whatever they verify: with drafts that are always right an answer takes a fifth of the steps."""
-    def run(drafts: int, acceptance: float) -> Figures:
-        setting = replace(SERVER, drafts=drafts, acceptance=acceptance, limits=replace(SERVER.limits, samples=64), durations=Constant(0.01))
+    def run(drafts: int, acceptance: float) -> SimulationReport:
+        setting = replace(SERVER, drafts=drafts, acceptance=acceptance, durations=ConstantDurations(0.01))
+        setting = replace(setting, limits=replace(SERVER.limits, samples=64))
         arrivals = [Arrival(10.0 * number, 20, 101) for number in range(4)]
-        return Service(FleetSetting(setting), 1).run(iter(arrivals)).figures(Objective())
+        return Service(FleetConfig(setting), 1).run(iter(arrivals)).report(Objective())
 
     plain, right, none = run(0, 0.0), run(4, 1.0), run(4, 0.0)
     assert plain.e2e.mean == pytest.approx(101 * 0.01) and right.e2e.mean == pytest.approx(21 * 0.01)

@@ -7,27 +7,27 @@ import pytest
 
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.sim.fleet.durations import Constant
-from ridgeline.sim.fleet.experiment import interval
-from ridgeline.sim.fleet.fleet import FleetSetting
-from ridgeline.sim.fleet.replica import Setting
+from ridgeline.sim.fleet.durations import ConstantDurations
+from ridgeline.sim.fleet.experiment import compute_interval
+from ridgeline.sim.fleet.fleet import FleetConfig
+from ridgeline.sim.fleet.replica import ReplicaConfig
 from ridgeline.sim.fleet.service import Service
-from ridgeline.sim.fleet.traffic import Arrival, Draw, Traffic, constant, exponential, poisson
+from ridgeline.sim.fleet.traffic import Arrival, LengthDistribution, Traffic, constant, exponential, poisson
 
 STEP = 0.001
-SERVER = Setting(
+SERVER = ReplicaConfig(
     Limits(rows=1, token_budget=64, max_model_len=1 << 20, max_waiting=1 << 20, prefix_caching=False),
     KVShape((KVGroup("full", (0,)),), 4096, 64, b"queue"),
-    Constant(STEP),
+    ConstantDurations(STEP),
 )
 
 
 def waits(arrivals: Iterator[Arrival]) -> list[float]:
-    requests = Service(FleetSetting(SERVER), 0).run(arrivals).requests
+    requests = Service(FleetConfig(SERVER), 0).run(arrivals).requests
     return [start - came for start, came in zip(requests.started, requests.arrived, strict=True)]
 
 
-def mean_wait(draw: Draw, load: float, count: int, seed: int, tokens: int) -> float:
+def mean_wait(draw: LengthDistribution, load: float, count: int, seed: int, tokens: int) -> float:
     """Mean wait in units of the mean service time."""
     rate = load / (tokens * STEP)
     found = waits(Traffic(poisson(rate), constant(1), draw).arrivals(seed, count))
@@ -49,7 +49,7 @@ def test_every_wait_is_lindleys() -> None:
     assert max(expected) > 0.1
 
 
-def whole(mean: float) -> Draw:
+def whole(mean: float) -> LengthDistribution:
     """Exponential lengths rounded up to whole tokens, of this mean; their squared coefficient of variation is 1 − 1 / mean."""
     return exponential(mean - 0.5)
 
@@ -65,16 +65,16 @@ def closed_form(variation: float) -> float:
 
 
 @pytest.mark.parametrize(("name", "draw", "variation"), FORMS)
-def test_mean_waits_are_near_the_closed_form(name: str, draw: Draw, variation: float) -> None:
+def test_mean_waits_are_near_the_closed_form(name: str, draw: LengthDistribution, variation: float) -> None:
     assert mean_wait(draw, LOAD, 12_000, 3, TOKENS) == pytest.approx(closed_form(variation), rel=0.08), name
 
 
 @pytest.mark.night
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("name", "draw", "variation"), FORMS)
-def test_mean_waits_are_within_two_percent(name: str, draw: Draw, variation: float) -> None:
+def test_mean_waits_are_within_two_percent(name: str, draw: LengthDistribution, variation: float) -> None:
     """600,000 requests. Chance alone moves the mean wait of so many by 0.7 % (M/M/1, Daley 1968), so 2 % are three deviations."""
-    found = interval([mean_wait(draw, LOAD, 60_000, seed, TOKENS) for seed in range(10)])
+    found = compute_interval([mean_wait(draw, LOAD, 60_000, seed, TOKENS) for seed in range(10)])
     expected = closed_form(variation)
     print(f"{name}: {found.mean:.4f} ± {found.half:.4f} against {expected:.4f}, {found.mean / expected - 1:+.2%}")
     assert found.mean == pytest.approx(expected, rel=0.02), name

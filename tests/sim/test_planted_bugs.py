@@ -17,7 +17,7 @@ import ridgeline.core
 from ridgeline.engine import engine
 from ridgeline.sim.laws import executor, rows
 from ridgeline.sim.laws.run import Violation
-from ridgeline.sim.laws.swarm import explore
+from ridgeline.sim.laws.swarm import run_seeds
 
 MOST_STEPS = 40_000
 Edits = list[tuple[str, str, str]]
@@ -77,8 +77,8 @@ def planted(edits: Edits) -> Iterator[None]:
         yield
 
 
-def first_violation(most_steps: int) -> Violation | None:
-    return next((outcome.violation for outcome in explore(0, 1, most_steps) if outcome.violation), None)
+def first_violation(max_steps: int) -> Violation | None:
+    return next((outcome.violation for outcome in run_seeds(0, 1, max_steps) if outcome.violation), None)
 
 
 def test_there_are_enough() -> None:

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from ridgeline.cli.scenarios import scenario_of
-from ridgeline.sim.fleet.measures import Figures
+from ridgeline.sim.fleet.measures import SimulationReport
 from ridgeline.sim.fleet.traffic import lognormal
 
 FLOOD = {
@@ -14,13 +14,13 @@ FLOOD = {
 }  # fmt: skip
 
 
-def served(**changes: str) -> Figures:
+def served(**changes: str) -> SimulationReport:
     """The same flood of requests, served so."""
     return scenario_of("llama-3-8b", FLOOD | changes, None).run(1)
 
 
 @pytest.fixture(scope="module")
-def ladder() -> dict[str, Figures]:
+def ladder() -> dict[str, SimulationReport]:
     return {
         "one after the other": served(scheduling_policy="one"),
         "static": served(scheduling_policy="static"),
@@ -29,13 +29,13 @@ def ladder() -> dict[str, Figures]:
     }
 
 
-def test_every_rung_serves_more(ladder: dict[str, Figures]) -> None:
+def test_every_rung_serves_more(ladder: dict[str, SimulationReport]) -> None:
     """140, 3,600, 5,400 and 7,000 tok/s in the notes. Static batching of mixed lengths loses what its rows idle, continuous does not."""
     one, static, continuous, pages = (each.output_tokens_per_second for each in ladder.values())
     assert one < 140 and static > 5 * one and continuous > 1.5 * static and pages > 1.15 * continuous
 
 
-def test_rows_are_full_where_they_are_refilled(ladder: dict[str, Figures]) -> None:
+def test_rows_are_full_where_they_are_refilled(ladder: dict[str, SimulationReport]) -> None:
     """40 … 60 % of a static batch's rows work, 85 % and more of a continuous one's, its last answers apart."""
     assert ladder["static"].running / 32 < 0.6 < 0.78 < ladder["continuous"].running / 32
 

@@ -8,7 +8,7 @@ from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import LAST, NewRow, Plan
 from ridgeline.errors import LawViolation
 from ridgeline.sim.laws.executor import SimExecutor, fake_executor
-from ridgeline.sim.laws.model import FakeModel, extend
+from ridgeline.sim.laws.model import FakeModel, chain_stamps
 
 PARAMS = RowParams(seed=5, choice=0, prompt_tokens=6)
 PROMPT = (3, 1, 4, 1, 5, 9)
@@ -42,7 +42,7 @@ def expected(count: int, params: RowParams = PARAMS, model: FakeModel | None = N
     model = model or FakeModel()
     ids = list(PROMPT)
     for _ in range(count):
-        ids.append(model.sample(extend(model.origin(params), ids)[-1], params, len(ids)))
+        ids.append(model.sample(chain_stamps(model.origin(params), ids)[-1], params, len(ids)))
     return ids[len(PROMPT) :]
 
 

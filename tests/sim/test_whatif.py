@@ -12,7 +12,16 @@ import pytest
 from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
 from ridgeline.cli.sim_runs import Runs
 from ridgeline.errors import ConfigError
-from ridgeline.sim.fleet.experiment import Knee, Tried, binding, candidates, interval, knee_of, least_replicas, ranked
+from ridgeline.sim.fleet.experiment import (
+    Knee,
+    LeverResult,
+    candidate_levers,
+    compute_interval,
+    find_bottleneck,
+    find_min_replicas,
+    rank_levers,
+    search_knee,
+)
 from ridgeline.sim.fleet.scenario import Scenario
 from ridgeline.sim.fleet.traffic import read_trace
 
@@ -41,20 +50,20 @@ def test_the_lever_that_removes_what_binds_comes_first(lever: str) -> None:
     now = scenario_of("llama-3-8b", base, None)
     today = now.run(1)
     tried = []
-    for name, settings in candidates(now).items():
+    for name, settings in candidate_levers(now).items():
         changed = scenario_of("llama-3-8b", base | settings, None)
-        tried.append(Tried(name, changed.run(1), changed.replicas * changed.deployment.layout.ranks))
-    best = ranked(today, tried, has_objective=False)
+        tried.append(LeverResult(name, changed.run(1), changed.replicas * changed.deployment.layout.ranks))
+    best = rank_levers(today, tried, has_objective=False)
     assert best[0].name == lever, [each.name for each in best]
     expected = {"KV cache in 8 bits": "KV cache", "twice the sequences at once": "sequences at once"}.get(lever, "the device's time")
-    assert binding(now, today).startswith(expected)
+    assert find_bottleneck(now, today).startswith(expected)
 
 
 def test_least_replicas_is_the_least() -> None:
     base = {"step_time": "constant:0.02", "max_num_seqs": "4", "requests": "150", "rate": "12", "prompt": "50", "output": "40"}
     base["slo"] = "ttft=300ms"
     scenario = scenario_of("llama-3-8b", base, None)
-    found = least_replicas(scenario, (1,))
+    found = find_min_replicas(scenario, (1,))
     assert found is not None and found > 1
 
     def met(replicas: int) -> float:
@@ -76,14 +85,14 @@ class Queue:
 
 @pytest.mark.parametrize("believed", [0.6, 4.0, 10.0, 40.0])
 def test_the_knee_is_found_though_the_range_begins_elsewhere(believed: float) -> None:
-    knee = knee_of(lambda rate: Queue(rate, 10.0), believed, 1)  # type: ignore[arg-type, return-value]
-    assert knee.inside and 3 < knee.rate < 7.6
+    knee = search_knee(lambda rate: Queue(rate, 10.0), believed, 1)  # type: ignore[arg-type, return-value]
+    assert knee.is_inside and 3 < knee.rate < 7.6
     assert [rate for rate, _ in knee.curve] == sorted({rate for rate, _ in knee.curve})
 
 
 def test_a_knee_that_is_nowhere_is_no_knee() -> None:
-    knee = knee_of(lambda rate: Queue(rate, 1e9), 1.0, 1)  # type: ignore[arg-type, return-value]
-    assert not knee.inside and knee.rate == knee.curve[-1][0] == pytest.approx(1.5**6)
+    knee = search_knee(lambda rate: Queue(rate, 1e9), 1.0, 1)  # type: ignore[arg-type, return-value]
+    assert not knee.is_inside and knee.rate == knee.curve[-1][0] == pytest.approx(1.5**6)
 
 
 def test_other_rates_of_a_trace(tmp_path: Path) -> None:
@@ -99,7 +108,7 @@ def test_other_rates_of_a_trace(tmp_path: Path) -> None:
 
 
 def test_a_search_without_a_knee_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.cli.sim_runs.knee_of", lambda *_: Knee(3.0, [(3.0, scenario.run(1))], inside=False))
+    monkeypatch.setattr("ridgeline.cli.sim_runs.search_knee", lambda *_: Knee(3.0, [(3.0, scenario.run(1))], is_inside=False))
     scenario = scenario_of("llama-3-8b", {"requests": "5"}, None)
     with Runs(1, quiet=True) as runs:
         runs.find_knee(lambda rate: scenario)
@@ -107,9 +116,9 @@ def test_a_search_without_a_knee_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_intervals_are_students() -> None:
-    found = interval([1.0, 2.0, 3.0])
+    found = compute_interval([1.0, 2.0, 3.0])
     assert (found.mean, round(found.half or 0, 3)) == (2.0, 2.484)
-    assert interval([5.0]).half is None
+    assert compute_interval([5.0]).half is None
 
 
 TRACES = {
@@ -202,7 +211,7 @@ def test_whatif_puts_changes_beside_today(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({"time": n / 10, "prompt": 400, "output": 30}) + "\n" for n in range(40)))
     changes = ("--set", "max_num_seqs=64", "--set", "kv_dtype=int8", "--replicas", "2")
     said = run("whatif", str(path), *changes, "--seeds", "2", "--slo", "ttft=1s")
-    assert "today" in said and "max_num_seqs=64 kv_dtype=int8 replicas=2" in said and "The lever that helps most" in said
+    assert "today" in said and "max_num_seqs=64 kv_dtype=int8 replicas=2" in said and "The lever with the largest gain" in said
     found = json.loads(run("whatif", str(path), "--json", "--seeds", "1", "--least-replicas", "--knee", "--no-levers", "--slo", "ttft=1s"))
     assert found["runs"][0]["name"] == "today" and found["runs"][0]["requests"]["mean"] == 40
     assert found["least_replicas"] == 1 and found["knee_rate"] > 0
@@ -233,7 +242,7 @@ def test_the_prefix_cache_is_left_out_only_where_it_changes_nothing(
 ) -> None:
     asked = {"rate": "40", "prompt": "300", "output": "150", "requests": "150"} | settings
     scenario = scenario_of("llama-3-8b", asked, None)
-    assert scenario.setting().limits.prefix_caching is shares
+    assert scenario.replica_config().limits.prefix_caching is shares
     found = scenario.run(1)
-    monkeypatch.setattr(Scenario, "_may_share", lambda *_: not shares)
+    monkeypatch.setattr(Scenario, "_can_share_blocks", lambda *_: not shares)
     assert (scenario.run(1) == found) is not shares

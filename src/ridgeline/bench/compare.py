@@ -24,9 +24,10 @@ from ridgeline.bench.servers import Server, Spec
 from ridgeline.bench.session import Load, Manner, Session
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.devices import Device
+from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import Deployment, Layout, Workload
+from ridgeline.planning.formats import WEIGHT_FORMATS
 from ridgeline.planning.objectives import Objective
-from ridgeline.planning.shape import WEIGHT_FORMATS, ModelShape
 from ridgeline.planning.speed import decode_work, prefill_work
 from ridgeline.planning.step import IDEAL, StepWork, resource_seconds
 from ridgeline.sim.fleet.traffic import Arrival, Traffic, parse_length, poisson
@@ -117,7 +118,7 @@ INTEGERS: Final = tuple(f"int{bits}_ops_per_second" for bits in (4, 5, 6, 8))
 MOST_BYTES: Final = 1 << 20
 
 
-def read_roofline(path: Path, threads: int, shape: ModelShape) -> Device:
+def read_roofline(path: Path, threads: int, model: ModelFacts) -> Device:
     """The machine of a roofline, with one thread or with all. Raises ConfigError.
 
     Where the model's weights have 8 bits or fewer, the fastest products of integers count for all of its operations: no product is faster.
@@ -132,7 +133,7 @@ def read_roofline(path: Path, threads: int, shape: ModelShape) -> Device:
     if not isinstance(found, dict):
         raise ConfigError(f"--roofline {str(path)!r:.200} is no JSON of `ridgeline bench roofline --json`", fix={"--roofline": None})
     which = "one" if threads == 1 else "all"
-    keys = (*FLOATS, *INTEGERS) if WEIGHT_FORMATS[shape.dtype].layer_bits < 16 else FLOATS
+    keys = (*FLOATS, *INTEGERS) if WEIGHT_FORMATS[model.dtype].layer_bits < 16 else FLOATS
     peak = max((_rate(found, key, which) for key in keys), default=0.0)
     bandwidth = _rate(found, "dram_bytes_per_second", which)
     if not bandwidth or not peak:
@@ -149,11 +150,11 @@ def _rate(found: Mapping[str, Any], key: str, which: str) -> float:
     return float(value) if isinstance(value, (int, float)) and 0 < value < 1e18 else 0.0
 
 
-def ceilings(scenario: Scenario, shape: ModelShape, device: Device) -> dict[str, float]:
+def ceilings(scenario: Scenario, model: ModelFacts, device: Device) -> dict[str, float]:
     """The most tokens per second by figure: of one stream's decode, of a prompt, and of all output; for the scenario's mean lengths."""
     prompt, output = scenario.mean_lengths
     load = Workload(prompt, output, reused=scenario.shared / prompt * (1 - 1 / scenario.requests) if scenario.shared else 0.0)
-    whole = Deployment(shape, device, Layout(), None, "f16", prompt + output, scenario.streams, load)
+    whole = Deployment(model, device, Layout(), None, "f16", prompt + output, scenario.streams, load)
     prefill, alone = _seconds(whole, prefill_work(whole)), _seconds(whole, decode_work(whole, 1))
     together = _seconds(whole, decode_work(whole, scenario.streams))
     waves = scenario.requests / scenario.streams

@@ -24,7 +24,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.compose import engine_over
+from ridgeline.engine.compose import make_engine
 from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import RidgelineError
@@ -94,7 +94,7 @@ def _turns(
         facts, rows=batch, tokens=config.tokens, positions=length, block_tokens=BLOCK_TOKENS, depth=config.depth
     )
     clocked = Clocked(executor)
-    engine, _ = engine_over(clocked, config)
+    engine, _ = make_engine(clocked, config)
     turn = engine.turn(requests(engine, batch, context, length))
     while len(turn.outputs) < batch:
         turn = engine.turn()
@@ -233,7 +233,7 @@ def _row(through: str, settings: Mapping[str, Any], found: Sequence[float]) -> d
 
 
 PARTS: Final = "ridgeline.compute.cuda.bench.parts"
-WATCH: Final = "ridgeline.compute.cuda.bench.watch"
+WATCH: Final = "ridgeline.compute.cuda.bench.timing"
 SMALL: Final = {
     "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 16,
     "vocab_size": 512,
@@ -249,7 +249,7 @@ def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"about": computing.about(device)}
     match settings["part"]:
         case "serving":
-            yield from serving(facts, settings, importlib.import_module(WATCH).Watched(device))
+            yield from serving(facts, settings, importlib.import_module(WATCH).TimedGraphs(device))
         case "soak":
             yield from soak(facts, settings, device.memory)
         case "host":

@@ -25,7 +25,7 @@ from ridgeline.core.commands import Abort, Admit, Command
 from ridgeline.core.events import Closed, Preempted, Rejected, Scheduled
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.compose import engine_over
+from ridgeline.engine.compose import make_engine
 from ridgeline.engine.engine import Engine, Turn
 from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.model import ModelFacts
@@ -102,7 +102,7 @@ WAITING: Final = 8
 
 
 class Watch(Protocol):
-    """A watch on the device's side of steps; see `compute/cuda/bench/watch.py`."""
+    """A watch on the device's side of steps; see `compute/cuda/bench/timing.py`."""
 
     def begin(self) -> None:
         """Steps count from now on."""
@@ -124,13 +124,13 @@ def start(
         facts.name, runner="cuda", dtype=settings["dtype"], kv_dtype=settings["kv_dtype"], max_model_len=length, max_num_seqs=rows,
         max_num_batched_tokens=settings["budget"], enable_prefix_caching=prefix_caching, kv_cache_memory_bytes=settings["memory_bytes"],
     )  # fmt: skip
-    settled, _ = resolve_runner(config, missing=None, no_gpu=None, processors=1)
+    settled, _ = resolve_runner(config, no_extension=None, no_gpu=None, cpu_cores=1)
     began = perf_counter()
     load = importlib.import_module(LOAD).random_weights
     open_cuda = partial(importlib.import_module(BACKEND).open_cuda, load=load, graphs=watch)
-    source = importlib.import_module(OPENING).Source(settled, facts, machine_facts().memory_bytes)
+    source = importlib.import_module(OPENING).ModelSource(settled, facts, machine_facts().memory_bytes)
     executor = importlib.import_module(WORKER).start(source, open_cuda, lambda stage, part: None)
-    engine, _ = engine_over(executor, settled)
+    engine, _ = make_engine(executor, settled)
     info = executor.info
     return engine, {
         "start_seconds": perf_counter() - began, "rows": info.rows, "kv_bytes": info.kv_bytes, "weights_bytes": info.weights_bytes,
@@ -205,12 +205,12 @@ def _turns(engine: Engine, traffic: Traffic) -> Iterator[tuple[int, float, int]]
     """Turns of the engine, for ever: tokens sampled, seconds waited for the device, tokens that steps were given."""
     executor: Any = engine.executor
     while True:
-        before = executor.waited
+        before = executor.wait_seconds
         turn = engine.turn(traffic.commands())
         traffic.take(turn)
         tokens = sum(len(output.ids) for output in turn.outputs)
         computed = sum(sum(event.count) for event in turn.events if isinstance(event, Scheduled))
-        yield tokens, executor.waited - before, computed
+        yield tokens, executor.wait_seconds - before, computed
 
 
 def drain(engine: Engine, traffic: Traffic) -> None:

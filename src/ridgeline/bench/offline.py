@@ -22,7 +22,7 @@ from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import ConfigError
-from ridgeline.facts.hardware.noise import Noise, Watch
+from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment
@@ -125,7 +125,7 @@ def offline(config: EngineConfig, load: Load, progress: Progress = lambda stage,
     question = PlanOptions(device="this", context=length, users=most, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
     deployment = deployment_of(describe_model(config.model, cache_directory()), question)
     engine, _ = start_engine(settings, progress)
-    watch, figures, draws = Watch(), [], random.Random(0)
+    watch, figures, draws = NoiseMonitor(), [], random.Random(0)
     try:
         _run(engine, replace(load, output_tokens=2), 1, draws)
         for number, batch in enumerate(load.batches):

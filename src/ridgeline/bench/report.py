@@ -11,7 +11,7 @@ from typing import Any, Final
 from ridgeline.bench.client import Outcome
 from ridgeline.bench.session import Measured
 from ridgeline.planning.objectives import FinishedRequest, Objective, request_goodput, token_goodput
-from ridgeline.sim.fleet.measures import curve
+from ridgeline.sim.fleet.measures import compute_curve
 
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
@@ -60,7 +60,7 @@ class Figures:
     exact              share of prompts with as many tokens as asked for, by the server's count
     counted            share of answers whose tokens the server counted; others by events
     lag                how late requests were sent                        client  CPU cores that this client kept busy
-    curves             seconds at each share of `sim.fleet.measures.CURVE`
+    curves             seconds at each share of `sim.fleet.measures.CURVE_SHARES`
     """
 
     requests: int
@@ -131,7 +131,7 @@ def figures(measured: Measured, objective: Objective) -> Figures:
         counted=sum(each.counted for each in done) / count,
         lag=Spread.of([each.sent - each.intended for each in measured.outcomes]),
         client=measured.client_seconds / max(1e-9, measured.seconds),
-        curves={"ttft": curve(ttft), "itl": curve(gaps), "e2e": curve(e2e)},
+        curves={"ttft": compute_curve(ttft), "itl": compute_curve(gaps), "e2e": compute_curve(e2e)},
     )
 
 

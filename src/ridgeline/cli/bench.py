@@ -182,7 +182,7 @@ def show(found: Any, names: dict[str, str]) -> None:
     title = f"level {found.isa}, {found.clock_hertz / 1e9:.2f} GHz; the best round, and the median one"
     show_table(title, ["ceiling", "", "1 thread", "median", f"{found.threads} threads", "median"], rows)
     print(f"threads: {found.entry_seconds * 1e6:.1f} µs to set a team to work, {found.phase_seconds * 1e9:.0f} ns per phase without work")
-    print(found.noise.words())
+    print(found.noise.summary())
 
 
 def kernels(
@@ -192,22 +192,23 @@ def kernels(
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads [every CPU core that may be used].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, operations and seconds.")] = False,
 ) -> None:
-    """Time products with packed weights from memory: format by tokens by shape, each beside the ceiling that binds it."""
+    """Time products with packed weights from memory: format by tokens by shape, each with its share of the bottleneck's ceiling."""
     from ridgeline.facts.hardware.machine import machine_facts
 
     kinds = [] if formats is None else [each.strip().upper() for each in formats.split(",")]
     bench = computing("kernels")
     asked = bench.cases(kinds, numbers("--tokens", tokens), shapes("--shape", shape))
     with progress_bar("measuring") as advance:
-        report = bench.kernels(asked, threads or machine_facts().processors, advance)
+        report = bench.kernels(asked, threads or machine_facts().cpu_cores, advance)
     if as_json:
         show_json(report.as_dict())
         return
     heads = ["format", "tokens", "outputs x inputs", "µs", "median µs", "GB/s", "GOP/s", "of ceiling", "which", "× 1 token"]
     rows = [
         [
-            each.case.kind, str(each.case.tokens), f"{each.case.n}x{each.case.k}", f"{each.best * 1e6:,.0f}", f"{each.middle * 1e6:,.0f}",
-            billions(each.bytes_per_second), billions(each.ops_per_second), f"{each.share:.0%}", each.binds,
+            each.case.kind, str(each.case.tokens), f"{each.case.n}x{each.case.k}", f"{each.best * 1e6:,.0f}",
+            f"{each.median_seconds * 1e6:,.0f}",
+            billions(each.bytes_per_second), billions(each.ops_per_second), f"{each.share:.0%}", each.bottleneck,
             "" if (times := report.over_one_token(each)) is None else f"{times:.2f}",
         ]
         for each in report.measured
@@ -217,7 +218,7 @@ def kernels(
     show_table(f"{report.threads} threads, level {report.ceilings.isa}; memory {memory} GB/s; GB/s of packed weights", heads, rows)
     if lost:
         print(f"no kernel for these shapes: {', '.join(lost)}")
-    print(report.noise.words())
+    print(report.noise.summary())
 
 
 def offline(
@@ -265,4 +266,4 @@ def offline(
             print(f"batch {each.batch}, whole answers: {free:,.1f} tok/s, beside {others} {beside:,.1f}: {free / beside:.2f} x slower")
     peaks = [f"{kind} {rate / 1e9:,.0f} GFLOP/s" for kind, rate in report.flops_per_second.items()]
     print(f"bounds: memory {report.bytes_per_second / 1e9:.1f} GB/s, {', '.join(peaks)}")
-    print(report.noise.words())
+    print(report.noise.summary())

@@ -38,9 +38,8 @@ from ridgeline.bench.session import Manner
 from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.machine import machine_facts
-from ridgeline.facts.hardware.noise import Noise, Watch
+from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 from ridgeline.facts.headers.read import describe_model
-from ridgeline.planning.shape import shape_of
 
 SPARE_TOKENS: Final = 64
 """Of a sequence's context beyond the longest request: a server's own special tokens."""
@@ -55,7 +54,7 @@ def specs_of(texts: Sequence[str], scenarios: Sequence[Scenario], threads: int |
         raise ConfigError("one server is not compared with anything; give two or more, or use `ridgeline bench serve`")
     every = list(scenarios) or list(SCENARIOS.values())
     streams, context = max(each.streams for each in every), max(each.context for each in every) + SPARE_TOKENS
-    size = Size(threads or machine_facts().processors, streams, context)
+    size = Size(threads or machine_facts().cpu_cores, streams, context)
     paths = dict(_program(text) for text in programs)
     specs = [parse_spec(text, size, paths) for text in texts]
     for before, each in pairwise(sorted(spec.name for spec in specs)):
@@ -79,8 +78,8 @@ def ceilings_of(scenarios: Sequence[Scenario], roofline: Path | None, shape: str
     name = shape or (shlex.split(detail)[0] if kind in RECIPES else None)
     if name is None:
         raise ConfigError("--roofline needs the model's size, and the first server is not started here; name a file of it with --shape")
-    model = shape_of(describe_model(name, cache_directory()))
-    device = read_roofline(roofline, threads or machine_facts().processors, model)
+    model = describe_model(name, cache_directory())
+    device = read_roofline(roofline, threads or machine_facts().cpu_cores, model)
     return {each.name: ceilings(each, model, device) for each in scenarios}
 
 
@@ -104,7 +103,7 @@ class Comparing:
 
         False where it was broken off: what was found until then stays. Raises ConfigError.
         """
-        console, watch, whole, course, began = Console(stderr=True, highlight=False), Watch(), True, self._course, perf_counter()
+        console, watch, whole, course, began = Console(stderr=True, highlight=False), NoiseMonitor(), True, self._course, perf_counter()
         left = len(self.scenarios)
         with console.status("starting") as status:
 

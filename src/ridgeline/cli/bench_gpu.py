@@ -163,5 +163,5 @@ def _step(job: "Job", row: Row, aim: str) -> list[str]:
 def _kernel(row: Row) -> list[str]:
     return [
         row["op"], row["shape"], f"{row['seconds'] * 1e6:,.1f}", f"{row['bytes_per_second'] / 1e9:,.0f}",
-        f"{row['flops_per_second'] / 1e12:,.1f}", f"{row['share_of_ceiling']:.0%}", row["binds"],
+        f"{row['flops_per_second'] / 1e12:,.1f}", f"{row['share_of_ceiling']:.0%}", row["bottleneck"],
     ]  # fmt: skip

@@ -22,9 +22,9 @@ from ridgeline.bench.report import Figures, as_dict, figures, notes, rows
 from ridgeline.bench.session import Load, Manner, Measured, Session
 from ridgeline.cli.output import check_page
 from ridgeline.errors import ConfigError
-from ridgeline.facts.hardware.noise import Noise, Watch
+from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 from ridgeline.planning.objectives import Objective
-from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, parse_length, parse_process, read_trace
+from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, parse_arrival_process, parse_length, read_trace
 
 MOST_TOKENS: Final = 1 << 20
 MOST_STREAMS: Final = 4096
@@ -107,7 +107,7 @@ class _Again:
 
 def _open(asked: Asked, rate: float) -> list[Arrival]:
     users = _users(asked)
-    traffic = Traffic(parse_process(asked.arrivals, rate), users.prompt, users.output, MOST_TOKENS, users.prefixes, users.shared)
+    traffic = Traffic(parse_arrival_process(asked.arrivals, rate), users.prompt, users.output, MOST_TOKENS, users.prefixes, users.shared)
     count = asked.requests or (MOST_REQUESTS if asked.seconds is not None else REQUESTS)
     found = list(takewhile(lambda each: asked.seconds is None or each.time < asked.seconds, traffic.arrivals(asked.seed, count)))
     if not found:
@@ -163,7 +163,7 @@ class Runs:
                 task = bar.add_task(load.name, total=_length(load))
                 failed = await session.warm_up(load, warm_up, load.streams or 1)
                 self._notes += [f"{load.name}: a request to warm up failed, {message}" for message in failed[:1]]
-                watch = Watch()
+                watch = NoiseMonitor()
                 measured = await session.measure(load, number * PROMPTS_OF_A_RUN, lambda outcome, task=task: bar.advance(task))  # type: ignore[misc]
                 found = figures(measured, self._objective)
                 self._done.append((load, measured, found, watch.stop()))
@@ -195,13 +195,13 @@ class Runs:
         from importlib.resources import files
 
         from ridgeline.planning.page import FOLDER, document  # brings the planner along
-        from ridgeline.sim.fleet.experiment import SOURCES
-        from ridgeline.sim.fleet.measures import CURVE
+        from ridgeline.sim.fleet.experiment import PAGE_FOLDER
+        from ridgeline.sim.fleet.measures import CURVE_SHARES
 
         done = [{"name": load.name, "curves": found.curves} for load, _, found, _ in self._done]
         index = files("ridgeline.bench") / "page" / "bench.html"
-        data = {"runs": done, "shares": CURVE, "table": self.table(), "notes": self.notes()}
-        return document(index, [FOLDER / "plot.js", SOURCES / "runs.js"], data)
+        data = {"runs": done, "shares": CURVE_SHARES, "table": self.table(), "notes": self.notes()}
+        return document(index, [FOLDER / "plot.js", PAGE_FOLDER / "runs.js"], data)
 
     def show(self) -> None:
         """The table and the notes on stdout."""

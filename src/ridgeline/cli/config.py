@@ -53,7 +53,7 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
     from ridgeline.config.env import cache_directory
     from ridgeline.config.resolve import resolve
     from ridgeline.config.runner import resolve_runner
-    from ridgeline.engine.compose import pace
+    from ridgeline.engine.compose import prefill_budget
     from ridgeline.facts.hardware.gpu import gpu_missing
     from ridgeline.facts.hardware.machine import extension_missing, machine_facts
     from ridgeline.facts.headers.read import describe_model, read_model_facts
@@ -65,13 +65,13 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
 
     facts = read_model_facts(resolve_model(given.model, cache_directory()))
     machine = machine_facts()
-    settled, decided = resolve_runner(given, missing=extension_missing(), no_gpu=gpu_missing(), processors=machine.processors)
+    settled, decided = resolve_runner(given, no_extension=extension_missing(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     costs = kv_costs(facts, given.block_size, settled.tokens, settled.kv_dtype)
     resolved = resolve(settled, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
     resolved = replace(resolved, decisions=decided + resolved.decisions)
     asked = PlanOptions(device=device, kv_dtype=settled.kv_dtype, context=resolved.config.max_model_len, chunk=settled.tokens)
     deployment = deployment_of(describe_model(given.model, cache_directory()), asked)
-    paced = pace(resolved.config, step_seconds(deployment, settled.tokens))
+    paced = prefill_budget(resolved.config, step_seconds(deployment, settled.tokens))
     return explain(given, resolved, CostInput(resolved.config, resolved.blocks, costs, facts, deployment, paced))
 
 

@@ -14,13 +14,13 @@ from ridgeline import __version__
 from ridgeline.config.env import cache_directory
 from ridgeline.config.resolve import MEMORY_SHARE
 from ridgeline.facts.hardware.gpu import (
-    LEAST_CAPABILITY,
-    LEAST_DRIVERS,
+    MIN_CAPABILITY,
+    MIN_DRIVERS,
     Gpu,
     absent_packages,
-    ask_driver,
     has_device,
-    lies_idle,
+    has_gpu_without_driver,
+    query_driver,
     torch_cuda,
 )
 from ridgeline.facts.hardware.machine import machine_facts
@@ -55,8 +55,8 @@ def _version() -> Finding:
     return Finding("ridgeline", f"{__version__} on Python {platform.python_version()}, {platform.system()} {platform.machine()}")
 
 
-def _processors() -> Finding:
-    count = machine_facts().processors
+def _count_cpu_cores() -> Finding:
+    count = machine_facts().cpu_cores
     text = f"{count} may be used"
     return Finding("CPU cores", text) if count > 1 else Finding("CPU cores", text, "allow more than one: server and engine share it now")
 
@@ -114,7 +114,7 @@ def _packaged_models() -> Finding:
     return Finding("demo model", f"installed; assembled once into {cache_directory()}")
 
 
-CHECKS: Final[tuple[Callable[[], Finding], ...]] = (_version, _processors, _memory, _extension, _blas, _arithmetic, _packaged_models)
+CHECKS: Final[tuple[Callable[[], Finding], ...]] = (_version, _count_cpu_cores, _memory, _extension, _blas, _arithmetic, _packaged_models)
 """One function a check, in the order in which they are shown."""
 
 
@@ -132,13 +132,13 @@ SLOW_FIXES: Final = {
 
 def gpu_findings() -> list[Finding]:
     """One line where there is no GPU, which is no loss: models are then computed on the CPU."""
-    if lies_idle():
+    if has_gpu_without_driver():
         text = "the machine has an NVIDIA GPU, and no driver shows it (/dev/nvidia0 is absent)"
-        fix = f"install NVIDIA's driver, {max(LEAST_DRIVERS.values())} or later; start a container with `--gpus all`"
+        fix = f"install NVIDIA's driver, {max(MIN_DRIVERS.values())} or later; start a container with `--gpus all`"
         return [Finding("GPU driver", text, fix)]
     if not has_device():
         return [Finding("GPU", "none (/dev/nvidia0 is absent): models are computed on the CPU")]
-    gpus, said = ask_driver()
+    gpus, said = query_driver()
     return [_packages(absent_packages()), *findings_of(gpus, said, torch_cuda())]
 
 
@@ -167,14 +167,14 @@ def _model(name: str, gpu: Gpu) -> Finding:
     if gpu.capability is None:
         return Finding(name, gpu.name)
     text = f"{gpu.name}, compute capability {gpu.capability}"
-    if gpu.capability >= LEAST_CAPABILITY:
+    if gpu.capability >= MIN_CAPABILITY:
         return Finding(name, text)
-    return Finding(name, f"{text}: too old, {LEAST_CAPABILITY} is the least", "take another GPU, or --runner native")
+    return Finding(name, f"{text}: too old, {MIN_CAPABILITY} is the least", "take another GPU, or --runner native")
 
 
 def _driver(name: str, gpu: Gpu, cuda: int | None) -> Finding:
     major = gpu.driver.partition(".")[0]
-    least = LEAST_DRIVERS.get(cuda or 0)
+    least = MIN_DRIVERS.get(cuda or 0)
     if least is None or not major.isdigit():
         return Finding(f"{name} driver", gpu.driver)
     text = f"{gpu.driver}; torch is built for CUDA {cuda}, which needs {least} or later"

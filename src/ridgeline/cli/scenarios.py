@@ -12,15 +12,15 @@ from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import PlanOptions, deployment_of, parse_objective
-from ridgeline.sim.fleet.durations import Constant, Durations, Observed, fitted
+from ridgeline.sim.fleet.durations import ConstantDurations, Durations, ObservedStep, fit_constant
 from ridgeline.sim.fleet.fleet import Failures, Scaling
 from ridgeline.sim.fleet.scenario import Knobs, Scenario
-from ridgeline.sim.fleet.service import SETTLE, Sample
-from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_length, parse_process, read_steps, read_trace
+from ridgeline.sim.fleet.service import SETTLE_SECONDS, DaySample
+from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_arrival_process, parse_length, read_steps, read_trace
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SettingSpec:
     """One name: how its text is read, and its default."""
 
     read: Callable[[str, str], Any]
@@ -60,47 +60,47 @@ def _flag(name: str, text: str) -> bool:
 
 
 _MANY: Final = 1 << 24
-SETTINGS: Final[Mapping[str, Setting]] = {
-    "device": Setting(_text, "h100-sxm"),  # device of the planner's table
-    "dtype": Setting(_text, None),  # weight format
-    "kv_dtype": Setting(_text, None),  # format of the KV cache
-    "context": Setting(_whole(2, 1 << 27), None),  # tokens of a sequence at most
-    "tensor_parallel_size": Setting(_whole(1, 1024), 1),  # devices that each matrix is cut over
-    "pipeline_parallel_size": Setting(_whole(1, 1024), 1),  # stages of layers
-    "memory_utilization": Setting(_number(0.1, 1.0), 0.9),  # share of a device's memory that may be used
-    "max_num_seqs": Setting(_whole(1, 4096), 256),  # sequences at once
-    "max_num_batched_tokens": Setting(_whole(1, 1 << 20), 2048),  # tokens of a step
-    "step_ms": Setting(_whole(1, 60_000), 60),  # milliseconds of a step in which somebody waits for the next token
-    "scheduling_policy": Setting(_text, "fcfs"),  # order of requests
-    "enable_prefix_caching": Setting(_flag, True),  # reuse of shared prefixes
-    "max_waiting": Setting(_whole(0, 1 << 20), 1 << 20),  # requests that may wait
-    "depth": Setting(_whole(1, 4), 1),  # steps in flight
-    "kv_pages": Setting(_whole(1, _MANY), None),  # blocks of the KV cache instead of what fits
-    "swap_space": Setting(_number(0, 1 << 14), 0.0),  # GiB of host memory for cached KV that has no room any more
-    "num_speculative_tokens": Setting(_whole(0, 8), 0),  # tokens drafted per sequence and step at most
-    "acceptance": Setting(_number(0, 1), 0.6),  # chance that a drafted token is right
-    "replicas": Setting(_whole(1, 1024), 1),  # servers
-    "decode_replicas": Setting(_whole(0, 1024), 0),  # servers that decode what the others have prefilled; 0: all do both
-    "routing": Setting(_text, "least-requests"),  # how requests are spread
-    "autoscale": Setting(_text, None),  # least:most replicas, by queue depth
-    "cold_start": Setting(_number(0, 86_400), 120.0),  # seconds until a new replica serves
-    "mtbf": Setting(_number(1, 1e9), None),  # mean seconds between failures of a replica
-    "arrivals": Setting(_text, "poisson"),  # poisson, bursty, diurnal, or closed
-    "rate": Setting(_number(1e-6, 1e6), 1.0),  # requests per second
-    "users": Setting(_whole(1, 100_000), 16),  # users of a closed loop
-    "think": Setting(_number(0, 1e6), 0.0),  # mean seconds that a user thinks
-    "prompt": Setting(_text, "lognormal:500"),  # prompt tokens
-    "output": Setting(_text, "lognormal:150"),  # output tokens
-    "prefixes": Setting(_whole(0, 1 << 20), 0),  # different shared beginnings
-    "shared": Setting(_whole(0, _MANY), 0),  # tokens of a shared beginning
-    "background": Setting(_number(0, 1), 0.0),  # share of requests of a lower class: no objective, last under scheduling_policy=priority
-    "patience": Setting(_number(1e-3, 1e6), None),  # seconds after which a client who waits for its answer leaves
-    "requests": Setting(_whole(1, 100_000_000), 2000),  # requests to simulate
-    "sample": Setting(_number(1e-4, 1.0), None),  # share of a diurnal day to simulate, in windows of all its hours
-    "settle": Setting(_number(0, 3600), SETTLE),  # seconds of traffic before and after each window of a sample
-    "speed": Setting(_number(1e-3, 1e3), 1.0),  # a trace played so many times as fast
-    "step_time": Setting(_text, "roofline"),  # roofline, constant:STEP,TOKEN,CACHED in seconds, or the path of a step log
-    "slo": Setting(_text, None),  # objective, for instance ttft=500ms,itl=50ms
+SETTINGS: Final[Mapping[str, SettingSpec]] = {
+    "device": SettingSpec(_text, "h100-sxm"),  # device of the planner's table
+    "dtype": SettingSpec(_text, None),  # weight format
+    "kv_dtype": SettingSpec(_text, None),  # format of the KV cache
+    "context": SettingSpec(_whole(2, 1 << 27), None),  # tokens of a sequence at most
+    "tensor_parallel_size": SettingSpec(_whole(1, 1024), 1),  # devices per matrix
+    "pipeline_parallel_size": SettingSpec(_whole(1, 1024), 1),  # stages of layers
+    "memory_utilization": SettingSpec(_number(0.1, 1.0), 0.9),  # share of a device's memory that may be used
+    "max_num_seqs": SettingSpec(_whole(1, 4096), 256),  # sequences at once
+    "max_num_batched_tokens": SettingSpec(_whole(1, 1 << 20), 2048),  # tokens of a step
+    "step_ms": SettingSpec(_whole(1, 60_000), 60),  # milliseconds that a step with decode rows may take
+    "scheduling_policy": SettingSpec(_text, "fcfs"),  # order of requests
+    "enable_prefix_caching": SettingSpec(_flag, True),  # reuse of shared prefixes
+    "max_waiting": SettingSpec(_whole(0, 1 << 20), 1 << 20),  # requests that may wait
+    "depth": SettingSpec(_whole(1, 4), 1),  # steps in flight
+    "kv_pages": SettingSpec(_whole(1, _MANY), None),  # KV cache blocks instead of as many as fit
+    "swap_space": SettingSpec(_number(0, 1 << 14), 0.0),  # GiB of host memory for evicted KV blocks
+    "num_speculative_tokens": SettingSpec(_whole(0, 8), 0),  # most drafted tokens per sequence and step
+    "acceptance": SettingSpec(_number(0, 1), 0.6),  # probability that a drafted token is right
+    "replicas": SettingSpec(_whole(1, 1024), 1),  # servers
+    "decode_replicas": SettingSpec(_whole(0, 1024), 0),  # servers that decode what `replicas` prefill; 0: all do both
+    "routing": SettingSpec(_text, "least-requests"),  # how requests are spread
+    "autoscale": SettingSpec(_text, None),  # least:most replicas, by queue depth
+    "cold_start": SettingSpec(_number(0, 86_400), 120.0),  # seconds until a new replica serves
+    "mtbf": SettingSpec(_number(1, 1e9), None),  # mean seconds between failures of a replica
+    "arrivals": SettingSpec(_text, "poisson"),  # poisson, bursty, diurnal, or closed
+    "rate": SettingSpec(_number(1e-6, 1e6), 1.0),  # requests per second
+    "users": SettingSpec(_whole(1, 100_000), 16),  # users of a closed loop
+    "think": SettingSpec(_number(0, 1e6), 0.0),  # mean seconds that a user thinks
+    "prompt": SettingSpec(_text, "lognormal:500"),  # prompt tokens
+    "output": SettingSpec(_text, "lognormal:150"),  # output tokens
+    "prefixes": SettingSpec(_whole(0, 1 << 20), 0),  # different shared prefixes
+    "shared": SettingSpec(_whole(0, _MANY), 0),  # tokens of a shared prefix
+    "background": SettingSpec(_number(0, 1), 0.0),  # share of requests without an objective, last under scheduling_policy=priority
+    "patience": SettingSpec(_number(1e-3, 1e6), None),  # seconds after which a client aborts a request
+    "requests": SettingSpec(_whole(1, 100_000_000), 2000),  # requests to simulate
+    "sample": SettingSpec(_number(1e-4, 1.0), None),  # share of a diurnal day to simulate, in windows of all its hours
+    "settle": SettingSpec(_number(0, 3600), SETTLE_SECONDS),  # seconds of traffic before and after each window of a sample
+    "speed": SettingSpec(_number(1e-3, 1e3), 1.0),  # a trace played so many times as fast
+    "step_time": SettingSpec(_text, "roofline"),  # roofline, constant:STEP,TOKEN,CACHED in seconds, or the path of a step log
+    "slo": SettingSpec(_text, None),  # objective, for instance ttft=500ms,itl=50ms
 }
 
 
@@ -172,20 +172,20 @@ def _load(value: Mapping[str, Any], most: int) -> Traffic | ClosedLoop:
     shares = {name: value[name] for name in ("prefixes", "shared", "background")}
     if value["arrivals"] == "closed":
         return ClosedLoop(value["users"], value["think"], prompt, output, most, **shares)
-    return Traffic(parse_process(value["arrivals"], value["rate"]), prompt, output, most, **shares)
+    return Traffic(parse_arrival_process(value["arrivals"], value["rate"]), prompt, output, most, **shares)
 
 
-def _sample(value: Mapping[str, Any], settings: Mapping[str, str], trace: Path | None) -> Sample | None:
+def _sample(value: Mapping[str, Any], settings: Mapping[str, str], trace: Path | None) -> DaySample | None:
     if value["sample"] is None:
         return None
     if trace is not None or value["arrivals"] != "diurnal" or "requests" in settings:
         raise ConfigError("sample takes a share of a diurnal day; set arrivals=diurnal and a rate, and leave requests and traces out")
     if value["autoscale"] is not None or value["mtbf"] is not None:
         raise ConfigError("sample begins every window with a whole fleet; leave autoscale and mtbf out, or simulate the whole day")
-    return Sample(value["sample"], settle=value["settle"])
+    return DaySample(value["sample"], settle=value["settle"])
 
 
-def _requests(value: Mapping[str, Any], settings: Mapping[str, str], load: object, sample: Sample | None) -> int:
+def _requests(value: Mapping[str, Any], settings: Mapping[str, str], load: object, sample: DaySample | None) -> int:
     asked: int = value["requests"]
     rate: float = value["rate"]
     if sample is not None:
@@ -211,5 +211,5 @@ def _durations(text: str) -> Durations | None:
         parts = text.removeprefix("constant:").split(",")
         if len(parts) > 3:
             raise ConfigError(f"step_time={text[:60]} has {len(parts)} numbers; write constant:STEP,TOKEN,CACHED in seconds")
-        return Constant(*[_number(0, 3600)("step_time", part) for part in parts])
-    return fitted([Observed(*each) for each in read_steps(Path(text))])
+        return ConstantDurations(*[_number(0, 3600)("step_time", part) for part in parts])
+    return fit_constant([ObservedStep(*each) for each in read_steps(Path(text))])

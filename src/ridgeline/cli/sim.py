@@ -82,7 +82,7 @@ def whatif(
     from ridgeline.cli.output import check_page, write_page
     from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
     from ridgeline.cli.sim_runs import Runs, show
-    from ridgeline.sim.fleet.experiment import candidates
+    from ridgeline.sim.fleet.experiment import candidate_levers
 
     objective = {} if slo is None else {"slo": slo}
     base = objective | parse_changes(today or [])
@@ -94,7 +94,7 @@ def whatif(
         if changed:
             runs.run(" ".join(f"{name}={value}" for name, value in changed.items()), scenario_of(model, base | changed, trace))
         if levers:
-            runs.try_levers(lambda settings: scenario_of(model, base | settings, trace), candidates(now))
+            runs.try_levers(lambda settings: scenario_of(model, base | settings, trace), candidate_levers(now))
         if find_knee:
             runs.find_knee(at_rate(model, base | changed, trace))
         if find_replicas:
@@ -121,9 +121,10 @@ def replay(
     compared, difference = recorded.replay(recording)
     if trace is not None:
         _write(trace, [{name: getattr(each, name) for name in ("time", "prompt", "output", "prefix", "shared")}
-                       for each in recorded.arrivals(recording)])  # fmt: skip
+                       for each in recorded.read_arrivals(recording)])  # fmt: skip
     if step_log is not None:
-        _write(step_log, [{"tokens": each.tokens, "cached": each.cached, "seconds": each.seconds} for each in recorded.steps(recording)])
+        steps = recorded.read_step_log(recording)
+        _write(step_log, [{"tokens": each.tokens, "cached": each.cached, "seconds": each.seconds} for each in steps])
     if difference is not None:
         fail(f"decision {difference.number} differs: recorded {difference.recorded!r:.200}, decided now {difference.replayed!r:.200}")
     print(f"{compared} decisions, all as recorded")
@@ -158,17 +159,17 @@ def laws(
 def _show(console: "Console", total: "Tally") -> None:
     from rich.table import Table
 
-    from ridgeline.sim.laws.reach import SITUATIONS
+    from ridgeline.sim.laws.coverage import SITUATIONS
 
     table = Table("situation", "times", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     for situation in SITUATIONS:
-        table.add_row(situation, f"{total.reached[situation]:,}" if total.reached[situation] else "never")
+        table.add_row(situation, f"{total.situation_counts[situation]:,}" if total.situation_counts[situation] else "never")
     console.print(table)
     console.print(
         f"{total.seeds:,} seeds, {total.rows / max(total.steps, 1):.1f} sequences per step, "
-        f"{total.grouped / max(total.seeds, 1):.0%} of seeds with several KV groups, "
-        f"{total.preempting / max(total.seeds, 1):.0%} with preemption",
+        f"{total.seeds_with_groups / max(total.seeds, 1):.0%} of seeds with several KV groups, "
+        f"{total.seeds_with_preemption / max(total.seeds, 1):.0%} with preemption",
         soft_wrap=True,
     )
     for broken in total.violations[:20]:

@@ -10,8 +10,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ridgeline.sim.fleet.experiment import Interval, Tried, binding, intervals, knee_of, least_replicas, mean_curves, ranked
-from ridgeline.sim.fleet.measures import CURVE, Figures
+from ridgeline.sim.fleet.experiment import (
+    Interval,
+    LeverResult,
+    compute_intervals,
+    find_bottleneck,
+    find_min_replicas,
+    mean_curves,
+    rank_levers,
+    search_knee,
+)
+from ridgeline.sim.fleet.measures import CURVE_SHARES, SimulationReport
 from ridgeline.sim.fleet.scenario import Scenario
 
 TIMED_REQUESTS = 50
@@ -45,12 +54,12 @@ class Run:
 
     name: str
     scenario: Scenario
-    reports: list[Figures]
+    reports: list[SimulationReport]
 
     @property
     def intervals(self) -> dict[str, Interval]:
         """Every figure over the seeds."""
-        return intervals(self.reports)
+        return compute_intervals(self.reports)
 
 
 class Runs(AbstractContextManager["Runs"]):
@@ -110,26 +119,26 @@ class Runs(AbstractContextManager["Runs"]):
         tried = []
         for name, settings in levers.items():
             run = self.run(name, changed(settings))
-            tried.append(Tried(name, run.reports[0], _devices(run.scenario) / _devices(today.scenario)))
-        best = ranked(today.reports[0], tried, today.scenario.objective.ttft is not None or today.scenario.objective.itl is not None)
+            tried.append(LeverResult(name, run.reports[0], _devices(run.scenario) / _devices(today.scenario)))
+        best = rank_levers(today.reports[0], tried, today.scenario.objective.ttft is not None or today.scenario.objective.itl is not None)
         order = {lever.name: number for number, lever in enumerate(best)}
         self.done.sort(key=lambda run: order.get(run.name, -1))
-        self.found |= {"binding": binding(today.scenario, today.reports[0]), "levers": [lever.name for lever in best]}
-        self.notes.append(f"Today's settings run into: {self.found['binding']}. The lever that helps most for each device: {best[0].name}.")
+        self.found |= {"binding": find_bottleneck(today.scenario, today.reports[0]), "levers": [lever.name for lever in best]}
+        self.notes.append(f"Bottleneck today: {self.found['binding']}. The lever with the largest gain per device: {best[0].name}.")
 
     def find_replicas(self, scenario: Scenario) -> None:
         """The fewest replicas with which 99 of 100 requests meet the objective."""
-        found = self.found["least_replicas"] = least_replicas(scenario, self.seeds)
+        found = self.found["least_replicas"] = find_min_replicas(scenario, self.seeds)
         text = f"{found} replicas are the fewest" if found else "no number of replicas up to 1,024 is enough"
         self.notes.append(f"{text} with which 99 % of requests meet the objective.")
 
-    def find_knee(self, at: Callable[[float], Scenario]) -> None:
+    def find_knee(self, scenario_at: Callable[[float], Scenario]) -> None:
         """The rate of the knee, looked for from an eighth of what a flooded fleet answers up, and further where it is not in between."""
-        capacity = at(FLOOD).run(self.seeds[0]).requests_per_second
-        knee = knee_of(at, capacity, self.seeds[0])
-        self.found |= {"knee_rate": knee.rate, "knee_inside": knee.inside}
+        capacity = scenario_at(FLOOD).run(self.seeds[0]).requests_per_second
+        knee = search_knee(scenario_at, capacity, self.seeds[0])
+        self.found |= {"knee_rate": knee.rate, "knee_inside": knee.is_inside}
         self.found["knee_curve"] = [{"rate": r, "tokens_per_second": f.output_tokens_per_second, "e2e": f.e2e.mean} for r, f in knee.curve]
-        if knee.inside:
+        if knee.is_inside:
             self.notes.append(f"The knee is at {knee.rate:.3g} requests/s; flooded, the fleet answers {capacity:.3g}.")
         else:
             tried, count = f"{knee.curve[0][0]:.3g} … {knee.curve[-1][0]:.3g}", knee.curve[0][1].requests
@@ -141,7 +150,7 @@ class Runs(AbstractContextManager["Runs"]):
     def as_dict(self) -> dict[str, Any]:
         """Everything, as numbers."""
         return {
-            "shares": CURVE,
+            "shares": CURVE_SHARES,
             "runs": [
                 {"name": run.name, **{name: asdict(each) for name, each in run.intervals.items()}, "curves": mean_curves(run.reports)}
                 for run in self.done

@@ -1,7 +1,7 @@
-"""The contract between the executor, which keeps rows and makes inputs, and what computes: work goes in, answers come out, in one order.
+"""The contract between the executor, which keeps rows and makes inputs, and the backends that compute: work in, outputs out, in order.
 
-A backend owns the KV cache, the id that each row sampled last, what samplers look back at, and the order of steps. There are two: a queue
-with a thread, for numpy and the native runner (`runtime/queue.py`), and the stream of a GPU (`cuda/backend.py`).
+A backend owns the KV cache, the last sampled id of each row, the samplers' histories, and the order of steps. There are two: a queue with a
+thread, for the numpy and native runners (`runtime/queue.py`), and the stream of a GPU (`cuda/backend.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,34 +19,35 @@ from ridgeline.core.plan import IntColumn, Plan, TokenLogprobs
 
 Floats = NDArray[np.float32]
 Score = Callable[[Floats, Sequence[int], Sequence[int]], list[TokenLogprobs]]
-"""(logits fp32 [N, V], a token for each row, how many best ids) → log-probabilities, to the bit those that sampling reports."""
+"""(logits fp32 [N, V], a token per row, number of best ids per row) → log-probabilities, bit for bit as sampling reports them."""
 
-SLICE: Final = 16
-"""Prompt positions whose logits exist at once: as many rows as an exact product has in a tile."""
+SCORED_POSITIONS: Final = 16
+"""Prompt positions that are scored at a time: as many rows as an exact product has in a tile."""
 
 
 class StepRows(NamedTuple):
-    """What steps have in common while their rows, and how many positions each samples, are the same: made once for all of them.
+    """Rows of a step and how many positions each samples: made once for all consecutive steps in which both are the same.
 
-    row, sample   the plan's columns
-    place         int32 [R]: `row`
-    params        of each row
-    chosen        indices of the rows that sample
-    asked         parameters of those                taking   int32: permanent rows of those
-    drafted       a row samples more than one position
+    row, sample      the plan's columns
+    row_ids          int32 [R]: `row`
+    params           sampling parameters of each row
+    sampling         indices of the rows that sample
+    sampling_params  parameters of those
+    sampling_ids     int32: permanent rows of those
+    has_drafts       True where a row samples more than one position
     """
 
     row: IntColumn
     sample: bytearray
-    place: NDArray[np.int32]
+    row_ids: NDArray[np.int32]
     params: list[RowParams]
-    chosen: list[int]
-    asked: list[RowParams]
-    taking: NDArray[np.int32]
-    drafted: bool
+    sampling: list[int]
+    sampling_params: list[RowParams]
+    sampling_ids: NDArray[np.int32]
+    has_drafts: bool
 
-    def serve(self, plan: Plan) -> bool:
-        """Whether the plan's are the same. Plans of the same rows share their column."""
+    def matches(self, plan: Plan) -> bool:
+        """True where the plan has the same rows and samples. Plans of the same rows share their column."""
         return plan.row is self.row and plan.sample == self.sample and not plan.new_rows
 
 
@@ -54,24 +55,25 @@ class StepRows(NamedTuple):
 class Work:
     """A step on its way to a backend.
 
-    plan    rows that come and go, blocks to copy, spans of prompts to score
-    inputs  complete but for ids that steps before this one are yet to sample
-    open    int64 [O]   tokens whose id is not known            source  int32 [O]  the permanent row of each, which sampled it last
-    keep    int32 [S]   how many of the largest logits of each sampled position are needed, with those that equal the last; 0: all
-    drafts  of each row that samples the ids of its last tokens, which its samples are held against
+    plan          rows that come and go, blocks to copy, spans of prompts to score
+    inputs        complete but for ids that earlier steps are yet to sample
+    unknown       int64 [U]  tokens whose id is not known yet
+    unknown_rows  int32 [U]  permanent row of each, which samples it
+    keep          int32 [S]  number of largest logits that each sampled position needs, with those equal to the last; 0: all
+    drafts        of each row that samples the ids of its last tokens, which its samples are compared with
     """
 
     plan: Plan
     rows: StepRows
     inputs: StepInputs
-    open: NDArray[np.int64]
-    source: NDArray[np.int32]
+    unknown: NDArray[np.int64]
+    unknown_rows: NDArray[np.int32]
     keep: NDArray[np.int32]
     drafts: Sequence[Sequence[int]]
 
 
-class Answer(NamedTuple):
-    """What became of a step: fields of `core.plan.Result`, the seconds that it took, and when that was over (`perf_counter`)."""
+class StepOutput(NamedTuple):
+    """Results of a step: fields of `core.plan.Result`, the seconds that it took, and when it ended (`perf_counter`)."""
 
     sampled: tuple[tuple[int, ...], ...]
     finite: bytearray
@@ -82,9 +84,9 @@ class Answer(NamedTuple):
 
 
 class Backend(Protocol):
-    """What computes steps in the order in which they are enqueued.
+    """Computes steps in the order in which they are enqueued.
 
-    timed_rows, timed_tokens  rows and tokens of the steps that are timed at the start; 0: time here means nothing
+    timed_rows, timed_tokens  rows and tokens of the steps that are timed at the start; 0: time on this backend means nothing
     """
 
     timed_rows: int
@@ -94,16 +96,17 @@ class Backend(Protocol):
         """Takes the step and returns its ticket at once; never waits for a device."""
         ...
 
-    def serial(self, ticket: Any) -> bool:
-        """Whether the step must be read before the next one is enqueued: it leaves something to the host that the next one overwrites."""
+    def is_serial(self, ticket: Any) -> bool:
+        """True where the step must be read before the next one is enqueued, as the next one overwrites what the host has yet to read."""
         ...
 
-    def read(self, ticket: Any) -> Answer:
+    def read(self, ticket: Any) -> StepOutput:
         """Waits for a step; raises what computing it raised."""
         ...
 
     def seconds(self, counts: Sequence[int], samples: Sequence[int]) -> float:
-        """What a step takes of rows with so many tokens and sampled positions, on block 0. Only before work is enqueued."""
+        """Runs a step on block 0 whose rows have so many tokens and sampled positions, and returns its seconds. Only before work is
+        enqueued."""
         ...
 
     def close(self) -> None:
@@ -112,10 +115,10 @@ class Backend(Protocol):
 
 
 class RowState:
-    """What a backend knows of permanent rows.
+    """State of permanent rows.
 
-    last       int32 [rows]: the id that each sampled last, to the end of the steps that have been computed
-    histories  None for rows that do not look back
+    last       int32 [rows]: last sampled id, to the end of the steps that have been computed
+    histories  ids for penalties and bans; None for rows that need none
     """
 
     def __init__(self, rows: int) -> None:
@@ -123,14 +126,14 @@ class RowState:
         self.histories: list[History | None] = [None] * rows
 
     def apply(self, plan: Plan) -> None:
-        """Takes over rows that come and go."""
+        """Updates rows that come and go."""
         for row in plan.freed_rows:
             self.histories[row] = None
         for new in plan.new_rows:
             self.histories[new.row] = history_of(new.params, new.ids)
 
     def sampled(self, rows: NDArray[np.int32], ids: Sequence[tuple[int, ...]]) -> None:
-        """Remembers the last ids of rows that have sampled; histories have been pushed as the sampler went."""
+        """Stores the last ids of rows that have sampled; the sampler has pushed their histories."""
         if all(ids):
             self.last[rows] = [each[-1] for each in ids]
         else:
@@ -139,7 +142,7 @@ class RowState:
                     self.last[row] = each[-1]
 
     def prompt_token(self, row: int, position: int) -> int:
-        """An id of the prompt of a row whose prompt is scored."""
+        """The id at a position of the prompt of a row whose prompt is scored. RuntimeError where the row did not ask for scores."""
         history = self.histories[row]
         if history is None:
             raise RuntimeError(f"row {row} is scored at position {position} and did not ask for it")
@@ -148,15 +151,16 @@ class RowState:
     def prompt_scores(
         self, work: Work, hidden: Floats, logits_of: Callable[[Floats], Floats], vocab: int, score: Score
     ) -> tuple[tuple[TokenLogprobs, ...], ...]:
-        """For each entry of `Plan.score` log-probabilities of the tokens behind its positions, a few at a time: logits are never [T, V].
+        """Log-probabilities of the tokens behind the positions of each entry of `Plan.score`, a few at a time: logits are never [T, V].
 
-        hidden [T, D]: the step's tap. logits_of: hidden [N, D] → logits [N, ≥ vocab], bit for bit those that the step would have given.
+        hidden     [T, D]: the step's tap
+        logits_of  hidden [N, D] → logits [N, ≥ vocab], bit for bit those of the step
         """
         plan, inputs = work.plan, work.inputs
         tokens = np.concatenate([np.arange(count, dtype=np.int32) + inputs.cu_q[index] + first for index, first, count in plan.score])
         found: list[TokenLogprobs] = []
-        for start in range(0, len(tokens), SLICE):
-            part = tokens[start : start + SLICE]
+        for start in range(0, len(tokens), SCORED_POSITIONS):
+            part = tokens[start : start + SCORED_POSITIONS]
             indices = inputs.row_of_token[part].tolist()
             at = inputs.positions[0, part].tolist()
             following = [self.prompt_token(plan.row[index], position + 1) for index, position in zip(indices, at, strict=True)]
@@ -169,22 +173,22 @@ class RowState:
 def sampled_rows(
     work: Work, ids: Sequence[tuple[int, ...]], logprobs: Sequence[tuple[TokenLogprobs, ...] | None] | None
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[TokenLogprobs, ...] | None, ...] | None]:
-    """Ids and log-probabilities of the rows that sample, row for row as in the plan."""
+    """Ids and log-probabilities of the rows that sample → those of all rows of the plan."""
     rows = work.rows
     if logprobs is not None and not any(logprobs):
         logprobs = None
-    if len(rows.chosen) == len(rows.row):
+    if len(rows.sampling) == len(rows.row):
         return tuple(ids), None if logprobs is None else tuple(logprobs)
     sampled: list[tuple[int, ...]] = [()] * len(rows.row)
     found: list[tuple[TokenLogprobs, ...] | None] = [None] * len(rows.row)
-    for number, index in enumerate(rows.chosen):
+    for number, index in enumerate(rows.sampling):
         sampled[index] = ids[number]
         found[index] = None if logprobs is None else logprobs[number]
     return tuple(sampled), None if logprobs is None else tuple(found)
 
 
 def finite_positions(inputs: StepInputs, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[S]: whether the tokens of a row are `finite` [T] up to a selected one."""
+    """bool [S]: True where the tokens of a row are `finite` [T] up to a selected one."""
     row = inputs.row_of_token
     first = np.full(len(inputs.kv_len), len(row))
     (bad,) = (~finite).nonzero()
@@ -194,9 +198,9 @@ def finite_positions(inputs: StepInputs, finite: NDArray[np.bool_]) -> NDArray[n
 
 
 def finite_rows(work: Work, finite: NDArray[np.bool_], ids: Sequence[tuple[int, ...]]) -> bytearray:
-    """`Result.finite`, of tokens that are `finite` [T] or not and the ids that the rows which sample have got."""
+    """`Result.finite` from `finite` [T] of the tokens and the ids of the rows that sample."""
     flags = bytearray(np.logical_and.reduceat(finite, work.inputs.cu_q[:-1]))
-    for index, got, drafted in zip(work.rows.chosen, ids, work.drafts, strict=True):
-        ended = len(got) > len(drafted) or (len(got) > 0 and got[-1] != drafted[len(got) - 1])
+    for index, sampled, drafts in zip(work.rows.sampling, ids, work.drafts, strict=True):
+        ended = len(sampled) > len(drafts) or (len(sampled) > 0 and sampled[-1] != drafts[len(sampled) - 1])
         flags[index] = ended  # else the walk met a position that is not finite; behind its end nothing counts
     return flags

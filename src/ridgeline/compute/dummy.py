@@ -1,4 +1,4 @@
-"""Steps that nobody asked for: to warm up, to measure, to capture graphs. Arrays of the host, made from counts."""
+"""Dummy steps for warm-up, measurement and graph capture: arrays of the host, made from token counts."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,13 @@ def dummy_step(
     samples: Sequence[int] | None = None,
     blocks: int = 0,
 ) -> StepInputs:
-    """A step of rows with so many tokens each, all of them the id 0.
+    """A step whose rows have so many tokens each, all of them the id 0.
 
     starts   positions of the rows' first tokens; None: 0
-    samples  how many of each row's last positions are selected; None: one
-    blocks   of each KV group, which the rows divide evenly, in order, from block 1 on; 0: all is on block 0, which nobody reads
+    samples  number of selected positions of each row, its last ones; None: 1
+    blocks   of each KV group, which the rows divide evenly, in order, from block 1 on; 0: all is on the reserved block 0
+
+    ValueError where the rows need more blocks.
     """
     count = np.array(counts, np.int32)
     start = np.zeros(len(count), np.int32) if starts is None else np.array(starts, np.int32)
@@ -42,16 +44,16 @@ def dummy_step(
         kv_len=start + count,
         tables=tables,
         slots=tuple(table[row, at // block_tokens] * np.int64(block_tokens) + at % block_tokens for table in tables),
-        select=last_of_each(cu_q, sample),
+        select=last_positions(cu_q, sample),
     )
 
 
-def last_of_each(cu_q: np.ndarray, sample: np.ndarray) -> np.ndarray:
+def last_positions(cu_q: np.ndarray, sample: np.ndarray) -> np.ndarray:
     """int32 [S]: the last `sample[r]` tokens of each row r, ascending."""
     select: np.ndarray = (cu_q[1:] - sample.cumsum(dtype=np.int32)).repeat(sample) + np.arange(sample.sum(), dtype=np.int32)
     return select
 
 
-def even(tokens: int, rows: int) -> list[int]:
-    """So many tokens divided evenly among rows."""
+def even_counts(tokens: int, rows: int) -> list[int]:
+    """Token counts [rows] that divide `tokens` evenly."""
     return np.diff(np.arange(rows + 1) * tokens // rows).tolist()

@@ -1,4 +1,4 @@
-"""How long values live, and where they lie in one piece of memory. Pure: names and sizes, no array.
+"""Lifetimes of values, and their offsets in one buffer. Pure: names and sizes, no array.
 
 A stage is what runs between two barriers: a phase of the native plan, a single op elsewhere. A value lives from the stage that makes it to
 the last one that reads it.
@@ -20,7 +20,7 @@ def last_stages(oplist: OpList, stages: Stages) -> dict[str, int]:
 
 
 def last_uses(oplist: OpList) -> tuple[tuple[str, ...], ...]:
-    """For each op the values that nothing needs after it; results of the list are never among them."""
+    """The values that are last used by each op; results and taps of the list are never among them."""
     last = last_stages(oplist, [[op] for op in oplist.ops])
     return tuple(tuple(sorted(name for name in {*op.inputs, *op.outputs} if last[name] == number)) for number, op in enumerate(oplist.ops))
 
@@ -33,9 +33,9 @@ class Buffer(NamedTuple):
     size: int
 
 
-def placed(buffers: Sequence[Buffer], *, reuse: bool = True) -> tuple[list[int], int]:
-    """Where each buffer begins, and the bytes of all. A buffer takes the place of one of its size whose last stage is over; with `reuse`
-    off each has a place of its own."""
+def place_buffers(buffers: Sequence[Buffer], *, reuse: bool = True) -> tuple[list[int], int]:
+    """Offset of each buffer in bytes, and the bytes of all. A buffer takes the place of one of its size whose last stage is over; with
+    `reuse` off each has a place of its own."""
     starts, size = [0] * len(buffers), 0
     free: dict[int, list[int]] = {}
     ending: list[tuple[int, int]] = []  # (last stage, number of the buffer)

@@ -1,4 +1,4 @@
-"""What every backend is opened from, and what it is when it is open. Each measures memory in its own order, and sizes itself by it."""
+"""A model and its settings before a backend opens it, and the opened model. Each backend measures memory in its own order."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,11 +20,11 @@ LEAST_SAMPLES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A model and the settings that it is opened with: only what depends on memory is open in them, until they are `sized`.
+class ModelSource:
+    """A model and the settings that it is opened with. Settings that depend on memory are left open until `with_memory`.
 
     memory_bytes         that this process may use
-    decisions            that have been made so far
+    decisions            made so far
     blocks, host_blocks  of the KV cache
     """
 
@@ -37,7 +37,7 @@ class Source:
 
     @property
     def costs(self) -> KVCosts:
-        """What its KV cache costs."""
+        """Bytes of its KV cache per block and sequence."""
         return kv_costs(self.facts, self.config.block_size, self.config.tokens, self.config.kv_dtype)
 
     @property
@@ -51,22 +51,22 @@ class Source:
         """Positions of one step that may sample, drafts among them: most rows have one, some have several."""
         return max(LEAST_SAMPLES, 2 * self.config.rows)
 
-    def rotated(self, positions: int) -> "Source":
-        """With the rotation that sequences of at most so many positions have."""
+    def with_rope(self, positions: int) -> "ModelSource":
+        """A copy with the RoPE of sequences of at most so many positions."""
         facts, reason = select_rope(self.facts, positions)
         decided = () if reason is None else (Decision("rope_positions", positions, "model", reason),)
         return replace(self, facts=facts, decisions=self.decisions + decided)
 
-    def sized(self, context: int, memory_bytes: int, *, share: float = MEMORY_SHARE, host_bytes: int | None = None) -> "Source":
-        """With nothing left open: see `config.resolve`."""
+    def with_memory(self, context: int, memory_bytes: int, *, share: float = MEMORY_SHARE, host_bytes: int | None = None) -> "ModelSource":
+        """A copy in which no setting is left open: see `config.resolve`. ConfigError where the model does not fit."""
         found = resolve(self.config, context=context, memory_bytes=memory_bytes, costs=self.costs, share=share, host_bytes=host_bytes)
         return replace(
             self, config=found.config, decisions=self.decisions + found.decisions, blocks=found.blocks, host_blocks=found.host_blocks
         )
 
     def shape(self, numerics: str) -> KVShape:
-        """The cache that it is sized for. `numerics`: whatever else the contents of a block depend on; blocks are interchangeable only
-        where all of it is equal."""
+        """The shape of its KV cache. `numerics`: names what else the contents of a block depend on; blocks are interchangeable only where
+        all of it is equal."""
         config = self.config
         named = f"{config.runner} {numerics} {config.kv_dtype} {config.block_size}"
         fingerprint = hashlib.sha256(self.facts.fingerprint + named.encode()).digest()
@@ -74,17 +74,17 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A model that is loaded, sized and warm. `name` is what users see of its backend."""
+class OpenedModel:
+    """A model that is loaded, sized and warm. `name` is shown to users."""
 
     backend: Backend
-    source: Source
+    source: ModelSource
     shape: KVShape
     name: str
     weights_bytes: int
     decisions: tuple[Decision, ...] = ()
-    """What users should know of how it was loaded."""
+    """Shown to users: how it was loaded."""
 
 
-Open = Callable[[Source, Progress], Opened]
+OpenModel = Callable[[ModelSource, Progress], OpenedModel]
 """Loads a model. Raises ConfigError or ModelFormatError where the settings or the model are at fault."""

@@ -1,4 +1,4 @@
-"""Environment variables, read here and nowhere else. None changes a result, the ISA override of tests apart."""
+"""Environment variables; read nowhere else. None changes a result, except the ISA override for tests."""
 
 import os
 from pathlib import Path
@@ -10,6 +10,6 @@ def isa_override() -> str | None:
 
 
 def cache_directory() -> Path:
-    """The folder of assembled models: `$XDG_CACHE_HOME/ridgeline`, else `~/.cache/ridgeline`."""
+    """Folder of assembled models: `$XDG_CACHE_HOME/ridgeline`, else `~/.cache/ridgeline`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return Path(base) / "ridgeline" if base else Path.home() / ".cache" / "ridgeline"

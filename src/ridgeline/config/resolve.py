@@ -1,4 +1,4 @@
-"""One pure function that turns settings into decisions, each with its origin and its reason."""
+"""Resolution of settings to effective values, each with its origin and reason. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.errors import ConfigError
 
 MEMORY_SHARE = 0.30
-"""Of the memory that the process may use, the most that the KV cache takes when nobody says otherwise."""
+"""Default limit of the KV cache, as a share of the memory that the process may use."""
 
 GIB = 1 << 30
 
@@ -21,7 +21,7 @@ LIMITS = {
 }
 
 DRAFTERS = ("off", "ngram")
-"""Where speculative drafts may come from, the default first."""
+"""Sources of speculative drafts, the default first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class Decision:
 class KVCosts:
     """Costs of the model's KV cache, as `planning.memory` computes it.
 
-    block_bytes      bytes of one page
-    sequence_blocks  tokens → pages that one sequence of so many positions holds at most
-    longest         (pages, limit) → positions, at most `limit`, that one sequence can have in so many pages
+    block_bytes       bytes of one block
+    sequence_blocks   tokens → most blocks that one sequence of so many tokens holds
+    longest_sequence  (blocks, limit) → most tokens, up to `limit`, of one sequence in so many blocks
     """
 
     block_bytes: int
     sequence_blocks: Callable[[int], int]
-    longest: Callable[[int, int], int]
+    longest_sequence: Callable[[int, int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings with nothing left open, the numbers of pages, on the host too, and why each value is what it is."""
+    """Complete settings, the numbers of KV blocks on the device and on the host, and the decisions that led to them."""
 
     config: EngineConfig
     blocks: int
@@ -61,58 +61,59 @@ class Resolved:
 def resolve(
     config: EngineConfig, *, context: int, memory_bytes: int, costs: KVCosts, share: float = MEMORY_SHARE, host_bytes: int | None = None
 ) -> Resolved:
-    """Settles `kv_cache_memory_bytes`, `max_model_len`, and how many pages `swap_space` holds.
+    """Resolves `kv_cache_memory_bytes`, `max_model_len`, and the number of blocks in `swap_space`.
 
-    context       positions the model was trained for
-    memory_bytes  memory of the device, or that this process may use where it computes itself
-    host_bytes    memory that this process may use beside the device's; None: the KV cache lies in the same memory
-    share         of it that the KV cache may take when nobody says otherwise
+    context       positions that the model was trained for
+    memory_bytes  memory of the device, or, on a CPU, that this process may use
+    host_bytes    host memory that this process may use; None: the KV cache is in the same memory
+    share         default limit of the KV cache, as a share of `memory_bytes`
     Raises ConfigError with the numbers and the flag that fixes it.
     """
     check_bounds(config)
-    length = _wanted_length(config, context)
-    wanted = int(length.value)
-    cache = _cache_bytes(config, wanted, memory_bytes, costs, share)
+    length = _max_model_len(config, context)
+    asked = int(length.value)
+    cache = _cache_bytes(config, asked, memory_bytes, costs, share)
     blocks = int(cache.value) // costs.block_bytes
-    fits = costs.longest(blocks, wanted)
+    fits = costs.longest_sequence(blocks, asked)
     if fits < 1:
+        need = costs.sequence_blocks(1)
         raise ConfigError(
-            f"a KV cache of {cache.value} bytes holds {blocks} blocks of {costs.block_bytes} bytes, one sequence needs "
-            f"{costs.sequence_blocks(1)}; set --kv-cache-memory-bytes {costs.sequence_blocks(1) * costs.block_bytes} or more",
+            f"a KV cache of {cache.value} bytes holds {blocks} blocks of {costs.block_bytes} bytes, one sequence needs {need}; "
+            f"set --kv-cache-memory-bytes {need * costs.block_bytes} or more",
             fix={"--kv-cache-memory-bytes": None},
         )
-    if fits < wanted:
+    if fits < asked:
         if config.max_model_len is not None:
-            need = costs.sequence_blocks(wanted) * costs.block_bytes
+            need = costs.sequence_blocks(asked) * costs.block_bytes
             more = f" or --kv-cache-memory-bytes {need}" if need <= memory_bytes else f" (this process may use {memory_bytes} bytes in all)"
             raise ConfigError(
-                f"--max-model-len {wanted} needs {need} bytes of KV cache for one sequence, {cache.value} are there; "
+                f"--max-model-len {asked} needs {need} bytes of KV cache for one sequence, {cache.value} are available; "
                 f"set --max-model-len {fits}{more}",
                 fix={"--max-model-len": str(fits)},
             )
-        length = Decision("max_model_len", fits, "machine", f"shrunk from {wanted}: the longest sequence that {blocks} blocks hold")
+        length = Decision("max_model_len", fits, "machine", f"shrunk from {asked}: the longest sequence that {blocks} blocks hold")
     settled = replace(config, max_model_len=int(length.value), kv_cache_memory_bytes=blocks * costs.block_bytes)
-    left = memory_bytes - blocks * costs.block_bytes if host_bytes is None else host_bytes
-    tier = _host_blocks(config, left, costs.block_bytes)
-    if not tier:
+    host_left = memory_bytes - blocks * costs.block_bytes if host_bytes is None else host_bytes
+    host_blocks = _host_blocks(config, host_left, costs.block_bytes)
+    if not host_blocks:
         return Resolved(settled, blocks, (length, cache))
-    held = Decision("swap_space", f"{config.swap_space:g} GiB", "flag", f"--swap-space: {tier} blocks behind the {blocks} of the KV cache")
-    return Resolved(settled, blocks, (length, cache, held), tier)
+    reason = f"--swap-space: {host_blocks} blocks in host memory, behind the {blocks} of the KV cache"
+    return Resolved(settled, blocks, (length, cache, Decision("swap_space", f"{config.swap_space:g} GiB", "flag", reason)), host_blocks)
 
 
 def _host_blocks(config: EngineConfig, left: int, block_bytes: int) -> int:
-    """Pages of the host tier. Raises ConfigError where `left` bytes of the host do not hold it."""
+    """Blocks of the host tier. Raises ConfigError where it exceeds `left`, the bytes left on the host."""
     if not config.swap_space:
         return 0
     most = left // (GIB // 10) / 10
     if not 0 < config.swap_space * GIB <= left:
         raise ConfigError(
-            f"--swap-space is {config.swap_space:g} GiB, outside 0 … {most:g} GiB (what is left of the memory that this process may use)",
+            f"--swap-space is {config.swap_space:g} GiB, outside 0 … {most:g} GiB (what this process has left of its memory)",
             fix={"--swap-space": f"{most:g}"},
         )
     if not config.enable_prefix_caching:
         raise ConfigError(
-            f"--swap-space {config.swap_space:g} keeps blocks of the prefix cache, and --no-enable-prefix-caching has none; take one away",
+            f"--swap-space {config.swap_space:g} needs the prefix cache, which --no-enable-prefix-caching turns off; remove one of the two",
             fix={"--no-enable-prefix-caching": None},
         )
     blocks = int(config.swap_space * GIB) // block_bytes
@@ -122,7 +123,7 @@ def _host_blocks(config: EngineConfig, left: int, block_bytes: int) -> int:
 
 
 def check_bounds(config: EngineConfig) -> None:
-    """Raises ConfigError for a number that no model could be served with."""
+    """Raises ConfigError for a value outside the bounds of `LIMITS`, whatever the model."""
     for name, (low, high) in LIMITS.items():
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
@@ -134,7 +135,7 @@ def check_bounds(config: EngineConfig) -> None:
         )
 
 
-def _wanted_length(config: EngineConfig, context: int) -> Decision:
+def _max_model_len(config: EngineConfig, context: int) -> Decision:
     if config.max_model_len is None:
         return Decision("max_model_len", context, "model", "the context that the model was trained for")
     if not 1 <= config.max_model_len <= context:
@@ -145,7 +146,7 @@ def _wanted_length(config: EngineConfig, context: int) -> Decision:
     return Decision("max_model_len", config.max_model_len, "flag", "--max-model-len")
 
 
-def _cache_bytes(config: EngineConfig, length: int, memory_bytes: int, costs: KVCosts, part: float) -> Decision:
+def _cache_bytes(config: EngineConfig, length: int, memory_bytes: int, costs: KVCosts, share: float) -> Decision:
     name = "kv_cache_memory_bytes"
     if config.kv_cache_memory_bytes is not None:
         if not costs.block_bytes <= config.kv_cache_memory_bytes <= memory_bytes:
@@ -156,7 +157,7 @@ def _cache_bytes(config: EngineConfig, length: int, memory_bytes: int, costs: KV
             )
         return Decision(name, config.kv_cache_memory_bytes, "flag", "--kv-cache-memory-bytes")
     need = costs.sequence_blocks(length) * config.rows * costs.block_bytes
-    share = int(memory_bytes * part)
-    if need <= share:
+    limit = int(memory_bytes * share)
+    if need <= limit:
         return Decision(name, need, "model", f"the need of {config.rows} sequences of {length} tokens")
-    return Decision(name, share, "machine", f"{part:.0%} of the {memory_bytes} bytes that this process may use (the need is {need})")
+    return Decision(name, limit, "machine", f"{share:.0%} of the {memory_bytes} bytes that this process may use (the need is {need})")

@@ -1,7 +1,7 @@
-"""The choice of runner, formats and threads: one pure function that says why."""
+"""Resolution of runner, formats and sizes, with the reasons. Pure."""
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision
@@ -11,119 +11,104 @@ KV_DTYPES: Final = {"cuda": ("bf16", "fp16", "f32", "fp8", "int8"), "native": ("
 """Runner → formats of its KV cache, the default first."""
 
 DTYPES: Final = ("bf16", "fp16", "f32", "fp8")
-"""What a GPU computes with, the default first."""
+"""Compute types of a GPU, the default first."""
 
 ATTENTION_BACKENDS: Final = ("triton", "flash-attention", "flashinfer")
-"""What computes attention on a GPU, the default first; the others are packages that need not be there."""
+"""Attention backends of a GPU, the default first; the others are optional packages."""
 
-ROWS: Final = {"cuda": (256, "a step of so many rows still reads its weights once and waits for memory")}
-"""Runner → sequences at once, and why."""
-ROWS_ELSEWHERE: Final = (64, "beyond them a CPU core computes for longer than it reads weights")
+SIZES: Final = {
+    "cuda": {
+        "max_num_seqs": (256, "a decode step of so many rows is still memory-bound"),
+        "max_num_batched_tokens": (8_192, "a GPU reaches its full rate at hundreds of tokens, and larger steps cost fewer launches"),
+    },
+    "cpu": {
+        "max_num_seqs": (64, "beyond it a decode step on a CPU is compute-bound"),
+        "max_num_batched_tokens": (512, "a CPU computes no faster in larger steps, and they delay new requests"),
+    },
+}
+"""Default sizes of a step, with their reasons."""
 
-TOKENS: Final = {"cuda": (8_192, "a GPU computes at its full rate from some hundreds of tokens on, and launching a step costs the same")}
-"""Runner → tokens of a step, and why."""
-TOKENS_ELSEWHERE: Final = (512, "a CPU core computes no faster in larger steps, and whoever comes next waits for them")
-
-THREADS: Final = 1_024
-"""More than any machine of today has CPU cores."""
+MAX_THREADS: Final = 1_024
 
 
 def resolve_runner(
-    config: EngineConfig, *, missing: str | None, no_gpu: str | None, processors: int
+    config: EngineConfig, *, no_extension: str | None, no_gpu: str | None, cpu_cores: int
 ) -> tuple[EngineConfig, tuple[Decision, ...]]:
-    """Settles `runner`, `dtype`, `kv_dtype`, `attention_backend`, `threads`, `max_num_seqs` and `max_num_batched_tokens`.
+    """Resolves `runner`, `dtype`, `kv_dtype`, `attention_backend`, `threads`, `max_num_seqs` and `max_num_batched_tokens`.
 
-    missing     why the native extension is not there; None where it is
-    no_gpu      why no GPU can be used; None where one can
-    processors  that this process may use: affinity and cgroup quota
+    no_extension  why the native extension is unavailable; None where it is available
+    no_gpu        why no GPU can be used; None where one can
+    cpu_cores     that this process may use: affinity and cgroup quota
     Raises ConfigError where flags contradict each other or this machine.
     """
-    runner = _runner(config, missing, no_gpu)
-    dtype = _dtype(config, str(runner.value))
-    kv_dtype = _kv_dtype(config, str(runner.value), "" if dtype is None else str(dtype.value))
-    attention = _attention(config, str(runner.value))
-    threads = _threads(config, processors)
-    rows = _size("max_num_seqs", config.max_num_seqs, ROWS.get(str(runner.value), ROWS_ELSEWHERE))
-    tokens = _size("max_num_batched_tokens", config.max_num_batched_tokens, TOKENS.get(str(runner.value), TOKENS_ELSEWHERE))
-    settled = replace(config, runner=str(runner.value), kv_dtype=str(kv_dtype.value), threads=int(threads.value))
-    settled = replace(settled, max_num_seqs=int(rows.value), max_num_batched_tokens=int(tokens.value))
-    if dtype is None or attention is None:
-        return settled, (runner, kv_dtype, threads, rows, tokens)
-    settled = replace(settled, dtype=str(dtype.value), attention_backend=str(attention.value))
-    return settled, (runner, dtype, kv_dtype, attention, threads, rows, tokens)
+    decisions = [_runner(config, no_extension, no_gpu)]
+    runner = str(decisions[0].value)
+    decisions += _gpu_settings(config, runner)
+    dtype = next((str(each.value) for each in decisions if each.name == "dtype"), "")
+    decisions += [_kv_dtype(config, runner, dtype), _threads(config, cpu_cores)]
+    for name, (size, reason) in SIZES["cuda" if runner == "cuda" else "cpu"].items():
+        given = getattr(config, name)
+        decisions.append(Decision(name, size, "default", reason) if given is None else Decision(name, given, "flag", _flag(name)))
+    values: dict[str, Any] = {each.name: each.value for each in decisions}
+    return replace(config, **values), tuple(decisions)
 
 
-def _size(name: str, asked: int | None, suits: tuple[int, str]) -> Decision:
-    if asked is not None:
-        return Decision(name, asked, "flag", f"--{name.replace('_', '-')}")
-    return Decision(name, suits[0], "default", suits[1])
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
-def _runner(config: EngineConfig, missing: str | None, no_gpu: str | None) -> Decision:
-    if config.runner not in ("auto", *KV_DTYPES):
-        raise ConfigError(f"--runner is {config.runner[:40]!r}; auto, {', '.join(KV_DTYPES)} are possible", fix={"--runner": None})
-    lost = {"native": missing, "cuda": no_gpu}.get(config.runner)
-    if lost is not None:
-        raise ConfigError(f"--runner {config.runner}: {lost}", fix={"--runner": None})
+def _choice(config: EngineConfig, name: str, options: tuple[str, ...], default: str, reason: str) -> Decision:
+    """The flag's value, which must be one of `options`, or `default` where it is "auto"."""
+    given: str = getattr(config, name)
+    if given == "auto":
+        return Decision(name, default, "default", reason)
+    if given not in options:
+        raise ConfigError(f"{_flag(name)} is {given[:40]!r}; it must be one of auto, {', '.join(options)}", fix={_flag(name): None})
+    return Decision(name, given, "flag", _flag(name))
+
+
+def _runner(config: EngineConfig, no_extension: str | None, no_gpu: str | None) -> Decision:
     if config.runner != "auto":
-        return Decision("runner", config.runner, "flag", "--runner")
+        unavailable = {"native": no_extension, "cuda": no_gpu}.get(config.runner)
+        if unavailable is not None:
+            raise ConfigError(f"--runner {config.runner}: {unavailable}", fix={"--runner": None})
+        return _choice(config, "runner", tuple(KV_DTYPES), "", "")
     if no_gpu is None:
-        return Decision("runner", "cuda", "machine", "a GPU is there, and torch and triton are installed")
-    if missing is not None:
-        return Decision("runner", "numpy", "machine", f"many times slower: {missing}")
-    return Decision("runner", "native", "machine", "the extension is there")
+        return Decision("runner", "cuda", "machine", "there is a GPU, and torch and triton are installed")
+    if no_extension is None:
+        return Decision("runner", "native", "machine", "the extension is available")
+    return Decision("runner", "numpy", "machine", f"much slower: {no_extension}")
 
 
-def _dtype(config: EngineConfig, runner: str) -> Decision | None:
-    """None where runners compute with what a model's file has."""
-    if runner != "cuda":
-        if config.dtype != "auto" or config.batch_invariant:
-            flag = "--dtype" if config.dtype != "auto" else "--batch-invariant"
-            raise ConfigError(f"{flag} is for --runner cuda; the {runner} runner is exact and computes with the file's own formats",
-                              fix={flag: None})  # fmt: skip
-        return None
-    if config.dtype == "auto":
-        return Decision("dtype", DTYPES[0], "default", "what GPUs multiply fastest without a loss of range")
-    if config.dtype not in DTYPES:
-        raise ConfigError(f"--dtype is {config.dtype[:40]!r}; auto, {', '.join(DTYPES)} are possible", fix={"--dtype": None})
-    return Decision("dtype", config.dtype, "flag", "--dtype")
+def _gpu_settings(config: EngineConfig, runner: str) -> list[Decision]:
+    """Compute type and attention backend of a GPU. The CPU runners have no choice of them, and are always batch-invariant.
+
+    Packages of attention backends are checked when the model is loaded.
+    """
+    if runner == "cuda":
+        dtype = _choice(config, "dtype", DTYPES, DTYPES[0], "the fastest on GPUs with the range of f32")
+        reason = "the only one compared with the reference on hardware"
+        return [dtype, _choice(config, "attention_backend", ATTENTION_BACKENDS, ATTENTION_BACKENDS[0], reason)]
+    for name, default in (("dtype", "auto"), ("batch_invariant", False), ("attention_backend", "auto")):
+        if getattr(config, name) == default:
+            continue
+        why = "has one attention" if name == "attention_backend" else "is exact and computes with the file's own formats"
+        raise ConfigError(f"{_flag(name)} is for --runner cuda; the {runner} runner {why}", fix={_flag(name): None})
+    return []
 
 
 def _kv_dtype(config: EngineConfig, runner: str, dtype: str) -> Decision:
-    possible = KV_DTYPES[runner]
-    if config.kv_dtype == "auto" and dtype in possible:
-        own = dtype if dtype != "fp8" else possible[0]
-        return Decision("kv_dtype", own, "default", f"what --dtype {dtype} computes attention with, unless --kv-dtype says otherwise")
-    if config.kv_dtype == "auto":
-        return Decision("kv_dtype", possible[0], "default", f"what the {runner} runner keeps unless --kv-dtype says otherwise")
-    if config.kv_dtype not in possible:
-        raise ConfigError(
-            f"--kv-dtype is {config.kv_dtype[:40]!r}; the {runner} runner keeps {', '.join(possible)}", fix={"--kv-dtype": None}
-        )
-    return Decision("kv_dtype", config.kv_dtype, "flag", "--kv-dtype")
+    """Format of the KV cache: by default that of attention on a GPU, and the runner's first one elsewhere."""
+    formats = KV_DTYPES[runner]
+    if dtype:
+        default = formats[0] if dtype == "fp8" else dtype
+        return _choice(config, "kv_dtype", formats, default, f"the format of attention with --dtype {dtype}")
+    return _choice(config, "kv_dtype", formats, formats[0], f"default of the {runner} runner")
 
 
-def _attention(config: EngineConfig, runner: str) -> Decision | None:
-    """None where there is no choice. Whether a package is there, and computes the model, is seen when the model is loaded."""
-    asked = config.attention_backend
-    if asked not in ("auto", *ATTENTION_BACKENDS):
-        raise ConfigError(
-            f"--attention-backend is {asked[:40]!r}; auto, {', '.join(ATTENTION_BACKENDS)} are possible", fix={"--attention-backend": None}
-        )
-    if runner != "cuda":
-        if asked != "auto":
-            raise ConfigError(
-                f"--attention-backend is for --runner cuda; the {runner} runner has one attention", fix={"--attention-backend": None}
-            )
-        return None
-    if asked == "auto":
-        return Decision("attention_backend", ATTENTION_BACKENDS[0], "default", "no other has been compared with the reference on hardware")
-    return Decision("attention_backend", asked, "flag", "--attention-backend")
-
-
-def _threads(config: EngineConfig, processors: int) -> Decision:
+def _threads(config: EngineConfig, cpu_cores: int) -> Decision:
     if config.threads is None:
-        return Decision("threads", processors, "machine", "the CPU cores that this process may use")
-    if not 1 <= config.threads <= THREADS:
-        raise ConfigError(f"--threads is {config.threads}, outside 1 … {THREADS}", fix={"--threads": None})
+        return Decision("threads", cpu_cores, "machine", "the CPU cores that this process may use")
+    if not 1 <= config.threads <= MAX_THREADS:
+        raise ConfigError(f"--threads is {config.threads}, outside 1 … {MAX_THREADS}", fix={"--threads": None})
     return Decision("threads", config.threads, "flag", "--threads")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 CLASSES: Final = ("embedding", "head", "attention", "ffn", "experts", "norms")
 """Classes of tensors. Recurrences count as `attention`. `experts` are the routed ones; shared experts and routers are `ffn`."""
@@ -146,7 +146,7 @@ class ModelFacts:
     vocab       rows of the embedding = width of the logits
     context     positions that the model was trained for
     tied        the output head is the embedding
-    dtype       format in which most weights are stored: a key of `planning.shape.WEIGHT_FORMATS`
+    dtype       format in which most weights are stored: a key of `planning.formats.WEIGHT_FORMATS`
     parameters  counts by class (`CLASSES`); a tied head counts 0 and is read as the embedding
     stored      bytes by class, {} where there are no weights
     attention, experts, state    where the network has more than plain attention and a dense feed-forward
@@ -190,3 +190,39 @@ class ModelFacts:
     long_rope: tuple[int, Rope] | None = None
     tensors: Mapping[str, TensorFacts] = field(default_factory=dict)
     fingerprint: bytes = b""
+
+    @property
+    def widths(self) -> AttentionWidths:
+        """Widths of attention per layer: `attention`, or those of plain attention."""
+        keys, queries = self.kv_heads * self.head_dim, self.heads * self.head_dim
+        return self.attention or AttentionWidths(2 * keys, 2 * queries, 2 * queries)
+
+    @property
+    def attention_kind(self) -> Literal["MHA", "GQA", "MQA", "MLA"]:
+        """Name of the attention variant. Notes on inference, part 4, section 7."""
+        if self.widths.latent:
+            return "MLA"
+        if self.kv_heads == self.heads:
+            return "MHA"
+        return "MQA" if self.kv_heads == 1 else "GQA"
+
+    @property
+    def kv_layers(self) -> int:
+        """Number of layers with a KV cache."""
+        return self.layers - self.layer_kinds.count("none")
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes per sequence in recurrent layers."""
+        return self.state.bytes if self.state else 0
+
+    @property
+    def total_parameters(self) -> int:
+        """All parameters; a tied head counts once."""
+        return sum(self.parameters.values())
+
+    @property
+    def active_parameters(self) -> float:
+        """Parameters used per token: of the routed experts only the active ones."""
+        share = self.experts.active / self.experts.routed if self.experts else 0.0
+        return self.total_parameters - self.parameters["experts"] * (1.0 - share)

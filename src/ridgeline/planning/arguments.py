@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from ridgeline.errors import ConfigError
-from ridgeline.facts.hardware.ceilings import this_machine
+from ridgeline.facts.hardware.ceilings import measure_this_machine
 from ridgeline.facts.hardware.devices import ALIASES, DEVICES, GB, TERA, Device, Price
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import MAX_DEVICES, Deployment, Layout, Workload, automatic_layout
+from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS
 from ridgeline.planning.objectives import Objective
-from ridgeline.planning.shape import KV_BITS, WEIGHT_FORMATS, ModelShape, shape_of
 
 MAX_USERS = 1_000_000
 MAX_TOKENS = 1 << 27
@@ -43,21 +43,20 @@ class PlanOptions:
     price: float | None = None
 
 
-def deployment_of(facts: ModelFacts, options: PlanOptions) -> Deployment:
+def deployment_of(model: ModelFacts, options: PlanOptions) -> Deployment:
     """Deployment of a model with these options. Raises ConfigError with the number and the fix."""
-    shape = shape_of(facts)
     _bounded("--count", options.count, 1, MAX_DEVICES)
     users = int(_bounded("--users", _or_one(options.users), 1, MAX_USERS))
     _bounded("--memory-utilization", options.utilisation, 0.1, 1.0)
     _bounded("--max-num-batched-tokens", options.chunk, 1, 1 << 20)
     load = parse_workload(options.workload)
-    context = _context(shape, options.context, load)
+    context = _context(model, options.context, load)
     return Deployment(
-        shape=shape,
+        model=model,
         device=device_of(options),
-        layout=_layout(shape, options),
+        layout=_layout(model, options),
         dtype=_choice("--dtype", options.dtype, WEIGHT_FORMATS) if options.dtype not in (None, "auto") else None,
-        kv_dtype=_choice("--kv-dtype", options.kv_dtype, KV_BITS) if options.kv_dtype else ("f32" if shape.dtype == "f32" else "f16"),
+        kv_dtype=_choice("--kv-dtype", options.kv_dtype, KV_BITS) if options.kv_dtype else ("f32" if model.dtype == "f32" else "f16"),
         context=context,
         users=users,
         workload=_load_within(context, load),
@@ -69,7 +68,7 @@ def deployment_of(facts: ModelFacts, options: PlanOptions) -> Deployment:
 def device_of(options: PlanOptions) -> Device:
     """Device by name, with the numbers that the options override."""
     name = options.device.lower()
-    device = this_machine() if name == THIS_MACHINE else DEVICES.get(ALIASES.get(name, name))
+    device = measure_this_machine() if name == THIS_MACHINE else DEVICES.get(ALIASES.get(name, name))
     if device is None:
         raise ConfigError(
             f"--device {options.device!r:.60} is not known; known: {', '.join(DEVICES)}, {THIS_MACHINE} (machine); "
@@ -112,13 +111,13 @@ def parse_workload(text: str | None) -> Mapping[str, float]:
     return found
 
 
-def _context(shape: ModelShape, options: int | None, load: Mapping[str, float]) -> int:
-    wanted = options if options is not None else int(load["in"] + load["out"]) if {"in", "out"} <= load.keys() else None
-    if wanted is None:
-        return min(DEFAULT_CONTEXT, shape.context)
-    if not 2 <= wanted <= shape.context:
-        raise ConfigError(f"a context of {wanted} tokens is outside 2 … {shape.context}, what {shape.name} was trained for; set --context")
-    return wanted
+def _context(model: ModelFacts, asked: int | None, load: Mapping[str, float]) -> int:
+    context = asked if asked is not None else int(load["in"] + load["out"]) if {"in", "out"} <= load.keys() else None
+    if context is None:
+        return min(DEFAULT_CONTEXT, model.context)
+    if not 2 <= context <= model.context:
+        raise ConfigError(f"a context of {context} tokens is outside 2 … {model.context}, what {model.name} was trained for; set --context")
+    return context
 
 
 def _load_within(context: int, load: Mapping[str, float]) -> Workload:
@@ -130,20 +129,20 @@ def _load_within(context: int, load: Mapping[str, float]) -> Workload:
     return Workload(prompt, output, load.get("prefix", 0.0), load.get("burst", 1.0))
 
 
-def _layout(shape: ModelShape, options: PlanOptions) -> Layout:
+def _layout(model: ModelFacts, options: PlanOptions) -> Layout:
     if options.tensor is None and options.pipeline is None and options.expert is None:
-        return automatic_layout(shape, options.count)
+        return automatic_layout(model, options.count)
     tensor = int(_bounded("--tensor-parallel-size", _or_one(options.tensor), 1, MAX_DEVICES))
-    pipeline = int(_bounded("--pipeline-parallel-size", _or_one(options.pipeline), 1, shape.layers))
+    pipeline = int(_bounded("--pipeline-parallel-size", _or_one(options.pipeline), 1, model.layers))
     expert = int(_bounded("--expert-parallel-size", _or_one(options.expert), 1, MAX_DEVICES))
-    routed = shape.experts.routed if shape.experts else 1
+    routed = model.experts.routed if model.experts else 1
     if routed % expert:
-        have = f"{routed} routed experts" if shape.experts else "no experts"
+        have = f"{routed} routed experts" if model.experts else "no experts"
         widths = [str(width) for width in range(1, 65) if routed % width == 0]
-        raise ConfigError(f"--expert-parallel-size {expert}: {shape.name} has {have}; take one of {', '.join(widths)}")
-    if shape.heads % tensor:
-        widths = [str(width) for width in range(1, 65) if shape.heads % width == 0]
-        raise ConfigError(f"--tensor-parallel-size {tensor} does not divide {shape.heads} heads; take one of {', '.join(widths)}")
+        raise ConfigError(f"--expert-parallel-size {expert}: {model.name} has {have}; take one of {', '.join(widths)}")
+    if model.heads % tensor:
+        widths = [str(width) for width in range(1, 65) if model.heads % width == 0]
+        raise ConfigError(f"--tensor-parallel-size {tensor} does not divide {model.heads} heads; take one of {', '.join(widths)}")
     ranks = tensor * pipeline * expert
     if options.count % ranks:
         split = f"{tensor} × {pipeline}" + (f" × {expert}" if expert > 1 else "")

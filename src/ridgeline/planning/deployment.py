@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ridgeline.facts.hardware.devices import Device
+from ridgeline.facts.model import ModelFacts
+from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS, class_bytes
 from ridgeline.planning.memory import groups_of, kv_bytes, longest_sequence, sequence_blocks
 from ridgeline.planning.parallel import kv_heads_per_device
-from ridgeline.planning.shape import KV_BITS, WEIGHT_FORMATS, ModelShape
 
 ACTIVATION_BYTES = 2
 """Activations are 16 bits wide."""
@@ -64,7 +65,7 @@ class Deployment:
     shared        tokens of a common prefix of all sequences, stored once
     """
 
-    shape: ModelShape
+    model: ModelFacts
     device: Device
     layout: Layout
     dtype: str | None
@@ -80,7 +81,7 @@ class Deployment:
     @property
     def compute_dtype(self) -> str:
         """Data type of the matrix products."""
-        return WEIGHT_FORMATS[self.dtype or self.shape.dtype].compute
+        return WEIGHT_FORMATS[self.dtype or self.model.dtype].compute
 
     @property
     def kv_bits(self) -> int:
@@ -126,7 +127,7 @@ class Memory:
 
 def weight_classes(deployment: Deployment) -> dict[str, float]:
     """Bytes of weights by class, of one copy of the model."""
-    return deployment.shape.class_bytes(deployment.dtype)
+    return class_bytes(deployment.model, deployment.dtype)
 
 
 def rank_weights(deployment: Deployment) -> float:
@@ -138,8 +139,8 @@ def rank_weights(deployment: Deployment) -> float:
 
 def kv_share(deployment: Deployment) -> float:
     """Share of a sequence's KV cache on one of its tensor and pipeline ranks. MLA's latent is copied, not split."""
-    shape, layout = deployment.shape, deployment.layout
-    heads = 1.0 if shape.attention == "MLA" else kv_heads_per_device(shape.kv_heads, layout.tensor) / shape.kv_heads
+    model, layout = deployment.model, deployment.layout
+    heads = 1.0 if model.widths.latent else kv_heads_per_device(model.kv_heads, layout.tensor) / model.kv_heads
     return heads / layout.pipeline
 
 
@@ -170,12 +171,12 @@ def activation_bytes(tokens: int, hidden: int, ffn: int, queries: int, element_b
 
 def rank_activations(deployment: Deployment, tiled: bool = True) -> float:
     """Bytes of activations on one device: those of one layer, attention tiled or with stored scores, and logits."""
-    shape, tokens = deployment.shape, min(deployment.chunk, deployment.context)
-    layer = activation_bytes(tokens, shape.hidden, shape.ffn, shape.heads * shape.head_dim, ACTIVATION_BYTES)
+    model, tokens = deployment.model, min(deployment.chunk, deployment.context)
+    layer = activation_bytes(tokens, model.hidden, model.ffn, model.heads * model.head_dim, ACTIVATION_BYTES)
     scores = (
-        tiled_score_bytes(shape.heads, tokens, 4) if tiled else attention_score_bytes(shape.heads, deployment.context, ACTIVATION_BYTES)
+        tiled_score_bytes(model.heads, tokens, 4) if tiled else attention_score_bytes(model.heads, deployment.context, ACTIVATION_BYTES)
     )
-    logits = min(deployment.users, tokens) * shape.vocab * 4
+    logits = min(deployment.users, tokens) * model.vocab * 4
     return (layer + scores + logits) / deployment.layout.tensor
 
 
@@ -187,14 +188,14 @@ def rank_kv_budget(deployment: Deployment) -> float:
 
 def rank_state(deployment: Deployment) -> float:
     """Bytes of a sequence's recurrent state on one device; split over ranks as attention is."""
-    return deployment.shape.state_bytes / deployment.layout.tensor / deployment.layout.pipeline
+    return deployment.model.state_bytes / deployment.layout.tensor / deployment.layout.pipeline
 
 
 def block_bytes_of(deployment: Deployment) -> int:
     """Bytes of one block over all ranks; 0 where no layer has a KV cache."""
-    shape = deployment.shape
-    groups = groups_of(shape.layer_kinds, shape.window)
-    return kv_bytes(len(groups[0].layers), deployment.block_tokens, shape.kv_elements, deployment.kv_bits) if groups else 0
+    model = deployment.model
+    groups = groups_of(model.layer_kinds, model.window)
+    return kv_bytes(len(groups[0].layers), deployment.block_tokens, model.widths.cached, deployment.kv_bits) if groups else 0
 
 
 def kv_blocks(deployment: Deployment, sequences: int = 0) -> int:
@@ -205,8 +206,8 @@ def kv_blocks(deployment: Deployment, sequences: int = 0) -> int:
 
 def memory_of(deployment: Deployment) -> Memory:
     """Memory of a deployment. KV cache = device memory · utilisation − weights − activations − overhead."""
-    shape, device, layout = deployment.shape, deployment.device, deployment.layout
-    groups, size = groups_of(shape.layer_kinds, shape.window), deployment.block_tokens
+    model, device, layout = deployment.model, deployment.device, deployment.layout
+    groups, size = groups_of(model.layer_kinds, model.window), deployment.block_tokens
     block, state = block_bytes_of(deployment), rank_state(deployment)
     usable = device.memory_bytes * deployment.utilisation
     activations = rank_activations(deployment)
@@ -230,22 +231,22 @@ def memory_of(deployment: Deployment) -> Memory:
         untiled_activations=round(rank_activations(deployment, tiled=False) * layout.ranks),
         overhead=device.overhead_bytes * layout.ranks,
         reserve=round((device.memory_bytes - usable) * layout.ranks),
-        kv_token=kv_bytes(shape.kv_layers, 1, shape.kv_elements, deployment.kv_bits),
+        kv_token=kv_bytes(model.kv_layers, 1, model.widths.cached, deployment.kv_bits),
         kv_sequence=blocks_of(deployment.context) * block,
-        state=shape.state_bytes,
+        state=model.state_bytes,
         kv_budget=round(budget * layout.ranks),
         max_sequences=min(MAX_SEQUENCES, int(max(0.0, budget - shared * held) / (each * held + state)) * sequences),
-        max_context=longest_sequence(groups, size, left // per_copy + shared, deployment.chunk, shape.context if states_fit else 0),
+        max_context=longest_sequence(groups, size, left // per_copy + shared, deployment.chunk, model.context if states_fit else 0),
         shortfall=max(0, round(missing * layout.ranks)),
     )
 
 
-def automatic_layout(shape: ModelShape, count: int) -> Layout:
+def automatic_layout(model: ModelFacts, count: int) -> Layout:
     """Default layout of `count` devices: tensor ranks within a node of eight, then pipeline stages, then replicas.
 
     Notes on inference, part 4, section 8. Tensor ranks: the greatest divisor of `count` up to 8 that divides the query heads.
     """
-    tensor = max(width for width in range(1, min(count, 8) + 1) if count % width == 0 and shape.heads % width == 0)
+    tensor = max(width for width in range(1, min(count, 8) + 1) if count % width == 0 and model.heads % width == 0)
     rest = count // tensor
-    pipeline = max(stages for stages in range(1, min(rest, shape.layers) + 1) if rest % stages == 0)
+    pipeline = max(stages for stages in range(1, min(rest, model.layers) + 1) if rest % stages == 0)
     return Layout(tensor=tensor, pipeline=pipeline, replicas=rest // pipeline)

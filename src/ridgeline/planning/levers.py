@@ -9,9 +9,9 @@ from math import ceil
 from typing import Literal
 
 from ridgeline.planning.deployment import Deployment
+from ridgeline.planning.formats import KV_BITS, class_bytes
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import kv_transfer_seconds
-from ridgeline.planning.shape import KV_BITS
 from ridgeline.planning.speed import (
     best_batch,
     decode_work,
@@ -120,7 +120,7 @@ def four_bit_weights(deployment: Deployment) -> tuple[Deployment, str] | None:
 
 
 def _weights(deployment: Deployment, dtype: str, note: str) -> tuple[Deployment, str] | None:
-    if sum(deployment.shape.class_bytes(dtype).values()) >= sum(deployment.shape.class_bytes(deployment.dtype).values()):
+    if sum(class_bytes(deployment.model, dtype).values()) >= sum(class_bytes(deployment.model, deployment.dtype).values()):
         return None
     return replace(deployment, dtype=dtype), f"{dtype}: {note}"
 
@@ -136,7 +136,7 @@ def eight_bit_kv(deployment: Deployment) -> tuple[Deployment, str] | None:
 def double_tensor_ranks(deployment: Deployment) -> tuple[Deployment, str] | None:
     """Twice the tensor ranks."""
     wider = with_layout(deployment, tensor=2 * deployment.layout.tensor)
-    if deployment.shape.heads % wider.layout.tensor:
+    if deployment.model.heads % wider.layout.tensor:
         return None
     spent = link_seconds(wider, 1) * 1e3
     return wider, f"{wider.layout.devices} devices; two all-reduces per layer take {spent:.2f} ms of every step at batch 1"
@@ -145,7 +145,7 @@ def double_tensor_ranks(deployment: Deployment) -> tuple[Deployment, str] | None
 def double_stages(deployment: Deployment) -> tuple[Deployment, str] | None:
     """Twice the pipeline stages."""
     longer = with_layout(deployment, pipeline=2 * deployment.layout.pipeline)
-    if longer.layout.pipeline > deployment.shape.layers:
+    if longer.layout.pipeline > deployment.model.layers:
         return None
     return longer, f"{longer.layout.devices} devices; little communication, no lower latency for one sequence"
 
@@ -153,7 +153,7 @@ def double_stages(deployment: Deployment) -> tuple[Deployment, str] | None:
 def double_expert_ranks(deployment: Deployment) -> tuple[Deployment, str] | None:
     """Twice the expert ranks."""
     wider = with_layout(deployment, expert=2 * deployment.layout.expert)
-    if deployment.shape.experts is None or deployment.shape.experts.routed % wider.layout.expert:
+    if deployment.model.experts is None or deployment.model.experts.routed % wider.layout.expert:
         return None
     return wider, f"{wider.layout.devices} devices; experts are split, attention is copied, tokens are sent to their experts"
 

@@ -88,7 +88,7 @@ def kv_costs(facts: ModelFacts, block_tokens: int, chunk: int, kv_dtype: str) ->
     return KVCosts(
         block_bytes=block_bytes(facts, groups[0], block_tokens, kv_dtype),
         sequence_blocks=lambda tokens: sequence_blocks(groups, block_tokens, tokens, chunk),
-        longest=lambda blocks, limit: longest_sequence(groups, block_tokens, blocks, chunk, limit),
+        longest_sequence=lambda blocks, limit: longest_sequence(groups, block_tokens, blocks, chunk, limit),
     )
 
 

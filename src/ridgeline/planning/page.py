@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from ridgeline.facts.hardware.devices import DEVICES
 from ridgeline.facts.headers.config_json import read_config
+from ridgeline.facts.model import ModelFacts
 from ridgeline.models.table import KNOWN, known_names
 from ridgeline.planning.deployment import ACTIVATION_BYTES, MAX_DEVICES, MAX_SEQUENCES, Deployment, automatic_layout
+from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS
 from ridgeline.planning.objectives import Objective
-from ridgeline.planning.shape import KV_BITS, WEIGHT_FORMATS, shape_of
 from ridgeline.planning.speed import MAX_BATCH
 from ridgeline.planning.step import MLA_EXPANSION_TOKENS, STATE_FLOPS, TYPICAL
 
@@ -32,13 +33,13 @@ def plan_page(deployment: Deployment, objective: Objective, users_given: bool) -
 
 
 def page_data(deployment: Deployment, objective: Objective, users_given: bool) -> dict[str, Any]:
-    """Data of the calculator: shapes and devices, formats, constants, and the deployment it opens at."""
-    shape, device, layout = deployment.shape, deployment.device, deployment.layout
-    shapes = {name: shape_of(read_config(KNOWN / f"{name}.json", name).facts) for name in known_names()} | {shape.name: shape}
-    automatic = layout == automatic_layout(shape, layout.devices)
+    """Data of the calculator: models and devices, formats, constants, and the deployment it opens at."""
+    model, device, layout = deployment.model, deployment.device, deployment.layout
+    models = {name: read_config(KNOWN / f"{name}.json", name).facts for name in known_names()} | {model.name: model}
+    automatic = layout == automatic_layout(model, layout.devices)
     fields = ("dtype", "kv_dtype", "context", "users", "utilisation", "chunk", "block_tokens")
     return {
-        "models": {name: asdict(each) for name, each in shapes.items()},
+        "models": {name: _model_data(each) for name, each in models.items()},
         "devices": {name: asdict(each) for name, each in (DEVICES | {device.name: device}).items()},
         "constants": {
             "WEIGHT_FORMATS": {name: asdict(form) for name, form in WEIGHT_FORMATS.items()},
@@ -54,7 +55,7 @@ def page_data(deployment: Deployment, objective: Objective, users_given: bool) -
         "opened": {
             **{name: getattr(deployment, name) for name in fields},
             **asdict(deployment.workload),
-            "model": shape.name,
+            "model": model.name,
             "device": device.name,
             "count": layout.devices,
             "tensor": None if automatic else layout.tensor,
@@ -64,6 +65,13 @@ def page_data(deployment: Deployment, objective: Objective, users_given: bool) -
         },
         "objective": asdict(objective),
     }
+
+
+def _model_data(model: ModelFacts) -> dict[str, Any]:
+    """The facts that the calculator's formulas need."""
+    names = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "layer_kinds", "window", "dtype")
+    parts = {name: part and asdict(part) for name, part in (("widths", model.widths), ("experts", model.experts), ("state", model.state))}
+    return {**{name: getattr(model, name) for name in names}, **parts, "parameters": dict(model.parameters), "stored": dict(model.stored)}
 
 
 def document(index: Traversable, scripts: Sequence[Traversable], data: Mapping[str, Any]) -> str:

@@ -122,22 +122,22 @@ class Report:
 
 def make_report(deployment: Deployment, objective: Objective, users_given: bool, api_price: float | None) -> Report:
     """Report of a deployment. `users_given`: run a batch of `users` sequences instead of the knee's."""
-    shape, memory, layout = deployment.shape, deployment.memory, deployment.layout
+    model, memory, layout = deployment.model, deployment.memory, deployment.layout
     batch, limit = _batch(deployment, objective, users_given)
     table = [batch_point(deployment, each) for each in _table_batches(deployment, batch)]
     run = next((point for point in table if point.batch == batch), None)
     price = deployment.device.price
     prefill = prefill_work(deployment)
     return Report(
-        model=shape.name,
-        architecture=shape.architecture,
-        attention=shape.attention,
-        parameters=shape.total_parameters,
-        active_parameters=round(shape.active_parameters),
+        model=model.name,
+        architecture=model.architecture,
+        attention=model.attention_kind,
+        parameters=model.total_parameters,
+        active_parameters=round(model.active_parameters),
         device=deployment.device.name,
         devices=layout.devices,
         layout=asdict(layout),
-        dtype=deployment.dtype or shape.dtype,
+        dtype=deployment.dtype or model.dtype,
         kv_dtype=deployment.kv_dtype,
         context=deployment.context,
         users=deployment.users,
@@ -193,7 +193,7 @@ def _batch(deployment: Deployment, objective: Objective, users_given: bool) -> t
 def min_devices_that_fit(deployment: Deployment) -> int | None:
     """Fewest devices of this kind, in the default layout, that hold the model and every user's KV cache; None above `MAX_DEVICES`."""
     for count in range(1, MAX_DEVICES + 1):
-        if replace(deployment, layout=automatic_layout(deployment.shape, count)).memory.fits:
+        if replace(deployment, layout=automatic_layout(deployment.model, count)).memory.fits:
             return count
     return None
 
@@ -205,7 +205,7 @@ def _lever_objective(run: BatchPoint | None, objective: Objective) -> Objective:
 
 def _curve(deployment: Deployment) -> list[CurvePoint]:
     """Context against sequences."""
-    contexts = [each for each in CURVE if each < deployment.shape.context] + [deployment.shape.context]
+    contexts = [each for each in CURVE if each < deployment.model.context] + [deployment.model.context]
     return [CurvePoint(each, replace(deployment, context=each, shared=0).memory.max_sequences) for each in contexts]
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from ridgeline.core.step_time import StepSeconds
+from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import ACTIVATION_BYTES, Deployment, kv_share, weight_classes
+from ridgeline.planning.formats import KV_BITS
 from ridgeline.planning.parallel import expert_parallel_seconds, experts_touched, pipeline_seconds, tensor_parallel_seconds
-from ridgeline.planning.shape import KV_BITS, ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,39 +89,39 @@ def attended_pairs(start: int, count: int, window: int) -> float:
 
 def step_work(deployment: Deployment, rows: Iterable[RowGroup]) -> StepWork:
     """Operations and bytes of a step. Weights are read once, K and V once per row; states are read and written once per row."""
-    shape, tokens, sampled, attention, cached, sequences = deployment.shape, 0.0, 0.0, 0.0, 0.0, 0.0
-    kinds = {"full": (shape.layer_kinds.count("full"), 0), "window": (shape.layer_kinds.count("window"), shape.window)}
+    model, tokens, sampled, attention, cached, sequences = deployment.model, 0.0, 0.0, 0.0, 0.0, 0.0
+    kinds = {"full": (model.layer_kinds.count("full"), 0), "window": (model.layer_kinds.count("window"), model.window)}
     for row in rows:
         tokens += row.count * row.sequences
         sampled += row.sampled * row.sequences
         sequences += row.sequences
         for layers, window in kinds.values():
-            width = shape.decode_width if row.count < MLA_EXPANSION_TOKENS else shape.prefill_width
+            width = model.widths.decode if row.count < MLA_EXPANSION_TOKENS else model.widths.prefill
             attention += layers * row.sequences * attended_pairs(row.start, row.count, window) * width
             end = row.start + row.count
             cached += layers * row.sequences * (min(end, window + row.count - 1) if window else end)
     classes = weight_classes(deployment)
     touched = 0.0
-    if shape.experts:
-        touched = experts_touched(shape.experts.routed, shape.experts.active, tokens) / shape.experts.routed
-    head, state = "head" if shape.parameters["head"] else "embedding", shape.state
+    if model.experts:
+        touched = experts_touched(model.experts.routed, model.experts.active, tokens) / model.experts.routed
+    head, state = "head" if model.parameters["head"] else "embedding", model.state
     return StepWork(
         tokens=tokens,
         sampled=sampled,
-        linear_flops=2.0 * (layer_parameters(shape) * tokens + shape.vocab * shape.hidden * sampled),
+        linear_flops=2.0 * (layer_parameters(model) * tokens + model.vocab * model.hidden * sampled),
         attention_flops=2.0 * attention,
         weight_bytes=classes["attention"] + classes["ffn"] + classes["norms"] + classes[head],
         expert_bytes=classes["experts"] * touched,
-        kv_bytes=cached * shape.kv_elements * KV_BITS[deployment.kv_dtype] / 8,
+        kv_bytes=cached * model.widths.cached * KV_BITS[deployment.kv_dtype] / 8,
         state_flops=STATE_FLOPS * tokens * state.layers * state.recurrent if state else 0.0,
-        state_bytes=2.0 * sequences * shape.state_bytes,
+        state_bytes=2.0 * sequences * model.state_bytes,
     )
 
 
-def layer_parameters(shape: ModelShape) -> float:
+def layer_parameters(model: ModelFacts) -> float:
     """Parameters of the layers that are used per token."""
-    active = shape.experts.active / shape.experts.routed if shape.experts else 0.0
-    return shape.parameters["attention"] + shape.parameters["ffn"] + shape.parameters["experts"] * active
+    active = model.experts.active / model.experts.routed if model.experts else 0.0
+    return model.parameters["attention"] + model.parameters["ffn"] + model.parameters["experts"] * active
 
 
 def add_prefill(decode: StepWork, prompt: StepWork, share: float) -> StepWork:
@@ -159,13 +160,13 @@ def resource_seconds(deployment: Deployment, work: StepWork, efficiency: Efficie
 
 def link_seconds(deployment: Deployment, tokens: float) -> float:
     """Communication seconds of a pass of `tokens` tokens: all-reduces of tensor ranks, all-to-alls of expert ranks, hops between stages."""
-    shape, layout, link, hop = deployment.shape, deployment.layout, deployment.device.link_bytes_per_second, deployment.device.hop_seconds
+    model, layout, link, hop = deployment.model, deployment.layout, deployment.device.link_bytes_per_second, deployment.device.hop_seconds
     count = ceil(tokens)
-    spent = tensor_parallel_seconds(ceil(count / layout.expert), shape.hidden, shape.layers, ACTIVATION_BYTES, layout.tensor, link, hop)
-    spent += pipeline_seconds(count, shape.hidden, ACTIVATION_BYTES, layout.pipeline, link, hop)
-    if shape.experts:
-        mixture = shape.experts
-        spent += expert_parallel_seconds(count, shape.hidden, mixture.layers, mixture.active, ACTIVATION_BYTES, layout.expert, link, hop)
+    spent = tensor_parallel_seconds(ceil(count / layout.expert), model.hidden, model.layers, ACTIVATION_BYTES, layout.tensor, link, hop)
+    spent += pipeline_seconds(count, model.hidden, ACTIVATION_BYTES, layout.pipeline, link, hop)
+    if model.experts:
+        mixture = model.experts
+        spent += expert_parallel_seconds(count, model.hidden, mixture.layers, mixture.active, ACTIVATION_BYTES, layout.expert, link, hop)
     return spent
 
 

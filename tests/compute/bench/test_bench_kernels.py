@@ -15,8 +15,8 @@ native = pytest.mark.skipif(ext.lost() is not None, reason=f"no native extension
 
 @pytest.fixture
 def few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "MOST_COPIES", 8)
-    monkeypatch.setattr(bench, "LEAST_TIMINGS", 3)
+    monkeypatch.setattr(bench, "MAX_COPIES", 8)
+    monkeypatch.setattr(bench, "MIN_TIMINGS", 3)
     monkeypatch.setattr(bench, "TIMINGS", 3)
     monkeypatch.setattr(bench, "CEILING_ROUNDS", 3)
 
@@ -37,7 +37,7 @@ def test_products_are_told_beside_the_ceilings_of_their_run() -> None:
         assert 0 < product["share_of_ceiling"] < 2
         one = next(other for other in report.measured if (other.case.kind, other.case.tokens) == (each.case.kind, 1))
         assert product["over_one_token"] == each.best / one.best
-        assert product["binds"] == ("memory" if each.memory_seconds > each.arithmetic_seconds else "arithmetic")
+        assert product["bottleneck"] == ("memory" if each.memory_seconds > each.arithmetic_seconds else "arithmetic")
     assert told[-1] == 1.0 and told == sorted(told)
     assert report.measured[0].packed_bytes >= 64 * 512 + 64 * 512 // 16  # codes and halves
     assert report.measured[2].packed_bytes < report.measured[0].packed_bytes
@@ -45,19 +45,19 @@ def test_products_are_told_beside_the_ceilings_of_their_run() -> None:
 
 def test_without_one_token_nothing_is_said_of_it() -> None:
     timings = [bench.Timing(1e-3, 1e10, 1e10)]
-    products = tuple(bench._beside(bench.Case("Q4_0", tokens, 64, k), 10**6, timings) for tokens, k in ((1, 64), (4, 128)))
+    products = tuple(bench._measured(bench.Case("Q4_0", tokens, 64, k), 10**6, timings) for tokens, k in ((1, 64), (4, 128)))
     report = bench.KernelReport(1, None, products, None)  # type: ignore[arg-type]
     assert [report.over_one_token(each) for each in products] == [1.0, None]
 
 
 def test_a_share_is_of_the_ceiling_that_binds_in_the_same_moment() -> None:
     case = bench.Case("Q4_0", 1, 1000, 1000)
-    one = bench._beside(case, 10**6, [bench.Timing(2e-4, 1e10, 1e11), bench.Timing(4e-4, 0.5e10, 1e11), bench.Timing(3e-4, 1e10, 1e11)])
-    assert (one.binds, one.share, one.best, one.middle) == ("memory", pytest.approx(0.5), 2e-4, 3e-4)
+    one = bench._measured(case, 10**6, [bench.Timing(2e-4, 1e10, 1e11), bench.Timing(4e-4, 0.5e10, 1e11), bench.Timing(3e-4, 1e10, 1e11)])
+    assert (one.bottleneck, one.share, one.best, one.median_seconds) == ("memory", pytest.approx(0.5), 2e-4, 3e-4)
     assert one.bytes_per_second == pytest.approx(5e9) and one.ops_per_second == pytest.approx(1e10)
-    many = bench._beside(bench.Case("Q4_0", 100, 1000, 1000), 10**6, [bench.Timing(4e-3, 1e10, 1e11)])
-    assert (many.binds, many.share) == ("arithmetic", pytest.approx(0.5))
-    assert bench._beside(bench.Case("F32", 1, 1000, 1000), 4 * 10**6, [bench.Timing(1e-3, 1e10, 1e10)]).share == pytest.approx(0.4)
+    many = bench._measured(bench.Case("Q4_0", 100, 1000, 1000), 10**6, [bench.Timing(4e-3, 1e10, 1e11)])
+    assert (many.bottleneck, many.share) == ("arithmetic", pytest.approx(0.5))
+    assert bench._measured(bench.Case("F32", 1, 1000, 1000), 4 * 10**6, [bench.Timing(1e-3, 1e10, 1e10)]).share == pytest.approx(0.4)
 
 
 @native
@@ -80,7 +80,7 @@ def test_without_a_format_all_that_have_a_kernel_are_run_and_the_others_named() 
     found, lost = {case.kind for case in bench.cases([], [1], shapes)}, set(bench.without_kernel(shapes))
     assert {"Q8_0", "INT8", "F16"} <= found and {"Q4_K", "Q6_K", "INT4"} == lost & {"Q4_K", "Q6_K", "INT4"}
     assert found | lost == set(FORMATS) and not found & lost
-    assert not bench.without_kernel(bench.SHAPES)
+    assert not bench.without_kernel([(8192, 2048), (2048, 8192)])
 
 
 @native

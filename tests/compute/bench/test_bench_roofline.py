@@ -8,7 +8,7 @@ import pytest
 from ridgeline.compute.bench.roofline import NAMES, Roofline, roofline
 from ridgeline.compute.cpu import ext
 from ridgeline.facts.hardware import ceilings
-from ridgeline.facts.hardware.noise import Noise, Watch
+from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 
 native = pytest.mark.skipif(ext.lost() is not None, reason=f"no native extension: {ext.lost()}")
 
@@ -52,7 +52,7 @@ def test_ceilings_are_physically_plausible(measured: Roofline) -> None:
 @pytest.mark.parametrize("level", ext.isa_levels())
 def test_every_level_does_what_it_counts(level: str) -> None:
     """No loop is dropped or hoisted by the compiler: none is faster than two units of 64 bytes are at 6 GHz."""
-    loops = ceilings.Loops(ext.native(), 2, ext.level_number(level))
+    loops = ceilings.RooflineLoops(ext.native(), 2, ext.level_number(level))
     for key in ("f32_flops_per_second", "int4_ops_per_second", "int8_ops_per_second", "l2_bytes_per_second"):
         rate = max(loops.rate(key, 1) or 0 for _ in range(2))
         assert 1e8 < rate < 256 * 6e9, key
@@ -60,8 +60,8 @@ def test_every_level_does_what_it_counts(level: str) -> None:
 
 @native
 def test_a_plan_takes_the_measured_ceilings() -> None:
-    device = ceilings.this_machine()
-    loops = ceilings.Loops(ext.native(), 1)
+    device = ceilings.measure_this_machine()
+    loops = ceilings.RooflineLoops(ext.native(), 1)
     one = max(loops.rate("f32_flops_per_second", 1) or 0 for _ in range(8))
     assert 0.4 * one < device.flops("f32") < 1e15
     assert device.flops("int8") > 0.4 * device.flops("f32")
@@ -69,9 +69,9 @@ def test_a_plan_takes_the_measured_ceilings() -> None:
 
 
 def test_without_the_extension_a_plan_still_knows_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "native", lambda: None)
-    device = ceilings.this_machine()
-    assert dict(device.flops_per_second) == dict(ceilings.peaks(ceilings.machine_facts().processors))
+    monkeypatch.setattr(ceilings, "load_native", lambda: None)
+    device = ceilings.measure_this_machine()
+    assert dict(device.flops_per_second) == dict(ceilings.theoretical_flops(ceilings.machine_facts().cpu_cores))
 
 
 def test_caches_are_counted_once_where_they_are_shared(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_caches_are_counted_once_where_they_are_shared(tmp_path: Path) -> None:
         place.mkdir(parents=True)
         for name, text in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
             (place / name).write_text(text + "\n")
-    assert ceilings.caches(tmp_path) == ceilings.Caches(512 << 10, 32 << 20)
-    assert ceilings.caches(tmp_path / "nothing") == ceilings.Caches(0, 0)
+    assert ceilings.read_caches(tmp_path) == ceilings.Caches(512 << 10, 32 << 20)
+    assert ceilings.read_caches(tmp_path / "nothing") == ceilings.Caches(0, 0)
 
 
 def test_noise_counts_what_others_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,11 +94,11 @@ def test_noise_counts_what_others_take(tmp_path: Path, monkeypatch: pytest.Monke
     stat = tmp_path / "proc/stat"
     seconds = iter([0.0, 10.0])
     monkeypatch.setattr("ridgeline.facts.hardware.noise.time.monotonic", lambda: next(seconds))
-    monkeypatch.setattr("ridgeline.facts.hardware.noise._own_seconds", lambda: 2.0)
+    monkeypatch.setattr("ridgeline.facts.hardware.noise._process_seconds", lambda: 2.0)
     monkeypatch.setattr("ridgeline.facts.hardware.noise.os.sysconf", lambda name: 100)
     stat.write_text("cpu 100 0 0 5000 7 0 0 10 0 0\n")
-    watch = Watch(tmp_path)
+    watch = NoiseMonitor(tmp_path)
     stat.write_text("cpu 300 50 150 9000 9 0 0 60 0 0\n")
     noise = watch.stop()
     assert (noise.others, noise.steal, noise.disturbed) == (0.4, 0.05, True)
-    assert "DISTURBED" in noise.words() and "DISTURBED" not in Noise(9.0, 0.3, 0.3).words()
+    assert "DISTURBED" in noise.summary() and "DISTURBED" not in Noise(9.0, 0.3, 0.3).summary()

@@ -13,12 +13,12 @@ def paged(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: list[tuple[int, int, list[int], int]],
     scale: float, left: int, softcap: float, out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Causal attention of rows (first query, queries, pages, positions) into `out` [T, H, D]; -1: `left` has no limit."""
+    """Causal attention of rows (first query, queries, blocks, positions) into `out` [T, H, D]; -1: `left` has no limit."""
     heads, kv_heads = q.shape[1], keys.shape[2]
-    for first, count, pages, length in rows:
+    for first, count, blocks, length in rows:
         if not count:
             continue
-        k, v = (cache[pages].flatten(0, 1)[:length].double().repeat_interleave(heads // kv_heads, dim=1) for cache in (keys, values))
+        k, v = (cache[blocks].flatten(0, 1)[:length].double().repeat_interleave(heads // kv_heads, dim=1) for cache in (keys, values))
         scores = torch.einsum("qhd,khd->hqk", q[first : first + count].double(), k) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
@@ -71,9 +71,9 @@ class FlashAttention3:
         batch = len(cu_seqlens_q) - 1
         assert cache_seqlens.shape == (batch,) and page_table.shape[0] == batch and k_cache.ndim == 4
         assert int(cu_seqlens_q.diff().max()) <= max_seqlen_q
-        first, page = cu_seqlens_q.tolist(), k_cache.shape[1]
+        first, block_tokens = cu_seqlens_q.tolist(), k_cache.shape[1]
         rows = [
-            (first[row], first[row + 1] - first[row], page_table[row, : -(-length // page)].tolist(), length)
+            (first[row], first[row + 1] - first[row], page_table[row, : -(-length // block_tokens)].tolist(), length)
             for row, length in enumerate(cache_seqlens.tolist())
         ]
         out = torch.full_like(q, torch.nan)
@@ -92,19 +92,19 @@ class _Wrapper:
         assert all(buffer.data_ptr() % 16 == 0 for buffer in (float_workspace_buffer, int_workspace_buffer))
         self._float, self._int = float_workspace_buffer, int_workspace_buffer
 
-    def _planned(self, heads: int, kv_heads: int, head_dim: int, page: int, how: dict[str, Any]) -> None:
-        self._shape, self._page, self._how = (heads, kv_heads, head_dim), page, how
+    def _planned(self, heads: int, kv_heads: int, head_dim: int, block_tokens: int, how: dict[str, Any]) -> None:
+        self._shape, self._block_tokens, self._how = (heads, kv_heads, head_dim), block_tokens, how
 
     def _run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor, qo_indptr: torch.Tensor) -> torch.Tensor:
         keys, values = cache
         heads, kv_heads, head_dim = self._shape
-        assert q.shape[1:] == (heads, head_dim) and keys.shape[1:] == (self._page, kv_heads, head_dim) and out.shape == q.shape
+        assert q.shape[1:] == (heads, head_dim) and keys.shape[1:] == (self._block_tokens, kv_heads, head_dim) and out.shape == q.shape
         assert out.is_contiguous() and (q.dtype, keys.dtype) == (self._how["q_data_type"], self._how["kv_data_type"])
         first, indptr, last = qo_indptr.tolist(), self._paged_kv_indptr_buf.tolist(), self._paged_kv_last_page_len_buf.tolist()
         rows = []
         for row in range(len(last)):
-            pages = self._paged_kv_indices_buf[indptr[row] : indptr[row + 1]].tolist()
-            rows.append((first[row], first[row + 1] - first[row], pages, max(0, len(pages) - 1) * self._page + last[row]))
+            blocks = self._paged_kv_indices_buf[indptr[row] : indptr[row + 1]].tolist()
+            rows.append((first[row], first[row + 1] - first[row], blocks, max(0, len(blocks) - 1) * self._block_tokens + last[row]))
         assert first[-1] == len(q)
         paged(q, keys, values, rows, self._how["sm_scale"], self._how["window_left"], self._how["logits_soft_cap"], out)
         return out

@@ -13,7 +13,8 @@ from tensors import DEVICE, numbers, on_device, poisoned, within
 from ridgeline.compute.cuda.attention import TRITON
 from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.device import DTYPES
-from ridgeline.compute.cuda.providers import BIND, MERGED
+from ridgeline.compute.cuda.plan import MERGED
+from ridgeline.compute.cuda.providers import PROVIDERS
 from ridgeline.compute.cuda.weights import merged, place
 from ridgeline.compute.graph import Op, Weight
 from ridgeline.compute.ops.definition import Definition, Sample
@@ -24,7 +25,7 @@ FULL = {"turn"}
 """Inputs that are fp32 whatever the activations are."""
 
 CACHE_BLOCK = 4
-"""Tokens of a page where a sample does not say: its slots are a multiple of it."""
+"""Tokens of a block where a sample does not say: its slots are a multiple of it."""
 
 SCRATCH = poisoned(16 << 20, dtype=torch.uint8)
 
@@ -131,7 +132,7 @@ def run(definition: Definition, sample: Sample, kind: str) -> Result:
     binding.results(definition, references, dtype)
     weights = tuple(Weight(name, np.shape(sample.arguments[name])) for name in definition.weights)
     attributes = {name: sample.arguments[name] for name in definition.attributes}
-    BIND[definition.name](binding, Op(definition.name, definition.inputs, outputs, attributes, weights))()  # type: ignore[arg-type]
+    PROVIDERS[definition.name](binding, Op(definition.name, definition.inputs, outputs, attributes, weights))()  # type: ignore[arg-type]
     ours = [numbers(each) for each in binding.values(outputs)]
     if "fp8" in definition.name and references[-1].shape[1:] == (1,):  # codes mean something with their scales alone
         references[-2], ours[-2] = from_e4m3(references[-2]) * references[-1], ours[-2] * ours[-1]

@@ -15,8 +15,8 @@ CPU = torch.device("cpu")
 
 def launch(
     rows: int,
-    most_q: int,
-    most_kv: int,
+    max_q: int,
+    max_kv: int,
     *,
     heads: int = 32,
     kv_heads: int = 8,
@@ -27,14 +27,14 @@ def launch(
     softcap: float = 0.0,
     invariant: bool = False,
 ) -> None:
-    """One step of `rows` rows of `most_q` tokens each."""
-    tokens = rows * most_q
+    """One step of `rows` rows of `max_q` tokens each."""
+    tokens = rows * max_q
     layer = allocate_device_kv(KVShape((KVGroup("full", (0,), 0),), 16, 3, b""), kv_heads, head_dim, kind, CPU).layer(0)
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "most_q": most_q, "invariant": invariant}
-    work = work_bytes(tokens, rows, most_kv=most_kv, device=CPU, fp32=dtype == torch.float32, **sizes)
-    integers = (torch.empty(shape, dtype=torch.int32) for shape in ((rows, most_kv // 16), (rows + 1,), (rows,), (tokens,)))
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "max_q": max_q, "invariant": invariant}
+    work = work_bytes(tokens, rows, max_kv=max_kv, device=CPU, fp32=dtype == torch.float32, **sizes)
+    integers = (torch.empty(shape, dtype=torch.int32) for shape in ((rows, max_kv // 16), (rows + 1,), (rows,), (tokens,)))
     q, out = (torch.empty(tokens, heads * head_dim, dtype=dtype) for _ in range(2))
-    how = {"head_dim": head_dim, "scale": 0.1, "window": window, "softcap": softcap, "most_q": most_q, "invariant": invariant}
+    how = {"head_dim": head_dim, "scale": 0.1, "window": window, "softcap": softcap, "max_q": max_q, "invariant": invariant}
     attention(q, layer, *integers, out=out, work=torch.empty(work, dtype=torch.uint8), **how)
 
 

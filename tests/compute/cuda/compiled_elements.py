@@ -35,14 +35,14 @@ def write(kind: str, head_dim: int, *, norms: bool) -> None:
 
 def rotation() -> None:
     """Cosines and sines of a step."""
-    turns = rope.turns(Rope(500_000.0, 128), CPU)
+    turns = rope.frequencies(Rope(500_000.0, 128), CPU)
     rope.rotation(torch.empty(1, 16, dtype=torch.int32), turns, 1.0, rows(128, F32))
 
 
 def copies() -> None:
-    """A few pages of a pool to the host."""
+    """A few blocks of a pool to the host."""
     pool, host = torch.empty(4, 2, 9, 32768, dtype=torch.uint8), torch.empty(4, 2, 5, 32768, dtype=torch.uint8)
-    copy.copy_pages(pool, host, torch.empty(2, 2, dtype=torch.int32))
+    copy.copy_blocks(pool, host, torch.empty(2, 2, dtype=torch.int32))
 
 
 def every_norm(width: int) -> None:
@@ -68,7 +68,6 @@ def every_element(width: int) -> None:
         partial(elements.glu, x, y, "silu", out),
         partial(elements.embed, ids, rows(width, count=99), out),
         partial(elements.select, x, ids, out),
-        partial(elements.copy, x, rows(width, F32)),
     ]
     for call in calls:
         call()

@@ -5,30 +5,29 @@ from functools import partial
 import torch
 from compile_only import Case
 
-from ridgeline.compute.cuda.integers import FORMS, HEAD_BYTES, Form, Integers, fields
+from ridgeline.compute.cuda.integers import GROUP_BYTES, INTEGER_FORMATS, IntegerFormat, IntegerMatrix, fields
 from ridgeline.compute.cuda.triton import sampling
-from ridgeline.compute.cuda.triton.linear_fp8 import linear_fp8
 from ridgeline.compute.cuda.triton.linear_grouped import linear_grouped, scratch_bytes
-from ridgeline.compute.cuda.triton.matmul import matmul
+from ridgeline.compute.cuda.triton.matmul import linear_fp8, matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
-from ridgeline.compute.cuda.weights import Fp8
+from ridgeline.compute.cuda.weights import Fp8Matrix
 
 HIDDEN, VOCAB = 4096, 128256
 FP8 = torch.float8_e4m3fn
 
 
-def matrix(form: Form, width: int) -> Integers:
+def matrix(form: IntegerFormat, width: int) -> IntegerMatrix:
     """A matrix of HIDDEN by HIDDEN of no particular numbers."""
     tile = fields(form) * width
     low = torch.empty(HIDDEN // tile, HIDDEN, tile * form.low // 8, dtype=torch.uint8)
     high = torch.empty(HIDDEN // tile, HIDDEN, tile * form.high // 8, dtype=torch.uint8) if form.high else None
     groups = HIDDEN // form.size if form.size else 1
-    heads = torch.empty(groups * HEAD_BYTES[form.head] // 4, HIDDEN, dtype=torch.int32)
-    bases = torch.empty(HIDDEN // form.base, HIDDEN, dtype=torch.int32) if form.base else None
-    return Integers("", form, (HIDDEN, HIDDEN), width, low, high, heads, bases)
+    scale_words = torch.empty(groups * GROUP_BYTES[form.scale_type] // 4, HIDDEN, dtype=torch.int32)
+    super_scales = torch.empty(HIDDEN // form.superblock, HIDDEN, dtype=torch.int32) if form.superblock else None
+    return IntegerMatrix("", form, (HIDDEN, HIDDEN), width, low, high, scale_words, super_scales)
 
 
-def integers(weight: Integers, rows: int, dtype: torch.dtype) -> None:
+def integers(weight: IntegerMatrix, rows: int, dtype: torch.dtype) -> None:
     """The product of a few rows, and the matrix as numbers."""
     out = torch.empty(rows, HIDDEN, dtype=dtype)
     linear_grouped(torch.empty(rows, HIDDEN, dtype=dtype), weight, out, torch.empty(scratch_bytes(weight, rows), dtype=torch.uint8))
@@ -38,7 +37,7 @@ def integers(weight: Integers, rows: int, dtype: torch.dtype) -> None:
 def fp8(rows: int, block: tuple[int, int], *, invariant: bool) -> None:
     """Products of codes."""
     scales = torch.empty(HIDDEN // block[0], HIDDEN // block[1])
-    weight = Fp8(torch.empty(HIDDEN, HIDDEN, dtype=FP8), scales, block)
+    weight = Fp8Matrix(torch.empty(HIDDEN, HIDDEN, dtype=FP8), scales, block)
     out = torch.empty(rows, HIDDEN, dtype=torch.bfloat16)
     linear_fp8(torch.empty(rows, HIDDEN, dtype=FP8), torch.empty(rows), weight, out, invariant=invariant)
 
@@ -49,7 +48,7 @@ def numbers() -> None:
     quantise_fp8(x, codes, torch.empty(16))
     for block in ((1, HIDDEN), (128, 128)):
         scales = torch.empty(HIDDEN // block[0], HIDDEN // block[1])
-        dequantise(Fp8(torch.empty(HIDDEN, HIDDEN, dtype=FP8), scales, block), 0, torch.empty(HIDDEN, HIDDEN, dtype=torch.bfloat16))
+        dequantise(Fp8Matrix(torch.empty(HIDDEN, HIDDEN, dtype=FP8), scales, block), 0, torch.empty(HIDDEN, HIDDEN, dtype=torch.bfloat16))
 
 
 def floats(dtype: torch.dtype) -> None:
@@ -75,13 +74,13 @@ MATMUL = {"matmul_kernel": {80: ("mma.sync", "cp.async"), 90: ("wgmma.mma_async"
 WGMMA = {"linear_fp8_kernel": {90: ("wgmma.mma_async.sync.aligned.m64", "e4m3.e4m3")}}
 
 CASES = [
-    Case("Q4_K, 16 rows", lambda: integers(matrix(FORMS["Q4_K"], 32), 16, BF16), TENSOR_CORES),
-    Case("Q5_K, 16 rows", lambda: integers(matrix(FORMS["Q5_K"], 32), 16, BF16), TENSOR_CORES),
-    Case("Q6_K, 32 rows", lambda: integers(matrix(FORMS["Q6_K"], 16), 32, BF16), TENSOR_CORES),
-    Case("Q8_0, fp16", lambda: integers(matrix(FORMS["Q8_0"], 32), 16, torch.float16), TENSOR_CORES),
-    Case("Q4_0, fp32", lambda: integers(matrix(FORMS["Q4_0"], 32), 16, torch.float32)),
-    Case("GPTQ, 16 rows", lambda: integers(matrix(Form(4, 0, 128, "half, zero"), 64), 16, BF16), TENSOR_CORES),
-    Case("int8, 16 rows", lambda: integers(matrix(Form(8, 0, 0, "single", 128), 64), 16, BF16), TENSOR_CORES),
+    Case("Q4_K, 16 rows", lambda: integers(matrix(INTEGER_FORMATS["Q4_K"], 32), 16, BF16), TENSOR_CORES),
+    Case("Q5_K, 16 rows", lambda: integers(matrix(INTEGER_FORMATS["Q5_K"], 32), 16, BF16), TENSOR_CORES),
+    Case("Q6_K, 32 rows", lambda: integers(matrix(INTEGER_FORMATS["Q6_K"], 16), 32, BF16), TENSOR_CORES),
+    Case("Q8_0, fp16", lambda: integers(matrix(INTEGER_FORMATS["Q8_0"], 32), 16, torch.float16), TENSOR_CORES),
+    Case("Q4_0, fp32", lambda: integers(matrix(INTEGER_FORMATS["Q4_0"], 32), 16, torch.float32)),
+    Case("GPTQ, 16 rows", lambda: integers(matrix(IntegerFormat(4, 0, 128, "fp16 + zero"), 64), 16, BF16), TENSOR_CORES),
+    Case("int8, 16 rows", lambda: integers(matrix(IntegerFormat(8, 0, 0, "fp32", 128), 64), 16, BF16), TENSOR_CORES),
     Case("fp8, 1 row", lambda: fp8(1, (1, HIDDEN), invariant=False), capabilities=(90,)),
     Case("fp8 block, 128 rows", lambda: fp8(128, (128, 128), invariant=False), WGMMA, capabilities=(90,)),
     Case("fp8, invariant", lambda: fp8(16, (1, HIDDEN), invariant=True), WGMMA, capabilities=(90,)),

@@ -14,9 +14,9 @@ OPERANDS = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
 """Type of the queries over a cache of each type."""
 
 
-def empty_cache(kind: str, pages: int, block_tokens: int, kv_heads: int, head_dim: int, layers: int = 1) -> DeviceKVCache:
+def empty_cache(kind: str, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, layers: int = 1) -> DeviceKVCache:
     """A cache full of NaN: codes of int8 are 0x7F, their scales NaN."""
-    shape = KVShape((KVGroup("full", tuple(range(layers)), 0),), block_tokens, pages, b"")
+    shape = KVShape((KVGroup("full", tuple(range(layers)), 0),), block_tokens, blocks, b"")
     cache = allocate_device_kv(shape, kv_heads, head_dim, kind, DEVICE)
     cache.pool.fill_(0xFF)
     if kind == "int8":
@@ -32,14 +32,14 @@ def stored(keys: np.ndarray, values: np.ndarray, block_tokens: int, kind: str) -
     slots, kv_heads, head_dim = keys.shape
     cache = empty_cache(kind, slots // block_tokens - 1, block_tokens, kv_heads, head_dim)
     mine, layer = torch.from_numpy(np.isfinite(keys).all(axis=(1, 2))).to(DEVICE), cache.layer(0)
-    page, offset = (part[mine] for part in (torch.arange(slots) // block_tokens, torch.arange(slots) % block_tokens))
+    block, offset = (part[mine] for part in (torch.arange(slots) // block_tokens, torch.arange(slots) % block_tokens))
     for records, scales, numbers in ((layer.keys, layer.key_scales, keys), (layer.values, layer.value_scales, values)):
         found = on_device(numbers)[mine]
         if scales is not None:
             largest = found.abs().amax(dim=2) / 127
-            scales[page, offset] = largest
+            scales[block, offset] = largest
             found = (found / largest[..., None]).round()
-        records[page, offset] = found.to(records.dtype)
+        records[block, offset] = found.to(records.dtype)
     return cache
 
 
@@ -49,10 +49,10 @@ def attend(arguments: dict[str, Any], cache: DeviceKVCache, dtype: torch.dtype, 
     cu_q = np.pad(arguments["cu_q"], (0, pad), mode="edge")
     kv_len, tables = np.pad(arguments["kv_len"], (0, pad)), np.pad(arguments["tables"], ((0, pad), (0, 0)))
     row_of_token = np.pad(np.repeat(np.arange(len(arguments["kv_len"])), np.diff(arguments["cu_q"])), (0, pad))
-    most_q, head_dim = int(np.diff(cu_q).max(initial=0)), arguments["head_dim"]
-    sizes = {"heads": q.shape[1] // head_dim, "kv_heads": cache.kv_heads, "head_dim": head_dim, "most_q": most_q, "invariant": invariant}
-    most_kv, fp32 = tables.shape[1] * cache.block_tokens, dtype == torch.float32
-    work = attention.work_bytes(len(q), len(kv_len), most_kv=most_kv, device=DEVICE, fp32=fp32, **sizes)
+    max_q, head_dim = int(np.diff(cu_q).max(initial=0)), arguments["head_dim"]
+    sizes = {"heads": q.shape[1] // head_dim, "kv_heads": cache.kv_heads, "head_dim": head_dim, "max_q": max_q, "invariant": invariant}
+    max_kv, fp32 = tables.shape[1] * cache.block_tokens, dtype == torch.float32
+    work = attention.work_bytes(len(q), len(kv_len), max_kv=max_kv, device=DEVICE, fp32=fp32, **sizes)
     out = poisoned(*q.shape, dtype=dtype)
     attention.attention(
         q,
@@ -61,7 +61,7 @@ def attend(arguments: dict[str, Any], cache: DeviceKVCache, dtype: torch.dtype, 
         **{name: arguments[name] for name in ("head_dim", "scale", "window", "softcap")},
         out=out,
         work=poisoned(work // 4) if work else None,
-        most_q=most_q,
+        max_q=max_q,
         invariant=invariant,
     )
     return out

@@ -52,7 +52,7 @@ class DeviceDriver(Driver):
         self.cache = self.new_cache()
 
     def new_cache(self) -> DeviceKVCache:
-        """An empty cache: everything but page 0 is NaN."""
+        """An empty cache: everything but block 0 is NaN."""
         cache = allocate_device_kv(self.shape, self.facts.kv_heads, self.facts.head_dim, self.kv_type, self.device.torch)
         cache.pool[:, :, 1:].fill_(0xFF)
         return cache

@@ -8,7 +8,7 @@ import torch
 from paged import OPERANDS, attend, empty_cache, stored
 from tensors import DEVICE, error, numbers, on_device, poisoned
 
-from ridgeline.compute.cuda.triton import attention as ours
+from ridgeline.compute.cuda.triton import attention as triton_attention
 from ridgeline.compute.ops.attention import attention as definition
 from ridgeline.compute.ops.attention import paged_sample
 from ridgeline.compute.ops.definition import Sample, floats
@@ -31,7 +31,7 @@ def owned(sample: Sample) -> dict[str, Any]:
 
 
 def with_heads(sample: Sample, heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
-    """A sample's rows and pages with other heads."""
+    """A sample's rows and blocks with other heads."""
     arguments, slots = dict(sample.arguments), len(sample.arguments["keys"])
     arguments |= {name: floats(seed, slots, kv_heads, head_dim) for name, seed in (("keys", 2), ("values", 3))}
     arguments |= {"q": floats(1, len(arguments["q"]), heads * head_dim), "head_dim": head_dim, "scale": head_dim**-0.5}
@@ -92,7 +92,7 @@ def test_strided_rows() -> None:
     q.copy_(on_device(arguments["q"]))
     integers = [on_device(x) for x in (arguments["tables"], arguments["cu_q"], arguments["kv_len"], np.int32([0, 1, 1, 1, 1]))]
     how = {name: arguments[name] for name in ("head_dim", "scale", "window", "softcap")}
-    ours.attention(q, cache.layer(0), *integers, out=q, work=None, most_q=4, **how)
+    triton_attention.attention(q, cache.layer(0), *integers, out=q, work=None, max_q=4, **how)
     assert torch.equal(wide[:, 20:84], expected)
     assert torch.isnan(wide[:, :20]).all() and torch.isnan(wide[:, 84:]).all()
 
@@ -104,14 +104,14 @@ class Sequence:
 
     def __init__(self, kind: str) -> None:
         blocks = -(-self.LENGTH // 16)
-        pages = np.random.default_rng(4).permutation(np.arange(1, 2 * blocks + 1)).astype(np.int32)
-        self.tables = np.stack([pages[blocks:], pages[:blocks]])
+        block_ids = np.random.default_rng(4).permutation(np.arange(1, 2 * blocks + 1)).astype(np.int32)
+        self.tables = np.stack([block_ids[blocks:], block_ids[:blocks]])
         shape = ((2 * blocks + 1) * 16, self.KV_HEADS, self.WIDTH)
         self.cache, self.dtype = stored(floats(1, *shape), floats(2, *shape), 16, kind), OPERANDS[kind]
         self.q = floats(3, self.LENGTH, self.HEADS * self.WIDTH)
 
     def chunk(self, start: int, end: int, window: int, *, stranger: int = 0, invariant: bool = True) -> torch.Tensor:
-        """Queries start … end of ours; before them, `stranger` tokens of the other sequence, which has 300."""
+        """Queries start … end of the sequence; before them, `stranger` tokens of the other sequence, which has 300."""
         q = np.concatenate([floats(5, stranger, self.q.shape[1]), self.q[start:end]])
         rows = {"tables": self.tables, "cu_q": np.int32([0, stranger, len(q)]), "kv_len": np.int32([300, end])}
         own = {"head_dim": self.WIDTH, "scale": 0.25, "window": window, "softcap": 0.0}
@@ -134,9 +134,9 @@ def test_decode_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) ->
     alone = sequence.chunk(599, 600, 0, invariant=False)
     assert torch.equal(sequence.chunk(599, 600, 0, stranger=1, invariant=False), alone)
     for limit in (0, 1 << 40):
-        monkeypatch.setattr(ours, "WORK_LIMIT", limit)
+        monkeypatch.setattr(triton_attention, "WORK_LIMIT", limit)
         assert torch.equal(sequence.chunk(599, 600, 0, invariant=False), alone)
-    monkeypatch.setattr(ours, "SPLIT_PROGRAMS", 0.01)
+    monkeypatch.setattr(triton_attention, "SPLIT_PROGRAMS", 0.01)
     assert torch.equal(sequence.chunk(599, 600, 0, invariant=False), alone)
 
 
@@ -152,22 +152,25 @@ def test_edge_of_the_window(window: int) -> None:
         assert torch.equal(before, after) != seen
 
 
-def test_cuts() -> None:
+def test_schedules() -> None:
     """Tiles and programs by shape: what stands in the tables is what a step gets."""
     llama = {"heads": 32, "kv_heads": 8, "head_dim": 128, "capability": 90}
-    decode = ours.cut(256, 256, most_q=1, most_kv=4096, **llama)
-    assert (decode.tile.queries, decode.blocks, decode.one_block, decode.lanes, decode.splits) == (16, 256, True, 0, 16)
-    alone = ours.cut(1, 1, most_q=1, most_kv=131072, **llama)
-    assert (alone.tile, alone.lanes, alone.splits) == (decode.tile, 132, 512)
-    assert ours.cut(1, 1, most_q=1, most_kv=200, **llama).lanes == 0
-    prompt = ours.cut(2048, 1, most_q=2048, most_kv=2048, **llama)
+    decode = triton_attention.make_schedule(256, 256, max_q=1, max_kv=4096, **llama)
+    assert (decode.tile.queries, decode.blocks, decode.one_block, decode.split_programs, decode.splits) == (16, 256, True, 0, 16)
+    alone = triton_attention.make_schedule(1, 1, max_q=1, max_kv=131072, **llama)
+    assert (alone.tile, alone.split_programs, alone.splits) == (decode.tile, 132, 512)
+    assert triton_attention.make_schedule(1, 1, max_q=1, max_kv=200, **llama).split_programs == 0
+    prompt = triton_attention.make_schedule(2048, 1, max_q=2048, max_kv=2048, **llama)
     assert (prompt.tile.queries, prompt.blocks, prompt.fold) == (128, 65, False)
-    verified = ours.cut(32, 8, most_q=4, most_kv=2048, **llama)
+    verified = triton_attention.make_schedule(32, 8, max_q=4, max_kv=2048, **llama)
     assert (verified.tile.queries, verified.one_block, verified.fold) == (16, True, True)
-    fixed = [ours.cut(t, r, most_q=q, most_kv=4096, invariant=True, **llama) for t, r, q in ((256, 256, 1), (2048, 1, 2048), (40, 8, 9))]
+    fixed = [
+        triton_attention.make_schedule(t, r, max_q=q, max_kv=4096, invariant=True, **llama)
+        for t, r, q in ((256, 256, 1), (2048, 1, 2048), (40, 8, 9))
+    ]
     assert {(made.tile, made.fold) for made in fixed} == {(decode.tile, True)}
     with pytest.raises(ValueError, match="at most 128 query heads"):
-        ours.cut(1, 1, heads=129, kv_heads=1, head_dim=64, most_q=1, most_kv=64, capability=90)
+        triton_attention.make_schedule(1, 1, heads=129, kv_heads=1, head_dim=64, max_q=1, max_kv=64, capability=90)
 
 
 def test_too_little_scratch() -> None:
@@ -176,4 +179,4 @@ def test_too_little_scratch() -> None:
     q, integers = on_device(arguments["q"]), [on_device(arguments[name]) for name in ("tables", "cu_q", "kv_len")]
     how = {name: arguments[name] for name in ("head_dim", "scale", "window", "softcap")}
     with pytest.raises(ValueError, match="bytes of scratch, got 8"):
-        ours.attention(q, cache.layer(0), *integers, on_device(np.int32([0])), out=q, work=poisoned(2), most_q=1, **how)
+        triton_attention.attention(q, cache.layer(0), *integers, on_device(np.int32([0])), out=q, work=poisoned(2), max_q=1, **how)

@@ -1,4 +1,5 @@
-"""Attention by packages that need not be there, over stand-ins of their signatures: the reference's values, who is chosen, who refuses."""
+"""AttentionBackend by packages that need not be there, over stand-ins of their signatures: the reference's values, who is chosen, who
+refuses."""
 
 import sys
 from pathlib import Path
@@ -14,13 +15,12 @@ from small import SIZE, DeviceDriver, device, small
 from tensors import DEVICE, error, numbers, on_device, poisoned
 from tiny import write_tiny
 
-from ridgeline.compute.cuda import attention_backends as backends
 from ridgeline.compute.cuda import backend, flash_attention, flashinfer
-from ridgeline.compute.cuda.attention import TRITON, Attention, Case, Sizes
+from ridgeline.compute.cuda.attention import TRITON, AttentionBackend, AttentionCase, BackendSizes, open_attention
 from ridgeline.compute.cuda.buckets import Buckets
 from ridgeline.compute.cuda.device import DTYPES
 from ridgeline.compute.cuda.step import NO_SAMPLING, StepBuffers
-from ridgeline.compute.dummy import dummy_step, even
+from ridgeline.compute.dummy import dummy_step, even_counts
 from ridgeline.compute.graph import TOKENS, Handle, Op, OpList, StepInputs
 from ridgeline.compute.ops.attention import attention, paged_sample
 from ridgeline.compute.ops.definition import Sample, floats
@@ -32,7 +32,7 @@ from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.errors import ConfigError
 
 NAMES = ("flash-attention", "flashinfer")
-CASE = Case(capability=(9, 0), dtype="bf16", kv_dtype="bf16", head_dim=64, kv_heads=2, group=2, invariant=False)
+CASE = AttentionCase(capability=(9, 0), dtype="bf16", kv_dtype="bf16", head_dim=64, kv_heads=2, group=2, invariant=False)
 DECODE = [(700, 1), (0, 1), (15, 1), (16, 1), (255, 1)]
 MIXED = [(60, 37), (0, 65), (130, 1), (17, 3)]
 
@@ -52,8 +52,8 @@ def _module(names: type) -> ModuleType:
     return module
 
 
-def with_heads(sample: Sample, case: Case) -> dict[str, Any]:
-    """A sample's rows and pages with the heads of a case."""
+def with_heads(sample: Sample, case: AttentionCase) -> dict[str, Any]:
+    """A sample's rows and blocks with the heads of a case."""
     slots, width = len(sample.arguments["keys"]), case.kv_heads * case.group * case.head_dim
     own = {name: floats(seed, slots, case.kv_heads, case.head_dim) for name, seed in (("keys", 2), ("values", 3))}
     own |= {"q": floats(1, len(sample.arguments["q"]), width), "head_dim": case.head_dim, "scale": case.head_dim**-0.5}
@@ -63,7 +63,7 @@ def with_heads(sample: Sample, case: Case) -> dict[str, Any]:
 class Bound:
     """One attention of one layer, bound to the buckets of steps as a runner binds it."""
 
-    def __init__(self, name: str, case: Case, arguments: dict[str, Any]) -> None:
+    def __init__(self, name: str, case: AttentionCase, arguments: dict[str, Any]) -> None:
         self.case, self.arguments = case, arguments
         attributes = {key: arguments[key] for key in ("head_dim", "scale", "window", "softcap")}
         self.op = Op("attention", ("q",), ("out",), {**attributes, "layer": 0})
@@ -71,21 +71,21 @@ class Bound:
         self.shape = KVShape((KVGroup("full", (0,), 0),), arguments["block_tokens"], len(self.cache.pool[0, 0]) - 1, b"")
         self.buckets = Buckets(tokens=128, rows=8, positions=1024, block_tokens=arguments["block_tokens"])
         width = Handle("q", TOKENS, len(arguments["q"][0]))
-        self.backend: Attention = backends.open_attention(name, case)
+        self.backend: AttentionBackend = open_attention(name, case, backend.ATTENTION_BACKENDS)
         oplist = OpList("step", (self.op,), {"q": width, "out": width}, {}, {})
-        self.reserved = self.backend.reserve(device(), Sizes(oplist, self.shape, self.buckets))
-        self.buffers = StepBuffers(device(), 1, self.buckets.largest, 2, nobody=8)
+        self.reserved = self.backend.reserve(device(), BackendSizes(oplist, self.shape, self.buckets))
+        self.buffers = StepBuffers(device(), 1, self.buckets.largest, 2, dummy_row=8)
         self.bucket = self.buckets.of(np.diff(arguments["cu_q"]).tolist(), arguments["tables"].shape[1])
         dtype = DTYPES[case.dtype]
         self.q, self.out = (poisoned(self.bucket.tokens, len(arguments["q"][0]), dtype=dtype) for _ in range(2))
-        inputs = self.buffers.views(self.bucket)
+        inputs = self.buffers.device_views(self.bucket)
         binding = SimpleNamespace(
             inputs=inputs,
             value=lambda name: self.q if name == "q" else self.out,
             layer=lambda op: (0, self.cache.layer(0)),
             plan=SimpleNamespace(scratch=poisoned(1 << 20), invariant=case.invariant),
         )
-        counts = even(self.bucket.tokens, self.bucket.rows if self.bucket.single else 1)
+        counts = even_counts(self.bucket.tokens, self.bucket.rows if self.bucket.is_decode else 1)
         self.send(dummy_step(counts, groups=1, block_tokens=arguments["block_tokens"]))
         self.run = self.backend.bind(binding, self.op)  # type: ignore[arg-type]
 
@@ -138,7 +138,7 @@ def test_what_is_bound_once_runs_every_step(name: str) -> None:
 def test_a_whole_model(name: str, tmp_path: Path) -> None:
     """Two prompts, then single tokens: the logits of the numpy runner, over two kinds of layers."""
     facts, weights = small(tmp_path, "gemma3")
-    case = Case((9, 0), "f32", "f32", facts.head_dim, facts.kv_heads, facts.heads // facts.kv_heads, False)
+    case = AttentionCase((9, 0), "f32", "f32", facts.head_dim, facts.kv_heads, facts.heads // facts.kv_heads, False)
     opened = {"flash-attention": flash_attention.open_backend, "flashinfer": flashinfer.open_backend}[name](case)
     driver = DeviceDriver(facts, weights, attention=opened)
     for chunks in ([(0, [5, 6, 7, 8, 9, 10]), (1, [11])], [(0, [12]), (1, [13])]):
@@ -167,7 +167,7 @@ def test_splits_depend_on_the_bucket_alone() -> None:
 )
 def test_what_it_does_not_serve_is_refused(name: str, change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as refused:
-        backends.open_attention(name, CASE._replace(**change))
+        open_attention(name, CASE._replace(**change), backend.ATTENTION_BACKENDS)
     assert refused.value.fix == {"--attention-backend": "triton"}
 
 
@@ -176,7 +176,7 @@ def test_what_is_not_installed_is_refused_with_how_to_install_it(name: str, monk
     for package in (flash_attention.PACKAGE, flashinfer.PACKAGE):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"cannot be imported .*install.*or use triton"):
-        backends.open_attention(name, CASE)
+        open_attention(name, CASE, backend.ATTENTION_BACKENDS)
 
 
 def test_a_model_that_it_does_not_serve_is_refused_before_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,18 +188,19 @@ def test_a_model_that_it_does_not_serve_is_refused_before_it_is_loaded(tmp_path:
 
 
 def test_the_flag() -> None:
-    assert {*backends.OPTIONAL, TRITON.name} == {*ATTENTION_BACKENDS}
-    assert backends.open_attention("triton", CASE._replace(invariant=True)) is TRITON
+    assert {*backend.ATTENTION_BACKENDS, TRITON.name} == {*ATTENTION_BACKENDS}
+    assert open_attention("triton", CASE._replace(invariant=True), {}) is TRITON
 
     def settled(asked: str, runner: str = "cuda") -> tuple[str, str]:
-        config, said = resolve_runner(EngineConfig("m", runner=runner, attention_backend=asked), missing=None, no_gpu=None, processors=2)
+        given = EngineConfig("m", runner=runner, attention_backend=asked)
+        config, said = resolve_runner(given, no_extension=None, no_gpu=None, cpu_cores=2)
         (decision,) = [each for each in said if each.name == "attention_backend"]
         assert decision.reason
         return config.attention_backend, decision.origin
 
     assert settled("auto") == ("triton", "default")
     assert settled("flashinfer") == ("flashinfer", "flag")
-    with pytest.raises(ConfigError, match="auto, triton, flash-attention, flashinfer are possible"):
+    with pytest.raises(ConfigError, match="one of auto, triton, flash-attention, flashinfer"):
         settled("xformers")
     with pytest.raises(ConfigError, match="is for --runner cuda"):
         settled("triton", runner="numpy")

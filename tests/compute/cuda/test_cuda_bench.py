@@ -13,11 +13,10 @@ from tensors import DEVICE
 from ridgeline.bench import gpu_part
 from ridgeline.compute.cuda import backend as start
 from ridgeline.compute.cuda.bench import parts
-from ridgeline.compute.cuda.bench.clock import replayed, seconds_of
-from ridgeline.compute.cuda.bench.watch import Watched
+from ridgeline.compute.cuda.bench.timing import TimedGraphs, replayed, seconds_of
 from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.device import Device, interpreted
-from ridgeline.compute.cuda.plan import Call
+from ridgeline.compute.cuda.graphs import Launch
 from ridgeline.compute.runtime import worker
 
 CONFIG = {
@@ -85,7 +84,7 @@ def test_kernels(common: dict[str, Any]) -> None:
     ceilings, kernels = [row for row in rows if "ceiling" in row], [row for row in rows if "op" in row]
     assert [row["ceiling"] for row in ceilings] == ["copy", "host", "bf16", "fp8"]
     assert {"linear bf16 head", "linear Q4_0", "attention fp8 decode", "rotate_write fp8", "sample top_p"} <= {row["op"] for row in kernels}
-    assert all(row["share_of_ceiling"] > 0 and row["binds"] in ("memory", "arithmetic") for row in kernels)
+    assert all(row["share_of_ceiling"] > 0 and row["bottleneck"] in ("memory", "arithmetic") for row in kernels)
 
 
 def test_one_case_that_fails_is_told(common: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +101,7 @@ def test_one_case_that_fails_is_told(common: dict[str, Any], monkeypatch: pytest
 def test_needs_no_package_of_a_server() -> None:
     """Nor transformers, which is loaded by name in the process of its part. What measures over HTTP loads its client when it does."""
     imports = grimp.build_graph("ridgeline", include_external_packages=True, cache_dir=None)
-    roots = ("compute.cuda.bench.parts", "compute.cuda.bench.watch", "compute.runtime.worker", "compute.cuda.backend", "engine.llm")
+    roots = ("compute.cuda.bench.parts", "compute.cuda.bench.timing", "compute.runtime.worker", "compute.cuda.backend", "engine.llm")
     for root in (*roots, "bench.gpu", "bench.gpu_serving", "bench.gpu_part", "cli.bench_gpu"):
         for package in (*gpu_part.SERVER_PACKAGES, "transformers"):
             chain = imports.find_shortest_chain(f"ridgeline.{root}", package)
@@ -112,7 +111,7 @@ def test_needs_no_package_of_a_server() -> None:
 def test_seconds_are_of_one_run() -> None:
     device, calls = interpreted(1 << 20), []
     found = seconds_of(device, [lambda: calls.append(0), lambda: calls.append(1)], timings=3)
-    assert 0 < found.best <= found.middle and calls == [0, 1] * 4
+    assert 0 < found.best <= found.median and calls == [0, 1] * 4
     replayed(device, lambda: calls.append(2), 5)
     assert calls.count(2) == 6
 
@@ -120,11 +119,11 @@ def test_seconds_are_of_one_run() -> None:
 def test_time_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps of 3 s and 1 s, 2 s apart; a third that nobody looks at."""
     moments = iter([1.0, 4.0, 6.0, 7.0])
-    monkeypatch.setattr("ridgeline.compute.cuda.bench.watch.perf_counter", lambda: next(moments))
-    watch, ran = Watched(interpreted(1 << 20)), []
+    monkeypatch.setattr("ridgeline.compute.cuda.bench.timing.perf_counter", lambda: next(moments))
+    watch, ran = TimedGraphs(interpreted(1 << 20)), []
     watch.begin()
     for _ in range(2):
-        watch.run(Bucket(1, 1, 1, 1), [Call(lambda: ran.append(0))], [])
+        watch.run(Bucket(1, 1, 1, 1), [Launch(lambda: ran.append(0))], [])
     assert watch.end() == ([3.0, 1.0], [2.0])
-    watch.run(Bucket(1, 1, 1, 1), [Call(lambda: ran.append(0))], [])
+    watch.run(Bucket(1, 1, 1, 1), [Launch(lambda: ran.append(0))], [])
     assert len(ran) == 3

@@ -1,4 +1,4 @@
-"""The KV pool of a device: its bytes, what is written to it and where, copies of its pages to the host and back."""
+"""The KV pool of a device: its bytes, what is written to it and where, copies of its blocks to the host and back."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,8 @@ from paged import empty_cache
 from small import device
 from tensors import DEVICE, error, numbers, on_device, poisoned, within
 
-from ridgeline.compute.cuda import tier
-from ridgeline.compute.cuda.cache import DTYPES, allocate_device_kv, block_bytes
-from ridgeline.compute.cuda.tier import HostTier, apart
+from ridgeline.compute.cuda import cache as cache_module
+from ridgeline.compute.cuda.cache import DTYPES, HostTier, allocate_device_kv, block_bytes, independent_runs
 from ridgeline.compute.cuda.triton.rope import kv_write, rotate_write
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.table import OPS
@@ -29,7 +28,7 @@ def test_bytes_are_those_of_the_planner(kind: str) -> None:
     assert block_bytes(kind, 16, 3, 80) == 16 * 3 * kv_head_bytes(80, kind)
 
 
-def test_layers_differ_in_no_page() -> None:
+def test_layers_differ_in_no_block() -> None:
     groups = (KVGroup("full", (0, 1), 0), KVGroup("full", (2,), 0))
     with pytest.raises(ValueError, match="equally many layers"):
         allocate_device_kv(KVShape(groups, 16, 4, b""), 2, 8, "bf16", DEVICE)
@@ -97,21 +96,21 @@ def test_no_tokens_write_nothing() -> None:
 @pytest.mark.parametrize(("kind", "width"), [("bf16", 16), ("int8", 20), ("fp8", 5)])
 @pytest.mark.parametrize("most", [2, 4096])
 def test_copies_to_the_host_and_back(kind: str, width: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In their order: pages that are taken at once for something else, and pages of the host that are given back and taken again."""
-    monkeypatch.setattr(tier, "MOST", most)
+    """In their order: blocks that are taken at once for something else, and blocks of the host that are given back and taken again."""
+    monkeypatch.setattr(cache_module, "MAX_PAIRS", most)
     cache = empty_cache(kind, 5, 4, 1, width, layers=2)
     cache.pool.copy_(torch.randint(0, 256, cache.pool.shape, dtype=torch.uint8))
     host = HostTier(cache, 4, device(), depth=1)
     nines = torch.full_like(cache.pool[:, :, 0], 9)
-    expected = {6: nines, 9: nines} | {page: cache.pool[:, :, page].clone() for page in range(6)}
+    expected = {6: nines, 9: nines} | {block: cache.pool[:, :, block].clone() for block in range(6)}
     host._host.fill_(9)
     for copies in (((1, 6), (2, 7)), ((3, 8), (6, 3), (4, 6), (7, 1), (8, 4)), ()):
         host.copy(copies)
         for source, target in copies:
             expected[target] = expected[source]
-    for page, content in expected.items():
-        found = cache.pool[:, :, page] if page < 6 else host._host[:, :, page - 6]
-        assert torch.equal(found.cpu(), content.cpu()), f"page {page}"
+    for block, content in expected.items():
+        found = cache.pool[:, :, block] if block < 6 else host._host[:, :, block - 6]
+        assert torch.equal(found.cpu(), content.cpu()), f"block {block}"
     host.close()
     host.close()
     assert host.nbytes == 0
@@ -119,7 +118,7 @@ def test_copies_to_the_host_and_back(kind: str, width: int, most: int, monkeypat
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6))))
 def test_what_is_copied_at_once_has_no_order(copies: list[tuple[int, int]]) -> None:
-    runs = list(apart(copies))
+    runs = list(independent_runs(copies))
     assert [pair for run in runs for pair in copies[run]] == copies and all(copies[run] for run in runs)
     for run in runs:
         written = [target for _, target in copies[run]]

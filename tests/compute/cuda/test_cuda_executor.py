@@ -74,9 +74,9 @@ def test_answers_are_the_numpy_runners(model: Path, expected: dict[tuple[str, in
 
 def test_depth_cache_and_preemption_change_nothing(model: Path, expected: dict[tuple[str, int], Answer]) -> None:
     """Pages for little more than one sequence, and prompts that are there already."""
-    page = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
+    block = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
     again = replace(REQUESTS[1], request_id="again")
-    found = serve(model, [REQUESTS[:2], [again]], depth=3, max_model_len=16, kv_cache_memory_bytes=4 * page)
+    found = serve(model, [REQUESTS[:2], [again]], depth=3, max_model_len=16, kv_cache_memory_bytes=4 * block)
     assert found.preempted > 0
     assert found.answers["r0", 0][0] == expected["r0", 0][0]
     assert found.answers["r1", 0][0] == found.answers["again", 0][0] == expected["r1", 0][0]
@@ -84,10 +84,10 @@ def test_depth_cache_and_preemption_change_nothing(model: Path, expected: dict[t
 
 def test_pages_that_were_on_the_host(model: Path, expected: dict[tuple[str, int], Answer]) -> None:
     """Three steps in flight; what is pushed out comes back."""
-    page = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
+    block = SIZE.layers * 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, "f32")
     again = replace(REQUESTS[1], request_id="again")
-    settings = {"depth": 3, "max_model_len": 16, "kv_cache_memory_bytes": 4 * page}
-    found = serve(model, [REQUESTS[1:2], [request(8, 9, 1)], [again]], **settings, swap_space=20 * page / 2**30)
+    settings = {"depth": 3, "max_model_len": 16, "kv_cache_memory_bytes": 4 * block}
+    found = serve(model, [REQUESTS[1:2], [request(8, 9, 1)], [again]], **settings, swap_space=20 * block / 2**30)
     assert found.host_tokens > 0
     assert found.answers["r1", 0][0] == found.answers["again", 0][0] == expected["r1", 0][0]
 
@@ -161,16 +161,16 @@ ABSENT = "there is no NVIDIA device"
     ("settings", "no_gpu", "says"),
     [
         ({"runner": "cuda"}, ABSENT, "--runner cuda: there is no NVIDIA device"),
-        ({"runner": "gpu"}, None, "auto, cuda, native, numpy are possible"),
-        ({"runner": "cuda", "dtype": "int3"}, None, "auto, bf16, fp16, f32, fp8 are possible"),
-        ({"runner": "cuda", "kv_dtype": "q4"}, None, "the cuda runner keeps bf16, fp16, f32, fp8, int8"),
+        ({"runner": "gpu"}, None, "one of auto, cuda, native, numpy"),
+        ({"runner": "cuda", "dtype": "int3"}, None, "one of auto, bf16, fp16, f32, fp8"),
+        ({"runner": "cuda", "kv_dtype": "q4"}, None, "one of auto, bf16, fp16, f32, fp8, int8"),
         ({"runner": "numpy", "dtype": "bf16"}, None, "--dtype is for --runner cuda"),
         ({"runner": "auto", "batch_invariant": True}, ABSENT, "--batch-invariant is for --runner cuda"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, object], no_gpu: str | None, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        resolve_runner(EngineConfig("m", **settings), missing=None, no_gpu=no_gpu, processors=2)  # type: ignore[arg-type]
+        resolve_runner(EngineConfig("m", **settings), no_extension=None, no_gpu=no_gpu, cpu_cores=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -184,5 +184,5 @@ def test_settings_that_cannot_be(settings: dict[str, object], no_gpu: str | None
     ],
 )
 def test_where_a_gpu_is(settings: dict[str, object], runner: str, dtype: str, kv_dtype: str) -> None:
-    config, _ = resolve_runner(EngineConfig("m", **settings), missing=None, no_gpu=None, processors=2)  # type: ignore[arg-type]
+    config, _ = resolve_runner(EngineConfig("m", **settings), no_extension=None, no_gpu=None, cpu_cores=2)  # type: ignore[arg-type]
     assert (config.runner, config.dtype, config.kv_dtype) == (runner, dtype, kv_dtype)

@@ -1,4 +1,4 @@
-"""What steps are padded to, which of them replay graphs, and that padding is on page 0: without a kernel."""
+"""Sizes that steps are padded to, steps that replay graphs, and padding on block 0: without a kernel."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,11 +11,9 @@ import torch
 from ridgeline.compute.cuda import step as step_module
 from ridgeline.compute.cuda.buckets import Bucket, Buckets, block_buckets, row_buckets, token_bucket
 from ridgeline.compute.cuda.device import interpreted
-from ridgeline.compute.cuda.graphs import Graphs, segments
-from ridgeline.compute.cuda.plan import Call
-from ridgeline.compute.cuda.sampler import COLUMNS
-from ridgeline.compute.cuda.step import NO_SAMPLING, Sampled, StepBuffers, layout
-from ridgeline.compute.dummy import dummy_step, even
+from ridgeline.compute.cuda.graphs import Graphs, Launch, segments
+from ridgeline.compute.cuda.step import NO_SAMPLING, SAMPLING_COLUMNS, DeviceSampling, StepBuffers, layout
+from ridgeline.compute.dummy import dummy_step, even_counts
 from ridgeline.compute.graph import Op, StepInputs
 
 BUCKETS = Buckets(tokens=2048, rows=64, positions=8192, block_tokens=16)
@@ -28,9 +26,9 @@ class Recording:
         self.log: list[str] = []
         self.capturing: list[str] | None = None
 
-    def call(self, name: str, attention: bool = False) -> Call:
+    def call(self, name: str, attention: bool = False) -> Launch:
         op = Op("attention", (), ()) if attention else None
-        return Call(lambda: (self.log if self.capturing is None else self.capturing).append(name), op)
+        return Launch(lambda: (self.log if self.capturing is None else self.capturing).append(name), op)
 
     def capture(self, run: Callable[[], None], pool: Any) -> Any:
         self.capturing = held = []
@@ -61,7 +59,7 @@ def test_tokens_and_blocks_come_in_few_sizes() -> None:
 def test_graphs_are_few() -> None:
     """Of 256 rows and 8,192 positions: 30 whole steps, and three sizes of mixed steps whose pieces are captured."""
     found = Buckets(tokens=8192, rows=256, positions=8192, block_tokens=16)
-    assert len(found.single) == 30 and found.single[0] == (256, 256, 512, 1)
+    assert len(found.decode) == 30 and found.decode[0] == (256, 256, 512, 1)
     assert found.segments == (512, 256, 128) and Buckets(tokens=200, rows=8, positions=64, block_tokens=16).segments == (200, 128)
 
 
@@ -90,32 +88,32 @@ def test_every_step_fits_a_bucket() -> None:
         counts = np.ones(rows, int)
         counts[0] += int(random.integers(0, 2048 - rows + 1)) if random.random() < 0.7 else 0
         found = BUCKETS.of(counts.tolist(), int(random.integers(1, 513)))
-        assert found.tokens >= counts.sum() and found.rows >= rows and found.most_q >= counts.max()
+        assert found.tokens >= counts.sum() and found.rows >= rows and found.max_q >= counts.max()
         assert all(size <= most for size, most in zip(found, BUCKETS.largest, strict=True))
         padding = found.tokens - int(counts.sum())
-        assert not padding or found.single or found.rows > rows, "padding has a row of its own"
-        assert found.single or found.tokens in BUCKETS.sizes
+        assert not padding or found.is_decode or found.rows > rows, "padding has a row of its own"
+        assert found.is_decode or found.tokens in BUCKETS.mixed_tokens
 
 
 def test_mixtures_are_buckets_that_steps_have() -> None:
-    for bucket in BUCKETS.mixtures:
-        rows = min(bucket.rows, -(-bucket.tokens // bucket.most_q))
-        filled = dummy_step(even(bucket.tokens, rows), groups=1, block_tokens=16)
+    for bucket in BUCKETS.compiled:
+        rows = min(bucket.rows, -(-bucket.tokens // bucket.max_q))
+        filled = dummy_step(even_counts(bucket.tokens, rows), groups=1, block_tokens=16)
         counts = np.diff(filled.cu_q)
-        assert counts.sum() == bucket.tokens and counts.min() >= 1 and counts.max() <= bucket.most_q
+        assert counts.sum() == bucket.tokens and counts.min() >= 1 and counts.max() <= bucket.max_q
         assert filled.tables[0].shape[1] <= bucket.blocks and bucket.rows in BUCKETS.rows
 
 
-def recorded() -> tuple[Recording, Graphs, list[Call], list[Call]]:
+def recorded() -> tuple[Recording, Graphs, list[Launch], list[Launch]]:
     recording = Recording()
     body = [recording.call(name, name.startswith("attention")) for name in ("embed", "attention.0", "mlp", "attention.1", "norm")]
     return recording, Graphs(recording.capture, None), body, [recording.call("head"), recording.call("sample")]
 
 
-def test_a_single_step_is_one_graph() -> None:
+def test_a_decode_step_is_one_graph() -> None:
     recording, graphs, body, tail = recorded()
     bucket = Bucket(4, 4, 32, 1)
-    graphs.add_single(bucket, body, tail)
+    graphs.add_decode(bucket, body, tail)
     assert recording.log == ["embed", "attention.0", "mlp", "attention.1", "norm", "head", "sample"], "all of it runs once before"
     recording.log.clear()
     graphs.run(bucket, body, tail)
@@ -134,7 +132,7 @@ def test_a_small_mixed_step_replays_what_stands_between_attentions() -> None:
 
 def test_what_has_no_graph_is_launched() -> None:
     recording, graphs, body, tail = recorded()
-    graphs.add_single(Bucket(4, 4, 32, 1), body, tail)
+    graphs.add_decode(Bucket(4, 4, 32, 1), body, tail)
     graphs.add_segments(16, body, tail)
     recording.log.clear()
     for bucket in (Bucket(4, 4, 128, 1), Bucket(16, 16, 32, 1), Bucket(768, 2, 32, 512)):
@@ -168,21 +166,21 @@ def step(counts: list[int], starts: list[int], groups: int = 2) -> StepInputs:
 
 
 def buffers() -> StepBuffers:
-    return StepBuffers(interpreted(1 << 30), 2, BUCKETS.largest, depth=2, nobody=64)
+    return StepBuffers(interpreted(1 << 30), 2, BUCKETS.largest, depth=2, dummy_row=64)
 
 
 @pytest.mark.parametrize(("counts", "starts"), [([1, 1, 1], [40, 3, 0]), ([5, 1, 20], [0, 33, 17]), ([16], [0])])
-def test_a_step_arrives_whole_and_its_padding_is_on_page_0(counts: list[int], starts: list[int]) -> None:
+def test_a_step_arrives_whole_and_its_padding_is_on_block_0(counts: list[int], starts: list[int]) -> None:
     inputs, room = step(counts, starts), buffers()
     bucket = BUCKETS.of(counts, inputs.tables[0].shape[1])
     place, samples = np.array([9, 4, 7][: len(counts)], np.int32), np.array([True, False, True][: len(counts)])
-    columns = {name: np.arange(1, 1 + len(counts)) for name in COLUMNS}
+    columns = {name: np.arange(1, 1 + len(counts)) for name in SAMPLING_COLUMNS}
     for _ in range(4):  # round the ring, over what other steps left there
         room._packed.fill_(0x7F)
         for host in room._ring:
             host.fill_(0x7F)
-        room.send(bucket, inputs, Sampled(place, samples, columns))
-    got = {name: value.numpy() for name, value in room.views(bucket).columns.items()}
+        room.send(bucket, inputs, DeviceSampling(place, samples, columns))
+    got = {name: value.numpy() for name, value in room.device_views(bucket).columns.items()}
     tokens, rows = sum(counts), len(counts)
     for name in ("ids", "row_of_token"):
         assert np.array_equal(got[name][:tokens], getattr(inputs, name))
@@ -196,20 +194,25 @@ def test_a_step_arrives_whole_and_its_padding_is_on_page_0(counts: list[int], st
         assert np.array_equal(got["tables"][group, :rows, :width], inputs.tables[group])
         assert not got["tables"][group, :rows, width:].any() and not got["tables"][group, rows:].any()
         assert np.array_equal(got["slots"][group, :tokens], inputs.slots[group]) and not got["slots"][group, tokens:].any()
-    # Rows of padding own a token each in a step of single tokens, else none: what they compute is nobody's.
+    # Rows of padding have a token each in a decode step, else none.
     ends = np.diff(got["cu_q"])
-    assert (ends[rows:] == (1 if bucket.single else 0)).all() and ends.max() <= bucket.most_q
+    assert (ends[rows:] == (1 if bucket.is_decode else 0)).all() and ends.max() <= bucket.max_q
     assert (got["row_of_token"][tokens:] >= rows).all() and (got["row_of_token"] < bucket.rows).all()
     assert np.array_equal(got["kv_len"][rows:], ends[rows:]) and got["select"].min() >= 0 and got["select"].max() < bucket.tokens
-    assert (got["ids"][tokens:] == 0).all() and all((got[name][:rows] == columns[name]).all() for name in COLUMNS)
+    assert (got["ids"][tokens:] == 0).all() and all((got[name][:rows] == columns[name]).all() for name in SAMPLING_COLUMNS)
 
 
-def test_a_step_that_nobody_reads_is_on_page_0() -> None:
+def test_a_step_that_nobody_reads_is_on_block_0() -> None:
     room = buffers()
-    for bucket, rows in ((Bucket(8, 8, 128, 1), 8), (BUCKETS.mixed(128), 1), (BUCKETS.largest, 1), (Bucket(2048, 65, 128, 64), 65)):
-        room._ring[room._turn].fill_(0x7F)
-        room.send(bucket, dummy_step(even(bucket.tokens, rows), groups=2, block_tokens=16), NO_SAMPLING)
-        got = {name: value.numpy() for name, value in room.views(bucket).columns.items()}
+    for bucket, rows in (
+        (Bucket(8, 8, 128, 1), 8),
+        (BUCKETS.smallest_mixed(128), 1),
+        (BUCKETS.largest, 1),
+        (Bucket(2048, 65, 128, 64), 65),
+    ):
+        room._ring[room._next].fill_(0x7F)
+        room.send(bucket, dummy_step(even_counts(bucket.tokens, rows), groups=2, block_tokens=16), NO_SAMPLING)
+        got = {name: value.numpy() for name, value in room.device_views(bucket).columns.items()}
         assert np.diff(got["cu_q"]).sum() == bucket.tokens and not got["tables"].any() and got["slots"].max() < 16
         assert (got["target"] == 64).all() and got["kv_len"].max() <= bucket.blocks * 16
 
@@ -238,7 +241,9 @@ def test_a_buffer_of_the_host_is_not_written_while_it_is_copied() -> None:
 def test_steps_of_the_same_rows_leave_what_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what changes is written, and the device has what it has of a step that is written whole; other steps between them do no harm."""
     room, fresh = buffers(), buffers()
-    same = Sampled(np.array([7, 3, 40], np.int32), np.array([True, False, True]), {name: np.arange(1, 4) for name in COLUMNS})
+    same = DeviceSampling(
+        np.array([7, 3, 40], np.int32), np.array([True, False, True]), {name: np.arange(1, 4) for name in SAMPLING_COLUMNS}
+    )
     written: list[int] = []
     whole = step_module.pack_rows
     monkeypatch.setattr(step_module, "pack_rows", lambda *given: (written.append(1), whole(*given)))
@@ -251,16 +256,16 @@ def test_steps_of_the_same_rows_leave_what_they_share(monkeypatch: pytest.Monkey
         room.send(bucket, inputs, same)
         assert bool(written) == (number < 3 or number == 9), "each buffer of the ring once, and the one that had another step"
         fresh.send(bucket, inputs, replace(same))
-        ours, theirs = (each.views(bucket).columns for each in (room, fresh))
+        ours, theirs = (each.device_views(bucket).columns for each in (room, fresh))
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_layouts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.compute.cuda.step.MOST_KNOWN", 4)
+    monkeypatch.setattr("ridgeline.compute.cuda.step.MAX_LAYOUTS", 4)
     room = buffers()
-    for tokens in BUCKETS.sizes:
-        room.send(BUCKETS.sized(tokens, 1, tokens, 1), dummy_step([tokens], groups=2, block_tokens=16), NO_SAMPLING)
-    assert len(room._known) == 4
+    for tokens in BUCKETS.mixed_tokens:
+        room.send(BUCKETS.padded(tokens, 1, tokens, 1), dummy_step([tokens], groups=2, block_tokens=16), NO_SAMPLING)
+    assert len(room._staging_views) == 4
 
 
 def test_columns_of_tokens_lie_where_rows_and_tables_do_not_move_them() -> None:

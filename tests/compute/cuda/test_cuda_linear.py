@@ -7,12 +7,11 @@ from quantised_weights import blocks, dense, grouped, scaled
 from tensors import DEVICE, error, numbers, on_device, poisoned, within
 
 from ridgeline.compute.cuda.device import DTYPES
-from ridgeline.compute.cuda.integers import FORMS
+from ridgeline.compute.cuda.integers import INTEGER_FORMATS
 from ridgeline.compute.cuda.linear import linear, scratch_bytes
-from ridgeline.compute.cuda.triton.linear_fp8 import linear_fp8
-from ridgeline.compute.cuda.triton.matmul import matmul
+from ridgeline.compute.cuda.triton.matmul import linear_fp8, matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
-from ridgeline.compute.cuda.weights import DeviceWeight, Floats, Fp8, merged, place
+from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix, Fp8Matrix, merged, place
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.table import OPS
 from ridgeline.compute.quant.weight import DenseWeight, Weight
@@ -54,11 +53,11 @@ def test_placed_matrices_are_the_stored_ones(name: str) -> None:
     assert np.array_equal(dense(place(STORED[name], torch.float32, DEVICE)), STORED[name].dense())
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", INTEGER_FORMATS)
 def test_dequantise_blocks(kind: str) -> None:
-    stored = blocks(kind, 70, 256 if FORMS[kind].base else 96, 7)
+    stored = blocks(kind, 70, 256 if INTEGER_FORMATS[kind].superblock else 96, 7)
     weight = place(stored, torch.float32, DEVICE)
-    assert not isinstance(weight, Floats)
+    assert not isinstance(weight, FloatMatrix)
     out = within(poisoned(67, stored.shape[1]))
     dequantise(weight, 3, out)
     assert error(out, stored.dense()[3:]) < 2e-7
@@ -68,7 +67,7 @@ def test_dequantise_blocks(kind: str) -> None:
 def test_dequantise_fp8(block: tuple[int, int]) -> None:
     stored = scaled(70, 200, block)
     weight = place(stored, torch.float32, DEVICE)
-    assert isinstance(weight, Fp8) and weight.per_channel == (block[1] == 200)
+    assert isinstance(weight, Fp8Matrix) and weight.per_channel == (block[1] == 200)
     out = within(poisoned(69, 200))
     dequantise(weight, 1, out)
     assert np.array_equal(numbers(out), stored.dense()[1:])
@@ -97,7 +96,7 @@ def test_quantise_fp8_keeps_what_is_not_finite() -> None:
 def test_fp8_kernel(block: tuple[int, int], rows: int) -> None:
     """Every tile but the largest: a scale a row, blocks, an input count that is no multiple of a step."""
     weight = place(scaled(70, 320, block), torch.float32, DEVICE)
-    assert isinstance(weight, Fp8)
+    assert isinstance(weight, Fp8Matrix)
     codes, scales = poisoned(rows, 320, dtype=torch.float8_e4m3fn), poisoned(rows)
     quantise_fp8(on_device(floats(3, rows, 320)), codes, scales)
     out = within(poisoned(rows, 70))
@@ -118,7 +117,7 @@ def test_fp8_on_load() -> None:
     values = floats(5, 30, 64)
     values[3], values[4, 2] = 0, np.nan
     weight = place(DenseWeight(values), torch.bfloat16, DEVICE, fp8=True)
-    assert isinstance(weight, Fp8) and weight.per_channel
+    assert isinstance(weight, Fp8Matrix) and weight.per_channel
     got = dense(weight)
     kept = [row for row in range(30) if row != 4]
     assert np.isnan(got[4]).all() and not got[3].any()
@@ -128,7 +127,7 @@ def test_fp8_on_load() -> None:
 def test_merged_fp8() -> None:
     parts = [place(scaled(rows, 256, (128, 128), rows), torch.float32, DEVICE) for rows in (128, 256, 30)]
     whole = merged(parts)
-    assert isinstance(whole, Fp8) and np.array_equal(dense(whole), np.concatenate([dense(part) for part in parts]))
+    assert isinstance(whole, Fp8Matrix) and np.array_equal(dense(whole), np.concatenate([dense(part) for part in parts]))
     assert merged(parts[::-1]) is None
 
 

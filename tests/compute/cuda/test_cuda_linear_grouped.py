@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from quantised_weights import blocks, grouped
+from quantised_weights import blocks, grouped, unpack
 from tensors import DEVICE, error, on_device, poisoned, within
 
-from ridgeline.compute.cuda.integers import FORMS, Integers, pack_blocks, pack_grouped, unpack
+from ridgeline.compute.cuda.integers import INTEGER_FORMATS, IntegerMatrix, pack_blocks, pack_grouped
 from ridgeline.compute.cuda.triton.linear_grouped import linear_grouped, scratch_bytes, splits_of
 from ridgeline.compute.cuda.weights import merged, placed_bytes
 from ridgeline.compute.ops.definition import floats
 from ridgeline.compute.ops.table import OPS
 
-SUPER = {kind: form.base for kind, form in FORMS.items()}
+SUPER = {kind: form.superblock for kind, form in INTEGER_FORMATS.items()}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SUMS = OPS["linear"].tolerance["cuda f32"]
 """Against a product of the rounded activations in double precision: fp32 results, so that only sums are rounded."""
@@ -20,18 +20,18 @@ SUMS = OPS["linear"].tolerance["cuda f32"]
 INTEGERS = [(4, 128, True), (4, 32, False), (4, 96, False), (8, 160, True), (8, 32, False)]
 
 
-def product(x: torch.Tensor, weight: Integers) -> np.ndarray:
+def product(x: torch.Tensor, weight: IntegerMatrix) -> np.ndarray:
     return x.double().cpu().numpy() @ unpack(weight).T.astype(np.float64)
 
 
-def run(x: torch.Tensor, weight: Integers, *, dtype: torch.dtype = torch.float32, block_rows: int | None = None) -> torch.Tensor:
+def run(x: torch.Tensor, weight: IntegerMatrix, *, dtype: torch.dtype = torch.float32, block_rows: int | None = None) -> torch.Tensor:
     out = within(poisoned(len(x), weight.shape[0], dtype=dtype)) if len(x) else poisoned(0, weight.shape[0], dtype=dtype)
     scratch = poisoned(max(1, scratch_bytes(weight, len(x))), dtype=torch.uint8)
     linear_grouped(x, weight, out, scratch, block_rows=block_rows)
     return out
 
 
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", INTEGER_FORMATS)
 def test_packing_keeps_a_file(kind: str) -> None:
     stored = blocks(kind, 21, 512 if SUPER[kind] else 160)
     weight = pack_blocks(stored, DEVICE)
@@ -45,12 +45,12 @@ def test_packing_keeps_grouped_integers(bits: int, size: int, symmetric: bool, o
     stored = grouped(bits, 21, 2 * size, size, symmetric=symmetric, ordered=ordered)
     weight = pack_grouped(stored, DEVICE)
     assert np.array_equal(unpack(weight), stored.dense())
-    assert weight.form.zero == ("centre" if symmetric else "zeros")
+    assert weight.form.offset == ("centre" if symmetric else "zeros")
     assert weight.nbytes <= placed_bytes(f"GPTQ{bits}", stored.shape, torch.float32, size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", INTEGER_FORMATS)
 def test_blocks(kind: str, dtype: torch.dtype) -> None:
     weight = pack_blocks(blocks(kind, 70, 512 if SUPER[kind] else 160, 1), DEVICE)
     x = within(on_device(floats(1, 3, weight.shape[1]), dtype))
@@ -94,7 +94,7 @@ def test_what_is_not_finite_stays_so() -> None:
 def test_merged_rows() -> None:
     parts = [pack_blocks(blocks("Q5_K", rows, 256, rows), DEVICE) for rows in (24, 5, 8)]
     whole = merged(parts)
-    assert isinstance(whole, Integers) and np.array_equal(unpack(whole), np.concatenate([unpack(part) for part in parts]))
+    assert isinstance(whole, IntegerMatrix) and np.array_equal(unpack(whole), np.concatenate([unpack(part) for part in parts]))
     assert merged([parts[0], pack_blocks(blocks("Q4_K", 8, 256), DEVICE)]) is None
 
 

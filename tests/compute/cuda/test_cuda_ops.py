@@ -86,7 +86,7 @@ def test_rotation_far_away() -> None:
     """A million positions on, as near as at the start."""
     at, turned = np.array([[0, 999_983]], np.int32), Rope(500_000.0, 128)
     out = poisoned(2, 128)
-    rope.rotation(on_device(at), rope.turns(turned, DEVICE), 1.0, out)
+    rope.rotation(on_device(at), rope.frequencies(turned, DEVICE), 1.0, out)
     assert error(out, OPS["rotation"].reference(at, rope=turned)) <= OPS["rotation"].tolerance["cuda f32"]
 
 

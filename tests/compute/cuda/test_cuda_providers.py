@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from bound import run
 
-from ridgeline.compute.cuda.providers import BIND
+from ridgeline.compute.cuda.providers import PROVIDERS
 from ridgeline.compute.ops.definition import Definition, Sample, on_cuda
 from ridgeline.compute.ops.table import OPS
 from ridgeline.compute.runner import relative_error
@@ -36,7 +36,7 @@ def fits(sample: Sample, kind: str) -> bool:
 
 
 def every_case() -> Iterator[Any]:
-    for name in sorted(BIND):
+    for name in sorted(PROVIDERS):
         for sample in OPS[name].samples():
             for kind in KINDS:
                 if fits(sample, kind):
@@ -57,9 +57,9 @@ def test_provider_equals_reference(definition: Definition, sample: Sample, kind:
 
 
 def test_no_op_is_left_out() -> None:
-    assert {*BIND, *ELSEWHERE} == {*OPS} and not {*BIND} & {*ELSEWHERE}
+    assert {*PROVIDERS, *ELSEWHERE} == {*OPS} and not {*PROVIDERS} & {*ELSEWHERE}
     tested = {(case.values[0].name, case.values[2]) for case in CASES}
-    assert tested == {(name, kind) for name in BIND for kind in KINDS}
-    for name in BIND:
+    assert tested == {(name, kind) for name in PROVIDERS for kind in KINDS}
+    for name in PROVIDERS:
         declared = {key for key in OPS[name].tolerance if key.startswith("cuda")}
         assert declared in (set(), {*on_cuda(f32=0, bf16=0, fp16=0)}), name

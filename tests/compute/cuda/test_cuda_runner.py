@@ -10,8 +10,7 @@ import torch
 from small import ARCHITECTURES, DeviceDriver, small
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.compute.cuda.sampler import COLUMNS
-from ridgeline.compute.cuda.step import Sampled
+from ridgeline.compute.cuda.step import SAMPLING_COLUMNS, DeviceSampling
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runner import diff, relative_error
 
@@ -41,9 +40,9 @@ def _pages_of_their_own(request: pytest.FixtureRequest) -> None:
             found.cache.pool[:, :, 1:].fill_(0xFF)
 
 
-def greedy(inputs: StepInputs, rows: list[int]) -> Sampled:
-    columns = {name: np.full(len(rows), 1.0 if name == "top_p" else 0.0) for name in COLUMNS}
-    return Sampled(np.array(rows, np.int32), np.ones(len(rows), np.bool_), columns)
+def greedy(inputs: StepInputs, rows: list[int]) -> DeviceSampling:
+    columns = {name: np.full(len(rows), 1.0 if name == "top_p" else 0.0) for name in SAMPLING_COLUMNS}
+    return DeviceSampling(np.array(rows, np.int32), np.ones(len(rows), np.bool_), columns)
 
 
 def test_every_value_is_the_numpy_runners(driver: DeviceDriver) -> None:
@@ -52,7 +51,7 @@ def test_every_value_is_the_numpy_runners(driver: DeviceDriver) -> None:
 
 
 def test_greedy_ids_are_the_numpy_runners_and_stay_on_the_device(driver: DeviceDriver) -> None:
-    """A prompt in one step, then single tokens whose id the host does not know; then the same by the numpy runner."""
+    """A prompt in one step, then decode tokens whose id the host does not know; then the same by the numpy runner."""
     runner = driver.cuda
     runner.attach(driver.cache)
     found = []
@@ -77,8 +76,8 @@ def test_chunks_rows_beside_it_and_single_tokens_give_a_sequence_what_it_has_alo
     whole = llama.cuda.run(llama.inputs([(0, prompt)], select=[6]), llama.cache)["logits"]
     llama.cuda.run(llama.inputs([(1, prompt[:3]), (2, IDS[7:9])], select=[0]), llama.cache)
     llama.cuda.run(llama.inputs([(2, IDS[9:10]), (1, prompt[3:6])], select=[0]), llama.cache)
-    single = llama.cuda.run(llama.inputs([(2, IDS[10:11]), (1, prompt[6:])], select=[1]), llama.cache)["logits"]
-    assert relative_error(single, whole) <= TOLERANCE
+    decode = llama.cuda.run(llama.inputs([(2, IDS[10:11]), (1, prompt[6:])], select=[1]), llama.cache)["logits"]
+    assert relative_error(decode, whole) <= TOLERANCE
     llama.computed.clear()
     llama._tables.clear()
     assert relative_error(llama.step((5, prompt), select=[6]), whole) <= TOLERANCE
@@ -92,7 +91,7 @@ def test_padding_changes_nothing(llama: DeviceDriver) -> None:
     full = llama.cuda.run(llama.inputs([(1, chunk), (2, IDS[5:10])], select=[2]), llama.cache, ("hidden",))
     assert relative_error(full["logits"], alone["logits"]) <= TOLERANCE
     written = (before.view(torch.uint8) != 0xFF).any(dim=-1).nonzero()[:, 2].unique().tolist()
-    assert written == [0, *sorted({page for table in llama._tables[0] for page in table})], "padding is written to page 0 alone"
+    assert written == [0, *sorted({block for table in llama._tables[0] for block in table})], "padding is written to block 0 alone"
 
 
 def test_a_row_that_is_not_finite_is_told(llama: DeviceDriver) -> None:
@@ -100,8 +99,8 @@ def test_a_row_that_is_not_finite_is_told(llama: DeviceDriver) -> None:
     runner.attach(llama.cache)
     inputs = llama.inputs([(0, IDS[:2]), (1, IDS[2:5])], select=[1, 4])
     assert runner.read(runner.launch(inputs, greedy(inputs, [0, 1])))[1].tolist() == [True, True]
-    page = llama._tables[1][0][0]
-    llama.cache.pool[0, :, page].fill_(0xFF)
+    block = llama._tables[1][0][0]
+    llama.cache.pool[0, :, block].fill_(0xFF)
     inputs = llama.inputs([(0, [-1]), (1, [-1])], select=[0, 1])
     assert runner.read(runner.launch(inputs, greedy(inputs, [0, 1])))[1].tolist() == [True, False]
 
@@ -182,11 +181,11 @@ def test_graphs_give_what_launches_give(llama: DeviceDriver) -> None:
         first = llama.inputs([(0, IDS[:2]), (1, IDS[2:4])], select=[1, 3])
         runner.launch(first, greedy(first, [0, 1]))
         assert not replayed
-        single = llama.inputs([(0, [-1]), (1, [-1])], select=[0, 1])
-        bucket = runner.buckets.of([1, 1], single.tables[0].shape[1])
-        launched = runner.read(runner.launch(single, greedy(single, [0, 1])))[0]
-        runner._graphs.add_single(bucket, *runner._programs.of(bucket))
-        again = runner.launch(replace(single, ids=np.array(IDS[2:4], np.int32)), greedy(single, [0, 1]))
+        decode = llama.inputs([(0, [-1]), (1, [-1])], select=[0, 1])
+        bucket = runner.buckets.of([1, 1], decode.tables[0].shape[1])
+        launched = runner.read(runner.launch(decode, greedy(decode, [0, 1])))[0]
+        runner._graphs.add_decode(bucket, *runner._launches.launches(bucket))
+        again = runner.launch(replace(decode, ids=np.array(IDS[2:4], np.int32)), greedy(decode, [0, 1]))
         assert len(replayed) == 1 and len(runner.read(again)[0]) == len(launched) == 2
     finally:
         runner._graphs.capture = runner.device.capture if runner.device.real else None

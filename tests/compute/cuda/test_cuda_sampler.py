@@ -9,21 +9,22 @@ import torch
 from single import single
 from tensors import DEVICE, on_device, poisoned, within
 
-from ridgeline.compute.cuda import sampler
+from ridgeline.compute.cuda.sampler import columns_of, is_sampled_on_device
+from ridgeline.compute.cuda.step import SAMPLING_COLUMNS
+from ridgeline.compute.cuda.triton import sampling
 from ridgeline.compute.decoding.sampler import sample_rows
 from ridgeline.core.params import RowParams, Sampling
 
 
 def ours(logits: torch.Tensor, rows: Sequence[RowParams], positions: Sequence[int]) -> list[int]:
     kinds = {"f64": torch.float64, "i32": torch.int32, "i64": torch.int64}
-    numbers = zip(*(sampler.columns_of(row) for row in rows), strict=True)
-    columns = {
-        name: torch.tensor(column, dtype=kinds[kind], device=DEVICE)
-        for (name, kind), column in zip(sampler.COLUMNS.items(), numbers, strict=True)
-    }
+    numbers = zip(*(columns_of(row) for row in rows), strict=True)
+    columns = [
+        torch.tensor(column, dtype=kinds[kind], device=DEVICE) for kind, column in zip(SAMPLING_COLUMNS.values(), numbers, strict=True)
+    ]
     ids = poisoned(len(rows), dtype=torch.int32)
-    scratch = poisoned(sampler.scratch_bytes(len(rows)), dtype=torch.uint8)
-    sampler.sample(logits, columns, torch.tensor(positions, dtype=torch.int32, device=DEVICE), ids, scratch)
+    scratch = poisoned(sampling.scratch_bytes(len(rows)), dtype=torch.uint8)
+    sampling.sample(logits, *columns, torch.tensor(positions, dtype=torch.int32, device=DEVICE), ids, scratch)
     return ids.tolist()
 
 
@@ -106,7 +107,7 @@ def test_rows_do_not_know_each_other() -> None:
 
 def test_what_the_host_samples() -> None:
     plain = RowParams(seed=1, choice=0, prompt_tokens=1, sampling=Sampling(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1))
-    assert sampler.serves(plain)
+    assert is_sampled_on_device(plain)
     for asked in (
         Sampling(logprobs=0),
         Sampling(presence_penalty=0.1),
@@ -115,8 +116,8 @@ def test_what_the_host_samples() -> None:
         Sampling(allowed_ids=(1, 2)),
         Sampling(bad_words=((1,),)),
     ):
-        assert not sampler.serves(RowParams(seed=1, choice=0, prompt_tokens=1, sampling=asked)), asked
-    assert not sampler.serves(RowParams(seed=1, choice=0, prompt_tokens=1, min_tokens=2, banned_until=(3,)))
+        assert not is_sampled_on_device(RowParams(seed=1, choice=0, prompt_tokens=1, sampling=asked)), asked
+    assert not is_sampled_on_device(RowParams(seed=1, choice=0, prompt_tokens=1, min_tokens=2, banned_until=(3,)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -124,7 +125,7 @@ def test_finite_rows(dtype: torch.dtype) -> None:
     x = torch.ones(6, 40, dtype=dtype, device=DEVICE)
     x[1, 39], x[4, 0] = math.nan, -math.inf
     flags = poisoned(5, dtype=torch.int32)
-    sampler.finite(within(x), torch.tensor([0, 0, 1, 2, 3, 3], dtype=torch.int32, device=DEVICE), flags)
+    sampling.finite(within(x), torch.tensor([0, 0, 1, 2, 3, 3], dtype=torch.int32, device=DEVICE), flags)
     assert flags.tolist() == [0, 1, 1, 0, 1]
 
 

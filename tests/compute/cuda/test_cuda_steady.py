@@ -17,7 +17,7 @@ from ridgeline.compute.runtime import worker
 from ridgeline.compute.runtime.null_graphs import null_executor
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.plan import Result
-from ridgeline.engine.compose import engine_over, start_engine
+from ridgeline.engine.compose import make_engine, start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.facts.headers.read import read_model_facts
 
@@ -67,22 +67,22 @@ def still(tmp_path: Path) -> Engine:
     facts = read_model_facts(write_tiny(tmp_path / "small.gguf", SIZE))
     config = EngineConfig("still", max_num_seqs=ROWS, max_num_batched_tokens=32)
     executor = null_executor(facts, rows=ROWS, tokens=32, positions=LENGTH, block_tokens=4, depth=config.depth)
-    return decoding(engine_over(executor, config)[0])
+    return decoding(make_engine(executor, config)[0])
 
 
 def _allocates(runner: CudaRunner) -> None:
     launch = runner.launch
-    runner.launch = lambda *given: (runner.ids.out.clone(), launch(*given))[1]  # type: ignore[method-assign]
+    runner.launch = lambda *given: (runner.ids.results.clone(), launch(*given))[1]  # type: ignore[method-assign]
 
 
 def _takes_a_number(runner: CudaRunner) -> None:
     read = runner.read
-    runner.read = lambda launched: (runner.ids.out[0, 0].item(), read(launched))[1]  # type: ignore[method-assign]
+    runner.read = lambda launched: (runner.ids.results[0, 0].item(), read(launched))[1]  # type: ignore[method-assign]
 
 
 def _copies_and_waits(runner: CudaRunner) -> None:
-    launch, host = runner.launch, torch.zeros_like(runner.ids.out)
-    runner.launch = lambda *given: (host.copy_(runner.ids.out), launch(*given))[1]  # type: ignore[method-assign]
+    launch, host = runner.launch, torch.zeros_like(runner.ids.results)
+    runner.launch = lambda *given: (host.copy_(runner.ids.results), launch(*given))[1]  # type: ignore[method-assign]
 
 
 HARMS: dict[str, Harm] = {"allocates": _allocates, "a number is taken": _takes_a_number, "a copy waits": _copies_and_waits}
@@ -102,12 +102,12 @@ def test_what_does_is_found(still: Engine, says: str) -> None:
 
 
 def test_steps_of_the_same_rows_make_no_object_a_row(still: Engine) -> None:
-    """What is chosen of rows is made when they change, not in every step."""
+    """What is split of rows is made when they change, not in every step."""
     executor: Any = still.executor
-    chosen = executor.backend._chosen
+    split = executor.backend._split
     for _ in range(4):
         still.turn()
-        assert executor.backend._chosen is chosen
+        assert executor.backend._split is split
 
 
 def test_a_step_says_what_it_took(still: Engine) -> None:

@@ -15,7 +15,7 @@ from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.facts.headers.read import describe_model, read_model_facts
 from ridgeline.facts.model import ModelFacts
-from ridgeline.planning.shape import shape_of
+from ridgeline.planning.formats import class_bytes
 
 CASES = [("llama", name) for name in SCHEMES] + [
     ("llama-biases", "gptq-4-32-act-order"), ("qwen2", "awq-4-32"), ("phi3", "gptq-4-64-asymmetric-v2"), ("phi3", "awq-4-128"),
@@ -90,9 +90,9 @@ def test_what_files_hold_is_counted(tmp_path: Path) -> None:
         file = directory / "model.safetensors"
         header = int.from_bytes(file.read_bytes()[:8], "little")
         assert sum(facts.stored.values()) == file.stat().st_size - header - 8
-        planned = shape_of(describe_model(str(directory), tmp_path))
+        planned = describe_model(str(directory), tmp_path)
         held = sum(facts.stored.values())
-        assert sum(planned.class_bytes(None).values()) == held and planned.dtype == PLANNED[name[: name.rindex("-")]]
+        assert sum(class_bytes(planned, None).values()) == held and planned.dtype == PLANNED[name[: name.rindex("-")]]
         kinds = {tensor.kind for tensor in facts.tensors.values()} - {"F16", "BF16", "F32"}
         assert kinds == {f"{ {'gptq': 'GPTQ', 'awq': 'AWQ'}.get(scheme.method, 'INT')}{scheme.bits}"}
 

@@ -5,6 +5,7 @@ depth 1 … 4, block sizes 1, 4 and 16.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -26,16 +27,36 @@ from ridgeline.errors import LawViolation
 from ridgeline.planning.memory import sequence_blocks
 from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.laws.model import Latency
-from ridgeline.sim.laws.oracle import Recited, Source
+from ridgeline.sim.laws.oracle import AnswerSource
 from ridgeline.sim.laws.run import Simulation
-from ridgeline.sim.laws.workload import World, draw
+from ridgeline.sim.laws.workload import World, make_world
 
 VOCAB, HIDDEN, LAYERS, HEADS, HEAD_DIM, FFN, WINDOW = 96, 32, 6, 2, 16, 48, 4
 LONGEST = 44
-PAGE_TOKEN_BYTES = 2 * 4 * HEAD_DIM
+BLOCK_TOKEN_BYTES = 2 * 4 * HEAD_DIM
 GROUPS = (KVGroup("full", (5,), 0), *(KVGroup("window", (layer,), WINDOW) for layer in range(5)))
 
 Answer = tuple[list[int], list[TokenLogprobs]]
+
+
+class RecordedAnswer:
+    """A recorded answer: ids, and log-probabilities of outputs and prompt where they were requested."""
+
+    def __init__(
+        self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, prompt_logprobs: Sequence[TokenLogprobs] = ()
+    ) -> None:
+        self._ids = ids
+        self._logprobs = logprobs
+        self._prompt_logprobs = prompt_logprobs
+
+    def token(self, index: int) -> int:
+        return self._ids[index]
+
+    def logprobs(self, index: int) -> TokenLogprobs | None:
+        return None if self._logprobs is None else self._logprobs[index]
+
+    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
+        return self._prompt_logprobs
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +117,14 @@ class Timed:
         self._executor.close()
 
 
-def executor(model: Path, block_tokens: int, pages: int, rows: int, budget: int, host_pages: int = 0) -> Executor:
+def executor(model: Path, block_tokens: int, blocks: int, rows: int, budget: int, host_blocks: int = 0) -> Executor:
     config = EngineConfig(
         str(model),
         max_model_len=LONGEST,
         max_num_seqs=rows,
         max_num_batched_tokens=budget,
-        kv_cache_memory_bytes=pages * block_tokens * PAGE_TOKEN_BYTES,
-        swap_space=host_pages * block_tokens * PAGE_TOKEN_BYTES / 2**30,
+        kv_cache_memory_bytes=blocks * block_tokens * BLOCK_TOKEN_BYTES,
+        swap_space=host_blocks * block_tokens * BLOCK_TOKEN_BYTES / 2**30,
         block_size=block_tokens,
         kv_dtype="f32",
     )
@@ -157,58 +178,59 @@ def world(seed: int, policy: str, limits: Limits) -> World:
     admits: list[tuple[float, Command]] = [(rng.uniform(0.0, 0.05), Admit(each)) for each in requests()]
     aborts: list[tuple[float, Command]] = [(rng.uniform(0.0, 0.1), Abort(f"r{index}")) for index in rng.sample(range(12), 3)]
     inbound = tuple(sorted(admits + aborts, key=lambda item: item[0]))
-    return replace(draw(0), seed=seed, policy=policy, limits=limits, inbound=inbound, late=0.02, impatience=0, repeats=True)
+    base = make_world(0)
+    return replace(base, seed=seed, policy=policy, limits=limits, inbound=inbound, close_delay=0.02, abort_permille=0, repeats_close=True)
 
 
 def run(
-    model: Path, here: World, answers: dict[tuple[str, int], Answer], block_tokens: int, pages: int, host_pages: int = 0
+    model: Path, here: World, answers: dict[tuple[str, int], Answer], block_tokens: int, blocks: int, host_blocks: int = 0
 ) -> Counter[str]:
     """The simulation of `here`, to its end, on a real runner: raises LawViolation."""
     clock = VirtualClock()
-    device = executor(model, block_tokens, pages, here.limits.rows, here.limits.token_budget, host_pages)
+    device = executor(model, block_tokens, blocks, here.limits.rows, here.limits.token_budget, host_blocks)
 
-    def source(request: Admitted, choice: int) -> Source:
-        return Recited(*answers[request.request_id, choice])
+    def source(request: Admitted, choice: int) -> AnswerSource:
+        return RecordedAnswer(*answers[request.request_id, choice])
 
     simulation = Simulation(replace(here, info=device.info), clock, Timed(device, clock, here.latency), source, {})
     simulation.run(1 << 30)
     device.close()
-    return simulation.reach.counts
+    return simulation.coverage.counts
 
 
 @pytest.mark.parametrize("block_tokens", [1, 4, 16])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_laws_hold_and_answers_stay_to_the_bit(model: Path, answers: dict[tuple[str, int], Answer], block_tokens: int, depth: int) -> None:
     """Pages for little more than one request of full length: preemption, eviction and cache hits."""
-    pages = sequence_blocks(GROUPS, block_tokens, LONGEST, chunk=12) * (2 if block_tokens == 1 else 3) // 2
+    blocks = sequence_blocks(GROUPS, block_tokens, LONGEST, chunk=12) * (2 if block_tokens == 1 else 3) // 2
     limits = Limits(rows=8, token_budget=12, depth=depth, max_model_len=LONGEST)
-    reached = run(model, world(depth, "priority", limits), answers, block_tokens, pages)
-    assert reached["preempted"] > 0
-    assert reached["prefix hit"] > 0
-    assert depth == 1 or reached[f"{depth} steps in flight"] > 0
+    counts = run(model, world(depth, "priority", limits), answers, block_tokens, blocks)
+    assert counts["preempted"] > 0
+    assert counts["prefix hit"] > 0
+    assert depth == 1 or counts[f"{depth} steps in flight"] > 0
 
 
 @pytest.mark.parametrize(("depth", "share"), [(1, 0.2), (2, 4), (4, 4)])
 def test_laws_hold_with_pages_on_the_host(model: Path, answers: dict[tuple[str, int], Answer], depth: int, share: float) -> None:
-    pages = sequence_blocks(GROUPS, 4, LONGEST, chunk=12) * 3 // 2
+    blocks = sequence_blocks(GROUPS, 4, LONGEST, chunk=12) * 3 // 2
     limits = Limits(rows=8, token_budget=12, depth=depth, max_model_len=LONGEST)
-    reached = run(model, world(depth, "priority", limits), answers, 4, pages, int(pages * share))
-    assert reached["block moved to the host"] > 0
-    assert share < 1 or (reached["prefix hit on the host"] > 0 and reached["fetched beside blocks that move out"] > 0)
+    counts = run(model, world(depth, "priority", limits), answers, 4, blocks, int(blocks * share))
+    assert counts["block moved to the host"] > 0
+    assert share < 1 or (counts["prefix hit on the host"] > 0 and counts["fetched beside blocks that move out"] > 0)
 
 
 @pytest.mark.parametrize("block_tokens", [1, 4])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_laws_hold_with_drafts(model: Path, answers: dict[tuple[str, int], Answer], block_tokens: int, depth: int) -> None:
     """Drafts that are right, half right and wrong, past stop ids and limits, in windowed rows that are preempted: bits stay the same."""
-    pages = sequence_blocks(GROUPS, block_tokens, LONGEST, chunk=12) * 5 // 2
+    blocks = sequence_blocks(GROUPS, block_tokens, LONGEST, chunk=12) * 5 // 2
     limits = Limits(rows=8, token_budget=24, depth=depth, max_model_len=LONGEST, samples=30)
     counts = Counter[str]()
     for seed in range(3):
         here = replace(world(10 * depth + seed, "priority", limits), drafts=4)
-        counts += run(model, here, answers, block_tokens, pages, 2 * pages)
-    reached = {"drafts all right", "drafts half right", "drafts all wrong", "drafts of several rows", "drafts of a row with a window"}
-    assert reached <= set(counts) and counts["preempted"] > 0 and counts["prefix hit"] > 0
+        counts += run(model, here, answers, block_tokens, blocks, 2 * blocks)
+    expected = {"drafts all right", "drafts partly right", "drafts all wrong", "drafts of several rows", "drafts of a row with a window"}
+    assert expected <= set(counts) and counts["preempted"] > 0 and counts["prefix hit"] > 0
     assert block_tokens == 1 or counts["drafts across a block's edge"] > 0
 
 

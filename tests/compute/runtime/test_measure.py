@@ -8,7 +8,7 @@ import pytest
 
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.runtime import measure, queue
-from ridgeline.compute.runtime.measure import VERIFIED, price, step_seconds
+from ridgeline.compute.runtime.measure import PRICED_TOKENS, price, step_seconds
 from ridgeline.compute.runtime.queue import QueueBackend
 from ridgeline.core.plan import KVGroup, KVShape
 
@@ -78,7 +78,7 @@ def test_disturbances_are_left_out() -> None:
 
 def test_drafts_have_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
     found = price(backend(Line(0.01), monkeypatch).seconds, 512)
-    assert found == tuple((count, count, pytest.approx(0.005 * (0.008 + 0.003 * count))) for count in VERIFIED)
+    assert found == tuple((count, count, pytest.approx(0.005 * (0.008 + 0.003 * count))) for count in PRICED_TOKENS)
     assert [count for count, _, _ in price(backend(Line(0.01), monkeypatch).seconds, 5)] == [1, 2, 3, 4]
 
 

@@ -1,4 +1,4 @@
-"""Rows, step inputs and the order of steps, against a runner whose next token is a function of the ids that it finds in the KV pages."""
+"""Rows, step inputs and the order of steps, against a runner whose next token is a function of the ids that it finds in the KV blocks."""
 
 from array import array
 from collections.abc import Sequence
@@ -49,9 +49,9 @@ class ContextRunner:
             for number, group in enumerate(self.shape.groups):
                 first = max(0, end - group.window) if group.window else 0
                 places = np.arange(first, end)
-                pages = inputs.tables[number][row, places // size]
-                assert pages.min() > 0, "page 0 is read"
-                read.append(keys[pages * size + places % size, 0, 0].astype(int).tolist())
+                block_ids = inputs.tables[number][row, places // size]
+                assert block_ids.min() > 0, "block 0 is read"
+                read.append(keys[block_ids * size + places % size, 0, 0].astype(int).tolist())
             full, window = read
             assert full[-len(window) :] == window
             logits[index, following(full)] = 1
@@ -80,9 +80,9 @@ def greedy(
     return Sampled(ids, [(TokenLogprobs(-0.5),) * len(each) if wanted else None for each, wanted in zip(ids, asked, strict=True)])
 
 
-def make_executor(block_tokens: int = 4, pages: int = 400, rows: int = 4, bad: int = -2) -> tuple[StepExecutor, ContextRunner]:
+def make_executor(block_tokens: int = 4, blocks: int = 400, rows: int = 4, bad: int = -2) -> tuple[StepExecutor, ContextRunner]:
     groups = (KVGroup("full", (1,)), KVGroup("window", (0,), WINDOW))
-    shape = KVShape(groups, block_tokens, pages, b"test")
+    shape = KVShape(groups, block_tokens, blocks, b"test")
     info = ExecutorInfo(shape, VOCAB, 120, rows, "context", 0, 0)
     runner = ContextRunner(shape, bad)
     backend = QueueBackend(runner, allocate_kv(shape, 1, 2), shape, greedy, score, rows=rows, vocab=VOCAB)
@@ -97,8 +97,8 @@ def params(prompt: Sequence[int], logprobs: int | None = None) -> RowParams:
     return RowParams(0, 0, len(prompt), Sampling(temperature=0.0, logprobs=logprobs))
 
 
-def new_row(row: int, ids: Sequence[int], first_page: int, blocks: int, prompt: int | None = None) -> NewRow:
-    tables = tuple(tuple(range(first_page + group * blocks, first_page + (group + 1) * blocks)) for group in range(2))
+def new_row(row: int, ids: Sequence[int], first_block: int, blocks: int, prompt: int | None = None) -> NewRow:
+    tables = tuple(tuple(range(first_block + group * blocks, first_block + (group + 1) * blocks)) for group in range(2))
     return NewRow(row, 100 + row, params(ids[:prompt]), tuple(ids), tables)
 
 
@@ -185,7 +185,7 @@ def test_rows_do_not_see_each_other(depth: int) -> None:
 
 
 def test_resumption_continues_the_value() -> None:
-    """A preempted sequence comes back in another row and other pages with all its ids; then a cached prefix is not computed again."""
+    """A preempted sequence comes back in another row and other blocks with all its ids; then a cached prefix is not computed again."""
     prompt = [3, 14, 15, 92, 65, 35]
     whole = continued(prompt, 8)
     executor, runner = make_executor()
@@ -209,7 +209,7 @@ def test_blocks_grow_and_pages_behind_the_window_are_not_read() -> None:
     backend = executor.backend
     assert isinstance(backend, QueueBackend)
     keys, _ = backend._kv.layer(0)
-    keys[4 : 4 + 18, 0, 0] = prompt[:18]  # a warm cache: pages 1 … of the full group, from page 50 on of the other
+    keys[4 : 4 + 18, 0, 0] = prompt[:18]  # a warm cache: blocks 1 … of the full group, from block 50 on of the other
     keys[200 : 200 + 6, 0, 0] = prompt[12:18]
     first = plan(0, [(1, 18, prompt[18:], True)], [resumed])
     second = plan(1, [(1, STANDING, [LAST], True)])

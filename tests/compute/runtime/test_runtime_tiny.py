@@ -52,9 +52,7 @@ def alone(tiny: Path, kind: tuple[str, str]) -> dict[tuple[str, int], Answer]:
 
 
 @pytest.mark.parametrize(("chunk", "block_size"), [(1, 16), (3, 1), (3, 16), (7, 4), (2048, 1)])
-def test_chunks_and_blocks(
-    tiny: Path, kind: tuple[str, str], alone: dict[tuple[str, int], Answer], chunk: int, block_size: int
-) -> None:
+def test_chunks_and_blocks(tiny: Path, kind: tuple[str, str], alone: dict[tuple[str, int], Answer], chunk: int, block_size: int) -> None:
     """Other pairs are met at random (`test_native_company.py`) and by the numpy runner itself (`test_gemma3_exact.py`)."""
     some = REQUESTS[:4] if kind[0] == "native" else REQUESTS[:2]
     run = serve(tiny, [[each] for each in some], block_size=block_size, max_num_batched_tokens=chunk, enable_prefix_caching=False)
@@ -72,24 +70,24 @@ def test_company_and_depth(tiny: Path, alone: dict[tuple[str, int], Answer], dep
 def test_forced_preemption(tiny: Path, kind: tuple[str, str], depth: int) -> None:
     """Short prompts are admitted together and outgrow the pool."""
     long = [replace(each, max_tokens=40) for each in REQUESTS[::2]]
-    page = 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, kind[1])
+    block = 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, kind[1])
     undisturbed = serve(tiny, [[each] for each in long])
-    run = serve(tiny, [long], depth=depth, block_size=4, kv_cache_memory_bytes=54 * page, max_model_len=60, max_num_batched_tokens=12)
+    run = serve(tiny, [long], depth=depth, block_size=4, kv_cache_memory_bytes=54 * block, max_model_len=60, max_num_batched_tokens=12)
     assert undisturbed.preempted == 0
     assert run.preempted > 0
     assert run.answers == undisturbed.answers
 
 
-@pytest.mark.parametrize(("depth", "host_pages"), [(1, 400), (3, 100)])
+@pytest.mark.parametrize(("depth", "host_blocks"), [(1, 400), (3, 100)])
 def test_pages_that_were_on_the_host(
-    tiny: Path, kind: tuple[str, str], alone: dict[tuple[str, int], Answer], depth: int, host_pages: int
+    tiny: Path, kind: tuple[str, str], alone: dict[tuple[str, int], Answer], depth: int, host_blocks: int
 ) -> None:
     """Prompts push each other out of a pool for little more than one of them, and come back."""
-    page = 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, kind[1])
+    block = 2 * 4 * SIZE.kv_heads * kv_head_bytes(SIZE.head_dim, kind[1])
     some = REQUESTS[:4]
     again = [replace(each, request_id=each.request_id + "-again") for each in some]
-    tight = {"depth": depth, "block_size": 4, "kv_cache_memory_bytes": 54 * page, "max_model_len": 60, "max_num_batched_tokens": 12}
-    run = serve(tiny, [some, again], **tight, swap_space=host_pages * page / 2**30)
+    tight = {"depth": depth, "block_size": 4, "kv_cache_memory_bytes": 54 * block, "max_model_len": 60, "max_num_batched_tokens": 12}
+    run = serve(tiny, [some, again], **tight, swap_space=host_blocks * block / 2**30)
     assert run.hit_tokens > 100 and run.host_tokens > 20
     for (name, choice), answer in run.answers.items():
         assert answer == alone[name.removesuffix("-again"), choice]
@@ -119,8 +117,8 @@ def test_weights_as_codes(tiny: Path, alone: dict[tuple[str, int], Answer], monk
 
 def test_threads(tiny: Path, alone: dict[tuple[str, int], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_facts()
-    for processors in (1, 3):
-        facts = MachineFacts(machine.memory_bytes, machine.available_bytes, processors)
+    for cpu_cores in (1, 3):
+        facts = MachineFacts(machine.memory_bytes, machine.available_bytes, cpu_cores)
         monkeypatch.setattr(worker, "machine_facts", lambda facts=facts: facts)
         assert serve(tiny, [REQUESTS[:4]]).answers == {key: alone[key] for key in list(alone)[:4]}
 

@@ -29,7 +29,7 @@ BUGS = (
     (
         "the history is not pushed between positions",
         "drafts: penalties over known ids and drafts before",
-        [("_walk", "position + 1, resident.past)", "position + 1, resident.past and resident.ids[: begin + 1])")],
+        [("_sample_row", "position + 1, resident.past)", "position + 1, resident.past and resident.ids[: begin + 1])")],
     ),
     (
         "a stop id among kept ids does not end",
@@ -59,7 +59,7 @@ BUGS = (
     (
         "what is kept for the first position serves for all",
         "drafts: a screened head with one bound for a row",
-        [("_walk", "position + 1, resident.past)", "begin + 1, resident.past)")],
+        [("_sample_row", "position + 1, resident.past)", "begin + 1, resident.past)")],
     ),
     (
         "log-probabilities are those of the first position",

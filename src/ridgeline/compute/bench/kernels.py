@@ -1,9 +1,9 @@
-"""`ridgeline bench kernels`: products with packed weights, as a step runs them, beside what the machine allows.
+"""`ridgeline bench kernels`: products with packed weights, as a step runs them, and their share of what the machine allows.
 
-Owns the measurement. Weights come from memory: copies of a matrix are taken in turn, more of them than all caches hold. A product's bound
-is the slower of reading its packed bytes once and of its multiply-adds. Both ceilings are measured again in front of every timing, some
-milliseconds before it, and the share is the median one of all timings: who disturbs the product disturbs its ceiling too. On one thread
-the time is that of the processor; on several it is the clock's.
+Owns the measurement. Weights come from memory: copies of a matrix are used in turn, more of them than all caches hold. The floor of a
+product is the slower of reading its packed bytes once and of its multiply-adds. Both ceilings are measured before every timing, some
+milliseconds earlier, and the share is the median over all timings: what disturbs the product disturbs its ceiling too. On one thread the
+time is CPU time; on several it is wall time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,31 +19,28 @@ import numpy as np
 
 from ridgeline.compute.bench.roofline import Roofline, roofline
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.calls import quantise
 from ridgeline.compute.cpu.packing import FORMATS, INTEGER_BITS, PackedWeight, allocate, pack, pack_grouped, packable, row_bytes
+from ridgeline.compute.ops.quantised import quantise
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.errors import ConfigError
 from ridgeline.facts.files.formats import FORMATS as STORED
-from ridgeline.facts.hardware.ceilings import Loops, caches
-from ridgeline.facts.hardware.noise import Noise, Watch
+from ridgeline.facts.hardware.ceilings import RooflineLoops, read_caches
+from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 
-TOKENS: Final = (1, 4, 12, 16, 24, 64, 512)
-SHAPES: Final = ((8192, 2048), (2048, 8192))
-"""(N, K): outputs, inputs."""
-MOST_TOKENS, MOST_SIDE, MOST_CELLS = 8_192, 1 << 20, 10_000
+MAX_TOKENS, MAX_SIDE, MAX_CELLS = 8_192, 1 << 20, 10_000
 TIMINGS: Final = 15
-LEAST_TIMINGS: Final = 5
+MIN_TIMINGS: Final = 5
 CASE_SECONDS: Final = 0.5
-"""Of a product: fewer where it takes long."""
+"""Seconds for the timings of a product: a long product gets fewer."""
 TIMING_SECONDS: Final = 0.004
-"""What one timing should take at least: long beside a call, and no longer than its ceilings take."""
+"""Least seconds of one timing: long compared with a call, and no longer than its ceilings take."""
 CEILING_ROUNDS: Final = 6
-"""Of the ceilings that are told with the report; shares do not rest on them."""
-LEAST_BYTES: Final = 64 << 20
-MOST_COPIES: Final = 1_024
-"""More of a small matrix would cost more to make than to read."""
+"""Rounds of the ceilings in the report; shares do not depend on them."""
+MIN_BYTES: Final = 64 << 20
+MAX_COPIES: Final = 1_024
+"""More copies of a small matrix would cost more to make than to read."""
 NO_ROWS: Final = (np.zeros(0, np.int32),) * 6
-"""Of a step that only multiplies: nothing that rows or attention would read."""
+"""Row arrays of a step that only multiplies."""
 FINITE_BYTES: Final = 0x3C
 """Random bytes below this are halves below 1, whatever the format takes for its scales."""
 
@@ -53,7 +50,7 @@ CODES: Final = {
     "Q8_0": "int8", "IQ4_NL": "int8", "IQ4_XS": "int8",
     "INT4": "int4", "INT8": "int8",
 }  # fmt: skip
-"""What a format's codes are multiplied as; formats that are absent are floats."""
+"""Type that a format's codes are multiplied as; formats that are absent are floats."""
 
 INT4_GROUP: Final = 128
 """Inputs that share a scale, as GPTQ and AWQ checkpoints mostly have them; of INT8 all inputs of a row do."""
@@ -71,45 +68,49 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """best and middle: seconds of one product; memory_seconds and arithmetic_seconds: what each ceiling, at its best in the same moments,
-    allows; share: of what the ceiling that binds allows, 1 is perfect, the median one of all timings."""
+    """Measurements of one product.
+
+    best, median_seconds                 seconds of the product
+    memory_seconds, arithmetic_seconds   floors by each ceiling, at its best during the timings
+    share                                of the bottleneck's ceiling; 1 is perfect; the median of all timings
+    """
 
     case: Case
     packed_bytes: int
     best: float
-    middle: float
+    median_seconds: float
     memory_seconds: float
     arithmetic_seconds: float
     share: float
 
     @property
     def bytes_per_second(self) -> float:
-        """Packed bytes a second: weights are read once a product."""
+        """Packed bytes per second: weights are read once per product."""
         return self.packed_bytes / self.best
 
     @property
     def ops_per_second(self) -> float:
-        """A multiply-add is two."""
+        """Operations per second; a multiply-add counts two."""
         return 2 * self.case.tokens * self.case.n * self.case.k / self.best
 
     @property
-    def binds(self) -> str:
-        """Which ceiling is the nearer one."""
+    def bottleneck(self) -> str:
+        """The resource whose floor is highest: memory or arithmetic."""
         return "memory" if self.memory_seconds > self.arithmetic_seconds else "arithmetic"
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON: bytes, operations, seconds."""
+        """Fields for JSON: bytes, operations, seconds."""
         case = self.case
         return {
             "format": case.kind, "m": case.tokens, "n": case.n, "k": case.k, "packed_bytes": self.packed_bytes,
-            "seconds": self.best, "median_seconds": self.middle, "bytes_per_second": self.bytes_per_second,
-            "ops_per_second": self.ops_per_second, "share_of_ceiling": self.share, "binds": self.binds,
+            "seconds": self.best, "median_seconds": self.median_seconds, "bytes_per_second": self.bytes_per_second,
+            "ops_per_second": self.ops_per_second, "share_of_ceiling": self.share, "bottleneck": self.bottleneck,
         }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one product; bytes and operations a second of its ceilings just before."""
+    """Seconds of one product; bytes and operations per second of its ceilings just before."""
 
     seconds: float
     memory: float
@@ -131,31 +132,31 @@ class KernelReport:
         return next((product.best / each.best for each in self.measured if each.case == one), None)
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Fields for JSON."""
         products = [{**each.as_dict(), "over_one_token": self.over_one_token(each)} for each in self.measured]
         return {"threads": self.threads, "ceilings": self.ceilings.as_dict(), "products": products, "noise": self.noise.as_dict()}
 
 
 def cases(kinds: Sequence[str], tokens: Sequence[int], shapes: Sequence[tuple[int, int]]) -> list[Case]:
-    """Every combination; no kinds: all that have a kernel. Raises ConfigError for what was asked for and cannot be run, and where the
+    """All combinations; no kinds: all formats that have a kernel. Raises ConfigError for a combination that cannot be run, and where the
     extension is missing."""
     ext.native()
-    for name, values, most in (("--tokens", tokens, MOST_TOKENS), ("--shape", [side for shape in shapes for side in shape], MOST_SIDE)):
-        wrong = next((value for value in values if not 1 <= value <= most), None)
-        if wrong is not None:
-            raise ConfigError(f"{name} has {wrong}; 1 to {most} are possible", fix={name: None})
+    for name, values, limit in (("--tokens", tokens, MAX_TOKENS), ("--shape", [side for shape in shapes for side in shape], MAX_SIDE)):
+        invalid = next((value for value in values if not 1 <= value <= limit), None)
+        if invalid is not None:
+            raise ConfigError(f"{name} has {invalid}; 1 to {limit} are possible", fix={name: None})
     for kind in kinds:
         if kind not in FORMATS:
             raise ConfigError(f"--format {kind!r:.40} is not known; known: {', '.join(FORMATS)}", fix={"--format": "Q4_K"})
         for n, k in shapes:
             if not _has_kernel(kind, (n, k)):
-                whole = f"its {k} inputs must be a multiple of {_span(kind)}"
-                raise ConfigError(f"--format {kind} has no kernel for {n} x {k}: {whole}", fix={"--shape": f"{n}x{-(-k // 256) * 256}"})
+                reason = f"its {k} inputs must be a multiple of {_span(kind)}"
+                raise ConfigError(f"--format {kind} has no kernel for {n} x {k}: {reason}", fix={"--shape": f"{n}x{-(-k // 256) * 256}"})
     lost = without_kernel(shapes)
-    chosen = kinds or [kind for kind in FORMATS if kind not in lost]
-    found = [Case(kind, count, n, k) for kind in chosen for n, k in shapes for count in tokens]
-    if not 0 < len(found) <= MOST_CELLS:
-        raise ConfigError(f"{len(found)} products are asked for; 1 to {MOST_CELLS} are possible")
+    selected = kinds or [kind for kind in FORMATS if kind not in lost]
+    found = [Case(kind, count, n, k) for kind in selected for n, k in shapes for count in tokens]
+    if not 0 < len(found) <= MAX_CELLS:
+        raise ConfigError(f"{len(found)} products are requested; 1 to {MAX_CELLS} are possible")
     return found
 
 
@@ -170,7 +171,7 @@ def _group(kind: str, k: int) -> int:
 
 
 def _span(kind: str) -> int:
-    """What the inputs of a matrix must be a multiple of."""
+    """Number that the inputs of a matrix must be a multiple of."""
     return INT4_GROUP if kind == "INT4" else 32 if kind == "INT8" else STORED[kind].block_elements
 
 
@@ -178,37 +179,37 @@ def _has_kernel(kind: str, shape: tuple[int, int]) -> bool:
     return packable(kind, shape, _group(kind, shape[1]))
 
 
-def kernels(asked: Sequence[Case], threads: int, on_progress: Callable[[float], None] = lambda done: None) -> KernelReport:
+def kernels(cases: Sequence[Case], threads: int, on_progress: Callable[[float], None] = lambda done: None) -> KernelReport:
     """Measures the ceilings, then every product. Raises ConfigError where the extension is missing."""
-    watch = Watch()
+    watch = NoiseMonitor()
     ceilings = roofline(threads, CEILING_ROUNDS, lambda done: on_progress(0.1 * done))
-    loops = Loops(ext.native(), threads, ext.level_number())
+    loops = RooflineLoops(ext.native(), threads, ext.level_number())
     team = ext.native().Team(threads)
     measured: list[Measured] = []
-    for (kind, n, k), tokens in _matrices(asked):
+    for (kind, n, k), tokens in _matrices(cases):
         copies = Copies(kind, n, k, max(tokens), team)
         for count in tokens:
             timings = copies.timings(count, partial(_ceilings, loops, kind, threads))
-            measured.append(_beside(Case(kind, count, n, k), copies.packed_bytes, timings))
-            on_progress(0.1 + 0.9 * len(measured) / len(asked))
+            measured.append(_measured(Case(kind, count, n, k), copies.packed_bytes, timings))
+            on_progress(0.1 + 0.9 * len(measured) / len(cases))
     return KernelReport(threads, ceilings, tuple(measured), watch.stop())
 
 
-def _matrices(asked: Sequence[Case]) -> Iterator[tuple[tuple[str, int, int], list[int]]]:
-    """Each matrix with the token counts that are wanted of it, in the order of the cases."""
-    wanted: dict[tuple[str, int, int], list[int]] = {}
-    for case in asked:
-        wanted.setdefault((case.kind, case.n, case.k), []).append(case.tokens)
-    yield from wanted.items()
+def _matrices(cases: Sequence[Case]) -> Iterator[tuple[tuple[str, int, int], list[int]]]:
+    """Each matrix with its token counts, in the order of the cases."""
+    tokens_of: dict[tuple[str, int, int], list[int]] = {}
+    for case in cases:
+        tokens_of.setdefault((case.kind, case.n, case.k), []).append(case.tokens)
+    yield from tokens_of.items()
 
 
-def _ceilings(loops: Loops, kind: str, threads: int) -> tuple[float, float]:
-    """Bytes from memory, and operations of the kind that a format's products are made of, a second and now."""
+def _ceilings(loops: RooflineLoops, kind: str, threads: int) -> tuple[float, float]:
+    """Bytes per second from memory, and operations per second of the type that a format multiplies as, measured now."""
     key = f"{CODES[kind]}_ops_per_second" if kind in CODES else "f32_flops_per_second"
     return loops.rate("dram_bytes_per_second", threads) or 0.0, loops.rate(key, threads) or 0.0
 
 
-def _beside(case: Case, packed_bytes: int, timings: Sequence[Timing]) -> Measured:
+def _measured(case: Case, packed_bytes: int, timings: Sequence[Timing]) -> Measured:
     operations = 2 * case.tokens * case.n * case.k
     shares = [max(packed_bytes / each.memory, operations / each.arithmetic) / each.seconds for each in timings]
     seconds = [each.seconds for each in timings]
@@ -224,7 +225,7 @@ class Copies:
         with ThreadPoolExecutor(team.threads) as pool:
             first = _packed(random, kind, n, k, pool)
         self.packed_bytes = first.nbytes
-        self.count = max(2, min(MOST_COPIES, ceil(max(LEAST_BYTES, 4 * caches().l3) / first.nbytes)))
+        self.count = max(2, min(MAX_COPIES, ceil(max(MIN_BYTES, 4 * read_caches().l3) / first.nbytes)))
         self._weights = [first, *(_copy(first) for _ in range(self.count - 1))]
         self._inputs = _inputs(random, first, most_tokens)
         self._out = np.zeros((most_tokens, n), np.float32)
@@ -237,13 +238,13 @@ class Copies:
             self._plan.add(op, ext.record(ext.params(op), {**fields, "weight": weight.matrix}))
 
     def timings(self, tokens: int, ceilings: Callable[[], tuple[float, float]]) -> list[Timing]:
-        """Of one product, some, each behind its ceilings. The copies go on where the last timing stopped."""
+        """Timings of one product, each behind its ceilings. The copies continue where the last timing stopped."""
         at = 0
         self._run(tokens, 0, 1)
         once = max(self._run(tokens, 1, 1), 1e-7)
         products = min(self.count, ceil(TIMING_SECONDS / once))
         found: list[Timing] = []
-        while len(found) < LEAST_TIMINGS or len(found) < min(TIMINGS, CASE_SECONDS / (products * once)):
+        while len(found) < MIN_TIMINGS or len(found) < min(TIMINGS, CASE_SECONDS / (products * once)):
             at = at if at + products <= self.count else 0
             memory, arithmetic = ceilings()
             found.append(Timing(self._run(tokens, at, products) / products, memory, arithmetic))
@@ -277,4 +278,4 @@ def _inputs(random: np.random.Generator, weight: PackedWeight, tokens: int) -> t
     k = weight.shape[1]
     if weight.kind not in CODES:
         return (random.standard_normal((tokens, k), np.float32),)
-    return quantise(random.standard_normal((tokens, k), np.float32), group=weight.span)
+    return tuple(quantise(random.standard_normal((tokens, k), np.float32), group=weight.span))

@@ -1,4 +1,4 @@
-"""`ridgeline bench roofline`: what this machine can do at most, on one thread and on all, beside which every other figure stands.
+"""`ridgeline bench roofline`: the ceilings of this machine, on one thread and on all, which other figures are compared with.
 
 Owns the rounds and their report. The loops are the extension's (csrc/runtime/roofline.cpp); what runs them is `facts/hardware/ceilings.py`.
 """
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from ridgeline.compute.cpu import ext
-from ridgeline.facts.hardware.ceilings import LOOPS, Loops
+from ridgeline.facts.hardware.ceilings import LOOPS, RooflineLoops
 from ridgeline.facts.hardware.machine import machine_facts
-from ridgeline.facts.hardware.noise import Noise, Watch
+from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 
 ROUNDS = 24
 
@@ -29,7 +29,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A second's worth, on one thread and on all: the best round, and the median one."""
+    """Rates per second on one thread and on all: the best round, and the median."""
 
     one: float
     all: float
@@ -55,7 +55,7 @@ class Roofline:
         return 0.0 if rate is None else rate.one if threads == 1 else rate.all
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON: bytes, operations and seconds."""
+        """Fields for JSON: bytes, operations and seconds."""
         found: dict[str, object] = {"isa": self.isa, "threads": self.threads, "clock_hertz": self.clock_hertz}
         for key, rate in self.rates.items():
             found[key] = None if rate is None else {"one": rate.one, "all": rate.all}
@@ -67,21 +67,21 @@ class Roofline:
 def roofline(threads: int | None = None, rounds: int = ROUNDS, on_progress: Callable[[float], None] = lambda done: None) -> Roofline:
     """Measures every ceiling `rounds` times, in turn, so that a disturbance falls on all of them. Takes some four seconds.
 
-    threads      of the measurements on all threads; None: every processor that this process may use
+    threads      of the measurements on all threads; None: every CPU core that this process may use
     on_progress  called with the fraction that is done
     Raises ConfigError where the extension is missing.
     """
-    count = threads or machine_facts().processors
-    watch = Watch()
-    loops = Loops(ext.native(), count, ext.level_number())
-    asked = [(key, used) for key in LOOPS for used in (1, count)]
-    found: dict[tuple[str, int], list[float]] = {each: [] for each in asked}
+    count = threads or machine_facts().cpu_cores
+    watch = NoiseMonitor()
+    loops = RooflineLoops(ext.native(), count, ext.level_number())
+    measurements = [(key, used) for key in LOOPS for used in (1, count)]
+    found: dict[tuple[str, int], list[float]] = {each: [] for each in measurements}
     phases, entries = [], []
     for turn in range(rounds):
-        for at, (key, used) in enumerate(asked):
+        for at, (key, used) in enumerate(measurements):
             rate = loops.rate(key, used)
             found[key, used] += [] if rate is None else [rate]
-            on_progress((turn + at / len(asked)) / rounds)
+            on_progress((turn + at / len(measurements)) / rounds)
         phases.append(loops.phase_seconds(count))
         entries.append(loops.entry_seconds(count))
     on_progress(1.0)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ridgeline.compute.graph import INPUTS, Axis, Op, OpList, Sizes
-from ridgeline.compute.liveness import Buffer, last_stages, placed
+from ridgeline.compute.liveness import Buffer, last_stages, place_buffers
 
 PRODUCTS = frozenset({"linear", "linear_codes", "linear_add", "linear_codes_add"})
 KINDS = {
@@ -86,7 +86,7 @@ def arena(oplist: OpList, order: list[Phase], sizes: Sizes, *, reuse: bool = Tru
     given = sorted({name for ops in stages for op in ops for name in op.inputs} - first.keys() - INPUTS)
     buffers = {name: Buffer(-1, len(stages), _bytes(oplist, name, sizes)) for name in given}
     buffers |= {name: Buffer(number, last[name], _bytes(oplist, name, sizes)) for name, number in first.items()}
-    starts, size = placed([*buffers.values()], reuse=reuse)
+    starts, size = place_buffers([*buffers.values()], reuse=reuse)
     return Arena(dict(zip(buffers, starts, strict=True)), size)
 
 

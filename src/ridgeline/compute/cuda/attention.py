@@ -1,35 +1,33 @@
-"""Attention as a step binds it: what decides who computes it, and our own kernels.
+"""AttentionBackend backends: their interface, the selection by name, and the Triton backend.
 
-Owns the seam behind which kernels of optional packages stand (`flash_attention.py`, `flashinfer.py`), of which `attention_backends.py`
-chooses. K and V are written by our kernels whoever reads them: a block is [tokens of a block, KV heads, head dimension], which is what all
-of them take.
+Kernels of optional packages implement the same interface (`flash_attention.py`, `flashinfer.py`). K and V are written by Ridgeline's
+kernels for every backend: a block is [tokens of a block, KV heads, head dimension], which all of them take. No backend falls back to
+another.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
 
 from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.device import Device
-from ridgeline.compute.cuda.triton import attention as ours
+from ridgeline.compute.cuda.plan import Binding, Run
+from ridgeline.compute.cuda.triton.attention import attention
 from ridgeline.compute.graph import Op, OpList
 from ridgeline.core.plan import KVShape
+from ridgeline.errors import ConfigError
 
-if TYPE_CHECKING:
-    from ridgeline.compute.cuda.plan import Binding
-
-Run = Callable[[], None]
 Columns = Mapping[str, NDArray[Any]]
-"""A step's columns as the host has packed them, padding included; see `step.columns_of`."""
+"""Packed columns of a step on the host, padding included; see `step.step_columns`."""
 
 
-class Case(NamedTuple):
-    """All that decides who can compute a model's attention. Windows and softcaps do not: everybody has them.
+class AttentionCase(NamedTuple):
+    """Facts by which a backend accepts or rejects a model's attention. Windows and softcaps are not among them: every backend has them.
 
-    dtype, kv_dtype  of queries, and of the cache, as `cache.DTYPES` names them
+    dtype, kv_dtype  of queries, and of the cache: names of `cache.DTYPES`
     group            query heads that share a KV head
     invariant        a token's bits must not depend on what else is in its step
     """
@@ -43,8 +41,8 @@ class Case(NamedTuple):
     invariant: bool
 
 
-class Sizes(NamedTuple):
-    """What memory that a backend keeps depends on."""
+class BackendSizes(NamedTuple):
+    """Sizes that the memory of a backend depends on."""
 
     oplist: OpList
     shape: KVShape
@@ -52,25 +50,25 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """A backend.
+class AttentionBackend:
+    """An attention backend.
 
-    bind     (binding, op) → what computes the op in every step of a bucket, over the same addresses, so that a graph can hold it
-    reserve  takes what memory it will ever need of the device, and says how many bytes; before the cache takes the rest
-    prepare  looks at a step's columns before it is launched
+    bind     (binding, op) → the launch of the op in every step of a bucket, over the same addresses, so that a graph can hold it
+    reserve  allocates all device memory that it will need, and returns its bytes; called before the cache takes the rest
+    prepare  gets a step's packed columns before the step is launched
     """
 
     name: str
-    bind: Callable[["Binding", Op], Run]
-    reserve: Callable[[Device, Sizes], int] = lambda device, sizes: 0
+    bind: Callable[[Binding, Op], Run]
+    reserve: Callable[[Device, BackendSizes], int] = lambda device, sizes: 0
     prepare: Callable[[Bucket, Columns], None] = lambda bucket, columns: None
 
 
-def _bind(b: "Binding", op: Op) -> Run:
+def _bind(b: Binding, op: Op) -> Run:
     group, layer = b.layer(op)
     inputs = b.inputs
     return partial(
-        ours.attention,
+        attention,
         b.value(op.inputs[0]),
         layer,
         inputs.tables[group],
@@ -83,10 +81,40 @@ def _bind(b: "Binding", op: Op) -> Run:
         softcap=op.attributes["softcap"],
         out=b.value(op.outputs[0]),
         work=b.plan.scratch,
-        most_q=inputs.bucket.most_q,
+        max_q=inputs.bucket.max_q,
         invariant=b.plan.invariant,
     )
 
 
-TRITON: Final = Attention("triton", _bind)
-"""Ours: serves every case."""
+TRITON: Final = AttentionBackend("triton", _bind)
+"""Ridgeline's own kernels: serve every case."""
+
+
+class OptionalBackend(NamedTuple):
+    """A backend that needs a package.
+
+    serves   the reason why it cannot compute a case; None where it can
+    open     the backend for a case. ImportError or OSError where the package is missing, or does not fit this torch
+    install  how to install the package
+    """
+
+    serves: Callable[[AttentionCase], str | None]
+    open: Callable[[AttentionCase], AttentionBackend]
+    install: str
+
+
+def open_attention(name: str, case: AttentionCase, optional: Mapping[str, OptionalBackend]) -> AttentionBackend:
+    """The backend by a name of `--attention-backend`. ConfigError where it cannot compute the case, or its package cannot be imported."""
+    if name == TRITON.name:
+        return TRITON
+    backend = optional[name]
+    reason = backend.serves(case)
+    if reason is not None:
+        raise ConfigError(f"--attention-backend {name}: {reason}; use triton", fix={"--attention-backend": "triton"})
+    try:
+        return backend.open(case)
+    except (ImportError, OSError) as problem:
+        raise ConfigError(
+            f"--attention-backend {name}: its package cannot be imported ({str(problem)[:200]}); {backend.install}, or use triton",
+            fix={"--attention-backend": "triton"},
+        ) from problem

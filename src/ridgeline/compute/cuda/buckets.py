@@ -1,7 +1,7 @@
 """Sizes that steps are padded to, so that few graphs and few sets of views serve all of them. Pure.
 
-Padding names block 0 only: nobody reads what it computes. In a step of single tokens it is rows of one token each; in any other step its
-tokens belong to no sequence.
+Padding is on block 0 only, and its results are not read. In a decode step it is rows of one token each; in any other step its tokens belong
+to no sequence.
 """
 
 from bisect import bisect_left
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 SMALL_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 ROWS_STEP = 32
-"""Up to some 180 rows a product takes as long as its weights are read, so a few rows of padding cost little."""
+"""Up to some 180 rows a product takes as long as its weights are read: a few rows of padding cost little."""
 SEGMENT_TOKENS = (128, 256, 512)
 """Sizes of mixed steps whose ops between two attentions are graphs. Smaller ones take as long; larger ones compute for longer than they
 are launched."""
@@ -22,19 +22,19 @@ class Bucket(NamedTuple):
     """Sizes of a step, padding included.
 
     tokens, rows  as in `Sizes`; every row has one selected position, its last
-    blocks        of a row's table
-    most_q        tokens of one row at most; 1: a step of single tokens, in which tokens = rows
+    blocks        width of the block tables
+    max_q         most tokens of a row; 1: a decode step, in which tokens = rows
     """
 
     tokens: int
     rows: int
     blocks: int
-    most_q: int
+    max_q: int
 
     @property
-    def single(self) -> bool:
-        """Whether every row has one token."""
-        return self.most_q == 1
+    def is_decode(self) -> bool:
+        """True where every row has one token."""
+        return self.max_q == 1
 
 
 def row_buckets(most: int) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ def token_bucket(tokens: int, most: int) -> int:
 
 
 def block_buckets(positions: int, block_tokens: int) -> tuple[int, ...]:
-    """Blocks of a table for 2048, 8192 … positions, at last for `positions`: how attention is cut depends on how far a table reaches."""
+    """Widths of a block table for 2048, 8192 … positions, at last for `positions`: the splits of attention depend on the width."""
     sizes, reach = [], LEAST_POSITIONS
     while reach < positions:
         sizes.append(-(-reach // block_tokens))
@@ -65,36 +65,36 @@ class Buckets:
 
     def __init__(self, tokens: int, rows: int, positions: int, block_tokens: int) -> None:
         self.tokens = max(tokens, rows)
-        self._single = row_buckets(rows)
-        self.rows = (*self._single, rows + 1)  # with a row of padding, which mixed steps alone have
+        self._decode_rows = row_buckets(rows)
+        self.rows = (*self._decode_rows, rows + 1)  # with a row of padding, which mixed steps alone have
         self.blocks = block_buckets(max(positions, self.tokens), block_tokens)
 
     def of(self, counts: Sequence[int], blocks: int) -> Bucket:
         """The bucket of a step whose rows have so many tokens, the longest of them so many blocks."""
-        return self.sized(sum(counts), len(counts), max(counts), blocks)
+        return self.padded(sum(counts), len(counts), max(counts), blocks)
 
-    def sized(self, tokens: int, rows: int, most_q: int, blocks: int) -> Bucket:
-        """The bucket of a step of so many tokens and rows, a row of which has at most `most_q` tokens and `blocks` blocks."""
+    def padded(self, tokens: int, rows: int, max_q: int, blocks: int) -> Bucket:
+        """The bucket of a step of so many tokens and rows, a row of which has at most `max_q` tokens and `blocks` blocks."""
         reach = self.blocks[bisect_left(self.blocks, blocks)]
-        if most_q == 1:
-            size = self._single[bisect_left(self._single, rows)]
+        if max_q == 1:
+            size = self._decode_rows[bisect_left(self._decode_rows, rows)]
             return Bucket(size, size, reach, 1)
         size = token_bucket(tokens, self.tokens)
-        return Bucket(size, self.rows[bisect_left(self.rows, rows + (size > tokens))], reach, 1 << (most_q - 1).bit_length())
+        return Bucket(size, self.rows[bisect_left(self.rows, rows + (size > tokens))], reach, 1 << (max_q - 1).bit_length())
 
     @property
     def largest(self) -> Bucket:
         """The bucket that every other fits in."""
         return Bucket(self.tokens, self.rows[-1], self.blocks[-1], 1 << (self.tokens - 1).bit_length())
 
-    def mixed(self, tokens: int) -> Bucket:
+    def smallest_mixed(self, tokens: int) -> Bucket:
         """The least bucket of a mixed step of so many tokens: one row."""
         return Bucket(tokens, self.rows[0], self.blocks[0], 1 << (tokens - 1).bit_length())
 
     @property
-    def single(self) -> tuple[Bucket, ...]:
-        """Every bucket of steps of single tokens, the largest first: what the others need of memory is then there."""
-        found = [Bucket(rows, rows, blocks, 1) for rows in self._single for blocks in self.blocks]
+    def decode(self) -> tuple[Bucket, ...]:
+        """Every bucket of decode steps, the largest first: the others then find their memory in the pool."""
+        found = [Bucket(rows, rows, blocks, 1) for rows in self._decode_rows for blocks in self.blocks]
         return tuple(sorted(found, reverse=True))
 
     @property
@@ -103,17 +103,18 @@ class Buckets:
         return tuple(sorted({token_bucket(size, self.tokens) for size in SEGMENT_TOKENS}, reverse=True))
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def mixed_tokens(self) -> tuple[int, ...]:
         """Tokens of all mixed steps, ascending."""
         every = (*SEGMENT_TOKENS, *range(SEGMENT_TOKENS[-1], self.tokens + TOKENS_STEP, TOKENS_STEP))
         return tuple(sorted({token_bucket(min(size, self.tokens), self.tokens) for size in every}))
 
     @property
-    def mixtures(self) -> tuple[Bucket, ...]:
-        """Mixed steps of every kind: small and large, rows of few and of many tokens, few rows and many, short and long."""
+    def compiled(self) -> tuple[Bucket, ...]:
+        """Mixed steps for which every attention kernel is compiled: small and large, few and many tokens per row, few and many rows, short
+        and long."""
         found = set()
         for tokens in (*self.segments, self.tokens):
-            for most_q in (1 << power for power in range(1, (tokens - 1).bit_length() + 1)):
-                able = [rows for rows in self.rows if tokens <= rows * most_q and rows <= tokens]
-                found |= {Bucket(tokens, rows, blocks, most_q) for rows in (*able[:1], *able[-1:]) for blocks in self.blocks}
+            for max_q in (1 << power for power in range(1, (tokens - 1).bit_length() + 1)):
+                fitting = [rows for rows in self.rows if tokens <= rows * max_q and rows <= tokens]
+                found |= {Bucket(tokens, rows, blocks, max_q) for rows in (*fitting[:1], *fitting[-1:]) for blocks in self.blocks}
         return tuple(sorted(found))

@@ -1,6 +1,6 @@
-"""The torch device that a runner computes on, and what it can.
+"""The torch device of a runner and its capabilities.
 
-Owns the names of data types and the calls that differ between a GPU and the interpreter (device "cpu", for tests): pinned memory, events,
+Owns the names of data types, and the calls that differ between a GPU and the interpreter (device "cpu", for tests): pinned memory, events,
 graphs. Triton decides when a kernel is defined whether it is interpreted, by TRITON_INTERPRET; nothing here reads the environment.
 """
 
@@ -22,22 +22,25 @@ DTYPES: Final[dict[str, torch.dtype]] = {
     "i64": torch.int64,
 }
 
-LEAST_CAPABILITY: Final = (8, 0)
+MIN_CAPABILITY: Final = (8, 0)
 """Ampere: bf16 on tensor cores."""
 
 
 class Graph(Protocol):
-    """A captured run."""
+    """A captured CUDA graph."""
 
-    def replay(self) -> None: ...
+    def replay(self) -> None:
+        """Launches the captured kernels again, over the same addresses."""
 
 
 class Event(Protocol):
-    """A place in the order of what the device does."""
+    """A CUDA event."""
 
-    def record(self) -> None: ...
+    def record(self) -> None:
+        """Places the event behind all launches so far."""
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Waits until the device reaches the event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,33 +54,34 @@ class Device:
 
     @property
     def real(self) -> bool:
-        """Whether it is a GPU."""
+        """True where it is a GPU."""
         return self.torch.type == "cuda"
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the device, not initialised."""
+        """Uninitialised memory of the device."""
         return torch.empty(shape, dtype=dtype, device=self.torch)
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the device, of zeros."""
+        """Zeroed memory of the device."""
         return torch.zeros(shape, dtype=dtype, device=self.torch)
 
     def host(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the host that the device copies from and to by itself: pinned, zeros."""
+        """Zeroed pinned memory of the host, for asynchronous copies."""
         return torch.zeros(shape, dtype=dtype, pin_memory=self.real)
 
     def event(self, *, timed: bool = False) -> Event:
-        """An event; to wait for it gives the processor away, and one that was never recorded is not waited for. `timed`: for `seconds`."""
-        return torch.cuda.Event(blocking=True, enable_timing=timed) if self.real else _Now()
+        """An event. Waiting for it blocks without spinning; one that was never recorded is not waited for. `timed`: can be used in
+        `seconds`."""
+        return torch.cuda.Event(blocking=True, enable_timing=timed) if self.real else _HostEvent()
 
     def seconds(self, first: Event, last: Event) -> float:
-        """The device's seconds between two timed events that have come."""
-        if isinstance(first, _Now) and isinstance(last, _Now):
+        """Seconds on the device between two timed events that are complete."""
+        if isinstance(first, _HostEvent) and isinstance(last, _HostEvent):
             return last.time - first.time
         return float(first.elapsed_time(last)) / 1e3  # type: ignore[attr-defined]
 
     def free_bytes(self) -> int:
-        """Memory that nobody has taken, this process's unused reserve included."""
+        """Free memory in bytes, with what this process has reserved and does not use."""
         if not self.real:
             return self.memory_bytes
         torch.cuda.empty_cache()
@@ -85,7 +89,7 @@ class Device:
         return int(free)
 
     def memory(self) -> dict[str, int]:
-        """Bytes by who counts them: `allocated` and `reserved` by torch, `used` by the driver, by everybody. Waits for nothing."""
+        """Bytes `allocated` and `reserved` by torch in this process, and `used` by all, as the driver counts. Waits for nothing."""
         if not self.real:
             return {"allocated": 0, "reserved": 0, "used": 0}
         free, total = torch.cuda.mem_get_info(self.torch)
@@ -93,24 +97,24 @@ class Device:
         return {**own, "used": int(total - free)}
 
     def settle(self) -> None:
-        """Waits until everything that was launched is done. Only while starting and for results that a host asks for."""
+        """Waits for all launches. Only during the start, and for results that the host asks for."""
         if self.real:
             torch.cuda.synchronize(self.torch)
 
     def capture(self, run: Callable[[], None], pool: Any) -> Graph:
-        """What `run` launches, as a graph whose memory comes from `pool` (of `graph_pool`). Everything in it must have run once before."""
+        """A graph of what `run` launches, with memory from `pool` (of `graph_pool`). All kernels in it must have run once before."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             run()
         return graph
 
     def graph_pool(self) -> Any:
-        """Memory that graphs share: only one of them runs at a time."""
+        """A memory pool that graphs share, as only one of them runs at a time; None where there are no graphs."""
         return torch.cuda.graph_pool_handle() if self.real else None
 
 
-class _Now:
-    """An event of a device that computes at once."""
+class _HostEvent:
+    """An event of the interpreter, which computes synchronously."""
 
     time = 0.0
 
@@ -130,10 +134,10 @@ def open_device() -> Device:
         )
     properties = torch.cuda.get_device_properties(0)
     capability = (properties.major, properties.minor)
-    if capability < LEAST_CAPABILITY:
-        least = ".".join(map(str, LEAST_CAPABILITY))
+    if capability < MIN_CAPABILITY:
+        needed = ".".join(map(str, MIN_CAPABILITY))
         raise ConfigError(
-            f"--runner cuda: {properties.name} has compute capability {properties.major}.{properties.minor}, {least} is the least; "
+            f"--runner cuda: {properties.name} has compute capability {properties.major}.{properties.minor}, {needed} is needed; "
             "use --runner auto",
             fix={"--runner": "auto"},
         )
@@ -145,6 +149,6 @@ def interpreted(memory_bytes: int) -> Device:
     return Device(torch.device("cpu"), "interpreter", (0, 0), memory_bytes)
 
 
-def copy_alone() -> None:
-    """From now on copies between buffers of the host wake no team of threads: they stand for copies that a GPU makes by itself."""
+def use_one_copy_thread() -> None:
+    """Lets torch use one thread: copies between host buffers stand for copies that a GPU makes by itself."""
     torch.set_num_threads(1)

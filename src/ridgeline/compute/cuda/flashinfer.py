@@ -1,43 +1,41 @@
-"""Attention by FlashInfer, where its package is installed: an optional backend whose steps are planned on the host.
+"""Attention by FlashInfer, an optional backend whose steps are planned on the host.
 
-Owns its wrappers and their workspaces: steps of single tokens have one a size, over fixed addresses, so that a graph can hold them; steps
-with prompts share one, which is launched. A step is planned once for all layers that are alike, from columns that the host has, and waits
-for nothing but the copies of the plan before. Never writes K or V. Written for version 0.7 (Ye et al. 2025); has run only against a
-stand-in of the same signatures.
+Owns its wrappers and their workspaces: decode steps have one per batch size, over fixed addresses, so that a graph can hold them; other
+steps share one, which is launched. A step is planned once for all layers of the same kind, from columns that the host has, and waits only
+for the copies of the plan before. Never writes K or V. Written for version 0.7 (Ye et al. 2025); has run only against a stand-in of the
+same signatures.
 """
 
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ridgeline.compute.cuda.attention import Attention, Case, Columns, Run, Sizes
+from ridgeline.compute.cuda.attention import AttentionBackend, AttentionCase, BackendSizes, Columns, OptionalBackend
 from ridgeline.compute.cuda.buckets import Bucket
 from ridgeline.compute.cuda.cache import DTYPES
 from ridgeline.compute.cuda.device import Device
+from ridgeline.compute.cuda.plan import Binding, Run
 from ridgeline.compute.graph import Op
-
-if TYPE_CHECKING:
-    from ridgeline.compute.cuda.plan import Binding
 
 PACKAGE: Final = "flashinfer"
 INSTALL: Final = "pip install flashinfer-python"
 
 HEAD_DIMS: Final = {"bf16": (64, 128, 256), "fp16": (64, 128, 256), "fp8": (128, 256)}
-"""By the type of the cache."""
+"""Head dimensions that it computes, by the type of the cache."""
 
 WORKSPACE_BYTES: Final = 384 << 20
-"""For what splits of keys sum up. 128 MiB are advised; splits of prompts with many heads need more."""
+"""For partial results of splits. 128 MiB are advised; splits of prompts with many heads need more."""
 
 PLAN_BYTES: Final = 8 << 20
-"""For one plan: what a wrapper takes of itself. Plans of layers that are alike follow each other on the device, and share one piece."""
+"""For one plan, as a wrapper allocates by default. Layers of the same kind run one after the other, and share one plan."""
 
 
-class Kind(NamedTuple):
-    """Layers that one plan serves."""
+class LayerKind(NamedTuple):
+    """Attributes of layers that share a plan."""
 
     group: int
     heads: int
@@ -47,17 +45,17 @@ class Kind(NamedTuple):
     softcap: float
 
 
-class Pages(NamedTuple):
-    """The pages of rows, one row's behind another's: indices[indptr[r] : indptr[r + 1]] are those of row r."""
+class BlockLists(NamedTuple):
+    """Block ids of rows, one row after the other (CSR): indices[indptr[r] : indptr[r + 1]] are those of row r; int32."""
 
     indptr: NDArray[np.int32]
     indices: NDArray[np.int32]
     last: NDArray[np.int32]
-    """Tokens of each row's last page."""
+    """Tokens in each row's last block, int32 [R]."""
 
 
-def serves(case: Case) -> str | None:
-    """Why it does not compute this case; None where it does."""
+def serves(case: AttentionCase) -> str | None:
+    """The reason why the backend cannot compute this case; None where it can."""
     if case.invariant:
         return "its sums depend on what else is in a step, and --batch-invariant is on"
     if case.capability < (8, 0):
@@ -70,50 +68,50 @@ def serves(case: Case) -> str | None:
     return None
 
 
-def open_backend(case: Case) -> Attention:
+def open_backend(case: AttentionCase) -> AttentionBackend:
     """The backend. ImportError or OSError where the package is not there, or does not fit this torch."""
-    made = FlashInfer(import_module(PACKAGE), case)
-    return Attention("flashinfer", made.bind, made.reserve, made.prepare)
+    backend = FlashInfer(import_module(PACKAGE), case)
+    return AttentionBackend("flashinfer", backend.bind, backend.reserve, backend.prepare)
 
 
-def pages_of(kv_len: NDArray[np.int32], table: NDArray[np.int32], block_tokens: int) -> Pages:
-    """The pages of rows that have `kv_len` [R] positions each, over their table [R, P]."""
+def block_lists(kv_len: NDArray[np.int32], table: NDArray[np.int32], block_tokens: int) -> BlockLists:
+    """Block lists of rows that have `kv_len` [R] positions each, over their block table [R, P]."""
     blocks = -(-kv_len // block_tokens)
     indptr = np.zeros(len(blocks) + 1, np.int32)
     np.cumsum(blocks, out=indptr[1:])
     indices = table[np.arange(table.shape[1]) < blocks[:, None]]
-    return Pages(indptr, indices, kv_len - np.maximum(blocks - 1, 0) * block_tokens)
+    return BlockLists(indptr, indices, kv_len - np.maximum(blocks - 1, 0) * block_tokens)
 
 
 class FlashInfer:
-    """For one runner. `package`: the module `flashinfer`."""
+    """The backend of one runner. `package`: the module `flashinfer`."""
 
-    def __init__(self, package: Any, case: Case) -> None:
+    def __init__(self, package: Any, case: AttentionCase) -> None:
         self._package, self._case = package, case
         self._dtypes = {"q_data_type": DTYPES[case.dtype], "kv_data_type": DTYPES[case.kv_dtype]}
         self._block_tokens, self._tokens = 0, 0
-        self._kinds: list[Kind] = []
-        self._single: dict[tuple[Kind, int], Any] = {}
-        self._mixed: dict[Kind, Any] = {}
+        self._kinds: list[LayerKind] = []
+        self._decode: dict[tuple[LayerKind, int], Any] = {}
+        self._mixed: dict[LayerKind, Any] = {}
 
-    def reserve(self, device: Device, sizes: Sizes) -> int:
-        """Makes every wrapper there will be; returns what they take of the device, in bytes."""
+    def reserve(self, device: Device, sizes: BackendSizes) -> int:
+        """Makes all wrappers; returns their bytes on the device."""
         groups, largest = sizes.shape.groups, sizes.buckets.largest
         of_layer = {layer: number for number, group in enumerate(groups) for layer in group.layers}
-        found = {_kind(op, of_layer[int(op.attributes["layer"])], self._case) for op in sizes.oplist.ops if op.name == "attention"}  # type: ignore[arg-type]
-        self._kinds, self._block_tokens = sorted(found), sizes.shape.block_tokens
+        kinds = {_layer_kind(op, of_layer[int(op.attributes["layer"])], self._case) for op in sizes.oplist.ops if op.name == "attention"}  # type: ignore[arg-type]
+        self._kinds, self._block_tokens = sorted(kinds), sizes.shape.block_tokens
         self._planned = device.event()
         self._host = device.host(len(groups), largest.rows * largest.blocks, dtype=torch.int32)
         self._indices = device.empty(len(groups), largest.rows * largest.blocks, dtype=torch.int32)
         workspace = device.zeros(WORKSPACE_BYTES, dtype=torch.uint8)
-        taken = [self._indices, workspace]
+        buffers = [self._indices, workspace]
         for kind in self._kinds:
-            single, mixed = device.zeros(2, PLAN_BYTES, dtype=torch.uint8)
-            taken += [single, mixed]
-            for rows in {bucket.rows for bucket in sizes.buckets.single}:
+            decode, mixed = device.zeros(2, PLAN_BYTES, dtype=torch.uint8)
+            buffers += [decode, mixed]
+            for rows in {bucket.rows for bucket in sizes.buckets.decode}:
                 indptr, last = (device.zeros(size, dtype=torch.int32) for size in (rows + 1, rows))
-                taken += [indptr, last]
-                self._single[kind, rows] = self._package.BatchDecodeWithPagedKVCacheWrapper(
+                buffers += [indptr, last]
+                self._decode[kind, rows] = self._package.BatchDecodeWithPagedKVCacheWrapper(
                     workspace,
                     "NHD",
                     use_cuda_graph=True,
@@ -123,51 +121,55 @@ class FlashInfer:
                     paged_kv_last_page_len_buffer=last,
                     backend="fa2",
                 )
-                self._single[kind, rows].reset_workspace_buffer(workspace, single)
+                self._decode[kind, rows].reset_workspace_buffer(workspace, decode)
             self._mixed[kind] = self._package.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
             self._mixed[kind].reset_workspace_buffer(workspace, mixed)
-        return sum(tensor.nbytes for tensor in taken)
+        return sum(tensor.nbytes for tensor in buffers)
 
     def prepare(self, bucket: Bucket, columns: Columns) -> None:
-        """Plans a step. What the plan before had to copy has been copied once the step before it is done, which depth 2 has waited for."""
+        """Plans a step from its packed columns. Waits for the copies of the plan before, which are done long before at depth 2."""
         self._planned.synchronize()
         self._tokens = int(columns["cu_q"][-1])
-        pages = [pages_of(columns["kv_len"], table, self._block_tokens) for table in columns["tables"]]
-        for group, (_, indices, _) in enumerate(pages):
+        lists = [block_lists(columns["kv_len"], table, self._block_tokens) for table in columns["tables"]]
+        for group, (_, indices, _) in enumerate(lists):
             self._host[group, : len(indices)].copy_(torch.from_numpy(indices))
             self._indices[group, : len(indices)].copy_(self._host[group, : len(indices)], non_blocking=True)
         for kind in self._kinds:
-            self._plan(kind, bucket, pages[kind.group], columns["cu_q"])
+            self._plan(kind, bucket, lists[kind.group], columns["cu_q"])
         self._planned.record()
 
-    def bind(self, b: "Binding", op: Op) -> Run:
-        """What runs the op over the plan of its step."""
+    def bind(self, b: Binding, op: Op) -> Run:
+        """The launch of the op over the plan of its step."""
         group, layer = b.layer(op)
-        kind, bucket = _kind(op, group, self._case), b.inputs.bucket
+        kind, bucket = _layer_kind(op, group, self._case), b.inputs.bucket
         q, out = (b.value(name).unflatten(1, (kind.heads, kind.head_dim)) for name in (op.inputs[0], op.outputs[0]))
         cache = (layer.keys, layer.values)
-        if bucket.single:
-            return partial(self._single[kind, bucket.rows].run, q, cache, out=out)
+        if bucket.is_decode:
+            return partial(self._decode[kind, bucket.rows].run, q, cache, out=out)
         mixed = self._mixed[kind]
         return lambda: mixed.run(q[: self._tokens], cache, out=out[: self._tokens])
 
-    def _plan(self, kind: Kind, bucket: Bucket, pages: Pages, cu_q: NDArray[np.int32]) -> None:
-        indptr, last = torch.from_numpy(pages.indptr), torch.from_numpy(pages.last)
-        indices = self._indices[kind.group, : len(pages.indices)]
+    def _plan(self, kind: LayerKind, bucket: Bucket, lists: BlockLists, cu_q: NDArray[np.int32]) -> None:
+        indptr, last = torch.from_numpy(lists.indptr), torch.from_numpy(lists.last)
+        indices = self._indices[kind.group, : len(lists.indices)]
         sizes = (kind.heads, self._case.kv_heads, kind.head_dim, self._block_tokens)
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "window_left": kind.window - 1 if kind.window else -1,
             "logits_soft_cap": kind.softcap,
             "sm_scale": kind.scale,
             **self._dtypes,
         }
-        if bucket.single:
-            self._single[kind, bucket.rows].plan(indptr, indices, last, *sizes, **how)
+        if bucket.is_decode:
+            self._decode[kind, bucket.rows].plan(indptr, indices, last, *sizes, **options)
         else:
-            self._mixed[kind].plan(torch.from_numpy(cu_q.copy()), indptr, indices, last, *sizes, causal=True, **how)
+            self._mixed[kind].plan(torch.from_numpy(cu_q.copy()), indptr, indices, last, *sizes, causal=True, **options)
 
 
-def _kind(op: Op, group: int, case: Case) -> Kind:
-    """What an attention needs of its plan."""
+def _layer_kind(op: Op, group: int, case: AttentionCase) -> LayerKind:
+    """The kind of an attention op's layer."""
     head_dim, scale, window, softcap = (op.attributes[name] for name in ("head_dim", "scale", "window", "softcap"))
-    return Kind(group, case.kv_heads * case.group, int(head_dim), float(scale), int(window), float(softcap))  # type: ignore[arg-type]
+    return LayerKind(group, case.kv_heads * case.group, int(head_dim), float(scale), int(window), float(softcap))  # type: ignore[arg-type]
+
+
+FLASHINFER: Final = OptionalBackend(serves, open_backend, INSTALL)
+"""The backend `flashinfer`."""

@@ -1,86 +1,176 @@
-"""Which parts of a step are replayed as graphs, and which are launched one by one.
+"""Launches of every bucket, and which of them are replayed as CUDA graphs.
 
-A step of single tokens is one graph, sampling included. Of a small mixed step everything between two attentions is a graph, as it depends
-on the number of tokens alone; attention, the head and sampling are launched. A large mixed step is launched op by op: it computes for
-longer than that takes. Graphs are captured while starting, over addresses that never change; a step whose bucket has none is launched.
+A decode step is one graph, sampling included. Of a small mixed step everything between two attentions is a graph, as it depends on the
+number of tokens alone; attention, the head and sampling are launched. A large mixed step is launched op by op: it computes for longer than
+that takes. Graphs are captured at the start, over addresses that never change; a step whose bucket has none is launched.
+
+Owns what buckets share: there are thousands, and only attention depends on all sizes of a bucket.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
+from ridgeline.compute.cuda.attention import AttentionBackend
 from ridgeline.compute.cuda.buckets import Bucket
+from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.device import Graph
-from ridgeline.compute.cuda.plan import Call
+from ridgeline.compute.cuda.plan import Binding, DevicePlan, Run
+from ridgeline.compute.cuda.providers import PROVIDERS, Provider
+from ridgeline.compute.cuda.sampler import SampledIds
+from ridgeline.compute.cuda.step import StepBuffers
+from ridgeline.compute.graph import Op
+from ridgeline.compute.lowering.lower import head_of
+
+MAX_BUCKETS: Final = 1024
+"""Buckets whose launches are kept: a list, and one attention per layer, each."""
 
 Capture = Callable[[Callable[[], None], Any], Graph]
 """(what launches, memory pool) → the graph of it."""
 
 
-def run_all(calls: Sequence[Call]) -> None:
-    """Launches calls one by one."""
-    for call in calls:
-        call.run()
+class Launch(NamedTuple):
+    """One launch, or a few. `attention`: the op where it is one, which depends on rows and tables and stands between two segments."""
+
+    run: Run
+    attention: Op | None = None
 
 
-def segments(calls: Sequence[Call]) -> Iterator[tuple[list[Call], Call | None]]:
-    """Calls between attentions, each with the attention behind it; None behind the last."""
-    part: list[Call] = []
-    for call in calls:
-        if call.attention:
-            yield part, call
+class BucketLaunches(NamedTuple):
+    """The launches of a bucket: `body` depends on tokens, but for attention; `tail`, from the selection on, on rows."""
+
+    body: list[Launch]
+    tail: list[Launch]
+
+
+class LaunchCache:
+    """Launches of the buckets of one plan, over the cache that is attached; bound when a bucket is first met. Launches nothing itself."""
+
+    def __init__(self, plan: DevicePlan, buffers: StepBuffers, ids: SampledIds, attention: AttentionBackend) -> None:
+        self._plan, self._buffers, self._ids, self._attention = plan, buffers, ids, attention
+        self._providers: Mapping[str, Provider] = {**PROVIDERS, "attention": attention.bind}
+        self._select = head_of(plan.oplist) - 1
+        self._results = plan.oplist.outputs["logits"], plan.oplist.taps["hidden"]
+        self._buckets: dict[Bucket, BucketLaunches] = {}
+        self._shared: dict[tuple[int, ...], list[Launch]] = {}
+        self.cache: DeviceKVCache | None = None
+
+    def attach(self, cache: DeviceKVCache | None) -> None:
+        """Launches write to `cache` from now on; what knows the addresses of another is dropped."""
+        self.cache = cache
+        self._buckets.clear()
+        self._shared.clear()
+
+    def binding(self, bucket: Bucket, plan: DevicePlan | None = None) -> Binding:
+        """A bucket's views for the ops of `plan`; None: of the cache's own. RuntimeError where no cache is attached."""
+        if self.cache is None:
+            raise RuntimeError("the runner has no KV cache: call attach first")
+        return Binding(plan or self._plan, self._buffers.device_views(bucket), self.cache, self._ids.token_ids[: bucket.tokens])
+
+    def bind(self, binding: Binding, op: Op) -> Run:
+        """The launch of one op over the views of a bucket."""
+        return self._providers[op.name](binding, op)
+
+    def launches(self, bucket: Bucket) -> BucketLaunches:
+        """All launches of a bucket."""
+        found = self._buckets.get(bucket)
+        if found is None:
+            if len(self._buckets) >= MAX_BUCKETS:
+                del self._buckets[next(iter(self._buckets))]
+            binding = self.binding(bucket)
+            key = (bucket.tokens,)
+            if key not in self._shared:
+                self._shared[key] = [Launch(partial(self._ids.resolve, binding)), *self._bound(binding, 0, self._select)]
+            body = [self._rebound(binding, launch) for launch in self._shared[key]]
+            found = self._buckets[bucket] = BucketLaunches(body, self._tail(binding))
+        return found
+
+    def _tail(self, binding: Binding) -> list[Launch]:
+        """Launches from the selection on: the same for all buckets of so many tokens and rows."""
+        bucket = binding.inputs.bucket
+        key = bucket.tokens, bucket.rows
+        if key not in self._shared:
+            logits, hidden = binding.values(self._results)
+            sampling = [Launch(self._ids.sampling(binding, logits, hidden)), Launch(partial(self._ids.store_last, binding))]
+            self._shared[key] = [*self._bound(binding, self._select, len(self._plan.oplist.ops)), *sampling]
+        return self._shared[key]
+
+    def _bound(self, binding: Binding, first: int, end: int) -> list[Launch]:
+        """Launches of the ops first ≤ n < end."""
+        ops = self._plan.oplist.ops[first:end]
+        return [Launch(self.bind(binding, op), op if op.name == "attention" else None) for op in ops]
+
+    def _rebound(self, binding: Binding, launch: Launch) -> Launch:
+        """The launch for another bucket of as many tokens: itself, unless it is an attention."""
+        return launch if launch.attention is None else Launch(self.bind(binding, launch.attention), launch.attention)
+
+
+def run_all(launches: Sequence[Launch]) -> None:
+    """Launches one by one, in their order."""
+    for launch in launches:
+        launch.run()
+
+
+def segments(launches: Sequence[Launch]) -> Iterator[tuple[list[Launch], Launch | None]]:
+    """Launchs between attentions, each with the attention behind it; None behind the last."""
+    part: list[Launch] = []
+    for launch in launches:
+        if launch.attention:
+            yield part, launch
             part = []
         else:
-            part.append(call)
+            part.append(launch)
     yield part, None
 
 
 class Graphs:
-    """Graphs of single steps by bucket, and of segments by number of tokens. `body` is what comes before the selection, `tail` the rest.
+    """Graphs of decode steps by bucket, and of segments by number of tokens; `body` and `tail` as in `BucketLaunches`.
 
-    capture  makes a graph; None where there are none     pool  memory that all graphs share: one of them runs at a time
+    capture  makes a graph; None where the device has none
+    pool     memory that all graphs share: one of them runs at a time
     """
 
     def __init__(self, capture: Capture | None, pool: Any = None) -> None:
         self.capture, self._pool = capture, pool
-        self._whole: dict[Bucket, Graph] = {}
-        self._pieces: dict[int, list[Graph]] = {}
+        self._decode: dict[Bucket, Graph] = {}
+        self._segments: dict[int, list[Graph]] = {}
 
     def __len__(self) -> int:
-        return len(self._whole) + sum(len(pieces) for pieces in self._pieces.values())
+        return len(self._decode) + sum(len(parts) for parts in self._segments.values())
 
     def clear(self) -> None:
-        """Drops all graphs: the addresses that they know are going."""
-        self._whole.clear()
-        self._pieces.clear()
+        """Drops all graphs: their addresses are about to be freed."""
+        self._decode.clear()
+        self._segments.clear()
 
-    def add_single(self, bucket: Bucket, body: Sequence[Call], tail: Sequence[Call]) -> None:
-        """Captures a whole step. Everything is launched once before: kernels are compiled and libraries prepared outside of captures."""
-        calls = [*body, *tail]
-        run_all(calls)
-        self._whole[bucket] = self._captured(calls)
+    def add_decode(self, bucket: Bucket, body: Sequence[Launch], tail: Sequence[Launch]) -> None:
+        """Captures a decode step. Everything is launched once before: kernels are compiled and libraries prepared outside of captures."""
+        launches = [*body, *tail]
+        run_all(launches)
+        self._decode[bucket] = self._captured(launches)
 
-    def add_segments(self, tokens: int, body: Sequence[Call], tail: Sequence[Call]) -> None:
-        """Captures what stands between attentions in a mixed step of so many tokens."""
+    def add_segments(self, tokens: int, body: Sequence[Launch], tail: Sequence[Launch]) -> None:
+        """Captures the launches between attentions in a mixed step of so many tokens."""
         run_all([*body, *tail])
-        self._pieces[tokens] = [self._captured(part) for part, _ in segments(body)]
+        self._segments[tokens] = [self._captured(part) for part, _ in segments(body)]
 
-    def _captured(self, calls: Sequence[Call]) -> Graph:
+    def _captured(self, launches: Sequence[Launch]) -> Graph:
         assert self.capture is not None, "there are no graphs on this device"
-        return self.capture(lambda: run_all(calls), self._pool)
+        return self.capture(lambda: run_all(launches), self._pool)
 
-    def run(self, bucket: Bucket, body: Sequence[Call], tail: Sequence[Call]) -> None:
-        """Starts a step: replays what there are graphs of, launches the rest."""
-        whole = self._whole.get(bucket)
-        if whole is not None:
-            whole.replay()
+    def run(self, bucket: Bucket, body: Sequence[Launch], tail: Sequence[Launch]) -> None:
+        """Starts a step: replays its graphs where there are any, launches the rest."""
+        graph = self._decode.get(bucket)
+        if graph is not None:
+            graph.replay()
             return
-        pieces = None if bucket.single else self._pieces.get(bucket.tokens)
-        if pieces is None:
+        parts = None if bucket.is_decode else self._segments.get(bucket.tokens)
+        if parts is None:
             run_all(body)
         else:
-            attentions = (call for call in body if call.attention)
-            for number, piece in enumerate(pieces):
+            attentions = (launch for launch in body if launch.attention)
+            for number, part in enumerate(parts):
                 if number:
                     next(attentions).run()
-                piece.replay()
+                part.replay()
         run_all(tail)

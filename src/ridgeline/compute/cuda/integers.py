@@ -1,6 +1,6 @@
 """Matrices of small integers in a device's memory: GGUF's blocks, GPTQ, AWQ and int8 in one form.
 
-Owns the packed layout, its bytes, and the way back (`unpack`), which tests hold against the files.
+Owns the packed layout, its bytes, and its inverse (`unpack`), which tests compare with the files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,130 +19,135 @@ from ridgeline.compute.quant.weight import CodedWeight
 Codes = NDArray[np.uint8]
 
 CHUNK_ELEMENTS: Final = 1 << 22
-"""Codes that are taken apart at a time: they stay in a core's cache."""
+"""Codes that are unpacked at a time: they stay in a core's cache."""
 
 
-HEAD_BYTES: Final = {"byte": 1, "bytes": 2, "half": 2, "halves": 4, "half, zero": 4, "single": 4, "single, zero": 8}
-"""Bytes of a group's head."""
+GROUP_BYTES: Final = {"i8": 1, "u8 + min": 2, "fp16": 2, "fp16 + min": 4, "fp16 + zero": 4, "fp32": 4, "fp32 + zero": 8}
+"""Bytes of a group's scales, by their type."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How a stored format is held.
+class IntegerFormat:
+    """The layout of a stored format on the device.
 
-    low, high  bits of a code in the first plane (2, 4, 8) and in the second (0, 1, 2)
-    size    inputs of a group; 0: all of them
-    head    what a group has:
-            byte         an integer, signed                  of k-quants and IQ4_XS: times the superblock's scale
-            bytes        an integer of the scale, one of the min, unsigned; times the superblock's scale and min
-            half         fp16 scale
-            halves       fp16 scale, fp16 min
-            half, zero   fp16 scale, 8 bits of zero
-            single       fp32 scale
-            single, zero fp32 scale, 32 bits of zero
-    centre  zero of every group, where heads have neither zero nor min
+    low, high   bits of a code in the first plane (2, 4, 8) and in the second (0, 1, 2)
+    size        inputs per group; 0: a group is a row
+    scale_type  scales of a group:
+                i8           a signed integer, times the superblock's scale: k-quants, IQ4_XS
+                u8 + min     an integer of the scale and one of the min, times the superblock's scale and min
+                fp16         a scale
+                fp16 + min   a scale and a min
+                fp16 + zero  a scale and a zero of 8 bits
+                fp32         a scale
+                fp32 + zero  a scale and a zero of 32 bits
+    centre      zero of every group, where groups have neither zero nor min
     """
 
     low: int
     high: int
     size: int
-    head: str
+    scale_type: str
     centre: int = 0
 
     @property
-    def base(self) -> int:
-        """Inputs of a superblock; 0 where there are none."""
-        return 256 if self.head in ("byte", "bytes") else 0
+    def superblock(self) -> int:
+        """Inputs per superblock; 0 where there are none."""
+        return 256 if self.scale_type in ("i8", "u8 + min") else 0
 
     @property
-    def zero(self) -> str:
-        """What is taken off: "centre", "zeros" (an integer a group) or "mins" (a number a group)."""
-        return "mins" if self.head in ("bytes", "halves") else "zeros" if self.head.endswith("zero") else "centre"
+    def offset(self) -> str:
+        """Kind of the subtrahend: "centre", "zeros" (an integer per group) or "mins" (a number per group)."""
+        return "mins" if self.scale_type in ("u8 + min", "fp16 + min") else "zeros" if self.scale_type.endswith("zero") else "centre"
 
 
-FORMS: Final = {
-    "Q4_0": Form(4, 0, 32, "half", 8),
-    "Q4_1": Form(4, 0, 32, "halves"),
-    "Q5_0": Form(4, 1, 32, "half", 16),
-    "Q5_1": Form(4, 1, 32, "halves"),
-    "Q8_0": Form(8, 0, 32, "half", 128),
-    "Q2_K": Form(2, 0, 16, "bytes"),
-    "Q3_K": Form(2, 1, 16, "byte", 4),
-    "Q4_K": Form(4, 0, 32, "bytes"),
-    "Q5_K": Form(4, 1, 32, "bytes"),
-    "Q6_K": Form(4, 2, 16, "byte", 32),
-    "IQ4_NL": Form(8, 0, 32, "half", 128),
-    "IQ4_XS": Form(8, 0, 32, "byte", 128),
+INTEGER_FORMATS: Final = {
+    "Q4_0": IntegerFormat(4, 0, 32, "fp16", 8),
+    "Q4_1": IntegerFormat(4, 0, 32, "fp16 + min"),
+    "Q5_0": IntegerFormat(4, 1, 32, "fp16", 16),
+    "Q5_1": IntegerFormat(4, 1, 32, "fp16 + min"),
+    "Q8_0": IntegerFormat(8, 0, 32, "fp16", 128),
+    "Q2_K": IntegerFormat(2, 0, 16, "u8 + min"),
+    "Q3_K": IntegerFormat(2, 1, 16, "i8", 4),
+    "Q4_K": IntegerFormat(4, 0, 32, "u8 + min"),
+    "Q5_K": IntegerFormat(4, 1, 32, "u8 + min"),
+    "Q6_K": IntegerFormat(4, 2, 16, "i8", 32),
+    "IQ4_NL": IntegerFormat(8, 0, 32, "fp16", 128),
+    "IQ4_XS": IntegerFormat(8, 0, 32, "i8", 128),
 }
-"""GGUF's formats. Those of the IQ4 family keep their table's values, which take 8 bits."""
+"""GGUF's formats. IQ4 formats are stored as the values of their table, which take 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Integers:
+class IntegerMatrix:
     """A matrix [N, K] of unsigned codes:
 
         weight[n, order[k]] = scale · (code - zero)     or     scale · code - min
 
     A tile is `tile` inputs of a row: `fields` runs of `width` inputs. Field f of a plane of b bits stands in byte run f // (8 / b), at the
     bits b · (f % (8 / b)) …, so that a shift and a mask give `width` neighbouring inputs. Inputs beyond K have the code 0.
-    What groups have is in words, which lie together for neighbouring rows: copies of four bytes a thread need no registers on their way.
+    Scales are in words of four bytes, which are contiguous over rows: asynchronous copies of four bytes per thread need no registers.
 
-    low, high  uint8 [tiles, N, tile · bits / 8]
-    heads      int32 [words, N]: the heads of a row's groups, one after the other, lowest bits first
-    bases      int32 [K / 256, N]: fp16 scale of a superblock, above it its fp16 min
-    order      int64 [K]: column k of the codes multiplies input order[k]; None where the codes are in the order of the inputs
+    low, high     uint8 [tiles, N, tile · bits / 8]
+    scale_words   int32 [words, N]: scales of a row's groups with their zeros or mins, one after the other, lowest bits first
+    super_scales  int32 [K / 256, N]: fp16 scale of a superblock, above it its fp16 min
+    order         int64 [K]: column k of the codes multiplies input order[k]; None where the codes are in the order of the inputs
     """
 
     kind: str
-    form: Form
+    form: IntegerFormat
     shape: tuple[int, int]
     width: int
     low: Tensor
     high: Tensor | None
-    heads: Tensor
-    bases: Tensor | None = None
+    scale_words: Tensor
+    super_scales: Tensor | None = None
     order: Tensor | None = None
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        return tuple(part for part in (self.low, self.high, self.heads, self.bases, self.order) if part is not None)
+        """All tensors of the matrix."""
+        return tuple(part for part in (self.low, self.high, self.scale_words, self.super_scales, self.order) if part is not None)
 
     @property
     def nbytes(self) -> int:
+        """Bytes on the device."""
         return sum(part.nbytes for part in self.parts)
 
     @property
     def fields(self) -> int:
+        """Fields of a tile."""
         return fields(self.form)
 
     @property
     def tile(self) -> int:
+        """Inputs per tile."""
         return self.fields * self.width
 
     @property
     def tiles(self) -> int:
+        """Tiles of a row."""
         return self.low.shape[0]
 
     @staticmethod
     def bytes_of(kind: str, shape: tuple[int, int], group: int = 0) -> int:
-        """Bytes of a matrix of the stored format `kind`, before any data is read: the most that it can take."""
+        """Bytes of a matrix of the stored format `kind`, before any data is read: at most."""
         rows, columns = shape
-        form = FORMS.get(kind) or Form(8 if kind.endswith("8") else 4, 0, group, "single, zero")
+        form = INTEGER_FORMATS.get(kind) or IntegerFormat(8 if kind.endswith("8") else 4, 0, group, "fp32 + zero")
         whole = _whole(form, columns)
         codes = whole * (form.low + form.high) // 8
-        heads = 4 * _words(form, whole) + (4 * columns // form.base if form.base else 0)
-        return rows * (codes + heads) + (8 * columns if kind.startswith("GPTQ") else 0)
+        scale_words = 4 * _words(form, whole) + (4 * columns // form.superblock if form.superblock else 0)
+        return rows * (codes + scale_words) + (8 * columns if kind.startswith("GPTQ") else 0)
 
 
-def fields(form: Form) -> int:
-    """Fields of a tile: as many as the narrowest plane has in a byte, and so many that their groups' heads fill words."""
+def fields(form: IntegerFormat) -> int:
+    """Fields of a tile: as many as the narrowest plane has in a byte, and so many that the scales of their groups fill words."""
     planes = max(8 // form.low, 8 // form.high if form.high else 1)
-    return max(planes, 4 // HEAD_BYTES[form.head]) if form.size else planes
+    return max(planes, 4 // GROUP_BYTES[form.scale_type]) if form.size else planes
 
 
-def pack_blocks(weight: CodedWeight, device: torch.device) -> Integers:
+def pack_blocks(weight: CodedWeight, device: torch.device) -> IntegerMatrix:
     """A matrix of one of GGUF's formats of integers."""
-    form, (rows, columns) = FORMS[weight.kind], weight.shape
+    form, (rows, columns) = INTEGER_FORMATS[weight.kind], weight.shape
     made = []
     step = max(1, CHUNK_ELEMENTS // columns)
     for start in range(0, rows, step):
@@ -151,124 +156,85 @@ def pack_blocks(weight: CodedWeight, device: torch.device) -> Integers:
     return _joined(weight.kind, form, (rows, columns), made)
 
 
-def pack_grouped(weight: GroupedWeight, device: torch.device) -> Integers:
+def pack_grouped(weight: GroupedWeight, device: torch.device) -> IntegerMatrix:
     """Grouped integers of a checkpoint; where every zero is the middle of the codes none are kept."""
     rows, columns = weight.shape
     middle = 1 << (weight.bits - 1)
     if bool((weight.zeros == middle).all()):
-        head, centre = "single", middle
+        scale_type, centre = "fp32", middle
     else:
-        head, centre = ("half, zero" if weight.scales.dtype == np.float16 else "single, zero"), 0
-    form = Form(weight.bits, 0, 0 if weight.size == columns else weight.size, head, centre)
+        scale_type, centre = ("fp16 + zero" if weight.scales.dtype == np.float16 else "fp32 + zero"), 0
+    form = IntegerFormat(weight.bits, 0, 0 if weight.size == columns else weight.size, scale_type, centre)
     made = []
     step = max(1, CHUNK_ELEMENTS // columns)
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
-        heads = _grouped_heads(head, weight.scales[part], weight.zeros[part])
-        made.append(_to_device(_parts(form, unpacked(weight.codes[part], weight.bits), heads), device))
+        scale_words = _packed_scales(scale_type, weight.scales[part], weight.zeros[part])
+        made.append(_to_device(_parts(form, unpacked(weight.codes[part], weight.bits), scale_words), device))
     order = None if weight.order is None else torch.from_numpy(weight.order.astype(np.int64)).to(device)
     return _joined(f"INT{weight.bits}", form, (rows, columns), made, order)
 
 
-def merged_integers(weights: Sequence[Integers]) -> Integers | None:
+def merged_integers(weights: Sequence[IntegerMatrix]) -> IntegerMatrix | None:
     """The rows of all; None where formats differ or inputs stand in an order."""
     first = weights[0]
     if any(weight.form != first.form or weight.order is not None for weight in weights):
         return None
     shape = sum(weight.shape[0] for weight in weights), first.shape[1]
-    names = ("low", "high", "heads", "bases")
+    names = ("low", "high", "scale_words", "super_scales")
     made = [{name: getattr(weight, name) for name in names if getattr(weight, name) is not None} for weight in weights]
     return _joined(first.kind, first.form, shape, made)
 
 
-def unpack(weight: Integers) -> NDArray[np.float32]:
-    """The weights as fp32 [N, K], in the order of the inputs: for tests."""
-    (rows, columns), form = weight.shape, weight.form
-    size = form.size or columns
-    codes = _unplane(weight.low, form.low, weight)
-    if weight.high is not None:
-        codes |= _unplane(weight.high, form.high, weight) << form.low
-    values = codes[:, :columns].reshape(rows, -1, size).astype(np.float32)
-    scales, less = _unheaded(weight, columns // size)
-    scales, less = scales[..., None], less[..., None]
-    dense = scales * values - less if form.zero == "mins" else scales * (values - less)
-    dense = dense.reshape(rows, columns)
-    return dense if weight.order is None else dense[:, np.argsort(weight.order.cpu().numpy())]
-
-
-def _width(form: Form, columns: int) -> int:
+def _width(form: IntegerFormat, columns: int) -> int:
     """Neighbouring inputs of a field: the widest of which whole tiles fill a row; else narrow ones, and the last tile is filled up."""
-    able = [width for width in (64, 32, 16) if _fits(form, width)]
-    return next((width for width in able if columns % (fields(form) * width) == 0), able[-1])
+    fitting = [width for width in (64, 32, 16) if _fits(form, width)]
+    return next((width for width in fitting if columns % (fields(form) * width) == 0), fitting[-1])
 
 
-def _fits(form: Form, width: int) -> bool:
-    """Whether a tile of fields of this width is whole groups or a whole part of one, and its groups' heads are whole words."""
-    tile, head = fields(form) * width, HEAD_BYTES[form.head]
+def _fits(form: IntegerFormat, width: int) -> bool:
+    """True where a tile of fields of this width is whole groups or a whole part of one, and the scales of its groups fill words."""
+    tile, group_bytes = fields(form) * width, GROUP_BYTES[form.scale_type]
     if not form.size:
         return True
     if form.size % width or (tile % form.size and form.size % tile):
         return False
-    return head >= 4 or tile % (4 // head * form.size) == 0
+    return group_bytes >= 4 or tile % (4 // group_bytes * form.size) == 0
 
 
-def _whole(form: Form, columns: int) -> int:
+def _whole(form: IntegerFormat, columns: int) -> int:
     """Inputs of whole tiles."""
     tile = fields(form) * _width(form, columns)
     return -(-columns // tile) * tile
 
 
-def _words(form: Form, whole: int) -> int:
-    """Words of the heads of a row."""
+def _words(form: IntegerFormat, whole: int) -> int:
+    """Words of a row's scales."""
     groups = -(-whole // form.size) if form.size else 1
-    return -(-groups * HEAD_BYTES[form.head] // 4)
+    return -(-groups * GROUP_BYTES[form.scale_type] // 4)
 
 
-def _parts(form: Form, codes: Codes, heads: Codes) -> dict[str, np.ndarray]:
-    """codes uint8 [N, K], one a byte, and heads uint8 [N, bytes] → the tensors of `Integers` by name."""
+def _parts(form: IntegerFormat, codes: Codes, scale_words: Codes) -> dict[str, np.ndarray]:
+    """codes uint8 [N, K], one per byte, and scales uint8 [N, bytes] → the tensors of `IntegerMatrix` by name."""
     rows, columns = codes.shape
     padded = np.zeros((rows, 4 * _words(form, _whole(form, columns))), np.uint8)
-    padded[:, : heads.shape[1]] = heads
-    return _planes(codes, form, _width(form, columns)) | {"heads": padded.view("<i4").T}
+    padded[:, : scale_words.shape[1]] = scale_words
+    return _planes(codes, form, _width(form, columns)) | {"scale_words": padded.view("<i4").T}
 
 
-def _grouped_heads(head: str, scales: NDArray[np.floating], zeros: Codes) -> Codes:
-    """Heads of grouped integers: uint8 [n, bytes]."""
-    kind = np.float16 if head.startswith("half") else np.float32
-    fields = [("scale", kind)] if head == "single" else [("scale", kind), ("zero", np.uint16 if kind is np.float16 else np.uint32)]
+def _packed_scales(scale_type: str, scales: NDArray[np.floating], zeros: Codes) -> Codes:
+    """Packed scales of grouped integers, with their zeros: uint8 [n, bytes]."""
+    kind = np.float16 if scale_type.startswith("fp16") else np.float32
+    fields = [("scale", kind)] if scale_type == "fp32" else [("scale", kind), ("zero", np.uint16 if kind is np.float16 else np.uint32)]
     records = np.zeros(scales.shape, np.dtype(fields))
     records["scale"] = scales
-    if head != "single":
+    if scale_type != "fp32":
         records["zero"] = zeros
     return records.view(np.uint8).reshape(len(scales), -1)
 
 
-def _unheaded(weight: Integers, groups: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Scales of all groups, and their zeros or mins: fp32 [N, groups] each."""
-    form, rows = weight.form, weight.shape[0]
-    heads = np.ascontiguousarray(weight.heads.cpu().numpy().T).view(np.uint8)
-    read = {
-        "byte": [("scale", np.int8)],
-        "bytes": [("scale", np.uint8), ("less", np.uint8)],
-        "half": [("scale", np.float16)],
-        "halves": [("scale", np.float16), ("less", np.float16)],
-        "half, zero": [("scale", np.float16), ("less", np.uint16)],
-        "single": [("scale", np.float32)],
-        "single, zero": [("scale", np.float32), ("less", np.uint32)],
-    }
-    records = heads[:, : groups * HEAD_BYTES[form.head]].view(np.dtype(read[form.head]))
-    scales = records["scale"].astype(np.float32)
-    less = records["less"].astype(np.float32) if "less" in (records.dtype.names or ()) else np.full_like(scales, form.centre)
-    if weight.bases is not None:
-        bases = np.ascontiguousarray(weight.bases.cpu().numpy().T).view(np.float16).reshape(rows, -1, 2).astype(np.float32)
-        bases = np.repeat(bases, form.base // form.size, axis=1)
-        scales *= bases[..., 0]
-        less = less * bases[..., 1] if form.zero == "mins" else less
-    return scales, less
-
-
-def _planes(codes: Codes, form: Form, width: int) -> dict[str, np.ndarray]:
-    """codes uint8 [N, K], one a byte → `low` and `high` of `Integers`."""
+def _planes(codes: Codes, form: IntegerFormat, width: int) -> dict[str, np.ndarray]:
+    """codes uint8 [N, K], one per byte → `low` and `high` of `IntegerMatrix`."""
     rows, columns = codes.shape
     count = fields(form)
     tiles = -(-columns // (count * width))
@@ -284,44 +250,36 @@ def _planes(codes: Codes, form: Form, width: int) -> dict[str, np.ndarray]:
 def _plane(split: Codes, bits: int) -> Codes:
     """[N, tiles, fields, width] of `bits` bits each → [tiles, N, bytes of a tile]."""
     rows, tiles, count, width = split.shape
-    a_byte = 8 // bits
-    runs = split.reshape(rows, tiles, count // a_byte, a_byte, width)
+    per_byte = 8 // bits
+    runs = split.reshape(rows, tiles, count // per_byte, per_byte, width)
     out = runs[:, :, :, 0].copy()
-    for place in range(1, a_byte):
+    for place in range(1, per_byte):
         out |= runs[:, :, :, place] << np.uint8(bits * place)
     return np.ascontiguousarray(out.reshape(rows, tiles, -1).swapaxes(0, 1))
 
 
-def _unplane(plane: Tensor, bits: int, weight: Integers) -> Codes:
-    """The inverse of `_plane`: uint8 [N, tiles · tile]."""
-    packed = plane.cpu().numpy()
-    tiles, rows, _ = packed.shape
-    runs = packed.reshape(tiles, rows, -1, 1, weight.width)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    codes: Codes = (runs >> shifts) & np.uint8((1 << bits) - 1)
-    return codes.reshape(tiles, rows, -1).swapaxes(0, 1).reshape(rows, -1)
-
-
-def _block_parts(kind: str, form: Form, blocks: Codes, columns: int) -> dict[str, np.ndarray]:
-    """Rows of a GGUF format, uint8 [n, bytes of a row] → the tensors of `Integers` by name."""
-    bases: dict[str, np.ndarray] = {}
-    if form.base:
-        superblocks = blocks.reshape(len(blocks) * (columns // form.base), -1).copy()
+def _block_parts(kind: str, form: IntegerFormat, blocks: Codes, columns: int) -> dict[str, np.ndarray]:
+    """Rows of a GGUF format, uint8 [n, bytes of a row] → the tensors of `IntegerMatrix` by name."""
+    super_scales: dict[str, np.ndarray] = {}
+    if form.superblock:
+        superblocks = blocks.reshape(len(blocks) * (columns // form.superblock), -1).copy()
         both = np.zeros((len(superblocks), 4), np.uint8)
-        for number, place in enumerate(_BASES[kind]):
+        for number, place in enumerate(_SUPER_SCALES[kind]):
             both[:, 2 * number : 2 * number + 2] = superblocks[:, place : place + 2]
             superblocks[:, place : place + 2] = _ONE
-        bases["bases"] = both.view("<i4").reshape(len(blocks), -1).T
+        super_scales["super_scales"] = both.view("<i4").reshape(len(blocks), -1).T
         blocks = superblocks.reshape(blocks.shape)
-    # With bases of one a group's scale and min are the integers that the file has.
+    # With superblock scales of 1 the scale and min of a group are the integers in the file.
     found = groups(kind, blocks)
-    number = {"byte": np.int8, "bytes": np.uint8}.get(form.head, np.float16)
-    heads = [part.astype(number) for part in ((found.group_scales, found.group_mins) if form.zero == "mins" else (found.group_scales,))]
+    number = {"i8": np.int8, "u8 + min": np.uint8}.get(form.scale_type, np.float16)
+    scale_words = [
+        part.astype(number) for part in ((found.group_scales, found.group_mins) if form.offset == "mins" else (found.group_scales,))
+    ]
     codes = found.codes if found.codes.dtype == np.uint8 else found.codes.view(np.uint8) ^ np.uint8(0x80)
-    return _parts(form, codes, np.stack(heads, axis=2).reshape(len(blocks), -1).view(np.uint8)) | bases
+    return _parts(form, codes, np.stack(scale_words, axis=2).reshape(len(blocks), -1).view(np.uint8)) | super_scales
 
 
-_BASES: Final = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,)}
+_SUPER_SCALES: Final = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,)}
 """Bytes of a superblock where its fp16 scale stands, and its fp16 min."""
 
 _ONE: Final = np.ones(1, np.float16).view(np.uint8)
@@ -331,7 +289,11 @@ def _to_device(parts: Mapping[str, np.ndarray], device: torch.device) -> dict[st
     return {name: torch.from_numpy(np.ascontiguousarray(part)).to(device) for name, part in parts.items()}
 
 
-def _joined(kind: str, form: Form, shape: tuple[int, int], made: Sequence[Mapping[str, Tensor]], order: Tensor | None = None) -> Integers:
+def _joined(
+    kind: str, form: IntegerFormat, shape: tuple[int, int], made: Sequence[Mapping[str, Tensor]], order: Tensor | None = None
+) -> IntegerMatrix:
     """Pieces of consecutive rows as one matrix; rows are the second dimension of every part."""
     parts = {name: torch.cat([piece[name] for piece in made], dim=1) for name in made[0]}
-    return Integers(kind, form, shape, _width(form, shape[1]), parts["low"], parts.get("high"), parts["heads"], parts.get("bases"), order)
+    return IntegerMatrix(
+        kind, form, shape, _width(form, shape[1]), parts["low"], parts.get("high"), parts["scale_words"], parts.get("super_scales"), order
+    )

@@ -1,6 +1,6 @@
-"""The product with a weight matrix: which kernel or library call serves a format and a number of rows.
+"""The product with a weight matrix: selects the kernel or library call for a format and a number of rows.
 
-Owns that choice and how the caller's scratch is cut. A captured graph repeats what was chosen when it was captured.
+Owns how the caller's scratch is divided. A captured graph repeats what was selected when it was captured.
 """
 
 from typing import Final
@@ -8,26 +8,25 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ridgeline.compute.cuda.integers import Integers
+from ridgeline.compute.cuda.integers import IntegerMatrix
 from ridgeline.compute.cuda.triton import linear_grouped as grouped
 from ridgeline.compute.cuda.triton.launch import native_fp8
-from ridgeline.compute.cuda.triton.linear_fp8 import linear_fp8
-from ridgeline.compute.cuda.triton.matmul import matmul
+from ridgeline.compute.cuda.triton.matmul import linear_fp8, matmul
 from ridgeline.compute.cuda.triton.quantise import dequantise, quantise_fp8
-from ridgeline.compute.cuda.weights import DeviceWeight, Floats, Fp8
+from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix, Fp8Matrix
 
 DENSE_ELEMENTS: Final = 64 << 20
-"""Weights that are made numbers at a time, for cuBLAS: large enough to fill the device, and 128 MB of bf16."""
+"""Weights that are dequantised at a time, for cuBLAS: large enough to fill the device, and 128 MB of bf16."""
 
 _ALIGNMENT: Final = 256
 _LIBRARY_UNIT: Final = 16
 """`_scaled_mm` takes inputs and outputs in multiples of this."""
 
-Codes = tuple[Tensor, Tensor]
+Fp8Activations = tuple[Tensor, Tensor]
 """Activations as e4m3 [M, K] and scales fp32 [M]."""
 
 
-def linear(x: Tensor | Codes, weight: DeviceWeight, out: Tensor, scratch: Tensor, *, invariant: bool = False) -> None:
+def linear(x: Tensor | Fp8Activations, weight: DeviceWeight, out: Tensor, scratch: Tensor, *, invariant: bool = False) -> None:
     """x [M, K] · weightᵀ → out [M, N], in the type of `out`.
 
     x          floats of the type of `out`; codes only for fp8 weights
@@ -37,50 +36,50 @@ def linear(x: Tensor | Codes, weight: DeviceWeight, out: Tensor, scratch: Tensor
     if len(out) == 0:
         return
     if isinstance(x, tuple):
-        if not isinstance(weight, Fp8):
+        if not isinstance(weight, Fp8Matrix):
             raise ValueError(f"activations in fp8 do not fit {weight.kind} weights")
-        _codes(*x, weight, out, invariant)
-    elif isinstance(weight, Floats):
+        _fp8(*x, weight, out, invariant)
+    elif isinstance(weight, FloatMatrix):
         matmul(x, weight.values, out) if invariant else torch.mm(x, weight.values.t(), out=out)
-    elif isinstance(weight, Integers):
+    elif isinstance(weight, IntegerMatrix):
         _integers(x, weight, out, scratch, invariant)
     elif native_fp8(x.device):
-        codes, rest = _take(scratch, x.shape, torch.float8_e4m3fn)
-        scales, _ = _take(rest, (len(x),), torch.float32)
+        codes, rest = _split_scratch(scratch, x.shape, torch.float8_e4m3fn)
+        scales, _ = _split_scratch(rest, (len(x),), torch.float32)
         quantise_fp8(x, codes, scales)
-        _codes(codes, scales, weight, out, invariant)
+        _fp8(codes, scales, weight, out, invariant)
     else:
         _dense(x, weight, out, scratch, invariant)
 
 
 def scratch_bytes(weight: DeviceWeight, rows: int, *, invariant: bool = False) -> int:
-    """The most scratch that `linear` takes for up to `rows` rows of activations, of any type."""
-    if isinstance(weight, Floats):
+    """Scratch bytes of `linear` for up to `rows` rows of activations of any type."""
+    if isinstance(weight, FloatMatrix):
         return 0
     columns, inputs = weight.shape
-    dense = _padded(4 * min(columns, _dense_rows(inputs)) * inputs)
-    if isinstance(weight, Fp8):
-        return _padded(rows * inputs) + _padded(4 * rows) if native_fp8(weight.codes.device) else dense
-    ordered = _padded(4 * rows * inputs) if weight.order is not None else 0
-    few = rows if invariant else min(rows, grouped.MOST_ROWS)
-    return ordered + max(_padded(grouped.scratch_bytes(weight, few)), dense if rows > few else 0)
+    dense = _aligned(4 * min(columns, _dense_rows(inputs)) * inputs)
+    if isinstance(weight, Fp8Matrix):
+        return _aligned(rows * inputs) + _aligned(4 * rows) if native_fp8(weight.codes.device) else dense
+    ordered = _aligned(4 * rows * inputs) if weight.order is not None else 0
+    packed = rows if invariant else min(rows, grouped.MAX_ROWS)  # rows for which codes are multiplied as they are packed
+    return ordered + max(_aligned(grouped.scratch_bytes(weight, packed)), dense if rows > packed else 0)
 
 
-def _integers(x: Tensor, weight: Integers, out: Tensor, scratch: Tensor, invariant: bool) -> None:
+def _integers(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tensor, invariant: bool) -> None:
     if weight.order is not None:
-        ordered, scratch = _take(scratch, x.shape, x.dtype)
+        ordered, scratch = _split_scratch(scratch, x.shape, x.dtype)
         torch.index_select(x, 1, weight.order, out=ordered)
         x = ordered
-    if invariant or len(x) <= grouped.MOST_ROWS:
-        grouped.linear_grouped(x, weight, out, scratch, block_rows=grouped.MOST_ROWS if invariant else None)
+    if invariant or len(x) <= grouped.MAX_ROWS:
+        grouped.linear_grouped(x, weight, out, scratch, block_rows=grouped.MAX_ROWS if invariant else None)
     else:
         _dense(x, weight, out, scratch, invariant)
 
 
-def _codes(codes: Tensor, scales: Tensor, weight: Fp8, out: Tensor, invariant: bool) -> None:
+def _fp8(codes: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor, invariant: bool) -> None:
     if codes.device.type == "cpu" and not invariant:
         _plain_fp8(codes, scales, weight, out)
-    elif not invariant and _library_takes(weight, out):
+    elif not invariant and _is_for_library(weight, out):
         torch._scaled_mm(
             codes, weight.codes.t(), scales[:, None], weight.scales.view(1, -1), out_dtype=out.dtype, use_fast_accum=True, out=out
         )
@@ -88,14 +87,14 @@ def _codes(codes: Tensor, scales: Tensor, weight: Fp8, out: Tensor, invariant: b
         linear_fp8(codes, scales, weight, out, invariant=invariant)
 
 
-def _library_takes(weight: Fp8, out: Tensor) -> bool:
-    """Its rows' scales are for results in bf16 that lie together."""
+def _is_for_library(weight: Fp8Matrix, out: Tensor) -> bool:
+    """True where `_scaled_mm` takes the weights: scales per row need contiguous results in bf16."""
     whole = all(size % _LIBRARY_UNIT == 0 for size in weight.shape)
     return weight.per_channel and whole and out.dtype == torch.bfloat16 and out.is_contiguous()
 
 
-def _plain_fp8(codes: Tensor, scales: Tensor, weight: Fp8, out: Tensor) -> None:
-    """Where kernels are interpreted, one library call is a thousand times faster than a kernel."""
+def _plain_fp8(codes: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor) -> None:
+    """The product as one library call: a thousand times faster than an interpreted kernel."""
     dense = (
         weight.codes.float()
         * weight.scales.repeat_interleave(weight.block[0], 0)[: weight.shape[0]].repeat_interleave(weight.block[1], 1)[:, : weight.shape[1]]
@@ -103,13 +102,13 @@ def _plain_fp8(codes: Tensor, scales: Tensor, weight: Fp8, out: Tensor) -> None:
     out.copy_((codes.float() @ dense.t()) * scales[:, None])
 
 
-def _dense(x: Tensor, weight: Integers | Fp8, out: Tensor, scratch: Tensor, invariant: bool) -> None:
-    """A few rows of the matrix at a time as numbers of the type of x."""
+def _dense(x: Tensor, weight: IntegerMatrix | Fp8Matrix, out: Tensor, scratch: Tensor, invariant: bool) -> None:
+    """The product with a matrix that is dequantised to the type of x, a few rows at a time."""
     columns, inputs = weight.shape
     step = _dense_rows(inputs)
     for first in range(0, columns, step):
         last = min(first + step, columns)
-        numbers, _ = _take(scratch, (last - first, inputs), x.dtype)
+        numbers, _ = _split_scratch(scratch, (last - first, inputs), x.dtype)
         dequantise(weight, first, numbers)
         if invariant:
             matmul(x, numbers, out[:, first:last])
@@ -118,19 +117,19 @@ def _dense(x: Tensor, weight: Integers | Fp8, out: Tensor, scratch: Tensor, inva
 
 
 def _dense_rows(inputs: int) -> int:
-    """Rows of a matrix that are made numbers at a time."""
+    """Rows of a matrix that are dequantised at a time."""
     return max(128, DENSE_ELEMENTS // inputs // 128 * 128)
 
 
-def _padded(count: int) -> int:
+def _aligned(count: int) -> int:
     return -(-count // _ALIGNMENT) * _ALIGNMENT
 
 
-def _take(scratch: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A tensor at the start of the scratch, and the rest."""
+def _split_scratch(scratch: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A tensor at the start of the scratch, and the rest of it. ValueError where the scratch is too small."""
     count = dtype.itemsize
     for size in shape:
         count *= size
     if count > len(scratch):
         raise ValueError(f"a scratch of {len(scratch)} bytes is left, {count} are needed: size it with scratch_bytes")
-    return scratch[:count].view(dtype).view(shape), scratch[_padded(count) :]
+    return scratch[:count].view(dtype).view(shape), scratch[_aligned(count) :]

@@ -1,6 +1,6 @@
-"""A model's weights on their way to a device, and the list that is lowered for the formats that they have there.
+"""Loading of a model's weights to a device, and lowering of its op list for the formats that they have there.
 
-Owns the choice of what is quantised on load, and of what is merged. A file's codes are read once and never kept on the host.
+Owns what is quantised on load and what is merged. A file's codes are read once and never kept on the host.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from ridgeline.compute.cuda.device import Device
-from ridgeline.compute.cuda.plan import Weights
-from ridgeline.compute.cuda.providers import MERGED
+from ridgeline.compute.cuda.plan import MERGED
 from ridgeline.compute.cuda.triton.launch import native_fp8
-from ridgeline.compute.cuda.weights import DeviceWeight, Floats, Fp8, merged, place
+from ridgeline.compute.cuda.weights import DeviceWeight, DeviceWeights, FloatMatrix, Fp8Matrix, merged, place
 from ridgeline.compute.graph import OpList, WeightFormat
 from ridgeline.compute.load.weights import map_weights
 from ridgeline.compute.lowering.lower import head_of, lower
@@ -24,8 +23,8 @@ Progress = Callable[[str, float], None]
 
 def load_weights(
     facts: ModelFacts, oplist: OpList, device: Device, dtype: torch.dtype, *, fp8: bool = False, progress: Progress = lambda *_: None
-) -> tuple[OpList, Weights]:
-    """The model's list, lowered, and its weights. `fp8`: matrices of floats become e4m3, but for the head's and tables of embeddings."""
+) -> tuple[OpList, DeviceWeights]:
+    """The model's op list, lowered, and its weights. `fp8`: matrices of floats become e4m3, except the head and embedding tables."""
     mapped = map_weights(facts)
     return place_weights(mapped, oplist, device, dtype, fp8=fp8, progress=progress)
 
@@ -38,8 +37,8 @@ def place_weights(
     *,
     fp8: bool = False,
     progress: Progress = lambda *_: None,
-) -> tuple[OpList, Weights]:
-    """As `load_weights`, of weights that are already found."""
+) -> tuple[OpList, DeviceWeights]:
+    """As `load_weights`, from weights that are mapped already."""
     embedded = {op.weights[0].name for op in oplist.ops if op.name == "embed"}
     head = {weight.name for op in oplist.ops[head_of(oplist) :] for weight in op.weights}
     used = {weight.name for op in oplist.ops for weight in op.weights}
@@ -62,10 +61,10 @@ def place_weights(
 
 
 def _table(weight: Weight, placed: DeviceWeight | None, dtype: torch.dtype, device: Device) -> torch.Tensor:
-    """A table whose rows are gathered: floats, the head's own where it is tied to them."""
-    if not isinstance(placed, Floats):
+    """An embedding table of floats [V, D]; the head's own where it is tied."""
+    if not isinstance(placed, FloatMatrix):
         placed = place(DenseWeight(weight.dense()), dtype, device.torch)
-    assert isinstance(placed, Floats)
+    assert isinstance(placed, FloatMatrix)
     return placed.values
 
 
@@ -75,14 +74,16 @@ def merge(
     matrices: dict[str, DeviceWeight],
     tables: Mapping[str, torch.Tensor],
     vectors: Mapping[str, torch.Tensor],
-) -> tuple[OpList, Weights]:
-    """Lowers a model's list for the formats of its matrices, and unites those whose products it merges. Takes matrices out of the
-    dictionary that it is given, so that at most the rows of one product exist twice.
+) -> tuple[OpList, DeviceWeights]:
+    """Lowers a model's list for the formats of its matrices, and merges those whose products it merges. Removes merged matrices from
+    `matrices`, so that at most the rows of one product exist twice.
 
-    A device that cannot multiply e4m3 takes activations as they are.
+    On a device that cannot multiply e4m3 activations stay as they are.
     """
     codes = native_fp8(device.torch)
-    formats = {name: WeightFormat(weight.kind, "f8" if codes and isinstance(weight, Fp8) else "f32") for name, weight in matrices.items()}
+    formats = {
+        name: WeightFormat(weight.kind, "f8" if codes and isinstance(weight, Fp8Matrix) else "f32") for name, weight in matrices.items()
+    }
     lowered = lower(oplist, "cuda", formats)
     for op in lowered.ops:
         if op.name in MERGED:
@@ -92,14 +93,14 @@ def merge(
                 for name in names:
                     del matrices[name]
                 matrices[op.outputs[0]] = whole
-    return lowered, Weights(matrices, tables, vectors)
+    return lowered, DeviceWeights(matrices, tables, vectors)
 
 
 def random_weights(
     facts: ModelFacts, oplist: OpList, device: Device, dtype: torch.dtype, *, fp8: bool = False, progress: Progress = lambda *_: None,
     seed: int = 0,
-) -> tuple[OpList, Weights]:  # fmt: skip
-    """Weights of a model's shape without its numbers, made on the device: for benchmarks, whose speed does not depend on them.
+) -> tuple[OpList, DeviceWeights]:  # fmt: skip
+    """Random weights of a model's shape, made on the device: for benchmarks, whose speed does not depend on their values.
 
     Matrices are normal numbers of the standard deviation K^-½, vectors ones; `fp8` as in `load_weights`.
     """
@@ -109,9 +110,9 @@ def random_weights(
     matrices: dict[str, DeviceWeight] = {}
     tables: dict[str, torch.Tensor] = {}
     vectors: dict[str, torch.Tensor] = {}
-    wanted = {weight.name: weight for op in oplist.ops for weight in op.weights}
-    for number, weight in enumerate(wanted.values()):
-        progress("making weights", number / len(wanted))
+    used = {weight.name: weight for op in oplist.ops for weight in op.weights}
+    for number, weight in enumerate(used.values()):
+        progress("making weights", number / len(used))
         if len(weight.shape) == 1:
             vectors[weight.name] = torch.ones(weight.shape, dtype=torch.float32, device=device.torch)
             continue
@@ -121,7 +122,7 @@ def random_weights(
             tables[weight.name] = values
         if fp8 and weight.name not in head | embedded:
             scales = torch.full((rows, 1), columns**-0.5, dtype=torch.float32, device=device.torch)
-            matrices[weight.name] = Fp8((values * columns**0.5).to(torch.float8_e4m3fn), scales, (1, columns))
+            matrices[weight.name] = Fp8Matrix((values * columns**0.5).to(torch.float8_e4m3fn), scales, (1, columns))
         else:
-            matrices[weight.name] = Floats(values)
+            matrices[weight.name] = FloatMatrix(values)
     return merge(oplist, device, matrices, tables, vectors)

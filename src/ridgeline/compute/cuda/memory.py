@@ -1,6 +1,6 @@
-"""How much of a device's memory goes where: scratch before anything runs, the KV cache when the largest step has been seen to run.
+"""Sizes of memory on a device: weights from headers, scratch before anything runs, the KV cache once the largest step has run.
 
-Owns sizes; allocates nothing.
+Allocates nothing.
 """
 
 from math import prod
@@ -8,25 +8,24 @@ from typing import Final
 
 import torch
 
-from ridgeline.compute.cuda import linear, sampler
+from ridgeline.compute.cuda import linear
 from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.device import Device
-from ridgeline.compute.cuda.plan import Weights
-from ridgeline.compute.cuda.triton import attention
+from ridgeline.compute.cuda.triton import attention, sampling
 from ridgeline.compute.cuda.triton.launch import power_of_2
-from ridgeline.compute.cuda.weights import placed_bytes
+from ridgeline.compute.cuda.weights import DeviceWeights, placed_bytes
 from ridgeline.compute.graph import OpList
 from ridgeline.errors import ConfigError
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import available_kv_bytes
 
-FEW_QUERIES: Final = (2, 4, 8, 16, 32, 64)
-"""Queries of a row for which attention may give splits programs of their own."""
+SPLIT_QUERIES: Final = (2, 4, 8, 16, 32, 64)
+"""Queries per row for which attention may compute splits in programs of their own."""
 
 
 def scratch_bytes(
     oplist: OpList,
-    weights: Weights,
+    weights: DeviceWeights,
     buckets: Buckets,
     *,
     kv_heads: int,
@@ -35,26 +34,30 @@ def scratch_bytes(
     device: Device,
     invariant: bool,
 ) -> int:
-    """The most that any product or attention of any step uses beside its arguments: they follow each other, so one piece serves all."""
+    """Scratch bytes that the largest product, attention or sampling of any step needs: they run one after the other, so one buffer serves
+    all."""
     rows = buckets.largest.tokens
     products = (linear.scratch_bytes(weight, rows, invariant=invariant) for weight in weights.matrices.values())
-    sampling = sampler.scratch_bytes(buckets.largest.rows)
-    return max(sampling, *products, _attention_bytes(oplist, buckets, kv_heads, block_tokens, dtype, device, invariant))
+    return max(
+        sampling.scratch_bytes(buckets.largest.rows),
+        *products,
+        _attention_bytes(oplist, buckets, kv_heads, block_tokens, dtype, device, invariant),
+    )
 
 
 def _attention_bytes(
     oplist: OpList, buckets: Buckets, kv_heads: int, block_tokens: int, dtype: torch.dtype, device: Device, invariant: bool
 ) -> int:
-    """The most that an attention of the list needs in any bucket. Of mixed steps those with few queries a row need any, and in the
-    batch-invariant mode all."""
+    """Scratch bytes of the largest attention in any bucket. Of mixed steps only those with few queries per row need any, and all in the
+    batch-invariant mode."""
     dims = {op.inputs[0]: int(op.attributes["head_dim"]) for op in oplist.ops if op.name == "attention"}  # type: ignore[arg-type]
     shapes = {(oplist.values[name].width // head_dim, head_dim) for name, head_dim in dims.items()}
     mixed = [
-        Bucket(tokens, rows, blocks, most_q)
-        for tokens in buckets.sizes
+        Bucket(tokens, rows, blocks, max_q)
+        for tokens in buckets.mixed_tokens
         for rows in buckets.rows
         for blocks in buckets.blocks
-        for most_q in (*FEW_QUERIES, power_of_2(tokens))
+        for max_q in (*SPLIT_QUERIES, power_of_2(tokens))
         if rows <= tokens
     ]
     return max(
@@ -64,19 +67,20 @@ def _attention_bytes(
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            most_q=bucket.most_q,
-            most_kv=bucket.blocks * block_tokens,
+            max_q=bucket.max_q,
+            max_kv=bucket.blocks * block_tokens,
             device=device.torch,
             fp32=dtype == torch.float32,
             invariant=invariant,
         )
         for heads, head_dim in shapes
-        for bucket in (*buckets.single, *mixed, buckets.largest)
+        for bucket in (*buckets.decode, *mixed, buckets.largest)
     )
 
 
 def cache_bytes(device: Device, free_bytes: int, graphs: int) -> int:
-    """What the KV cache may take of what the largest step has left. Raises ConfigError where nothing is left."""
+    """Bytes for the KV cache, of `free_bytes` that the largest step has left, with `graphs` to be captured. ConfigError where nothing is
+    left."""
     left = available_kv_bytes(device.memory_bytes, free_bytes, graphs)
     if left <= 0:
         raise ConfigError(
@@ -88,7 +92,8 @@ def cache_bytes(device: Device, free_bytes: int, graphs: int) -> int:
 
 
 def weights_bytes(facts: ModelFacts, dtype: torch.dtype, *, fp8: bool) -> int:
-    """What a model's tensors take of a device at most, from their headers."""
+    """Bytes that a model's tensors take on a device at most, from their headers. `dtype`: of activations; `fp8`: floats are quantised on
+    load."""
     total = 0
     for tensor in facts.tensors.values():
         if len(tensor.shape) == 1:

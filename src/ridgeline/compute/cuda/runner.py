@@ -1,7 +1,7 @@
 """The runner of a GPU: steps as launches over permanent memory.
 
-Owns the buffers of a step, and which bucket a step is padded to. Between start-up and the end it
-allocates nothing on the device and waits for it only where a host asks for results. Knows no request.
+Owns the buffers of a step, and the bucket that a step is padded to. Between start-up and the end it allocates nothing on the device and
+waits for it only where the host asks for results. Knows no request.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -12,18 +12,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ridgeline.compute.cuda.attention import TRITON, Attention, Sizes
+from ridgeline.compute.cuda.attention import TRITON, AttentionBackend, BackendSizes
 from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.device import Device, Event
-from ridgeline.compute.cuda.graphs import Graphs, run_all
-from ridgeline.compute.cuda.ids import Ids
+from ridgeline.compute.cuda.graphs import BucketLaunches, Graphs, LaunchCache, run_all
 from ridgeline.compute.cuda.memory import scratch_bytes
-from ridgeline.compute.cuda.plan import DevicePlan, Weights
-from ridgeline.compute.cuda.programs import Program, Programs
-from ridgeline.compute.cuda.providers import BIND
-from ridgeline.compute.cuda.step import NO_SAMPLING, Sampled, StepBuffers
-from ridgeline.compute.dummy import dummy_step, even
+from ridgeline.compute.cuda.plan import DevicePlan
+from ridgeline.compute.cuda.sampler import SampledIds
+from ridgeline.compute.cuda.step import NO_SAMPLING, DeviceSampling, StepBuffers
+from ridgeline.compute.cuda.weights import DeviceWeights
+from ridgeline.compute.dummy import dummy_step, even_counts
 from ridgeline.compute.graph import Op, OpList, StepInputs
 from ridgeline.compute.lowering.lower import head_of
 from ridgeline.compute.ops.table import check
@@ -33,42 +32,45 @@ from ridgeline.core.plan import KVShape
 Floats = NDArray[np.float32]
 
 
-class Launched(NamedTuple):
-    """A step that has been started: `host` has what it says once its last event has come; `first` is before its inputs' copy."""
+class LaunchedStep(NamedTuple):
+    """A step that has been started, and the rows that it has.
 
-    first: Event
-    last: Event
-    host: NDArray[np.int32]
+    start, end  timed events: before the copy of its inputs, behind the copy of its results
+    results     int32 [2, largest rows] on the host, as `SampledIds.results`: valid once `end` has come
+    """
+
+    start: Event
+    end: Event
+    results: NDArray[np.int32]
     rows: int
 
 
-class Slot(NamedTuple):
-    """What a step needs while it is on its way: timed events at its two ends, and pinned memory for its results."""
+class ResultBuffer(NamedTuple):
+    """Events and pinned memory of one step in flight. `pinned` and `results` are the same memory."""
 
-    first: Event
-    last: Event
-    host: torch.Tensor
-    seen: NDArray[np.int32]
-    """The same memory."""
+    start: Event
+    end: Event
+    pinned: torch.Tensor
+    results: NDArray[np.int32]
 
 
 class CudaRunner:
-    """Runs one lowered list.
+    """Runs one lowered op list.
 
     dtype                    of activations
-    tokens, rows, positions  the most that a step has, and that a row has
-    vocab                    ids that may be sampled, the first ones of the logits
+    tokens, rows, positions  most of a step, and most positions of a row
+    vocab                    ids that may be sampling, the first ones of the logits
     kv_heads                 of the cache
     depth                    steps that may be launched and not yet read
     invariant                a token's bits do not depend on what else is in its step
-    attention                who computes it
-    graphs                   what starts steps; None: the device's own graphs, if it has any
+    attention                its backend
+    graphs                   starts steps; None: the device's own graphs, if it has any
     """
 
     def __init__(
         self,
         oplist: OpList,
-        weights: Weights,
+        weights: DeviceWeights,
         shape: KVShape,
         device: Device,
         dtype: torch.dtype,
@@ -80,7 +82,7 @@ class CudaRunner:
         kv_heads: int,
         depth: int = 2,
         invariant: bool = False,
-        attention: Attention = TRITON,
+        attention: AttentionBackend = TRITON,
         graphs: Graphs | None = None,
     ) -> None:
         check(oplist)
@@ -93,146 +95,144 @@ class CudaRunner:
             kv_heads=kv_heads, block_tokens=shape.block_tokens, dtype=dtype, device=device, invariant=invariant,
         )  # fmt: skip
         scratch = device.empty(needed, dtype=torch.uint8)
-        sizes = {"tokens": largest.tokens, "rows": largest.rows}
-        self.plan = DevicePlan(oplist, weights, shape, device, dtype, scratch=scratch, invariant=invariant, attention=attention, **sizes)
-        self._reserved = attention.reserve(device, Sizes(oplist, shape, self.buckets))
-        self.buffers = StepBuffers(device, len(shape.groups), largest, depth, nobody=rows)
-        self.ids = Ids(device, rows, largest, vocab)
-        self._slots = [_slot(device, largest.rows) for _ in range(depth + 1)]
-        self._turn = 0
+        self.plan = DevicePlan(
+            oplist, weights, shape, device, dtype, tokens=largest.tokens, rows=largest.rows, scratch=scratch, invariant=invariant
+        )
+        self._attention = attention
+        self._reserved = attention.reserve(device, BackendSizes(oplist, shape, self.buckets))
+        self.buffers = StepBuffers(device, len(shape.groups), largest, depth, dummy_row=rows)
+        self.ids = SampledIds(device, rows, largest, vocab)
+        self._results = [_result_buffer(device, largest.rows) for _ in range(depth + 1)]
+        self._next = 0
         self._current = largest
-        self._programs = Programs(self.plan, self.buffers, self.ids)
+        self._launches = LaunchCache(self.plan, self.buffers, self.ids, attention)
         self._graphs = Graphs(device.capture if device.real else None, device.graph_pool()) if graphs is None else graphs
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device beside weights, cache and graphs."""
+        """Bytes on the device without weights, cache and graphs."""
         return self.plan.nbytes + self._reserved + self.buffers.nbytes + self.ids.nbytes
 
     @property
-    def graphs_wanted(self) -> int:
-        """Graphs that `warm_up` will capture; none where kernels are interpreted."""
+    def planned_graphs(self) -> int:
+        """Number of graphs that `warm_up` will capture; 0 where kernels are interpreted."""
         if self._graphs.capture is None:
             return 0
-        return len(self.buckets.single) + len(self.buckets.segments) * (1 + sum(op.name == "attention" for op in self.oplist.ops))
+        return len(self.buckets.decode) + len(self.buckets.segments) * (1 + sum(op.name == "attention" for op in self.oplist.ops))
 
     @property
     def graphs(self) -> int:
-        """Graphs that there are."""
+        """Number of graphs that have been captured."""
         return len(self._graphs)
 
     def attach(self, cache: DeviceKVCache) -> None:
-        """The cache that steps write to from now on; graphs of another are dropped."""
-        if self._programs.cache is not cache:
-            self._programs.attach(cache)
+        """Steps write to `cache` from now on; graphs over another are dropped."""
+        if self._launches.cache is not cache:
+            self._launches.attach(cache)
             self._graphs.clear()
 
     def warm_up(
         self, progress: Callable[[str, float], None], rows: Collection[int] | None = None, tokens: Collection[int] | None = None
     ) -> None:
-        """Captures every graph there may be, over steps that are nothing but padding; of single steps only those of so many `rows`, of
-        mixed ones those of so many `tokens`, where these are given."""
+        """Captures all graphs over steps of padding: decode steps of `rows` rows, mixed steps of `tokens` tokens; None: of all sizes."""
         if self._graphs.capture is None:
             return
         self._graphs.clear()
-        whole = [(bucket, True) for bucket in self.buckets.single if rows is None or bucket.rows in rows]
-        pieces = [(self.buckets.mixed(count), False) for count in self.buckets.segments if tokens is None or count in tokens]
-        for number, (bucket, single) in enumerate((*whole, *pieces)):
-            program = self._padded(bucket)
-            if single:
-                self._graphs.add_single(bucket, program.body, program.tail)
+        decode = [bucket for bucket in self.buckets.decode if rows is None or bucket.rows in rows]
+        mixed = [self.buckets.smallest_mixed(count) for count in self.buckets.segments if tokens is None or count in tokens]
+        for number, bucket in enumerate((*decode, *mixed)):
+            launches = self._padded(bucket)
+            if number < len(decode):
+                self._graphs.add_decode(bucket, *launches)
             else:
-                self._graphs.add_segments(bucket.tokens, program.body, program.tail)
-            progress("capturing graphs", (number + 1) / (len(whole) + len(pieces)))
+                self._graphs.add_segments(bucket.tokens, *launches)
+            progress("capturing graphs", (number + 1) / (len(decode) + len(mixed)))
         self.device.settle()
 
     def compile_kernels(self, progress: Callable[[str, float], None]) -> None:
-        """Launches the attentions of mixed steps of every kind, of padding: kernels are compiled now that would be compiled when
-        somebody waits for a token. Elsewhere than on a GPU nothing is compiled."""
-        mixtures = self.buckets.mixtures if self.device.real else ()
-        for number, bucket in enumerate(mixtures):
-            kinds = {_kind(call.attention): call for call in self._padded(bucket).body if call.attention}
+        """Launches every kind of attention of mixed steps over padding, so that no request waits for a compiler. Only on a GPU."""
+        mixed = self.buckets.compiled if self.device.real else ()
+        for number, bucket in enumerate(mixed):
+            kinds = {_kernel_key(launch.attention): launch for launch in self._padded(bucket).body if launch.attention}
             run_all(list(kinds.values()))
-            progress("compiling kernels", (number + 1) / len(mixtures))
+            progress("compiling kernels", (number + 1) / len(mixed))
         self.device.settle()
 
     def profile_run(self) -> None:
-        """The largest step there can be, on block 0."""
-        program = self._padded(self.buckets.largest)
-        run_all((*program.body, *program.tail))
+        """Runs the largest step that is possible, on block 0."""
+        launches = self._padded(self.buckets.largest)
+        run_all((*launches.body, *launches.tail))
         self.device.settle()
 
-    def _padded(self, bucket: Bucket) -> Program:
-        """Sends a step that fills a bucket and that nobody reads; returns its calls."""
-        rows = min(bucket.rows, -(-bucket.tokens // bucket.most_q))
-        step = dummy_step(even(bucket.tokens, rows), groups=len(self.shape.groups), block_tokens=self.shape.block_tokens)
+    def _padded(self, bucket: Bucket) -> BucketLaunches:
+        """Sends a dummy step that fills a bucket; returns the launches of the bucket."""
+        rows = min(bucket.rows, -(-bucket.tokens // bucket.max_q))
+        step = dummy_step(even_counts(bucket.tokens, rows), groups=len(self.shape.groups), block_tokens=self.shape.block_tokens)
         self._send(bucket, step, NO_SAMPLING)
-        return self._programs.of(bucket)
+        return self._launches.launches(bucket)
 
-    def launch(self, inputs: StepInputs, sampled: Sampled) -> Launched:
-        """Starts a step and the way of its results to the host. An id of -1 is the last one sampled for its row.
+    def launch(self, inputs: StepInputs, sampling: DeviceSampling) -> LaunchedStep:
+        """Starts a step and the copy of its results to the host. An id of -1 is the last one sampled for its row.
 
         `inputs.select` has the last token of every row. At most `depth` steps may be launched and not yet read.
         """
         tokens, rows = len(inputs.ids), len(inputs.kv_len)
-        most_q = 1 if tokens == rows else int(np.diff(inputs.cu_q).max())
-        bucket = self.buckets.sized(tokens, rows, most_q, inputs.tables[0].shape[1])
-        slot = self._slots[self._turn]
-        self._turn = (self._turn + 1) % len(self._slots)
-        slot.first.record()
-        self._send(bucket, inputs, sampled)
-        program = self._programs.of(bucket)
-        self._graphs.run(bucket, program.body, program.tail)
-        slot.host.copy_(self.ids.out, non_blocking=True)
-        slot.last.record()
-        return Launched(slot.first, slot.last, slot.seen, rows)
+        max_q = 1 if tokens == rows else int(np.diff(inputs.cu_q).max())
+        bucket = self.buckets.padded(tokens, rows, max_q, inputs.tables[0].shape[1])
+        buffer = self._results[self._next]
+        self._next = (self._next + 1) % len(self._results)
+        buffer.start.record()
+        self._send(bucket, inputs, sampling)
+        self._graphs.run(bucket, *self._launches.launches(bucket))
+        buffer.pinned.copy_(self.ids.results, non_blocking=True)
+        buffer.end.record()
+        return LaunchedStep(buffer.start, buffer.end, buffer.results, rows)
 
     def replay(self) -> None:
-        """Starts the step that was launched last once more, over the inputs that it had: for measurements."""
-        program = self._programs.of(self._current)
-        self._graphs.run(self._current, program.body, program.tail)
+        """Starts the last step once more, over the same inputs: for measurements."""
+        self._graphs.run(self._current, *self._launches.launches(self._current))
 
-    def read(self, launched: Launched) -> tuple[list[int], NDArray[np.bool_]]:
-        """Waits for a step: the id that each row sampled, if it did, and whether its final hidden states are finite."""
-        launched.last.synchronize()
-        ids, finite = launched.host[:, : launched.rows]
+    def read(self, launched: LaunchedStep) -> tuple[list[int], NDArray[np.bool_]]:
+        """Waits for a step: the id sampled for each row [R], and bool [R], True where its final hidden states are finite."""
+        launched.end.synchronize()
+        ids, finite = launched.results[:, : launched.rows]
         return ids.tolist(), finite != 0
 
-    def seconds(self, launched: Launched) -> float:
-        """The device's seconds for a step that has been read and behind which fewer than `depth` have been launched since: from the copy
-        of its inputs to that of its results."""
-        return self.device.seconds(launched.first, launched.last)
+    def seconds(self, launched: LaunchedStep) -> float:
+        """Seconds on the device of a step that has been read, from the copy of its inputs to that of its results. Fewer than `depth` steps
+        may have been launched since."""
+        return self.device.seconds(launched.start, launched.end)
 
     def logits_of(self, rows: list[int]) -> Floats:
-        """Logits fp32 [n, V] of some rows of the step that was launched last, which has been read."""
+        """Logits fp32 [len(rows), V] of some rows of the last step, which has been read."""
         bucket = self._current
         logits = self.plan.value(self.oplist.outputs["logits"], bucket.tokens, bucket.rows)
-        return _numbers(logits[torch.tensor(rows, device=logits.device)])
+        return _to_host(logits[torch.tensor(rows, device=logits.device)])
 
     def hidden(self, tokens: int) -> Floats:
-        """Final hidden states fp32 [T, D] of the step that was launched last, which has been read."""
+        """Final hidden states fp32 [T, D] of the last step, which has been read."""
         bucket = self._current
-        return _numbers(self.plan.value(self.oplist.taps["hidden"], bucket.tokens, bucket.rows)[:tokens])
+        return _to_host(self.plan.value(self.oplist.taps["hidden"], bucket.tokens, bucket.rows)[:tokens])
 
     def logits(self, hidden: Floats) -> Floats:
         """Final hidden states [N, D], rows of the tap "hidden" of any steps, to logits fp32 [N, V]; overwrites those of the last step."""
-        head, most = self.oplist.ops[self._head :], self.buckets.single[0].rows
+        head, most = self.oplist.ops[self._head :], self.buckets.decode[0].rows
         found = []
         for start in range(0, len(hidden), most):
             part = torch.from_numpy(np.ascontiguousarray(hidden[start : start + most]))
             bucket = self.buckets.of([1] * len(part), 1)
-            binding = self._programs.binding(bucket)
+            binding = self._launches.binding(bucket)
             self.plan.value(self.oplist.ops[self._head - 1].outputs[0], bucket.tokens, bucket.rows)[: len(part)].copy_(part)
             for op in head:
-                BIND[op.name](binding, op)()
+                self._launches.bind(binding, op)()
             logits = self.plan.value(self.oplist.outputs["logits"], bucket.tokens, bucket.rows)
-            found.append(_numbers(logits[: len(part)]))
+            found.append(_to_host(logits[: len(part)]))
         return np.concatenate(found)
 
     def run(
         self, inputs: StepInputs, kv: DeviceKVCache, taps: Iterable[str] = (), *, keep: NDArray[np.int32] | None = None
     ) -> dict[str, Floats]:
-        """One step by itself, for whoever wants numbers and not speed: `logits` fp32 [S, V] and the tap "hidden" fp32 [T, D]."""
+        """One step by itself, for tests: `logits` fp32 [S, V] and the tap "hidden" fp32 [T, D]."""
         self.attach(kv)
         self.read(self.launch(replace(inputs, select=inputs.cu_q[1:] - 1), NO_SAMPLING))
         hidden = self.hidden(inputs.sizes.T)
@@ -248,50 +248,50 @@ class CudaRunner:
         plan = DevicePlan(
             self.oplist, self.plan.weights, self.shape, self.device, self.plan.dtype,
             tokens=most.tokens, rows=most.rows, scratch=self.plan.scratch, invariant=self.plan.invariant,
-            attention=self.plan.attention, reuse=False,
+            reuse=False,
         )  # fmt: skip
         self._send(most, inputs, NO_SAMPLING)
-        binding = self._programs.binding(most, plan)
+        binding = self._launches.binding(most, plan)
         self.ids.resolve(binding)
         made: dict[str, NDArray[Any]] = {}
         for op in self.oplist.ops if until is None else self.oplist.ops[: until + 1]:
-            BIND[op.name](binding, op)()
+            self._launches.bind(binding, op)()
             self.device.settle()
             for name in op.outputs:
                 value = plan.value(name, most.tokens, most.rows)
                 made[name] = value[: self.oplist.values[name].axis.at(sizes)].float().cpu().numpy()
-            made |= dict(zip(stored_names(op), _stored(op, inputs, self.shape, kv), strict=False))
+            made |= dict(zip(stored_names(op), _stored_kv(op, inputs, self.shape, kv), strict=False))
         return made
 
     def close(self) -> None:
-        """Waits for what was launched, and drops graphs and cache."""
+        """Waits for all launches, and drops graphs and cache."""
         self.device.settle()
-        self._programs.attach(None)
+        self._launches.attach(None)
         self._graphs.clear()
 
-    def _send(self, bucket: Bucket, inputs: StepInputs, sampled: Sampled) -> None:
+    def _send(self, bucket: Bucket, inputs: StepInputs, sampling: DeviceSampling) -> None:
         self._current = bucket
-        self.plan.attention.prepare(bucket, self.buffers.send(bucket, inputs, sampled))
+        self._attention.prepare(bucket, self.buffers.send(bucket, inputs, sampling))
 
 
-def _slot(device: Device, rows: int) -> Slot:
-    """For results of so many rows."""
-    host = device.host(2, rows, dtype=torch.int32)
-    return Slot(device.event(timed=True), device.event(timed=True), host, host.numpy())
+def _result_buffer(device: Device, rows: int) -> ResultBuffer:
+    """Events and pinned memory for the results of `rows` rows."""
+    pinned = device.host(2, rows, dtype=torch.int32)
+    return ResultBuffer(device.event(timed=True), device.event(timed=True), pinned, pinned.numpy())
 
 
-def _kind(op: Op) -> tuple[tuple[str, object], ...]:
-    """What an attention's kernels depend on."""
+def _kernel_key(op: Op) -> tuple[tuple[str, object], ...]:
+    """The attributes that an attention's kernels depend on."""
     return tuple(sorted((name, value) for name, value in op.attributes.items() if name not in ("layer", "group")))
 
 
-def _numbers(tensor: torch.Tensor) -> Floats:
-    """A copy on the host, fp32: the device's memory is the next step's."""
+def _to_host(tensor: torch.Tensor) -> Floats:
+    """A copy on the host, fp32: the next step overwrites the device's memory."""
     return tensor.to("cpu", torch.float32, copy=True).numpy()
 
 
-def _stored(op: Op, inputs: StepInputs, shape: KVShape, kv: DeviceKVCache) -> tuple[Floats, ...]:
-    """What a cache write stored for the step's tokens, as fp32 [T, KV heads, head dimension]: K, then V."""
+def _stored_kv(op: Op, inputs: StepInputs, shape: KVShape, kv: DeviceKVCache) -> tuple[Floats, ...]:
+    """K and V that a cache write stored for the step's tokens, fp32 [T, KV heads, head dimension] each."""
     if not stored_names(op):
         return ()
     layer = int(op.attributes["layer"])  # type: ignore[arg-type]

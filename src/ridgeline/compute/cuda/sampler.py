@@ -1,47 +1,101 @@
-"""Sampling on the device: which rows it serves, the columns that it takes, the launch. It chooses what `compute/decoding` would.
+"""Sampling on the device, and ids that stay there: what a step samples is what the next one embeds, and the host does not wait for it.
 
-Rows that need history, the host or values of logits (penalties, bias, bans, allowed ids, log-probabilities) are the host's.
+Chooses the ids that `compute/decoding` would. Rows that need history, the host or values of logits (penalties, bias, bans, allowed ids,
+log-probabilities) are sampled on the host.
 """
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from torch import Tensor
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from ridgeline.compute.cuda.buckets import Bucket
+from ridgeline.compute.cuda.device import Device
+from ridgeline.compute.cuda.plan import Binding
+from ridgeline.compute.cuda.step import COLUMN_DTYPES, SAMPLING_COLUMNS
 from ridgeline.compute.cuda.triton import sampling
 from ridgeline.compute.decoding.edits import EDITS
 from ridgeline.core.params import RowParams
-
-COLUMNS: Final = {"temperature": "f64", "top_k": "i32", "top_p": "f64", "min_p": "f64", "seed": "i64", "choice": "i64"}
-"""One number a row, by the names that `RowParams` and `Sampling` give it. fp64: a temperature of 0.7 in fp32 would choose other ids."""
+from ridgeline.core.plan import Plan
 
 
-def serves(row: RowParams) -> bool:
-    """Whether such a row's ids need nothing but its logits, its columns and a position."""
+def is_sampled_on_device(row: RowParams) -> bool:
+    """True where a row's ids need nothing but its logits, its sampling columns and a position."""
     return row.sampling.logprobs is None and not any(edit.asked(row, 0) for edit in EDITS)
 
 
 def columns_of(row: RowParams) -> tuple[float, int, float, float, int, int]:
-    """The numbers of a row, in the order of `COLUMNS`."""
-    asked = row.sampling
-    return asked.temperature, asked.top_k, asked.top_p, asked.min_p, row.seed, row.choice
+    """The numbers of a row, in the order of `SAMPLING_COLUMNS`."""
+    params = row.sampling
+    return params.temperature, params.top_k, params.top_p, params.min_p, row.seed, row.choice
 
 
-def scratch_bytes(rows: int) -> int:
-    """What `sample` needs beside its arguments."""
-    return sampling.scratch_bytes(rows)
+class SamplingColumns:
+    """Sampling parameters of permanent rows as columns of numpy, written when a row becomes resident.
 
-
-def sample(logits: Tensor, columns: Mapping[str, Tensor], position: Tensor, ids: Tensor, scratch: Tensor) -> None:
-    """logits [R, V] → ids int32 [R], all rows in the same launches.
-
-    columns   by the names of `COLUMNS`, [R] each     position  int32 [R]: absolute position of the token that is sampled
-    scratch   uint8, at least `scratch_bytes`, aligned to 8 bytes
+    on_device  bool [rows]  the device samples for the row
     """
-    sampling.sample(logits, *(columns[name] for name in COLUMNS), position, ids, scratch)
+
+    def __init__(self, rows: int) -> None:
+        self.on_device = np.zeros(rows, np.bool_)
+        self._columns: dict[str, NDArray[Any]] = {name: np.zeros(rows, COLUMN_DTYPES[kind][0]) for name, kind in SAMPLING_COLUMNS.items()}
+
+    def apply(self, plan: Plan) -> None:
+        """Takes over the parameters of new rows."""
+        for new in plan.new_rows:
+            self.on_device[new.row] = is_sampled_on_device(new.params)
+            for name, number in zip(SAMPLING_COLUMNS, columns_of(new.params), strict=True):
+                self._columns[name][new.row] = number
+
+    def of(self, rows: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
+        """The columns of some rows, [len(rows)] each, by the names of `SAMPLING_COLUMNS`."""
+        return {name: column[rows] for name, column in self._columns.items()}
 
 
-def finite(x: Tensor, row_of_token: Tensor, flags: Tensor) -> None:
-    """Sets flags int32 [R] to 1, or to 0 for rows with a token whose final hidden state in x [T, D] is not finite."""
-    flags.fill_(1)
-    sampling.finite(x, row_of_token, flags)
+class SampledIds:
+    """Ids on the device, for `rows` permanent rows and steps of at most `largest`; the first `vocab` of the logits may be sampled.
+
+    token_ids  int32 [T]     ids of a step's tokens, once all are known
+    results    int32 [2, R]  ids sampled, then 1 where the row's final hidden states are finite: what the host reads of a step
+    """
+
+    def __init__(self, device: Device, rows: int, largest: Bucket, vocab: int) -> None:
+        self._vocab = vocab
+        self._last = device.zeros(rows + 1, dtype=torch.int32)  # by permanent row; the last one is padding's
+        self._gathered, self.token_ids = device.zeros(2, largest.tokens, dtype=torch.int32)
+        self._unknown = device.zeros(largest.tokens, dtype=torch.bool)
+        self.results = device.zeros(2, largest.rows, dtype=torch.int32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(tensor.nbytes for tensor in (self._last, self._gathered, self.token_ids, self._unknown, self.results))
+
+    def resolve(self, binding: Binding) -> None:
+        """Fills the step's ids: those that the host knows, else the last one of the token's row."""
+        tokens = binding.inputs.bucket.tokens
+        known, gathered, unknown = binding.inputs["ids"], self._gathered[:tokens], self._unknown[:tokens]
+        torch.index_select(self._last, 0, binding.inputs["source"], out=gathered)
+        torch.lt(known, 0, out=unknown)
+        torch.where(unknown, gathered, known, out=binding.ids)
+
+    def sampling(self, binding: Binding, logits: torch.Tensor, hidden: torch.Tensor) -> Callable[[], None]:
+        """The launch that samples an id for every row from logits [R, V], and checks its final hidden states [T, D] for finite values."""
+        inputs, rows = binding.inputs, binding.inputs.bucket.rows
+        columns = [inputs[name] for name in SAMPLING_COLUMNS]
+        ids, finite = self.results[0, :rows], self.results[1, :rows]
+        sample = partial(sampling.sample, logits[:, : self._vocab], *columns, inputs["kv_len"], ids, binding.plan.scratch)
+        check = partial(sampling.finite, hidden, inputs["row_of_token"], finite)
+
+        def run() -> None:
+            sample()
+            check()
+
+        return run
+
+    def store_last(self, binding: Binding) -> None:
+        """Stores the sampled ids as the last ids of their permanent rows."""
+        self._last.index_copy_(0, binding.inputs["target"], self.results[0, : binding.inputs.bucket.rows])

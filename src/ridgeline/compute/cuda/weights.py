@@ -1,9 +1,9 @@
 """Weights in a device's memory: matrices as the kernels read them, whatever file they came from.
 
-Owns the layout of packed integers and of fp8. Multiplies nothing: `compute/cuda/linear.py` does.
+Owns the layout of fp8 matrices; `integers.py` owns that of packed integers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ridgeline.compute.cuda.integers import Integers, merged_integers, pack_blocks, pack_grouped
+from ridgeline.compute.cuda.integers import IntegerMatrix, merged_integers, pack_blocks, pack_grouped
 from ridgeline.compute.quant.formats import FORMATS, dequantise
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.compute.quant.groups import KINDS
@@ -30,32 +30,35 @@ _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
-class Floats:
+class FloatMatrix:
     """A matrix [N, K] of fp32, bf16 or fp16 numbers."""
 
     values: Tensor
 
     @property
     def kind(self) -> str:
+        """Name of the format, for merging and lowering."""
         return _NAMES[self.values.dtype]
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Outputs N and inputs K."""
         rows, columns = self.values.shape
         return rows, columns
 
     @property
     def nbytes(self) -> int:
+        """Bytes on the device."""
         return self.values.nbytes
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8:
+class Fp8Matrix:
     """weight[n, k] = codes[n, k] · scales[n // block[0], k // block[1]]
 
     codes   e4m3 [N, K]
     scales  fp32 [ceil(N / block[0]), ceil(K / block[1])]
-    block   (1, K): a scale a row, which stands for a scale a tensor too; (128, 128) and others as a checkpoint has them
+    block   (1, K): a scale per row, also where the file has one per tensor; (128, 128) and others as a checkpoint has them
     """
 
     codes: Tensor
@@ -64,30 +67,56 @@ class Fp8:
 
     @property
     def kind(self) -> str:
+        """Name of the format, for merging and lowering."""
         return "fp8" if self.per_channel else "fp8 block"
 
     @property
     def per_channel(self) -> bool:
+        """True where there is one scale per row."""
         return self.block == (1, self.shape[1])
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Outputs N and inputs K."""
         rows, columns = self.codes.shape
         return rows, columns
 
     @property
     def nbytes(self) -> int:
+        """Bytes on the device."""
         return self.codes.nbytes + self.scales.nbytes
 
 
-DeviceWeight = Floats | Fp8 | Integers
+DeviceWeight = FloatMatrix | Fp8Matrix | IntegerMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """A model's weights on a device, by name.
+
+    matrices  those of a merged product as one, under the name of the product's first output
+    tables    of embeddings, floats [V, D]
+    vectors   fp32
+    """
+
+    matrices: Mapping[str, DeviceWeight]
+    tables: Mapping[str, torch.Tensor]
+    vectors: Mapping[str, torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device; a table that is a matrix too counts once."""
+        owned = {tensor.data_ptr(): tensor.nbytes for tensor in (*self.tables.values(), *self.vectors.values())}
+        values = (getattr(weight, "values", None) for weight in self.matrices.values())
+        twice = sum(tensor.nbytes for tensor in values if tensor is not None and tensor.data_ptr() in owned)
+        return sum(owned.values()) + sum(weight.nbytes for weight in self.matrices.values()) - twice
 
 
 def place(weight: Weight, dtype: torch.dtype, device: torch.device, *, fp8: bool = False) -> DeviceWeight:
     """A stored matrix in the device's memory.
 
     dtype  of the activations, which matrices of floats are kept in: fp32 is exact, bf16 and fp16 round to the nearest
-    fp8    quantise what the file has as floats, a scale a row
+    fp8    quantise matrices of floats, a scale per row
     """
     if isinstance(weight, GroupedWeight):
         return pack_grouped(weight, device)
@@ -101,7 +130,7 @@ def place(weight: Weight, dtype: torch.dtype, device: torch.device, *, fp8: bool
     values = torch.empty((rows, columns), dtype=dtype, device=device)
     for start, tile in _float_tiles(weight):
         values[start : start + len(tile)] = torch.from_numpy(tile).to(dtype)
-    return Floats(values)
+    return FloatMatrix(values)
 
 
 def merged(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
@@ -109,39 +138,39 @@ def merged(weights: Sequence[DeviceWeight]) -> DeviceWeight | None:
     first = weights[0]
     if any(weight.shape[1] != first.shape[1] for weight in weights):
         return None
-    floats = [weight for weight in weights if isinstance(weight, Floats)]
+    floats = [weight for weight in weights if isinstance(weight, FloatMatrix)]
     if len(floats) == len(weights):
-        return Floats(torch.cat([weight.values for weight in floats])) if len({weight.kind for weight in floats}) == 1 else None
-    scaled = [weight for weight in weights if isinstance(weight, Fp8)]
+        return FloatMatrix(torch.cat([weight.values for weight in floats])) if len({weight.kind for weight in floats}) == 1 else None
+    scaled = [weight for weight in weights if isinstance(weight, Fp8Matrix)]
     if len(scaled) == len(weights):
         return _merged_fp8(scaled)
-    integers = [weight for weight in weights if isinstance(weight, Integers)]
+    integers = [weight for weight in weights if isinstance(weight, IntegerMatrix)]
     return merged_integers(integers) if len(integers) == len(weights) else None
 
 
 def placed_bytes(kind: str, shape: tuple[int, int], dtype: torch.dtype, group: int = 0) -> int:
     """Bytes that a matrix of the stored format `kind` takes at most once it is placed, before any data is read.
 
-    group  of grouped integers (GPTQ4, AWQ4, INT8 …) and fp8: inputs of a scale
+    group  of grouped integers (GPTQ4, AWQ4, INT8 …) and fp8: inputs per scale
     """
     rows, columns = shape
     if kind in FORMATS and kind not in KINDS:
         return rows * columns * dtype.itemsize
     if kind == FP8:
         return rows * columns + 4 * rows * -(-columns // group)
-    return Integers.bytes_of(kind, shape, group)
+    return IntegerMatrix.bytes_of(kind, shape, group)
 
 
-def _merged_fp8(weights: Sequence[Fp8]) -> Fp8 | None:
+def _merged_fp8(weights: Sequence[Fp8Matrix]) -> Fp8Matrix | None:
     block = weights[0].block
     if any(weight.block != block or weight.shape[0] % block[0] for weight in weights[:-1]) or weights[-1].block != block:
         return None
     codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights]).view(torch.float8_e4m3fn)
-    return Fp8(codes, torch.cat([weight.scales for weight in weights]), block)
+    return Fp8Matrix(codes, torch.cat([weight.scales for weight in weights]), block)
 
 
-def _fp8(weight: ScaledWeight, device: torch.device) -> Fp8:
-    """As stored; one scale for a tensor becomes one for each row, which is what products take."""
+def _fp8(weight: ScaledWeight, device: torch.device) -> Fp8Matrix:
+    """The matrix as stored; one scale per tensor becomes one per row, as products take it."""
     rows, columns = weight.shape
     codes = torch.empty((rows, columns), dtype=torch.uint8, device=device)
     step = max(1, CHUNK_ELEMENTS // columns)
@@ -153,10 +182,10 @@ def _fp8(weight: ScaledWeight, device: torch.device) -> Fp8:
         scales, block = np.repeat(scales, rows, axis=0), (1, columns)
     elif block[0] == 1 and block[1] >= columns:
         block = (1, columns)
-    return Fp8(codes.view(torch.float8_e4m3fn), torch.from_numpy(np.ascontiguousarray(scales)).to(device), block)
+    return Fp8Matrix(codes.view(torch.float8_e4m3fn), torch.from_numpy(np.ascontiguousarray(scales)).to(device), block)
 
 
-def _quantised(weight: Weight, device: torch.device) -> Fp8:
+def _quantised(weight: Weight, device: torch.device) -> Fp8Matrix:
     """e4m3 to the nearest, the largest of a row at 448; a row that is not finite gets the scale NaN."""
     rows, columns = weight.shape
     codes = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=device)
@@ -169,7 +198,7 @@ def _quantised(weight: Weight, device: torch.device) -> Fp8:
         inside = (part / torch.where(scale > 0, scale, 1)).nan_to_num(0, 0, 0).clamp(-FP8_MAX, FP8_MAX)
         codes[start : start + len(tile)] = inside.to(torch.float8_e4m3fn)
         scales[start : start + len(tile)] = scale
-    return Fp8(codes, scales, (1, columns))
+    return Fp8Matrix(codes, scales, (1, columns))
 
 
 def _float_tiles(weight: Weight) -> Iterator[tuple[int, NDArray[np.float32]]]:

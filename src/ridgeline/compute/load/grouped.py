@@ -1,4 +1,4 @@
-"""Grouped integers from the tensors of quantised checkpoints: each layout's words seen as rows of codes, gathered when asked for.
+"""Grouped integers from the tensors of quantised checkpoints: each layout's words as rows of codes, gathered when they are read.
 
 Owns the layouts of `facts.model.QuantisedParts` and the checks of what only the data says: orders, zeros and stated shapes.
 """
@@ -44,7 +44,7 @@ class StoredCodes:
 
 
 def grouped_weight(tensor: TensorFacts, maps: Maps) -> GroupedWeight:
-    """The matrix that `tensor` describes; `maps` are its files, uint8. Scales, zeros and order are read now, codes when they are asked for.
+    """The matrix that `tensor` describes; `maps` are its files, uint8. Scales, zeros and order are read now, codes when they are read.
 
     Raises ModelFormatError where the data contradict the header.
     """
@@ -67,9 +67,9 @@ def elements(tensor: TensorFacts, maps: Maps) -> NDArray[np.integer]:
 
 def _check_shape(tensor: TensorFacts, integers: QuantisedParts, maps: Maps) -> None:
     if integers.shape_tensor is not None:
-        stated, wanted = elements(integers.shape_tensor, maps).tolist(), [integers.rows, tensor.shape[1]]
-        if stated != wanted:
-            raise ModelFormatError(f"{integers.shape_tensor.name} says {stated}, the codes are {wanted}; download the file again")
+        stated, expected = elements(integers.shape_tensor, maps).tolist(), [integers.rows, tensor.shape[1]]
+        if stated != expected:
+            raise ModelFormatError(f"{integers.shape_tensor.name} says {stated}, the codes are {expected}; download the file again")
 
 
 def _gptq_rows(words: Words, start: int, end: int) -> Bytes:
@@ -92,7 +92,7 @@ def _byte_rows(signed: NDArray[np.int8], start: int, end: int) -> Bytes:
 
 
 def _awq_fields(words: Words, start: int, end: int) -> Bytes:
-    """Words [I, N / 8] along the outputs → uint8 [end - start, I], a field a byte, of the outputs `start` … `end` - 1."""
+    """Words [I, N / 8] along the outputs → uint8 [end - start, I], one field per byte, of the outputs `start` … `end` - 1."""
     first = start // 8
     columns = np.ascontiguousarray(words[:, first : -(-end // 8)].T).view(np.uint32)
     fields = np.empty((len(columns), 8, columns.shape[1]), np.uint8)

@@ -1,4 +1,4 @@
-"""Stored bytes seen in the canonical order of rows: nothing is read before rows are asked for, and then no more than they need."""
+"""Views of stored bytes in the canonical order of rows: bytes are read when rows are, and no more than these need."""
 
 from dataclasses import dataclass
 from math import prod
@@ -54,7 +54,7 @@ def halves_order(rows: int, head_dim: int) -> NDArray[np.intp]:
     return order
 
 
-def settled(rows: Rows, count: int, row_bytes: int) -> Bytes:
+def gather_rows(rows: Rows, count: int, row_bytes: int) -> Bytes:
     """All rows gathered into memory, a piece at a time: uint8 [count, row_bytes]."""
     out = np.empty((count, row_bytes), np.uint8)
     step = max(1, CHUNK_ELEMENTS // row_bytes)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ridgeline.compute.load.grouped import grouped_weight
 from ridgeline.compute.load.scaled import scaled_weight
-from ridgeline.compute.load.views import halves_order, settled, stored_rows
+from ridgeline.compute.load.views import gather_rows, halves_order, stored_rows
 from ridgeline.compute.quant.bits import Bytes
 from ridgeline.compute.quant.formats import Coded, Rows, dequantise, dequantise_all
 from ridgeline.compute.quant.grouped import GroupedWeight
@@ -28,9 +28,9 @@ Progress = Callable[[str, float], None]
 
 
 def map_weights(facts: ModelFacts) -> dict[str, Weight]:
-    """All tensors as the file's codes by its canonical name, vectors as fp32. What has no view is not read yet, and of grouped integers
-    no codes are."""
-    return {name: _coded(facts.tensors[name], source, facts.head_dim) for name, source in _sources(facts).items()}
+    """All tensors by canonical name: matrices as the file's codes, vectors as fp32. Tensors without a view are not read yet, nor are the
+    codes of grouped integers."""
+    return {name: _stored_weight(facts.tensors[name], source, facts.head_dim) for name, source in _sources(facts).items()}
 
 
 def dense_bytes(facts: ModelFacts) -> int:
@@ -46,10 +46,10 @@ def load_weights(facts: ModelFacts, memory_bytes: int, threads: int, progress: P
     sources = _sources(facts)
     dense = dense_bytes(facts) <= DENSE_SHARE * memory_bytes
     matrices = {name: source for name, source in sources.items() if dense and len(facts.tensors[name].shape) > 1}
-    rest = {name: _coded(facts.tensors[name], source, facts.head_dim) for name, source in sources.items() if name not in matrices}
+    rest = {name: _stored_weight(facts.tensors[name], source, facts.head_dim) for name, source in sources.items() if name not in matrices}
     for name, weight in rest.items():
         if isinstance(weight, GroupedWeight):
-            rest[name] = replace(weight, codes=settled(weight.codes, weight.shape[0], weight.shape[1] * weight.bits // 8))
+            rest[name] = replace(weight, codes=gather_rows(weight.codes, weight.shape[0], weight.shape[1] * weight.bits // 8))
     return {**rest, **_dequantise(matrices, facts.tensors, threads, progress)}
 
 
@@ -65,14 +65,14 @@ def _source(tensor: TensorFacts, maps: Mapping[Path, Bytes], head_dim: int) -> C
     return Coded(tensor.kind, stored_rows(tensor, maps[tensor.file], head_dim))
 
 
-def _coded(tensor: TensorFacts, source: Coded | GroupedWeight | ScaledWeight, head_dim: int) -> Weight:
+def _stored_weight(tensor: TensorFacts, source: Coded | GroupedWeight | ScaledWeight, head_dim: int) -> Weight:
     """A vector as fp32; a matrix as its codes, in memory if a view had to reorder them, else in the file."""
     if isinstance(source, GroupedWeight | ScaledWeight):
         return source
     if len(tensor.shape) == 1:
         return DenseWeight(_vector(tensor, source.rows, head_dim))
     count = prod(tensor.shape[:-1])
-    codes: Bytes = source.rows if isinstance(source.rows, np.ndarray) else settled(source.rows, count, tensor.bytes // count)
+    codes: Bytes = source.rows if isinstance(source.rows, np.ndarray) else gather_rows(source.rows, count, tensor.bytes // count)
     return CodedWeight(tensor.kind, tensor.shape, codes)
 
 

@@ -1,7 +1,4 @@
-"""Pieces that several formats share: half-precision fields, small integers packed into bytes, and what blocks are taken apart into.
-
-Owns no format.
-"""
+"""Helpers of several formats: half-precision fields, small integers packed into bytes, and the groups that blocks are unpacked into."""
 
 from dataclasses import dataclass
 
@@ -98,7 +95,7 @@ def halves(blocks: Bytes, start: int) -> Floats:
 
 
 def fields(packed: Bytes, width: int) -> Bytes:
-    """Little fields of `width` bits: packed [n, a, b] → [n, a, 8 / width, b]; field j is bits width·j … of a byte.
+    """Fields of `width` bits: packed [n, a, b] → [n, a, 8 / width, b]; field j is bits width·j … of a byte.
 
     What formats store next to each other is b bytes whose first fields are b consecutive weights, then b whose second
     fields are, and so on.

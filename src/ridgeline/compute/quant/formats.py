@@ -1,4 +1,4 @@
-"""The table of stored formats that can be computed with, and dequantisation of whole tensors.
+"""The table of stored formats that can be computed, and dequantisation of whole tensors.
 
 Sizes come from `facts.files.formats`, the header reader's table. Bit-equal to the `gguf` package.
 """
@@ -11,13 +11,12 @@ from typing import Protocol
 
 import numpy as np
 
-from ridgeline.compute.quant import plain
 from ridgeline.compute.quant.bits import Bytes, Floats, Groups
 from ridgeline.compute.quant.groups import BLOCKS
 from ridgeline.facts.files.formats import FORMATS as STORED
 
 TILE_ELEMENTS = 1 << 16
-"""Weights dequantised at a time: 256 KB of fp32 and the scratch beside it stay in a core's cache."""
+"""Weights dequantised at a time: 256 KB of fp32 and their scratch stay in a core's cache."""
 
 CHUNK_ELEMENTS = 1 << 21
 """Weights handed to a thread at a time."""
@@ -33,14 +32,31 @@ class Format:
     dequantise: Callable[[Bytes, Floats], None]
 
 
-_PLAIN: dict[str, Callable[[Bytes, Floats], None]] = {"F32": plain.f32, "F16": plain.f16, "BF16": plain.bf16}
+def _f32(blocks: Bytes, out: Floats) -> None:
+    """4 bytes per element, little-endian."""
+    out[...] = blocks.view(np.float32)
 
 
-def _written(blocks: Bytes, out: Floats, *, apart: Callable[[Bytes], Groups]) -> None:
-    apart(blocks).write(out)
+def _f16(blocks: Bytes, out: Floats) -> None:
+    """2 bytes per element, IEEE half."""
+    out[...] = blocks.view(np.float16)
 
 
-_DEQUANTISE = _PLAIN | {kind: partial(_written, apart=apart) for kind, apart in BLOCKS.items()}
+def _bf16(blocks: Bytes, out: Floats) -> None:
+    """2 bytes per element: the upper half of an fp32."""
+    bits = out.view(np.uint32)
+    bits[...] = blocks.view(np.uint16)
+    bits <<= np.uint32(16)
+
+
+_FLOATS: dict[str, Callable[[Bytes, Floats], None]] = {"F32": _f32, "F16": _f16, "BF16": _bf16}
+
+
+def _write(blocks: Bytes, out: Floats, *, unpack: Callable[[Bytes], Groups]) -> None:
+    unpack(blocks).write(out)
+
+
+_DEQUANTISE = _FLOATS | {kind: partial(_write, unpack=unpack) for kind, unpack in BLOCKS.items()}
 
 FORMATS = {name: Format(name, stored.block_elements, stored.block_bytes, _DEQUANTISE[name]) for name, stored in STORED.items()}
 
@@ -58,7 +74,7 @@ def dequantise(kind: str, rows: Bytes, out: Floats | None = None) -> Floats:
         raise ValueError(f"{kind}: rows must be contiguous and out a contiguous {(count, columns)}, got {out.shape}")
     blocks, values = rows.reshape(-1, form.block_bytes), out.reshape(-1, form.block_elements)
     step = max(1, TILE_ELEMENTS // form.block_elements)
-    # Scales of garbage files overflow: infinities and NaN are values here, found by whoever looks at results.
+    # Scales of garbage files overflow: infinities and NaN are values here, found in the results.
     with np.errstate(all="ignore"):
         for start in range(0, blocks.shape[0], step):
             form.dequantise(blocks[start : start + step], values[start : start + step])
@@ -71,7 +87,7 @@ class Rows(Protocol):
     def __getitem__(self, part: slice) -> Bytes: ...
 
 
-class Source(Protocol):
+class StoredMatrix(Protocol):
     """A stored matrix that can be dequantised a part of its rows at a time."""
 
     def write(self, part: slice, out: Floats) -> int:
@@ -87,16 +103,18 @@ class Coded:
     rows: Rows
 
     def write(self, part: slice, out: Floats) -> int:
-        """Writes as `Source` says. Codes are gathered here, so that only the parts in work are in memory."""
+        """Writes as `StoredMatrix` says. Codes are gathered here, so that only the parts in work are in memory."""
         codes = self.rows[part]
         dequantise(self.kind, codes, out)
         return codes.nbytes
 
 
-def dequantise_all(tensors: Iterable[tuple[Source, Floats]], pool: Executor, done: Callable[[int], None] = lambda stored: None) -> None:
+def dequantise_all(
+    tensors: Iterable[tuple[StoredMatrix, Floats]], pool: Executor, done: Callable[[int], None] = lambda stored: None
+) -> None:
     """(source, out) of many tensors, in chunks over the threads of `pool`; returns when all are written.
 
-    `done` is told the stored bytes of each chunk, in order, when it is written.
+    `done` is called with the stored bytes of each chunk, in order, when it is written.
     """
     chunks = []
     for source, out in tensors:

@@ -52,7 +52,7 @@ class GroupedWeight:
         return rows * columns * self.bits // 8 + self.scales.nbytes + self.zeros.nbytes + order
 
     def integers(self, part: slice) -> Bytes:
-        """The codes of the rows `part`, one a byte: uint8 [rows, K], in the order of the codes."""
+        """The codes of the rows `part`, one per byte: uint8 [rows, K], in the order of the codes."""
         return unpacked(self.codes[part], self.bits)
 
     @property
@@ -109,7 +109,7 @@ class GroupedWeight:
 
 
 def unpacked(codes: Bytes, bits: int) -> Bytes:
-    """uint8 [n, K·bits / 8] → uint8 [n, K]: one code a byte."""
+    """uint8 [n, K·bits / 8] → uint8 [n, K]: one code per byte."""
     if bits == 8:
         return codes
     pairs = codes.astype("<u2")
@@ -133,7 +133,7 @@ def dequantise_grouped(codes: Bytes, scales: Scales, zeros: Bytes) -> Floats:
     """(code - zero)·scale in fp32: codes uint8 [n, K], scales and zeros [n, groups] → fp32 [n, K]."""
     values = codes.astype(np.float32)
     grouped = values.reshape(*scales.shape, codes.shape[1] // scales.shape[1])
-    # Scales of garbage files overflow: infinities and NaN are values here, found by whoever looks at results.
+    # Scales of garbage files overflow: infinities and NaN are values here, found in the results.
     with np.errstate(all="ignore"):
         grouped -= zeros.astype(np.float32)[..., None]
         grouped *= scales.astype(np.float32)[..., None]

@@ -1,6 +1,6 @@
 """Weight handles: a stored matrix as fp32, or as the file's codes that are dequantised a tile of rows at a time.
 
-All kinds cut a matrix into the same tiles, so that whoever multiplies tile by tile gets the same bits from either. A handle of one matrix
+All kinds cut a matrix into the same tiles, so that products tile by tile have the same bits with any of them. A handle of one matrix
 per expert gives them one by one.
 """
 
@@ -38,26 +38,6 @@ class Weight(Protocol):
 
     def rows(self, ids: NDArray[np.integer]) -> Floats:
         """fp32 [len(ids), K]: the rows `ids`, a copy."""
-        ...
-
-    def dense(self) -> Floats:
-        """The whole as fp32 of `shape`."""
-        ...
-
-
-class ExpertWeight(Protocol):
-    """A stored matrix per expert: [E, N, K]."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the handle keeps."""
-        ...
-
-    def part(self, number: int) -> Weight:
-        """The matrix [N, K] of one expert."""
         ...
 
     def dense(self) -> Floats:

@@ -1,7 +1,6 @@
-"""Resident rows as plans change them, and from a plan the closed set of step inputs. Array operations only: no loop over tokens.
+"""Resident rows as plans change them, and the step inputs of a plan. Array operations only: no loop over tokens.
 
-Owns per row the sampling parameters and the block tables, from `new_rows` to `freed_rows`; all of it is made from `NewRow`, the request as
-a value. Decides nothing.
+Owns the sampling parameters and block tables of each row, from `new_rows` to `freed_rows`; all of it comes from `NewRow`. Decides nothing.
 """
 
 from typing import Final, NamedTuple
@@ -11,59 +10,60 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.backend import StepRows, Work
 from ridgeline.compute.decoding.edits import needed
-from ridgeline.compute.dummy import last_of_each
+from ridgeline.compute.dummy import last_positions
 from ridgeline.compute.graph import StepInputs
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import LAST, NewRow, Plan
 
 LATE: Final = 1 << 62
-"""The number of an output before which every edit that ends has ended."""
+"""An output number behind the end of every edit."""
 
 
-class Rows:
+class ResidentRows:
     """`rows` permanent rows; a table has room for `blocks` blocks in each of `groups` KV groups.
 
-    tables  int32 [rows, blocks] per KV group: the id of every block; 0 where there is none
-    prompt  int32 [rows]         tokens of the prompt
-    early, late  int32 [rows]    how many of the largest logits its outputs need: see `Work.keep`
-    border  int32 [rows]         number of the first output that needs `late`; 0 where both are the same
+    tables       int32 [rows, blocks] per KV group: block ids; 0 where there is none
+    prompt       int32 [rows]  tokens of the prompt
+    keep_first   int32 [rows]  `Work.keep` of the first outputs
+    keep_rest    int32 [rows]  `Work.keep` of the others
+    first_count  int32 [rows]  number of outputs that need `keep_first`; 0 where both are the same
     """
 
     def __init__(self, rows: int, groups: int, blocks: int) -> None:
         self.tables = tuple(np.zeros((rows, blocks), np.int32) for _ in range(groups))
-        self.prompt, self.early, self.late, self.border = np.zeros((4, rows), np.int32)
+        self.prompt, self.keep_first, self.keep_rest, self.first_count = np.zeros((4, rows), np.int32)
         self._params: list[RowParams | None] = [None] * rows
 
     def apply(self, plan: Plan) -> None:
-        """Takes over the plan's delta. Frees come first: a row may be given away in the step that frees it."""
+        """Applies the plan's changes. Frees come first: a row may be given away in the step that frees it."""
         for row in plan.freed_rows:
             self._params[row] = None
         for new in plan.new_rows:
-            self._occupy(new)
+            self._add(new)
         for row, group, first, blocks in plan.blocks:
             self.tables[group][row, first : first + len(blocks)] = blocks
 
     def params(self, row: int) -> RowParams:
-        """Sampling parameters of a resident row."""
+        """Sampling parameters of a resident row. RuntimeError where the row is not resident."""
         params = self._params[row]
         if params is None:
             raise RuntimeError(f"row {row} is planned and not resident")
         return params
 
-    def _occupy(self, new: NewRow) -> None:
+    def _add(self, new: NewRow) -> None:
         if self._params[new.row] is not None:
             raise RuntimeError(f"row {new.row} is given to two sequences")
         row, params = new.row, new.params
         self._params[row], self.prompt[row] = params, params.prompt_tokens
-        self.early[row], self.late[row] = early, late = needed(params, 0), needed(params, LATE)
-        self.border[row] = params.min_tokens if early != late else 0  # no other edit ends
+        self.keep_first[row], self.keep_rest[row] = first, rest = needed(params, 0), needed(params, LATE)
+        self.first_count[row] = params.min_tokens if first != rest else 0  # no other edit ends
         for table, blocks in zip(self.tables, new.tables, strict=True):
             table[row] = 0
             table[row, : len(blocks)] = blocks
 
 
-class _Singles(NamedTuple):
-    """What steps of the same rows have in common where each has one token: see `StepInputs`, and `Work.keep`; None where that changes."""
+class _DecodeInputs(NamedTuple):
+    """Inputs that decode steps of the same rows share: see `StepInputs`, and `Work.keep`; None where that changes from step to step."""
 
     cu_q: NDArray[np.int32]
     row_of_token: NDArray[np.int32]
@@ -72,25 +72,25 @@ class _Singles(NamedTuple):
 
 
 class Inputs:
-    """Makes the work of one plan after the other over `rows`, whose tables name blocks of `block_tokens` tokens."""
+    """Makes the work of plans, one after the other, over `rows`; a block has `block_tokens` tokens."""
 
-    def __init__(self, rows: Rows, block_tokens: int) -> None:
+    def __init__(self, rows: ResidentRows, block_tokens: int) -> None:
         self._rows, self._block_tokens = rows, block_tokens
-        self._same: StepRows | None = None
-        self._singles: _Singles | None = None
+        self._step_rows: StepRows | None = None
+        self._decode: _DecodeInputs | None = None
 
     def work(self, plan: Plan) -> Work:
-        """The step of a plan whose delta has been applied. Logits are selected where rows sample; those of prompt positions that are to be
-        scored are made behind the step, few at a time."""
-        rows = self._same
-        if rows is None or not rows.serve(plan):
-            rows = self._same = step_rows(plan, self._rows)
-            self._singles = None
+        """The work of a plan that has been applied to the rows. Selects the positions that sample; prompt positions to be scored get their
+        logits behind the step, a few at a time."""
+        rows = self._step_rows
+        if rows is None or not rows.matches(plan):
+            rows = self._step_rows = step_rows(plan, self._rows)
+            self._decode = None
         ids, start, keep = np.array(plan.tokens, np.int32), np.array(plan.start, np.int64), None
-        if len(ids) == len(start):  # one token per row: most steps, and there is little time between them
-            if self._singles is None:
-                self._singles = self._of_singles(rows)
-            cu_q, tokens, select, keep = self._singles
+        if len(ids) == len(start):  # a decode step: most steps are, and there is little time between them
+            if self._decode is None:
+                self._decode = self._decode_inputs(rows)
+            cu_q, tokens, select, keep = self._decode
             positions, kv_len = start, start + 1
         else:
             count = np.frombuffer(plan.count, np.int32)
@@ -98,10 +98,10 @@ class Inputs:
             count.cumsum(out=cu_q[1:])
             tokens = np.arange(len(count), dtype=np.int32).repeat(count)
             positions, kv_len = np.arange(len(ids)) + (start - cu_q[:-1])[tokens], start + count
-            select = last_of_each(cu_q, np.frombuffer(plan.sample, np.uint8))
+            select = last_positions(cu_q, np.frombuffer(plan.sample, np.uint8))
         size = self._block_tokens
         blocks = -(-int(kv_len.max()) // size)
-        tables = tuple([table[rows.place, :blocks] for table in self._rows.tables])
+        tables = tuple([table[rows.row_ids, :blocks] for table in self._rows.tables])
         block = positions // size
         offset = positions - block * size
         inputs = StepInputs(
@@ -116,30 +116,32 @@ class Inputs:
         )
         (unknown,) = (ids == LAST).nonzero()
         if keep is None:
-            keep = self._kept(rows.place[tokens[select]], positions[select])
-        drafts = _drafts(plan, cu_q) if rows.drafted else ((),) * len(rows.chosen)
-        return Work(plan, rows, inputs, unknown, rows.place[tokens[unknown]], keep, drafts)
+            keep = self._keep(rows.row_ids[tokens[select]], positions[select])
+        drafts = _drafts(plan, cu_q) if rows.has_drafts else ((),) * len(rows.sampling)
+        return Work(plan, rows, inputs, unknown, rows.row_ids[tokens[unknown]], keep, drafts)
 
-    def _of_singles(self, rows: StepRows) -> _Singles:
-        cu_q = np.arange(len(rows.place) + 1, dtype=np.int32)
-        keep = None if self._rows.border[rows.taking].any() else self._rows.late[rows.taking]
-        return _Singles(cu_q, cu_q[:-1], np.array(rows.chosen, np.int32), keep)
+    def _decode_inputs(self, rows: StepRows) -> _DecodeInputs:
+        cu_q = np.arange(len(rows.row_ids) + 1, dtype=np.int32)
+        keep = None if self._rows.first_count[rows.sampling_ids].any() else self._rows.keep_rest[rows.sampling_ids]
+        return _DecodeInputs(cu_q, cu_q[:-1], np.array(rows.sampling, np.int32), keep)
 
-    def _kept(self, place: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int32]:
-        """See `Work.keep`, for positions of permanent rows that sample what comes next."""
+    def _keep(self, row_ids: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int32]:
+        """`Work.keep` of sampling positions, given the permanent row of each."""
         rows = self._rows
-        found: NDArray[np.int32] = np.where(positions + 1 - rows.prompt[place] < rows.border[place], rows.early[place], rows.late[place])
+        found: NDArray[np.int32] = np.where(
+            positions + 1 - rows.prompt[row_ids] < rows.first_count[row_ids], rows.keep_first[row_ids], rows.keep_rest[row_ids]
+        )
         return found
 
 
-def step_rows(plan: Plan, rows: Rows) -> StepRows:
-    """What the plan has in common with others of the same rows."""
-    place, params = np.array(plan.row, np.int32), [rows.params(row) for row in plan.row]
-    chosen = [index for index, samples in enumerate(plan.sample) if samples]
-    return StepRows(plan.row, plan.sample, place, params, chosen, [params[index] for index in chosen], place[chosen], plan.drafts)
+def step_rows(plan: Plan, rows: ResidentRows) -> StepRows:
+    """The part of a plan that plans of the same rows share."""
+    row_ids, params = np.array(plan.row, np.int32), [rows.params(row) for row in plan.row]
+    sampling = [index for index, samples in enumerate(plan.sample) if samples]
+    return StepRows(plan.row, plan.sample, row_ids, params, sampling, [params[index] for index in sampling], row_ids[sampling], plan.drafts)
 
 
 def _drafts(plan: Plan, cu_q: NDArray[np.int32]) -> list[list[int]]:
-    """Of each row that samples the ids of all its sampled positions but the first."""
+    """`Work.drafts`: of each row that samples the ids of its sampled positions but the first."""
     columns = zip(cu_q[1:].tolist(), plan.sample, strict=True)
     return [plan.tokens[end - samples + 1 : end].tolist() for end, samples in columns if samples]

@@ -1,4 +1,4 @@
-"""How long this machine takes for a step, measured while nobody waits: rows that get their next token, tokens of prompts, drafts.
+"""Seconds of steps on this machine, measured at the start: decode, prefill, verification of drafts.
 
 Owns which steps are measured. They write to the reserved block 0, which is never read for a request.
 """
@@ -13,15 +13,15 @@ Seconds = Callable[[Sequence[int], Sequence[int]], float]
 """As `Backend.seconds`: tokens and sampled positions of each row → seconds."""
 
 ROUNDS: Final = 4
-ENOUGH_SECONDS: Final = 0.25
-"""No further round begins after so long: a large model takes seconds for one."""
-VERIFIED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-"""Tokens of the rows that are priced: what a step costs is a staircase of these, not a line."""
+ROUND_SECONDS: Final = 0.25
+"""No round begins after so many seconds: a large model takes seconds for one."""
+PRICED_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+"""Tokens per row whose steps are priced: the cost of a step is a staircase of these, not a line."""
 PRICE_SECONDS: Final = 0.3
 
 
 def step_seconds(seconds: Seconds, rows: int, tokens: int) -> StepSeconds | None:
-    """How long steps of at most so many rows and tokens take, by the quickest of some rounds. None where a step has room for one token."""
+    """Cost model of steps of at most `rows` rows and `tokens` tokens, from the quickest of some rounds; None where a step has one token."""
     if tokens < 2:
         return None
     rows = min(rows, tokens)
@@ -29,7 +29,7 @@ def step_seconds(seconds: Seconds, rows: int, tokens: int) -> StepSeconds | None
     for _ in range(ROUNDS):
         for index, counts in enumerate(([1], [1] * rows, [tokens])):
             best[index] = min(best[index], seconds(counts, [1] * len(counts)))
-        if perf_counter() - began > ENOUGH_SECONDS:
+        if perf_counter() - began > ROUND_SECONDS:
             break
     one, many, chunk = best
     return StepSeconds.fit(one, many if rows > 1 else one, max(2, rows), chunk, tokens)
@@ -42,7 +42,7 @@ def price(seconds: Seconds, tokens: int) -> tuple[tuple[int, int, float], ...]:
     """
     began, best = perf_counter(), dict[int, float]()
     for _ in range(ROUNDS):
-        for count in VERIFIED:
+        for count in PRICED_TOKENS:
             if count <= tokens:
                 best[count] = min(best.get(count, float("inf")), seconds([count], [count]))
             if perf_counter() - began > PRICE_SECONDS:

@@ -1,8 +1,8 @@
-"""The backend of runners that compute where they are called: one thread takes step after step, and samples behind each.
+"""The backend of runners that compute on the calling thread: one worker thread takes step after step, and samples behind each.
 
-Owns the thread, and nobody who uses it: an owner that is forgotten unclosed is freed, and its thread ends. An executor of
-`concurrent.futures` does the same in several times as much Python, which here runs between two steps. Whoever schedules the next step, and
-makes its inputs, does so meanwhile. That is safe since a row is given away only when no step in flight has it.
+The thread holds no reference to its owner: one that is dropped without being closed is freed, and its thread ends. An executor of
+`concurrent.futures` does the same in several times as much Python, which here runs between two steps. The scheduler plans the next step,
+and the executor makes its inputs, meanwhile. That is safe since a row is given away only when no step in flight has it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from weakref import WeakMethod, finalize
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.backend import Answer, RowState, Score, Work, finite_positions, finite_rows, sampled_rows
+from ridgeline.compute.backend import RowState, Score, StepOutput, Work, finite_positions, finite_rows, sampled_rows
 from ridgeline.compute.decoding.sampler import Sampled, accept
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.runner import Runner
@@ -29,28 +29,28 @@ Finished = SimpleQueue[tuple[Out | None, BaseException | None]]
 
 
 class WorkerThread(Generic[In, Out]):
-    """Calls the bound method `do` for what is put in, in its order; `take` gives what came of it, in the same order."""
+    """Calls the bound method `do` with each item that is put in; `take` returns the results in the same order."""
 
     def __init__(self, name: str, do: Callable[[In], Out]) -> None:
         self._waiting: Waiting[In] = SimpleQueue()
         self._finished: Finished[Out] = SimpleQueue()
-        self._thread = Thread(target=_serve, args=(self._waiting, self._finished, WeakMethod(do)), name=name, daemon=True)
+        self._thread = Thread(target=_work_loop, args=(self._waiting, self._finished, WeakMethod(do)), name=name, daemon=True)
         self._thread.start()
         self._end = finalize(self, self._waiting.put, None)
 
     def put(self, work: In) -> None:
-        """Returns at once."""
+        """Adds an item; returns at once."""
         self._waiting.put(work)
 
     def take(self) -> Out:
-        """Waits for the oldest work that was put in and not taken; raises what doing it raised."""
+        """Waits for the oldest result that has not been taken; raises what `do` raised."""
         done, error = self._finished.get()
         if error is not None:
             raise error
         return done  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Drops work that has not begun, and waits for the one that has. Safe to call twice."""
+        """Drops items that have not begun, and waits for the one that has. Safe to call twice."""
         try:
             while self._end.alive:
                 self._waiting.get_nowait()
@@ -59,7 +59,7 @@ class WorkerThread(Generic[In, Out]):
         self._thread.join()
 
 
-def _serve(waiting: Waiting[In], finished: Finished[Out], do: "WeakMethod[Callable[[In], Out]]") -> None:
+def _work_loop(waiting: Waiting[In], finished: Finished[Out], do: "WeakMethod[Callable[[In], Out]]") -> None:
     while (work := waiting.get()) is not None and (call := do()) is not None:
         try:
             finished.put((call(work), None))
@@ -78,8 +78,10 @@ TIMED_TOKENS: Final = 64
 class QueueBackend:
     """Implements `compute.backend.Backend` over a runner and its cache.
 
-    rows     permanent ones                     vocab  ids that may be sampled, the first ones of the logits
-    threads  that a step is computed with       shape  of the cache
+    rows     permanent rows
+    vocab    ids that may be sampled, the first ones of the logits
+    threads  that a step is computed with
+    shape    of the cache
     """
 
     timed_rows, timed_tokens = TIMED_ROWS, TIMED_TOKENS
@@ -92,23 +94,23 @@ class QueueBackend:
         self._shape, self._vocab, self._threads = shape, vocab, threads
         self._sample, self._score = sample, score
         self._state = RowState(rows)
-        self._thread: WorkerThread[Work, Answer] = WorkerThread("ridgeline-step", self._compute)
+        self._thread: WorkerThread[Work, StepOutput] = WorkerThread("ridgeline-step", self._compute)
 
     def enqueue(self, work: Work) -> None:
-        """The step is computed as soon as those before it are."""
+        """Takes a step, which is computed as soon as those before it are."""
         self._state.apply(work.plan)
         self._thread.put(work)
 
-    def serial(self, ticket: None) -> bool:
-        """Never: the thread reads what a step leaves before it goes on."""
+    def is_serial(self, ticket: None) -> bool:
+        """Always False: the thread reads a step's results before it computes the next."""
         return False
 
-    def read(self, ticket: None) -> Answer:
+    def read(self, ticket: None) -> StepOutput:
         """Waits for the oldest step."""
         return self._thread.take()
 
     def seconds(self, counts: Sequence[int], samples: Sequence[int]) -> float:
-        """Processor time over threads: whoever is busy beside us while we start may be gone later."""
+        """CPU time divided by threads: other processes that are busy during the start may be gone later."""
         assert self._runner is not None
         inputs = dummy_step(counts, samples=samples, groups=len(self._shape.groups), block_tokens=self._shape.block_tokens)
         began = process_time()
@@ -122,12 +124,12 @@ class QueueBackend:
             self._runner.close()
         self._runner = self._kv = None
 
-    def _compute(self, work: Work) -> Answer:
+    def _compute(self, work: Work) -> StepOutput:
         assert self._runner is not None
         began = perf_counter()
         plan, inputs = work.plan, work.inputs
-        if len(work.open):
-            inputs.ids[work.open] = self._state.last[work.source]
+        if len(work.unknown):
+            inputs.ids[work.unknown] = self._state.last[work.unknown_rows]
         if plan.copies:
             self._kv.copy(plan.copies)
         values = self._runner.run(inputs, self._kv, taps=("hidden",) if plan.score else (), keep=work.keep)
@@ -140,24 +142,24 @@ class QueueBackend:
             scores = self._state.prompt_scores(work, values["hidden"], self._runner.logits, self._vocab, self._score)
         ids, logprobs = sampled_rows(work, *sampled)
         ended = perf_counter()
-        return Answer(ids, flags, logprobs, scores, ended - began, ended)
+        return StepOutput(ids, flags, logprobs, scores, ended - began, ended)
 
     def _sampled(self, work: Work, values: Mapping[str, NDArray[Any]], finite: NDArray[np.bool_] | None) -> Sampled:
-        """Ids and log-probabilities of the rows that sample; these remember them."""
+        """Ids and log-probabilities of the rows that sample; stores them as the last ids of these rows."""
         rows, state = work.rows, self._state
-        if not rows.chosen:
+        if not rows.sampling:
             return Sampled([], [])
-        histories = [state.histories[row] for row in rows.taking.tolist()]
+        histories = [state.histories[row] for row in rows.sampling_ids.tolist()]
         if "best" in values:
             best = values["best"].tolist()
-            plain = finite is None and not rows.drafted and not any(histories)
+            plain = finite is None and not rows.has_drafts and not any(histories)
             ids: list[tuple[int, ...]] = [*zip(best)] if plain else accept(best, work.drafts, histories, finite)
             found = Sampled(ids, [None] * len(ids))
         else:
-            first = work.inputs.kv_len[rows.chosen].tolist()
-            if rows.drafted:
-                first = [position - len(drafted) for position, drafted in zip(first, work.drafts, strict=True)]
+            first = work.inputs.kv_len[rows.sampling].tolist()
+            if rows.has_drafts:
+                first = [position - len(drafts) for position, drafts in zip(first, work.drafts, strict=True)]
             logits = values["logits"][:, : self._vocab]
-            found = self._sample(logits, rows.asked, work.drafts, first, histories, finite, values.get("maxima"))
-        state.sampled(rows.taking, found.ids)
+            found = self._sample(logits, rows.sampling_params, work.drafts, first, histories, finite, values.get("maxima"))
+        state.sampled(rows.sampling_ids, found.ids)
         return found

@@ -1,13 +1,14 @@
-"""Where compute starts: from settings to an executor that is loaded, sized, timed and warm. Thinking calls `build` by name.
+"""Start-up of the computing wing: from settings to an executor that is loaded, sized, timed and warm. The thinking wing calls `build` by
+name.
 
-Owns the order of start-up, and which weights a runner of a processor takes in which form. Decides nothing: sizes come from `config.resolve`
-and `planning.memory`.
+Owns the order of start-up, and which weights a CPU runner takes in which form. Decides nothing: sizes come from `config.resolve` and
+`planning.memory`.
 """
 
 from functools import partial
 from pathlib import Path
 
-from ridgeline.compute.backend import SLICE
+from ridgeline.compute.backend import SCORED_POSITIONS
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import allocate_native_kv
 from ridgeline.compute.cpu.packing import pack_weights, screened, widened
@@ -18,7 +19,7 @@ from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.exact.runner import NumpyRunner
 from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
-from ridgeline.compute.opening import Open, Opened, Progress, Source
+from ridgeline.compute.opening import ModelSource, OpenedModel, OpenModel, Progress
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.measure import price, step_seconds
 from ridgeline.compute.runtime.queue import QueueBackend
@@ -39,15 +40,15 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
 
     Raises ModelNotFoundError, ModelFormatError or ConfigError where the model or the settings are at fault.
     """
-    chance = config.model.startswith(RANDOM_PREFIX)
-    facts = read_random_facts(config.model) if chance else read_model_facts(resolve_model(config.model, cache_directory(), progress))
+    is_random = config.model.startswith(RANDOM_PREFIX)
+    facts = read_random_facts(config.model) if is_random else read_model_facts(resolve_model(config.model, cache_directory(), progress))
     machine = machine_facts()
-    config, said = resolve_runner(config, missing=ext.lost(), no_gpu=gpu_missing(), processors=machine.processors)
-    return start(Source(config, facts, machine.memory_bytes, said), _opener(config, chance), progress)
+    config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
+    return start(ModelSource(config, facts, machine.memory_bytes, decisions), _opener(config, is_random), progress)
 
 
-def start(source: Source, open: Open, progress: Progress) -> StepExecutor:
-    """The executor over what `open` opens. What drafts cost is measured where some may come."""
+def start(source: ModelSource, open: OpenModel, progress: Progress) -> StepExecutor:
+    """Opens a model and returns the executor over it, timed. The cost of drafts is measured only with --speculative."""
     opened = open(source, progress)
     backend, source = opened.backend, opened.source
     config, longest = source.config, min(source.config.tokens, source.positions)
@@ -68,26 +69,28 @@ def start(source: Source, open: Open, progress: Progress) -> StepExecutor:
     return StepExecutor(info, source.decisions + opened.decisions, backend)
 
 
-def _opener(config: EngineConfig, chance: bool) -> Open:
+def _opener(config: EngineConfig, is_random: bool) -> OpenModel:
     if config.runner == "cuda":
         # Loaded here alone: they import torch.
         from ridgeline.compute.cuda.backend import open_cuda
         from ridgeline.compute.cuda.load import load_weights, random_weights
 
-        return partial(open_cuda, load=random_weights if chance else load_weights)
-    if chance:
-        raise ConfigError(f"{config.model} has weights that a GPU makes, and the runner is {config.runner}; give a model with files",
-                          fix={"MODEL": "demo"})  # fmt: skip
+        return partial(open_cuda, load=random_weights if is_random else load_weights)
+    if is_random:
+        raise ConfigError(
+            f"{config.model} has random weights, which only --runner cuda makes, not {config.runner}; give a model with files",
+            fix={"MODEL": "demo"},
+        )
     return open_native if config.runner == "native" else open_numpy
 
 
-def _sized(source: Source) -> Source:
-    """By the memory that this process may use, before anything is loaded."""
-    sized = source.sized(source.facts.context, source.memory_bytes)
-    return sized.rotated(sized.positions)
+def _sized(source: ModelSource) -> ModelSource:
+    """A copy sized by the memory that this process may use, before anything is loaded."""
+    sized = source.with_memory(source.facts.context, source.memory_bytes)
+    return sized.with_rope(sized.positions)
 
 
-def open_native(source: Source, progress: Progress) -> Opened:
+def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     """The native runner over packed weights."""
     source = _sized(source)
     config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
@@ -96,7 +99,7 @@ def open_native(source: Source, progress: Progress) -> Opened:
         record(facts)["step"],
         weights,
         shape,
-        tokens=max(config.tokens, SLICE),
+        tokens=max(config.tokens, SCORED_POSITIONS),
         selected=source.samples,
         vocab=facts.tokens,
         threads=threads,
@@ -106,17 +109,17 @@ def open_native(source: Source, progress: Progress) -> Opened:
     kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
     wide = widened(facts, weights)
     reason = f"no kernel multiplies {', '.join(wide[:3])}{' …' if len(wide) > 3 else ''} as stored: more memory, and slower"
-    said: tuple[Decision, ...] = (Decision("fp32_matrices", len(wide), "model", reason),) if wide else ()
+    decisions: tuple[Decision, ...] = (Decision("fp32_matrices", len(wide), "model", reason),) if wide else ()
     for name in screened(weights):
         reason = f"{name} is Q8_0: greedy and top-k rows read 5 of its 8 bits, and all of outputs that could be largest; same ids"
-        said += (Decision("screened_head", name, "model", reason),)
+        decisions += (Decision("screened_head", name, "model", reason),)
     backend = QueueBackend(runner, kv, shape, sampler.sample_rows, sampler.score, rows=config.rows, vocab=facts.tokens, threads=threads)
     _warm_up(backend, progress)
     stored = sum(weight.nbytes for weight in weights.values())
-    return Opened(backend, source, shape, f"native, {ext.isa()}", stored, said)
+    return OpenedModel(backend, source, shape, f"native, {ext.isa()}", stored, decisions)
 
 
-def open_numpy(source: Source, progress: Progress) -> Opened:
+def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:
     """The numpy runner over weights as the file has them, or widened where they fit."""
     source = _sized(source)
     config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
@@ -127,11 +130,11 @@ def open_numpy(source: Source, progress: Progress) -> Opened:
     kv = allocate_kv(shape, facts.kv_heads, facts.head_dim)
     backend = QueueBackend(runner, kv, shape, sample_rows, score, rows=config.rows, vocab=facts.tokens, threads=threads)
     _warm_up(backend, progress)
-    return Opened(backend, source, shape, name, sum(weight.nbytes for weight in weights.values()))
+    return OpenedModel(backend, source, shape, name, sum(weight.nbytes for weight in weights.values()))
 
 
 def _warm_up(backend: QueueBackend, progress: Progress) -> None:
-    """One token through the whole list: threads start and buffers are taken before anyone waits."""
+    """Runs one token through the whole list: threads start and buffers are allocated before the first request."""
     progress("warming up", 0.0)
     backend.seconds([1], [1])
     progress("warming up", 1.0)

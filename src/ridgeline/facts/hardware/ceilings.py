@@ -1,6 +1,6 @@
-"""Ceilings of this machine: bytes read and operations per second, all measured in a moment.
+"""Measured ceilings of this machine: memory bandwidth and operations per second.
 
-Owns the measurement: by the native extension where it is, else by the standard library and arithmetic. A plan needs nothing else.
+Owns the measurement: by the native extension if available, else by the standard library and estimates from the data sheet.
 """
 
 import ctypes
@@ -31,40 +31,40 @@ LOOPS: Final = {
     "int6_ops_per_second": 6,
     "int8_ops_per_second": 7,
 }
-"""Ceilings and the numbers of their loops (csrc/runtime/roofline.h). A multiply-add is two operations; int4 … int8: codes of so many
-bits with 8-bit activations."""
+"""Ceiling → number of its loop (csrc/runtime/roofline.h). A multiply-add is two operations; int4 … int8: codes of 4 … 8 bits with 8-bit
+activations."""
 ROUND_SECONDS = 0.004
-"""Seconds that one round of a loop should take: long beside a clock's grain, short beside a neighbour's slice."""
-LEAST_TURNS, LEAST_BYTES, TRIES = 50_000, 16 << 20, 3
-"""Turns of an arithmetic loop, or bytes read, from which the turns of a round are told."""
+"""Target seconds per round: long against the clock's resolution, short against a scheduler's time slice."""
+MIN_TURNS, MIN_BYTES, CALIBRATION_ROUNDS = 50_000, 16 << 20, 3
+"""Turns of an arithmetic loop, bytes read, and rounds of the calibration of turns per round."""
 PLAN_ROUNDS = 8
-LEAST_DRAM, MOST_DRAM, DRAM_PARTS = 256 << 20, 4 << 30, 8
-PAGE = 4096
+MIN_DRAM_BYTES, MAX_DRAM_BYTES, DRAM_PARTS = 256 << 20, 4 << 30, 8
+OS_PAGE_BYTES = 4096
 
 READ_BYTES = 64 << 20
-"""Bytes that each processor reads in one go where there is no extension: beyond what its caches hold."""
+"""Bytes that each core reads per round without the extension: more than its caches hold."""
 ROUNDS = 5
 CLOCK_HERTZ = 2.5e9
-"""Clock assumed where the system does not tell it."""
+"""Assumed clock where the system does not report it."""
 
-LANES = (("avx512f", 64, "avx512_vnni", 256), ("avx2", 32, "avx_vnni", 128), ("asimd", 16, "asimddp", 128))
-"""Flag → f32 operations per cycle and processor with two multiply-add units; flag of 8-bit dot products → their operations per cycle."""
-PLAIN = 4
-"""Operations a cycle without any of them."""
+SIMD_OPS = (("avx512f", 64, "avx512_vnni", 256), ("avx2", 32, "avx_vnni", 128), ("asimd", 16, "asimddp", 128))
+"""(CPU flag, f32 operations per cycle and core with two multiply-add units, flag of 8-bit dot products, their operations per cycle)."""
+SCALAR_OPS = 4
+"""f32 operations per cycle without SIMD."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """Bytes of one second-level cache, and of all third-level caches together; 0 where there is none."""
+    """Bytes of one L2 cache, and of all L3 caches together; 0 without one."""
 
     l2: int
     l3: int
 
 
-class Loops:
-    """The extension's loops over one range of memory that no cache holds.
+class RooflineLoops:
+    """The extension's measuring loops over one memory range that is larger than the caches.
 
-    threads  the most that a measurement uses; each measurement takes one of the teams, of 1 and of `threads` threads
+    threads  of the larger team; each measurement uses 1 or `threads` threads
     level    number of the ISA level; None: the fastest
     """
 
@@ -73,54 +73,54 @@ class Loops:
         self._level = max(number for number, _ in module.levels()) if level is None else level
         self._teams: dict[int, Any] = {count: module.Team(count) for count in {1, threads}}
         self.isa: str = dict(module.levels())[self._level]
-        self.caches = caches(root)
+        self.caches = read_caches(root)
         spare = machine_facts(root).available_bytes // 4
-        self.dram_bytes = max(LEAST_DRAM, min(4 * self.caches.l3, MOST_DRAM, spare))
-        # Private: a shared mapping, mmap's default, is never held in huge pages.
+        self.dram_bytes = max(MIN_DRAM_BYTES, min(4 * self.caches.l3, MAX_DRAM_BYTES, spare))
+        # Private: a shared mapping, mmap's default, is never backed by huge pages.
         self._memory = mmap.mmap(-1, self.dram_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._memory[::PAGE] = b"\1" * (self.dram_bytes // PAGE)  # a page that was never written is one page of zeros, for all of them
+        self._memory[::OS_PAGE_BYTES] = b"\1" * (self.dram_bytes // OS_PAGE_BYTES)  # unwritten OS pages share one page of zeros
         self._turns: dict[tuple[str, int], int] = {}
         self._at = 0
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def rate(self, key: str, threads: int) -> float | None:
-        """Rate of one round of the ceiling `key`, on 1 or on all threads; None where this machine has no such thing."""
+        """Rate of one round of the ceiling `key`, on 1 or on all threads; None where this machine lacks it."""
         size = self._bytes(key, threads)
         if size is None:
             return None
         if (key, threads) not in self._turns:
-            self._turns[key, threads] = self._calibrated(key, threads, size)
-        spent, work = self._measure(key, threads, size, self._turns[key, threads])
-        return work / spent / (threads if key == "clock_hertz" else 1) if work else None
+            self._turns[key, threads] = self._calibrate_turns(key, threads, size)
+        seconds, work = self._measure(key, threads, size, self._turns[key, threads])
+        return work / seconds / (threads if key == "clock_hertz" else 1) if work else None
 
-    def _calibrated(self, key: str, threads: int, size: int) -> int:
-        """Turns of a loop that fill a round. The quickest of some tries tells: a thread may wait for a processor."""
+    def _calibrate_turns(self, key: str, threads: int, size: int) -> int:
+        """Turns of a loop that fill a round, from the fastest of some rounds: a thread may wait for a core."""
         if key == "dram_bytes_per_second":
-            return 1  # a second turn would find in caches what the first one left there
-        turns = max(1, LEAST_BYTES // size) if size else LEAST_TURNS
-        spent = min(self._measure(key, threads, size, turns)[0] for _ in range(TRIES))
-        return max(turns, int(turns * ROUND_SECONDS / max(spent, 1e-9)))
+            return 1  # a second turn would read from caches
+        turns = max(1, MIN_BYTES // size) if size else MIN_TURNS
+        seconds = min(self._measure(key, threads, size, turns)[0] for _ in range(CALIBRATION_ROUNDS))
+        return max(turns, int(turns * ROUND_SECONDS / max(seconds, 1e-9)))
 
     def _measure(self, key: str, threads: int, size: int, turns: int) -> tuple[float, float]:
-        """Seconds and work."""
+        """(seconds, operations or bytes) of one round."""
         start = 0
-        if key == "dram_bytes_per_second":  # short rounds over ever other parts, so that some fall between a neighbour's slices
+        if key == "dram_bytes_per_second":  # short rounds over changing parts, so that some are not disturbed by other processes
             start, self._at = self._at, (self._at + size) % self.dram_bytes
-        spent, work = self._native.measure(self._level, self._teams[threads], LOOPS[key], self._address + start, size, turns)
-        return float(spent), float(work)
+        seconds, work = self._native.measure(self._level, self._teams[threads], LOOPS[key], self._address + start, size, turns)
+        return float(seconds), float(work)
 
     def phase_seconds(self, threads: int, count: int = 2_000) -> float:
-        """A phase of a step without work: its chunks are claimed, and all wait until the last one is finished."""
+        """Seconds of a phase without work: claiming chunks and the barrier at its end."""
         return float(self._native.measure_phases(self._teams[threads], count)) / count
 
     def entry_seconds(self, threads: int, count: int = 500) -> float:
-        """A step without phases: the team is set to work, and all of it has come."""
+        """Seconds to start a step without phases on the thread team."""
         return float(self._native.measure_entries(self._teams[threads], count)) / count
 
     def _bytes(self, key: str, threads: int) -> int | None:
-        """Bytes read for a ceiling by all threads together; 0 for arithmetic, None without such a cache."""
+        """Bytes read per turn by all threads together; 0 for arithmetic, None without such a cache."""
         own, shared = threads * self.caches.l2, self.caches.l3
         if key == "l2_bytes_per_second":
             return own // 2 or None
@@ -129,16 +129,16 @@ class Loops:
         return self.dram_bytes // DRAM_PARTS if key == "dram_bytes_per_second" else 0
 
 
-def native() -> ModuleType | None:
-    """The extension; None where it was not built or does not load. Started by name: what is measured is not what computes."""
+def load_native() -> ModuleType | None:
+    """The extension module; None where it was not built or does not load. Imported by name, since facts may not import compute."""
     try:
         return importlib.import_module(NATIVE)
     except ImportError:
         return None
 
 
-def caches(root: Path = Path("/")) -> Caches:
-    """Sizes as the system tells them. A third-level cache counts once for every set of processors that shares one."""
+def read_caches(root: Path = Path("/")) -> Caches:
+    """Cache sizes from /sys. An L3 cache counts once per set of cores that shares it."""
     second, third = 0, {}
     for index in sorted(root.glob("sys/devices/system/cpu/cpu[0-9]*/cache/index*")):
         try:
@@ -153,14 +153,14 @@ def caches(root: Path = Path("/")) -> Caches:
     return Caches(second, sum(third.values()))
 
 
-def this_machine(root: Path = Path("/")) -> Device:
-    """The machine as this process may use it, measured. Takes some tenths of a second."""
+def measure_this_machine(root: Path = Path("/")) -> Device:
+    """This machine as a `Device`, measured within the process's limits. Takes some tenths of a second."""
     facts = machine_facts()
-    module = native()
+    module = load_native()
     if module is None:
-        bandwidth, flops = read_bandwidth(facts.processors), peaks(facts.processors, root)
+        bandwidth, flops = measure_bandwidth(facts.cpu_cores), theoretical_flops(facts.cpu_cores, root)
     else:
-        bandwidth, flops = measured(Loops(module, facts.processors, root=root), facts.processors)
+        bandwidth, flops = measure_peaks(RooflineLoops(module, facts.cpu_cores, root=root), facts.cpu_cores)
     return Device(
         name="this machine",
         memory_bytes=facts.memory_bytes,
@@ -172,45 +172,45 @@ def this_machine(root: Path = Path("/")) -> Device:
     )
 
 
-def measured(loops: Loops, threads: int) -> tuple[float, Mapping[str, float]]:
-    """Bytes per second from memory and operations per second by data type, as all processors together reach them: the best of some rounds,
-    since others can only slow them down."""
+def measure_peaks(loops: RooflineLoops, threads: int) -> tuple[float, Mapping[str, float]]:
+    """(memory bytes per second, operations per second by data type) of all cores together: the best of some rounds, since other processes
+    can only slow them down."""
     keys = {"f32": "f32_flops_per_second", "f16": "bf16_flops_per_second", "int8": "int8_ops_per_second"}
     best = {key: max(loops.rate(key, threads) or 0.0 for _ in range(PLAN_ROUNDS)) for key in ("dram_bytes_per_second", *keys.values())}
     return best["dram_bytes_per_second"], {kind: best[key] for kind, key in keys.items() if best[key]}
 
 
-def read_bandwidth(processors: int) -> float:
-    """Bytes per second that all processors together read from memory: the best of some rounds, since others can only slow it down.
+def measure_bandwidth(cpu_cores: int) -> float:
+    """Memory bytes per second that all cores together read: the best of some rounds, since other processes can only slow it down.
 
-    `memcmp` of two equal ranges reads both in order and gives the interpreter's lock away while it does.
+    `memcmp` of two equal ranges reads both in order, and ctypes releases the GIL.
     """
     compare = ctypes.CDLL(None).memcmp
     compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-    buffers = [(ctypes.create_string_buffer(READ_BYTES // 2), ctypes.create_string_buffer(READ_BYTES // 2)) for _ in range(processors)]
+    buffers = [(ctypes.create_string_buffer(READ_BYTES // 2), ctypes.create_string_buffer(READ_BYTES // 2)) for _ in range(cpu_cores)]
     best = float("inf")
-    with ThreadPoolExecutor(processors) as pool:
+    with ThreadPoolExecutor(cpu_cores) as pool:
         for _ in range(ROUNDS):
             began = time.perf_counter()
             list(pool.map(lambda pair: compare(pair[0], pair[1], READ_BYTES // 2), buffers))
             best = min(best, time.perf_counter() - began)
-    return processors * READ_BYTES / best
+    return cpu_cores * READ_BYTES / best
 
 
-def peaks(processors: int, root: Path = Path("/")) -> Mapping[str, float]:
-    """Operations per second by data type: processors · clock · operations per cycle. What a processor sustains is less."""
-    flags, hertz = _processor(root)
-    single, eight = PLAIN, 0
-    for flag, lanes, dot_flag, dot_lanes in LANES:
+def theoretical_flops(cpu_cores: int, root: Path = Path("/")) -> Mapping[str, float]:
+    """Peak operations per second by data type: cores · clock · operations per cycle. Sustained rates are lower."""
+    flags, hertz = _read_cpuinfo(root)
+    f32_ops, int8_ops = SCALAR_OPS, 0
+    for flag, lanes, dot_flag, dot_lanes in SIMD_OPS:
         if flag in flags:
-            single, eight = lanes, dot_lanes if dot_flag in flags else 2 * lanes
+            f32_ops, int8_ops = lanes, dot_lanes if dot_flag in flags else 2 * lanes
             break
-    found = {"f32": processors * hertz * single}
-    return {**found, "int8": processors * hertz * eight} if eight else found
+    found = {"f32": cpu_cores * hertz * f32_ops}
+    return {**found, "int8": cpu_cores * hertz * int8_ops} if int8_ops else found
 
 
-def _processor(root: Path) -> tuple[frozenset[str], float]:
-    """Flags and clock of the first processor that the system lists."""
+def _read_cpuinfo(root: Path) -> tuple[frozenset[str], float]:
+    """(flags, clock in Hz) of the first core in /proc/cpuinfo."""
     try:
         text = (root / "proc/cpuinfo").read_text()
     except OSError:

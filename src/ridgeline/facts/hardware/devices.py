@@ -1,6 +1,6 @@
-"""Known devices as data: memory, bandwidth, FLOP/s by data type, link, price. Data sheets' peaks, dense (without sparsity).
+"""Table of known devices: memory, bandwidth, FLOP/s by data type, link, price. Peaks of data sheets, dense (without sparsity).
 
-Owns numbers only; what a device reaches of them is a measurement. 1 GB = 10⁹ bytes: drivers report up to 7 % more, plans stay below.
+1 GB = 10⁹ bytes: drivers report up to 7 % more, so plans stay below.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ GB, TERA = 10**9, 10**12
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars per hour for one device, as seen at a date; an input, never a promise."""
+    """Dollars per hour for one device, with the source and date of the price."""
 
     dollars_per_hour: float
     seen: str
@@ -23,11 +23,11 @@ class Device:
 
     memory_bytes           capacity
     bytes_per_second       memory bandwidth
-    flops_per_second       peak by data type: "f32", "f16" (and bf16), "fp8", "int8"; what is absent runs as f16
+    flops_per_second       peak by data type: "f32", "f16" (and bf16), "fp8", "int8"; others run as f16
     link_bytes_per_second  to its neighbours, both directions together
     hop_seconds            latency of one message between neighbours
-    overhead_bytes         what driver, context and framework take before any weight
-    price                  None: nobody rents it by the hour, or we have seen no price
+    overhead_bytes         memory of driver, context and framework
+    price                  None: unknown
     """
 
     name: str
@@ -40,7 +40,7 @@ class Device:
     price: Price | None = None
 
     def flops(self, kind: str) -> float:
-        """FLOP/s for a data type; a type without units of its own is computed as f16, and that as f32."""
+        """FLOP/s for a data type; an unsupported type is computed as f16, and f16 as f32."""
         known = self.flops_per_second
         return known.get(kind) or known.get("f16") or known["f32"]
 
@@ -58,7 +58,7 @@ def _gpu(
     price: float | None,
     seen: str,
 ) -> Device:
-    """`tera` is f32, f16, fp8, int8 in 10¹² per second; 0 where the device has no such units. Links below 200 GB/s are PCIe."""
+    """`tera` is f32, f16, fp8, int8 in 10¹² per second; 0: not supported. Links below 200 GB/s are PCIe."""
     flops = {kind: value * TERA for kind, value in zip(("f32", "f16", "fp8", "int8"), tera, strict=True) if value}
     return Device(
         name=name,
@@ -71,8 +71,8 @@ def _gpu(
     )
 
 
-def _host(name: str, gigabytes: int, gigabytes_per_second: float, tera: tuple[float, float, float], link: float) -> Device:
-    """A processor or a system on a chip that computes in its main memory; `tera` is f32, f16, int8."""
+def _cpu_or_soc(name: str, gigabytes: int, gigabytes_per_second: float, tera: tuple[float, float, float], link: float) -> Device:
+    """A CPU or SoC that computes in main memory; `tera` is f32, f16, int8 in 10¹² per second."""
     flops = {kind: value * TERA for kind, value in zip(("f32", "f16", "int8"), tera, strict=True) if value}
     return Device(name, gigabytes * GB, gigabytes_per_second * GB, flops, link * GB, hop_seconds=20e-6, overhead_bytes=GB // 2)
 
@@ -97,16 +97,16 @@ _ALL = (
     _gpu("mi300x", 192, 5_300, (163, 1_307, 2_615, 2_615), 896, 2.49, LIST_2025),
     # Apple: bandwidth from its specifications, FLOP/s published for M2 and estimated from cores and clock for M3 and M4; f16 runs at the
     # rate of f32. The memory named is the largest that can be bought. The link is Thunderbolt.
-    _host("m2-ultra", 192, 800, (27.2, 27.2, 0), 10),
-    _host("m3-ultra", 512, 819, (28.2, 28.2, 0), 20),
-    _host("m4", 32, 120, (4.6, 4.6, 0), 10),
-    _host("m4-pro", 64, 273, (9.2, 9.2, 0), 20),
-    _host("m4-max", 128, 546, (18.4, 18.4, 0), 20),
-    # Server processors, one socket: channels × DDR5 rate × 8 bytes; cores × base clock × operations per cycle (AVX-512; AMX on Xeon).
+    _cpu_or_soc("m2-ultra", 192, 800, (27.2, 27.2, 0), 10),
+    _cpu_or_soc("m3-ultra", 512, 819, (28.2, 28.2, 0), 20),
+    _cpu_or_soc("m4", 32, 120, (4.6, 4.6, 0), 10),
+    _cpu_or_soc("m4-pro", 64, 273, (9.2, 9.2, 0), 20),
+    _cpu_or_soc("m4-max", 128, 546, (18.4, 18.4, 0), 20),
+    # Server CPUs, one socket: channels × DDR5 rate × 8 bytes; cores × base clock × operations per cycle (AVX-512; AMX on Xeon).
     # The memory is one module of 64 GB per channel. The link is 100 Gbit/s Ethernet, both directions.
-    _host("epyc-9654", 768, 460.8, (7.4, 14.7, 29.5), 25),
-    _host("epyc-9755", 768, 576, (22.1, 44.2, 88.5), 25),
-    _host("xeon-8480", 512, 307.2, (7.2, 229, 459), 25),
+    _cpu_or_soc("epyc-9654", 768, 460.8, (7.4, 14.7, 29.5), 25),
+    _cpu_or_soc("epyc-9755", 768, 576, (22.1, 44.2, 88.5), 25),
+    _cpu_or_soc("xeon-8480", 512, 307.2, (7.2, 229, 459), 25),
 )
 DEVICES: dict[str, Device] = {device.name: device for device in _ALL}
 """Keyed by name."""

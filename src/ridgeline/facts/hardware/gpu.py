@@ -1,4 +1,4 @@
-"""GPUs of this machine: can they be used, and how has the driver set them up, without loading what would use it. Standard library only."""
+"""Detection of usable NVIDIA GPUs and their driver state, without importing torch. Standard library only."""
 
 import importlib.util
 import re
@@ -10,32 +10,32 @@ from typing import Final
 PACKAGES: Final = ("torch", "triton")
 """Packages of the extra `gpu`."""
 
-QUERY: Final = (
+QUERY_FIELDS: Final = (
     "name", "driver_version", "persistence_mode", "clocks.current.sm", "clocks.max.sm", "power.limit", "power.max_limit",
     "memory.used", "memory.total",
 )  # fmt: skip
-NEWER: Final = ("clocks_event_reasons.active", "temperature.gpu", "compute_cap")
-"""Questions that drivers of some years ago do not answer: they are asked for the rest alone."""
-SLOW: Final = {
+NEWER_QUERY_FIELDS: Final = ("clocks_event_reasons.active", "temperature.gpu", "compute_cap")
+"""Fields that older drivers reject; the query is then repeated without them."""
+THROTTLE_REASONS: Final = {
     0x02: "clocks that were set", 0x04: "the power limit", 0x08: "the hardware", 0x20: "heat", 0x40: "heat", 0x80: "the power supply",
 }  # fmt: skip
-"""Bits of the reasons for clocks that are lower than asked for (NVML, nvmlClocksEventReasons); idling is none of them."""
-LEAST_DRIVERS: Final = {12: 525, 13: 580}
-"""By CUDA's major version: the first of the drivers that run what is built for it (CUDA Compatibility, minor version compatibility)."""
-LEAST_CAPABILITY: Final = 8.0
+"""Bit of NVML's nvmlClocksEventReasons → reason for reduced clocks; idle is not one."""
+MIN_DRIVERS: Final = {12: 525, 13: 580}
+"""CUDA major version → oldest driver that runs its programs (CUDA Compatibility, minor version compatibility)."""
+MIN_CAPABILITY: Final = 8.0
 NVIDIA: Final = "0x10de"
 DISPLAY: Final = "0x03"
-"""PCI's numbers of the vendor, and the class of graphics and computing devices."""
-SAID_CHARACTERS: Final = 300
-QUERY_SECONDS: Final = 30.0
-"""Without persistence mode a driver starts when it is asked, which takes seconds per GPU."""
+"""PCI vendor id, and the PCI class of display controllers."""
+MAX_OUTPUT_CHARACTERS: Final = 300
+QUERY_TIMEOUT_SECONDS: Final = 30.0
+"""Without persistence mode the driver starts on each query, which takes seconds per GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as `nvidia-smi` describes it; None for what it does not say.
+    """One GPU as `nvidia-smi` describes it; None for fields that it does not report.
 
-    clocks in MHz, power in W, memory in MiB, temperature in °C; slow: what lowers its clocks now
+    clocks in MHz, power in W, memory in MiB, temperature in °C; slow: reasons for reduced clocks
     """
 
     name: str
@@ -57,7 +57,7 @@ class Gpu:
 
 
 def gpu_missing(root: Path = Path("/")) -> str | None:
-    """Reason why no step can be computed on a GPU; None where a driver shows one and the packages for it are installed."""
+    """Reason why no GPU can be used; None where there is a device and the packages are installed."""
     if not has_device(root):
         return "there is no NVIDIA device (/dev/nvidia0 is absent)"
     absent = absent_packages()
@@ -67,7 +67,7 @@ def gpu_missing(root: Path = Path("/")) -> str | None:
 
 
 def has_device(root: Path = Path("/")) -> bool:
-    """True where a driver shows a GPU."""
+    """True where the driver has a GPU."""
     return any((root / "dev").glob("nvidia[0-9]*"))
 
 
@@ -76,8 +76,8 @@ def absent_packages() -> list[str]:
     return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 
 
-def lies_idle(root: Path = Path("/")) -> bool:
-    """True where the machine has an NVIDIA GPU that no driver shows."""
+def has_gpu_without_driver(root: Path = Path("/")) -> bool:
+    """True where the machine has an NVIDIA GPU on the PCI bus but no driver for it."""
     return not has_device(root) and any(_is_gpu(device) for device in (root / "sys/bus/pci/devices").glob("*"))
 
 
@@ -90,7 +90,7 @@ def _is_gpu(device: Path) -> bool:
 
 
 def torch_cuda() -> int | None:
-    """The major version of CUDA that the installed torch is built for, by its files; None where there is none, or for processors."""
+    """Major CUDA version of the installed torch, read from its files; None without torch or for a CPU build."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -103,17 +103,17 @@ def torch_cuda() -> int | None:
 
 
 def read_gpus(program: str = "nvidia-smi") -> tuple[Gpu, ...]:
-    """Every GPU of this machine by its driver's tool; () where that is absent or says nothing in time."""
-    return ask_driver(program)[0]
+    """GPUs of this machine from nvidia-smi; () where it is absent or times out."""
+    return query_driver(program)[0]
 
 
-def ask_driver(program: str = "nvidia-smi") -> tuple[tuple[Gpu, ...], str]:
-    """Every GPU by its driver's tool; where there is none, what the tool said instead, or why it said nothing."""
-    said = ""
-    for fields in ((*QUERY, *NEWER), QUERY):
+def query_driver(program: str = "nvidia-smi") -> tuple[tuple[Gpu, ...], str]:
+    """(GPUs from nvidia-smi, "" or its error where there are none)."""
+    output = ""
+    for fields in ((*QUERY_FIELDS, *NEWER_QUERY_FIELDS), QUERY_FIELDS):
         asked = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
         try:
-            done = subprocess.run(asked, capture_output=True, text=True, errors="replace", timeout=QUERY_SECONDS, check=False)
+            done = subprocess.run(asked, capture_output=True, text=True, errors="replace", timeout=QUERY_TIMEOUT_SECONDS, check=False)
         except FileNotFoundError:
             return (), f"{program} is absent"
         except (OSError, subprocess.SubprocessError) as error:
@@ -122,27 +122,27 @@ def ask_driver(program: str = "nvidia-smi") -> tuple[tuple[Gpu, ...], str]:
         found = tuple(_gpu(words) for words in lines if len(words) == len(fields))
         if found:
             return found, ""
-        said = said or " ".join(f"{done.stdout} {done.stderr}".split())[:SAID_CHARACTERS]
-    return (), said or f"{program} says nothing"
+        output = output or " ".join(f"{done.stdout} {done.stderr}".split())[:MAX_OUTPUT_CHARACTERS]
+    return (), output or f"{program} says nothing"
 
 
 def _gpu(words: list[str]) -> Gpu:
     name, driver, persistence = words[:3]
-    clock, most_clock, power, most_power, used, memory = map(_number, words[3 : len(QUERY)])
-    reasons, temperature, capability = words[len(QUERY) :] or ["", "", ""]
+    clock, most_clock, power, most_power, used, memory = map(_number, words[3 : len(QUERY_FIELDS)])
+    reasons, temperature, capability = words[len(QUERY_FIELDS) :] or ["", "", ""]
     return Gpu(
         name, driver, persistence == "Enabled", clock, most_clock, power, most_power, used, memory,
-        _slow(reasons), _number(temperature), _number(capability),
+        _throttle_reasons(reasons), _number(temperature), _number(capability),
     )  # fmt: skip
 
 
-def _slow(reasons: str) -> tuple[str, ...]:
-    """The words for a bit mask such as 0x0000000000000004."""
+def _throttle_reasons(reasons: str) -> tuple[str, ...]:
+    """Reasons in a bit mask such as 0x0000000000000004."""
     try:
         bits = int(reasons, 16)
     except ValueError:
         return ()
-    return tuple(dict.fromkeys(words for bit, words in SLOW.items() if bits & bit))
+    return tuple(dict.fromkeys(words for bit, words in THROTTLE_REASONS.items() if bits & bit))
 
 
 def _number(word: str) -> float | None:

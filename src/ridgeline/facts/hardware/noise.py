@@ -1,4 +1,4 @@
-"""Work of others on this machine's processors while something was measured: a figure that was taken beside a neighbour says so.
+"""CPU use of other processes during a measurement, so that disturbed figures are flagged.
 
 Owns the reading of /proc/stat. Standard library only.
 """
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-DISTURBED: Final = 0.3
-"""Processors taken by others, or by the hypervisor, from which figures are flagged."""
+DISTURBED_CORES: Final = 0.3
+"""CPU cores used by other processes, or stolen by the hypervisor, from which figures are flagged."""
 _BUSY, _STEAL = (0, 1, 2, 5, 6), 7
 """Columns of /proc/stat: user, nice, system, irq and softirq; steal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """load_average: of the last minute at the end; others and steal: processors taken on average by other processes, by the hypervisor."""
+    """load_average: of the last minute; others, steal: mean CPU cores used by other processes, stolen by the hypervisor."""
 
     load_average: float
     others: float
@@ -25,42 +25,42 @@ class Noise:
 
     @property
     def disturbed(self) -> bool:
-        """Were the figures taken beside somebody else's work?"""
-        return max(self.others, self.steal) > DISTURBED
+        """True where other work disturbed the figures."""
+        return max(self.others, self.steal) > DISTURBED_CORES
 
     def as_dict(self) -> dict[str, float | bool]:
         """Plain values for JSON."""
         return {"load_average": self.load_average, "others": self.others, "steal": self.steal, "disturbed": self.disturbed}
 
-    def words(self) -> str:
-        """One line for a person."""
-        text = f"load average {self.load_average:.2f}, processors taken by others {self.others:.2f}, by the hypervisor {self.steal:.2f}"
+    def summary(self) -> str:
+        """One line of text."""
+        text = f"load average {self.load_average:.2f}, CPU cores used by others {self.others:.2f}, stolen {self.steal:.2f}"
         return f"{text}: DISTURBED, measure again in a quiet moment" if self.disturbed else text
 
 
-class Watch:
-    """Counts from its making to `stop`. Where the system has no /proc/stat, others and steal are 0."""
+class NoiseMonitor:
+    """Measures from its construction to `stop`. Without /proc/stat, others and steal are 0."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
-        self._began, self._own = time.monotonic(), _own_seconds()
-        self._busy, self._steal = _processor_seconds(root)
+        self._began, self._own = time.monotonic(), _process_seconds()
+        self._busy, self._steal = _busy_seconds(root)
 
     def stop(self) -> Noise:
-        """The noise until now."""
-        busy, steal = _processor_seconds(self._root)
+        """Noise until now."""
+        busy, steal = _busy_seconds(self._root)
         seconds = max(time.monotonic() - self._began, 1e-3)
-        others = busy - self._busy - (_own_seconds() - self._own)
+        others = busy - self._busy - (_process_seconds() - self._own)
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         return Noise(load, max(0.0, others / seconds), max(0.0, (steal - self._steal) / seconds))
 
 
-def _own_seconds() -> float:
-    """Processor seconds of this process, and of its children that have ended."""
+def _process_seconds() -> float:
+    """CPU seconds of this process and its ended children."""
     return sum(os.times()[:4])
 
 
-def _processor_seconds(root: Path) -> tuple[float, float]:
+def _busy_seconds(root: Path) -> tuple[float, float]:
     try:
         fields = (root / "proc/stat").read_text().splitlines()[0].split()[1:]
         ticks = [int(field) for field in fields]

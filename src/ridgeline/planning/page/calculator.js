@@ -2,7 +2,7 @@
 // The sliders, what they mean as a deployment, and what is shown of its report.
 const state = { ...DATA.opened };
 const byId = (name) => document.getElementById(name);
-const shape = () => DATA.models[state.model];
+const model = () => DATA.models[state.model];
 const device = () => DATA.devices[state.device];
 const gigabytes = (bytes) => `${Number((bytes / 1e9).toPrecision(bytes >= 1e11 ? 4 : 3)).toLocaleString("en")} GB`;
 const whole = (value) => value.toLocaleString("en");
@@ -16,7 +16,7 @@ function steps(low, high, unit, ...and) {
 }
 
 function widths() {
-  const able = (width) => shape().heads % width === 0 && state.count % (width * state.pipeline * state.expert) === 0;
+  const able = (width) => model().heads % width === 0 && state.count % (width * state.pipeline * state.expert) === 0;
   return [null, ...Array.from({ length: Math.min(64, state.count) }, (_, i) => i + 1).filter(able)];
 }
 
@@ -27,28 +27,28 @@ function formats() {
 
 const SLIDERS = [
   { name: "dtype", label: "Weight precision", values: formats,
-    show: (value) => (value === null ? `as stored (${shape().dtype})` : `${value}, ${bits(WEIGHT_FORMATS[value])}`) },
+    show: (value) => (value === null ? `as stored (${model().dtype})` : `${value}, ${bits(WEIGHT_FORMATS[value])}`) },
   { name: "kv_dtype", label: "KV precision", values: () => Object.keys(KV_BITS), show: (value) => `${value}, ${KV_BITS[value]} bits` },
   { name: "memory_bytes", label: "Memory of a device", values: () => steps(1e9, 1024e9, 1e9, device().memory_bytes, state.memory_bytes), show: gigabytes },
   { name: "bytes_per_second", label: "Memory bandwidth", show: (value) => `${gigabytes(value)}/s`,
     values: () => steps(10e9, 20e12, 1e9, device().bytes_per_second, state.bytes_per_second) },
-  { name: "context", label: "Context, tokens", values: () => steps(2, shape().context, 1, state.context, 4096), show: whole },
-  { name: "prompt", label: "Prompt, tokens", values: () => steps(1, shape().context - 1, 1, state.prompt), show: whole },
-  { name: "output", label: "Answer, tokens", values: () => steps(1, shape().context - 1, 1, state.output), show: whole },
+  { name: "context", label: "Context, tokens", values: () => steps(2, model().context, 1, state.context, 4096), show: whole },
+  { name: "prompt", label: "Prompt, tokens", values: () => steps(1, model().context - 1, 1, state.prompt), show: whole },
+  { name: "output", label: "Answer, tokens", values: () => steps(1, model().context - 1, 1, state.output), show: whole },
   { name: "users", label: "Users at once", values: () => steps(1, 1e5, 1, state.users), show: whole },
   { name: "count", label: "Devices", values: () => [...new Set([1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 128, state.count])].sort((a, b) => a - b), show: whole },
   { name: "tensor", label: "Tensor parallel", values: widths, show: (value) => (value === null ? `automatic (${layout().tensor})` : whole(value)) },
 ];
 
 function layout() {
-  if (state.tensor === null) return automatic_layout(shape(), state.count);
+  if (state.tensor === null) return automatic_layout(model(), state.count);
   const { tensor, pipeline, expert } = state;
   return { tensor, pipeline, expert, replicas: state.count / (tensor * pipeline * expert) };
 }
 
 function deployment() {
   return {
-    shape: shape(),
+    model: model(),
     device: { ...device(), memory_bytes: state.memory_bytes, bytes_per_second: state.bytes_per_second },
     layout: layout(),
     workload: { prompt: state.prompt, output: state.output, reused: state.reused },
@@ -61,17 +61,17 @@ function deployment() {
 function follow(changed) {
   if (changed === "device") Object.assign(state, { memory_bytes: device().memory_bytes, bytes_per_second: device().bytes_per_second });
   if (changed === "users") state.users_given = true;
-  if (changed === "prompt") state.output = Math.min(state.output, shape().context - state.prompt);
-  if (changed === "output") state.prompt = Math.min(state.prompt, shape().context - state.output);
+  if (changed === "prompt") state.output = Math.min(state.output, model().context - state.prompt);
+  if (changed === "output") state.prompt = Math.min(state.prompt, model().context - state.output);
   if (changed === "prompt" || changed === "output") state.context = Math.max(state.context, state.prompt + state.output);
-  const fits = state.context <= shape().context;
-  state.context = Math.min(state.context, shape().context);
+  const fits = state.context <= model().context;
+  state.context = Math.min(state.context, model().context);
   if (changed === "context" || !fits) {
     state.output = Math.max(1, Math.floor(state.context / 8));
     state.prompt = state.context - state.output;
   }
-  if ((shape().experts?.routed ?? 1) % state.expert || state.count % state.expert) state.expert = 1;
-  if (state.pipeline > shape().layers || state.count % (state.pipeline * state.expert)) state.pipeline = 1;
+  if ((model().experts?.routed ?? 1) % state.expert || state.count % state.expert) state.expert = 1;
+  if (state.pipeline > model().layers || state.count % (state.pipeline * state.expert)) state.pipeline = 1;
   if (!widths().includes(state.tensor)) state.tensor = null;
 }
 
@@ -175,7 +175,7 @@ function drawBatches(d, report) {
 }
 
 function drawCurve(d) {
-  const contexts = steps(Math.min(256, d.shape.context), d.shape.context, 1, d.context);
+  const contexts = steps(Math.min(256, d.model.context), d.model.context, 1, d.context);
   const points = contexts.map((context) => [context, memory_of({ ...d, context }).max_sequences]).filter(([, sequences]) => sequences > 0);
   if (!points.length) return void (byId("curve").textContent = "Not even one sequence fits.");
   plot.lines(byId("curve"), {

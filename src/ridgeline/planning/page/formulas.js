@@ -11,26 +11,26 @@ function round(value) {
   return rest > 0.5 || (rest === 0.5 && low % 2 !== 0) ? low + 1 : low;
 }
 const gcd = (a, b) => (b ? gcd(b, a % b) : a);
-const kind_layers = (shape, kind) => shape.layer_kinds.filter((each) => each === kind).length;
+const kind_layers = (model, kind) => model.layer_kinds.filter((each) => each === kind).length;
 const ranks = ({ tensor, pipeline, expert }) => tensor * pipeline * expert;
 
-// planning.shape, facts.hardware.devices
-const kv_layers = (shape) => shape.layers - kind_layers(shape, "none");
+// facts.model, planning.formats, facts.hardware.devices
+const kv_layers = (model) => model.layers - kind_layers(model, "none");
 const state_bytes = ({ state }) => (state ? state.layers * (4 * state.recurrent + 2 * state.convolution) : 0);
-function class_bytes(shape, dtype) {
-  if (dtype === null && Object.keys(shape.stored_bytes).length) return shape.stored_bytes;
-  const form = WEIGHT_FORMATS[dtype ?? shape.dtype];
+function class_bytes(model, dtype) {
+  if (dtype === null && Object.keys(model.stored).length) return model.stored;
+  const form = WEIGHT_FORMATS[dtype ?? model.dtype];
   const bits = (name) => (name === "embedding" || name === "head" ? form.embedding_bits : form.layer_bits);
-  return Object.fromEntries(Object.entries(shape.parameters).map(([name, count]) => [name, (count * bits(name)) / 8]));
+  return Object.fromEntries(Object.entries(model.parameters).map(([name, count]) => [name, (count * bits(name)) / 8]));
 }
-const compute_dtype = (d) => WEIGHT_FORMATS[d.dtype ?? d.shape.dtype].compute;
+const compute_dtype = (d) => WEIGHT_FORMATS[d.dtype ?? d.model.dtype].compute;
 const flops = (device, kind) => device.flops_per_second[kind] || device.flops_per_second.f16 || device.flops_per_second.f32;
 
 // planning.memory
-function groups_of(shape) {
-  const kinds = [...new Set(shape.layer_kinds)].filter((kind) => kind !== "none").sort();
-  const size = kinds.map((kind) => kind_layers(shape, kind)).reduce(gcd, 0);
-  const cut = (kind) => Array(kind_layers(shape, kind) / size).fill({ layers: size, window: kind === "window" ? shape.window : 0 });
+function groups_of(model) {
+  const kinds = [...new Set(model.layer_kinds)].filter((kind) => kind !== "none").sort();
+  const size = kinds.map((kind) => kind_layers(model, kind)).reduce(gcd, 0);
+  const cut = (kind) => Array(kind_layers(model, kind) / size).fill({ layers: size, window: kind === "window" ? model.window : 0 });
   return kinds.flatMap(cut);
 }
 const kv_bytes = (layers, tokens, elements, element_bits) => Math.ceil((layers * tokens * elements * element_bits) / 8);
@@ -53,32 +53,32 @@ function longest_sequence(groups, block_tokens, blocks, chunk, limit) {
 
 // planning.deployment
 function rank_weights(d) {
-  const classes = class_bytes(d.shape, d.dtype), { tensor, pipeline, expert } = d.layout;
+  const classes = class_bytes(d.model, d.dtype), { tensor, pipeline, expert } = d.layout;
   const rest = Object.values(classes).reduce((sum, bytes) => sum + bytes, 0) - classes.experts;
   return (rest + classes.experts / expert) / tensor / pipeline;
 }
 
 function kv_share(d) {
-  const heads = d.shape.attention === "MLA" ? 1 : kv_heads_per_device(d.shape.kv_heads, d.layout.tensor) / d.shape.kv_heads;
+  const heads = d.model.widths.latent ? 1 : kv_heads_per_device(d.model.kv_heads, d.layout.tensor) / d.model.kv_heads;
   return heads / d.layout.pipeline;
 }
 
 function rank_activations(d, tiled = true) {
-  const { shape } = d, tokens = Math.min(d.chunk, d.context);
-  const layer = tokens * (2 * shape.hidden + 2 * shape.heads * shape.head_dim + 2 * shape.ffn) * ACTIVATION_BYTES;
-  const scores = tiled ? 2 * shape.heads * tokens * 4 : shape.heads * d.context * d.context * ACTIVATION_BYTES;
-  return (layer + scores + Math.min(d.users, tokens) * shape.vocab * 4) / d.layout.tensor;
+  const { model } = d, tokens = Math.min(d.chunk, d.context);
+  const layer = tokens * (2 * model.hidden + 2 * model.heads * model.head_dim + 2 * model.ffn) * ACTIVATION_BYTES;
+  const scores = tiled ? 2 * model.heads * tokens * 4 : model.heads * d.context * d.context * ACTIVATION_BYTES;
+  return (layer + scores + Math.min(d.users, tokens) * model.vocab * 4) / d.layout.tensor;
 }
 
 function rank_kv_budget(d) {
   return d.device.memory_bytes * d.utilisation - (rank_weights(d) + rank_activations(d) + d.device.overhead_bytes);
 }
 
-const rank_state = (d) => state_bytes(d.shape) / d.layout.tensor / d.layout.pipeline;
+const rank_state = (d) => state_bytes(d.model) / d.layout.tensor / d.layout.pipeline;
 
 function block_bytes_of(d) {
-  const groups = groups_of(d.shape);
-  return groups.length ? kv_bytes(groups[0].layers, d.block_tokens, d.shape.kv_elements, KV_BITS[d.kv_dtype]) : 0;
+  const groups = groups_of(d.model);
+  return groups.length ? kv_bytes(groups[0].layers, d.block_tokens, d.model.widths.cached, KV_BITS[d.kv_dtype]) : 0;
 }
 
 function kv_blocks(d, sequences) {
@@ -87,10 +87,10 @@ function kv_blocks(d, sequences) {
 }
 
 function memory_of(d) {
-  const { shape, device, layout } = d, groups = groups_of(shape), copies = layout.expert * layout.replicas, all = ranks(layout);
+  const { model, device, layout } = d, groups = groups_of(model), copies = layout.expert * layout.replicas, all = ranks(layout);
   const block = block_bytes_of(d), held = block * kv_share(d), state = rank_state(d), budget = rank_kv_budget(d);
   const each = sequence_blocks(groups, d.block_tokens, d.context, d.chunk), per_copy = Math.ceil(d.users / copies);
-  const longest = per_copy * state <= budget ? shape.context : 0;
+  const longest = per_copy * state <= budget ? model.context : 0;
   return {
     total: device.memory_bytes * all,
     weights: round(rank_weights(d) * all),
@@ -98,9 +98,9 @@ function memory_of(d) {
     untiled_activations: round(rank_activations(d, false) * all),
     overhead: device.overhead_bytes * all,
     reserve: round((device.memory_bytes - device.memory_bytes * d.utilisation) * all),
-    kv_token: kv_bytes(kv_layers(shape), 1, shape.kv_elements, KV_BITS[d.kv_dtype]),
+    kv_token: kv_bytes(kv_layers(model), 1, model.widths.cached, KV_BITS[d.kv_dtype]),
     kv_sequence: each * block,
-    state: state_bytes(shape),
+    state: state_bytes(model),
     kv_users: (each * held + state) * per_copy * all,
     kv_budget: round(budget * all),
     max_sequences: Math.min(MAX_SEQUENCES, Math.floor(Math.max(0, budget) / (each * held + state)) * copies),
@@ -109,11 +109,11 @@ function memory_of(d) {
   };
 }
 
-function automatic_layout(shape, count) {
+function automatic_layout(model, count) {
   const greatest = (most, fits) => { for (let n = most; n > 1; n--) if (fits(n)) return n; return 1; };
-  const tensor = greatest(Math.min(count, 8), (width) => count % width === 0 && shape.heads % width === 0);
+  const tensor = greatest(Math.min(count, 8), (width) => count % width === 0 && model.heads % width === 0);
   const rest = count / tensor;
-  const pipeline = greatest(Math.min(rest, shape.layers), (stages) => rest % stages === 0);
+  const pipeline = greatest(Math.min(rest, model.layers), (stages) => rest % stages === 0);
   return { tensor, pipeline, expert: 1, replicas: rest / pipeline };
 }
 
@@ -129,11 +129,11 @@ function all_reduce_seconds(message, devices, link, hop) {
 }
 
 function link_seconds(d, tokens) {
-  const { shape, layout } = d, { link_bytes_per_second: link, hop_seconds: hop } = d.device;
-  const count = Math.ceil(tokens), wide = shape.hidden * ACTIVATION_BYTES;
-  const tensor = 2 * shape.layers * all_reduce_seconds(Math.ceil(count / layout.expert) * wide, layout.tensor, link, hop);
+  const { model, layout } = d, { link_bytes_per_second: link, hop_seconds: hop } = d.device;
+  const count = Math.ceil(tokens), wide = model.hidden * ACTIVATION_BYTES;
+  const tensor = 2 * model.layers * all_reduce_seconds(Math.ceil(count / layout.expert) * wide, layout.tensor, link, hop);
   const pipeline = (layout.pipeline - 1) * ((count * wide) / (link / 2) + hop);
-  return tensor + pipeline + (shape.experts ? expert_parallel_seconds(count, shape.hidden, shape.experts, layout.expert, link, hop) : 0);
+  return tensor + pipeline + (model.experts ? expert_parallel_seconds(count, model.hidden, model.experts, layout.expert, link, hop) : 0);
 }
 
 function expert_parallel_seconds(tokens, hidden, { layers, active }, devices, link, hop) {
@@ -151,24 +151,24 @@ function attended_pairs(start, count, window) {
 
 // `sequences` alike rows, each of which computes `count` tokens from position `start` on and samples one.
 function step_work(d, { start, count, sequences }) {
-  const { shape } = d, { experts } = shape, classes = class_bytes(shape, d.dtype), tokens = count * sequences;
-  const width = count < MLA_EXPANSION_TOKENS ? shape.decode_width : shape.prefill_width, end = start + count;
+  const { model } = d, { experts } = model, classes = class_bytes(model, d.dtype), tokens = count * sequences;
+  const width = count < MLA_EXPANSION_TOKENS ? model.widths.decode : model.widths.prefill, end = start + count;
   let attention = 0, cached = 0;
-  for (const [kind, window] of [["full", 0], ["window", shape.window]]) {
-    const layers = kind_layers(shape, kind);
+  for (const [kind, window] of [["full", 0], ["window", model.window]]) {
+    const layers = kind_layers(model, kind);
     attention += layers * sequences * attended_pairs(start, count, window) * width;
     cached += layers * sequences * (window ? Math.min(end, window + count - 1) : end);
   }
-  const head = shape.parameters.head ? "head" : "embedding";
+  const head = model.parameters.head ? "head" : "embedding";
   return {
     tokens,
-    linear_flops: 2 * (layer_parameters(shape) * tokens + shape.vocab * shape.hidden * sequences),
+    linear_flops: 2 * (layer_parameters(model) * tokens + model.vocab * model.hidden * sequences),
     attention_flops: 2 * attention,
     weight_bytes: classes.attention + classes.ffn + classes.norms + classes[head],
     expert_bytes: experts ? classes.experts * (experts_touched(experts.routed, experts.active, tokens) / experts.routed) : 0,
-    kv_bytes: (cached * shape.kv_elements * KV_BITS[d.kv_dtype]) / 8,
-    state_flops: shape.state ? STATE_FLOPS * tokens * shape.state.layers * shape.state.recurrent : 0,
-    state_bytes: 2 * sequences * state_bytes(shape),
+    kv_bytes: (cached * model.widths.cached * KV_BITS[d.kv_dtype]) / 8,
+    state_flops: model.state ? STATE_FLOPS * tokens * model.state.layers * model.state.recurrent : 0,
+    state_bytes: 2 * sequences * state_bytes(model),
   };
 }
 
@@ -286,7 +286,7 @@ function bottleneck(d, memory, batch) {
 // planning.report
 function min_devices_that_fit(d) {
   for (let count = 1; count <= MAX_DEVICES; count++) {
-    if (memory_of({ ...d, layout: automatic_layout(d.shape, count) }).shortfall === 0) return count;
+    if (memory_of({ ...d, layout: automatic_layout(d.model, count) }).shortfall === 0) return count;
   }
   return null;
 }

@@ -1,6 +1,6 @@
 """Durations of steps: from constants, from the roofline, or fitted to a log of steps. Pure functions of a plan, never of a clock.
 
-A step in which every row computes one token is asked for by its positions alone, so that a jump over such steps meets the same durations.
+The duration of a decode step depends on its positions alone, so that skipped steps have the same durations as executed ones.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Durations(Protocol):
     """Seconds of a step."""
 
     def seconds(self, plan: Plan) -> float:
-        """Seconds of any step."""
+        """Seconds of the step of `plan`."""
         ...
 
     def decode(self, positions: Sequence[int], ahead: int) -> float:
@@ -27,8 +27,8 @@ class Durations(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """`step` seconds, `token` for every token computed, `cached` for every position that rows look back at."""
+class ConstantDurations:
+    """`step` seconds, plus `token` per computed token, plus `cached` per position that attention reads."""
 
     step: float
     token: float = 0.0
@@ -43,102 +43,103 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class WithCopies:
-    """`compute`, behind the copies of the step's plan between device and host: `page` seconds each, which nothing hides."""
+class DurationsWithCopies:
+    """`compute`, plus `copy_seconds` per block that the plan copies between device and host, not overlapped."""
 
     compute: Durations
-    page: float
+    copy_seconds: float
 
     def seconds(self, plan: Plan) -> float:
-        return self.compute.seconds(plan) + self.page * len(plan.copies)
+        return self.compute.seconds(plan) + self.copy_seconds * len(plan.copies)
 
     def decode(self, positions: Sequence[int], ahead: int) -> float:
         return self.compute.decode(positions, ahead)
 
 
-FAR: Final = 1 << 20
-"""A position at which a line through position 0 is told precisely."""
+FAR_POSITION: Final = 1 << 20
+"""A position far enough from 0 for a precise slope."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """Seconds of steps in which some rows compute one token each, by the positions that they look back at together:
-    fixed + max(compute · positions, memory + more · positions). Work in full layers is linear in the position."""
+class DecodeTimeModel:
+    """Seconds of decode steps of a fixed number of rows, by the sum of positions that attention reads:
+    fixed + max(compute · positions, memory + memory_slope · positions). Work in layers with full attention is linear in the position."""
 
     fixed: float
     compute: float
     memory: float
-    more: float
+    memory_slope: float
 
     @classmethod
-    def of(cls, deployment: Deployment, rows: int) -> "Lines":
-        """Those of the planner's estimate for so many rows."""
-        near, far = (step_work(deployment, [RowGroup(start, 1, rows)]) for start in (0, FAR))
+    def of(cls, deployment: Deployment, rows: int) -> "DecodeTimeModel":
+        """The planner's estimate for `rows` decode rows."""
+        near, far = (step_work(deployment, [RowGroup(start, 1, rows)]) for start in (0, FAR_POSITION))
         products, (compute, memory) = part_seconds(deployment, near, TYPICAL)
         _, (far_compute, far_memory) = part_seconds(deployment, far, TYPICAL)
-        slope, more = (far_compute - compute) / (FAR * rows), (far_memory - memory) / (FAR * rows)
-        state = compute - slope * rows  # what a recurrence computes whatever the position
-        return cls(max(products) + link_seconds(deployment, near.tokens) + state, slope, memory - more * rows - state, more)
+        compute_slope, memory_slope = (far_compute - compute) / (FAR_POSITION * rows), (far_memory - memory) / (FAR_POSITION * rows)
+        state = compute - compute_slope * rows  # recurrent layers: independent of the position
+        fixed = max(products) + link_seconds(deployment, near.tokens) + state
+        return cls(fixed, compute_slope, memory - memory_slope * rows - state, memory_slope)
 
     def seconds(self, positions: float) -> float:
-        """Seconds at so many positions together."""
-        return self.fixed + max(self.compute * positions, self.memory + self.more * positions)
+        """Seconds for a sum of positions."""
+        return self.fixed + max(self.compute * positions, self.memory + self.memory_slope * positions)
 
 
-class Roofline:
-    """The planner's estimate for a deployment (`planning.step`): operations and bytes of the very rows, over the device's peaks.
+class RooflineDurations:
+    """The planner's estimate for a deployment (`planning.step`): operations and bytes of the plan's rows, over the device's peaks.
 
-    host  seconds that every step takes besides: scheduling, launches, sampling
+    host  seconds added to every step: scheduling, launches, sampling
     """
 
     def __init__(self, deployment: Deployment, host: float = 0.0) -> None:
         self._deployment = deployment
         self._host = host
-        self._windows = "window" in deployment.shape.layer_kinds
-        self._lines: dict[int, Lines] = {}
+        self._windows = "window" in deployment.model.layer_kinds
+        self._lines: dict[int, DecodeTimeModel] = {}
 
     def seconds(self, plan: Plan) -> float:
         if len(plan.tokens) == len(plan.row) == plan.sample.count(1):
             return self.decode(plan.start, 0)
         columns = zip(plan.start, plan.count, plan.sample, strict=True)
         rows = [RowGroup(start, count, 1.0, samples) for start, count, samples in columns if self._windows or count > 1 or not samples]
-        if len(rows) < len(plan.row):  # of the others the positions' sum says all, so that two kinds of rows stand for them
+        if len(rows) < len(plan.row):  # the sum of positions determines the others: two kinds of rows represent them
             others = len(plan.row) - len(rows)
             near, farther = divmod(sum(plan.start) - sum([row.start for row in rows]), others)
             rows += [RowGroup(near, 1, others - farther), RowGroup(near + 1, 1, farther)]
         return self._host + pass_seconds(self._deployment, step_work(self._deployment, rows))
 
     def decode(self, positions: Sequence[int], ahead: int) -> float:
-        """Windows need each row; without them the positions' sum says all."""
+        """With sliding windows each row counts; without them the sum of positions determines the duration."""
         if self._windows:
             each = [RowGroup(position + ahead, 1) for position in positions]
             return self._host + pass_seconds(self._deployment, step_work(self._deployment, each))
         rows = len(positions)
         if rows not in self._lines:
-            self._lines[rows] = Lines.of(self._deployment, rows)
+            self._lines[rows] = DecodeTimeModel.of(self._deployment, rows)
         return self._host + self._lines[rows].seconds(sum(positions) + (ahead + 1) * rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """One step of a log: tokens computed, positions looked back at, seconds."""
+class ObservedStep:
+    """One step of a log: tokens computed, positions that attention reads, seconds."""
 
     tokens: int
     cached: int
     seconds: float
 
 
-LEAST_STEPS: Final = 8
+MIN_STEPS: Final = 8
 
 
-def fitted(steps: Sequence[Observed]) -> Constant:
-    """Least squares of seconds on (1, tokens, cached) with coefficients ≥ 0. Raises ConfigError where the log says too little.
+def fit_constant(steps: Sequence[ObservedStep]) -> ConstantDurations:
+    """Least squares of seconds on (1, tokens, cached) with coefficients ≥ 0. Raises ConfigError where the log has too few steps.
 
     The active-set method of Lawson and Hanson 1974 on three unknowns: solve, drop what is negative, solve again.
     """
     usable = [step for step in steps if isfinite(step.seconds) and step.seconds > 0]
-    if len(usable) < LEAST_STEPS:
-        raise ConfigError(f"the step log has {len(usable)} usable steps; {LEAST_STEPS} or more are needed to fit a step's time")
+    if len(usable) < MIN_STEPS:
+        raise ConfigError(f"the step log has {len(usable)} usable steps; {MIN_STEPS} or more are needed to fit a step's time")
     columns = [[1.0] * len(usable), [float(step.tokens) for step in usable], [float(step.cached) for step in usable]]
     kept = [0, *(index for index in (1, 2) if len(set(columns[index])) > 1)]
     while True:
@@ -146,7 +147,7 @@ def fitted(steps: Sequence[Observed]) -> Constant:
         negative = [index for index, value in zip(kept, found, strict=True) if value < 0]
         if not negative:
             by_index = dict(zip(kept, found, strict=True))
-            return Constant(*(by_index.get(index, 0.0) for index in range(3)))
+            return ConstantDurations(*(by_index.get(index, 0.0) for index in range(3)))
         kept.remove(min(negative, key=lambda index: found[kept.index(index)]))
         if not kept:
             raise ConfigError("the step log fits no positive time per step; record it anew on an idle machine")

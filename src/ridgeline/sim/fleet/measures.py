@@ -1,6 +1,6 @@
-"""Measures of a simulation: one record per request, a histogram of gaps between tokens, and what follows from them.
+"""Metrics of a simulation: one record per request, a histogram of gaps between tokens, and the report computed from them.
 
-Owns the definitions of the figures; see docs/physics.md for goodput, TPOT and ITL.
+Owns the definitions of the metrics; see docs/physics.md for goodput, TPOT and ITL.
 """
 
 from array import array
@@ -13,13 +13,13 @@ from typing import Final
 from ridgeline.planning.objectives import FinishedRequest, Objective, request_goodput, token_goodput
 
 BUCKETS_PER_E: Final = 100
-"""Gaps are told apart to one part in a hundred."""
+"""Buckets per factor e: gaps are resolved to 1 %."""
 
-CURVE: Final = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
+CURVE_SHARES: Final = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 """Shares at which distributions are given as curves."""
 
 
-class Gaps:
+class GapHistogram:
     """Seconds between tokens of one sequence, counted in logarithmic buckets; a percentile is right to 1 %."""
 
     def __init__(self) -> None:
@@ -33,8 +33,8 @@ class Gaps:
         bucket = self._last[1]
         self._counts[bucket] = self._counts.get(bucket, 0) + count
 
-    def merge(self, other: "Gaps", sign: int = 1) -> None:
-        """Adds the counts of another, or takes those of an earlier moment away."""
+    def merge(self, other: "GapHistogram", sign: int = 1) -> None:
+        """Adds the counts of `other`, or with sign −1 subtracts them."""
         for bucket, count in other._counts.items():
             self._counts[bucket] = self._counts.get(bucket, 0) + sign * count
 
@@ -49,8 +49,8 @@ class Gaps:
 
 
 @dataclass(slots=True)
-class Requests:
-    """Columns, one entry a request that was answered; seconds since the start, and tokens.
+class RequestColumns:
+    """Columns with one entry per answered request; seconds since the start, and tokens.
 
     arrived, started (its first step began), first (its first token), ended; level is `Arrival.level`
     """
@@ -71,7 +71,7 @@ class Requests:
         for count, tokens_of in zip((self.prompt, self.output, self.cached, self.level), tokens, strict=True):
             count.append(tokens_of)
 
-    def extend(self, others: "Requests", begin: float, end: float) -> None:
+    def extend(self, others: "RequestColumns", begin: float, end: float) -> None:
         """Appends those of `others` that arrived within [begin, end)."""
         times = zip(others.arrived, others.started, others.first, others.ended, strict=True)
         tokens = zip(others.prompt, others.output, others.cached, others.level, strict=True)
@@ -79,11 +79,11 @@ class Requests:
             if begin <= each[0] < end:
                 self.add(each, counts)
 
-    def of(self, level: int) -> "Requests":
-        """Those of one level."""
+    def with_level(self, level: int) -> "RequestColumns":
+        """Requests of one level."""
         if not any(self.level) and level == 0:
             return self
-        found = Requests()
+        found = RequestColumns()
         kept = [each == level for each in self.level]
         for name in ("arrived", "started", "first", "ended", "prompt", "output", "cached", "level"):
             getattr(found, name).extend(compress(getattr(self, name), kept))
@@ -106,7 +106,7 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Percentiles:
     """Percentiles of one quantity."""
 
     p50: float
@@ -116,15 +116,15 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """A simulation's report. Seconds, tokens, requests; per second of the time from the first arrival to the last end.
+class SimulationReport:
+    """Metrics of one simulation: seconds, tokens, requests; rates over the time from the first arrival to the last end.
 
     goodput_requests   requests per second that met the objective         goodput_tokens  output tokens per second of requests not aborted
     met                share of all requests, rejected ones included, that met the objective
-    ttft … queue       of requests of level 0, whom the objective is about; `background` is the E2E of the others
+    ttft … queue       of requests of level 0, to which the objective applies; `background` is the E2E of the others
     kv_use, running, waiting  means over time       utilisation  share of the time in which replicas computed
     cost               dollars per million output tokens, None without a price
-    curves             seconds at each share of `CURVE`, by what was measured: "ttft", "itl", "e2e"
+    curves             seconds at each share of `CURVE_SHARES`, by metric: "ttft", "itl", "e2e"
     """
 
     requests: int
@@ -136,12 +136,12 @@ class Figures:
     goodput_requests: float
     goodput_tokens: float
     met: float
-    ttft: Spread
-    tpot: Spread
-    itl: Spread
-    e2e: Spread
-    queue: Spread
-    background: Spread
+    ttft: Percentiles
+    tpot: Percentiles
+    itl: Percentiles
+    e2e: Percentiles
+    queue: Percentiles
+    background: Percentiles
     cached_share: float
     preemptions: int
     kv_use: float
@@ -153,34 +153,34 @@ class Figures:
     curves: Mapping[str, tuple[float, ...]]
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Percentiles by the nearest rank; all 0 for nothing."""
+def compute_percentiles(values: Sequence[float]) -> Percentiles:
+    """Percentiles by the nearest rank; all 0 without values."""
     if not values:
-        return Spread(0.0, 0.0, 0.0, 0.0)
-    ranked = sorted(values)
-    p50, p90, p99 = (ranked[ceil(share * len(ranked)) - 1] for share in (0.5, 0.9, 0.99))
-    return Spread(p50, p90, p99, sum(ranked) / len(ranked))
+        return Percentiles(0.0, 0.0, 0.0, 0.0)
+    rank_levers = sorted(values)
+    p50, p90, p99 = (rank_levers[ceil(share * len(rank_levers)) - 1] for share in (0.5, 0.9, 0.99))
+    return Percentiles(p50, p90, p99, sum(rank_levers) / len(rank_levers))
 
 
-def curve(values: Sequence[float]) -> tuple[float, ...]:
-    """Values by the nearest rank at the shares of `CURVE`; nothing for nothing."""
-    ranked = sorted(values)
-    return tuple(ranked[ceil(share * len(ranked)) - 1] for share in CURVE) if ranked else ()
+def compute_curve(values: Sequence[float]) -> tuple[float, ...]:
+    """Values by the nearest rank at the shares of `CURVE_SHARES`; empty without values."""
+    rank_levers = sorted(values)
+    return tuple(rank_levers[ceil(share * len(rank_levers)) - 1] for share in CURVE_SHARES) if rank_levers else ()
 
 
-SUMS: Final = (
+SUMMED_FIELDS: Final = (
     "gap_seconds", "gap_count", "rejected", "aborted", "preemptions",
     "kv_seconds", "row_seconds", "waiting_seconds", "busy_seconds", "replica_seconds",
 )  # fmt: skip
-"""What a tally adds up."""
+"""Fields of a tally that are sums."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Everything that a fleet counts while it runs."""
+    """Counters of a fleet."""
 
-    requests: Requests = field(default_factory=Requests)
-    gaps: Gaps = field(default_factory=Gaps)
+    requests: RequestColumns = field(default_factory=RequestColumns)
+    gaps: GapHistogram = field(default_factory=GapHistogram)
     gap_seconds: float = 0.0
     gap_count: int = 0
     rejected: int = 0
@@ -192,30 +192,30 @@ class Tally:
     busy_seconds: float = 0.0
     replica_seconds: float = 0.0
 
-    def gap(self, seconds: float, count: int) -> None:
-        """`count` tokens came `seconds` after the one before."""
+    def add_gap(self, seconds: float, count: int) -> None:
+        """Adds `count` tokens that came `seconds` after their predecessors."""
         self.gaps.add(seconds, count)
         self.gap_seconds += seconds * count
         self.gap_count += count
 
     def add(self, other: "Tally", sign: int = 1) -> None:
-        """Adds sums and gaps of another, or takes those of an earlier moment away; requests are left as they are."""
+        """Adds sums and gaps of `other`, or with sign −1 subtracts them; requests are not changed."""
         self.gaps.merge(other.gaps, sign)
-        for name in SUMS:
+        for name in SUMMED_FIELDS:
             setattr(self, name, getattr(self, name) + sign * getattr(other, name))
 
-    def figures(self, objective: Objective, dollars_per_hour: float | None = None, measured: float | None = None) -> Figures:
-        """The report; `dollars_per_hour` for one replica. `measured` seconds, where that is not the time from first to last."""
-        done, front = self.requests, self.requests.of(0)
+    def report(self, objective: Objective, dollars_per_hour: float | None = None, measured: float | None = None) -> SimulationReport:
+        """The report. dollars_per_hour: of one replica; measured: seconds, where not the time from the first arrival to the last end."""
+        done, front = self.requests, self.requests.with_level(0)
         ttft, tpot, e2e = front.ttft(), front.tpot(), front.e2e()
         seconds = measured or max(1e-9, max(done.ended, default=0.0) - min(done.arrived, default=0.0))
         output = sum(done.output)
         served = [FinishedRequest(tokens, *times) for tokens, times in zip(front.output, zip(ttft, tpot, strict=True), strict=True)]
-        back = done.of(1)
+        back = done.with_level(1)
         met = request_goodput(served, seconds, objective)
         spent = None if dollars_per_hour is None else dollars_per_hour * self.replica_seconds / 3600
         up = max(1e-9, self.replica_seconds)
-        return Figures(
+        return SimulationReport(
             requests=len(done),
             rejected=self.rejected,
             aborted=self.aborted,
@@ -225,14 +225,14 @@ class Tally:
             goodput_requests=met,
             goodput_tokens=token_goodput(served, seconds) + sum(back.output) / seconds,
             met=met * seconds / max(1, len(front) + self.rejected + self.aborted),
-            ttft=spread(ttft),
-            tpot=spread(tpot),
-            itl=Spread(
+            ttft=compute_percentiles(ttft),
+            tpot=compute_percentiles(tpot),
+            itl=Percentiles(
                 self.gaps.percentile(0.5), self.gaps.percentile(0.9), self.gaps.percentile(0.99), self.gap_seconds / max(1, self.gap_count)
             ),
-            e2e=spread(e2e),
-            queue=spread([start - begin for start, begin in zip(front.started, front.arrived, strict=True)]),
-            background=spread(back.e2e()),
+            e2e=compute_percentiles(e2e),
+            queue=compute_percentiles([start - begin for start, begin in zip(front.started, front.arrived, strict=True)]),
+            background=compute_percentiles(back.e2e()),
             cached_share=sum(done.cached) / max(1, sum(done.prompt)),
             preemptions=self.preemptions,
             kv_use=self.kv_seconds / up,
@@ -242,9 +242,9 @@ class Tally:
             replica_seconds=self.replica_seconds,
             cost=None if spent is None or not output else spent / output * 1e6,
             curves={
-                "ttft": curve(ttft),
-                "itl": tuple(map(self.gaps.percentile, CURVE)) if self.gap_count else (),
-                "e2e": curve(e2e),
+                "ttft": compute_curve(ttft),
+                "itl": tuple(map(self.gaps.percentile, CURVE_SHARES)) if self.gap_count else (),
+                "e2e": compute_curve(e2e),
             },
         )
 

@@ -1,7 +1,7 @@
-"""One server in virtual time: the real engine and scheduler over a device that only takes time.
+"""One server in virtual time: the real engine and scheduler over a device whose steps only take time.
 
-Owns what is known of its open requests, the device, and the jump over steps in which nothing is decided. Such steps bring no answer, so
-that nobody needs to see them: they are taken when they are over, or when a command comes, as far as they have begun by then.
+Owns its open requests, the simulated device, assumed drafts, and skipped steps: steps in which nothing is decided end no request, so they
+are applied together when they are over, or when a command comes, as far as they have begun by then.
 """
 
 from array import array
@@ -31,80 +31,80 @@ from ridgeline.sim.fleet.durations import Durations
 from ridgeline.sim.fleet.measures import Tally
 from ridgeline.sim.fleet.traffic import Arrival
 
-TOKEN: Final = 7
-"""The id that every row samples; a draft that is wrong has another one sampled in its place."""
-VERIFIED: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-"""Tokens of the rows whose verification is priced."""
+SAMPLED_TOKEN: Final = 7
+"""The id that every row samples; a wrong draft is replaced by another id."""
+PRICED_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+"""Numbers of tokens of a row at which verification is measured."""
 
 
-def price(durations: Durations) -> tuple[tuple[int, int, float], ...]:
-    """Measures that an engine takes at its start: (tokens, samples, seconds) of steps in which one row verifies drafts."""
+def verification_prices(durations: Durations) -> tuple[tuple[int, int, float], ...]:
+    """(tokens, samples, seconds) of steps in which one row verifies drafts, as an engine measures them at its start."""
     found = []
-    for tokens in VERIFIED:
-        nothing, several = array("i", [0]), array("i", [tokens])
-        plan = Plan(0, nothing, nothing, several, array("i", [TOKEN]) * tokens, bytearray([tokens]))
+    for tokens in PRICED_TOKENS:
+        nothing, token_counts = array("i", [0]), array("i", [tokens])
+        plan = Plan(0, nothing, nothing, token_counts, array("i", [SAMPLED_TOKEN]) * tokens, bytearray([tokens]))
         found.append((tokens, tokens, durations.seconds(plan)))
     return tuple(found)
 
 
-class Assumed:
-    """Implements `core.drafts.drafter.Drafter`: `most` ids per row, each right with the chance `right` where those before it are."""
+class AssumedDrafter:
+    """Implements `core.drafts.drafter.Drafter`: `max_drafts` ids per row, each right with probability `acceptance` if all before it are."""
 
-    def __init__(self, most: int, right: float, price: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
-        self._most = most
-        self._right = right
-        self._price = StepCost(price)
+    def __init__(self, max_drafts: int, acceptance: float, prices: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
+        self._max_drafts = max_drafts
+        self._acceptance = acceptance
+        self._cost = StepCost(prices)
         self._barrier = barrier
 
     def should_wait(self, running: list[CoreSequence]) -> bool:
-        """Drafts are worth more than running ahead."""
-        rooms = [sequence.limit - sequence.target - 1 for sequence in running if sequence.target < sequence.limit]
-        return any(choose_depths(self._price, len(rooms), self._offers(rooms), 0, len(rooms) * self._most, self._barrier))
+        """True if drafts save more time than planning ahead."""
+        limits = [sequence.limit - sequence.target - 1 for sequence in running if sequence.target < sequence.limit]
+        return any(choose_depths(self._cost, len(limits), self._offers(limits), 0, len(limits) * self._max_drafts, self._barrier))
 
-    def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
-        """Proposes as many as are worth it."""
-        chosen = choose_depths(self._price, tokens, self._offers([room for _, room in rows]), 0, most, self._barrier)
-        return [(TOKEN,) * depth for depth in chosen]
+    def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
+        """Drafts as many ids per row as save time."""
+        depths = choose_depths(self._cost, tokens, self._offers([limit for _, limit in rows]), 0, max_drafts, self._barrier)
+        return [(SAMPLED_TOKEN,) * depth for depth in depths]
 
-    def _offers(self, rooms: list[int]) -> list[Offer]:
-        return [(self._right, self._right, max(0, min(self._most, room))) for room in rooms]
+    def _offers(self, limits: list[int]) -> list[Offer]:
+        return [(self._acceptance, self._acceptance, max(0, min(self._max_drafts, limit))) for limit in limits]
 
     def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
-        """Nothing is learnt: chances and seconds are given."""
+        """Does nothing: acceptance and prices are fixed."""
 
 
-class Walks:
-    """Samples of rows that draft: a function of sequence and position, so that no batch changes it."""
+class AssumedAcceptance:
+    """Acceptance of drafts as a function of sequence and position, so that it does not depend on the batch."""
 
-    def __init__(self, right: float) -> None:
-        self._right = round(right * (1 << 32))
+    def __init__(self, acceptance: float) -> None:
+        self._threshold = round(acceptance * (1 << 32))
         self._sequences: dict[int, int] = {}
 
     def submit(self, plan: Plan) -> None:
-        """Takes note of whose rows are whose."""
+        """Records the sequence of each new row."""
         for new in plan.new_rows:
             self._sequences[new.row] = new.sequence
 
     def sampled(self, plan: Plan, index: int) -> tuple[int, ...]:
-        """The ids of a row: its drafts up to the first that is wrong, and what comes in its place."""
+        """The ids of a row: its drafts up to the first wrong one, and the id in its place."""
         sequence, start, drafts = self._sequences[plan.row[index]], plan.start[index] + plan.count[index], plan.sample[index] - 1
-        for right in range(drafts):
-            if hash((sequence, start - drafts + right, 13)) & 0xFFFFFFFF >= self._right:
-                return (*(TOKEN,) * right, TOKEN + 1)
-        return (TOKEN,) * (drafts + 1)
+        for acceptance in range(drafts):
+            if hash((sequence, start - drafts + acceptance, 13)) & 0xFFFFFFFF >= self._threshold:
+                return (*(SAMPLED_TOKEN,) * acceptance, SAMPLED_TOKEN + 1)
+        return (SAMPLED_TOKEN,) * (drafts + 1)
 
 
-class Device:
-    """Implements `engine.executor.Executor`: steps run one after the other, each as long as `durations` says. A draft is right with the
-    chance `acceptance`."""
+class SimulatedDevice:
+    """Implements `engine.executor.Executor`: steps run in order and take the seconds of `durations`; drafts are right with probability
+    `acceptance`."""
 
     def __init__(self, info: ExecutorInfo, clock: VirtualClock, durations: Durations, acceptance: float = 0.0) -> None:
         self._info = info
         self._clock = clock
         self._durations = durations
-        self._walks = Walks(acceptance)
+        self._acceptance = AssumedAcceptance(acceptance)
         self._queue: deque[tuple[Ticket, float]] = deque()
-        self.busy = 0.0
+        self.busy_seconds = 0.0
         """Seconds of all steps so far."""
         self._free_at = 0.0
         self._all_sample: dict[int, tuple[tuple[tuple[int, ...], ...], bytearray]] = {}
@@ -116,31 +116,32 @@ class Device:
     def submit(self, plan: Plan) -> Ticket:
         """Queues a plan behind those in flight."""
         ticket = Ticket(plan)
-        self._walks.submit(plan)
+        self._acceptance.submit(plan)
         seconds = self._durations.seconds(plan)
-        self.busy += seconds
+        self.busy_seconds += seconds
         self._free_at = max(self._clock.now(), self._free_at) + seconds
         self._queue.append((ticket, self._free_at))
         return ticket
 
     def collect(self, ticket: Ticket) -> Result:
-        """Lets the step's time pass."""
+        """Advances the clock to the end of the step."""
         _, done_at = self._queue.popleft()
         self._clock.advance_to(done_at)
         plan = ticket.plan
         rows = len(plan.row)
         if plan.sample.count(1) == rows:
             if rows not in self._all_sample:
-                self._all_sample[rows] = ((TOKEN,),) * rows, bytearray(b"\1") * rows
+                self._all_sample[rows] = ((SAMPLED_TOKEN,),) * rows, bytearray(b"\1") * rows
             return Result(plan.step, *self._all_sample[rows])
-        sampled: list[tuple[int, ...]] = [(TOKEN,) if samples else () for samples in plan.sample]
+        sampled: list[tuple[int, ...]] = [(SAMPLED_TOKEN,) if samples else () for samples in plan.sample]
         if plan.drafts:
-            sampled = [self._walks.sampled(plan, index) if samples > 1 else sampled[index] for index, samples in enumerate(plan.sample)]
+            for index in [index for index, samples in enumerate(plan.sample) if samples > 1]:
+                sampled[index] = self._acceptance.sampled(plan, index)
         return Result(plan.step, tuple(sampled), bytearray(b"\1") * rows)
 
-    def pass_until(self, moment: float) -> None:
-        """Steps that were jumped over took until then."""
-        self.busy += moment - self._clock.now()
+    def skip_until(self, moment: float) -> None:
+        """Accounts for skipped steps, which took until `moment`."""
+        self.busy_seconds += moment - self._clock.now()
         self._free_at = moment
         self._clock.advance_to(moment)
 
@@ -149,38 +150,38 @@ class Device:
         self._queue.clear()
 
 
-VOCABULARY: Final = 1 << 31
-FARTHEST: Final = 64
-"""Steps that are looked ahead at most: a command may come, and their times would be for nothing."""
+VOCAB_SIZE: Final = 1 << 31
+MAX_LOOK_AHEAD: Final = 64
+"""Most steps of one look-ahead: a command may come and void it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """Settings of one replica: the scheduler's limits and policy, the KV cache, and how long a step takes.
+class ReplicaConfig:
+    """Settings of one replica: the scheduler's limits and policy, the KV cache, the durations of steps.
 
-    jump        whether steps in which nothing is decided are jumped over; the answer is the same
-    drafts      ids drafted per row and step at most; 0: none, else no step can be jumped over
-    acceptance  the chance that a draft is right
+    jump        skip steps in which nothing is decided; results are the same
+    drafts      most drafted ids per row and step; with 0, no drafts, steps can be skipped
+    acceptance  probability that a draft is right
     """
 
     limits: Limits
     kv: KVShape
     durations: Durations
     policy: str = "fcfs"
-    jump: bool = True
+    skips_steps: bool = True
     drafts: int = 0
     acceptance: float = 0.0
 
-    def drafter(self) -> Assumed | None:
-        """One for a replica of its own; None where nothing is drafted."""
+    def drafter(self) -> AssumedDrafter | None:
+        """A drafter for one replica; None without drafts."""
         if not self.drafts:
             return None
-        return Assumed(self.drafts, self.acceptance, price(self.durations), barrier=self.limits.depth > 1)
+        return AssumedDrafter(self.drafts, self.acceptance, verification_prices(self.durations), barrier=self.limits.depth > 1)
 
 
 @dataclass(slots=True)
-class Open:
-    """A request that the replica has not answered. `last` is when its newest token came."""
+class OpenRequest:
+    """A request in progress. Times in seconds, −1 before; `last` is the time of its newest token."""
 
     arrival: Arrival
     arrived: float
@@ -190,9 +191,9 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """A request that ended at `time`: where `answered` is false it was refused, or its client `left`. Moments in seconds, `cached`
-    prompt tokens were not computed.
+class FinishedRequest:
+    """A request that ended at `time`; not `answered`: it was rejected, or `aborted` by its client. Times in seconds; `cached` prompt
+    tokens came from the prefix cache.
     """
 
     arrival: Arrival
@@ -202,41 +203,41 @@ class Done:
     time: float
     cached: int
     answered: bool = True
-    left: bool = False
+    aborted: bool = False
 
 
 class Replica:
-    """Turns the engine. `time` is where it stands: the end of its last step, or the last command's moment while it idles."""
+    """Runs the engine's turns. `time` is the end of its last step, or the time of the last command while it is idle."""
 
-    def __init__(self, number: int, setting: Setting, tally: Tally, watch: Callable[[Turn], None] | None = None) -> None:
+    def __init__(self, number: int, config: ReplicaConfig, tally: Tally, on_turn: Callable[[Turn], None] | None = None) -> None:
         self.number = number
-        self.setting = setting
+        self.config = config
         self.clock = VirtualClock()
         info = ExecutorInfo(
-            kv=setting.kv, vocab=VOCABULARY, max_model_len=setting.limits.max_model_len, rows=setting.limits.rows,
+            kv=config.kv, vocab=VOCAB_SIZE, max_model_len=config.limits.max_model_len, rows=config.limits.rows,
             runner="simulated", weights_bytes=0, kv_bytes=0,
         )  # fmt: skip
-        self.device = Device(info, self.clock, setting.durations, setting.acceptance)
-        self.scheduler = Scheduler(setting.limits, setting.kv, POLICIES[setting.policy], setting.drafter())
-        self.engine = Engine(self.scheduler, self.device, self.clock, setting.limits.depth)
-        self.open: dict[str, Open] = {}
+        self.device = SimulatedDevice(info, self.clock, config.durations, config.acceptance)
+        self.scheduler = Scheduler(config.limits, config.kv, POLICIES[config.policy], config.drafter())
+        self.engine = Engine(self.scheduler, self.device, self.clock, config.limits.depth)
+        self.open: dict[str, OpenRequest] = {}
         self._inbox: deque[Command] = deque()
         self._tally = tally
-        self._watch = watch
-        self._measured = 0.0
-        self._held = 0
-        self._quiet: list[float] = []
-        """When each of the steps ends that will be jumped over if no command comes."""
-        self._ahead = 1
+        self._on_turn = on_turn
+        self._measured_until = 0.0
+        self._held_blocks = 0
+        self._skippable_ends: list[float] = []
+        """End times of the steps that will be skipped if no command comes."""
+        self._look_ahead_steps = 1
 
     def send(self, request: Admitted, arrival: Arrival, arrived: float, time: float) -> None:
-        """A request that came at `arrived` gets here; the engine hears of it at its next turn."""
+        """Queues a request, which arrived at `arrived`, for the engine's next turn."""
         self.catch_up(time)
-        self.open[request.request_id] = Open(arrival, arrived)
+        self.open[request.request_id] = OpenRequest(arrival, arrived)
         self._inbox.append(Admit(request))
 
     def abort(self, request_id: str, time: float) -> None:
-        """The client has gone."""
+        """Aborts a request."""
         if request_id in self.open:
             self.catch_up(time)
             del self.open[request_id]
@@ -250,24 +251,24 @@ class Replica:
 
     @property
     def has_work(self) -> bool:
-        """True if a turn would do anything."""
+        """True if a command is queued or a request is open."""
         return bool(self._inbox) or not self.engine.idle
 
     @property
-    def due(self) -> float:
-        """The moment at which its next turn is due, if no command comes before."""
-        return self._quiet[-1] if self._quiet else self.time
+    def next_turn_time(self) -> float:
+        """Time of the next turn, if no command comes before."""
+        return self._skippable_ends[-1] if self._skippable_ends else self.time
 
     def catch_up(self, time: float) -> None:
-        """Stands where it can hear of something at `time`: at the end of the last step that begins before, or there if it idles."""
-        self._pass_quiet(time)
+        """Advances to `time`: to the end of the last step that begins before it, or to `time` itself while idle."""
+        self._skip_until(time)
         if self.engine.idle and self.time < time < inf:
             self.clock.advance_to(time)
             self.measure()
 
-    def turn(self) -> list[Done]:
-        """A jump over the quiet steps that were looked ahead at; then, where no more of them follow, a turn of the engine."""
-        self._pass_quiet(inf)
+    def turn(self) -> list[FinishedRequest]:
+        """Applies the skipped steps; then, unless more can be skipped, runs a turn of the engine. Returns the finished requests."""
+        self._skip_until(inf)
         if not self._inbox and self._look_ahead():
             return []
         commands = tuple(self._inbox)
@@ -275,77 +276,77 @@ class Replica:
         turn = self.engine.turn(commands)
         if not turn.progressed and not commands and not self.engine.idle:
             raise LawViolation(6, f"replica {self.number}: requests are open and nothing runs")
-        if self._watch is not None:
-            self._watch(turn)
-        done = self._take(turn)
+        if self._on_turn is not None:
+            self._on_turn(turn)
+        done = self._process_turn(turn)
         self.measure(ended=len(done))
         self._look_ahead()
         return done
 
     def measure(self, ended: int = 0) -> None:
-        """Adds the time since the last call to the means over time: at what holds now and the rows that `ended` with the step, for pages
-        at the mean of then and now."""
-        seconds = self.time - self._measured
+        """Adds the time since the last call to the time-weighted sums: running rows with those that `ended` with the step, waiting
+        sequences, and held blocks at the mean of then and now."""
+        seconds = self.time - self._measured_until
         if seconds > 0:
-            self._measured = self.time
+            self._measured_until = self.time
             life, pool = self.scheduler.lifecycle, self.scheduler.cache.pool
-            self._tally.kv_seconds += seconds * (self._held + pool.held) / 2 / pool.count
+            self._tally.kv_seconds += seconds * (self._held_blocks + pool.held) / 2 / pool.count
             self._tally.row_seconds += seconds * (len(life.running) + ended)
             self._tally.waiting_seconds += seconds * len(life.waiting)
-            self._held = pool.held
+            self._held_blocks = pool.held
 
     def _look_ahead(self) -> bool:
-        """Notes when each of the coming quiet steps would end; whether there is any."""
-        if not self.setting.jump or self.engine.in_flight:
+        """Computes the end times of the coming skippable steps. True if there are any."""
+        if not self.config.skips_steps or self.engine.in_flight:
             return False
         positions, now = [sequence.scheduled for sequence in self.scheduler.lifecycle.running], self.time
-        for step in range(skippable_steps(self.scheduler, self._ahead)):
-            now += self.setting.durations.decode(positions, step)
-            self._quiet.append(now)
-        return bool(self._quiet)
+        for step in range(skippable_steps(self.scheduler, self._look_ahead_steps)):
+            now += self.config.durations.decode(positions, step)
+            self._skippable_ends.append(now)
+        return bool(self._skippable_ends)
 
-    def _pass_quiet(self, until: float) -> None:
-        """Jumps over the quiet steps that begin before `until`; a command comes then, so that the others are not quiet any more."""
-        ends, self._quiet = self._quiet, []
+    def _skip_until(self, until: float) -> None:
+        """Applies the skippable steps that begin before `until`, when a command comes and voids the others."""
+        ends, self._skippable_ends = self._skippable_ends, []
         if not ends or until <= self.time:
             return
         steps = min(len(ends), 1 + bisect_left(ends, until))
-        self._ahead = min(FARTHEST, 2 * steps) if steps == len(ends) else steps
+        self._look_ahead_steps = min(MAX_LOOK_AHEAD, 2 * steps) if steps == len(ends) else steps
         running = self.scheduler.lifecycle.running
         known = [self.open[sequence.request.request_id] for sequence in running]
-        self._tokens(known, ends[0])  # which may be a row's first, or its first after others had the budget
+        self._record_tokens(known, ends[0])  # may be a row's first, or its first after others had the budget
         for before, after in pairwise(ends[:steps]):
-            self._tally.gap(after - before, len(running))
-        self.device.pass_until(ends[steps - 1])
-        skip_steps(self.scheduler, steps, TOKEN)
+            self._tally.add_gap(after - before, len(running))
+        self.device.skip_until(ends[steps - 1])
+        skip_steps(self.scheduler, steps, SAMPLED_TOKEN)
         for each in known:
             each.last = self.time
         self.measure()
 
-    def _take(self, turn: Turn) -> list[Done]:
+    def _process_turn(self, turn: Turn) -> list[FinishedRequest]:
         known = self.open
         receiving = [(known[output.request_id], len(output.ids)) for output in turn.outputs if output.request_id in known]
-        self._tokens([each for each, _ in receiving], turn.time, [ids for _, ids in receiving] if self.setting.drafts else ())
-        done: list[Done] = []
+        self._record_tokens([each for each, _ in receiving], turn.time, [ids for _, ids in receiving] if self.config.drafts else ())
+        done: list[FinishedRequest] = []
         for event in turn.events:
             kind = type(event)
             if kind is events.Started:
-                self._started(event)  # type: ignore[arg-type]
+                self._on_started(event)  # type: ignore[arg-type]
             elif kind is events.Closed or kind is events.Rejected:
-                ended = self._ended(event)  # type: ignore[arg-type]
+                ended = self._on_ended(event)  # type: ignore[arg-type]
                 if ended is not None:
                     done.append(ended)
             elif kind is events.Preempted:
                 self._tally.preemptions += 1
         return done
 
-    def _tokens(self, receiving: Sequence[Open], now: float, several: Sequence[int] = ()) -> None:
-        """Each gets a token, or `several`. Most got their last one at the same moment: gaps are counted by it."""
+    def _record_tokens(self, receiving: Sequence[OpenRequest], now: float, token_counts: Sequence[int] = ()) -> None:
+        """Records one token per request, or `token_counts`. Most requests share the time of their last token, so gaps are grouped by it."""
         since = Counter([known.last for known in receiving])
-        for known, ids in zip(receiving, several, strict=False):
+        for known, ids in zip(receiving, token_counts, strict=False):
             if ids > 1 and known.last >= 0:
                 since[known.last] -= 1
-                self._tally.gap((now - known.last) / ids, ids)
+                self._tally.add_gap((now - known.last) / ids, ids)
         if since.pop(-1.0, 0):
             for known in receiving:
                 if known.first < 0:
@@ -354,17 +355,17 @@ class Replica:
             known.last = now
         for last, count in since.items():
             if count:
-                self._tally.gap(now - last, count)
+                self._tally.add_gap(now - last, count)
 
-    def _started(self, event: events.Started) -> None:
+    def _on_started(self, event: events.Started) -> None:
         known = self.open.get(event.request_id)
         if known is not None and known.started < 0:
             known.started = event.time
 
-    def _ended(self, event: events.Closed | events.Rejected) -> Done | None:
+    def _on_ended(self, event: events.Closed | events.Rejected) -> FinishedRequest | None:
         known = self.open.pop(event.request_id, None)
         if known is None:
             return None
         if isinstance(event, events.Rejected) or event.reason is not Finish.LENGTH:
-            return Done(known.arrival, known.arrived, known.started, known.first, self.time, 0, answered=False)
-        return Done(known.arrival, known.arrived, known.started, known.first, event.time, event.usage.cached_tokens)
+            return FinishedRequest(known.arrival, known.arrived, known.started, known.first, self.time, 0, answered=False)
+        return FinishedRequest(known.arrival, known.arrived, known.started, known.first, event.time, event.usage.cached_tokens)

@@ -1,6 +1,6 @@
-"""A scenario, from a planner's deployment to a fleet that can be run: the scheduler's limits, the KV blocks that fit, the time of a step.
+"""Scenario: a planner's deployment as a fleet to simulate: the scheduler's limits, the KV blocks that fit, the durations of steps.
 
-Also how many prompt tokens per step may have beside rows that wait for their next token, as an engine measures it at its start.
+Also the prefill budget beside decode rows, derived as an engine does at its start.
 """
 
 from array import array
@@ -16,35 +16,36 @@ from ridgeline.planning.deployment import Deployment, block_bytes_of, kv_blocks
 from ridgeline.planning.memory import groups_of, host_copy_seconds, kv_bytes, sequence_blocks
 from ridgeline.planning.objectives import Objective
 from ridgeline.planning.parallel import kv_transfer_seconds
-from ridgeline.sim.fleet.durations import Durations, Roofline, WithCopies
-from ridgeline.sim.fleet.fleet import Failures, FleetSetting, Scaling
-from ridgeline.sim.fleet.measures import Figures
-from ridgeline.sim.fleet.replica import Setting
-from ridgeline.sim.fleet.service import Handover, Sample, Service, Transferred, sample_cycle
+from ridgeline.sim.fleet.durations import Durations, DurationsWithCopies, RooflineDurations
+from ridgeline.sim.fleet.fleet import Failures, FleetConfig, Scaling
+from ridgeline.sim.fleet.measures import SimulationReport
+from ridgeline.sim.fleet.replica import ReplicaConfig
+from ridgeline.sim.fleet.service import DaySample, DecodePoolDurations, KVTransfer, Service, simulate_sample
 from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic
 
-ROWS = 16
-"""Rows of the step that tells what a row costs."""
+MEASURED_ROWS = 16
+"""Rows of the step from which the cost of a row is derived."""
 
 
 def step_seconds(durations: Durations, tokens: int) -> StepSeconds:
-    """The measure of three steps on empty contexts: one row, `ROWS` rows, and one row that computes `tokens` tokens.
+    """Step times fitted to three steps on empty contexts: one row, `MEASURED_ROWS` rows, and one row that computes `tokens` tokens.
 
-    A step that waits for memory has tokens for nothing, which the line tells the better the more tokens it goes through.
+    In a step bound by memory, tokens are free: more tokens give a better slope.
     """
     nothing = array("i", [0])
     chunk = Plan(0, nothing, nothing, array("i", [tokens]), array("i", [0]) * tokens, bytearray(1))
-    return StepSeconds.fit(durations.decode([0], 0), durations.decode([0] * ROWS, 0), ROWS, durations.seconds(chunk), tokens)
+    one_row, rows = durations.decode([0], 0), durations.decode([0] * MEASURED_ROWS, 0)
+    return StepSeconds.fit(one_row, rows, MEASURED_ROWS, durations.seconds(chunk), tokens)
 
 
 HOST_SECONDS = 0.001
-"""What a step costs beside the device's work where nothing was measured: the scheduler and the launches of a Python engine."""
+"""Host time of a step where nothing was measured: the scheduler and the launches of a Python engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """Settings of an operator. `kv_pages` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks.
-    `num_speculative_tokens`: ids drafted per sequence and step at most, each of which is right with the chance `acceptance`."""
+    """Engine settings. `kv_pages` None: what fits the deployment's memory. `swap_space`: GiB of the host for evicted blocks.
+    `num_speculative_tokens`: most drafted ids per sequence and step, each right with probability `acceptance`."""
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -61,10 +62,10 @@ class Knobs:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One question to the simulator. `load` is a stream, a closed loop, or recorded arrivals.
+    """Everything that one simulation depends on. `load` is an open stream, a closed loop, or recorded arrivals.
 
-    decode_replicas  0: every replica does both; else `replicas` compute prompts and so many others the answers
-    sample           of a diurnal stream: windows of it in place of all of it
+    decode_replicas  0: every replica does both; else `replicas` prefill and so many others decode
+    sample           windows of a diurnal stream to simulate in place of all of it
     """
 
     deployment: Deployment
@@ -79,41 +80,41 @@ class Scenario:
     durations: Durations | None = None
     objective: Objective = field(default_factory=Objective)
     patience: float | None = None
-    sample: Sample | None = None
+    sample: DaySample | None = None
 
-    def run(self, seed: int, progress: Callable[[int], None] = lambda answered: None) -> Figures:
-        """Simulates it once."""
+    def run(self, seed: int, progress: Callable[[int], None] = lambda answered: None) -> SimulationReport:
+        """Simulates it once. progress: called with the number of finished requests."""
         price = self.deployment.device.price
         dollars = price.dollars_per_hour * self.deployment.layout.ranks if price else None
         if self.sample is not None:
             assert isinstance(self.load, Traffic)
-            tally = sample_cycle(lambda: self._service(seed), self.load, self.sample, seed, progress)
-            return tally.figures(self.objective, dollars, self.sample.seconds)
+            tally = simulate_sample(lambda: self._service(seed), self.load, self.sample, seed, progress)
+            return tally.report(self.objective, dollars, self.sample.seconds)
         service = self._service(seed)
         if isinstance(self.load, ClosedLoop):
             tally = service.run_closed(self.load, seed, self.requests, progress)
         else:
             tally = service.run(self._arrivals(seed), progress)
-        return tally.figures(self.objective, dollars)
+        return tally.report(self.objective, dollars)
 
     def _service(self, seed: int) -> Service:
-        setting = self.setting()
-        fleet = FleetSetting(setting, self.replicas, self.routing, self.scaling, self.failures, self.patience)
-        return Service(fleet, seed, self._handover(setting))
+        config = self.replica_config()
+        fleet = FleetConfig(config, self.replicas, self.routing, self.scaling, self.failures, self.patience)
+        return Service(fleet, seed, self._make_kv_transfer(config))
 
-    def setting(self) -> Setting:
-        """One replica. Raises ConfigError where a sequence of the deployment's context does not fit, with the flag that fixes it."""
+    def replica_config(self) -> ReplicaConfig:
+        """Settings of one replica. Raises ConfigError where a sequence of the deployment's context does not fit."""
         deployment, knobs = self.deployment, self.knobs
         if knobs.scheduling_policy not in POLICIES:
             raise ConfigError(f"--scheduling-policy is {knobs.scheduling_policy!r:.40}; it must be one of {', '.join(POLICIES)}")
-        groups = groups_of(deployment.shape.layer_kinds, deployment.shape.window)
+        groups = groups_of(deployment.model.layer_kinds, deployment.model.window)
         if not groups:
-            raise ConfigError(f"{deployment.shape.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
+            raise ConfigError(f"{deployment.model.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
         blocks = kv_blocks(deployment, knobs.max_num_seqs) if knobs.kv_pages is None else knobs.kv_pages
-        need = sequence_blocks(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
-        if blocks < need:
+        needed_blocks = sequence_blocks(groups, deployment.block_tokens, deployment.context, knobs.max_num_batched_tokens)
+        if blocks < needed_blocks:
             raise ConfigError(
-                f"{blocks} KV blocks are left beside the weights and one sequence of {deployment.context} tokens needs {need}; "
+                f"{blocks} KV blocks are left beside the weights and one sequence of {deployment.context} tokens needs {needed_blocks}; "
                 "lower --context, take a smaller --dtype, or more devices (--tensor-parallel-size)"
             )
         limits = Limits(
@@ -123,46 +124,46 @@ class Scenario:
             depth=knobs.depth,
             max_model_len=deployment.context,
             max_waiting=knobs.max_waiting,
-            prefix_caching=knobs.enable_prefix_caching and self._may_share(groups, blocks),
+            prefix_caching=knobs.enable_prefix_caching and self._can_share_blocks(groups, blocks),
         )
         size = block_bytes_of(deployment)
         shape = KVShape(groups, deployment.block_tokens, blocks, b"simulated", int(knobs.swap_space * 2**30) // size, size)
-        durations = self.durations or Roofline(deployment, HOST_SECONDS)
+        durations = self.durations or RooflineDurations(deployment, HOST_SECONDS)
         seconds = step_seconds(durations, knobs.max_num_batched_tokens)
         if shape.host_blocks:
-            durations = WithCopies(durations, host_copy_seconds(size, deployment.device.link_bytes_per_second))
+            durations = DurationsWithCopies(durations, host_copy_seconds(size, deployment.device.link_bytes_per_second))
         limits = replace(limits, mixed_tokens=seconds.mixed_tokens(knobs.step_ms / 1e3), row_tokens=seconds.row_tokens)
         drafts = knobs.num_speculative_tokens
-        return Setting(limits, shape, durations, knobs.scheduling_policy, drafts=drafts, acceptance=knobs.acceptance)
+        return ReplicaConfig(limits, shape, durations, knobs.scheduling_policy, drafts=drafts, acceptance=knobs.acceptance)
 
-    def _may_share(self, groups: tuple[KVGroup, ...], blocks: int) -> bool:
-        """True if a block can ever be taken over: by a request that begins like another, or by one that resumes after a preemption.
+    def _can_share_blocks(self, groups: tuple[KVGroup, ...], blocks: int) -> bool:
+        """True if a cached block can ever be reused: by a request with a shared prefix, or by one that resumes after a preemption.
 
-        Where none can, the prefix cache is left out: looked up and filled for nothing, it is half of a simulation's cost.
+        Where none can, the prefix cache is switched off: it is half of a simulation's cost.
         """
         load, knobs, size = self.load, self.knobs, self.deployment.block_tokens
         if isinstance(load, tuple):
-            alike = any(arrival.shared or arrival.blocks for arrival in load)
+            shares_prefix = any(arrival.shared or arrival.blocks for arrival in load)
             longest = max((arrival.prompt + arrival.output for arrival in load), default=0)
         else:
-            alike, longest = load.prefixes > 0 and load.shared > 0, load.longest
-        held = knobs.max_num_seqs * sequence_blocks(groups, size, longest, knobs.max_num_batched_tokens)
-        return alike or knobs.scheduling_policy == "priority" or held > blocks
+            shares_prefix, longest = load.prefixes > 0 and load.shared > 0, load.max_length
+        max_held_blocks = knobs.max_num_seqs * sequence_blocks(groups, size, longest, knobs.max_num_batched_tokens)
+        return shares_prefix or knobs.scheduling_policy == "priority" or max_held_blocks > blocks
 
-    def _handover(self, setting: Setting) -> Handover | None:
-        """A decode pool of the same servers, and KV that travels over the device's link, one prompt after it is computed."""
+    def _make_kv_transfer(self, config: ReplicaConfig) -> KVTransfer | None:
+        """A decode pool of the same servers; KV is sent over the device's link after a prompt is computed. None without a decode pool."""
         if not self.decode_replicas:
             return None
         deployment = self.deployment
-        token = kv_bytes(deployment.shape.kv_layers, 1, deployment.shape.kv_elements, deployment.kv_bits)
-        most = max(setting.limits.token_budget, deployment.context + setting.limits.rows)
-        # A prompt is taken at once: it was computed elsewhere, so that no budget of tokens bounds it.
-        limits = replace(setting.limits, token_budget=most, mixed_tokens=UNBOUNDED)
-        pool = replace(setting, limits=limits, durations=Transferred(setting.durations))
+        token = kv_bytes(deployment.model.kv_layers, 1, deployment.model.widths.cached, deployment.kv_bits)
+        token_budget = max(config.limits.token_budget, deployment.context + config.limits.rows)
+        # A prompt is taken in one step: it was computed elsewhere, so the token budget does not apply.
+        limits = replace(config.limits, token_budget=token_budget, mixed_tokens=UNBOUNDED)
+        pool = replace(config, limits=limits, durations=DecodePoolDurations(config.durations))
         link = deployment.device.link_bytes_per_second
-        fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.shape.state_bytes, link)
-        fleet = FleetSetting(pool, self.decode_replicas, self.routing, patience=self.patience)
-        return Handover(fleet, fixed, kv_transfer_seconds(token, link))
+        fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.model.state_bytes, link)
+        fleet = FleetConfig(pool, self.decode_replicas, self.routing, patience=self.patience)
+        return KVTransfer(fleet, fixed, kv_transfer_seconds(token, link))
 
     def _arrivals(self, seed: int) -> Iterator[Arrival]:
         if isinstance(self.load, Traffic):

@@ -1,6 +1,7 @@
-"""Arrivals: when requests come and what they ask for, made up or recorded.
+"""Arrivals of requests: generated or recorded.
 
-Made-up ones have processes, lengths and shared prefixes; all chance comes from one seed. Recorded ones are bounded, errors name their line.
+Generated traffic has an arrival process, lengths and shared prefixes; all randomness comes from one seed. Recorded traffic is validated,
+errors name the line.
 Formats: Qin et al. 2024, "Mooncake" (timestamp in ms, input_length, output_length, hash_ids of 512-token blocks); Wang et al. 2024,
 "BurstGPT" (Timestamp in s, Request tokens, Response tokens); Ridgeline's jsonl has time in s, prompt, output, and prefix and shared where
 known.
@@ -18,82 +19,84 @@ from typing import Any, Final
 
 from ridgeline.errors import ConfigError
 
-MOST: Final = 1 << 24
-"""Tokens beyond which a length is not believed."""
+MAX_TOKENS: Final = 1 << 24
+"""Longest accepted length."""
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """A distribution of lengths; called for one, which is at least 1 and at most `most`."""
+class LengthDistribution:
+    """A distribution of lengths of 1 … `most` tokens; calling it draws one."""
 
-    one: Callable[[Random], int]
-    most: int = MOST
+    sample: Callable[[Random], int]
+    most: int = MAX_TOKENS
 
     def __call__(self, rng: Random) -> int:
-        return self.one(rng)
+        return self.sample(rng)
 
 
-def constant(mean: float) -> Draw:
+def constant(mean: float) -> LengthDistribution:
     """Always the same."""
     value = max(1, round(mean))
-    return Draw(lambda rng: value, value)
+    return LengthDistribution(lambda rng: value, value)
 
 
-def uniform(mean: float) -> Draw:
+def uniform(mean: float) -> LengthDistribution:
     """1 … 2 · mean − 1, all equally likely."""
     most = max(1, round(2 * mean) - 1)
-    return Draw(lambda rng: rng.randint(1, most), most)
+    return LengthDistribution(lambda rng: rng.randint(1, most), most)
 
 
-def between(low: int, high: int) -> Draw:
+def between(low: int, high: int) -> LengthDistribution:
     """`low` … `high`, all equally likely."""
-    return Draw(lambda rng: rng.randint(low, high), high)
+    return LengthDistribution(lambda rng: rng.randint(low, high), high)
 
 
-def exponential(mean: float) -> Draw:
-    """Rounded up, so its mean lies half a token higher."""
-    return Draw(lambda rng: min(MOST, 1 + int(rng.expovariate(1.0 / mean))))
+def exponential(mean: float) -> LengthDistribution:
+    """Exponential, rounded up: the mean is half a token higher."""
+    return LengthDistribution(lambda rng: min(MAX_TOKENS, 1 + int(rng.expovariate(1.0 / mean))))
 
 
-def lognormal(mean: float, variation: float = 1.0) -> Draw:
+def lognormal(mean: float, variation: float = 1.0) -> LengthDistribution:
     """Skewed as real traffic is; `variation` is standard deviation / mean."""
     sigma = sqrt(log(1.0 + variation * variation))
     scale = mean / exp(sigma * sigma / 2)
-    return Draw(lambda rng: min(MOST, max(1, round(scale * exp(sigma * rng.gauss(0.0, 1.0))))))
+    return LengthDistribution(lambda rng: min(MAX_TOKENS, max(1, round(scale * exp(sigma * rng.gauss(0.0, 1.0))))))
 
 
-SHAPES: Final[dict[str, Callable[[float], Draw]]] = {
+DISTRIBUTIONS: Final[dict[str, Callable[[float], LengthDistribution]]] = {
     "constant": constant, "uniform": uniform, "exponential": exponential, "lognormal": lognormal,
 }  # fmt: skip
 
 
-def parse_length(flag: str, text: str) -> Draw:
+def parse_length(flag: str, text: str) -> LengthDistribution:
     """`500`, `lognormal:500`, `uniform:200` …: a shape and its mean; `20-1000`: a range. Raises ConfigError."""
     low, dash, high = text.partition("-")
-    if dash and low.isdecimal() and high.isdecimal() and max(len(low), len(high)) < 10 and 1 <= int(low) <= int(high) <= MOST:
+    if dash and low.isdecimal() and high.isdecimal() and max(len(low), len(high)) < 10 and 1 <= int(low) <= int(high) <= MAX_TOKENS:
         return between(int(low), int(high))
     shape, colon, mean = text.rpartition(":")
     try:
         value = float(mean)
     except ValueError:
         value = 0.0
-    if not 1 <= value <= MOST or (colon and shape not in SHAPES):
+    if not 1 <= value <= MAX_TOKENS or (colon and shape not in DISTRIBUTIONS):
         raise ConfigError(
-            f"{flag} {text!r:.40} is not understood; write a mean of 1 … {MOST} tokens, a range as 20-1000, or "
-            f"{':MEAN, '.join(SHAPES)}:MEAN"
+            f"{flag} {text!r:.40} is not understood; write a mean of 1 … {MAX_TOKENS} tokens, a range as 20-1000, or "
+            f"{':MEAN, '.join(DISTRIBUTIONS)}:MEAN"
         )
-    return SHAPES[shape or "constant"](value)
+    return DISTRIBUTIONS[shape or "constant"](value)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request. `prefix` names what it shares with others, `shared` how many leading prompt tokens those are.
+    """One request.
+
+    prefix  id of the prefix that it shares with others, 0 for none; shared  its length in tokens
 
     time  seconds since the start; for a closed loop, seconds after its user's last answer
-    user  of a closed loop; −1 where requests come whatever the answers
-    level  0: what the objective is about; 1: work in the background, served after it where the policy is `priority`
-    remaining  output tokens that another pool will give; ticket  under which the part before is known there
-    blocks  names of what its leading blocks of `CONTENT_BLOCK` tokens hold, where a trace tells: requests begin alike as far as these agree
+    user  of a closed loop; −1 in an open stream
+    level  0: the objective applies; 1: background work, served after level 0 where the policy is `priority`
+    decode_tokens  output tokens left to a decode pool; prefill_id  identifies the prefill there
+    blocks  content ids of its leading blocks of `CONTENT_BLOCK` tokens, where a trace has them: equal ids are equal prefixes
     """
 
     time: float
@@ -102,129 +105,129 @@ class Arrival:
     prefix: int = 0
     shared: int = 0
     user: int = -1
-    remaining: int = 0
-    ticket: int = 0
+    decode_tokens: int = 0
+    prefill_id: int = 0
     level: int = 0
     blocks: tuple[int, ...] = ()
 
 
 CONTENT_BLOCK: Final = 512
-"""Tokens, as Mooncake's traces have it."""
+"""Tokens per hashed block in Mooncake's traces."""
 
-DAY: Final = 86_400.0
+DAY_SECONDS: Final = 86_400.0
 """Seconds."""
 
-Gaps = Callable[[Random, float], Iterator[float]]
-"""Moments of arrival from a moment on, ascending, without end."""
+ArrivalProcess = Callable[[Random, float], Iterator[float]]
+"""(rng, start) → endless ascending arrival times from `start` on."""
 
 
-def poisson(rate: float) -> Gaps:
-    """Independent arrivals, `rate` a second."""
+def poisson(rate: float) -> ArrivalProcess:
+    """Independent arrivals, `rate` per second."""
 
-    def moments(rng: Random, now: float) -> Iterator[float]:
+    def process(rng: Random, now: float) -> Iterator[float]:
         while True:
             now += rng.expovariate(rate)
             yield now
 
-    return moments
+    return process
 
 
-def bursty(rate: float, burst: float = 4.0, cycle: float = 60.0) -> Gaps:
-    """Poisson arrivals: in a part 1 / (2 · burst) of every `cycle` seconds `burst` times the mean rate, in the rest the other half."""
+def bursty(rate: float, burst: float = 4.0, cycle: float = 60.0) -> ArrivalProcess:
+    """Poisson arrivals in bursts: for 1 / (2 · burst) of every `cycle` seconds at `burst` times the mean rate, else at a lower rate."""
     busy = cycle / (2 * burst)
 
-    def at(now: float) -> float:
+    def rate_at(now: float) -> float:
         return rate * burst if now % cycle < busy else rate * 0.5 / (1 - 1 / (2 * burst))
 
-    return _thinned(rate * burst, at)
+    return _thinned(rate * burst, rate_at)
 
 
-def diurnal(rate: float, peak: float = 2.0, period: float = DAY) -> Gaps:
-    """A day: the rate follows a cosine between (2 − peak) and peak times the mean; 1 ≤ peak ≤ 2. It starts at its lowest."""
+def diurnal(rate: float, peak: float = 2.0, period: float = DAY_SECONDS) -> ArrivalProcess:
+    """Daily cycle: the rate follows a cosine between (2 − peak) and peak times the mean, 1 ≤ peak ≤ 2, starting at its lowest."""
 
-    def at(now: float) -> float:
+    def rate_at(now: float) -> float:
         return rate * (1.0 - (peak - 1.0) * cos(2 * pi * now / period))
 
-    return _thinned(rate * peak, at)
+    return _thinned(rate * peak, rate_at)
 
 
-def _thinned(highest: float, at: Callable[[float], float]) -> Gaps:
+def _thinned(highest: float, rate_at: Callable[[float], float]) -> ArrivalProcess:
     """A Poisson process of varying rate (Lewis and Shedler 1979)."""
 
-    def moments(rng: Random, now: float) -> Iterator[float]:
+    def process(rng: Random, now: float) -> Iterator[float]:
         while True:
             now += rng.expovariate(highest)
-            if rng.random() * highest < at(now):
+            if rng.random() * highest < rate_at(now):
                 yield now
 
-    return moments
+    return process
 
 
-PROCESSES: Final[dict[str, Callable[[float], Gaps]]] = {"poisson": poisson, "bursty": bursty, "diurnal": diurnal}
+PROCESSES: Final[dict[str, Callable[[float], ArrivalProcess]]] = {"poisson": poisson, "bursty": bursty, "diurnal": diurnal}
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """An open stream: requests come whether or not earlier ones are answered.
 
-    most        tokens of prompt and output together: what is drawn longer is cut
-    prefixes    so many different shared beginnings of `shared` tokens each, equally likely; 0: nothing is shared
+    most        tokens of prompt and output together: longer requests are truncated
+    prefixes    number of different shared prefixes of `shared` tokens each, equally likely; 0: none
     background  share of requests of level 1
     """
 
-    moments: Gaps
-    prompt: Draw
-    output: Draw
+    process: ArrivalProcess
+    prompt: LengthDistribution
+    output: LengthDistribution
     most: int = 1 << 27
     prefixes: int = 0
     shared: int = 0
     background: float = 0.0
 
     @property
-    def longest(self) -> int:
-        """Tokens of prompt and output that no request exceeds."""
+    def max_length(self) -> int:
+        """Upper bound of prompt and output tokens of a request."""
         return min(self.most, self.prompt.most + self.output.most)
 
     def arrivals(self, seed: int, count: int) -> Iterator[Arrival]:
         """The first `count` requests, in order of time."""
-        return islice(self._asked(seed, 0.0), count)
+        return islice(self._generate(seed, 0.0), count)
 
-    def within(self, seed: int, start: float, seconds: float) -> Iterator[Arrival]:
-        """The requests of so many seconds from the moment `start` on, whose time is counted from there."""
-        return takewhile(lambda arrival: arrival.time < seconds, self._asked(seed, start))
+    def arrivals_within(self, seed: int, start: float, seconds: float) -> Iterator[Arrival]:
+        """The requests of `seconds` from `start` on; their times count from `start`."""
+        return takewhile(lambda arrival: arrival.time < seconds, self._generate(seed, start))
 
-    def _asked(self, seed: int, start: float) -> Iterator[Arrival]:
+    def _generate(self, seed: int, start: float) -> Iterator[Arrival]:
         rng = Random(seed)
-        for moment in self.moments(Random(rng.getrandbits(64)), start):
-            yield _ask(moment - start, self, rng, -1)
+        for moment in self.process(Random(rng.getrandbits(64)), start):
+            yield _draw_arrival(moment - start, self, rng, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """`users` who each wait for their answer and then think for an exponential time of mean `think` seconds."""
+    """Closed loop: each of `users` waits for its answer, then for an exponential time of mean `think` seconds."""
 
     users: int
     think: float
-    prompt: Draw
-    output: Draw
+    prompt: LengthDistribution
+    output: LengthDistribution
     most: int = 1 << 27
     prefixes: int = 0
     shared: int = 0
     background: float = 0.0
 
     @property
-    def longest(self) -> int:
-        """Tokens of prompt and output that no request exceeds."""
+    def max_length(self) -> int:
+        """Upper bound of prompt and output tokens of a request."""
         return min(self.most, self.prompt.most + self.output.most)
 
     def requests(self, seed: int, user: int) -> Iterator[Arrival]:
         """Requests of one user, one after the other; `time` is the pause before it."""
         rng = Random(f"{seed}:{user}")
         while True:
-            yield _ask(rng.expovariate(1.0 / self.think) if self.think else 0.0, self, rng, user)
+            yield _draw_arrival(rng.expovariate(1.0 / self.think) if self.think else 0.0, self, rng, user)
 
 
-def _ask(time: float, load: "Traffic | ClosedLoop", rng: Random, user: int) -> Arrival:
+def _draw_arrival(time: float, load: "Traffic | ClosedLoop", rng: Random, user: int) -> Arrival:
     prompt = min(load.prompt(rng), load.most - 1)
     prefix = rng.randrange(load.prefixes) + 1 if load.prefixes else 0
     output, shared = min(load.output(rng), load.most - prompt), min(load.shared, prompt) if prefix else 0
@@ -232,7 +235,7 @@ def _ask(time: float, load: "Traffic | ClosedLoop", rng: Random, user: int) -> A
     return Arrival(time, prompt, output, prefix, shared, user, level=level)
 
 
-def parse_process(text: str, rate: float) -> Gaps:
+def parse_arrival_process(text: str, rate: float) -> ArrivalProcess:
     """`poisson`, `bursty` or `diurnal` at a mean rate. Raises ConfigError."""
     if text not in PROCESSES:
         raise ConfigError(f"--arrivals {text!r:.40} is not known; known: {', '.join(PROCESSES)}, closed")
@@ -241,8 +244,8 @@ def parse_process(text: str, rate: float) -> Gaps:
     return PROCESSES[text](rate)
 
 
-LONGEST_LINE: Final = 1 << 20
-MOST_SECONDS: Final = 1e9
+MAX_LINE_CHARACTERS: Final = 1 << 20
+MAX_SECONDS: Final = 1e9
 
 
 def read_trace(path: Path, speed: float = 1.0) -> list[Arrival]:
@@ -251,7 +254,7 @@ def read_trace(path: Path, speed: float = 1.0) -> list[Arrival]:
         raise ConfigError(f"--speed is {speed:g}, outside 0.001 … 1000")
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            found = list(_csv(path, file) if path.suffix == ".csv" else _jsonl(path, file))
+            found = list(_read_csv(path, file) if path.suffix == ".csv" else _read_jsonl(path, file))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path.name} is not UTF-8 (byte {error.start}); give a jsonl or csv trace") from None
     if not found:
@@ -261,18 +264,18 @@ def read_trace(path: Path, speed: float = 1.0) -> list[Arrival]:
     return [replace(each, time=(each.time - start) / speed) for each in found]
 
 
-def _jsonl(path: Path, lines: Iterator[str]) -> Iterator[Arrival]:
+def _read_jsonl(path: Path, lines: Iterator[str]) -> Iterator[Arrival]:
     seen: dict[int, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        entry = _object(path, number, line)
-        yield _mooncake(path, number, entry, seen) if "input_length" in entry else _own(path, number, entry)
+        entry = _parse_object(path, number, line)
+        yield _parse_mooncake(path, number, entry, seen) if "input_length" in entry else _parse_ridgeline(path, number, entry)
 
 
-def _object(path: Path, number: int, line: str) -> dict[str, Any]:
-    if len(line) > LONGEST_LINE:
-        raise ConfigError(f"{path.name}, line {number} has more than {LONGEST_LINE} characters; is it a trace?")
+def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
+    if len(line) > MAX_LINE_CHARACTERS:
+        raise ConfigError(f"{path.name}, line {number} has more than {MAX_LINE_CHARACTERS} characters; is it a trace?")
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -282,22 +285,22 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     return entry
 
 
-def _own(path: Path, number: int, entry: dict[str, Any]) -> Arrival:
-    prompt = int(_number(path, number, entry, "prompt", 1, MOST))
-    prefix = int(_number(path, number, entry, "prefix", 0, 2**31, 0))
+def _parse_ridgeline(path: Path, number: int, entry: dict[str, Any]) -> Arrival:
+    prompt = int(_parse_number(path, number, entry, "prompt", 1, MAX_TOKENS))
+    prefix = int(_parse_number(path, number, entry, "prefix", 0, 2**31, 0))
     return Arrival(
-        _number(path, number, entry, "time", 0, MOST_SECONDS),
+        _parse_number(path, number, entry, "time", 0, MAX_SECONDS),
         prompt,
-        int(_number(path, number, entry, "output", 1, MOST)),
+        int(_parse_number(path, number, entry, "output", 1, MAX_TOKENS)),
         prefix,
-        int(_number(path, number, entry, "shared", 0, prompt, 0)) if prefix else 0,
-        level=int(_number(path, number, entry, "level", 0, 1, 0)),
+        int(_parse_number(path, number, entry, "shared", 0, prompt, 0)) if prefix else 0,
+        level=int(_parse_number(path, number, entry, "level", 0, 1, 0)),
     )
 
 
-def _mooncake(path: Path, number: int, entry: dict[str, Any], seen: dict[int, int]) -> Arrival:
-    """Its blocks say all; `shared` is what an earlier prompt with the same first block had, too, as far as that is known from the ids."""
-    prompt = int(_number(path, number, entry, "input_length", 1, MOST))
+def _parse_mooncake(path: Path, number: int, entry: dict[str, Any], seen: dict[int, int]) -> Arrival:
+    """A line of Mooncake's trace; `shared` is the prefix that an earlier prompt with the same first block had, by block ids."""
+    prompt = int(_parse_number(path, number, entry, "input_length", 1, MAX_TOKENS))
     hashes = entry.get("hash_ids", [])
     if not isinstance(hashes, list) or not all(type(each) is int for each in hashes):
         raise ConfigError(f"{path.name}, line {number}: hash_ids must be a list of integers")
@@ -307,45 +310,45 @@ def _mooncake(path: Path, number: int, entry: dict[str, Any], seen: dict[int, in
     for each in hashes:
         seen.setdefault(each, hashes[0])
     return Arrival(
-        _number(path, number, entry, "timestamp", 0, MOST_SECONDS * 1e3) / 1e3,
+        _parse_number(path, number, entry, "timestamp", 0, MAX_SECONDS * 1e3) / 1e3,
         prompt,
-        int(_number(path, number, entry, "output_length", 1, MOST)),
+        int(_parse_number(path, number, entry, "output_length", 1, MAX_TOKENS)),
         hashes[0] % 2**31 + 1 if hashes else 0,
         min(prompt, known * CONTENT_BLOCK) if hashes else 0,
         blocks=tuple(hashes[: -(-prompt // CONTENT_BLOCK)]),
     )
 
 
-def _csv(path: Path, lines: Iterator[str]) -> Iterator[Arrival]:
+def _read_csv(path: Path, lines: Iterator[str]) -> Iterator[Arrival]:
     for number, row in enumerate(csv.DictReader(lines), 2):
-        prompt = _number(path, number, row, "Request tokens", 0, MOST)
-        output = _number(path, number, row, "Response tokens", 0, MOST)
+        prompt = _parse_number(path, number, row, "Request tokens", 0, MAX_TOKENS)
+        output = _parse_number(path, number, row, "Response tokens", 0, MAX_TOKENS)
         if prompt and output:  # BurstGPT keeps failed requests, with an answer of no tokens
-            yield Arrival(_number(path, number, row, "Timestamp", 0, MOST_SECONDS), int(prompt), int(output))
+            yield Arrival(_parse_number(path, number, row, "Timestamp", 0, MAX_SECONDS), int(prompt), int(output))
 
 
-def _number(path: Path, number: int, entry: dict[str, Any], key: str, low: float, high: float, default: float | None = None) -> float:
+def _parse_number(path: Path, number: int, entry: dict[str, Any], key: str, low: float, high: float, default: float | None = None) -> float:
     value = entry.get(key, default)
     try:
         found = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else float("nan")
     except (ValueError, OverflowError):
         found = float("nan")
     if not low <= found <= high:
-        raise ConfigError(f"{path.name}, line {number}: {key} is {value!r:.40}; a number of {low:g} … {high:g} was expected")
+        raise ConfigError(f"{path.name}, line {number}: {key} is {value!r:.40}; write a number of {low:g} … {high:g}")
     return found
 
 
 def read_steps(path: Path) -> list[tuple[int, int, float]]:
-    """(tokens computed, positions looked back at, seconds) of each step of a jsonl step log. Raises ConfigError."""
+    """(tokens computed, positions that attention reads, seconds) of each step of a jsonl step log. Raises ConfigError."""
     found = []
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
-                entry = _object(path, number, line)
+                entry = _parse_object(path, number, line)
                 found.append((
-                    int(_number(path, number, entry, "tokens", 1, MOST)),
-                    int(_number(path, number, entry, "cached", 0, MOST * 4096)),
-                    _number(path, number, entry, "seconds", 0, 3600),
+                    int(_parse_number(path, number, entry, "tokens", 1, MAX_TOKENS)),
+                    int(_parse_number(path, number, entry, "cached", 0, MAX_TOKENS * 4096)),
+                    _parse_number(path, number, entry, "seconds", 0, 3600),
                 ))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path.name} is not UTF-8 (byte {error.start}); give a jsonl step log") from None

@@ -1,9 +1,9 @@
 """An executor without arrays: a KV oracle that checks every block that attention would read, in the step that reads it.
 
-Owns the fake KV blocks and the modelled time of a step; never decides anything and never reads a real clock by itself.
-A block has stamps, one per KV group and slot: a stamp is a hash of all ids up to its slot and of whom they belong to. A write cuts the
-stamps at its offset, so what rejected drafts left behind counts for nobody, and checks the stamp before, so that the last stamp vouches for
-the whole block: token, position, identity and group of every slot are checked at the price of one comparison per block.
+Owns the fake KV blocks and the modelled time of a step; makes no decisions and reads no real clock by itself.
+A block has stamps, one per KV group and slot: a stamp is a hash of all ids up to its slot and of the sequence's identity. A write truncates
+the stamps at its offset, so rejected drafts leave nothing behind, and checks the stamp before it, so the last stamp verifies the whole
+block: token, position, identity and group of every slot are checked with one comparison per block.
 """
 
 from collections import deque
@@ -13,16 +13,18 @@ from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import MovableClock, SleepingClock, VirtualClock
 from ridgeline.sim.laws.model import FakeModel, Latency
-from ridgeline.sim.laws.rows import Resident
+from ridgeline.sim.laws.rows import ResidentRow
 
-Span = tuple[Resident, int, list[int], int, list[int]]
-"""A row's part of a step: the row, its first position, its token ids, how many of its last positions sample, which positions are scored."""
-NOTHING = (0,)
+Span = tuple[ResidentRow, int, list[int], int, list[int]]
+"""A row's part of a step: row, first position, token ids, number of last positions that sample, positions whose next token is scored."""
+EMPTY_STAMP = (0,)
 
 
 class SimExecutor:
-    """Implements `engine.executor.Executor`. Steps are computed one after the other, each when it is collected,
-    or as soon as it is submitted when `eager`: both happen on real devices, and the answer must not depend on it."""
+    """Implements `engine.executor.Executor`. Steps are computed in order, each when it is collected, or with `eager` when it is submitted.
+
+    Both happen on real devices, and the answer must not depend on it.
+    """
 
     def __init__(
         self,
@@ -40,16 +42,16 @@ class SimExecutor:
         self._block_tokens = info.kv.block_tokens
         self._windows = [group.window for group in info.kv.groups]
         places = info.kv.blocks + info.kv.host_blocks + 1
-        self._owner: list[tuple[Resident, int, int] | None] = [None] * places
-        """Writer of what a block holds, or will hold after a step in flight: row, group, block of its table."""
+        self._owner: list[tuple[ResidentRow, int, int] | None] = [None] * places
+        """Writer of each block's content, also of a step in flight: (row, group, index in the table)."""
         self._stamps: list[list[list[int]]] = [[[] for _ in range(places)] for _ in info.kv.groups]
-        self._rows: list[Resident | None] = [None] * info.rows
+        self._rows: list[ResidentRow | None] = [None] * info.rows
         self._queue: deque[tuple[Ticket, list[Span], float]] = deque()
-        self._early: deque[Result] = deque()
+        self._eager_results: deque[Result] = deque()
         self._free_at = 0.0
         self.peak_in_flight = 0
         self.not_finite: dict[tuple[int, int], int] = {}
-        """Position that computed to NaN, by (seed, choice): what the engine has been told of."""
+        """Position that computed to NaN, by (seed, choice), as reported to the engine."""
 
     @property
     def info(self) -> ExecutorInfo:
@@ -61,7 +63,7 @@ class SimExecutor:
         return len(self._queue)
 
     def submit(self, plan: Plan) -> Ticket:
-        """Takes note of rows and blocks; checks that no block is handed out that a step in flight may still touch."""
+        """Records rows and blocks; checks that no block is assigned that a step in flight may still read or write. Raises LawViolation."""
         if not plan.row:
             raise LawViolation(6, f"step {plan.step} is empty")
         self._change_rows(plan)
@@ -73,24 +75,24 @@ class SimExecutor:
         self._queue.append((ticket, spans, self._free_at))
         self.peak_in_flight = max(self.peak_in_flight, len(self._queue))
         if self._eager:
-            self._early.append(self._run(plan, spans))
+            self._eager_results.append(self._run(plan, spans))
         return ticket
 
     def collect(self, ticket: Ticket) -> Result:
-        """Lets the modelled time pass and answers for the oldest step."""
+        """Advances the clock to the end of the oldest step and returns its result."""
         if not self._queue or self._queue[0][0] is not ticket:
             raise RuntimeError(f"step {ticket.plan.step} is not the oldest in flight")
         _, spans, done_at = self._queue.popleft()
         self._clock.advance_to(done_at)
-        return self._early.popleft() if self._eager else self._run(ticket.plan, spans)
+        return self._eager_results.popleft() if self._eager else self._run(ticket.plan, spans)
 
     def close(self) -> None:
-        """Forgets all steps in flight and all rows."""
+        """Drops all steps in flight and all rows."""
         self._queue.clear()
-        self._early.clear()
+        self._eager_results.clear()
         self._rows = [None] * self._info.rows
 
-    # ── submission: rows, tables, and who may touch which block ──────────────────────────────────────────────────
+    # ── submission: rows, tables, writers of blocks ──────────────────────────────────────────────────
 
     def _change_rows(self, plan: Plan) -> None:
         for row in plan.freed_rows:
@@ -102,7 +104,7 @@ class SimExecutor:
                 raise LawViolation(2, f"row {new.row} is given to two sequences")
             if len(new.tables) != len(self._windows):
                 raise LawViolation(5, f"row {new.row} comes with {len(new.tables)} tables for {len(self._windows)} groups")
-            self._rows[new.row] = Resident(new, self._model)
+            self._rows[new.row] = ResidentRow(new, self._model)
         for row, group, first, block_ids in plan.blocks:
             resident = self._resident(row)
             table = resident.tables[group]
@@ -116,15 +118,15 @@ class SimExecutor:
             self._owner[target] = self._owner[source]
 
     def _check_untouched(self, block_id: int, why: str) -> None:
-        """No step in flight may still read or write what the block holds."""
+        """Raises LawViolation if a step in flight may still read or write the block."""
         held = self._owner[block_id]
         if held is not None and held[0].in_flight:
             other, group, block = held
             if block_id <= self._info.kv.blocks and block >= self._first_block_read(group, other.in_flight[0]):
-                raise LawViolation(3, f"block {block_id} is {why} while a step in flight of row {other.row} may touch it")
+                raise LawViolation(3, f"block {block_id} is {why} while a step in flight of row {other.row} may read or write it")
 
-    def _hand_out(self, resident: Resident, group: int, first_block: int) -> None:
-        """Blocks from `first_block` on that are new in the table become the row's own: nobody may still be about to touch them."""
+    def _assign_blocks(self, resident: ResidentRow, group: int, first_block: int) -> None:
+        """Assigns blocks that are new in the table, from `first_block` on, to the row: no step in flight may read or write them."""
         table = resident.tables[group]
         for block in range(max(first_block, resident.handed_out[group]), len(table)):
             block_id = table[block]
@@ -149,7 +151,7 @@ class SimExecutor:
             resident.submit(first, count)
             for group, table in enumerate(resident.tables):
                 if len(table) > resident.handed_out[group]:
-                    self._hand_out(resident, group, first // size)
+                    self._assign_blocks(resident, group, first // size)
                 if len(table) * size < first + count:
                     raise LawViolation(2, f"row {row} computes position {first + count - 1}, group {group} has {len(table)} blocks")
             spans.append((resident, first, tokens[at : at + count], plan.sample[index], resident.to_score(scored.get(index, []))))
@@ -158,10 +160,10 @@ class SimExecutor:
             raise LawViolation(5, f"step {plan.step}: {len(tokens)} tokens for {at} planned")
         return spans
 
-    def _resident(self, row: int) -> Resident:
+    def _resident(self, row: int) -> ResidentRow:
         resident = self._rows[row] if 0 <= row < len(self._rows) else None
         if resident is None:
-            raise LawViolation(5, f"row {row} is planned and not resident")
+            raise LawViolation(5, f"row {row} is planned and holds no sequence")
         return resident
 
     def _first_block_read(self, group: int, position: int) -> int:
@@ -187,7 +189,7 @@ class SimExecutor:
             if scored:
                 scores.append(tuple([self._score(resident, position) for position in scored]))
             begin = len(resident.chain) - samples
-            ids = self._walk(resident, begin, tokens[len(tokens) - samples + 1 :]) if samples else []
+            ids = self._sample_row(resident, begin, tokens[len(tokens) - samples + 1 :]) if samples else []
             sampled.append(tuple(ids))
             logprobs.append(self._logprobs(resident, begin, ids))
             if samples > 1:
@@ -203,7 +205,7 @@ class SimExecutor:
             scores=tuple(scores) or None,
         )
 
-    def _write(self, resident: Resident, first: int) -> None:
+    def _write(self, resident: ResidentRow, first: int) -> None:
         chain, size = resident.chain, self._block_tokens
         blocks = range(first // size, (len(chain) - 1) // size + 1)
         for group, table in enumerate(resident.tables):
@@ -211,7 +213,7 @@ class SimExecutor:
                 block_id, begin = table[block], block * size
                 stamps = self._stamps[group][block_id]
                 if first > begin:
-                    if (stamps[: first - begin] or NOTHING)[-1] != chain[first - 1]:
+                    if (stamps[: first - begin] or EMPTY_STAMP)[-1] != chain[first - 1]:
                         raise self._wrong_block(resident, group, block)
                     del stamps[first - begin :]
                 else:
@@ -219,26 +221,26 @@ class SimExecutor:
                         others[block_id].clear()
                 stamps += chain[max(first, begin) : begin + size]
 
-    def _read(self, resident: Resident, first: int) -> None:
+    def _read(self, resident: ResidentRow, first: int) -> None:
         size, ends, tables = self._block_tokens, resident.ends, resident.tables
         full, rest = divmod(len(resident.chain), size)
         for group, stamps in enumerate(self._stamps):
             table, window = tables[group], self._windows[group]
             low = (first - window + 1) // size if 0 < window <= first else 0
-            if [(stamps[block_id] or NOTHING)[-1] for block_id in table[low:full]] != ends[low:full]:
-                wrong = next(block for block in range(low, full) if (stamps[table[block]] or NOTHING)[-1] != ends[block])
+            if [(stamps[block_id] or EMPTY_STAMP)[-1] for block_id in table[low:full]] != ends[low:full]:
+                wrong = next(block for block in range(low, full) if (stamps[table[block]] or EMPTY_STAMP)[-1] != ends[block])
                 raise self._wrong_block(resident, group, wrong)
-            if rest and (stamps[table[full]] or NOTHING)[-1] != resident.chain[-1]:
+            if rest and (stamps[table[full]] or EMPTY_STAMP)[-1] != resident.chain[-1]:
                 raise self._wrong_block(resident, group, full)
 
-    def _walk(self, resident: Resident, begin: int, drafts: list[int]) -> list[int]:
-        """Samples behind position `begin` and each further one while its draft is right; stops before a position that is not finite."""
+    def _sample_row(self, resident: ResidentRow, begin: int, drafts: list[int]) -> list[int]:
+        """Samples after position `begin` and after each further one while its draft is right; stops before a non-finite position."""
         if begin + 1 != len(resident.ids):
             raise LawViolation(8, f"sequence {resident.sequence} samples at {begin + 1}, its ids reach {len(resident.ids)}")
         found: list[int] = []
         for position in range(begin, begin + len(drafts) + 1):
-            if not resident.finite_up_to(position):
-                resident.ids.append(0)  # steps in flight go on from whatever id
+            if not resident.is_finite_up_to(position):
+                resident.ids.append(0)  # steps in flight continue from any id
                 break
             token = self._model.sample(resident.chain[position], resident.params, position + 1, resident.past)
             resident.ids.append(token)
@@ -247,18 +249,18 @@ class SimExecutor:
                 break
         return found
 
-    def _logprobs(self, resident: Resident, begin: int, ids: list[int]) -> tuple[TokenLogprobs, ...] | None:
-        """Log-probabilities of the ids sampled from position `begin` on, where the row asks."""
+    def _logprobs(self, resident: ResidentRow, begin: int, ids: list[int]) -> tuple[TokenLogprobs, ...] | None:
+        """Log-probabilities of the ids sampled after position `begin` and those that follow, where the row requests them."""
         best = resident.params.sampling.logprobs
         if best is None or not ids:
             return None
         return tuple([self._model.logprobs(resident.chain[begin + index], token, best) for index, token in enumerate(ids)])
 
-    def _score(self, resident: Resident, position: int) -> TokenLogprobs:
-        """Log-probabilities of the prompt token behind `position`."""
+    def _score(self, resident: ResidentRow, position: int) -> TokenLogprobs:
+        """Log-probabilities of the prompt token after `position`."""
         return self._model.logprobs(resident.chain[position], resident.ids[position + 1], resident.params.prompt_logprobs or 0)
 
-    def _wrong_block(self, resident: Resident, group: int, block: int) -> LawViolation:
+    def _wrong_block(self, resident: ResidentRow, group: int, block: int) -> LawViolation:
         block_id = resident.tables[group][block]
         owner = self._owner[block_id]
         content = "nothing" if owner is None else f"block {owner[2]} of sequence {owner[0].sequence}, group {owner[1]}"
@@ -283,9 +285,9 @@ def fake_executor(
     token_seconds: float = 0.0,
     host_blocks: int = 0,
 ) -> SimExecutor:
-    """An executor for tests of everything above it: needs no weights and samples printable ASCII by default.
+    """An executor for tests of the layers above it: needs no weights and samples printable ASCII by default.
 
-    `windows` has one entry a KV group, 0 for full attention. With `step_seconds` or `token_seconds` a step takes that long for real.
+    `windows` has one entry per KV group, 0 for full attention. With `step_seconds` or `token_seconds` a step takes that long in real time.
     """
     groups = tuple(KVGroup("window" if window else "full", (layer,), window) for layer, window in enumerate(windows))
     info = ExecutorInfo(

@@ -1,6 +1,6 @@
-"""The fake model: its next token is a hash of the whole context, so that one wrong token anywhere shows in the next one.
+"""The fake model: its next token is a hash of the whole context, so that one wrong token changes all later ones. And its step times.
 
-Owns what a stamp (the identity of a KV slot's content) and a sampled id are; knows nothing of blocks, rows or plans.
+Defines stamps (the identity of a KV slot's content) and sampled ids; knows nothing of blocks, rows or plans.
 Hashes are of tuples of integers, which Python does not randomise between processes.
 """
 
@@ -20,14 +20,14 @@ def next_stamp(stamp: int, token: int) -> int:
     return hash((stamp, token))
 
 
-def extend(stamp: int, ids: Iterable[int]) -> list[int]:
-    """Stamps after each of `ids`, continuing from `stamp`: one stands for its token, its position and all before it."""
+def chain_stamps(stamp: int, ids: Iterable[int]) -> list[int]:
+    """Stamps after each of `ids`, continuing from `stamp`. A stamp identifies its token, its position and all tokens before it."""
     return list(accumulate(ids, next_stamp, initial=stamp))[1:]
 
 
-def looks_back(asked: Sampling) -> bool:
-    """True if any parameter but temperature and log-probabilities is set."""
-    return replace(asked, temperature=1.0, logprobs=None) != Sampling()
+def depends_on_history(sampling: Sampling) -> bool:
+    """True if any parameter besides temperature and log-probabilities is set."""
+    return replace(sampling, temperature=1.0, logprobs=None) != Sampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class FakeModel:
 
     alphabet       ids that it samples
     stop_ids       ids that it samples at `stop_permille` of the positions, beside the alphabet
-    identities     KV content differs between seeds that differ modulo this number: stands for tenant domain, adapter and media
+    identities     KV content differs between seeds that differ modulo this number: models tenant domain, adapter and media
     nan_permille   so many of 1,000 choices have one position (below `nan_positions`) whose hidden state is not finite
     """
 
@@ -48,7 +48,7 @@ class FakeModel:
     nan_positions: int = 32
 
     def origin(self, params: RowParams) -> int:
-        """The stamp before the first token: who this context belongs to."""
+        """The stamp before the first token: the identity that this context belongs to."""
         return hash((params.seed % self.identities, 1))
 
     def nan_position(self, params: RowParams) -> int:
@@ -61,15 +61,15 @@ class FakeModel:
     def sample(self, stamp: int, params: RowParams, position: int, past: Sequence[int] | None = None) -> int:
         """The id at `position`, given the stamp of the token before it. Seed and choice matter unless greedy.
 
-        past  all ids before, where `looks_back`: every parameter then matters, and what is biased or completes a bad word is avoided
+        past  all ids before, where `depends_on_history`: every parameter then matters; biased ids and ends of bad words are avoided
         """
         draw = hash((stamp, position)) if params.sampling.temperature == 0 else hash((stamp, position, params.seed, params.choice))
         banned: Collection[int] = params.banned_until if position - params.prompt_tokens < params.min_tokens else ()
         alphabet = self.alphabet
         if past is not None:
             early = banned
-            draw, banned = self._edited(draw, params, past, banned)
-            if banned.issuperset(alphabet):  # ids that it does not sample by itself are allowed, or all are biased
+            draw, banned = self._apply_edits(draw, params, past, banned)
+            if banned.issuperset(alphabet):  # only ids outside the alphabet are allowed, or all are biased
                 alphabet, banned = params.sampling.allowed_ids or alphabet, early
         while True:
             if self.stop_ids and (draw >> 16) % 1000 < self.stop_permille:
@@ -80,19 +80,20 @@ class FakeModel:
                 return token
             draw = hash((draw, 7))
 
-    def _edited(self, draw: int, params: RowParams, past: Sequence[int], banned: Collection[int]) -> tuple[int, set[int]]:
-        """Stands for every feature that changes logits: other parameters or other counts of ids, other draws; further ids are banned."""
-        asked = params.sampling
+    def _apply_edits(self, draw: int, params: RowParams, past: Sequence[int], banned: Collection[int]) -> tuple[int, set[int]]:
+        """Models every feature that changes logits: the draw depends on parameters and id counts; further ids are banned."""
+        sampling = params.sampling
         outputs = past[params.prompt_tokens :]
-        counts = asked.repetition_penalty, len(set(past)), asked.presence_penalty, len(set(outputs)), asked.frequency_penalty, len(outputs)
-        found = {*banned, *(token for token, _ in asked.logit_bias)}
-        found.update(word[-1] for word in asked.bad_words if list(word[:-1]) == list(past[len(past) - len(word) + 1 :]))
-        if asked.allowed_ids is not None:
-            found.update({*self.alphabet, *self.stop_ids} - set(asked.allowed_ids))
-        return hash((draw, asked.top_k, asked.top_p, asked.min_p, *counts)), found
+        penalties = sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty
+        counts = penalties[0], len(set(past)), penalties[1], len(set(outputs)), penalties[2], len(outputs)
+        banned_ids = {*banned, *(token for token, _ in sampling.logit_bias)}
+        banned_ids.update(word[-1] for word in sampling.bad_words if list(word[:-1]) == list(past[len(past) - len(word) + 1 :]))
+        if sampling.allowed_ids is not None:
+            banned_ids.update({*self.alphabet, *self.stop_ids} - set(sampling.allowed_ids))
+        return hash((draw, sampling.top_k, sampling.top_p, sampling.min_p, *counts)), banned_ids
 
     def logprobs(self, stamp: int, token: int, best: int) -> TokenLogprobs:
-        """Made-up log-probabilities, a function of the context: the sampled id's, then the `best` best."""
+        """Synthetic log-probabilities, a function of the context: the sampled id's, then the `best` highest."""
         value = -((hash((stamp, token)) & 0xFFFF) + 1) / 4096
         others = [other for other in self.alphabet[: best + 1] if other != token][: max(best - 1, 0)]
         top = ((token, value), *((other, value - 1 - rank) for rank, other in enumerate(others)))

@@ -1,7 +1,7 @@
-"""The right answer of a choice: the reference of laws 7, 8 and 9.
+"""The right answer of a choice: the reference of laws 7, 8 and 9; and a drafter that knows it (law 8).
 
-Owns the comparison of emitted ids with the answer that a choice has alone. The fake model's is computed one token after the other
-from the request; a real one's is recited from a run in which the request was alone. Never sees a plan, a block or another request.
+Owns the comparison of emitted ids with the answer that a choice has alone. The fake model's answer is computed token by token from the
+request; a real model's is recorded in a run in which the request was alone. Never sees a plan, a block or another request.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from ridgeline.core.params import Admitted, RowParams
 from ridgeline.core.plan import Plan, Result, TokenLogprobs
 from ridgeline.core.sequence import Sequence as CoreSequence
 from ridgeline.errors import LawViolation
-from ridgeline.sim.laws.model import FakeModel, extend, looks_back, next_stamp
+from ridgeline.sim.laws.model import FakeModel, chain_stamps, depends_on_history, next_stamp
 
 
-def sampling(request: Admitted, choice: int) -> RowParams:
-    """The sampler's view of this choice; made here anew, so that the engine's own way of making it is tested."""
+def make_row_params(request: Admitted, choice: int) -> RowParams:
+    """Row parameters of this choice, derived here independently of the engine, so that the engine's derivation is tested."""
     return RowParams(
         seed=request.seed,
         choice=choice,
@@ -29,31 +29,31 @@ def sampling(request: Admitted, choice: int) -> RowParams:
     )
 
 
-class Source(Protocol):
-    """Source of the right answer."""
+class AnswerSource(Protocol):
+    """Source of the right answer of one choice."""
 
     def token(self, index: int) -> int:
-        """The id of output `index`; asked for in order."""
+        """The id of output `index`; called in order."""
         ...
 
     def logprobs(self, index: int) -> TokenLogprobs | None:
-        """The log-probabilities of output `index`, the one asked for last."""
+        """The log-probabilities of output `index`, the last one that `token` returned."""
         ...
 
     def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
-        """Those of the prompt's tokens from the second on; empty where they are not asked for."""
+        """Log-probabilities of the prompt's tokens from the second on; empty where they are not requested."""
         ...
 
 
-class Computed:
+class ComputedAnswer:
     """The fake model's answer, token by token."""
 
     def __init__(self, request: Admitted, choice: int, model: FakeModel) -> None:
         self._model = model
-        self._params = sampling(request, choice)
+        self._params = make_row_params(request, choice)
         self._prompt = request.prompt
-        self._stamp = extend(model.origin(self._params), request.prompt)[-1]
-        self._past = list(request.prompt) if looks_back(request.sampling) else None
+        self._stamp = chain_stamps(model.origin(self._params), request.prompt)[-1]
+        self._past = list(request.prompt) if depends_on_history(request.sampling) else None
         self._before = self._token = 0
 
     def token(self, index: int) -> int:
@@ -68,45 +68,24 @@ class Computed:
         best = self._params.sampling.logprobs
         return None if best is None else self._model.logprobs(self._before, self._token, best)
 
-
     def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
         best = self._params.prompt_logprobs
         if best is None:
             return ()
-        stamps = extend(self._model.origin(self._params), self._prompt[:-1])
+        stamps = chain_stamps(self._model.origin(self._params), self._prompt[:-1])
         return [self._model.logprobs(stamp, token, best) for stamp, token in zip(stamps, self._prompt[1:], strict=True)]
 
 
-class Recited:
-    """An answer that is known: ids, and log-probabilities of outputs and prompt where they were asked for."""
-
-    def __init__(
-        self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, prompt_logprobs: Sequence[TokenLogprobs] = ()
-    ) -> None:
-        self._ids = ids
-        self._logprobs = logprobs
-        self._prompt_logprobs = prompt_logprobs
-
-    def token(self, index: int) -> int:
-        return self._ids[index]
-
-    def logprobs(self, index: int) -> TokenLogprobs | None:
-        return None if self._logprobs is None else self._logprobs[index]
-
-    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
-        return self._prompt_logprobs
-
-
 class Oracle:
-    """Follows one choice: each id that the engine emits is compared with the one that is right there."""
+    """Compares each id that the engine emits for one choice with the right one."""
 
     __slots__ = ("_name", "_scored", "_source", "ended", "ids", "request")
 
-    def __init__(self, request: Admitted, choice: int, source: Source) -> None:
+    def __init__(self, request: Admitted, choice: int, source: AnswerSource) -> None:
         self.request = request
         self.ids: list[int] = []
         self.ended: Finish | None = None
-        """Set when the ids so far demand an end."""
+        """Finish reason that the ids so far demand, None while the choice must go on."""
         self._name = f"{request.request_id}/{choice}"
         self._source = source
         self._scored = 0
@@ -142,55 +121,65 @@ class Oracle:
                 self.ended = Finish.LENGTH
 
 
-RIGHT, HALF, WRONG, NONE, MANNERS = 3, 6, 7, 8, 9
-"""Bounds of a draw below `MANNERS`: all right, right up to some place, wrong from the first on, none, and right but more than asked."""
+ALL_RIGHT, PARTLY_RIGHT, ALL_WRONG, NO_DRAFT, DRAFT_KINDS = 3, 6, 7, 8, 9
+"""Upper bounds of a draw below `DRAFT_KINDS`: all right, right up to a position, all wrong, none; else right but longer than allowed."""
 
 
-class Guesses:
-    """Implements `core.drafts.drafter.Drafter`."""
+class OracleDrafter:
+    """Implements `core.drafts.drafter.Drafter`: drafts are right, wrong or partly right by the seed, past stop ids and over the limit.
 
-    def __init__(self, seed: int, most: int, model: FakeModel, source: Callable[[Admitted, int], Source], told: Callable[[], None]) -> None:
+    Whatever it drafts must not change any answer (law 8).
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        max_drafts: int,
+        model: FakeModel,
+        source: Callable[[Admitted, int], AnswerSource],
+        on_propose: Callable[[], None],
+    ) -> None:
         self._seed = seed
-        self._most = most
+        self._max_drafts = max_drafts
         self._model = model
         self._source = source
-        self._told = told
-        self._answers: WeakKeyDictionary[CoreSequence, tuple[Source, list[int]]] = WeakKeyDictionary()
+        self._on_propose = on_propose
+        self._answers: WeakKeyDictionary[CoreSequence, tuple[AnswerSource, list[int]]] = WeakKeyDictionary()
         self._steps = 0
 
     def should_wait(self, running: list[CoreSequence]) -> bool:
-        """True for some steps, whatever runs."""
+        """True for a pseudo-random half of the steps, whatever runs."""
         return bool(running) and hash((self._seed, self._steps >> 2, 5)) >> 8 & 1 == 0
 
     def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
-        """The scheduler cuts what is too long. `told` is called before anything comes of it."""
-        self._told()
-        return [self._guess(sequence) for sequence, _ in rows]
+        """Calls `on_propose`, then drafts for each row; the scheduler truncates drafts that are too long."""
+        self._on_propose()
+        return [self._draft(sequence) for sequence, _ in rows]
 
     def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
         self._steps += 1
 
-    def _guess(self, sequence: CoreSequence) -> tuple[int, ...]:
+    def _draft(self, sequence: CoreSequence) -> tuple[int, ...]:
         position = len(sequence.known)
         draw = hash((self._seed, sequence.request.seed, sequence.choice, position, 11)) >> 8
-        manner, draw = draw % MANNERS, draw // MANNERS
-        count = 1 + draw % self._most
-        if WRONG <= manner < NONE:
+        kind, draw = draw % DRAFT_KINDS, draw // DRAFT_KINDS
+        count = 1 + draw % self._max_drafts
+        if ALL_WRONG <= kind < NO_DRAFT:
             return ()
-        right = self._answer(sequence, sequence.outputs, count + (manner >= NONE))
+        right = self._expected_ids(sequence, sequence.outputs, count + (kind >= NO_DRAFT))
         alphabet = self._model.alphabet + self._model.stop_ids
-        good = count if manner < RIGHT or manner >= NONE else draw // 8 % count if manner < HALF else 0
-        wrong = [alphabet[hash((draw, index)) % len(alphabet)] for index in range(good, len(right))]
-        return (*right[:good], *wrong) if manner < NONE else tuple(right)
+        num_right = count if kind < ALL_RIGHT or kind >= NO_DRAFT else draw // 8 % count if kind < PARTLY_RIGHT else 0
+        wrong = [alphabet[hash((draw, index)) % len(alphabet)] for index in range(num_right, len(right))]
+        return (*right[:num_right], *wrong) if kind < NO_DRAFT else tuple(right)
 
-    def _answer(self, sequence: CoreSequence, first: int, count: int) -> list[int]:
-        """The right outputs from `first` on, as far as they are known."""
+    def _expected_ids(self, sequence: CoreSequence, first: int, count: int) -> list[int]:
+        """The right outputs from index `first` on, as far as the source has them."""
         if sequence not in self._answers:
             self._answers[sequence] = self._source(sequence.request, sequence.choice), []
         source, ids = self._answers[sequence]
         try:
             while len(ids) < first + count:
                 ids.append(source.token(len(ids)))
-        except IndexError:  # a recited answer ends
+        except IndexError:  # a recorded answer ends
             pass
         return ids[first : first + count]

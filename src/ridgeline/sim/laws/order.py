@@ -1,6 +1,6 @@
-"""Checks of who starts and who is pushed out, from events alone: law 6 and the rules for victims; of who waits for whose tokens: law 5.
+"""Checks of scheduling order from events alone (law 6: starts, preemptions), of the prefill budget (law 5), of skippable steps (law 13).
 
-`Order` owns a second opinion on the policy's order, kept apart from the scheduler's queues; it never reads them.
+`OrderChecker` computes the policy's order independently of the scheduler's queues; it never reads them.
 """
 
 from bisect import insort
@@ -20,12 +20,12 @@ Key = tuple[str, int]
 Rank = tuple[int, int]
 
 
-class Order:
-    """Ready sequences start in order of rank (class, arrival). The youngest of the lowest class falls first, the oldest never."""
+class OrderChecker:
+    """Ready sequences start in order of rank (class, arrival). The youngest of the lowest class is preempted first, the oldest never."""
 
     def __init__(self, world: World) -> None:
-        self._most = world.limits.max_preemptions
-        self._classes = world.policy == "priority"
+        self._max_preemptions = world.limits.max_preemptions
+        self._has_classes = world.policy == "priority"
         self._priority: dict[str, int] = {}
         self._rank: dict[Key, Rank] = {}
         self._waiting: list[tuple[Rank, Key]] = []
@@ -42,12 +42,12 @@ class Order:
             events.Closed: self._on_ended,
         }
 
-    def on_turn(self, commands: Sequence[Command], happened: Sequence[Event]) -> None:
-        """Follows one turn of the engine."""
+    def on_turn(self, commands: Sequence[Command], turn_events: Sequence[Event]) -> None:
+        """Checks one turn of the engine. Raises LawViolation."""
         for command in commands:
             if isinstance(command, Admit):
-                self._priority[command.request.request_id] = command.request.priority if self._classes else 0
-        for event in happened:
+                self._priority[command.request.request_id] = command.request.priority if self._has_classes else 0
+        for event in turn_events:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(event)
@@ -77,15 +77,15 @@ class Order:
     def _on_preempted(self, event: events.Preempted) -> None:
         key = (event.request_id, event.choice)
         rank = self._rank[key]
-        younger = [other for _, other in self._running if self._rank[other] > rank and self._preemptions[other] < self._most]
+        younger = [other for _, other in self._running if self._rank[other] > rank and self._preemptions[other] < self._max_preemptions]
         if younger:
-            raise LawViolation(6, f"{key} is preempted, {younger[-1]} is behind it")
+            raise LawViolation(6, f"{key} is preempted although {younger[-1]} ranks behind it")
         if self._running[0][1] == key:
-            raise LawViolation(6, f"{key} is preempted, the first of all that run")
+            raise LawViolation(6, f"{key} is preempted although it ranks first of all running")
         if min(each for each_key, each in self._rank.items() if each_key[0] == event.by) > rank:
-            raise LawViolation(6, f"{key} is preempted by {event.by}, which is behind it")
-        if self._preemptions[key] >= self._most:
-            raise LawViolation(6, f"{key} is preempted more than {self._most} times")
+            raise LawViolation(6, f"{key} is preempted by {event.by}, which ranks behind it")
+        if self._preemptions[key] >= self._max_preemptions:
+            raise LawViolation(6, f"{key} is preempted more than {self._max_preemptions} times")
         self._preemptions[key] += 1
         self._reasons[key].clear()
         self._running.remove((rank, key))
@@ -100,50 +100,51 @@ class Order:
             self._waiting.remove(entry)
 
 
-class Pace:
-    """Rows that keep up wait for the step with every token of the others, which have what `Limits.prefill_budget` leaves them: law 5."""
+class PrefillBudgetChecker:
+    """Checks that prefill tokens beside decode rows stay within `Limits.prefill_budget` (law 5). Wraps `scheduler.schedule`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._schedule, self._scheduler = scheduler.schedule, scheduler
         scheduler.schedule = self.schedule  # type: ignore[method-assign]
 
     def schedule(self, now: float) -> Plan | None:
-        """The scheduler's plan, after a look at who keeps up before it and who is in it."""
+        """The scheduler's plan, checked. Raises LawViolation."""
         running = self._scheduler.lifecycle.running
-        keeping = {s.number for s in running if s.target - s.scheduled == 1 and s.target < s.limit}
+        decode_rows = {s.number for s in running if s.target - s.scheduled == 1 and s.target < s.limit}
         plan = self._schedule(now)
         if plan is not None:
-            kept = keeping.intersection(self._scheduler.steps_in_flight[-1].numbers)
+            planned_decodes = decode_rows.intersection(self._scheduler.steps_in_flight[-1].numbers)
             rows = zip(plan.count, plan.sample, strict=True)
-            others = [count - (samples == count) for count, samples in rows if count > 1 or not samples]
-            most = self._scheduler.limits.prefill_budget(len(kept))
-            if kept and sum(others) > most:
-                raise LawViolation(5, f"step {plan.step}: {sum(others)} tokens beside {len(kept)} rows that keep up, {most} are allowed")
+            prefill_counts = [count - (samples == count) for count, samples in rows if count > 1 or not samples]
+            budget = self._scheduler.limits.prefill_budget(len(planned_decodes))
+            if planned_decodes and sum(prefill_counts) > budget:
+                counts = f"{sum(prefill_counts)} prefill tokens beside {len(planned_decodes)} decode rows"
+                raise LawViolation(5, f"step {plan.step}: {counts}, {budget} are allowed")
         return plan
 
 
-class Quiet:
-    """Holds the scheduler to `skippable_steps`: while it lasts, and no command comes and nobody stops, nothing is decided.
+class SkippableStepsChecker:
+    """Checks that nothing is decided during the steps that `skippable_steps` counts, unless a command comes or a sequence stops (law 13).
 
-    A simulator that skips quiet steps makes the engine's plans only if the promise holds: law 13.
+    A simulator that skips skippable steps makes the engine's plans only if this holds.
     """
 
-    LOUD = (events.Started, events.Preempted, events.Waiting)
+    DECISIONS = (events.Started, events.Preempted, events.Waiting)
 
     def __init__(self) -> None:
         self._left = 0
 
-    def on_turn(self, commands: Sequence[Command], happened: Sequence[Event], promise: Callable[[], int]) -> None:
-        """Checks a turn, then asks anew once the promise has run out."""
+    def on_turn(self, commands: Sequence[Command], turn_events: Sequence[Event], count_skippable_steps: Callable[[], int]) -> None:
+        """Checks a turn; counts skippable steps again once the announced ones are over. Raises LawViolation."""
         if commands:
             self._left = 0
-        for event in happened:
-            if self._left > 0 and isinstance(event, self.LOUD):
-                raise LawViolation(13, f"{self._left} quiet steps were promised, then came {event}")
+        for event in turn_events:
+            if self._left > 0 and isinstance(event, self.DECISIONS):
+                raise LawViolation(13, f"{self._left} skippable steps were announced, then came {event}")
             if isinstance(event, (events.Closed, events.EndedProvisionally)):
                 if self._left > 0 and event.reason is Finish.LENGTH:
-                    raise LawViolation(13, f"{self._left} quiet steps were promised, then {event.request_id} reached its length")
+                    raise LawViolation(13, f"{self._left} skippable steps were announced, then {event.request_id} reached its length")
                 self._left = 0
             self._left -= type(event) is events.Scheduled
         if self._left <= 0:
-            self._left = promise()
+            self._left = count_skippable_steps()

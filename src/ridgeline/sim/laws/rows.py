@@ -1,4 +1,4 @@
-"""Memory of the KV oracle for a resident sequence: its ids, their stamps, and the blocks that its tables name.
+"""State that the KV oracle keeps for one row: its ids, their stamps, and the blocks of its tables.
 
 Owns the per-sequence half of the oracle; the blocks themselves belong to `sim.laws.executor`.
 """
@@ -7,20 +7,20 @@ from collections import deque
 
 from ridgeline.core.plan import LAST, NewRow
 from ridgeline.errors import LawViolation
-from ridgeline.sim.laws.model import NOT_FINITE, FakeModel, extend, looks_back, next_stamp
+from ridgeline.sim.laws.model import NOT_FINITE, FakeModel, chain_stamps, depends_on_history, next_stamp
 
 
-class Resident:
+class ResidentRow:
     """One row. `chain[p]` is the stamp of position p; `ends[b]` that of the last position of full block b."""
 
     __slots__ = (
-        "begun",
         "chain",
         "ends",
         "finite",
         "handed_out",
         "ids",
         "in_flight",
+        "last_start",
         "nan_at",
         "origin",
         "params",
@@ -36,18 +36,18 @@ class Resident:
         self.sequence = new.sequence
         self.params = new.params
         self.ids = list(new.ids)
-        self.past = self.ids if looks_back(new.params.sampling) else None
-        """Ids that the model is given beside the stamp, where what the row asks for depends on them."""
+        self.past = self.ids if depends_on_history(new.params.sampling) else None
+        """All ids, where the row's sampling parameters depend on them (penalties, bad words); None otherwise."""
         self.tables = [list(table) for table in new.tables]
         self.origin = model.origin(new.params)
         self.nan_at = model.nan_position(new.params)
         self.finite = True
-        """NaN spreads to all that attends to it: once False, False for ever."""
+        """NaN spreads to every position that attends to it: once False, always False."""
         self.chain: list[int] = []
         self.ends: list[int] = []
         self.planned: int | None = None
-        """Position at which the next plan continues, or jumps ahead from over shared blocks: the end of the last one submitted."""
-        self.begun = 0
+        """Position where the next plan continues: the end of the last one submitted. Shared blocks may move it ahead."""
+        self.last_start = 0
         """First position of the step computed last."""
         self.handed_out = [0] * len(new.tables)
         """Blocks per group that are shared with others, or have been checked to be the row's own."""
@@ -55,28 +55,28 @@ class Resident:
         """First positions of the steps in flight, oldest first."""
 
     def submit(self, start: int, count: int) -> None:
-        """Takes note of a step submitted."""
+        """Records a submitted step of `count` tokens from position `start`. Raises LawViolation where it leaves a gap."""
         if count < 1:
-            raise LawViolation(4, f"row {self.row} is planned for {count} tokens")
+            raise LawViolation(4, f"row {self.row} is planned with {count} tokens")
         if self.planned is not None and start != self.planned and (start < self.planned or self.in_flight):
             raise LawViolation(4, f"row {self.row} stands at {self.planned} and is planned from {start}")
         self.planned = start + count
         self.in_flight.append(start)
 
     def to_score(self, positions: list[int]) -> list[int]:
-        """These positions, which must be of a prompt that is to be scored."""
+        """Checks that `positions` belong to a prompt whose log-probabilities were requested, and returns them."""
         if positions and (self.params.prompt_logprobs is None or positions[-1] >= self.params.prompt_tokens - 1):
             raise LawViolation(8, f"row {self.row} scores positions {positions}, which are none of a prompt that is to be scored")
         return positions
 
     def advance(self, first: int, tokens: list[int], drafts: int, block_tokens: int) -> None:
-        """Extends the stamps by the tokens that are computed now, at positions first, first + 1, …; the last `drafts` are guesses."""
+        """Extends the stamps by the computed tokens, at positions first, first + 1, …; the last `drafts` of them are drafts."""
         chain = self.chain
-        if len(chain) < first:  # what lies between is shared: others computed it, clean
+        if len(chain) < first:  # blocks in between are shared: another sequence computed them
             self._extend(self.ids[len(chain) : first])
         if len(chain) != first:
             raise LawViolation(4, f"sequence {self.sequence} has computed {len(chain)} tokens, not {first}")
-        self.begun = first
+        self.last_start = first
         end = first + len(tokens)
         known = self.ids[first:end]
         if tokens[-1] == LAST and end == len(self.ids):
@@ -98,17 +98,17 @@ class Resident:
         if last < end:
             self.ends.extend(chain[last::block_tokens])
 
-    def finite_up_to(self, position: int) -> bool:
-        """True if the row's numbers are finite up to there; if not, they never are again: whoever asks has verified all before."""
-        if self.begun <= self.nan_at <= position:
+    def is_finite_up_to(self, position: int) -> bool:
+        """True if hidden states up to `position` are finite. False sticks: all positions before have been verified."""
+        if self.last_start <= self.nan_at <= position:
             self.finite = False
         return self.finite
 
     def cut(self, positions: int, block_tokens: int) -> None:
-        """Only the first `positions` stamps stand for what the row knows: drafts behind were wrong."""
+        """Drops the stamps behind the first `positions`: drafts there were rejected."""
         del self.chain[positions:]
         del self.ends[positions // block_tokens :]
         self.planned = positions
 
     def _extend(self, ids: list[int]) -> None:
-        self.chain.extend(extend(self.chain[-1] if self.chain else self.origin, ids))
+        self.chain.extend(chain_stamps(self.chain[-1] if self.chain else self.origin, ids))

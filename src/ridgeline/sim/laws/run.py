@@ -1,14 +1,13 @@
-"""One seed: the very engine that serves, with an executor that computes nothing and a clock that is told the time.
+"""Simulation of one seed: the production engine with an executor that computes nothing and a virtual clock.
 
-Owns the simulated world's loop and the checks after each of its turns; decides nothing that the engine decides.
+Owns the simulation loop and the checks after each turn; decides nothing that the engine decides.
 """
 
-import hashlib
 import heapq
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -20,21 +19,25 @@ from ridgeline.core.plan import Plan, Result
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence
-from ridgeline.engine.engine import Engine
+from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
-from ridgeline.sim.laws.edge import Edge
+from ridgeline.sim.laws.coverage import Coverage
 from ridgeline.sim.laws.executor import SimExecutor
-from ridgeline.sim.laws.oracle import Computed, Guesses, Source
-from ridgeline.sim.laws.order import Order, Pace, Quiet
-from ridgeline.sim.laws.reach import Reach
-from ridgeline.sim.laws.workload import World, draw
+from ridgeline.sim.laws.front_end import FrontEnd
+from ridgeline.sim.laws.oracle import AnswerSource, ComputedAnswer, OracleDrafter
+from ridgeline.sim.laws.order import OrderChecker, PrefillBudgetChecker, SkippableStepsChecker
+from ridgeline.sim.laws.workload import World, make_world
 
-FULL_EVERY = 24
-"""Every block's holders are recounted after so many steps; the cheap laws are checked after each."""
-QUIET_EVERY = 4
-"""In one of so many seeds the scheduler is held to its `skippable_steps`."""
+FULL_CHECK_INTERVAL = 24
+"""Steps between recounts of every block's holders; the cheap laws are checked after each step."""
+SKIP_CHECK_INTERVAL = 4
+"""One seed in this many checks `skippable_steps`."""
+
+
+Listener = Callable[[Plan | Turn], None]
+"""Called with every plan, and with the outputs and events of every turn, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +51,24 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Outcome of one seed. `rows` sums the sequences of all steps; `digest` is that of the trace, where one was kept."""
+class SeedOutcome:
+    """Result of one seed. `rows` sums the sequences of all steps."""
 
     seed: int
     steps: int
     rows: int
     groups: int
-    reached: Counter[str]
+    situation_counts: Counter[str]
     violation: Violation | None = None
-    digest: str | None = None
 
 
-class Witness:
-    """Stands between engine and executor, checks each plan (law 5), passes it on, and tells reach counters and trace of it."""
+class CheckedExecutor:
+    """Wraps an executor: checks each plan (law 5), passes it on, and records it for coverage and trace."""
 
-    def __init__(self, executor: Executor, scheduler: Scheduler, reach: Reach, trace: "Trace | None") -> None:
+    def __init__(self, executor: Executor, scheduler: Scheduler, coverage: Coverage, trace: Listener | None) -> None:
         self._executor = executor
         self._scheduler = scheduler
-        self._reach = reach
+        self._coverage = coverage
         self._trace = trace
         self.steps = 0
         self.rows = 0
@@ -77,42 +79,29 @@ class Witness:
 
     def submit(self, plan: Plan) -> Ticket:
         if self._trace is not None:
-            self._trace.add(plan)
+            self._trace(plan)
         laws.check_plan(plan, self._scheduler.limits, self.info.kv)
         ticket = self._executor.submit(plan)
-        self._reach.on_plan(plan)
+        self._coverage.on_plan(plan)
         return ticket
 
     def collect(self, ticket: Ticket) -> Result:
         result = self._executor.collect(ticket)
         self.steps += 1
         self.rows += len(ticket.plan.row)
-        self._reach.on_result(ticket.plan, result)
+        self._coverage.on_result(ticket.plan, result)
         return result
 
     def close(self) -> None:
         self._executor.close()
 
 
-@dataclass(slots=True)
-class Trace:
-    """Everything that the engine planned and said, in order: as lines to compare, and as a digest."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, value: object) -> None:
-        """Appends one plan, output or event."""
-        self.lines.append(repr(value))
-
-    def digest(self) -> str:
-        """SHA-256 over all lines."""
-        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
-
-
 class Simulation:
-    """One world from its first command to its last event. After every turn the cheap laws hold, at idle all of them.
+    """Runs one world from its first command to its last event. After every turn the cheap laws hold, at idle all of them.
 
-    Any executor will do whose steps move `clock`, and any source of right answers; `not_finite` tells where it reported NaN.
+    executor    any executor whose steps advance `clock`
+    source      right answer of a choice
+    not_finite  positions that the executor has reported as NaN, by (seed, choice)
     """
 
     def __init__(
@@ -120,83 +109,83 @@ class Simulation:
         world: World,
         clock: VirtualClock,
         executor: Executor,
-        source: Callable[[Admitted, int], Source],
+        source: Callable[[Admitted, int], AnswerSource],
         not_finite: Mapping[tuple[int, int], int],
-        trace: Trace | None = None,
+        trace: Listener | None = None,
     ) -> None:
         self.world = world
         self.clock = clock
-        self.edge = Edge(world, source, not_finite, self._send)
-        guesses = Guesses(world.seed, world.drafts, world.model, source, self._drafts) if world.drafts else None
-        self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy], guesses)
-        self._drafted = -1
-        self._watch_victims()
-        Pace(self.scheduler)
-        self.reach = Reach(world, self.edge, self.scheduler)
-        self._order = Order(world)
-        self._quiet = Quiet()
-        self.witness = Witness(executor, self.scheduler, self.reach, trace)
+        self.front_end = FrontEnd(world, source, not_finite, self._send)
+        drafter = OracleDrafter(world.seed, world.drafts, world.model, source, self._on_drafts_proposed) if world.drafts else None
+        self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy], drafter)
+        self._drafted_step = -1
+        self._check_preemptions()
+        PrefillBudgetChecker(self.scheduler)
+        self.coverage = Coverage(world, self.front_end, self.scheduler)
+        self._order = OrderChecker(world)
+        self._skip_checker = SkippableStepsChecker()
+        self.witness = CheckedExecutor(executor, self.scheduler, self.coverage, trace)
         self.engine = Engine(self.scheduler, self.witness, self.clock, world.limits.depth)
         self._trace = trace
-        self._numbers = count()
-        self._inbound = [(time, next(self._numbers), command) for time, command in world.inbound]
+        self._counter = count()
+        self._inbound = [(time, next(self._counter), command) for time, command in world.inbound]
         tokens = sum(
             (len(command.request.prompt) + world.limits.max_model_len) * command.request.choices
             for _, command in world.inbound
             if isinstance(command, Admit)
         )
-        self._patience = tokens * (world.limits.max_preemptions + 1) + 100
+        self._max_steps = tokens * (world.limits.max_preemptions + 1) + 100
         """Steps within which everything must end: each computes at least one token, again after each preemption."""
 
-    def run(self, most_steps: int) -> None:
-        """Runs to the end, or for `most_steps`; raises `LawViolation`, or whatever the engine raises."""
+    def run(self, max_steps: int) -> None:
+        """Runs to the end, or for `max_steps`; raises `LawViolation`, or whatever the engine raises."""
         while self._inbound or not self.engine.idle:
-            if self.witness.steps >= most_steps:
+            if self.witness.steps >= max_steps:
                 return
             if not self._turn():
                 self._wait()
-            if self.witness.steps > self._patience:
-                raise LawViolation(6, f"{self._patience} steps were not enough")
+            if self.witness.steps > self._max_steps:
+                raise LawViolation(6, f"{self._max_steps} steps were not enough")
         laws.check_full(self.scheduler)
-        self.edge.finish()
+        self.front_end.finish()
 
     def _turn(self) -> bool:
         commands = self._due()
         for command in commands:
-            self.reach.on_command(command)
+            self.coverage.on_command(command)
         turn = self.engine.turn(commands)
-        if self.witness.steps % FULL_EVERY:
+        if self.witness.steps % FULL_CHECK_INTERVAL:
             laws.check(self.scheduler)
         else:
             laws.check_full(self.scheduler)
-        self.edge.on_turn(commands, turn)
+        self.front_end.on_turn(commands, turn)
         self._order.on_turn(commands, turn.events)
-        if self.world.seed % QUIET_EVERY == 0:
-            self._quiet.on_turn(commands, turn.events, partial(skippable_steps, self.scheduler))
+        if self.world.seed % SKIP_CHECK_INTERVAL == 0:
+            self._skip_checker.on_turn(commands, turn.events, partial(skippable_steps, self.scheduler))
         for event in turn.events:
-            self.reach.on_event(event)
+            self.coverage.on_event(event)
         if self._trace is not None:
-            self._trace.add(turn)
+            self._trace(turn)
         return turn.progressed
 
-    def _drafts(self) -> None:
-        """Drafts are being laid on for the next step."""
-        self._drafted = self.scheduler.step
+    def _on_drafts_proposed(self) -> None:
+        """Records that drafts are proposed for the next step."""
+        self._drafted_step = self.scheduler.step
 
-    def _watch_victims(self) -> None:
-        """Nobody falls for blocks that come without it once the steps in flight have committed, nor for a draft."""
-        life, pool, room = self.scheduler.lifecycle, self.scheduler.cache.pool, self.scheduler.preemptor
-        preempt, groups = life.preempt, len(self.world.info.kv.groups)
+    def _check_preemptions(self) -> None:
+        """Makes preemption raise LawViolation where the steps in flight will free enough blocks, or for a draft."""
+        lifecycle, cache, preemptor = self.scheduler.lifecycle, self.scheduler.cache, self.scheduler.preemptor
+        preempt, groups = lifecycle.preempt, len(self.world.info.kv.groups)
 
-        def watched(victim: Sequence, by: Sequence, why: str) -> None:
-            needed = groups + self.scheduler.cache.count_host_blocks(by)
-            if why == "blocks" and room.available_blocks(by) + pool.count_pending_free() >= needed:
-                raise LawViolation(6, f"sequence {victim.number} is preempted for blocks, {pool.count_pending_free()} are freed without it")
-            if self._drafted == self.scheduler.step:
+        def checked_preempt(victim: Sequence, by: Sequence, why: str) -> None:
+            needed, pending = groups + cache.count_host_blocks(by), cache.pool.count_pending_free()
+            if why == "blocks" and preemptor.available_blocks(by) + pending >= needed:
+                raise LawViolation(6, f"sequence {victim.number} is preempted for blocks although {pending} are about to be freed")
+            if self._drafted_step == self.scheduler.step:
                 raise LawViolation(6, f"sequence {victim.number} is preempted for a draft")
             preempt(victim, by, why)
 
-        life.preempt = watched  # type: ignore[method-assign]
+        lifecycle.preempt = checked_preempt  # type: ignore[method-assign]
 
     def _due(self) -> list[Command]:
         now = self.clock.now()
@@ -206,46 +195,45 @@ class Simulation:
         return due
 
     def _wait(self) -> None:
-        """Nothing is in flight: only a further command can change anything."""
+        """Advances the clock to the next command: nothing is in flight. Raises LawViolation where none will come."""
         if self._inbound:
             self.clock.advance_to(self._inbound[0][0])
         elif not self.engine.idle:
             raise LawViolation(6, "requests are open, nothing is in flight and nothing is planned")
 
     def _send(self, delay: float, command: Command) -> None:
-        heapq.heappush(self._inbound, (self.clock.now() + delay, next(self._numbers), command))
+        heapq.heappush(self._inbound, (self.clock.now() + delay, next(self._counter), command))
 
 
-def simulate(world: World, trace: Trace | None = None) -> Simulation:
+def simulate(world: World, trace: Listener | None = None) -> Simulation:
     """The simulation of a world on the fake model and the KV oracle."""
     clock = VirtualClock()
     executor = SimExecutor(world.info, world.model, clock, world.latency, world.eager)
 
-    def source(request: Admitted, choice: int) -> Source:
-        return Computed(request, choice, world.model)
+    def source(request: Admitted, choice: int) -> AnswerSource:
+        return ComputedAnswer(request, choice, world.model)
 
     return Simulation(world, clock, executor, source, executor.not_finite, trace)
 
 
-def run_seed(seed: int, most_steps: int, trace: Trace | None = None) -> Outcome:
-    """Runs the world of `seed` to its end, to its first violation, or for `most_steps`."""
-    world = draw(seed)
+def run_seed(seed: int, max_steps: int, trace: Listener | None = None) -> SeedOutcome:
+    """Runs the world of `seed` to its end, to its first violation, or for `max_steps`."""
+    world = make_world(seed)
     simulation = simulate(world, trace)
     violation = None
     try:
-        simulation.run(most_steps)
+        simulation.run(max_steps)
     except LawViolation as broken:
         violation = Violation(seed, simulation.witness.steps, broken.law, str(broken))
     except Exception as crash:  # a crash of the engine is a finding of the swarm, reported with its seed
         at = traceback.extract_tb(crash.__traceback__)[-1]
         message = f"{type(crash).__name__}: {crash} ({at.filename.rpartition('/')[2]}:{at.lineno})"
         violation = Violation(seed, simulation.witness.steps, 0, message)
-    return Outcome(
+    return SeedOutcome(
         seed=seed,
         steps=simulation.witness.steps,
         rows=simulation.witness.rows,
         groups=len(world.info.kv.groups),
-        reached=simulation.reach.counts,
+        situation_counts=simulation.coverage.counts,
         violation=violation,
-        digest=None if trace is None else trace.digest(),
     )

@@ -13,34 +13,33 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from itertools import count
 
-from ridgeline.sim.laws.reach import SITUATIONS
-from ridgeline.sim.laws.run import Outcome, Violation, run_seed
+from ridgeline.sim.laws.run import SeedOutcome, Violation, run_seed
 
-REPORT_EVERY = 32
-MOST_VIOLATIONS = 20
-"""A worker that has found so many stops: more of them say nothing new."""
+REPORT_INTERVAL = 32
+MAX_VIOLATIONS = 20
+"""A worker stops after so many: more of them add nothing."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over seeds. `rows` are sequences scheduled, over all steps; `grouped` counts seeds with two KV groups or more."""
+    """Sums over seeds. `rows` are sequences scheduled, over all steps; `seeds_with_groups` counts seeds with two KV groups or more."""
 
     seeds: int = 0
     steps: int = 0
     rows: int = 0
-    grouped: int = 0
-    preempting: int = 0
-    reached: Counter[str] = field(default_factory=Counter)
+    seeds_with_groups: int = 0
+    seeds_with_preemption: int = 0
+    situation_counts: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: SeedOutcome) -> None:
         """Adds one seed."""
         self.seeds += 1
         self.steps += outcome.steps
         self.rows += outcome.rows
-        self.grouped += outcome.groups > 1
-        self.preempting += outcome.reached["preempted"] > 0
-        self.reached.update(outcome.reached)
+        self.seeds_with_groups += outcome.groups > 1
+        self.seeds_with_preemption += outcome.situation_counts["preempted"] > 0
+        self.situation_counts.update(outcome.situation_counts)
         if outcome.violation is not None:
             self.violations.append(outcome.violation)
 
@@ -49,14 +48,10 @@ class Tally:
         self.seeds += other.seeds
         self.steps += other.steps
         self.rows += other.rows
-        self.grouped += other.grouped
-        self.preempting += other.preempting
-        self.reached.update(other.reached)
+        self.seeds_with_groups += other.seeds_with_groups
+        self.seeds_with_preemption += other.seeds_with_preemption
+        self.situation_counts.update(other.situation_counts)
         self.violations.extend(other.violations)
-
-    def missing(self) -> list[str]:
-        """Situations that were never met."""
-        return [situation for situation in SITUATIONS if not self.reached[situation]]
 
     def to_json(self) -> str:
         """One line."""
@@ -67,12 +62,12 @@ class Tally:
     def from_json(cls, line: str) -> "Tally":
         """The tally that `to_json` wrote."""
         sums = json.loads(line)
-        sums["reached"] = Counter(sums["reached"])
+        sums["situation_counts"] = Counter(sums["situation_counts"])
         sums["violations"] = [Violation(**each) for each in sums["violations"]]
         return cls(**sums)
 
 
-def explore(seed: int, stride: int, steps: int) -> Iterator[Outcome]:
+def run_seeds(seed: int, stride: int, steps: int) -> Iterator[SeedOutcome]:
     """Outcomes of seeds seed, seed + stride, … until exactly `steps` steps are done; the last seed is cut short."""
     for each in count(seed, stride):
         outcome = run_seed(each, steps)
@@ -82,43 +77,43 @@ def explore(seed: int, stride: int, steps: int) -> Iterator[Outcome]:
             return
 
 
-def tally(seed: int, stride: int, steps: int, report: Callable[[Tally], None]) -> None:
-    """Explores, and reports partial tallies as it goes."""
+def run_worker(seed: int, stride: int, steps: int, report: Callable[[Tally], None]) -> None:
+    """Runs seeds and reports partial tallies."""
     part, found = Tally(), 0
-    for outcome in explore(seed, stride, steps):
+    for outcome in run_seeds(seed, stride, steps):
         part.add(outcome)
         found += outcome.violation is not None
-        if part.seeds >= REPORT_EVERY or found >= MOST_VIOLATIONS:
+        if part.seeds >= REPORT_INTERVAL or found >= MAX_VIOLATIONS:
             report(part)
             part = Tally()
-        if found >= MOST_VIOLATIONS:
+        if found >= MAX_VIOLATIONS:
             return
     report(part)
 
 
-def _print(part: Tally) -> None:
+def _print_tally(part: Tally) -> None:
     print(part.to_json(), flush=True)
 
 
-FEW_STEPS = 20_000
+MIN_PARALLEL_STEPS = 20_000
 """Below this a second process costs more than it saves."""
 
 
 def run_swarm(seed: int, steps: int, workers: int, progress: Callable[[int], None]) -> Tally:
-    """Explores seeds from `seed` on for `steps` steps; `progress` is told of steps as they are done, from any thread."""
+    """Runs seeds from `seed` on for `steps` steps; `progress` is called with numbers of finished steps, from any thread."""
     total, lock = Tally(), threading.Lock()
 
-    def take(part: Tally) -> None:
+    def merge(part: Tally) -> None:
         with lock:
             total.merge(part)
             progress(part.steps)
 
-    if workers == 1 or steps < FEW_STEPS:
-        tally(seed, 1, steps, take)
+    if workers == 1 or steps < MIN_PARALLEL_STEPS:
+        run_worker(seed, 1, steps, merge)
         return total
     shares = [steps // workers + (index < steps % workers) for index in range(workers)]
     children = [_start(seed + index, workers, share) for index, share in enumerate(shares)]
-    threads = [threading.Thread(target=_read, args=(child, take)) for child in children]
+    threads = [threading.Thread(target=_read, args=(child, merge)) for child in children]
     try:
         for thread in threads:
             thread.start()
@@ -139,12 +134,12 @@ def _start(seed: int, stride: int, steps: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def _read(child: "subprocess.Popen[str]", take: Callable[[Tally], None]) -> None:
+def _read(child: "subprocess.Popen[str]", merge: Callable[[Tally], None]) -> None:
     assert child.stdout is not None
     with child.stdout:
         for line in child.stdout:
-            take(Tally.from_json(line))
+            merge(Tally.from_json(line))
 
 
 if __name__ == "__main__":
-    tally(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), _print)
+    run_worker(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), _print_tally)

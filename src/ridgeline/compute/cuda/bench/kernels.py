@@ -1,6 +1,7 @@
-"""Kernels one by one, in the shapes of a model: which cases there are, with the bytes and the operations of each.
+"""Kernels one by one in the shapes of a model, with the bytes and operations of each; and the ceilings of a device that they are held
+against.
 
-Owns the cases. A case is made only when it is its turn, and lets go of its memory behind it.
+Owns the cases. A case is built only when it is its turn, and frees its memory behind it.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,16 +13,16 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ridgeline.compute.cuda import sampler
-from ridgeline.compute.cuda.bench.ceilings import product
+from ridgeline.compute.cuda.bench.timing import seconds_of
 from ridgeline.compute.cuda.cache import CacheLayer, DeviceKVCache, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device
-from ridgeline.compute.cuda.integers import Integers, pack_blocks
+from ridgeline.compute.cuda.integers import IntegerMatrix, pack_blocks
 from ridgeline.compute.cuda.linear import linear, scratch_bytes
-from ridgeline.compute.cuda.step import KINDS
+from ridgeline.compute.cuda.step import COLUMN_DTYPES, SAMPLING_COLUMNS
 from ridgeline.compute.cuda.triton import attention as attend
-from ridgeline.compute.cuda.triton import elements, norm, quantise, rope
-from ridgeline.compute.cuda.triton.copy import copy_pages
+from ridgeline.compute.cuda.triton import elements, norm, quantise, rope, sampling
+from ridgeline.compute.cuda.triton.copy import copy_blocks
+from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix, Fp8Matrix
 from ridgeline.compute.quant.formats import FORMATS
 from ridgeline.compute.quant.weight import CodedWeight
 from ridgeline.core.plan import KVGroup, KVShape
@@ -29,8 +30,8 @@ from ridgeline.facts.model import ModelFacts
 
 BLOCK_TOKENS: Final = 16
 CACHED_BYTES: Final = 128 << 20
-"""More than a device's caches hold: copies of what is read take turns."""
-MOST_COPIES: Final = 16
+"""More than a device's caches hold: launches take turns over copies of their inputs."""
+MAX_COPIES: Final = 16
 PACKED: Final = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")
 PACKED_ROWS: Final = 64
 FINITE_BYTES: Final = 0x3C
@@ -41,8 +42,63 @@ Run = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Extent:
+    """Sizes of a ceiling: bytes of the buffer that is copied, side of the square matrices that are multiplied."""
+
+    copy_bytes: int = 1 << 30
+    side: int = 8192
+
+
+FULL: Final = Extent()
+SMALL: Final = Extent(1 << 12, 32)
+"""Sizes for interpreted kernels."""
+
+CEILINGS: Final = ("copy", "host", "bf16", "fp8")
+
+
+def ceiling(name: str, device: Device, extent: Extent = FULL) -> float:
+    """Bytes per second of a copy within the device (read and written) or from the host's pinned memory (read), or operations per second of
+    a product, where a multiply-add counts two. `name`: one of `CEILINGS`."""
+    if name == "copy":
+        source = device.empty(extent.copy_bytes, dtype=torch.uint8).random_(0, 256)
+        target = torch.empty_like(source)
+        return 2 * extent.copy_bytes / seconds_of(device, [partial(target.copy_, source)]).best
+    if name == "host":
+        pinned = device.host(extent.copy_bytes // 4, dtype=torch.uint8)
+        target = device.empty(len(pinned), dtype=torch.uint8)
+        return len(pinned) / seconds_of(device, [partial(target.copy_, pinned, non_blocking=True)]).best
+    return 2 * extent.side**3 / seconds_of(device, [product(name, extent.side, extent.side, extent.side, device)]).best
+
+
+def product(kind: str, rows: int, outputs: int, inputs: int, device: Device, *, invariant: bool = False) -> Callable[[], None]:
+    """A launch that multiplies `rows` activations with a random matrix [outputs, inputs] of bf16, or of fp8 with activations in fp8."""
+    dtype = DTYPES["bf16"]
+    weight = matrix(kind, outputs, inputs, device)
+    out, scratch = device.empty(rows, outputs, dtype=dtype), device.empty(0, dtype=torch.uint8)
+    x = device.empty(rows, inputs, dtype=dtype).normal_()
+    if kind == "fp8":
+        codes, scales = x.to(DTYPES["f8"]), torch.ones(rows, dtype=torch.float32, device=device.torch)
+        return partial(linear, (codes, scales), weight, out, scratch, invariant=invariant)
+    return partial(linear, x, weight, out, scratch, invariant=invariant)
+
+
+def matrix(kind: str, outputs: int, inputs: int, device: Device) -> DeviceWeight:
+    """Random numbers [outputs, inputs] as bf16, or as e4m3 with a scale per row."""
+    values = device.empty(outputs, inputs, dtype=DTYPES["bf16"]).normal_()
+    if kind != "fp8":
+        return FloatMatrix(values)
+    return Fp8Matrix(values.to(DTYPES["f8"]), torch.ones(outputs, 1, dtype=torch.float32, device=device.torch), (1, inputs))
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
-    """make: one launch over memory of its own; bytes that it must move, and operations; the ceilings of both (copy, host; bf16, fp8)."""
+    """One kernel in one shape.
+
+    make           a launch over memory of its own
+    bytes, flops   that it must move and compute
+    ceiling        its ceiling of arithmetic: bf16 or fp8
+    memory         its ceiling of memory: copy or host
+    """
 
     op: str
     shape: str
@@ -53,13 +109,13 @@ class Case:
     memory: str = "copy"
 
     def runs(self, real: bool) -> list[Run]:
-        """The same over so much memory that no cache holds it; once where nothing is cached anyway."""
-        return [self.make() for _ in range(max(1, min(MOST_COPIES, ceil(CACHED_BYTES / max(1, self.bytes)))) if real else 1)]
+        """Launches of the same case over more memory than the caches hold; one where the device is not real."""
+        return [self.make() for _ in range(max(1, min(MAX_COPIES, ceil(CACHED_BYTES / max(1, self.bytes)))) if real else 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """tokens: of products and of what goes row by row; contexts: (rows, positions) of attention; prompts: tokens of one."""
+    """Sizes of the cases: tokens of products and of ops that work row by row, (rows, positions) of attention, tokens of prompts."""
 
     tokens: tuple[int, ...] = (1, 32, 256, 2048)
     contexts: tuple[tuple[int, int], ...] = ((1, 1024), (32, 1024), (128, 1024), (256, 1024), (1, 8192))
@@ -95,7 +151,7 @@ def _products(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]
     for kind in PACKED:
         if inputs % FORMATS[kind].block_elements:
             continue
-        weight = Integers.bytes_of(kind, (outputs, inputs))
+        weight = IntegerMatrix.bytes_of(kind, (outputs, inputs))
         for m in sizes.tokens[:3]:
             total = weight + 2 * m * (inputs + outputs)
             make = partial(_grouped, kind, m, outputs, inputs, device)
@@ -108,17 +164,17 @@ def _grouped(kind: str, rows: int, outputs: int, inputs: int, device: Device) ->
     return partial(linear, x, weight, out, device.empty(scratch_bytes(weight, rows), dtype=torch.uint8))
 
 
-def _integers(kind: str, outputs: int, inputs: int, device: Device) -> Integers:
-    """A packed matrix of random codes and finite scales: a few rows, over and over."""
+def _integers(kind: str, outputs: int, inputs: int, device: Device) -> IntegerMatrix:
+    """A packed matrix of random codes and finite scales: a packed rows, over and over."""
     rows = gcd(outputs, PACKED_ROWS)
     row_bytes = inputs // FORMATS[kind].block_elements * FORMATS[kind].block_bytes
     codes = np.random.default_rng(0).integers(0, FINITE_BYTES, (rows, row_bytes), np.uint8)
-    few = pack_blocks(CodedWeight(kind, (rows, inputs), codes), device.torch)
+    packed = pack_blocks(CodedWeight(kind, (rows, inputs), codes), device.torch)
     repeats = (1, outputs // rows, 1)
-    low, high = (None if part is None else part.repeat(repeats) for part in (few.low, few.high))
-    heads, bases = (None if part is None else part.repeat(repeats[:2]) for part in (few.heads, few.bases))
-    assert low is not None and heads is not None
-    return Integers(kind, few.form, (outputs, inputs), few.width, low, high, heads, bases)
+    low, high = (None if part is None else part.repeat(repeats) for part in (packed.low, packed.high))
+    scale_words, super_scales = (None if part is None else part.repeat(repeats[:2]) for part in (packed.scale_words, packed.super_scales))
+    assert low is not None and scale_words is not None
+    return IntegerMatrix(kind, packed.form, (outputs, inputs), packed.width, low, high, scale_words, super_scales)
 
 
 def _attention(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]:
@@ -142,12 +198,12 @@ def _attend(facts: ModelFacts, device: Device, kind: str, rows: int, queries: in
     q = _random(device, rows * queries, facts.heads * facts.head_dim)
     out = torch.empty_like(q)
     shape = {"heads": facts.heads, "kv_heads": facts.kv_heads, "head_dim": facts.head_dim}
-    most: dict[str, Any] = {"most_q": queries, "most_kv": blocks * BLOCK_TOKENS}
+    most: dict[str, Any] = {"max_q": queries, "max_kv": blocks * BLOCK_TOKENS}
     work = device.empty(attend.work_bytes(rows * queries, rows, **shape, **most, device=device.torch), dtype=torch.uint8)
     return partial(
         attend.attention, q, cache.layer(0), tables, torch.arange(rows + 1, dtype=torch.int32, device=device.torch) * queries,
         torch.full_like(row, context), row.repeat_interleave(queries), head_dim=facts.head_dim, scale=facts.attn_scale, window=0,
-        softcap=0.0, out=out, work=work, most_q=queries,
+        softcap=0.0, out=out, work=work, max_q=queries,
     )  # fmt: skip
 
 
@@ -163,7 +219,7 @@ def _cache(facts: ModelFacts, device: Device, kind: str, rows: int, context: int
 
 
 def _rows(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]:
-    """What goes row by row."""
+    """Ops that work row by row."""
     hidden, ffn = facts.hidden, facts.ffn
     for m in sizes.tokens:
         both, wide = f"{m} x {hidden}", f"{m} x {ffn}"
@@ -220,25 +276,25 @@ def _rest(facts: ModelFacts, device: Device, sizes: Sizes) -> Iterator[Case]:
         for name, temperature, top_p in (("greedy", 0.0, 1.0), ("temperature", 0.8, 1.0), ("top_p", 0.8, 0.9)):
             make = partial(_sample, device, m, facts.vocab, temperature, top_p)
             yield Case(f"sample {name}", f"{m} x {facts.vocab}", make, 2 * m * facts.vocab)
-    pages = 64 if device.real else 2
-    moved = 2 * pages * BLOCK_TOKENS * facts.kv_heads * facts.head_dim * 2
-    yield Case("copy_pages", f"{pages} pages of a layer to the host", partial(_copies, facts, device, pages), moved, memory="host")
+    blocks = 64 if device.real else 2
+    moved = 2 * blocks * BLOCK_TOKENS * facts.kv_heads * facts.head_dim * 2
+    yield Case("copy_blocks", f"{blocks} blocks of a layer to the host", partial(_copies, facts, device, blocks), moved, memory="host")
 
 
 def _sample(device: Device, m: int, vocab: int, temperature: float, top_p: float) -> Run:
-    columns = {name: device.zeros(m, dtype=KINDS[kind][1]) for name, kind in sampler.COLUMNS.items()}
+    columns = {name: device.zeros(m, dtype=COLUMN_DTYPES[kind][1]) for name, kind in SAMPLING_COLUMNS.items()}
     columns["temperature"].fill_(temperature)
     columns["top_p"].fill_(top_p)
     position, ids = (device.zeros(m, dtype=torch.int32) for _ in range(2))
-    scratch = device.empty(sampler.scratch_bytes(m), dtype=torch.uint8)
-    return partial(sampler.sample, _random(device, m, vocab), columns, position, ids, scratch)
+    scratch = device.empty(sampling.scratch_bytes(m), dtype=torch.uint8)
+    return partial(sampling.sample, _random(device, m, vocab), *columns.values(), position, ids, scratch)
 
 
-def _copies(facts: ModelFacts, device: Device, pages: int) -> Run:
-    pool = _cache(facts, device, "bf16", 1, pages * BLOCK_TOKENS).pool
-    host = device.host(1, 2, pages, pool.shape[3], dtype=torch.uint8)
-    first = torch.arange(pages, dtype=torch.int32, device=device.torch)
-    return partial(copy_pages, pool, host, torch.stack([first, first + pool.shape[2]], dim=1).contiguous())
+def _copies(facts: ModelFacts, device: Device, blocks: int) -> Run:
+    pool = _cache(facts, device, "bf16", 1, blocks * BLOCK_TOKENS).pool
+    host = device.host(1, 2, blocks, pool.shape[3], dtype=torch.uint8)
+    first = torch.arange(blocks, dtype=torch.int32, device=device.torch)
+    return partial(copy_blocks, pool, host, torch.stack([first, first + pool.shape[2]], dim=1).contiguous())
 
 
 def _random(device: Device, *shape: int) -> torch.Tensor:

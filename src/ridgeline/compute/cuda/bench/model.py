@@ -1,4 +1,4 @@
-"""A whole model of random weights, stepped by hand: what a decoding batch, a prompt and the host take.
+"""A whole model of random weights, stepped by hand: seconds of a decoding batch, of a prompt, and of the host.
 
 Owns the model, its cache and the steps. The cache holds random numbers: zeros would take less power, and clocks would be higher.
 """
@@ -13,15 +13,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ridgeline.compute.cuda import sampler
-from ridgeline.compute.cuda.bench.clock import percentile, replayed
-from ridgeline.compute.cuda.bench.watch import Watched
-from ridgeline.compute.cuda.cache import DTYPES as CACHED
+from ridgeline.compute.cuda.bench.timing import TimedGraphs, percentile, replayed
+from ridgeline.compute.cuda.cache import DTYPES as CACHE_DTYPES
 from ridgeline.compute.cuda.cache import allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device
 from ridgeline.compute.cuda.load import random_weights
-from ridgeline.compute.cuda.runner import CudaRunner, Launched
-from ridgeline.compute.cuda.step import KINDS, Sampled
+from ridgeline.compute.cuda.runner import CudaRunner, LaunchedStep
+from ridgeline.compute.cuda.step import COLUMN_DTYPES, SAMPLING_COLUMNS, DeviceSampling
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.graph import StepInputs
 from ridgeline.compute.load.record import record
@@ -30,8 +28,8 @@ from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import kv_groups
 
 BLOCK_TOKENS: Final = 16
-FINITE_CODES: Final = 0x40
-"""e4m3 codes below this are numbers below 2."""
+MAX_CODE: Final = 0x40
+"""e4m3 codes below it are numbers below 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Types:
 
 
 class RandomModel:
-    """`rows` sequences of `positions` each fit its cache; a step has `tokens` at most."""
+    """A model whose cache has room for `rows` sequences of `positions` each; a step has at most `tokens` tokens."""
 
     def __init__(self, facts: ModelFacts, types: Types, device: Device, *, tokens: int, rows: int, positions: int) -> None:
         self.facts, self.device = facts, device
@@ -54,11 +52,11 @@ class RandomModel:
         groups = kv_groups(facts)
         self._groups, self._rows, self._blocks = len(groups), rows, -(-positions // BLOCK_TOKENS)
         shape = KVShape(groups, BLOCK_TOKENS, rows * self._blocks * self._groups, b"")
-        self._watch = Watched(device)
+        self._timed = TimedGraphs(device)
         self.runner = CudaRunner(
             oplist, weights, shape, device, dtype,
             tokens=tokens, rows=rows, positions=positions, vocab=facts.tokens, kv_heads=facts.kv_heads, invariant=types.invariant,
-            graphs=self._watch,
+            graphs=self._timed,
         )  # fmt: skip
         cache = allocate_device_kv(shape, facts.kv_heads, facts.head_dim, types.kv_dtype, device.torch)
         _fill(cache.pool, types.kv_dtype)
@@ -67,24 +65,26 @@ class RandomModel:
     def decode(self, batch: int, context: int, steps: int) -> dict[str, float]:
         """`steps` steps of one token a row, two in flight, whose rows have about `context` positions.
 
-        step_seconds  from one step's results to the next one's, mean    device_seconds  of a step when the host is never late
-        host_seconds  of the host's work for a step, median              idle_seconds    between the kernels of two steps, median
+        step_seconds    from one step's results to the next one's, mean
+        device_seconds  of a step when the host is never late
+        host_seconds    of the host's work for a step, median
+        idle_seconds    between the kernels of two steps, median
         """
         first = max(0, context - 1 - steps // 2)
         made = [self._inputs([1] * batch, [first + step] * batch) for step in range(steps)]
-        flights: deque[Launched] = deque()
+        flights: deque[LaunchedStep] = deque()
         host, ended = [], []
-        self._watch.begin()
-        for inputs, sampled in made:
+        self._timed.begin()
+        for inputs, sampling in made:
             began = perf_counter()
-            flights.append(self.runner.launch(inputs, sampled))
+            flights.append(self.runner.launch(inputs, sampling))
             host.append(perf_counter() - began)
             if len(flights) == 2:
                 self.runner.read(flights.popleft())
                 ended.append(perf_counter())
         self.runner.read(flights.popleft())
         ended.append(perf_counter())
-        _, idle = self._watch.end()
+        _, idle = self._timed.end()
         warm = len(ended) // 4
         mean = (ended[-1] - ended[warm]) / (len(ended) - 1 - warm)
         return {
@@ -95,12 +95,12 @@ class RandomModel:
         }  # fmt: skip
 
     def prefill(self, tokens: int, repeats: int) -> dict[str, float]:
-        """One prompt that nothing is known of, in one step: seconds from the host's first move to the first token on the host."""
-        inputs, sampled = self._inputs([tokens], [0])
+        """One prompt without cached prefix, in one step: seconds from the first packing on the host to the first token on the host."""
+        inputs, sampling = self._inputs([tokens], [0])
         found = []
         for _ in range(repeats + 1):  # kernels are compiled in the first
             began = perf_counter()
-            self.runner.read(self.runner.launch(inputs, sampled))
+            self.runner.read(self.runner.launch(inputs, sampling))
             found.append(perf_counter() - began)
         device = replayed(self.device, self.runner.replay, repeats)
         return {
@@ -108,22 +108,22 @@ class RandomModel:
             "device_seconds": device, "tokens_per_second": tokens / median(found[1:]),
         }  # fmt: skip
 
-    def _inputs(self, counts: Sequence[int], starts: Sequence[int]) -> tuple[StepInputs, Sampled]:
+    def _inputs(self, counts: Sequence[int], starts: Sequence[int]) -> tuple[StepInputs, DeviceSampling]:
         """Rows 0 … with so many tokens each, behind so many that the cache has. Every row has blocks of its own."""
         rows = len(counts)
         inputs = dummy_step(counts, starts=starts, groups=self._groups, block_tokens=BLOCK_TOKENS, blocks=self._rows * self._blocks)
         single = len(inputs.ids) == rows
         ids = np.full(rows, -1) if single else np.random.default_rng(0).integers(0, self.facts.tokens, len(inputs.ids))
         inputs = replace(inputs, ids=ids.astype(np.int32))
-        columns: dict[str, Any] = {name: np.zeros(rows, KINDS[kind][0]) for name, kind in sampler.COLUMNS.items()}
+        columns: dict[str, Any] = {name: np.zeros(rows, COLUMN_DTYPES[kind][0]) for name, kind in SAMPLING_COLUMNS.items()}
         columns["top_p"] += 1
-        return inputs, Sampled(np.arange(rows, dtype=np.int32), np.ones(rows, np.bool_), columns)
+        return inputs, DeviceSampling(np.arange(rows, dtype=np.int32), np.ones(rows, np.bool_), columns)
 
 
 def _fill(pool: torch.Tensor, kind: str) -> None:
     if kind == "fp8":
-        pool.random_(0, FINITE_CODES)
+        pool.random_(0, MAX_CODE)
     elif kind == "int8":
         pool.view(torch.float32).normal_()  # its bytes are codes, and some of them scales
     else:
-        pool.view(CACHED[kind]).normal_()
+        pool.view(CACHE_DTYPES[kind]).normal_()

@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import torch
 
-from ridgeline.compute.cuda.bench.ceilings import FULL, NAMES, SMALL, ceiling
-from ridgeline.compute.cuda.bench.clock import seconds_of
-from ridgeline.compute.cuda.bench.kernels import Case, Sizes, cases
+from ridgeline.compute.cuda.bench.kernels import CEILINGS, FULL, SMALL, Case, Sizes, cases, ceiling
 from ridgeline.compute.cuda.bench.model import RandomModel, Types
+from ridgeline.compute.cuda.bench.timing import seconds_of
 from ridgeline.compute.cuda.device import Device, interpreted, open_device
 from ridgeline.facts.model import ModelFacts
 
@@ -35,15 +34,15 @@ def device_of(kind: str) -> Device:
 
 
 def about(device: Device) -> Row:
-    """What is measured on, and with what."""
+    """The device and the versions of the libraries."""
     found = {"device": device.name, "capability": ".".join(map(str, device.capability)), "memory_bytes": device.memory_bytes}
     return {**found, "free_bytes": device.free_bytes(), "torch": torch.__version__, "cuda": torch.version.cuda}
 
 
 def ceilings(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
-    """What the device does at most."""
-    for name in NAMES:
-        yield _tried({"ceiling": name}, partial(_ceiling, name, device))
+    """Ceilings of the device."""
+    for name in CEILINGS:
+        yield _row({"ceiling": name}, partial(_ceiling, name, device))
 
 
 def _ceiling(name: str, device: Device) -> Row:
@@ -51,46 +50,46 @@ def _ceiling(name: str, device: Device) -> Row:
 
 
 def kernels(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
-    """Every kernel beside the ceilings, which are measured first."""
-    most = {}
+    """Every kernel, and the ceilings, which are measured first."""
+    ceiling_of = {}
     for row in ceilings(facts, device, settings):
         yield row
-        most[row["ceiling"]] = row.get("per_second", 0.0)
+        ceiling_of[row["ceiling"]] = row.get("per_second", 0.0)
     sizes = Sizes(tuple(settings["tokens"]), tuple((rows, context) for rows, context in settings["contexts"]), tuple(settings["prompts"]))
     for case in cases(facts, device, sizes):
-        yield _tried({"op": case.op, "shape": case.shape}, partial(_timed, case, device, most))
+        yield _row({"op": case.op, "shape": case.shape}, partial(_timed, case, device, ceiling_of))
         if device.real:
             torch.cuda.empty_cache()
 
 
-def _timed(case: Case, device: Device, most: Mapping[str, float]) -> Row:
+def _timed(case: Case, device: Device, ceiling_of: Mapping[str, float]) -> Row:
     seconds = seconds_of(device, case.runs(device.real)) if device.real else seconds_of(device, case.runs(False), 1)
-    memory = case.bytes / most[case.memory] if most[case.memory] else 0.0
-    arithmetic = case.flops / most[case.ceiling] if most[case.ceiling] else 0.0
+    memory = case.bytes / ceiling_of[case.memory] if ceiling_of[case.memory] else 0.0
+    arithmetic = case.flops / ceiling_of[case.ceiling] if ceiling_of[case.ceiling] else 0.0
     return {
-        "seconds": seconds.best, "median_seconds": seconds.middle, "bytes_per_second": case.bytes / seconds.best,
+        "seconds": seconds.best, "median_seconds": seconds.median, "bytes_per_second": case.bytes / seconds.best,
         "flops_per_second": case.flops / seconds.best, "share_of_ceiling": max(memory, arithmetic) / seconds.best,
-        "binds": "memory" if memory >= arithmetic else "arithmetic",
+        "bottleneck": "memory" if memory >= arithmetic else "arithmetic",
     }  # fmt: skip
 
 
 def decode(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
-    """Batches of one token a row, under graphs; launched one by one, and said so, where capturing fails."""
+    """Decode batches with CUDA graphs; launched one by one where capturing fails, and the row says so."""
     batches, context, steps = settings["batches"], settings["context"], settings["steps"]
     types = Types(settings["dtype"], settings["kv_dtype"], settings["invariant"])
     model = RandomModel(facts, types, device, tokens=max(batches), rows=max(batches), positions=context + steps)
     yield {"weights_bytes": model.weights_bytes, "step_bytes": model.runner.nbytes}
     for batch in batches:  # without graphs first: kernels are compiled, and should capturing fail there are figures
-        yield _tried({"batch": batch, "graphs": False}, partial(model.decode, batch, context, min(steps, FEW_STEPS)))
+        yield _row({"batch": batch, "graphs": False}, partial(model.decode, batch, context, min(steps, FEW_STEPS)))
     if not device.real:
         return
-    yield _tried({"graphs": True}, partial(_captured, model, batches, ()))
+    yield _row({"graphs": True}, partial(_captured, model, batches, ()))
     for batch in batches:
-        yield _tried({"batch": batch, "graphs": model.runner.graphs > 0}, partial(model.decode, batch, context, steps))
+        yield _row({"batch": batch, "graphs": model.runner.graphs > 0}, partial(model.decode, batch, context, steps))
 
 
 def _captured(model: RandomModel, rows: Collection[int], tokens: Collection[int]) -> Row:
-    """The graphs of what is measured, no others: an engine that starts captures them all."""
+    """Captures only the graphs that are measured; an engine captures all."""
     free, began = model.device.free_bytes(), perf_counter()
     model.runner.warm_up(lambda stage, part: None, rows, tokens)
     seconds = perf_counter() - began
@@ -103,9 +102,9 @@ def prefill(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[R
     types = Types(settings["dtype"], settings["kv_dtype"], settings["invariant"])
     model = RandomModel(facts, types, device, tokens=max(prompts), rows=1, positions=max(prompts))
     if device.real:  # small prompts are launched in pieces that are graphs, as they are when serving
-        yield _tried({"graphs": True}, partial(_captured, model, (), prompts))
+        yield _row({"graphs": True}, partial(_captured, model, (), prompts))
     for tokens in prompts:
-        yield _tried({"tokens": tokens}, partial(model.prefill, tokens, settings["repeats"]))
+        yield _row({"tokens": tokens}, partial(model.prefill, tokens, settings["repeats"]))
 
 
 def transformers(facts: ModelFacts, device: Device, settings: Settings) -> Iterator[Row]:
@@ -113,11 +112,11 @@ def transformers(facts: ModelFacts, device: Device, settings: Settings) -> Itera
     peer = importlib.import_module(PEER)
     model = peer.build(Path(settings["model"]), settings["dtype"], device)
     for names, measure in peer.cases(model, device, settings):
-        yield _tried(names, measure)
+        yield _row(names, measure)
 
 
-def _tried(names: Row, measure: Callable[[], Row]) -> Row:
-    """The row of a case, or what went wrong. Whatever it was: a driver's errors have many types, and the next case may still run."""
+def _row(names: Row, measure: Callable[[], Row]) -> Row:
+    """The row of a case, or its error, whatever its type: the next case may still run."""
     try:
         return names | measure()
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Kernels of paged attention: one for prefill, decode, mixed steps and verification, and the merge of what splits found.
+"""Kernels of paged attention: one for prefill, decode, mixed steps and verification, and the merge of splits.
 
-The numbers of a token are a fold over tiles of fixed size at fixed positions of its own sequence: tiles within a split, then splits in
-order. Which program computes a split changes no bit of it. Scores are in units of log2 e, so that exp2 serves.
+A token's result is a fold over tiles of fixed size at fixed positions of its own sequence: tiles within a split, then splits in order. No
+bit depends on which program computes a split. Scores are in units of log2 e, so that exp2 serves.
 """
 
 import triton
@@ -11,10 +11,10 @@ from ridgeline.compute.cuda.triton.formulas import from_fp8, tanh
 
 
 @triton.jit
-def fold(top, total, sums, split_top, split_total, split_sums, ROWS: tl.constexpr):
-    """(greatest score, sum of weights, weighted values) of what came before and of the next split, together.
+def merge_states(top, total, sums, split_top, split_total, split_sums, ROWS: tl.constexpr):
+    """(greatest score, sum of weights, weighted values) of the splits so far and the next split, merged.
 
-    Where neither saw a key, both are empty. Products and sums are written as fma, which no compiler contracts in another way.
+    Both may be empty. Products and sums are written as fma, so that no compiler contracts them differently.
     """
     greatest = tl.maximum(top, split_top)
     reference = tl.where(greatest == float("-inf"), 0.0, greatest)
@@ -41,7 +41,7 @@ def load_tile(numbers, scales, place, scale_place, seen, inside, KIND: tl.conste
 
 @triton.jit
 def attend(
-    q, keys, values, key_scales, value_scales, table, page_stride, scale_stride, kv_head, position, first, begin, end, scale, cap,
+    q, keys, values, key_scales, value_scales, table, block_stride, scale_stride, kv_head, position, first, begin, end, scale, cap,
     HEAD: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
     CAPPED: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr, FOLD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
@@ -53,16 +53,16 @@ def attend(
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     all_top, all_total, all_sums = top, total, sums
     for start in tl.range(begin, end, TILE):
-        if FOLD:  # noqa: SIM102  (one is known when the kernel is compiled, the other is not)
+        if FOLD:  # noqa: SIM102  (FOLD is known when the kernel is compiled)
             if start % SPLIT == 0:
-                all_top, all_total, all_sums = fold(all_top, all_total, all_sums, top, total, sums, True)
+                all_top, all_total, all_sums = merge_states(all_top, all_total, all_sums, top, total, sums, True)
                 top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
                 sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         key = start + within
         seen = (key >= first) & (key < end)
-        page = tl.load(table + key // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
-        place = (page * page_stride + (key % BLOCK_TOKENS) * (KV_HEADS * HEAD) + kv_head * HEAD)[:, None] + at[None, :]
-        scale_place = page * scale_stride + (key % BLOCK_TOKENS) * KV_HEADS + kv_head
+        block_id = tl.load(table + key // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
+        place = (block_id * block_stride + (key % BLOCK_TOKENS) * (KV_HEADS * HEAD) + kv_head * HEAD)[:, None] + at[None, :]
+        scale_place = block_id * scale_stride + (key % BLOCK_TOKENS) * KV_HEADS + kv_head
         k, k_scale = load_tile(keys, key_scales, place, scale_place, seen, inside, KIND, NATIVE, q.dtype)
         score = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
         if KIND == "int8":
@@ -84,17 +84,17 @@ def attend(
         sums = tl.dot(weight.to(q.dtype), v, sums * decay[:, None], input_precision="tf32x3")
         top = greatest
     if FOLD:
-        top, total, sums = fold(all_top, all_total, all_sums, top, total, sums, True)
+        top, total, sums = merge_states(all_top, all_total, all_sums, top, total, sums, True)
     return top, total, sums
 
 
 @triton.jit
-def row_of_block(cu_q, rows, block, BLOCK_Q: tl.constexpr):
-    """The row whose queries block number `block` holds: row r begins with block cu_q[r] // BLOCK_Q + r."""
+def row_of_query_block(cu_q, rows, query_block, BLOCK_Q: tl.constexpr):
+    """The row whose queries query block `query_block` holds: row r begins with query block cu_q[r] // BLOCK_Q + r."""
     low, high = 0, rows - 1
     while low < high:
         middle = (low + high + 1) // 2
-        before = tl.load(cu_q + middle) // BLOCK_Q + middle <= block
+        before = tl.load(cu_q + middle) // BLOCK_Q + middle <= query_block
         low, high = tl.where(before, middle, low), tl.where(before, high, middle - 1)
     return low
 
@@ -102,36 +102,36 @@ def row_of_block(cu_q, rows, block, BLOCK_Q: tl.constexpr):
 @triton.jit(do_not_specialize=["rows", "splits"])
 def attention_kernel(
     q, keys, values, key_scales, value_scales, tables, cu_q, kv_len, out, partial, partial_sums,
-    rows, splits, scale, cap, q_stride, out_stride, table_stride, page_stride, scale_stride,
+    rows, splits, scale, cap, q_stride, out_stride, table_stride, block_stride, scale_stride,
     GROUP: tl.constexpr, HEAD: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WINDOW: tl.constexpr,
     SPLIT: tl.constexpr, CAPPED: tl.constexpr, KIND: tl.constexpr, NATIVE: tl.constexpr, ONE_BLOCK: tl.constexpr,
     FOLD: tl.constexpr, PARTIAL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Each program: BLOCK_M // GROUP tokens of a row times all query heads of one KV head, and all of their keys or, PARTIAL, every so
-    many splits.
+    """Each program: BLOCK_M // GROUP tokens of a row times all query heads of one KV head, and all of their keys; with PARTIAL only the
+    splits n, n + p, n + 2p … of p programs.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(1)
     if ONE_BLOCK:
-        row, block = tl.program_id(0), 0
+        row, query_block = tl.program_id(0), 0
         query = tl.load(cu_q + row)
     else:
-        number = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tokens of a prompt see most keys: they begin first
-        row = row_of_block(cu_q, rows, number, BLOCK_Q)
+        number = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tokens of a prompt have most keys: they begin first
+        row = row_of_query_block(cu_q, rows, number, BLOCK_Q)
         query = tl.load(cu_q + row)
-        block = number - (query // BLOCK_Q + row)
+        query_block = number - (query // BLOCK_Q + row)
     count, length = tl.load(cu_q + row + 1) - query, tl.load(kv_len + row)
-    if block * BLOCK_Q < count:
+    if query_block * BLOCK_Q < count:
         line = tl.arange(0, BLOCK_M)
-        token, head = block * BLOCK_Q + line // GROUP, kv_head * GROUP + line % GROUP
-        mine = (line < BLOCK_Q * GROUP) & (token < count)
+        token, head = query_block * BLOCK_Q + line // GROUP, kv_head * GROUP + line % GROUP
+        is_row = (line < BLOCK_Q * GROUP) & (token < count)
         position = length - count + token
         at = tl.arange(0, BLOCK_D)
-        mask = mine[:, None] & (at < HEAD)[None, :]
+        mask = is_row[:, None] & (at < HEAD)[None, :]
         heads = (query + token).to(tl.int64)
         queries = tl.load(q + (heads * q_stride + head * HEAD)[:, None] + at[None, :], mask=mask, other=0.0)
-        lowest = length - count + block * BLOCK_Q
+        lowest = length - count + query_block * BLOCK_Q
         first = tl.maximum(lowest - (WINDOW - 1), 0) if WINDOW else 0
         end = tl.minimum(lowest + BLOCK_Q, length)
         table = tables + row.to(tl.int64) * table_stride
@@ -139,31 +139,31 @@ def attention_kernel(
             for split in tl.range(first // SPLIT + tl.program_id(2), tl.cdiv(end, SPLIT), tl.num_programs(2), num_stages=1):
                 begin = tl.maximum(first // TILE * TILE, split * SPLIT)
                 top, total, sums = attend(
-                    queries, keys, values, key_scales, value_scales, table, page_stride, scale_stride, kv_head, position,
+                    queries, keys, values, key_scales, value_scales, table, block_stride, scale_stride, kv_head, position,
                     first, begin, tl.minimum(end, split * SPLIT + SPLIT), scale, cap,
                     HEAD, KV_HEADS, BLOCK_TOKENS, WINDOW, SPLIT, CAPPED, KIND, NATIVE, False, BLOCK_M, BLOCK_D, TILE,
                 )  # fmt: skip
                 place = (heads * (KV_HEADS * GROUP) + head) * splits + split
                 tl.store(partial + place[:, None] * HEAD + at[None, :], sums, mask=mask)
-                tl.store(partial_sums + place * 2, top, mask=mine)
-                tl.store(partial_sums + place * 2 + 1, total, mask=mine)
+                tl.store(partial_sums + place * 2, top, mask=is_row)
+                tl.store(partial_sums + place * 2 + 1, total, mask=is_row)
         else:
             top, total, sums = attend(
-                queries, keys, values, key_scales, value_scales, table, page_stride, scale_stride, kv_head, position,
+                queries, keys, values, key_scales, value_scales, table, block_stride, scale_stride, kv_head, position,
                 first, first // TILE * TILE, end, scale, cap,
                 HEAD, KV_HEADS, BLOCK_TOKENS, WINDOW, SPLIT, CAPPED, KIND, NATIVE, FOLD, BLOCK_M, BLOCK_D, TILE,
             )  # fmt: skip
-            made = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+            result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
             place = (heads * out_stride + head * HEAD)[:, None] + at[None, :]
-            tl.store(out + place, made.to(out.dtype.element_ty), mask=mask)
+            tl.store(out + place, result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["splits"])
-def merge_kernel(
+def merge_splits_kernel(
     partial, partial_sums, row_of_token, cu_q, kv_len, out, splits, out_stride,
     HEADS: tl.constexpr, HEAD: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Each program: one head of one token; folds its splits in the order of their positions."""
+    """Each program: one head of one token; merges its splits in the order of their positions."""
     token, head = tl.program_id(0), tl.program_id(1)
     row = tl.load(row_of_token + token)
     behind = tl.load(cu_q + row + 1) - token
@@ -176,7 +176,7 @@ def merge_kernel(
         for split in tl.range(first // SPLIT, tl.cdiv(position + 1, SPLIT)):
             split_top, split_total = tl.load(partial_sums + (place + split) * 2), tl.load(partial_sums + (place + split) * 2 + 1)
             split_sums = tl.load(partial + (place + split) * HEAD + at, mask=at < HEAD, other=0.0)
-            top, total, sums = fold(top, total, sums, split_top, split_total, split_sums, False)
-        made = sums / tl.where(total == 0.0, 1.0, total)
+            top, total, sums = merge_states(top, total, sums, split_top, split_total, split_sums, False)
+        result = sums / tl.where(total == 0.0, 1.0, total)
         place_out = token.to(tl.int64) * out_stride + head * HEAD + at
-        tl.store(out + place_out, made.to(out.dtype.element_ty), mask=at < HEAD)
+        tl.store(out + place_out, result.to(out.dtype.element_ty), mask=at < HEAD)

@@ -1,4 +1,4 @@
-"""Ops on each number by itself, and ops that pick rows: add, scale, bias, softcap, activations, embedding, selection, copies of a type."""
+"""Elementwise ops, and ops that gather rows: add, scale, bias, softcap, activations, embedding, selection, conversion."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from ridgeline.compute.cuda.triton.formulas import fp8_scale, tanh, to_fp8
 from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
 
 BLOCK = 1024
-"""Numbers of a row that one program takes."""
+"""Numbers of a row per program."""
 
 
 @triton.jit
@@ -33,30 +33,21 @@ def elements_kernel(x, y, out, number, x_stride, y_stride, out_stride, width, OP
     elif OP == "glu":
         made = activated(first, KIND) * tl.load(y + row * y_stride + at, mask=mask, other=0.0).to(tl.float32)
     else:
-        tl.static_assert(OP == "gather" or OP == "copy")
+        tl.static_assert(OP == "gather")
         made = first
     tl.store(out + row * out_stride + at, made.to(out.dtype.element_ty), mask=mask)
 
 
 def _launch(op: str, x: torch.Tensor, out: torch.Tensor, *, y: torch.Tensor | None = None, number: float = 1.0, kind: str = "") -> None:
-    """One row of `out` after the other; y has as many rows, or none (a bias), or is an index."""
+    """Launches an op over the rows of `out`; y has as many rows, or one (a bias), or is an index."""
     width = same_width(x, out)
     second = x if y is None else y
     if not len(out):
         return
     elements_kernel[(len(out), ceil_div(width, BLOCK))](
-        x,
-        second,
-        out,
-        number,
-        x.stride(0),
-        second.stride(0) if second.dim() == 2 else 0,
-        out.stride(0),
-        width,
-        OP=op,
-        KIND=kind,
+        x, second, out, number, x.stride(0), second.stride(0) if second.dim() == 2 else 0, out.stride(0), width, OP=op, KIND=kind,
         BLOCK=BLOCK,
-    )
+    )  # fmt: skip
 
 
 def add(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
@@ -98,14 +89,8 @@ def glu(gate: torch.Tensor, up: torch.Tensor, activation: str, out: torch.Tensor
     _launch("glu", gate, out, y=up, kind=activation)
 
 
-def copy(x: torch.Tensor, out: torch.Tensor) -> None:
-    """x as `out`'s type, rounded to the nearest: widens and narrows."""
-    rows_of(x, out)
-    _launch("copy", x, out)
-
-
 def embed(ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
-    """Rows `ids` [T] or [1, T] of a table of floats [V, D], into `out` [T, D]. Whoever builds the step has checked the ids."""
+    """Rows `ids` [T] or [1, T] of a table of floats [V, D], into `out` [T, D]. The ids are not checked."""
     select(table, ids.view(-1), out)
 
 
@@ -117,18 +102,9 @@ def select(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
 
 @triton.jit
 def glu_fp8_kernel(
-    gate,
-    up,
-    codes,
-    scales,
-    gate_stride,
-    up_stride,
-    codes_stride,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    KIND: tl.constexpr,
+    gate, up, codes, scales, gate_stride, up_stride, codes_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
     NATIVE: tl.constexpr,
-):
+):  # fmt: skip
     """Each program: one row, whole in registers."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -146,16 +122,6 @@ def glu_fp8(gate: torch.Tensor, up: torch.Tensor, activation: str, codes: torch.
     if rows:
         block = power_of_2(width)
         glu_fp8_kernel[(rows,)](
-            gate,
-            up,
-            codes_of(codes),
-            scales,
-            gate.stride(0),
-            up.stride(0),
-            codes.stride(0),
-            WIDTH=width,
-            BLOCK=block,
-            KIND=activation,
-            NATIVE=native_fp8(gate.device),
-            num_warps=warps(block),
-        )
+            gate, up, codes_of(codes), scales, gate.stride(0), up.stride(0), codes.stride(0), WIDTH=width, BLOCK=block, KIND=activation,
+            NATIVE=native_fp8(gate.device), num_warps=warps(block),
+        )  # fmt: skip

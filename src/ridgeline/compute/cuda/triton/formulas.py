@@ -1,4 +1,7 @@
-"""Formulas that several kernels use, on fp32 in registers: activations, rounding, fp8 as bytes. No libdevice, no inline assembly."""
+"""Device functions that several kernels use: activations, rounding, fp8 as bytes, and fields of packed integers (`integers.IntegerMatrix`).
+
+They work on registers; no libdevice, no inline assembly.
+"""
 
 import triton
 import triton.language as tl
@@ -24,7 +27,7 @@ def activation(x, KIND: tl.constexpr):
 
 @triton.jit
 def round_even(x):
-    """To the nearest whole number, ties to even, for |x| < 2^22: above 1.5 · 2^23 the step of fp32 is 1."""
+    """Rounds to the nearest whole number, ties to even, for |x| < 2^22: above 1.5 · 2^23 the step of fp32 is 1."""
     return (x + 12582912.0) - 12582912.0
 
 
@@ -60,6 +63,48 @@ def from_fp8(codes, NATIVE: tl.constexpr):
 
 @triton.jit
 def fp8_scale(largest):
-    """Of a row whose largest size is `largest`: (scale, its inverse); a row too small to invert becomes zeros."""
-    live = largest > 1e-36
-    return tl.where(live, largest / 448.0, 0.0), tl.where(live, 448.0 / tl.where(live, largest, 1.0), 0.0)
+    """(scale, its inverse) of a row whose largest magnitude is `largest`; both 0 where it is too small to invert."""
+    invertible = largest > 1e-36
+    return tl.where(invertible, largest / 448.0, 0.0), tl.where(invertible, 448.0 / tl.where(invertible, largest, 1.0), 0.0)
+
+
+@triton.jit
+def field_of(run, FIELD: tl.constexpr, BITS: tl.constexpr):
+    """A field of a run of bytes, one per byte."""
+    return (run >> (BITS * (FIELD % (8 // BITS)))) & ((1 << BITS) - 1)
+
+
+@triton.jit
+def _half(word, BYTE: tl.constexpr):
+    """The fp16 number in bytes BYTE and BYTE + 1 of a word."""
+    return (word >> (8 * BYTE)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def scale_of(word, super_scale, SCALE_TYPE: tl.constexpr, BYTE: tl.constexpr):
+    """fp32 scales of groups whose scales begin in byte BYTE of a word."""
+    if SCALE_TYPE == "i8":
+        scale = _half(super_scale, 0) * ((word << (24 - 8 * BYTE)) >> 24).to(tl.float32)
+    elif SCALE_TYPE == "u8 + min":
+        scale = _half(super_scale, 0) * ((word >> (8 * BYTE)) & 0xFF).to(tl.float32)
+    elif SCALE_TYPE == "fp32" or SCALE_TYPE == "fp32 + zero":
+        scale = word.to(tl.float32, bitcast=True)
+    else:
+        scale = _half(word, BYTE)
+    return scale
+
+
+@triton.jit
+def zero_of(word, after, super_scale, SCALE_TYPE: tl.constexpr, BYTE: tl.constexpr, CENTRE: tl.constexpr):
+    """fp32 zeros or mins of groups; `after` is the word that follows."""
+    if SCALE_TYPE == "u8 + min":
+        zero = _half(super_scale, 2) * ((word >> (8 * BYTE + 8)) & 0xFF).to(tl.float32)
+    elif SCALE_TYPE == "fp16 + min":
+        zero = _half(word, 2)
+    elif SCALE_TYPE == "fp16 + zero":
+        zero = ((word >> 16) & 0xFFFF).to(tl.float32)
+    elif SCALE_TYPE == "fp32 + zero":
+        zero = after.to(tl.float32)
+    else:
+        zero = word.to(tl.float32) * 0.0 + CENTRE
+    return zero

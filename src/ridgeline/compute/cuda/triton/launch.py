@@ -1,4 +1,4 @@
-"""What all launchers share: sizes of blocks, what a device can, checks of shapes before addresses leave Python.
+"""Helpers of all launchers: block sizes, device capabilities, checks of shapes before addresses leave Python.
 
 A launcher allocates nothing, never waits for the device and never looks at its data; it writes to the outputs it is given. Rows may be
 strided, numbers of a row are contiguous. Zero rows launch nothing.
@@ -9,23 +9,21 @@ from typing import Final
 
 import torch
 
-CAPABILITY_OF_THE_INTERPRETER: Final = 90
-"""CPU tensors exist only for Triton's interpreter; it takes the branches of a Hopper."""
-
-FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
+INTERPRETER_CAPABILITY: Final = 90
+"""Triton's interpreter, which runs on CPU tensors, takes the branches of a Hopper."""
 
 
 @lru_cache(maxsize=64)
 def capability(device: torch.device) -> int:
     """10 · major + minor of the device's compute capability: 80 for an A100, 90 for an H100 or H200."""
     if device.type == "cpu":
-        return CAPABILITY_OF_THE_INTERPRETER
+        return INTERPRETER_CAPABILITY
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
 
 def native_fp8(device: torch.device) -> bool:
-    """Does the device convert e4m3 by itself? Ada and later do."""
+    """True where the device converts e4m3 in hardware: Ada and later."""
     return capability(device) >= 89
 
 
@@ -40,12 +38,12 @@ def ceil_div(number: int, divisor: int) -> int:
 
 
 def warps(numbers: int) -> int:
-    """Warps for a program that holds so many numbers: 4 … 16, at about 8 to 32 numbers a thread."""
+    """Warps of a program that holds so many numbers: 4 … 16, at about 8 to 32 numbers per thread."""
     return 4 if numbers <= 4096 else 8 if numbers <= 8192 else 16
 
 
 def rows_of(*tensors: torch.Tensor) -> int:
-    """How many rows all tensors have. ValueError unless they agree and each row's numbers lie together."""
+    """Number of rows of all tensors. ValueError unless they agree and each row is contiguous."""
     rows = {tensor.shape[0] for tensor in tensors}
     if len(rows) != 1 or any(tensor.shape[0] > 1 and tensor.stride(-1) != 1 for tensor in tensors):
         raise ValueError(f"rows differ, or are not contiguous: {[(tuple(t.shape), t.stride()) for t in tensors]}")
@@ -61,5 +59,5 @@ def same_width(*tensors: torch.Tensor) -> int:
 
 
 def codes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """fp8 numbers as the bytes that kernels take: an A100 has no such type."""
+    """fp8 numbers as bytes uint8, which kernels take: an A100 has no fp8 type."""
     return tensor.view(torch.uint8)

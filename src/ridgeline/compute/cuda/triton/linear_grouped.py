@@ -1,10 +1,11 @@
-"""Products with matrices of packed integers while rows are few: weights are read once, packed, and become operands in registers.
+"""Products of few rows with matrices of packed integers: weights are read once, packed, and become operands in registers.
 
     out[m, n] = Σ over groups g: scale[n, g] · (Σ code[n, k] · x[m, k] - zero[n, g] · Σ x[m, k])         k in g
 
 Codes are exact in every operand type, so scales touch fp32 sums only. A code of up to 6 bits becomes a bf16 number by setting the bits of
-its exponent (128 + code; fp16: 64 + code), and what that adds goes with the zero; Σ x comes from a product with ones, which stays in the
-layout of the sums. Inputs are cut in `splits` parts of fixed places, which depend on the matrix alone: `reduce_splits` adds them in order.
+its exponent (128 + code; fp16: 64 + code), and this offset is subtracted with the zero; Σ x comes from a product with ones, which stays in
+the layout of the sums. Inputs are cut in `splits` parts of fixed places, which depend on the matrix alone: `reduce_splits` adds them in
+order.
 """
 
 from typing import Final
@@ -14,25 +15,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.integers import HEAD_BYTES, Integers
+from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
+from ridgeline.compute.cuda.triton.formulas import field_of, scale_of, zero_of
 from ridgeline.compute.cuda.triton.launch import ceil_div, rows_of
-from ridgeline.compute.cuda.triton.packed import field_of, less_of, scale_of
 
 BLOCK_N: Final = 64
-MOST_ROWS: Final = 32
+MAX_ROWS: Final = 32
 """Rows of x up to which a program takes all of them."""
 REDUCE_BLOCK: Final = 1024
 
 PROGRAMS: Final = 528
-"""Programs that keep a device busy: four on each of the 132 multiprocessors of an H200."""
-LEAST_TILES: Final = 4
-"""A program reads at least so many tiles, or its start costs more than its work."""
+"""Programs that fill a device: four on each of the 132 multiprocessors of an H200."""
+MIN_TILES: Final = 4
+"""Least tiles that a program reads: with fewer its start costs more than its work."""
 
 STAGES: Final = 4
-"""Tiles on their way at a time: 2 to 4 KB each for every program."""
+"""Tiles prefetched at a time: 2 to 4 KB each for every program."""
 
-_OFFSETS: Final = {torch.float32: 0, torch.bfloat16: 128, torch.float16: 64}
-"""What setting the exponent adds to a code."""
+_EXPONENT_OFFSETS: Final = {torch.float32: 0, torch.bfloat16: 128, torch.float16: 64}
+"""Number that setting the exponent adds to a code."""
 
 
 @triton.jit
@@ -51,17 +52,16 @@ def _operand(codes, SUBTRACT: tl.constexpr, OFFSET: tl.constexpr, kind: tl.const
 
 @triton.jit
 def grouped_kernel(
-    x, low, high, heads, bases, out,
-    rows, columns, inputs, x_stride, out_stride, out_split, tiles, tiles_a_split, words, superblocks,
-    LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BASE: tl.constexpr,
-    HEAD: tl.constexpr, HEAD_BYTES: tl.constexpr, MINS: tl.constexpr, ZEROS: tl.constexpr, CENTRE: tl.constexpr, OFFSET: tl.constexpr,
-    EVEN: tl.constexpr, STAGES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
+    x, low, high, scale_words, super_scales, out,
+    rows, columns, inputs, x_stride, out_stride, out_split, tiles, tiles_per_split, words, superblocks,
+    LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, SUPERBLOCK: tl.constexpr,
+    SCALE_TYPE: tl.constexpr, GROUP_BYTES: tl.constexpr, MINS: tl.constexpr, ZEROS: tl.constexpr, CENTRE: tl.constexpr,
+    OFFSET: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_N outputs of BLOCK_M rows over one split of the inputs. SIZE 0: a group is a row."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    split = tl.program_id(1)
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    w, there = tl.arange(0, WIDTH), n < columns
+    split, w, there = tl.program_id(1), tl.arange(0, WIDTH), n < columns
     TILE: tl.constexpr = FIELDS * WIDTH
     SPAN: tl.constexpr = TILE if SIZE > TILE or SIZE == 0 else SIZE
     SUBTRACT: tl.constexpr = 0 if OFFSET != 0 or MINS or ZEROS else CENTRE
@@ -69,14 +69,14 @@ def grouped_kernel(
     SUMS: tl.constexpr = ADDED != 0 or MINS or ZEROS
     kind: tl.constexpr = x.dtype.element_ty
     ones = tl.full((BLOCK_N, WIDTH), 1.0, tl.float32).to(kind)
-    nothing = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    total, dots, sums = nothing, nothing, nothing
-    base, after = tl.zeros((BLOCK_N,), tl.int32), tl.zeros((BLOCK_N,), tl.int32)
-    # With their stages stated heads are fetched ahead as codes are, though no product reads them.
-    for tile in tl.range(split * tiles_a_split, tl.minimum((split + 1) * tiles_a_split, tiles), num_stages=STAGES):
+    zeros = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    total, dots, sums = zeros, zeros, zeros
+    super_scale, after = tl.zeros((BLOCK_N,), tl.int32), tl.zeros((BLOCK_N,), tl.int32)
+    # num_stages makes Triton prefetch scales as it does codes, though no product reads them.
+    for tile in tl.range(split * tiles_per_split, tl.minimum((split + 1) * tiles_per_split, tiles), num_stages=STAGES):
         row = tile * tl.cast(columns, tl.int64) + n
-        if BASE > 0:
-            base = tl.load(bases + tl.minimum(tile * TILE // BASE, superblocks - 1) * columns + n, mask=there, other=0)
+        if SUPERBLOCK > 0:
+            super_scale = tl.load(super_scales + tl.minimum(tile * TILE // SUPERBLOCK, superblocks - 1) * columns + n, mask=there, other=0)
         for field in tl.static_range(FIELDS):
             if field % (8 // LOW) == 0:
                 low_at = low + row[:, None] * (TILE * LOW // 8) + field // (8 // LOW) * WIDTH
@@ -94,31 +94,32 @@ def grouped_kernel(
             if SUMS:
                 sums = tl.dot(ones, part, sums, input_precision="ieee")
             if SIZE > 0 and (field + 1) * WIDTH % SPAN == 0:
-                if ((field + 1) * WIDTH // SPAN - 1) * HEAD_BYTES % 4 == 0:
-                    number = (tile * TILE + (field + 1) * WIDTH - SPAN) // SIZE * HEAD_BYTES // 4
-                    word = tl.load(heads + tl.minimum(number, words - 1) * columns + n, mask=there, other=0)
-                    if HEAD_BYTES == 8:
-                        after = tl.load(heads + tl.minimum(number + 1, words - 1) * columns + n, mask=there, other=0)
-                scale = scale_of(word, base, HEAD, ((field + 1) * WIDTH // SPAN - 1) * HEAD_BYTES % 4)
-                less = less_of(word, after, base, HEAD, ((field + 1) * WIDTH // SPAN - 1) * HEAD_BYTES % 4, 0)
-                total += _scaled(dots, sums, scale, less, MINS, ZEROS, ADDED)
-                dots, sums = nothing, nothing
+                if ((field + 1) * WIDTH // SPAN - 1) * GROUP_BYTES % 4 == 0:
+                    number = (tile * TILE + (field + 1) * WIDTH - SPAN) // SIZE * GROUP_BYTES // 4
+                    word = tl.load(scale_words + tl.minimum(number, words - 1) * columns + n, mask=there, other=0)
+                    if GROUP_BYTES == 8:
+                        after = tl.load(scale_words + tl.minimum(number + 1, words - 1) * columns + n, mask=there, other=0)
+                scale = scale_of(word, super_scale, SCALE_TYPE, ((field + 1) * WIDTH // SPAN - 1) * GROUP_BYTES % 4)
+                zero = zero_of(word, after, super_scale, SCALE_TYPE, ((field + 1) * WIDTH // SPAN - 1) * GROUP_BYTES % 4, 0)
+                total += _scaled(dots, sums, scale, zero, MINS, ZEROS, ADDED)
+                dots, sums = zeros, zeros
     if SIZE == 0:
-        word = tl.load(heads + n, mask=there, other=0)
-        if HEAD_BYTES == 8:
-            after = tl.load(heads + columns + n, mask=there, other=0)
-        total = _scaled(dots, sums, scale_of(word, base, HEAD, 0), less_of(word, after, base, HEAD, 0, 0), MINS, ZEROS, ADDED)
+        word = tl.load(scale_words + n, mask=there, other=0)
+        if GROUP_BYTES == 8:
+            after = tl.load(scale_words + columns + n, mask=there, other=0)
+        scale, zero = scale_of(word, super_scale, SCALE_TYPE, 0), zero_of(word, after, super_scale, SCALE_TYPE, 0, 0)
+        total = _scaled(dots, sums, scale, zero, MINS, ZEROS, ADDED)
     place = out + split.to(tl.int64) * out_split + m[None, :].to(tl.int64) * out_stride + n[:, None]
     tl.store(place, total.to(out.dtype.element_ty), mask=there[:, None] & (m < rows)[None, :])
 
 
 @triton.jit
-def _scaled(dots, sums, scale, less, MINS: tl.constexpr, ZEROS: tl.constexpr, ADDED: tl.constexpr):
-    """A group's share of the result [N, M]; ADDED is what was added to every code."""
+def _scaled(dots, sums, scale, zero, MINS: tl.constexpr, ZEROS: tl.constexpr, ADDED: tl.constexpr):
+    """A group's share of the result [N, M]; ADDED is the number that was added to every code."""
     if MINS:
-        share = scale[:, None] * (dots - ADDED * sums) - less[:, None] * sums
+        share = scale[:, None] * (dots - ADDED * sums) - zero[:, None] * sums
     elif ZEROS:
-        share = scale[:, None] * (dots - (less + ADDED)[:, None] * sums)
+        share = scale[:, None] * (dots - (zero + ADDED)[:, None] * sums)
     elif ADDED != 0:
         share = scale[:, None] * (dots - ADDED * sums)
     else:
@@ -137,23 +138,25 @@ def reduce_kernel(parts, out, columns, splits, part_stride, out_stride, BLOCK: t
     tl.store(out + m * out_stride + n, total.to(out.dtype.element_ty), mask=n < columns)
 
 
-def splits_of(weight: Integers) -> int:
-    """In how many parts the inputs are summed: a function of the matrix alone, so that no batch changes a sum."""
+def splits_of(weight: IntegerMatrix) -> int:
+    """Number of splits of the inputs: a function of the matrix alone, so that no batch changes a sum."""
     blocks = ceil_div(weight.shape[0], BLOCK_N)
-    return max(1, min(ceil_div(PROGRAMS, blocks), weight.tiles // LEAST_TILES, 16))
+    return max(1, min(ceil_div(PROGRAMS, blocks), weight.tiles // MIN_TILES, 16))
 
 
-def scratch_bytes(weight: Integers, rows: int) -> int:
-    """What `linear_grouped` needs beside its arguments for so many rows."""
+def scratch_bytes(weight: IntegerMatrix, rows: int) -> int:
+    """Scratch bytes of `linear_grouped` for so many rows."""
     splits = splits_of(weight)
     return 4 * splits * rows * weight.shape[0] if splits > 1 else 0
 
 
-def linear_grouped(x: Tensor, weight: Integers, out: Tensor, scratch: Tensor, *, block_rows: int | None = None) -> None:
+def linear_grouped(x: Tensor, weight: IntegerMatrix, out: Tensor, scratch: Tensor, *, block_rows: int | None = None) -> None:
     """x [M, K] · weightᵀ → out [M, N]; columns of x in the order of the codes.
 
-    scratch     uint8, `scratch_bytes`
-    block_rows  rows a program takes, 16 or 32; None: as few as M needs
+    scratch     uint8, at least `scratch_bytes`
+    block_rows  rows per program, 16 or 32; None: the fewest for M
+
+    ValueError where shapes do not fit.
     """
     rows, (columns, inputs) = rows_of(x, out), weight.shape
     if x.shape[1] != inputs or out.shape[1] != columns:
@@ -161,18 +164,20 @@ def linear_grouped(x: Tensor, weight: Integers, out: Tensor, scratch: Tensor, *,
     if not rows:
         return
     splits, form = splits_of(weight), weight.form
-    block = block_rows or (16 if rows <= 16 else MOST_ROWS)
+    block = block_rows or (16 if rows <= 16 else MAX_ROWS)
     parts = scratch[: scratch_bytes(weight, rows)].view(torch.float32) if splits > 1 else out
-    offset = 0 if form.low + form.high == 8 else _OFFSETS[x.dtype]
+    offset = 0 if form.low + form.high == 8 else _EXPONENT_OFFSETS[x.dtype]
     grid = (ceil_div(columns, BLOCK_N), splits, ceil_div(rows, block))
     grouped_kernel[grid](
-        x, weight.low, weight.low if weight.high is None else weight.high, weight.heads,
-        weight.heads if weight.bases is None else weight.bases, parts,
+        x, weight.low, weight.low if weight.high is None else weight.high, weight.scale_words,
+        weight.scale_words if weight.super_scales is None else weight.super_scales, parts,
         rows, columns, inputs, x.stride(0), columns if splits > 1 else out.stride(0), rows * columns if splits > 1 else 0,
-        weight.tiles, ceil_div(weight.tiles, splits), len(weight.heads), 1 if weight.bases is None else len(weight.bases),
-        LOW=form.low, HIGH=form.high, FIELDS=weight.fields, WIDTH=weight.width, SIZE=form.size, BASE=form.base,
-        HEAD=form.head, HEAD_BYTES=HEAD_BYTES[form.head], MINS=form.zero == "mins", ZEROS=form.zero == "zeros", CENTRE=form.centre,
-        OFFSET=offset, EVEN=weight.tiles * weight.tile == inputs, STAGES=STAGES, BLOCK_N=BLOCK_N, BLOCK_M=block, num_warps=4,
+        weight.tiles, ceil_div(weight.tiles, splits), len(weight.scale_words),
+        1 if weight.super_scales is None else len(weight.super_scales),
+        LOW=form.low, HIGH=form.high, FIELDS=weight.fields, WIDTH=weight.width, SIZE=form.size, SUPERBLOCK=form.superblock,
+        SCALE_TYPE=form.scale_type, GROUP_BYTES=GROUP_BYTES[form.scale_type], MINS=form.offset == "mins",
+        ZEROS=form.offset == "zeros", CENTRE=form.centre, OFFSET=offset, EVEN=weight.tiles * weight.tile == inputs,
+        STAGES=STAGES, BLOCK_N=BLOCK_N, BLOCK_M=block, num_warps=4,
     )  # fmt: skip
     if splits > 1:
         reduce_splits(parts, splits, out)

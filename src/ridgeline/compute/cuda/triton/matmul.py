@@ -1,6 +1,9 @@
-"""The product of floats whose results do not depend on the batch: one shape of tile at every number of rows, inputs in one ascending loop.
+"""Matrix products: of floats independent of the batch, and of e4m3 with e4m3.
 
-cuBLAS picks another kernel for another number of rows, and with it another order of sums.
+`matmul` has one tile shape at every number of rows, and sums inputs in one ascending loop: cuBLAS picks another kernel for another number
+of rows, and with it another order of sums. `linear_fp8` has scales per row of activations, and per row or block of weights. Sums of
+`BLOCK_K` products become fp32 before they are added up: the tensor cores of a Hopper keep fewer bits inside a sum of fp8 products
+(DeepSeek-AI 2024, section 3.3.2), and a block's scale belongs there. It needs a device that computes with fp8 by itself.
 """
 
 from typing import Final, NamedTuple
@@ -10,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ridgeline.compute.cuda.triton.launch import ceil_div, rows_of, same_width
+from ridgeline.compute.cuda.weights import Fp8Matrix
 
 
 class Tile(NamedTuple):
@@ -23,7 +27,13 @@ class Tile(NamedTuple):
 
 
 TILES: Final = {2: Tile(64, 64, 64, 4, 4), 4: Tile(32, 64, 32, 4, 2)}
-"""By bytes of an operand. 64 rows are the least that Hopper's tensor cores take; 64 outputs give a narrow matrix enough programs."""
+"""Tiles by bytes of an operand. 64 rows are the least that Hopper's tensor cores take; 64 outputs give a narrow matrix enough programs."""
+
+FP8_TILES: Final = ((16, Tile(16, 32, 128, 4, 5)), (32, Tile(32, 32, 128, 4, 5)), (64, Tile(64, 64, 128, 4, 4)))
+"""(most rows, tile): few rows need many programs, as each streams part of the weights."""
+FP8_LARGEST: Final = Tile(128, 128, 128, 8, 3)
+FP8_INVARIANT: Final = Tile(64, 64, 128, 4, 4)
+"""The tile for every number of rows in the batch-invariant mode."""
 
 
 @triton.jit
@@ -49,7 +59,7 @@ def matmul_kernel(
 
 
 def matmul(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """x [M, K] · weight [N, K]ᵀ → out [M, N]; x and weight of one type, summed in fp32."""
+    """x [M, K] · weight [N, K]ᵀ → out [M, N]; x and weight of one type, summed in fp32. ValueError where shapes do not fit."""
     rows, inputs, columns = rows_of(x, out), same_width(x, weight), weight.shape[0]
     if x.dtype != weight.dtype or out.shape[1] != columns:
         raise ValueError(f"x {x.dtype}, weights {weight.dtype} {tuple(weight.shape)} and out {tuple(out.shape)} do not fit each other")
@@ -59,4 +69,53 @@ def matmul(x: Tensor, weight: Tensor, out: Tensor) -> None:
     matmul_kernel[(ceil_div(columns, tile.n), ceil_div(rows, tile.m))](
         x, weight, out, rows, columns, inputs, x.stride(0), weight.stride(0), out.stride(0),
         EVEN=inputs % tile.k == 0, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+@triton.jit
+def linear_fp8_kernel(
+    x, x_scales, weight, scales, out,
+    rows, columns, inputs, x_stride, x_scales_stride, weight_stride, scales_stride, out_stride,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M rows, BLOCK_N outputs, all inputs. WIDTH 0: a scale per row of weights."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    x_at = x + m[:, None].to(tl.int64) * x_stride + k[None, :]
+    weight_at = weight + n[None, :].to(tl.int64) * weight_stride + k[:, None]
+    scale_at = scales + (n // HEIGHT) * scales_stride
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, inputs, BLOCK_K):
+        inside = k < inputs - start
+        left = (m < rows)[:, None] if EVEN else (m < rows)[:, None] & inside[None, :]
+        right = (n < columns)[None, :] if EVEN else (n < columns)[None, :] & inside[:, None]
+        dots = tl.dot(tl.load(x_at + start, mask=left, other=0.0), tl.load(weight_at + start, mask=right, other=0.0))
+        if WIDTH == 0:
+            total += dots
+        else:
+            total += dots * tl.load(scale_at + start // WIDTH, mask=n < columns, other=0.0)[None, :]
+    if WIDTH == 0:
+        total *= tl.load(scale_at, mask=n < columns, other=0.0)[None, :]
+    total *= tl.load(x_scales + m * x_scales_stride, mask=m < rows, other=0.0)[:, None]
+    place = out + m[:, None].to(tl.int64) * out_stride + n[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=(m < rows)[:, None] & (n < columns)[None, :])
+
+
+def linear_fp8(codes: Tensor, scales: Tensor, weight: Fp8Matrix, out: Tensor, *, invariant: bool = False) -> None:
+    """codes e4m3 [M, K] with scales fp32 [M], weightᵀ → out [M, N]. `invariant`: results do not depend on M. ValueError where
+    shapes do not fit."""
+    rows, inputs, columns = rows_of(codes, out), same_width(codes, weight.codes), weight.shape[0]
+    if out.shape[1] != columns or len(scales) != rows or not (weight.per_channel or weight.block[1] % FP8_LARGEST.k == 0):
+        raise ValueError(f"out {tuple(out.shape)}, {len(scales)} scales and weights {weight.shape} of blocks {weight.block} do not fit")
+    if not rows:
+        return
+    tile = FP8_INVARIANT if invariant else next((tile for most, tile in FP8_TILES if rows <= most), FP8_LARGEST)
+    height, width = weight.block
+    linear_fp8_kernel[(ceil_div(columns, tile.n), ceil_div(rows, tile.m))](
+        codes, scales, weight.codes, weight.scales, out,
+        rows, columns, inputs, codes.stride(0), scales.stride(0), inputs, weight.scales.stride(0), out.stride(0),
+        HEIGHT=height, WIDTH=0 if weight.per_channel else width, EVEN=inputs % tile.k == 0,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -10,32 +10,15 @@ import triton.language as tl
 from ridgeline.compute.cuda.triton.formulas import fp8_scale, to_fp8
 from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
 
-NUMBERS = 1024
-"""A program normalises as many short pieces as make up about so many numbers."""
+PROGRAM_NUMBERS = 1024
+"""Numbers that a program normalises, about: as many short pieces."""
 
 
 @triton.jit(do_not_specialize=["pieces"])
 def rms_norm_kernel(
-    x,
-    y,
-    weight,
-    total,
-    out,
-    scales,
-    eps,
-    pieces,
-    pieces_of_row,
-    x_stride,
-    y_stride,
-    total_stride,
-    out_stride,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PIECES: tl.constexpr,
-    ADD: tl.constexpr,
-    FP8: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
+    x, y, weight, total, out, scales, eps, pieces, pieces_of_row, x_stride, y_stride, total_stride, out_stride, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr, ADD: tl.constexpr, FP8: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
     """Each program: `PIECES` pieces of `WIDTH` numbers; with ADD of x + y, which goes to `total`; with FP8 to codes and scales."""
     piece = tl.program_id(0) * PIECES + tl.arange(0, PIECES)
     row = (piece // pieces_of_row).to(tl.int64)[:, None]
@@ -99,38 +82,22 @@ def _launch(
     out: torch.Tensor,
     scales: torch.Tensor | None,
 ) -> None:
-    """One launch for any of them: what is absent is never touched."""
+    """The launch of all RMS norms; absent arguments are not touched."""
     summand, summed = (x if y is None else y), (x if total is None else total)
     rows, width, piece = rows_of(x, summand, summed, out), same_width(x, summand, summed, out), weight.shape[0]
     if width % piece or (scales is not None and (piece != width or scales.shape != (rows,))):
         raise ValueError(f"a weight of {piece} for rows of {width}, scales {None if scales is None else tuple(scales.shape)}")
     block = power_of_2(piece)
-    together = 1 if width == piece else max(1, NUMBERS // block)
+    pieces_per_program = 1 if width == piece else max(1, PROGRAM_NUMBERS // block)
     pieces = rows * (width // piece)
     if not pieces:
         return
-    rms_norm_kernel[(ceil_div(pieces, together),)](
-        x,
-        summand,
-        weight,
-        summed,
-        out if scales is None else codes_of(out),
-        weight if scales is None else scales,
-        eps,
-        pieces,
-        width // piece,
-        x.stride(0),
-        summand.stride(0),
-        summed.stride(0),
-        out.stride(0),
-        WIDTH=piece,
-        BLOCK=block,
-        PIECES=together,
-        ADD=y is not None,
-        FP8=scales is not None,
-        NATIVE=native_fp8(x.device),
-        num_warps=warps(block * together),
-    )
+    rms_norm_kernel[(ceil_div(pieces, pieces_per_program),)](
+        x, summand, weight, summed, out if scales is None else codes_of(out), weight if scales is None else scales, eps, pieces,
+        width // piece, x.stride(0), summand.stride(0), summed.stride(0), out.stride(0), WIDTH=piece, BLOCK=block,
+        PIECES=pieces_per_program, ADD=y is not None, FP8=scales is not None, NATIVE=native_fp8(x.device),
+        num_warps=warps(block * pieces_per_program),
+    )  # fmt: skip
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""From numbers to fp8 and back, and from packed integers to numbers: what products need that read a matrix in another form.
+"""Quantisation to fp8, and dequantisation of fp8 and packed integers.
 
 `dequantise` gives the bits of the reference in fp32, rounded once to the type of its output.
 """
@@ -9,11 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ridgeline.compute.cuda.integers import HEAD_BYTES, Integers
-from ridgeline.compute.cuda.triton.formulas import fp8_scale, from_fp8, to_fp8
+from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
+from ridgeline.compute.cuda.triton.formulas import field_of, fp8_scale, from_fp8, scale_of, to_fp8, zero_of
 from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of, same_width, warps
-from ridgeline.compute.cuda.triton.packed import field_of, less_of, scale_of
-from ridgeline.compute.cuda.weights import Fp8
+from ridgeline.compute.cuda.weights import Fp8Matrix
 
 BLOCK_N: Final = 64
 BLOCK_K: Final = 128
@@ -21,7 +20,7 @@ BLOCK_K: Final = 128
 
 @triton.jit
 def quantise_fp8_kernel(x, codes, scales, x_stride, codes_stride, scales_stride, width, NATIVE: tl.constexpr, BLOCK: tl.constexpr):
-    """One row a program."""
+    """One program: one row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < width
@@ -33,11 +32,11 @@ def quantise_fp8_kernel(x, codes, scales, x_stride, codes_stride, scales_stride,
 
 @triton.jit
 def dequantise_grouped_kernel(
-    low, high, heads, bases, out, first, rows, columns, inputs, out_stride, words, superblocks,
-    LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, BASE: tl.constexpr,
-    HEAD: tl.constexpr, HEAD_BYTES: tl.constexpr, MINS: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr,
+    low, high, scale_words, super_scales, out, first, rows, columns, inputs, out_stride, words, superblocks,
+    LOW: tl.constexpr, HIGH: tl.constexpr, FIELDS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, SUPERBLOCK: tl.constexpr,
+    SCALE_TYPE: tl.constexpr, GROUP_BYTES: tl.constexpr, MINS: tl.constexpr, CENTRE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One program: one tile of BLOCK_N rows, of which the first is row `first` of the matrix. `Integers` says how planes lie."""
+    """One program: one tile of BLOCK_N rows, of which the first is row `first` of the matrix. `IntegerMatrix` says how planes lie."""
     tile = tl.program_id(0)
     row = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     w = tl.arange(0, WIDTH)
@@ -46,24 +45,24 @@ def dequantise_grouped_kernel(
     TILE: tl.constexpr = FIELDS * WIDTH
     SPAN: tl.constexpr = TILE if SIZE > TILE or SIZE == 0 else SIZE
     place = tile.to(tl.int64) * columns + n
-    base = tl.zeros((BLOCK_N,), tl.int32)
+    super_scale = tl.zeros((BLOCK_N,), tl.int32)
     after = tl.zeros((BLOCK_N,), tl.int32)
-    if BASE > 0:
-        base = tl.load(bases + tl.minimum(tile * TILE // BASE, superblocks - 1) * columns + n, mask=there, other=0)
+    if SUPERBLOCK > 0:
+        super_scale = tl.load(super_scales + tl.minimum(tile * TILE // SUPERBLOCK, superblocks - 1) * columns + n, mask=there, other=0)
     for field in tl.static_range(FIELDS):
         low_at = low + place[:, None] * (TILE * LOW // 8) + field // (8 // LOW) * WIDTH
         codes = field_of(tl.load(low_at + w[None, :], mask=there[:, None], other=0), field, LOW)
         if HIGH > 0:
             high_at = high + place[:, None] * (TILE * HIGH // 8) + field // (8 // HIGH) * WIDTH
             codes = codes | (field_of(tl.load(high_at + w[None, :], mask=there[:, None], other=0), field, HIGH) << LOW)
-        number = (tile * TILE + field * WIDTH) // SIZE * HEAD_BYTES // 4 if SIZE > 0 else 0
-        word = tl.load(heads + tl.minimum(number, words - 1) * columns + n, mask=there, other=0)
-        if HEAD_BYTES == 8:
-            after = tl.load(heads + tl.minimum(number + 1, words - 1) * columns + n, mask=there, other=0)
-        scale = scale_of(word, base, HEAD, field * WIDTH // SPAN * HEAD_BYTES % 4)
-        less = less_of(word, after, base, HEAD, field * WIDTH // SPAN * HEAD_BYTES % 4, CENTRE)[:, None]
+        number = (tile * TILE + field * WIDTH) // SIZE * GROUP_BYTES // 4 if SIZE > 0 else 0
+        word = tl.load(scale_words + tl.minimum(number, words - 1) * columns + n, mask=there, other=0)
+        if GROUP_BYTES == 8:
+            after = tl.load(scale_words + tl.minimum(number + 1, words - 1) * columns + n, mask=there, other=0)
+        scale = scale_of(word, super_scale, SCALE_TYPE, field * WIDTH // SPAN * GROUP_BYTES % 4)
+        zero = zero_of(word, after, super_scale, SCALE_TYPE, field * WIDTH // SPAN * GROUP_BYTES % 4, CENTRE)[:, None]
         numbers = codes.to(tl.float32)
-        numbers = scale[:, None] * numbers - less if MINS else scale[:, None] * (numbers - less)
+        numbers = scale[:, None] * numbers - zero if MINS else scale[:, None] * (numbers - zero)
         k = tile * TILE + field * WIDTH + w
         target = out + row[:, None].to(tl.int64) * out_stride + k[None, :]
         tl.store(target, numbers.to(out.dtype.element_ty), mask=there[:, None] & (k < inputs)[None, :])
@@ -85,7 +84,7 @@ def dequantise_fp8_kernel(
 
 
 def quantise_fp8(x: Tensor, codes: Tensor, scales: Tensor) -> None:
-    """x [T, K] → codes e4m3 [T, K], scales fp32 [T]: amax / 448 of a row, codes to the nearest. A row that is not finite has a NaN."""
+    """x [T, K] → codes e4m3 [T, K], scales fp32 [T]: amax / 448 of a row, codes to the nearest. A row that is not finite gets a NaN."""
     rows, width = rows_of(x, codes), same_width(x, codes)
     if not rows:
         return
@@ -96,14 +95,14 @@ def quantise_fp8(x: Tensor, codes: Tensor, scales: Tensor) -> None:
     )  # fmt: skip
 
 
-def dequantise(weight: Integers | Fp8, first: int, out: Tensor) -> None:
-    """Rows `first` … of a matrix into out [rows, K], columns in the order of the codes."""
+def dequantise(weight: IntegerMatrix | Fp8Matrix, first: int, out: Tensor) -> None:
+    """Rows `first` … of a matrix [N, K] → out [rows, K], columns in the order of the codes. ValueError where out does not fit."""
     rows, (columns, inputs) = len(out), weight.shape
     if not 0 <= first <= first + rows <= columns or out.shape[1] != inputs:
         raise ValueError(f"rows {first} … of weights {weight.shape} do not fill {tuple(out.shape)}")
     if not rows:
         return
-    if isinstance(weight, Fp8):
+    if isinstance(weight, Fp8Matrix):
         height, width = weight.block
         dequantise_fp8_kernel[(ceil_div(rows, BLOCK_N), ceil_div(inputs, BLOCK_K))](
             codes_of(weight.codes), weight.scales, out, first, rows, inputs, out.stride(0), weight.scales.stride(0),
@@ -112,9 +111,11 @@ def dequantise(weight: Integers | Fp8, first: int, out: Tensor) -> None:
         return
     form = weight.form
     dequantise_grouped_kernel[(weight.tiles, ceil_div(rows, BLOCK_N))](
-        weight.low, weight.low if weight.high is None else weight.high, weight.heads,
-        weight.heads if weight.bases is None else weight.bases, out,
-        first, rows, columns, inputs, out.stride(0), len(weight.heads), 1 if weight.bases is None else len(weight.bases),
-        LOW=form.low, HIGH=form.high, FIELDS=weight.fields, WIDTH=weight.width, SIZE=form.size, BASE=form.base,
-        HEAD=form.head, HEAD_BYTES=HEAD_BYTES[form.head], MINS=form.zero == "mins", CENTRE=form.centre, BLOCK_N=BLOCK_N,
+        weight.low, weight.low if weight.high is None else weight.high, weight.scale_words,
+        weight.scale_words if weight.super_scales is None else weight.super_scales, out,
+        first, rows, columns, inputs, out.stride(0), len(weight.scale_words),
+        1 if weight.super_scales is None else len(weight.super_scales),
+        LOW=form.low, HIGH=form.high, FIELDS=weight.fields, WIDTH=weight.width, SIZE=form.size, SUPERBLOCK=form.superblock,
+        SCALE_TYPE=form.scale_type, GROUP_BYTES=GROUP_BYTES[form.scale_type], MINS=form.offset == "mins", CENTRE=form.centre,
+        BLOCK_N=BLOCK_N,
     )  # fmt: skip

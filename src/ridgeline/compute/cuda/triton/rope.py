@@ -1,4 +1,4 @@
-"""Rotary position embedding, and the write to the KV cache that follows it: norms of heads, rotation and write in one launch."""
+"""Rotary position embedding, and writes to the KV cache: norms of heads, rotation and write in one launch."""
 
 import math
 
@@ -11,170 +11,116 @@ from ridgeline.compute.cuda.triton.formulas import round_even, to_fp8
 from ridgeline.compute.cuda.triton.launch import ceil_div, codes_of, native_fp8, power_of_2, rows_of
 from ridgeline.facts.model import Rope
 
-NUMBERS = 1024
-"""A program takes as many heads of a token as make up about so many numbers."""
+HEAD_NUMBERS = 1024
+"""Numbers that a program takes, about: as many heads of a token."""
 
 
-def turns(rope: Rope, device: torch.device) -> torch.Tensor:
-    """fp64 [dim / 2]: by how much of a full turn each pair of a head turns from one position to the next. For `rotation`."""
+def frequencies(rope: Rope, device: torch.device) -> torch.Tensor:
+    """fp64 [dim / 2]: rotation of each pair of a head per position, in full turns. For `rotation`."""
     half = rope.dim // 2
     divisors = rope.divisors or (1.0,) * half
-    made = [rope.base ** (-i / half) / divisor / (2 * math.pi) for i, divisor in enumerate(divisors)]
-    return torch.tensor(made, dtype=torch.float64, device=device)
+    result = [rope.base ** (-i / half) / divisor / (2 * math.pi) for i, divisor in enumerate(divisors)]
+    return torch.tensor(result, dtype=torch.float64, device=device)
 
 
 @triton.jit
-def rotation_kernel(positions, turns, out, scale, out_stride, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """Each program: one token. Whole turns are taken off in double precision, what is left is a small angle."""
+def rotation_kernel(positions, frequencies, out, scale, out_stride, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """Each program: one token. Full turns are subtracted in double precision, which leaves a small angle."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < HALF
-    turned = tl.load(positions + row).to(tl.float64) * tl.load(turns + at, mask=mask, other=0.0)
-    angle = ((turned - tl.floor(turned + 0.5)) * 6.283185307179586).to(tl.float32)
+    turns = tl.load(positions + row).to(tl.float64) * tl.load(frequencies + at, mask=mask, other=0.0)
+    angle = ((turns - tl.floor(turns + 0.5)) * 6.283185307179586).to(tl.float32)
     place = out + row * out_stride + at
     tl.store(place, tl.cos(angle) * scale, mask=mask)
     tl.store(place + HALF, tl.sin(angle) * scale, mask=mask)
 
 
-def rotation(positions: torch.Tensor, turns: torch.Tensor, scale: float, out: torch.Tensor) -> None:
-    """positions int32 [T] or [1, T], `turns(rope)`, `rope.scale` → out fp32 [T, dim]: the cosines of a head's pairs, then their sines."""
-    at, half = positions.view(-1), len(turns)
+def rotation(positions: torch.Tensor, frequencies: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+    """positions int32 [T] or [1, T], `frequencies(rope)`, `rope.scale` → out fp32 [T, dim]: the cosines of a head's pairs, then their
+    sines."""
+    at, half = positions.view(-1), len(frequencies)
     if rows_of(at, out) and out.shape[1] == 2 * half:
-        rotation_kernel[(len(at),)](at, turns, out, scale, out.stride(0), HALF=half, BLOCK=power_of_2(half), num_warps=1)
+        rotation_kernel[(len(at),)](at, frequencies, out, scale, out.stride(0), HALF=half, BLOCK=power_of_2(half), num_warps=1)
 
 
 @triton.jit
-def turned_heads(
-    x,
-    weight,
-    table,
-    heads,
-    eps,
-    HEAD: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,
-    FIRST,
+def rotated_heads(
+    x, weight, table, heads, eps, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, FIRST,
     NORM: tl.constexpr,
-):
-    """Heads FIRST … FIRST + HEADS of the token at x, fp32 [HEADS, BLOCK]: over their root mean square where NORM, turned by `table`."""
+):  # fmt: skip
+    """Heads FIRST … FIRST + HEADS of the token at x, fp32 [HEADS, BLOCK]: normalised where NORM, rotated by `table`."""
     head = FIRST + tl.arange(0, HEADS)
     at = tl.arange(0, BLOCK)
     whole = (head < heads)[:, None] & (at < HEAD)[None, :]
     place = x + head[:, None] * HEAD
-    made = tl.load(place + at[None, :], mask=whole, other=0.0).to(tl.float32)
+    result = tl.load(place + at[None, :], mask=whole, other=0.0).to(tl.float32)
     if NORM:
-        inverse = tl.rsqrt(tl.sum(made * made, axis=1) / HEAD + eps)[:, None]
-        made = made * inverse * tl.load(weight + at, mask=at < HEAD, other=0.0).to(tl.float32)[None, :]
+        inverse = tl.rsqrt(tl.sum(result * result, axis=1) / HEAD + eps)[:, None]
+        result = result * inverse * tl.load(weight + at, mask=at < HEAD, other=0.0).to(tl.float32)[None, :]
     if HALF:
         first = at < HALF
-        turns = at < 2 * HALF
+        is_rotated = at < 2 * HALF
         other = tl.where(first, at + HALF, at - HALF)
         pair = tl.where(first, at, at - HALF)
-        partner = tl.load(place + other[None, :], mask=whole & turns[None, :], other=0.0).to(tl.float32)
+        partner = tl.load(place + other[None, :], mask=whole & is_rotated[None, :], other=0.0).to(tl.float32)
         if NORM:
-            partner = partner * inverse * tl.load(weight + other, mask=turns, other=0.0).to(tl.float32)[None, :]
-        cosine = tl.load(table + pair, mask=turns, other=1.0)
-        sine = tl.load(table + HALF + pair, mask=turns, other=0.0)
-        made = made * cosine[None, :] + partner * tl.where(first, -sine, sine)[None, :]
-    return made
+            partner = partner * inverse * tl.load(weight + other, mask=is_rotated, other=0.0).to(tl.float32)[None, :]
+        cosine = tl.load(table + pair, mask=is_rotated, other=1.0)
+        sine = tl.load(table + HALF + pair, mask=is_rotated, other=0.0)
+        result = result * cosine[None, :] + partner * tl.where(first, -sine, sine)[None, :]
+    return result
 
 
 @triton.jit
 def rotate_kernel(
-    x,
-    table,
-    out,
-    heads,
-    x_stride,
-    table_stride,
-    out_stride,
-    HEAD: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x, table, out, heads, x_stride, table_stride, out_stride, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
-):
+):  # fmt: skip
     """Each program: `HEADS` heads of one token."""
     row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS
-    made = turned_heads(x + row * x_stride, x, table + row * table_stride, heads, 0.0, HEAD, HALF, BLOCK, HEADS, first, False)
+    result = rotated_heads(x + row * x_stride, x, table + row * table_stride, heads, 0.0, HEAD, HALF, BLOCK, HEADS, first, False)
     head, at = first + tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
-    tl.store(out + row * out_stride + head * HEAD + at, made.to(out.dtype.element_ty), mask=(head < heads) & (at < HEAD))
+    tl.store(out + row * out_stride + head * HEAD + at, result.to(out.dtype.element_ty), mask=(head < heads) & (at < HEAD))
 
 
 def rotate(x: torch.Tensor, rotation: torch.Tensor, head_dim: int, out: torch.Tensor) -> None:
     """x [T, H · head_dim] by `rotation` [T, dim], into `out`, which may not overlap x. Su et al. 2021, halves as pairs."""
     rows, heads, block = rows_of(x, rotation, out), x.shape[1] // head_dim, power_of_2(head_dim)
-    together = _together(heads, block)
+    heads_per_program = _heads_per_program(heads, block)
     if rows:
-        rotate_kernel[(rows, ceil_div(heads, together))](
-            x,
-            rotation,
-            out,
-            heads,
-            x.stride(0),
-            rotation.stride(0),
-            out.stride(0),
-            HEAD=head_dim,
-            HALF=rotation.shape[1] // 2,
-            BLOCK=block,
-            HEADS=together,
-        )
+        rotate_kernel[(rows, ceil_div(heads, heads_per_program))](
+            x, rotation, out, heads, x.stride(0), rotation.stride(0), out.stride(0), HEAD=head_dim, HALF=rotation.shape[1] // 2,
+            BLOCK=block, HEADS=heads_per_program,
+        )  # fmt: skip
 
 
 @triton.jit
-def write_heads(made, numbers, scales, mask, plain, KIND: tl.constexpr, NATIVE: tl.constexpr):
-    """fp32 [heads, D] to the cache: `numbers` [heads, D] and, for int8, `scales` [heads] are addresses; `plain` masks heads."""
+def write_heads(result, numbers, scales, mask, head_mask, KIND: tl.constexpr, NATIVE: tl.constexpr):
+    """fp32 [heads, D] to the cache: `numbers` [heads, D] and, for int8, `scales` [heads] are addresses; `head_mask` masks heads."""
     if KIND == "fp8":
-        tl.store(numbers, to_fp8(made, NATIVE), mask=mask)
+        tl.store(numbers, to_fp8(result, NATIVE), mask=mask)
     elif KIND == "int8":
-        size = tl.abs(made)
+        size = tl.abs(result)
         # NaN fails every comparison: a head with a number that is not finite gets the scale NaN, and codes 0.
         finite = tl.sum((size < float("inf")).to(tl.int32) - 1, axis=1) == 0
         largest = tl.max(tl.where(finite[:, None], size, 0.0), axis=1)
-        live = largest > 1e-36
-        inverse = tl.where(live, 127.0 / tl.where(live, largest, 1.0), 0.0)
-        codes = round_even(tl.where(finite[:, None], made, 0.0) * inverse[:, None])
+        invertible = largest > 1e-36
+        inverse = tl.where(invertible, 127.0 / tl.where(invertible, largest, 1.0), 0.0)
+        codes = round_even(tl.where(finite[:, None], result, 0.0) * inverse[:, None])
         tl.store(numbers, codes.to(tl.int32).to(tl.int8), mask=mask)
-        tl.store(scales, tl.where(finite, tl.where(live, largest / 127.0, 0.0), float("nan")), mask=plain)
+        tl.store(scales, tl.where(finite, tl.where(invertible, largest / 127.0, 0.0), float("nan")), mask=head_mask)
     else:
-        tl.store(numbers, made.to(numbers.dtype.element_ty), mask=mask)
+        tl.store(numbers, result.to(numbers.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def rotate_write_kernel(
-    q,
-    k,
-    v,
-    table,
-    slots,
-    q_out,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    q_weight,
-    k_weight,
-    eps,
-    q_heads,
-    kv_heads,
-    q_stride,
-    k_stride,
-    v_stride,
-    table_stride,
-    out_stride,
-    page_stride,
-    scale_stride,
-    HEAD: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-    Q_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    KIND: tl.constexpr,
-    NORM_Q: tl.constexpr,
-    NORM_K: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
+    q, k, v, table, slots, q_out, keys, values, key_scales, value_scales, q_weight, k_weight, eps, q_heads, kv_heads, q_stride, k_stride,
+    v_stride, table_stride, out_stride, block_stride, scale_stride, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, KIND: tl.constexpr, NORM_Q: tl.constexpr,
+    NORM_K: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
     """Each program: some heads of one token, of q (the first programs) or of k and v."""
     row = tl.program_id(0).to(tl.int64)
     table += row * table_stride
@@ -182,38 +128,29 @@ def rotate_write_kernel(
     q_programs = tl.cdiv(q_heads, Q_HEADS)
     if tl.program_id(1) < q_programs:
         q_first = tl.program_id(1) * Q_HEADS
-        turned = turned_heads(q + row * q_stride, q_weight, table, q_heads, eps, HEAD, HALF, BLOCK, Q_HEADS, q_first, NORM_Q)
+        rotated = rotated_heads(q + row * q_stride, q_weight, table, q_heads, eps, HEAD, HALF, BLOCK, Q_HEADS, q_first, NORM_Q)
         q_head = q_first + tl.arange(0, Q_HEADS)[:, None]
         q_place = q_out + row * out_stride + q_head * HEAD + at
-        tl.store(q_place, turned.to(q_out.dtype.element_ty), mask=(q_head < q_heads) & (at < HEAD))
+        tl.store(q_place, rotated.to(q_out.dtype.element_ty), mask=(q_head < q_heads) & (at < HEAD))
     else:
         first = (tl.program_id(1) - q_programs) * KV_HEADS
-        key = turned_heads(k + row * k_stride, k_weight, table, kv_heads, eps, HEAD, HALF, BLOCK, KV_HEADS, first, NORM_K)
-        value = turned_heads(v + row * v_stride, v, table, kv_heads, eps, HEAD, 0, BLOCK, KV_HEADS, first, False)
+        key = rotated_heads(k + row * k_stride, k_weight, table, kv_heads, eps, HEAD, HALF, BLOCK, KV_HEADS, first, NORM_K)
+        value = rotated_heads(v + row * v_stride, v, table, kv_heads, eps, HEAD, 0, BLOCK, KV_HEADS, first, False)
         head = first + tl.arange(0, KV_HEADS)
-        plain, mask = head < kv_heads, (head < kv_heads)[:, None] & (at < HEAD)
+        head_mask, mask = head < kv_heads, (head < kv_heads)[:, None] & (at < HEAD)
         slot = tl.load(slots + row)
-        page, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
-        place = page * page_stride + (offset * kv_heads + head)[:, None] * HEAD + at
-        scale_place = page * scale_stride + offset * kv_heads + head
-        write_heads(key, keys + place, key_scales + scale_place, mask, plain, KIND, NATIVE)
-        write_heads(value, values + place, value_scales + scale_place, mask, plain, KIND, NATIVE)
+        block_id, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
+        place = block_id * block_stride + (offset * kv_heads + head)[:, None] * HEAD + at
+        scale_place = block_id * scale_stride + offset * kv_heads + head
+        write_heads(key, keys + place, key_scales + scale_place, mask, head_mask, KIND, NATIVE)
+        write_heads(value, values + place, value_scales + scale_place, mask, head_mask, KIND, NATIVE)
 
 
 def rotate_write(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rotation: torch.Tensor,
-    slots: torch.Tensor,
-    layer: CacheLayer,
-    head_dim: int,
-    q_out: torch.Tensor,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 0.0,
-) -> None:
-    """q [T, H · head_dim] turned into `q_out`, k turned and v [T, KV heads · head_dim] into `slots` int64 [T] of a cache layer.
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: torch.Tensor, slots: torch.Tensor, layer: CacheLayer, head_dim: int,
+    q_out: torch.Tensor, q_norm: torch.Tensor | None = None, k_norm: torch.Tensor | None = None, eps: float = 0.0,
+) -> None:  # fmt: skip
+    """q [T, H · head_dim] rotated into `q_out`, k rotated and v [T, KV heads · head_dim] into `slots` int64 [T] of a cache layer.
 
     `q_norm`, `k_norm` [head_dim]: heads are first divided by their root mean square and multiplied by these. `q_out` may not overlap q.
     """
@@ -226,17 +163,9 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, layer: Cache
 
 
 def _write(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rotation: torch.Tensor | None,
-    slots: torch.Tensor,
-    layer: CacheLayer,
-    head_dim: int,
-    q_out: torch.Tensor,
-    norms: tuple[torch.Tensor | None, torch.Tensor | None],
-    eps: float,
-) -> None:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: torch.Tensor | None, slots: torch.Tensor, layer: CacheLayer, head_dim: int,
+    q_out: torch.Tensor, norms: tuple[torch.Tensor | None, torch.Tensor | None], eps: float,
+) -> None:  # fmt: skip
     table = k if rotation is None else rotation
     rows, q_heads, kv_heads, block = rows_of(q, k, v, table, slots, q_out), q.shape[1] // head_dim, layer.kv_heads, power_of_2(head_dim)
     if (k.shape[1], v.shape[1], layer.keys.shape[3]) != (kv_heads * head_dim, kv_heads * head_dim, head_dim):
@@ -245,42 +174,17 @@ def _write(
         return
     fp8, scales = layer.keys.dtype == torch.float8_e4m3fn, layer.key_scales
     keys, values = (codes_of(layer.keys), codes_of(layer.values)) if fp8 else (layer.keys, layer.values)
-    of_q, of_kv = _together(q_heads, block), _together(kv_heads, block)
+    of_q, of_kv = _heads_per_program(q_heads, block), _heads_per_program(kv_heads, block)
     rotate_write_kernel[(rows, ceil_div(q_heads, of_q) + ceil_div(kv_heads, of_kv))](
-        q,
-        k,
-        v,
-        table,
-        slots,
-        q_out,
-        keys,
-        values,
-        keys if scales is None else scales,
-        values if layer.value_scales is None else layer.value_scales,
-        *(k if norm is None else norm for norm in norms),
-        eps,
-        q_heads,
-        kv_heads,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        table.stride(0),
-        q_out.stride(0),
-        keys.stride(0),
-        0 if scales is None else scales.stride(0),
-        HEAD=head_dim,
-        HALF=0 if rotation is None else rotation.shape[1] // 2,
-        BLOCK=block,
-        Q_HEADS=of_q,
-        KV_HEADS=of_kv,
-        BLOCK_TOKENS=layer.block_tokens,
-        KIND="fp8" if fp8 else "plain" if scales is None else "int8",
-        NORM_Q=norms[0] is not None,
-        NORM_K=norms[1] is not None,
-        NATIVE=native_fp8(k.device),
-    )
+        q, k, v, table, slots, q_out, keys, values, keys if scales is None else scales,
+        values if layer.value_scales is None else layer.value_scales, *(k if norm is None else norm for norm in norms), eps, q_heads,
+        kv_heads, q.stride(0), k.stride(0), v.stride(0), table.stride(0), q_out.stride(0), keys.stride(0),
+        0 if scales is None else scales.stride(0), HEAD=head_dim, HALF=0 if rotation is None else rotation.shape[1] // 2, BLOCK=block,
+        Q_HEADS=of_q, KV_HEADS=of_kv, BLOCK_TOKENS=layer.block_tokens, KIND="fp8" if fp8 else "head_mask" if scales is None else "int8",
+        NORM_Q=norms[0] is not None, NORM_K=norms[1] is not None, NATIVE=native_fp8(k.device),
+    )  # fmt: skip
 
 
-def _together(heads: int, block: int) -> int:
-    """Heads that one program takes."""
-    return min(power_of_2(heads), max(1, NUMBERS // block))
+def _heads_per_program(heads: int, block: int) -> int:
+    """Heads per program."""
+    return min(power_of_2(heads), max(1, HEAD_NUMBERS // block))

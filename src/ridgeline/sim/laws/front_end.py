@@ -1,7 +1,7 @@
-"""The front end's part in the simulation: reads outputs, finds stop strings late, answers provisional ends, counts what each choice got.
+"""Simulated front end: reads outputs, finds stop strings after a delay, answers provisional ends, counts the ids of each choice.
 
-Owns one oracle a choice and the laws that only a client can see (1, 8, 9, 10, 11, 15); never touches the scheduler.
-A stop string is modelled as a short pattern of ids, which is what the engine sees of it.
+Owns one oracle per choice and the laws that only a client can observe (1, 8, 9, 10, 11, 15); never touches the scheduler.
+A stop string is modelled as a short pattern of ids.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,48 +14,51 @@ from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted
 from ridgeline.engine.engine import Turn
 from ridgeline.errors import LawViolation
-from ridgeline.sim.laws.oracle import Oracle, Source
+from ridgeline.sim.laws.oracle import AnswerSource, Oracle
 from ridgeline.sim.laws.workload import World
 
 Key = tuple[str, int]
 
 
 class Choice:
-    """The edge's view of one choice. `asked` is the answer that it has sent: outputs that count, and why; `newest`: ids that came last,
-    together."""
+    """State of one choice in the front end.
 
-    __slots__ = ("asked", "closed", "end", "newest", "oracle", "pattern")
+    requested_close  the close that was sent: number of outputs to keep and the reason; None before
+    num_new_ids      ids in the newest output
+    """
+
+    __slots__ = ("closed", "end", "num_new_ids", "oracle", "pattern", "requested_close")
 
     def __init__(self, oracle: Oracle, pattern: tuple[int, ...]) -> None:
         self.oracle = oracle
         self.pattern = pattern
-        self.newest = 0
+        self.num_new_ids = 0
         self.end: Finish | None = None
-        self.asked: tuple[int, Finish] | None = None
+        self.requested_close: tuple[int, Finish] | None = None
         self.closed: Finish | None = None
 
-    def finds_stop(self, known: int) -> int | None:
-        """Outputs before the first stop pattern that ends behind the first `known` outputs."""
+    def find_stop(self, num_known: int) -> int | None:
+        """Number of outputs before the first stop pattern that ends after the first `num_known` outputs; None without one."""
         ids, pattern = self.oracle.ids, self.pattern
         if pattern:
-            for end in range(max(known, self.oracle.request.min_tokens) + 1, len(ids) + 1):
+            for end in range(max(num_known, self.oracle.request.min_tokens) + 1, len(ids) + 1):
                 if tuple(ids[max(0, end - len(pattern)) : end]) == pattern:
                     return end - len(pattern)
         return None
 
 
-class Edge:
+class FrontEnd:
     """Follows every request from its admission to the end of its last choice.
 
     source      the right answer of a choice
     not_finite  positions that the executor has reported as NaN, by (seed, choice)
-    send        `send(delay, command)` reaches the engine so many seconds later
+    send        `send(delay, command)`: the command reaches the engine `delay` seconds later
     """
 
     def __init__(
         self,
         world: World,
-        source: Callable[[Admitted, int], Source],
+        source: Callable[[Admitted, int], AnswerSource],
         not_finite: Mapping[tuple[int, int], int],
         send: Callable[[float, Command], None],
     ) -> None:
@@ -72,23 +75,23 @@ class Edge:
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Rejected: self._on_rejected,
             events.Closed: self._on_closed,
-            events.Scheduled: self._on_time,
-            events.Computed: self._on_time,
-            events.Started: self._on_time,
-            events.Preempted: self._maybe_hang_up,
-            events.Waiting: self._maybe_hang_up,
-            events.EndedProvisionally: self._maybe_hang_up,
+            events.Scheduled: self._check_time,
+            events.Computed: self._check_time,
+            events.Started: self._check_time,
+            events.Preempted: self._maybe_abort,
+            events.Waiting: self._maybe_abort,
+            events.EndedProvisionally: self._maybe_abort,
         }
 
     def on_turn(self, commands: Sequence[Command], turn: Turn) -> None:
-        """Checks one turn of the engine: what it was told, what it put out, and what it says has happened."""
-        ended = self._note(commands)
+        """Checks one turn of the engine: its commands, outputs and events. Raises LawViolation."""
+        ended = self._apply_commands(commands)
         for event in turn.events:
             if type(event) is events.Admitted:
                 self._on_admitted(event)
         for output in turn.outputs:
             if (output.request_id, output.choice) in ended:
-                raise LawViolation(1, f"{output.request_id}/{output.choice} was ended and emits {output.ids}")
+                raise LawViolation(1, f"{output.request_id}/{output.choice} was closed by its client and emits {output.ids}")
             self._on_output(output)
         for event in turn.events:
             handler = self._handlers.get(type(event))
@@ -96,10 +99,10 @@ class Edge:
                 handler(event)
         for key in ended:
             if self.choices[key].closed is None:
-                raise LawViolation(1, f"{key[0]}/{key[1]} was ended by its client and is still open")
+                raise LawViolation(1, f"{key[0]}/{key[1]} was closed by its client and is still open")
 
-    def _note(self, commands: Sequence[Command]) -> set[Key]:
-        """Takes note of commands; returns the choices that they end."""
+    def _apply_commands(self, commands: Sequence[Command]) -> set[Key]:
+        """Records commands; returns the choices that they end."""
         ended: set[Key] = set()
         for command in commands:
             match command:
@@ -113,7 +116,7 @@ class Edge:
         return ended
 
     def _on_output(self, output: Output) -> None:
-        """Compares new ids with the oracle and answers ends, late."""
+        """Compares new ids with the oracle and answers ends after the delay."""
         choice = self._choice(output.request_id, output.choice)
         if choice.closed is not None or choice.end is not None:
             raise LawViolation(1, f"{output.request_id}/{output.choice} has ended and emits {output.ids}, end {output.end}")
@@ -121,16 +124,16 @@ class Edge:
         if output.prompt_logprobs is not None:
             oracle.follow_prompt(output.prompt_logprobs)
         oracle.follow(output.ids, output.logprobs)
-        choice.end, choice.newest = output.end, len(output.ids)
+        choice.end, choice.num_new_ids = output.end, len(output.ids)
         if output.end in (Finish.STOP, Finish.LENGTH) and output.end is not oracle.ended:
             raise LawViolation(1, f"{output.request_id}/{output.choice} ends with {output.end}, its ids demand {oracle.ended}")
         if output.end is None and oracle.ended is not None:
             raise LawViolation(1, f"{output.request_id}/{output.choice} goes on although its ids demand {oracle.ended}")
-        if oracle.request.two_phase and choice.asked is None and output.end in (None, Finish.STOP, Finish.LENGTH, Finish.ERROR):
-            self._answer(output, choice, len(oracle.ids) - len(output.ids))
+        if oracle.request.two_phase and choice.requested_close is None and output.end in (None, Finish.STOP, Finish.LENGTH, Finish.ERROR):
+            self._send_close(output, choice, len(oracle.ids) - len(output.ids))
 
     def finish(self) -> None:
-        """At the end of everything: each accepted request has ended, once for each choice."""
+        """Checks at the end of the run that each choice of each accepted request has ended."""
         for request_id, request in self._requests.items():
             opened = [(request_id, index) in self.choices for index in range(request.choices)]
             if request_id in self.rejected:
@@ -148,29 +151,29 @@ class Edge:
             raise LawViolation(1, f"{request_id}/{index} was never accepted")
         return choice
 
-    def _answer(self, output: Output, choice: Choice, known: int) -> None:
-        keep = choice.finds_stop(known)
+    def _send_close(self, output: Output, choice: Choice, num_known: int) -> None:
+        keep = choice.find_stop(num_known)
         if keep is not None:
-            choice.asked = (keep, Finish.STOP)
+            choice.requested_close = (keep, Finish.STOP)
         elif output.end is not None:
-            choice.asked = (len(choice.oracle.ids), output.end)
+            choice.requested_close = (len(choice.oracle.ids), output.end)
         else:
             return
-        close = Close(output.request_id, output.choice, *choice.asked)
-        self._send(self._world.late, close)
-        if self._world.repeats:
-            self._send(self._world.late * 2, close)
+        close = Close(output.request_id, output.choice, *choice.requested_close)
+        self._send(self._world.close_delay, close)
+        if self._world.repeats_close:
+            self._send(self._world.close_delay * 2, close)
 
     # ── events ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _on_time(self, event: events.Admitted | events.Closed | events.Scheduled | events.Computed | events.Started) -> None:
+    def _check_time(self, event: events.Admitted | events.Closed | events.Scheduled | events.Computed | events.Started) -> None:
         time = event.time
         if time < self._time:
             raise LawViolation(11, f"time goes back from {self._time} to {time}")
         self._time = time
 
     def _on_admitted(self, event: events.Admitted) -> None:
-        self._on_time(event)
+        self._check_time(event)
         request = self._requests[event.request_id]
         pattern = self._pattern(request)
         for index in range(request.choices):
@@ -190,12 +193,12 @@ class Edge:
             raise LawViolation(1, f"{event.request_id} is rejected twice")
         self.rejected.add(event.request_id)
 
-    def _maybe_hang_up(self, event: events.Preempted | events.Waiting | events.EndedProvisionally) -> None:
-        if self._world.impatience and self._rng.randrange(1000) < self._world.impatience:
+    def _maybe_abort(self, event: events.Preempted | events.Waiting | events.EndedProvisionally) -> None:
+        if self._world.abort_permille and self._rng.randrange(1000) < self._world.abort_permille:
             self._send(self._rng.choice((0.0, 0.005)), Abort(event.request_id))
 
     def _on_closed(self, event: events.Closed) -> None:
-        self._on_time(event)
+        self._check_time(event)
         name = f"{event.request_id}/{event.choice}"
         choice = self._choice(event.request_id, event.choice)
         if choice.closed is not None:
@@ -209,14 +212,14 @@ class Edge:
         nan_at = self._not_finite.get((request.seed, event.choice))
         if event.reason is Finish.ABORT:
             if event.request_id not in self.aborted:
-                raise LawViolation(1, f"{name} is aborted and nobody asked for it")
+                raise LawViolation(1, f"{name} is aborted without an abort command")
         elif event.reason is Finish.ERROR:
             if nan_at is None:
                 raise LawViolation(15, f"{name} ends with an error and computed no NaN")
             if nan_at >= len(request.prompt) + len(choice.oracle.ids):
-                raise LawViolation(15, f"{name} ends with an error behind {len(choice.oracle.ids)} ids, the NaN is at position {nan_at}")
+                raise LawViolation(15, f"{name} ends with an error after {len(choice.oracle.ids)} ids, the NaN is at position {nan_at}")
         else:
-            expected = choice.asked if request.two_phase else (len(choice.oracle.ids), choice.oracle.ended)
+            expected = choice.requested_close if request.two_phase else (len(choice.oracle.ids), choice.oracle.ended)
             if expected != (event.usage.completion_tokens, event.reason):
                 raise LawViolation(1, f"{name} ends with {event.usage.completion_tokens} ids, {event.reason}; expected {expected}")
             if nan_at is not None and nan_at <= len(request.prompt) + event.usage.completion_tokens - 2:
@@ -224,8 +227,10 @@ class Edge:
 
     def _check_usage(self, name: str, choice: Choice, usage: events.Usage) -> None:
         request = choice.oracle.request
-        counted = choice.asked[0] if choice.asked and choice.closed in (Finish.STOP, Finish.LENGTH) else len(choice.oracle.ids)
-        if (usage.prompt_tokens, usage.completion_tokens) != (len(request.prompt), counted):
-            raise LawViolation(10, f"{name} is charged {usage}, its prompt has {len(request.prompt)} ids and its answer {counted}")
+        num_counted = len(choice.oracle.ids)
+        if choice.requested_close and choice.closed in (Finish.STOP, Finish.LENGTH):
+            num_counted = choice.requested_close[0]
+        if (usage.prompt_tokens, usage.completion_tokens) != (len(request.prompt), num_counted):
+            raise LawViolation(10, f"{name} is charged {usage}, its prompt has {len(request.prompt)} ids and its answer {num_counted}")
         if not 0 <= usage.cached_tokens < len(request.prompt):
             raise LawViolation(10, f"{name}: {usage.cached_tokens} of {len(request.prompt)} prompt tokens were cached")

@@ -7,7 +7,7 @@ import pytest
 
 from ridgeline.compute.cpu.phases import arena, phases
 from ridgeline.compute.graph import TOKENS, Handle, Op, OpList, Sizes
-from ridgeline.compute.liveness import Buffer, last_stages, last_uses, placed
+from ridgeline.compute.liveness import Buffer, last_stages, last_uses, place_buffers
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -17,12 +17,12 @@ def test_buffers_that_live_together_lie_apart(seed: int) -> None:
     for _ in range(40):
         first = rng.randrange(12)
         buffers.append(Buffer(first, rng.randrange(first, 12), 64 * rng.randint(1, 3)))
-    starts, size = placed(buffers)
+    starts, size = place_buffers(buffers)
     for (one, start), (other, begin) in combinations(zip(buffers, starts, strict=True), 2):
         together = one.first <= other.last and other.first <= one.last
         assert not together or start + one.size <= begin or begin + other.size <= start
     assert size == max(start + each.size for start, each in zip(starts, buffers, strict=True))
-    whole = placed(buffers, reuse=False)[1]
+    whole = place_buffers(buffers, reuse=False)[1]
     assert size < whole == sum(each.size for each in buffers)
 
 

@@ -1,6 +1,6 @@
-"""Counts of rare situations that were met: a simulation that never meets one has not tested it.
+"""Coverage of rare situations: how often each occurred. A simulation in which one never occurs has not tested it.
 
-Owns the names and the counts; folds commands, plans and events, and never influences the run.
+Owns the names and the counts, from commands, plans, results and events; never influences the run.
 """
 
 from collections import Counter, deque
@@ -12,7 +12,7 @@ from ridgeline.core.commands import Abort, Close, Command
 from ridgeline.core.events import Event, Finish, Wait
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.scheduler import Scheduler
-from ridgeline.sim.laws.edge import Edge, Key
+from ridgeline.sim.laws.front_end import FrontEnd, Key
 from ridgeline.sim.laws.workload import World
 
 SITUATIONS = (
@@ -35,7 +35,7 @@ SITUATIONS = (
     "preempted twice",
     "preempted with a shared prefix",
     "preempted while its prompt is being scored",
-    "prompt scored beside single tokens",
+    "prompt scored beside decode rows",
     "preempted with steps in flight",
     "preempted at its last allowed time",
     "second victim spared as blocks were coming",
@@ -63,16 +63,16 @@ SITUATIONS = (
     "no block free",
     "rows all taken while requests wait",
     "budget spent to the last token",
-    "a chunk beside single tokens",
-    "a chunk cut for rows that keep up",
+    "prefill chunk beside decode rows",
+    "prefill chunk cut by the prefill budget",
     "2 steps in flight",
     "3 steps in flight",
     "4 steps in flight",
     "drafts all right",
-    "drafts half right",
+    "drafts partly right",
     "drafts all wrong",
     "drafts of several rows",
-    "drafts beside a chunk",
+    "drafts beside a prefill chunk",
     "drafts at depth 4",
     "drafts up to the last allowed token",
     "drafts across a block's edge",
@@ -86,13 +86,13 @@ SITUATIONS = (
 )
 
 
-class Reach:
-    """Counts of one run. Told of commands before each turn, of plans and results within it, and of its events at the end."""
+class Coverage:
+    """Counts of one run, from commands before each turn, plans and results within it, and events after it."""
 
-    def __init__(self, world: World, edge: Edge, scheduler: Scheduler) -> None:
+    def __init__(self, world: World, front_end: FrontEnd, scheduler: Scheduler) -> None:
         self.counts: Counter[str] = Counter()
         self._world = world
-        self._edge = edge
+        self._front_end = front_end
         self._scheduler = scheduler
         self._row: dict[int, int] = {}
         """Sequence number by row."""
@@ -103,12 +103,12 @@ class Reach:
         self._running: set[Key] = set()
         self._provisional: set[Key] = set()
         self._preempted: set[Key] = set()
-        self._hit: set[Key] = set()
+        self._prefix_hits: set[Key] = set()
         self._preemptions: Counter[Key] = Counter()
-        self._blocking: set[str] = set()
-        """Requests that others wait for."""
+        self._blockers: set[str] = set()
+        """Requests whose prefix other requests wait for."""
         self._first_blocks: dict[tuple[int, ...], set[bytes]] = {}
-        self._flying: deque[frozenset[int]] = deque()
+        self._steps_in_flight: deque[frozenset[int]] = deque()
         self._committed: frozenset[int] = frozenset()
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Started: self._on_started,
@@ -126,43 +126,43 @@ class Reach:
         }
 
     def on_command(self, command: Command) -> None:
-        """A command is about to reach the engine."""
+        """Counts a command that is about to reach the engine."""
         if isinstance(command, Abort):
             self._on_abort(command.request_id)
         elif isinstance(command, Close):
             self._on_close((command.request_id, command.choice), command.keep)
 
     def on_plan(self, plan: Plan) -> None:
-        """A plan has been submitted."""
+        """Counts a plan that has been submitted."""
         for new in plan.new_rows:
             self._row[new.row] = new.sequence
             self._nan[new.row] = self._world.model.nan_position(new.params)
             behind = any(group.window and table[:1] == (0,) for group, table in zip(self._world.info.kv.groups, new.tables, strict=True))
             self._count("window group joins behind its window", behind)
         row = self._row
-        self._flying.append(frozenset([row[each] for each in plan.row]))
-        if len(self._flying) > 1:
-            self.counts[f"{len(self._flying)} steps in flight"] += 1
+        self._steps_in_flight.append(frozenset([row[each] for each in plan.row]))
+        if len(self._steps_in_flight) > 1:
+            self.counts[f"{len(self._steps_in_flight)} steps in flight"] += 1
         if plan.drafts:
             _count_drafts(self, plan)
         spent = len(plan.tokens) == self._scheduler.limits.token_budget
         if not spent and self._scheduler.cache.pool.held_by_steps:
-            self._count("second victim spared as blocks were coming", self._spared(plan.step))
+            self._count("second victim spared as blocks were coming", self._is_second_victim_spared(plan.step))
         self._count("budget spent to the last token", spent)
         directions = {source > target for source, target in plan.copies}
         self._count("fetched beside blocks that move out", len(directions) == 2)
-        self._count("prompt scored beside single tokens", bool(plan.score) and 1 in plan.count)
+        self._count("prompt scored beside decode rows", bool(plan.score) and 1 in plan.count)
         limits, singles = self._scheduler.limits, plan.count.count(1)
         spent = len(plan.tokens) - singles == limits.prefill_budget(singles)
         cut = singles and not plan.drafts and limits.mixed_tokens < limits.token_budget and spent
-        self._count("a chunk cut for rows that keep up", bool(cut))
-        self._count("a chunk beside single tokens", 1 < len(plan.row) < len(plan.tokens) and 1 in plan.count)
+        self._count("prefill chunk cut by the prefill budget", bool(cut))
+        self._count("prefill chunk beside decode rows", 1 < len(plan.row) < len(plan.tokens) and 1 in plan.count)
 
     def on_result(self, plan: Plan, result: Result) -> None:
-        """The oldest step has been collected."""
+        """Counts the result of the oldest step."""
         if plan.drafts:
-            _count_walks(self, plan, result)
-        self._committed = self._flying.popleft()
+            _count_verification(self, plan, result)
+        self._committed = self._steps_in_flight.popleft()
         if 0 in result.finite:
             bad = [index for index, finite in enumerate(result.finite) if not finite]
             self._count("NaN in a chunk that does not sample", not all(plan.sample[index] for index in bad))
@@ -171,7 +171,7 @@ class Reach:
             self._count("NaN of a choice that had ended", any(ended))
 
     def on_event(self, event: Event) -> None:
-        """The turn's events, in their order."""
+        """Counts one event; called in the order of the turn."""
         handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)
@@ -179,27 +179,27 @@ class Reach:
     # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _on_abort(self, request_id: str) -> None:
-        choices = {key: choice for key, choice in self._edge.choices.items() if key[0] == request_id}
-        open_ = [key for key, choice in choices.items() if choice.closed is None]
-        self._count("abort of what has ended", not open_)
-        if not open_:
+        choices = {key: choice for key, choice in self._front_end.choices.items() if key[0] == request_id}
+        open_choices = [key for key, choice in choices.items() if choice.closed is None]
+        self._count("abort of what has ended", not open_choices)
+        if not open_choices:
             return
-        self._count("abort when a sibling has ended", len(open_) < len(choices))
-        self._count("abort while waiting", any(key not in self._sequence for key in open_))
-        self._count("abort while preempted", any(key in self._preempted for key in open_))
-        self._count("abort while in flight", any(self._in_flight(key) for key in open_))
-        self._count("abort after a provisional end", any(key in self._provisional for key in open_))
-        self._count("abort while others wait for its prefix", request_id in self._blocking)
+        self._count("abort when a sibling has ended", len(open_choices) < len(choices))
+        self._count("abort while waiting", any(key not in self._sequence for key in open_choices))
+        self._count("abort while preempted", any(key in self._preempted for key in open_choices))
+        self._count("abort while in flight", any(self._in_flight(key) for key in open_choices))
+        self._count("abort after a provisional end", any(key in self._provisional for key in open_choices))
+        self._count("abort while others wait for its prefix", request_id in self._blockers)
 
     def _on_close(self, key: Key, keep: int) -> None:
-        choice = self._edge.choices[key]
+        choice = self._front_end.choices[key]
         self._count("close repeated", choice.closed is not None)
         if choice.closed is not None:
             return
         self._count("close after a provisional end", key in self._provisional)
         self._count("close before the engine's end", key not in self._provisional)
         self._count("close that drops ids", keep < len(choice.oracle.ids))
-        self._count("close that falls inside a step's ids", len(choice.oracle.ids) - choice.newest < keep < len(choice.oracle.ids))
+        self._count("close that falls inside a step's ids", len(choice.oracle.ids) - choice.num_new_ids < keep < len(choice.oracle.ids))
         self._count("close while in flight", self._in_flight(key))
         self._count("close while preempted", key in self._preempted)
 
@@ -223,12 +223,12 @@ class Reach:
 
     def _on_hit(self, event: events.PrefixHit) -> None:
         key = (event.request_id, event.choice)
-        prompt = self._edge.choices[key].oracle.request.prompt
+        prompt = self._front_end.choices[key].oracle.request.prompt
         size = self._world.info.kv.block_tokens
         self.counts["prefix hit"] += 1
         self._count("prefix hit on the host", event.from_host > 0)
         self._count("resumed from the host", event.from_host > 0 and self._preemptions[key] > 0)
-        self._hit.add(key)
+        self._prefix_hits.add(key)
         self._count("prefix hit by a sibling choice", event.choice > 0)
         self._count(
             "fully cached prompt of whole blocks",
@@ -237,7 +237,7 @@ class Reach:
         self._count("resumed with outputs from the cache", event.tokens > len(prompt))
 
     def _on_miss(self, event: events.PrefixMiss) -> None:
-        request = self._edge.choices[event.request_id, event.choice].oracle.request
+        request = self._front_end.choices[event.request_id, event.choice].oracle.request
         others = self._first_blocks.get(request.prompt[: self._world.info.kv.block_tokens], set())
         elsewhere = bool(others) and request.domain not in others
         self._count("same prefix in another domain is a miss", event.first_missing_block == 0 and elsewhere)
@@ -245,7 +245,7 @@ class Reach:
     def _on_waiting(self, event: events.Waiting) -> None:
         self._count("waits for a prefix being computed", event.reason is Wait.PREFIX)
         if event.blocker is not None:
-            self._blocking.add(event.blocker)
+            self._blockers.add(event.blocker)
 
     def _on_preempted(self, event: events.Preempted) -> None:
         key = (event.request_id, event.choice)
@@ -253,7 +253,7 @@ class Reach:
         self._preempted.add(key)
         self._preemptions[key] += 1
         self.counts["preempted"] += 1
-        shared = key in self._hit or self._edge.choices[key].oracle.request.choices > 1
+        shared = key in self._prefix_hits or self._front_end.choices[key].oracle.request.choices > 1
         self._count("preempted twice", self._preemptions[key] == 2)
         self._count("preempted with a shared prefix", shared)
         victim = self._scheduler.lifecycle.open.get(event.request_id, {}).get(event.choice)
@@ -269,7 +269,7 @@ class Reach:
 
     def _on_closed(self, event: events.Closed) -> None:
         key = (event.request_id, event.choice)
-        request = self._edge.choices[key].oracle.request
+        request = self._front_end.choices[key].oracle.request
         self._count("ends with further steps in flight", self._in_flight(key) and key not in self._provisional)
         self._count("NaN ends a choice", event.reason is Finish.ERROR)
         last = event.reason is Finish.STOP and event.usage.completion_tokens == request.max_tokens
@@ -277,17 +277,17 @@ class Reach:
         self._running.discard(key)
         self._preempted.discard(key)
         self._provisional.discard(key)
-        self._blocking.discard(event.request_id)
+        self._blockers.discard(event.request_id)
         first = request.prompt[: self._world.info.kv.block_tokens]
         self._first_blocks.setdefault(first, set()).add(request.domain)
 
     def _on_rejected(self, event: events.Rejected) -> None:
-        waiting = sum(choice.closed is None for choice in self._edge.choices.values()) - len(self._running)
+        waiting = sum(choice.closed is None for choice in self._front_end.choices.values()) - len(self._running)
         full = waiting >= self._world.limits.max_waiting
         self.counts[f"rejected {'as the queue is full' if full else 'as unservable'}"] += 1
 
-    def _spared(self, step: int) -> bool:
-        """One has been preempted and its blocks are still in flight; another that needs blocks waits for them and pushes nobody out."""
+    def _is_second_victim_spared(self, step: int) -> bool:
+        """True if a preempted sequence's blocks are in flight and another sequence waits for them instead of preempting a second one."""
         life = self._scheduler.lifecycle
         if not any(each.in_flight for each in life.waiting) or not self._scheduler.cache.pool.count_pending_free():
             return False
@@ -295,45 +295,46 @@ class Reach:
 
     def _in_flight(self, key: Key) -> bool:
         sequence = self._sequence.get(key)
-        return sequence is not None and any(sequence in flying for flying in self._flying)
+        return sequence is not None and any(sequence in step for step in self._steps_in_flight)
 
-    def _count(self, situation: str, met: bool) -> None:
-        if met:
+    def _count(self, situation: str, is_met: bool) -> None:
+        if is_met:
             self.counts[situation] += 1
 
 
-def _count_drafts(reach: Reach, plan: Plan) -> None:
-    """A plan that drafts has been submitted."""
+def _count_drafts(coverage: Coverage, plan: Plan) -> None:
+    """Counts a submitted plan with drafts."""
     rows = [(index, samples) for index, samples in enumerate(plan.sample) if samples > 1]
-    size, windows = reach._world.info.kv.block_tokens, any(group.window for group in reach._world.info.kv.groups)
-    reach._count("drafts of several rows", len(rows) > 1)
-    reach._count("drafts beside a chunk", any(count > max(1, samples) for count, samples in zip(plan.count, plan.sample, strict=True)))
-    reach._count("drafts at depth 4", reach._world.limits.depth == 4)
-    reach._count("drafts as long as samples allow", sum(plan.sample) == reach._scheduler.limits.max_samples)
+    size, windows = coverage._world.info.kv.block_tokens, any(group.window for group in coverage._world.info.kv.groups)
+    coverage._count("drafts of several rows", len(rows) > 1)
+    chunked = any(count > max(1, samples) for count, samples in zip(plan.count, plan.sample, strict=True))
+    coverage._count("drafts beside a prefill chunk", chunked)
+    coverage._count("drafts at depth 4", coverage._world.limits.depth == 4)
+    coverage._count("drafts as long as samples allow", sum(plan.sample) == coverage._scheduler.limits.max_samples)
     for index, samples in rows:
-        start, key = plan.start[index], reach._key.get(reach._row[plan.row[index]])
-        reach._count("drafts across a block's edge", start // size < (start + samples - 1) // size)
-        reach._count("drafts of a row with a window", windows)
+        start, key = plan.start[index], coverage._key.get(coverage._row[plan.row[index]])
+        coverage._count("drafts across a block's edge", start // size < (start + samples - 1) // size)
+        coverage._count("drafts of a row with a window", windows)
         if key is not None:
-            request = reach._edge.choices[key].oracle.request
-            reach._count("drafts of a row that was preempted", reach._preemptions[key] > 0)
-            reach._count("drafts up to the last allowed token", start + samples + 1 == len(request.prompt) + request.max_tokens)
+            request = coverage._front_end.choices[key].oracle.request
+            coverage._count("drafts of a row that was preempted", coverage._preemptions[key] > 0)
+            coverage._count("drafts up to the last allowed token", start + samples + 1 == len(request.prompt) + request.max_tokens)
 
 
-def _count_walks(reach: Reach, plan: Plan, result: Result) -> None:
-    """A plan that drafts has been collected."""
+def _count_verification(coverage: Coverage, plan: Plan, result: Result) -> None:
+    """Counts the result of a plan with drafts."""
     for index, samples in enumerate(plan.sample):
         if samples < 2:
             continue
         length, begin = len(result.sampled[index]), plan.start[index] + plan.count[index] - samples
-        nan, key = reach._nan[plan.row[index]], reach._key.get(reach._row[plan.row[index]])
+        nan, key = coverage._nan[plan.row[index]], coverage._key.get(coverage._row[plan.row[index]])
         if not result.finite[index]:
-            reach._count("NaN behind right drafts", length > 0)
+            coverage._count("NaN behind right drafts", length > 0)
         else:
-            reach._count("NaN at a rejected position", begin + length <= nan < begin + samples)
-            reach.counts["drafts all right" if length == samples else "drafts half right" if length > 1 else "drafts all wrong"] += 1
+            coverage._count("NaN at a rejected position", begin + length <= nan < begin + samples)
+            coverage.counts["drafts all right" if length == samples else "drafts partly right" if length > 1 else "drafts all wrong"] += 1
         if key is not None:
-            request = reach._edge.choices[key].oracle.request
+            request = coverage._front_end.choices[key].oracle.request
             ids, first = result.sampled[index], begin + 2 - len(request.prompt)
             stops = [at for at, token in enumerate(ids, first) if token in request.stop_ids and at > request.min_tokens]
-            reach._count("stop id before the last right draft", bool(stops) and stops[0] < first + length - 1)
+            coverage._count("stop id before the last right draft", bool(stops) and stops[0] < first + length - 1)

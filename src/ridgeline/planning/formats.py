@@ -1,0 +1,49 @@
+"""Formats of weights and KV cache, and the bytes of a model in them."""
+
+from dataclasses import dataclass
+
+from ridgeline.facts.files.formats import FORMATS
+from ridgeline.facts.model import CLASSES, ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """Bits per parameter in layers, and in embedding and head; `compute` is the data type of the matrix products."""
+
+    layer_bits: float
+    embedding_bits: float
+    compute: str
+
+
+WEIGHT_FORMATS: dict[str, WeightFormat] = {
+    "f32": WeightFormat(32, 32, "f32"),
+    "f16": WeightFormat(16, 16, "f16"),
+    "bf16": WeightFormat(16, 16, "f16"),
+    "fp8": WeightFormat(8, 8, "fp8"),
+    "int8": WeightFormat(8, 8, "int8"),
+    "int4": WeightFormat(4, 4, "f16"),
+    # Groups of 128 weights with a 16-bit scale and a 4-bit zero; embedding and head stay in 16 bits.
+    "awq": WeightFormat(4 + 20 / 128, 16, "f16"),
+    "gptq": WeightFormat(4 + 20 / 128, 16, "f16"),
+    "gptq8": WeightFormat(8 + 24 / 128, 16, "f16"),
+    # compressed-tensors: symmetric groups of 128; one 16-bit scale per row, which is not counted; the same with 8-bit activations.
+    "w4a16": WeightFormat(4 + 16 / 128, 16, "f16"),
+    "w8a16": WeightFormat(8, 16, "f16"),
+    "w8a8": WeightFormat(8, 16, "int8"),
+    **{
+        name.lower(): WeightFormat(stored.bits_per_weight, stored.bits_per_weight, "f16") for name, stored in FORMATS.items() if "_" in name
+    },
+}
+"""Precisions without scales (4, 2, 1, ½ bytes), and stored formats with them. GGUF blocks are dequantised and multiplied as f16."""
+
+KV_BITS = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
+"""Bits per cached element; scales are not counted."""
+
+
+def class_bytes(model: ModelFacts, dtype: str | None) -> dict[str, float]:
+    """Bytes of weights by class in a weight format; None: as stored."""
+    if dtype is None and model.stored:
+        return {name: float(model.stored.get(name, 0)) for name in CLASSES}
+    form = WEIGHT_FORMATS[dtype or model.dtype]
+    ends = ("embedding", "head")
+    return {name: count * (form.embedding_bits if name in ends else form.layer_bits) / 8 for name, count in model.parameters.items()}
