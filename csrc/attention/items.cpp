@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kTileBytes = 256 << 10;      // of what a tile's query rows need: half of a second-level cache
 constexpr size_t kMostTileRows = 128;
-constexpr size_t kItemsEach = 4;              // items a thread: enough to even out
+constexpr size_t kItemsEach = 4;              // items per thread: enough to even out
 constexpr size_t kLeastWork = 256 << 10;      // multiply-adds of an item that is worth cutting off
 constexpr size_t kMostPartials = 4 << 20;     // floats of partial results of a step
 

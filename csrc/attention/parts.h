@@ -1,4 +1,4 @@
-// What the sources of the attention family share: who sees what, and how scratch and partial results are sized. One copy a level.
+// What the sources of the attention family share: who sees what, and how scratch and partial results are sized. One copy per level.
 #pragma once
 
 #include "attention/attention.h"
@@ -18,7 +18,7 @@ constexpr size_t kKeyBlock = 6;               // keys of a tile come in whole bl
 
 // Query rows are (token, head of the KV group), tokens first. What one of them needs in scratch and in partial results.
 struct Shape {
-    size_t group;                        // query heads a KV head
+    size_t group;                        // query heads per KV head
     size_t width;                        // floats of a head, padded with zeros to whole vectors
 
     explicit Shape(const Attention& op) : group(op.heads / op.cache.kv_heads), width((op.cache.head_dim + 15) / 16 * 16) {}

@@ -1,12 +1,12 @@
 // A Q8_0 matrix and what finds the largest outputs of a token from less than all of it (screen.h).
 //
-// First the matrix as any of Q8_0. Then, with q = 8 h + l, 0 <= l < 8, all h: records of 352 bytes a group with the scales of q. Then, for each
+// First the matrix as any of Q8_0. Then, with q = 8 h + l, 0 <= l < 8, all h: records of 352 bytes per group with the scales of q. Then, for each
 // row, an eighth of its bound. The h stand beside the q: cut in two the matrix would take as little memory as before, but 8 bits that are put
 // together again make products of 2 to 8 tokens slower.
 //
 // Why bounds hold. Of a row, w = d q and e = d (l - 3.5); of a token, x as its codes and scales s say; G = k / 32 groups, u = 2^-24. The screen
 // sees d (8 h + 3.5) x: its codes are h + 16, and 15.5625 times the sum of x's codes is taken off. It leaves out e x, at most |e| |x|.
-// What is taken off is rounded to integers, by at most 1/2 twice a group: 8 |d| |s| in all, at most 8 / 127 |d| |x| once |x| is taken no
+// What is taken off is rounded to integers, by at most 1/2 twice per group: 8 |d| |s| in all, at most 8 / 127 |d| |x| once |x| is taken no
 // smaller than 127 |s|. A sum over G groups is off by at most (G + 2) u |terms|_1, its terms being rounded once and the sum G times (Higham
 // 2002, section 3.1), and that is (G + 2) u |w| |x| in the exact kernel and (G + 2) u (|w| + |e| + |d|) |x| here. Adding the bound and
 // comparing take less than four roundings of as much. A row's bound has twice all of that. Underflow is left to the threshold (screen.cpp).

@@ -79,7 +79,7 @@ void block_tile(size_t m, const uint8_t* data, const uint8_t* ahead, float* pane
     add_block<Format, kRead, M>(data, ahead, panel, span, sums);
 }
 
-// kPairTokens tokens with both blocks of a panel. Unless `ahead` is null, kPairFetched bytes an input are fetched from
+// kPairTokens tokens with both blocks of a panel. Unless `ahead` is null, kPairFetched bytes per input are fetched from
 // there, and from `apart` bytes behind.
 inline void pair_tile(const float* panel, const uint8_t* ahead, size_t apart, const Span& span, float* sums) {
     const size_t done = panel_turns(panel, ahead, apart, span.x, span.stride, span.inputs, sums, kPairLanes);

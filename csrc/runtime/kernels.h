@@ -1,4 +1,4 @@
-// What every ISA level exports: one table a family of kernels.
+// What every ISA level exports: one table per family of kernels.
 #pragma once
 
 #include "attention/attention.h"

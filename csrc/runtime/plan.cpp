@@ -10,7 +10,7 @@ namespace ridgeline {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kChunksEach = 4;        // chunks a thread: enough to even out, few enough to cost nothing
+constexpr size_t kChunksEach = 4;        // chunks per thread: enough to even out, few enough to cost nothing
 // Products of few tokens wait for memory and prepare nothing for a chunk. In large ones more chunks let threads that read at different speeds
 // end closer together.
 constexpr size_t kFewTokens = 8, kMostChunksEach = 16, kFineBytes = 256 << 10;
@@ -35,7 +35,7 @@ void fetch(const float* x, size_t count) {
     for (size_t i = 0; i < count; i += kAlignment / sizeof(float)) __builtin_prefetch(x + i);
 }
 
-// Chunks claimed one after the other lie a stream a thread apart, so that threads in step each read ascending memory: the place of `claim`.
+// Chunks claimed one after the other lie one stream per thread apart, so that threads in step each read ascending memory: the place of `claim`.
 size_t in_streams(size_t claim, size_t chunks, size_t streams) {
     const size_t stream = claim % streams;
     return stream * (chunks / streams) + std::min(stream, chunks % streams) + claim / streams;

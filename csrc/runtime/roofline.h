@@ -22,7 +22,7 @@ struct RooflineKernels {
     // Reads `bytes` bytes, a multiple of kReadStep, `rounds` times.
     void (*read)(const uint8_t* data, size_t bytes, size_t rounds);
 
-    Loop clock;                          // additions that wait for each other: one a cycle
+    Loop clock;                          // additions that wait for each other: one per cycle
     Loop f32;                            // multiply-adds
     Loop bf16;                           // dot products of pairs into fp32
     Loop int4, int5, int6, int8;         // 8-bit activations with codes of at most so many bits: fewer bits, rarer widening

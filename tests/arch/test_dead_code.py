@@ -12,12 +12,10 @@ def found() -> list[Finding]:
     return findings()
 
 
-@pytest.mark.xfail(reason="being deleted", strict=False)
 def test_nothing_is_without_a_user(found: list[Finding]) -> None:
     assert not [str(each) for each in unused(found)]
 
 
-@pytest.mark.xfail(reason="being deleted", strict=False)
 def test_what_is_allowed_is_found(found: list[Finding]) -> None:
     assert not [pattern for pattern in ALLOWED if not any(fnmatch(each.key, pattern) for each in found)]
 

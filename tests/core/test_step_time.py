@@ -5,7 +5,7 @@ import pytest
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import Limits
 from ridgeline.core.step_time import UNBOUNDED, StepSeconds
-from ridgeline.engine.compose import pace
+from ridgeline.engine.compose import prefill_budget
 
 
 def seconds(rows: int, tokens: int) -> float:
@@ -38,6 +38,6 @@ def test_tokens_that_cost_nothing_are_not_bounded() -> None:
 
 
 def test_the_decision_says_why() -> None:
-    said = pace(EngineConfig("m", step_ms=100), StepSeconds(0.008, 0.0024, 0.0008))
-    assert (said.name, said.value, said.origin) == ("mixed_tokens", 114, "machine")
-    assert "0.80 ms per prompt token" in said.reason and "counts for 3.0" in said.reason and "100 ms" in said.reason
+    decision = prefill_budget(EngineConfig("m", step_ms=100), StepSeconds(0.008, 0.0024, 0.0008))
+    assert (decision.name, decision.value, decision.origin) == ("mixed_tokens", 114, "machine")
+    assert "0.80 ms per prompt token" in decision.reason and "counts for 3.0" in decision.reason and "100 ms" in decision.reason

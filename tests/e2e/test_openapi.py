@@ -15,7 +15,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
-from ridgeline.engine.admit import BOUNDS, CHOICES, STOP_STRINGS
+from ridgeline.engine.admit import BOUNDS, MAX_CHOICES, MAX_STOP_STRINGS
 from ridgeline.server import body, wire
 from ridgeline.server.app import build_app
 from ridgeline.server.openapi import ENDPOINTS, document
@@ -27,7 +27,7 @@ FAKE = 'fake:{"rows": 4, "max_model_len": 256, "windows": [0, 32], "vocab": 258}
 TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{{ tools }}{{ documents }}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
 SLOWEST_SECONDS = 5.0
-WITH_BODY = [endpoint.path for endpoint in ENDPOINTS if endpoint.asks is not None]
+WITH_BODY = [endpoint.path for endpoint in ENDPOINTS if endpoint.request is not None]
 
 
 def app_routes() -> set[tuple[str, str]]:
@@ -62,7 +62,7 @@ def branch(schema: dict[str, Any], kind: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("shape", [wire.CompletionRequest, wire.ChatCompletionRequest])
 def test_bounds_are_in_the_document(shape: type) -> None:
-    """Every number that the door bounds has its bounds; every field of the struct, and every refused one, is there."""
+    """Every number that admission bounds has its bounds; every field of the struct, and every unsupported one, is there."""
     properties = document(locked=False)["components"]["schemas"][shape.__name__]["properties"]
     refused = (body.CHAT if shape is wire.ChatCompletionRequest else body.COMPLETION).fields
     assert set(properties) == {field.encode_name for field in msgspec.structs.fields(shape)} | set(refused)
@@ -73,8 +73,8 @@ def test_bounds_are_in_the_document(shape: type) -> None:
         found = branch(properties[name], "integer" if bound.whole else "number")
         assert (found.get("minimum", found.get("exclusiveMinimum")), found["maximum"]) == (bound.low, bound.high), name
         assert ("exclusiveMinimum" in found) == bound.above
-    assert branch(properties["n"], "integer")["maximum"] == CHOICES
-    assert branch(properties["stop"], "array")["maxItems"] == STOP_STRINGS
+    assert branch(properties["n"], "integer")["maximum"] == MAX_CHOICES
+    assert branch(properties["stop"], "array")["maxItems"] == MAX_STOP_STRINGS
     assert properties["response_format"]["enum"] == [None, {"type": "text"}]
 
 

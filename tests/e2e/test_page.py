@@ -63,8 +63,8 @@ def last_answer(browser: Any) -> str:
     return browser.value("[...document.querySelectorAll('.assistant .body')].at(-1).textContent")
 
 
-def figures(browser: Any) -> str:
-    return browser.value("[...document.querySelectorAll('.assistant .figures')].at(-1).textContent")
+def stats(browser: Any) -> str:
+    return browser.value("[...document.querySelectorAll('.assistant .stats')].at(-1).textContent")
 
 
 def test_a_conversation_streams_and_is_sent_whole(page: Any) -> None:
@@ -83,11 +83,11 @@ def test_a_conversation_streams_and_is_sent_whole(page: Any) -> None:
     first = last_answer(page)
     assert len(first) == 30 and page.value("document.getElementById('message').value") == ""
     for part in ("30 tokens", "tok/s", "first token", "· 0 of", "ended by length"):
-        assert part in figures(page)
+        assert part in stats(page)
 
     ask(page, "More", 5)
     wait_for_the_end(page)
-    assert "· 0 of" not in figures(page) and "prompt tokens cached" in figures(page)
+    assert "· 0 of" not in stats(page) and "prompt tokens cached" in stats(page)
     assert page.value("sent")[-1]["messages"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello\nagain"},
@@ -104,7 +104,7 @@ def test_stop_retry_edit_and_new(page: Any) -> None:
     press(page, "halt")
     wait_for_the_end(page)
     stopped = last_answer(page)
-    assert 9 < len(stopped) < 1000 and "ended by you" in figures(page)
+    assert 9 < len(stopped) < 1000 and "ended by you" in stats(page)
 
     fill(page, "max-tokens", "9")
     page.value("document.querySelector('.assistant [aria-label=\"Answer again\"]').click()")
@@ -241,23 +241,23 @@ def test_continues_text_and_stops(serving: Callable[..., Any], browser: Any) -> 
         fill(browser, "max-tokens", "30")
         fill(browser, "seed", "7")
         press(browser, "go")
-        browser.wait("document.getElementById('made').textContent.length > 3")
-        assert len(text(browser, "#made")) < 30, "the answer came at once instead of as a stream"
-        browser.wait("document.getElementById('figures').textContent.includes('length')")
-        first = text(browser, "#made")
-        assert len(first) == 30 and "of 5 prompt tokens" in text(browser, "#figures")
-        assert browser.value("document.querySelectorAll('#made .token').length") == 30
+        browser.wait("document.getElementById('output').textContent.length > 3")
+        assert len(text(browser, "#output")) < 30, "the answer came at once instead of as a stream"
+        browser.wait("document.getElementById('stats').textContent.includes('length')")
+        first = text(browser, "#output")
+        assert len(first) == 30 and "of 5 prompt tokens" in text(browser, "#stats")
+        assert browser.value("document.querySelectorAll('#output .token').length") == 30
         press(browser, "go")
-        browser.wait("document.getElementById('figures').textContent.includes('length')")
-        assert text(browser, "#made") == first, "the same seed gives the same text"
+        browser.wait("document.getElementById('stats').textContent.includes('length')")
+        assert text(browser, "#output") == first, "the same seed gives the same text"
 
         fill(browser, "max-tokens", "4000")
         press(browser, "go")
-        browser.wait("document.getElementById('made').textContent.length > 5")
+        browser.wait("document.getElementById('output').textContent.length > 5")
         press(browser, "stop")
-        browser.wait("document.getElementById('figures').textContent.includes('ended by you')")
+        browser.wait("document.getElementById('stats').textContent.includes('ended by you')")
         browser.wait("document.getElementById('go').disabled === false")
-        assert 5 < len(text(browser, "#made")) < 1000
+        assert 5 < len(text(browser, "#output")) < 1000
         # Chromium logs every 4xx as a network problem; anything else would be ours.
         assert [each for each in browser.problems if "status of 400" not in each] == []
 
@@ -273,13 +273,13 @@ def test_asks_for_the_key(serving: Callable[..., Any], browser: Any) -> None:
         browser.value("document.getElementById('key-form').requestSubmit()")
         browser.wait("document.getElementById('key-form').hidden")
         press(browser, "go")
-        browser.wait("document.getElementById('figures').textContent.includes('length')")
+        browser.wait("document.getElementById('stats').textContent.includes('length')")
 
 
 def test_chat_with_the_demo(demo_server: Any, browser: Any) -> None:
     browser.open(demo_server.url)
     browser.wait("!document.getElementById('chat').hidden")
     ask(browser, "Count to five.", 8)
-    browser.wait("document.querySelector('.assistant .figures')?.textContent.includes('ended by')", seconds=60)
+    browser.wait("document.querySelector('.assistant .stats')?.textContent.includes('ended by')", seconds=60)
     assert last_answer(browser).strip() and browser.value("document.querySelectorAll('.token').length") > 0
     assert browser.problems == []

@@ -1,4 +1,4 @@
-"""The one door: every bound from both sides, every wrong type, and what comes out of it."""
+"""Admission: every bound from both sides, every wrong type, and the admitted request."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.engine.admit import BOUNDS, FLAGS, OPTIONAL, ModelLimits, admit, seed_source, tenant_domain
+from ridgeline.engine.admit import BOUNDS, FLAGS, OPTIONAL, ModelLimits, admit, make_seed_source, tenant_domain
 from ridgeline.errors import RequestError
 
 FULL = KVShape((KVGroup("full", (0,)),), block_tokens=16, blocks=64, fingerprint=b"")
@@ -213,7 +213,7 @@ def test_tenant_domains_need_the_secret() -> None:
 
 
 def test_seeds_are_drawn_in_range_and_reproducibly() -> None:
-    first, second, free = seed_source(5), seed_source(5), seed_source(None)
+    first, second, free = make_seed_source(5), make_seed_source(5), make_seed_source(None)
     drawn = [first() for _ in range(100)]
     assert drawn == [second() for _ in range(100)] and len(set(drawn)) == 100
     assert all(0 <= seed < 2**63 for seed in drawn) and free() != free()

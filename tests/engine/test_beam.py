@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from ridgeline.core.events import Finish
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.engine.beams import MOST_BEAMS, Beam, BeamSearch
+from ridgeline.engine.beams import MAX_BEAMS, Beam, BeamSearch
 
 Model = Callable[[Sequence[int]], np.ndarray]
 """Ids to the log-probabilities of the next one."""
@@ -29,14 +29,14 @@ def hashed(vocab: int, seed: int) -> Model:
 
 def drive(search: BeamSearch, model: Model) -> list[Beam]:
     """As an engine does: for every sequence of the frontier its likeliest next tokens."""
-    while not search.done:
+    while not search.is_done:
         answers = []
         for ids in search.frontier:
             values = model(ids)
             best = np.argsort(-values)[: 2 * search.width]
             answers.append(TokenLogprobs(float(values[best[0]]), tuple((int(token), float(values[token])) for token in best)))
         search.advance(answers)
-    return search.best(MOST_BEAMS)
+    return search.best(MAX_BEAMS)
 
 
 def everything(
@@ -114,13 +114,13 @@ def test_a_stop_id_completes_a_beam_and_counts_for_nothing_in_the_length() -> No
 def test_it_ends_when_nothing_lives() -> None:
     search = BeamSearch((8,), 1, 5, {0, 1})
     search.advance([TokenLogprobs(-0.1, ((0, -0.1), (1, -2.0)))])
-    assert search.done and search.frontier == []
+    assert search.is_done and search.frontier == []
     assert [beam.ids for beam in search.best(3)] == [(0,)]
     with pytest.raises(ValueError, match="1 answers to 0 sequences"):
         search.advance([TokenLogprobs(-0.1)])
 
 
-@pytest.mark.parametrize(("width", "tokens"), [(0, 1), (MOST_BEAMS + 1, 1), (1, 0)])
+@pytest.mark.parametrize(("width", "tokens"), [(0, 1), (MAX_BEAMS + 1, 1), (1, 0)])
 def test_bounds(width: int, tokens: int) -> None:
     with pytest.raises(ValueError, match="a beam search of width"):
         BeamSearch((1,), width, tokens)

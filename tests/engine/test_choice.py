@@ -7,7 +7,7 @@ from ridgeline.core.events import Finish
 from ridgeline.core.params import SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.answer import Choice
+from ridgeline.engine.answer import ChoiceBuilder
 from ridgeline.sim.laws.executor import fake_executor
 from ridgeline.text.tokenizer import ByteTokenizer
 
@@ -16,11 +16,11 @@ LIMITS = ModelLimits(258, 1024, frozenset({257}), fake_executor().info.kv)
 
 def play(outputs: list[tuple[bytes, Finish | None]], **fields: Any) -> tuple[str, list[Close], str | int | None]:
     params = SamplingParams(**fields)
-    choice = Choice(admit((1,), params, LIMITS, request_id="r", draw_seed=lambda: 1), 0, params, ByteTokenizer())
+    choice = ChoiceBuilder(admit((1,), params, LIMITS, request_id="r", draw_seed=lambda: 1), 0, params, ByteTokenizer())
     text, closes = "", []
     for ids, end in outputs:
-        releases, close = choice.take(Output("r", 0, tuple(ids), None, end))
-        text += "".join(release.text for release in releases)
+        deltas, close = choice.process(Output("r", 0, tuple(ids), None, end))
+        text += "".join(delta.text for delta in deltas)
         closes += [close] if close else []
     return text, closes, choice.stop_reason
 
@@ -41,9 +41,9 @@ def test_a_provisional_end_is_answered() -> None:
     assert play([(b"ab", Finish.LENGTH)], stop=("bc",)) == ("ab", [Close("r", 0, 2, Finish.LENGTH)], None)
 
 
-def a_choice(**fields: Any) -> Choice:
+def a_choice(**fields: Any) -> ChoiceBuilder:
     params = SamplingParams(**fields)
-    return Choice(admit((1, 2, 3), params, LIMITS, request_id="r", draw_seed=lambda: 1), 0, params, ByteTokenizer())
+    return ChoiceBuilder(admit((1, 2, 3), params, LIMITS, request_id="r", draw_seed=lambda: 1), 0, params, ByteTokenizer())
 
 
 def test_nothing_is_shown_where_nothing_was_to_be_generated() -> None:
@@ -57,8 +57,8 @@ def test_prompt_scores_come_before_anything_else() -> None:
     first, second = TokenLogprobs(-1.0, ((2, -1.0),)), TokenLogprobs(-2.0, ((9, -0.5),))
     assert choice.prompt_logprobs == []
     for found in (first, second):
-        assert choice.take(Output("r", 0, (), prompt_logprobs=(found,))) == ([], None)
-    _, close = choice.take(Output("r", 0, (97,), None, Finish.LENGTH))
+        assert choice.process(Output("r", 0, (), prompt_logprobs=(found,))) == ([], None)
+    _, close = choice.process(Output("r", 0, (97,), None, Finish.LENGTH))
     assert close == Close("r", 0, 0, Finish.LENGTH)
     assert choice.prompt_logprobs == [first, second]
     assert choice.cumulative_logprob is None
@@ -66,14 +66,14 @@ def test_prompt_scores_come_before_anything_else() -> None:
 
 def test_an_output_without_ids_shows_nothing() -> None:
     choice = a_choice(prompt_logprobs=1)
-    releases, close = choice.take(Output("r", 0, (), prompt_logprobs=(TokenLogprobs(-1.0),)))
-    assert close is None and not any(release.ids or release.text for release in releases)
+    deltas, close = choice.process(Output("r", 0, (), prompt_logprobs=(TokenLogprobs(-1.0),)))
+    assert close is None and not any(delta.ids or delta.text for delta in deltas)
 
 
 def test_log_probabilities_are_summed_up_to_where_the_answer_ends() -> None:
     choice = a_choice(logprobs=0, stop=("c",))
     assert choice.cumulative_logprob is None
     for token, value in zip(b"ab", (-0.5, -0.25), strict=True):
-        choice.take(Output("r", 0, (token,), (TokenLogprobs(value),)))
-    choice.take(Output("r", 0, tuple(b"cd"), (TokenLogprobs(-1.0), TokenLogprobs(-99.0))))
+        choice.process(Output("r", 0, (token,), (TokenLogprobs(value),)))
+    choice.process(Output("r", 0, tuple(b"cd"), (TokenLogprobs(-1.0), TokenLogprobs(-99.0))))
     assert choice.cumulative_logprob == -1.75

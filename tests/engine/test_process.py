@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from ridgeline.config.groups import EngineConfig
-from ridgeline.core.commands import Output
+from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Closed, Event, Finish, Rejected
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.client import Child, EngineClient, State, restart_delay
+from ridgeline.engine.child import EngineProcess
+from ridgeline.engine.client import EngineClient, State, restart_delay
 from ridgeline.engine.messages import Frame
-from ridgeline.engine.streams import BUFFERED_OUTPUTS, OpenRequests, RequestStream
+from ridgeline.engine.streams import MAX_UNREAD_OUTPUTS, OpenRequests, RequestStream
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
 
 FAST = EngineConfig('fake:{"rows": 16, "blocks": 4096}')
@@ -107,7 +108,7 @@ def test_two_phase_close_and_abort() -> None:
                     break
                 seen += 1
                 if seen == 5:
-                    client.close("a", 0, 3, Finish.STOP)
+                    client.send(Close("a", 0, 3, Finish.STOP))
             client.abort("b")
             _, closed = await read(other)
             assert [c.reason for c in closed] == [Finish.ABORT]
@@ -143,9 +144,9 @@ def test_a_full_queue_says_when_to_come_again() -> None:
 def test_a_client_that_does_not_read_is_aborted() -> None:
     async def main() -> None:
         async with serving(FAST) as client:
-            idle = client.submit(await request(client, "idle", max_tokens=BUFFERED_OUTPUTS + 500))
-            ids, _ = await read(client.submit(await request(client, "busy", max_tokens=BUFFERED_OUTPUTS + 500)))
-            assert len(ids) == BUFFERED_OUTPUTS + 500
+            idle = client.submit(await request(client, "idle", max_tokens=MAX_UNREAD_OUTPUTS + 500))
+            ids, _ = await read(client.submit(await request(client, "busy", max_tokens=MAX_UNREAD_OUTPUTS + 500)))
+            assert len(ids) == MAX_UNREAD_OUTPUTS + 500
             with pytest.raises(RequestError, match="not read in time"):
                 await read(idle)
 
@@ -196,7 +197,7 @@ def test_a_stopped_engine_is_replaced() -> None:
 @pytest.mark.parametrize("computes", [True, False])
 @pytest.mark.alone
 def test_a_long_step_is_a_hang_unless_it_computes(computes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Child, "cpu_seconds", lambda child: time.monotonic() if computes else 5.0)
+    monkeypatch.setattr(EngineProcess, "cpu_seconds", lambda child: time.monotonic() if computes else 5.0)
 
     async def main() -> None:
         async with serving(EngineConfig('fake:{"step_seconds": 1.2}', step_timeout_seconds=0.4)) as client:
@@ -211,7 +212,7 @@ def test_a_long_step_is_a_hang_unless_it_computes(computes: bool, monkeypatch: p
 
 
 def test_patience_with_a_step_that_computes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Child, "cpu_seconds", lambda child: time.monotonic())
+    monkeypatch.setattr(EngineProcess, "cpu_seconds", lambda child: time.monotonic())
 
     async def main() -> None:
         async with serving(EngineConfig('fake:{"step_seconds": 10}', step_timeout_seconds=0.02)) as client:
@@ -223,9 +224,8 @@ def test_patience_with_a_step_that_computes_ends(monkeypatch: pytest.MonkeyPatch
 
 def test_processor_time_is_read() -> None:
     async def main() -> None:
-        child = await Child.spawn(FAST)
-        async for _ in child.messages():
-            break
+        child = await EngineProcess.spawn(FAST)
+        await child.reader.read(1)
         assert 0 < child.cpu_seconds() < 10
         await child.end(1.0)
 
@@ -251,7 +251,7 @@ def test_an_idle_engine_may_be_silent() -> None:
             held = client.submit(await request(client, "b", max_tokens=2, stop=("x",)))
             await asyncio.sleep(1.2)
             assert client.pid == pid and client.is_ready
-            client.close("b", 0, 2, Finish.LENGTH)
+            client.send(Close("b", 0, 2, Finish.LENGTH))
             ids, closed = await read(held)
             assert len(ids) == 2 and closed
 
@@ -329,7 +329,7 @@ import asyncio, sys
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.client import Child
+from ridgeline.engine.child import EngineProcess
 from ridgeline.engine.client import EngineClient
 async def main():
     client = EngineClient(EngineConfig('fake:{"step_seconds": %s}'))

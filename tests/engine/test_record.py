@@ -88,7 +88,7 @@ def test_the_demo_is_decided_again(tmp_path: Path, demo_file: Path) -> None:
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_bytes(b"something else")
-    with pytest.raises(ConfigError, match="no recording"):
+    with pytest.raises(ConfigError, match="not a recording"):
         replay(path)
 
 

@@ -310,8 +310,8 @@ REFUSED: dict[str, tuple[str, dict[str, object]]] = {
     "4 query heads are not a multiple of 3 KV heads": ("llama", {"num_key_value_heads": 3}),
     "heads have length 15": ("llama", {"head_dim": 15}),
     "rms_norm_eps is -1, outside": ("llama", {"rms_norm_eps": -1}),
-    "layer_types must list the 7 layers": ("gemma3", {"layer_types": ["full_attention"]}),
-    "does not say that it is the embedding .tie_word_embeddings.": ("gemma2", {"tie_word_embeddings": False}),
+    "list of layer types does not name the 7 layers": ("gemma3", {"layer_types": ["full_attention"]}),
+    "does not set tie_word_embeddings": ("gemma2", {"tie_word_embeddings": False}),
 }
 
 

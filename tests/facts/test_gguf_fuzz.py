@@ -13,7 +13,7 @@ from ridgeline.facts.files.gguf import read_header
 from ridgeline.facts.headers.gguf import model_facts
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.models.table import RUNNABLE
-from ridgeline.text.files import tokenizer_of
+from ridgeline.text.files import gguf_tokenizer
 
 MOST_SECONDS, MOST_BYTES = 0.1, 256 << 20
 
@@ -83,7 +83,7 @@ def worst_case(tmp_path: Path, count: int) -> tuple[float, int]:
         try:
             header = read_header(path)
             model_facts(header)
-            tokenizer_of(header)
+            gguf_tokenizer(header)
         except RidgelineError:
             refused += 1
         slowest = max(slowest, time.process_time() - began)

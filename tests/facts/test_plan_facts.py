@@ -199,7 +199,7 @@ MIXED = json.dumps({**SMALL, "model_type": "qwen3_moe", "num_experts": 4})
         (GOOD.replace('"llama"', '["llama"]'), "is not known"),
         (GOOD.replace('"num_key_value_heads": 2', '"num_key_value_heads": 3'), "not a multiple of 3"),
         (GOOD[:-1] + ', "layer_types": ["linear_attention", "full_attention", "full_attention"]}', "linear_attention"),
-        (GOOD[:-1] + ', "layer_types": ["full_attention"]}', "must list the 3"),
+        (GOOD[:-1] + ', "layer_types": ["full_attention"]}', "does not name the 3"),
         (GOOD[:-1] + ', "tie_word_embeddings": 1}', "true or false"),
         (MIXED[:-1] + ', "num_experts_per_tok": 5}', "outside 1 … 4"),
         (MIXED[:-1] + ', "num_experts_per_tok": 2, "mlp_only_layers": 7}', "a list was expected"),
@@ -329,7 +329,8 @@ def test_latent_attention_and_experts_of_headers() -> None:
     keys = {"attention__kv_lora_rank": 32, "rope__dimension_count": 8, "attention__key_length": 40, "attention__value_length": 32}
     keys |= {"attention__key_length_mla": 24, "attention__value_length_mla": 16, "expert_count": 8, "expert_used_count": 2}
     found = described_gguf(header("deepseek2", {**TENSORS, "blk.1.ffn_down_exps.weight": (8, 64, 32)}, **BASIC, **keys))
-    assert (found.attention_kind, found.widths.cached, found.widths.decode, found.widths.prefill) == ("MLA", 40, 4 * (40 + 32), 4 * (24 + 16))
+    widths = found.widths
+    assert (found.attention_kind, widths.cached, widths.decode, widths.prefill) == ("MLA", 40, 4 * (40 + 32), 4 * (24 + 16))
     assert found.experts == Experts(8, 2, 1) and found.parameters["experts"] == 8 * 64 * 32
     assert found.active_parameters == found.total_parameters - 0.75 * 8 * 64 * 32
 

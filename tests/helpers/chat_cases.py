@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from gold import TEMPLATES
 from ridgeline.text import chat
-from ridgeline.text.chat import ChatTemplate, Found
+from ridgeline.text.chat import ChatTemplate, TemplateFiles
 from ridgeline.text.chat_process import Renderer
 from ridgeline.text.tokenizer import MASK, Tokenizer
 
@@ -90,9 +90,9 @@ class NamedTokenizer:
         return b"".join(self.piece(token) for token in ids if not (skip_special and self.is_control(token))).decode("utf-8", "replace")
 
 
-def found(text: str, tokens: Mapping[str, str] = TOKENS) -> Found:
+def found(text: str, tokens: Mapping[str, str] = TOKENS) -> TemplateFiles:
     """One template, as if the model's files had brought it."""
-    return Found({"default": text}, tokens, "model")
+    return TemplateFiles({"default": text}, tokens, "model")
 
 
 class _Variant:

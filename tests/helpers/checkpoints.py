@@ -137,6 +137,8 @@ RECIPES: dict[str, Recipe] = {
     "olmo2": Recipe("Olmo2Config", {}, gguf="olmo2", read=False, exact=True),
     "olmo2-biases": Recipe("Olmo2Config", {"attention_bias": True, "tie_word_embeddings": True}),
     "gpt2": Recipe("GPT2Config", {"n_inner": 128, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-4}, gguf="gpt2", exact=True),
+    "starcoder2": Recipe("Starcoder2Config", {"sliding_window": WINDOW, "norm_epsilon": 1e-4}, gguf="starcoder2", exact=True),
+    "starcoder2-plain": Recipe("Starcoder2Config", {"use_bias": False, "tie_word_embeddings": False}, gguf="starcoder2"),
 }
 """Name → recipe; one line for each trap that a family sets."""
 

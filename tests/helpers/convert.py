@@ -1,7 +1,7 @@
 """GGUF files of transformers' models, by the rules of llama.cpp's converter: its tensor names (the `gguf` package has them), its
 permutation of Llama's Q and K, its + 1 on Gemma's norms, its tensors and keys for scaled RoPE.
 
-One key is more than that converter writes: a Mistral's window, which its files leave out.
+One key is more than that converter writes: the window of a Mistral or a StarCoder2, which their files leave out.
 """
 
 import math
@@ -101,11 +101,14 @@ def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         return
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "starcoder2":
+        writer.add_layer_norm_eps(config.norm_epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    if config.model_type in ("mistral", "gemma2", "gemma3_text", "phi3"):
+    if config.model_type in ("mistral", "gemma2", "gemma3_text", "phi3", "starcoder2"):
         writer.add_sliding_window(config.sliding_window or 0)
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)

@@ -116,7 +116,7 @@ def test_an_unforeseen_error_keeps_its_text(site: Any, monkeypatch: pytest.Monke
     def break_down(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret at 0x7f00 in /home/me")
 
-    monkeypatch.setattr(site.service, "door", break_down)
+    monkeypatch.setattr(site.service, "admitter", break_down)
     answer = site.complete(prompt="a")
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (500, "internal_error")

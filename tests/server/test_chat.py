@@ -83,7 +83,7 @@ class Turns:
     stop_ids = frozenset({ord("!")})
     warnings: tuple[str, ...] = ()
     source = "model"
-    usable = True
+    is_usable = True
     variables: tuple[str, ...] = ()
 
     def encode(self, conversation: Any, tokenizer: Any) -> list[int]:

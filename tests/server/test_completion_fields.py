@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.server.body import COMPLETION, JSON_DEPTH
+from ridgeline.server.body import COMPLETION, MAX_JSON_DEPTH
 from ridgeline.server.errors import CATALOGUE
 
 UNBUILT = COMPLETION.fields
@@ -166,12 +166,12 @@ def test_the_last_of_two_equal_keys_counts(site: Any) -> None:
     assert answer.json()["usage"]["completion_tokens"] == 3
 
 
-@pytest.mark.parametrize("depth", [JSON_DEPTH, JSON_DEPTH + 1, 500, 100_000])
+@pytest.mark.parametrize("depth", [MAX_JSON_DEPTH, MAX_JSON_DEPTH + 1, 500, 100_000])
 @pytest.mark.parametrize("brackets", ["[]", "{}"])
 def test_depth(site: Any, depth: int, brackets: str) -> None:
     inner = "[" * (depth - 1) + "]" * (depth - 1) if brackets == "[]" else '{"a":' * (depth - 1) + "1" + "}" * (depth - 1)
     answer = site.request("POST", "/v1/completions", content=('{"prompt": "]]}}\\"[[{{", "max_tokens": 1, "x": ' + inner + "}").encode())
-    if depth <= JSON_DEPTH:
+    if depth <= MAX_JSON_DEPTH:
         assert answer.status_code == 200
     else:
         assert check_refusal(answer, 400)["code"] == "json_too_deep"

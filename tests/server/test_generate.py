@@ -1,4 +1,4 @@
-"""Pieces of choices as the engine's outputs come in any order, and what is counted of them."""
+"""Parts of choices as the engine's outputs come in any order, and the usage that is counted of them."""
 
 import asyncio
 from typing import Any
@@ -9,11 +9,12 @@ from ridgeline.core.commands import Output
 from ridgeline.core.events import Closed, Finish, Usage
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.engine.answer import Begun, Ended, Shown
+from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart
 from ridgeline.engine.streams import RequestStream, Wakeup
+from ridgeline.server.answer import Idle, Part, UsageCounter
 from ridgeline.server.errors import ApiError
-from ridgeline.server.generate import Generation, Piece, Quiet, Tally
-from ridgeline.text.stream import Release
+from ridgeline.server.generate import Generation
+from ridgeline.text.stream import TextDelta
 from ridgeline.text.tokenizer import ByteTokenizer
 
 SCORES = (TokenLogprobs(-1.0), TokenLogprobs(-2.0))
@@ -50,12 +51,12 @@ def closed(choice: int, reason: Finish = Finish.LENGTH, cached: int = 0) -> Clos
     return Closed("r", choice, reason, Usage(3, 1, cached), 0.0)
 
 
-def generated(engine: Engine, choices: int, quiet: float | None = None, scored: bool = True) -> list[Piece]:
-    async def run() -> list[Piece]:
+def generated(engine: Engine, choices: int, idle: float | None = None, scored: bool = True) -> list[Part]:
+    async def run() -> list[Part]:
         asked = 0 if scored else None
         request = Admitted("r", (1, 2, 3), 1, 0, choices, prompt_logprobs=asked)
         generation = Generation(engine, ByteTokenizer(), [request], SamplingParams(max_tokens=1, prompt_logprobs=asked))  # type: ignore[arg-type]
-        return [piece async for piece in generation.pieces(quiet)]
+        return [part async for part in generation.parts(idle)]
 
     return asyncio.run(run())
 
@@ -67,16 +68,16 @@ def test_every_choice_has_the_scores_that_the_first_one_made() -> None:
     expected = {0: (None, *SCORES), 1: (None, *SCORES)}
     items: list[Output | Closed]
     for items in ([*early, *first, *last], [*first, *early, *last], [*first, *last, *early], [first[0], *early, first[1], *last]):
-        pieces = generated(Engine(*items), 2)
-        assert {piece.index: piece.prompt_logprobs for piece in pieces if isinstance(piece, Begun)} == expected
+        parts = generated(Engine(*items), 2)
+        assert {part.index: part.prompt_logprobs for part in parts if isinstance(part, ChoiceStart)} == expected
         for choice in (0, 1):
-            kinds = [type(piece) for piece in pieces if not isinstance(piece, Quiet) and piece.index == choice]
-            assert kinds == [Begun, Shown, Ended]
+            kinds = [type(part) for part in parts if not isinstance(part, Idle) and part.index == choice]
+            assert kinds == [ChoiceStart, ChoiceDelta, ChoiceEnd]
 
 
-def test_silence_is_told() -> None:
-    pieces = generated(Engine(0.25, Output("r", 0, (66,), end=Finish.LENGTH), closed(0)), 1, quiet=0.1, scored=False)
-    assert [type(piece) for piece in pieces] == [Quiet, Quiet, Begun, Shown, Ended]
+def test_idle_times_are_reported() -> None:
+    parts = generated(Engine(0.25, Output("r", 0, (66,), end=Finish.LENGTH), closed(0)), 1, idle=0.1, scored=False)
+    assert [type(part) for part in parts] == [Idle, Idle, ChoiceStart, ChoiceDelta, ChoiceEnd]
 
 
 def test_an_error_of_the_engine_ends_the_generation() -> None:
@@ -85,13 +86,13 @@ def test_an_error_of_the_engine_ends_the_generation() -> None:
 
 
 def test_usage_is_what_the_engine_says_and_each_prompt_counts_once() -> None:
-    tally = Tally(2, 6)
+    counter = UsageCounter(2, 6)
     for index in range(4):
-        tally.add(Shown(index, Release(0, (1, 2, 3))))
-    assert tally.completion_tokens == 12
+        counter.add(ChoiceDelta(index, TextDelta(0, (1, 2, 3))))
+    assert counter.completion_tokens == 12
     for index in range(4):
-        tally.add(Ended(index, Finish.STOP, None, Usage(3, 2, 16)))
-    assert (tally.prompt_tokens, tally.completion_tokens, tally.cached_tokens) == (6, 8, 32)
+        counter.add(ChoiceEnd(index, Finish.STOP, None, Usage(3, 2, 16)))
+    assert (counter.prompt_tokens, counter.completion_tokens, counter.cached_tokens) == (6, 8, 32)
 
 
 def test_a_wait_is_measured_from_its_own_start_whatever_timer_runs() -> None:

@@ -234,15 +234,15 @@ def check_refusal(answer: Any, field: str, label: str) -> None:
 
 
 def test_the_table_has_every_route_with_a_body_and_every_number() -> None:
-    assert {endpoint.path for endpoint in ENDPOINTS if endpoint.asks is not None} == set(GOOD)
+    assert {endpoint.path for endpoint in ENDPOINTS if endpoint.request is not None} == set(GOOD)
     assert all(set(BOUNDS) <= set(table(path)) for path in GENERATION)
     untested = {"documents", "chat_template_kwargs", "continue_final_message", "parallel_tool_calls"}
     for endpoint in ENDPOINTS:
-        if endpoint.asks in (wire.CompletionRequest, wire.ChatCompletionRequest):
-            assert set(endpoint.asks.__struct_fields__) - untested <= set(table(endpoint.path)) | untested
+        if endpoint.request in (wire.CompletionRequest, wire.ChatCompletionRequest):
+            assert set(endpoint.request.__struct_fields__) - untested <= set(table(endpoint.path)) | untested
 
 
-def test_only_the_door_builds_what_the_engine_accepts() -> None:
+def test_only_admission_builds_what_the_engine_accepts() -> None:
     builders = set()
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

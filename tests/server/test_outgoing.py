@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from ridgeline.server.transport import FLUSH_BYTES, Outgoing
+from ridgeline.server.transport import FLUSH_BYTES, BufferedTransport
 
 
 class Transport:
@@ -28,12 +28,12 @@ class Transport:
         return name
 
 
-def played(*turns: Callable[[Outgoing, Transport], Any]) -> list[bytes | None]:
+def played(*turns: Callable[[BufferedTransport, Transport], Any]) -> list[bytes | None]:
     async def run() -> list[bytes | None]:
         transport = Transport()
-        outgoing = Outgoing(cast(asyncio.Transport, transport), asyncio.get_running_loop())
+        buffered = BufferedTransport(cast(asyncio.Transport, transport), asyncio.get_running_loop())
         for turn in turns:
-            turn(outgoing, transport)
+            turn(buffered, transport)
             await asyncio.sleep(0)
         return transport.written
 
@@ -41,35 +41,35 @@ def played(*turns: Callable[[Outgoing, Transport], Any]) -> list[bytes | None]:
 
 
 def test_a_turn_is_one_write() -> None:
-    def two(outgoing: Outgoing, transport: Transport) -> None:
-        outgoing.write(b"a")
-        outgoing.write(b"b")
+    def two(buffered: BufferedTransport, transport: Transport) -> None:
+        buffered.write(b"a")
+        buffered.write(b"b")
         assert transport.written == []
 
-    assert played(two, lambda outgoing, _: outgoing.write(b"c")) == [b"ab", b"c"]
+    assert played(two, lambda buffered, _: buffered.write(b"c")) == [b"ab", b"c"]
 
 
 def test_the_end_comes_behind_what_was_written() -> None:
-    def end(outgoing: Outgoing, transport: Transport) -> None:
-        outgoing.write(b"a")
-        outgoing.close()
+    def end(buffered: BufferedTransport, transport: Transport) -> None:
+        buffered.write(b"a")
+        buffered.close()
 
     assert played(end) == [b"a", None]
 
 
 def test_what_is_much_does_not_wait() -> None:
-    def much(outgoing: Outgoing, transport: Transport) -> None:
-        outgoing.write(b"a")
-        outgoing.write(bytes(FLUSH_BYTES))
+    def much(buffered: BufferedTransport, transport: Transport) -> None:
+        buffered.write(b"a")
+        buffered.write(bytes(FLUSH_BYTES))
         assert len(transport.written) == 1
-        outgoing.write(b"b")
+        buffered.write(b"b")
 
     assert played(much) == [b"a" + bytes(FLUSH_BYTES), b"b"]
 
 
 def test_nothing_is_written_to_a_connection_that_was_lost() -> None:
-    def lost(outgoing: Outgoing, transport: Transport) -> None:
-        outgoing.write(b"a")
+    def lost(buffered: BufferedTransport, transport: Transport) -> None:
+        buffered.write(b"a")
         transport.closing = True
 
     assert played(lost) == []
@@ -77,5 +77,5 @@ def test_nothing_is_written_to_a_connection_that_was_lost() -> None:
 
 def test_all_else_is_the_transports() -> None:
     found = []
-    played(lambda outgoing, _: found.append(outgoing.get_extra_info("peername")))
+    played(lambda buffered, _: found.append(buffered.get_extra_info("peername")))
     assert found == ["peername"]

@@ -70,7 +70,7 @@ def test_an_error_is_an_event_and_the_last() -> None:
 
 
 def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "SEND_SECONDS", 0.05)
+    monkeypatch.setattr(transport, "SEND_TIMEOUT_SECONDS", 0.05)
     events = Events()
 
     async def send(message: Any) -> None:
@@ -84,7 +84,7 @@ def test_a_client_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch
 
 def test_a_client_that_reads_slowly_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten events take longer than one may: each is given its own time."""
-    monkeypatch.setattr(transport, "SEND_SECONDS", 0.2)
+    monkeypatch.setattr(transport, "SEND_TIMEOUT_SECONDS", 0.2)
     events, sent = Events(), 0
 
     async def send(message: Any) -> None:
@@ -98,7 +98,7 @@ def test_a_client_that_reads_slowly_is_not_given_up(monkeypatch: pytest.MonkeyPa
 
 def test_a_stream_that_has_nothing_to_say_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's time runs only while it is to read."""
-    monkeypatch.setattr(transport, "SEND_SECONDS", 0.05)
+    monkeypatch.setattr(transport, "SEND_TIMEOUT_SECONDS", 0.05)
 
     class Pauses(Events):
         async def events(self) -> AsyncGenerator[bytes, None]:
@@ -121,7 +121,7 @@ def test_bodies_take_the_shortest_way_to_the_server() -> None:
         bodies.append(message["body"])
 
     events = Events()
-    asyncio.run(EventStream(events.events(), events.close)({**SCOPE, transport.BODY: send_body}, never, send))
+    asyncio.run(EventStream(events.events(), events.close)({**SCOPE, transport.BODY_SEND_KEY: send_body}, never, send))
     assert begun == ["http.response.start"] and len(bodies) == 11 and bodies[-1] == transport.DONE
 
 
@@ -161,7 +161,7 @@ def test_work_ends_when_the_client_goes() -> None:
 
 
 def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(transport, "BODY_TIMEOUT_SECONDS", 0.05)
     with pytest.raises(ApiError) as slow:
         asyncio.run(read_body(Request(SCOPE, never)))
     assert slow.value.status == 408

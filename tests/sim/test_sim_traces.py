@@ -20,26 +20,30 @@ from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.laws.executor import fake_executor
-from ridgeline.sim.laws.run import Trace, run_seed
+from ridgeline.sim.laws.run import run_seed
 
 ALL = 1 << 30
 FAKE = {"blocks": 40, "rows": 4, "block_tokens": 4, "windows": [0, 8], "max_model_len": 64, "step_seconds": 2e-4, "token_seconds": 2e-5}
 
 
+def trace_of(seed: int) -> list[str]:
+    """Everything that the engine planned and said."""
+    lines: list[str] = []
+    outcome = run_seed(seed, ALL, lambda said: lines.append(repr(said)))
+    assert len(lines) > outcome.steps > 0
+    return [*lines, repr(outcome)]
+
+
 @pytest.mark.parametrize("seed", range(0, 200, 13))
 def test_the_same_seed_gives_the_same_bytes(seed: int) -> None:
-    traces = Trace(), Trace()
-    outcomes = [run_seed(seed, ALL, trace) for trace in traces]
-    assert traces[0].lines == traces[1].lines
-    assert outcomes[0] == outcomes[1]
-    assert len(traces[0].lines) > outcomes[0].steps > 0
+    assert trace_of(seed) == trace_of(seed)
 
 
 def test_another_process_gives_the_same_bytes() -> None:
     """No hash seed, address or set order of the interpreter gets in."""
-    program = "from ridgeline.sim.laws.run import Trace, run_seed\nprint([run_seed(s, 1 << 30, Trace()).digest for s in (3, 4, 5)])"
+    program = "from ridgeline.sim.laws.run import run_seed\nfor s in (3, 4, 5): print(run_seed(s, 1 << 30, lambda said: print(repr(said))))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == str([run_seed(seed, ALL, Trace()).digest for seed in (3, 4, 5)])
+    assert done.stdout.splitlines() == [line for seed in (3, 4, 5) for line in trace_of(seed)]
 
 
 class Recorder:
@@ -142,7 +146,7 @@ def last_first(admit: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.mark.parametrize("where", ["core", "engine"])
 def test_a_planted_bug_shows_in_both_traces(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = serve(3)[2], run_seed(3, ALL, Trace()).digest
+    before = serve(3)[2], trace_of(3)
     if where == "core":
         monkeypatch.setattr(Lifecycle, "admit", last_first(Lifecycle.admit))
     else:
@@ -150,7 +154,7 @@ def test_a_planted_bug_shows_in_both_traces(where: str, monkeypatch: pytest.Monk
     recorded = serve(3)
     assert recorded[2] != before[0]
     assert simulate(recorded) == recorded[2]
-    assert run_seed(3, ALL, Trace()).digest != before[1]
+    assert trace_of(3) != before[1]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])

@@ -1,6 +1,6 @@
 """Runs loads that it is asked for on one installation of the package: a line of JSON in, a line of figures out. See compare.py.
 
-Uses only what every commit has: `start_engine`, the engine's turns, the one door, and `bench.scheduler`.
+Uses only what every commit has: `start_engine`, the engine's turns, admission, and `bench.scheduler`.
 """
 
 import gc

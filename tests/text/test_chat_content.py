@@ -10,7 +10,7 @@ from chat_cases import NOW, NamedTokenizer, found
 
 from ridgeline.errors import RequestError
 from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.chat_content import AS_SENT, MAX_MESSAGES, TAG, ControlNames, Conversation, Reader, Shape, cut_at_tag
+from ridgeline.text.chat_content import AS_SENT, MAX_MESSAGES, TAG, ControlNames, Conversation, MessageFormat, VariableBuilder, cut_at_tag
 from ridgeline.text.tokenizer import MASK
 
 CHATML = (
@@ -33,12 +33,12 @@ def chatml() -> Iterator[ChatTemplate]:
     template.close()
 
 
-def read(conversation: Conversation, shape: Shape = AS_SENT) -> dict[str, Any]:
-    return Reader(CONTROL, shape, {"bos_token": "<s>"}, {"style", "messages"}).variables_of(conversation)
+def read(conversation: Conversation, form: MessageFormat = AS_SENT) -> dict[str, Any]:
+    return VariableBuilder(CONTROL, form, {"bos_token": "<s>"}, {"style", "messages"}).build(conversation)
 
 
-def message(content: Any = "Hi", shape: Shape = AS_SENT, **more: Any) -> dict[str, Any]:
-    return read(Conversation([{"role": "user", "content": content, **more}]), shape)["messages"][0]  # type: ignore[no-any-return]
+def message(content: Any = "Hi", form: MessageFormat = AS_SENT, **more: Any) -> dict[str, Any]:
+    return read(Conversation([{"role": "user", "content": content, **more}]), form)["messages"][0]  # type: ignore[no-any-return]
 
 
 def refused(conversation: Conversation) -> RequestError:
@@ -58,24 +58,24 @@ def test_a_conversation_is_told_as_it_is() -> None:
 def test_parts_are_kept_or_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert message(parts)["content"] == parts
-    assert message(parts, Shape(parts=False))["content"] == "a\nb"
-    assert message([], Shape(parts=False))["content"] == ""
+    assert message(parts, MessageFormat(parts=False))["content"] == "a\nb"
+    assert message([], MessageFormat(parts=False))["content"] == ""
     for wrong, said in (([{"type": "image_url", "image_url": {"url": "x"}}], "'image_url'"), (7, "int"), ([7], "'int'")):
         error = refused(Conversation([{"role": "user", "content": wrong}]))
         assert error.param == "messages" and said in error.message
 
 
 def test_arguments_of_tool_calls_become_objects_for_templates_that_want_them() -> None:
-    def told(arguments: Any, shape: Shape) -> Any:
+    def told(arguments: Any, form: MessageFormat) -> Any:
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        return message(shape=shape, tool_calls=[call])["tool_calls"][0]["function"]["arguments"]
+        return message(form=form, tool_calls=[call])["tool_calls"][0]["function"]["arguments"]
 
-    objects, strings = Shape(object_arguments=True), Shape(object_arguments=False)
+    objects, strings = MessageFormat(object_arguments=True), MessageFormat(object_arguments=False)
     assert told('{"a": [1]}', objects) == told({"a": [1]}, objects) == {"a": [1]}
     assert told(" ", objects) == {}
     assert told('{"a": [1]}', strings) == '{"a": [1]}'
     for wrong in ("[1]", "{", "1", "[" * 100_000):
-        with pytest.raises(RequestError, match="no JSON object"):
+        with pytest.raises(RequestError, match="not a JSON object"):
             told(wrong, objects)
 
 
@@ -90,8 +90,8 @@ def test_reasoning_is_told_under_the_names_that_templates_read() -> None:
         (Conversation([USER] * (MAX_MESSAGES + 1)), "messages", f"1 … {MAX_MESSAGES}"),
         (Conversation([{"content": "no role"}]), "messages", "message 0"),
         (Conversation([USER, {"role": 7}]), "messages", "message 1"),
-        (Conversation([{**USER, "tool_calls": {"a": 1}}]), "messages", "no list"),
-        (Conversation([USER], tools=["f"]), "tools", "no list of objects"),  # type: ignore[list-item]
+        (Conversation([{**USER, "tool_calls": {"a": 1}}]), "messages", "not a list"),
+        (Conversation([USER], tools=["f"]), "tools", "not a list of objects"),  # type: ignore[list-item]
         (Conversation([USER], continue_final_message=True), "continue_final_message", "set one of them"),
         (Conversation([{"role": "user"}], add_generation_prompt=False, continue_final_message=True), "messages", "no content"),
         (Conversation([USER], arguments={"messages": []}), "chat_template_kwargs", "set by the server"),
@@ -101,7 +101,7 @@ def test_reasoning_is_told_under_the_names_that_templates_read() -> None:
         (Conversation([USER], arguments={"a" * 65: 1}), "chat_template_kwargs", "letters, digits"),
         (Conversation([USER], arguments={"raise_exception": 1}), "chat_template_kwargs", "reads no 'raise_exception'; it reads: style"),
         (Conversation([USER], arguments={"style": "a" * 5_000}), "chat_template_kwargs", "5013 characters"),
-        (Conversation([USER], arguments={"style": object()}), "chat_template_kwargs", "no JSON"),
+        (Conversation([USER], arguments={"style": object()}), "chat_template_kwargs", "not JSON"),
     ],
 )
 def test_what_no_template_can_render_is_refused(conversation: Conversation, param: str, said: str) -> None:

@@ -12,8 +12,8 @@ from chat_cases import NAMES, NOW, NamedTokenizer, corpus, found
 
 from gold import TEMPLATES
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
-from ridgeline.text.chat import ChatTemplate, Found, find_template, load_chat_template, no_template
-from ridgeline.text.chat_content import Conversation, Shape
+from ridgeline.text.chat import ChatTemplate, TemplateFiles, find_template, load_chat_template, no_template
+from ridgeline.text.chat_content import Conversation, MessageFormat
 from ridgeline.text.files import load_tokenizer
 
 TOKENIZER = NamedTokenizer(["<s>", "</s>", "<|im_start|>", "<|im_end|>"], bos="<s>", eos=["</s>"])
@@ -140,7 +140,7 @@ def test_a_model_without_a_template_names_the_flag(tmp_path: Path) -> None:
 
 def test_tools_choose_the_variant_for_tools() -> None:
     texts = {"default": GOOD, "tool_use": "tools: {{ tools|length }}"}
-    with closing(ChatTemplate(Found(texts, {"bos_token": "<s>"}, "model"), TOKENIZER)) as template:
+    with closing(ChatTemplate(TemplateFiles(texts, {"bos_token": "<s>"}, "model"), TOKENIZER)) as template:
         assert template.render(Conversation(HI.messages, tools=[{}, {}])) == "tools: 2"
         assert template.render(HI) == "<s><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
@@ -175,19 +175,19 @@ def test_the_demo_s_turns_are_those_of_its_family(demo_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shape"),
+    ("text", "form"),
     [
-        (GOOD, Shape(parts=False, object_arguments=True)),
-        ("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}", Shape(parts=True)),
+        (GOOD, MessageFormat(parts=False, object_arguments=True)),
+        ("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}", MessageFormat(parts=True)),
         (
             "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ '=' + c.function.arguments }}{% endfor %}{% endfor %}",
-            Shape(parts=False, object_arguments=False),
+            MessageFormat(parts=False, object_arguments=False),
         ),
     ],
 )
-def test_the_shape_that_a_template_takes(text: str, shape: Shape) -> None:
+def test_the_format_that_a_template_takes(text: str, form: MessageFormat) -> None:
     with loaded(text) as template:
-        assert template._reader.shape == shape
+        assert template._builder.format == form
 
 
 def test_a_good_template_passes_in_silence() -> None:

@@ -120,6 +120,12 @@ UNCOMPILED = {
 }
 
 
+def pids_of(renderer: Renderer) -> tuple[int, int]:
+    """The process in use and the spare."""
+    return renderer._current.pid, renderer._spare.pid
+
+
+
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[Renderer]:
     made = Renderer({**ESCAPES, **BOMBS, "fine": "{{ messages[0].content }}", "refusing": "{{ raise_exception('No\tway' ~ 'y' * 500) }}"})
@@ -150,10 +156,10 @@ def test_the_corpora_are_large_enough() -> None:
 
 @pytest.mark.parametrize("name", ESCAPES)
 def test_escapes_are_refused(renderer: Renderer, name: str) -> None:
-    pid = renderer.pids[0]
+    pid = pids_of(renderer)[0]
     message = refused_in_time(renderer, name).message
     assert "root:" not in message and "uid=" not in message and len(message) < 320
-    assert renderer.pids[0] == pid, "an escape that ends the process is an escape"
+    assert pids_of(renderer)[0] == pid, "an escape that ends the process is an escape"
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -178,7 +184,7 @@ def test_a_conversation_too_deep_or_too_large_is_refused(renderer: Renderer) -> 
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
-    for value, said in ((deep, "no JSON"), ("a" * (33 << 20), "34603")):
+    for value, said in ((deep, "cannot be sent as JSON"), ("a" * (33 << 20), "34603")):
         with pytest.raises(RequestError, match=said):
             renderer.render("fine", {**VARIABLES, "messages": value}, NOW)
     while deep:
@@ -186,11 +192,11 @@ def test_a_conversation_too_deep_or_too_large_is_refused(renderer: Renderer) -> 
 
 
 def test_a_process_that_dies_is_replaced(renderer: Renderer) -> None:
-    first, spare = renderer.pids
+    first, spare = pids_of(renderer)
     os.kill(first, signal.SIGKILL)
     error, _ = timed(renderer, "fine")
     assert error.code == "template_budget"
-    assert renderer.render("fine", VARIABLES, NOW) == "Hi" and renderer.pids[0] == spare
+    assert renderer.render("fine", VARIABLES, NOW) == "Hi" and pids_of(renderer)[0] == spare
 
 
 def test_who_waits_too_long_is_told_to_try_again(monkeypatch: pytest.MonkeyPatch, renderer: Renderer) -> None:
@@ -202,7 +208,7 @@ def test_who_waits_too_long_is_told_to_try_again(monkeypatch: pytest.MonkeyPatch
 
 def test_closing_ends_both_processes() -> None:
     renderer = Renderer({"default": "x"})
-    pids = renderer.pids
+    pids = pids_of(renderer)
     renderer.close()
     renderer.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
@@ -215,21 +221,21 @@ def test_the_process_ends_with_its_parent_even_while_it_is_busy() -> None:
         "import os, sys\nfrom ridgeline.text import chat_process\nchat_process.RENDER_SECONDS = 60\n"
         "import ridgeline.text.chat_process as p\nfrom threading import Thread\n"
         "r = p.Renderer({'bomb': '{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}'})\n"
-        "print(*r.pids, flush=True)\nThread(target=r.render, args=('bomb', {}, (2026, 1, 1))).start()\n"
+        "print(r._current.pid, r._spare.pid, flush=True)\nThread(target=r.render, args=('bomb', {}, (2026, 1, 1))).start()\n"
         "import time\ntime.sleep(0.2)\nos.kill(os.getpid(), 9)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
-    pids = list(map(int, done.stdout.split()))
-    assert len(pids) == 2, done.stderr
+    ended = list(map(int, done.stdout.split()))
+    assert len(ended) == 2, done.stderr
     until = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
+    while any(Path(f"/proc/{pid}").exists() for pid in ended) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ended)
 
 
 def test_the_sealed_process_can_open_and_start_nothing() -> None:
     program = (
-        "import sys, os, socket\nfrom ridgeline.text import chat_sandbox\nchat_sandbox._give_up_everything()\n"
+        "import sys, os, socket\nfrom ridgeline.text import chat_sandbox\nchat_sandbox._drop_privileges()\n"
         "answers = []\n"
         "for attempt in (lambda: open('/etc/passwd'), lambda: os.fork(), lambda: os.system('id'), lambda: socket.socket(),\n"
         "                lambda: __import__('ctypes'), lambda: compile('1', '', 'eval'), lambda: os.listdir('/')):\n"

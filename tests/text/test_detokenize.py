@@ -33,7 +33,7 @@ def test_the_outputs_continue_the_prompt_and_repeat_nothing_of_it() -> None:
     for _ in range(20_000):
         prompt, ids = rng.choices(LIKELY[:10], k=rng.randrange(8)), rng.choices(LIKELY, k=rng.randrange(8))
         prompt_text, whole = tokenizer.decode(prompt, True), tokenizer.decode([*prompt, *ids], True)
-        completed = Detokenizer(tokenizer, True, prompt).incomplete and not whole.startswith(prompt_text)
+        completed = Detokenizer(tokenizer, True, prompt).is_incomplete and not whole.startswith(prompt_text)
         expected = whole[len(prompt_text) - completed :]
         assert "".join(texts(ids, prompt)) == expected
 

@@ -8,21 +8,31 @@ import pytest
 from gold import vocabulary
 from ridgeline.text import prompt_cache
 from ridgeline.text.files import load_tokenizer
-from ridgeline.text.prompt_cache import PromptCache, cutting_names
+from ridgeline.text.prompt_cache import PromptCache, split_names
 from ridgeline.text.tokenizer import MASK, Tokenizer
 
 FAMILIES = ("llama-bpe", "qwen2", "gpt-2", "deepseek-llm", "falcon", "starcoder", "mpt", "llama-spm", "phi-3")
 POINTS = [*range(0x20, 0x7F), 0x0A, 0x0A, 0x20, 0x20, 0xE9, 0x4E2D, 0x1F999, 0x301]
 
 
-def cache_of(family: str) -> PromptCache:
-    tokenizer = load_tokenizer(vocabulary(family))
-    return PromptCache(tokenizer)
+class CountingCache(PromptCache):
+    """Counts texts of which a prefix was cached."""
+
+    hits = 0
+
+    def _longest_prefix(self, keys: list[bytes], splits: list[int]) -> tuple[list[int], int]:
+        ids, length = super()._longest_prefix(keys, splits)
+        self.hits += length > 0
+        return ids, length
+
+
+def cache_of(family: str) -> CountingCache:
+    return CountingCache(load_tokenizer(vocabulary(family)))
 
 
 def texts(tokenizer: Tokenizer, rng: random.Random, count: int) -> list[str]:
     """Texts that begin alike, with names of control tokens, spaces and halves of names between random characters."""
-    names = cutting_names(tokenizer)[:6] or ["<none>"]
+    names = split_names(tokenizer)[:6] or ["<none>"]
     found = [""]
     for _ in range(count):
         parts = [rng.choice(found)]
@@ -35,12 +45,12 @@ def texts(tokenizer: Tokenizer, rng: random.Random, count: int) -> list[str]:
 
 
 def check(family: str, count: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(prompt_cache, "LEAST_CHARACTERS", 0)
+    monkeypatch.setattr(prompt_cache, "MIN_CHARACTERS", 0)
     cache, rng, done = cache_of(family), random.Random(family), 0
     while done < count:
         for text in texts(cache.tokenizer, rng, 60):
             for bos in (False, True):
-                assert cache.view(b"a").encode(text, bos, special=True) == cache.tokenizer.encode(text, bos, special=True), text
+                assert cache.encoder(b"a").encode(text, bos, special=True) == cache.tokenizer.encode(text, bos, special=True), text
             done += 1
     return cache.hits
 
@@ -59,10 +69,10 @@ def test_ids_are_those_of_the_whole_text_in_every_family(family: str, monkeypatc
 
 def test_a_growing_conversation_is_read_once() -> None:
     cache = cache_of("llama-bpe")
-    view, text, spent = cache.view(b""), "<|begin_of_text|>", [0.0, 0.0]
+    encoder, text, spent = cache.encoder(b""), "<|begin_of_text|>", [0.0, 0.0]
     for turn in range(40):
         text += f"<|start_header_id|>user<|end_header_id|>\n\n{'a word and another ' * 30}{turn}<|eot_id|>"
-        for number, tokenizer in enumerate((view, cache.tokenizer)):
+        for number, tokenizer in enumerate((encoder, cache.tokenizer)):
             began = time.process_time()
             ids = tokenizer.encode(text, False, special=True)
             spent[number] += time.process_time() - began
@@ -75,22 +85,22 @@ def test_a_growing_conversation_is_read_once() -> None:
 def test_tenants_share_nothing_and_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = cache_of("gpt-2")
     text = "some words " * 400 + "<|endoftext|>" + "more"
-    cache.view(b"one").encode(text, False, special=True)
-    cache.view(b"two").encode(text, False, special=True)
+    cache.encoder(b"one").encode(text, False, special=True)
+    cache.encoder(b"two").encode(text, False, special=True)
     assert cache.hits == 0
-    cache.view(b"one").encode(text, False, special=True)
+    cache.encoder(b"one").encode(text, False, special=True)
     assert cache.hits == 1
-    monkeypatch.setattr(prompt_cache, "MOST_IDS", 2_000)
+    monkeypatch.setattr(prompt_cache, "MAX_IDS", 2_000)
     for number in range(20):
-        cache.view(b"one").encode(f"{number} " * 500 + "<|endoftext|>", False, special=True)
-    assert cache._size <= 2_000 and sum(map(len, cache._kept.values())) == cache._size
+        cache.encoder(b"one").encode(f"{number} " * 500 + "<|endoftext|>", False, special=True)
+    assert cache._size <= 2_000 and sum(map(len, cache._entries.values())) == cache._size
 
 
 def test_no_text_reaches_into_the_keys_of_another_domain() -> None:
     cache = cache_of("gpt-2")
     text = "some words " * 400 + "<|endoftext|>" + "more"
     for bos in (False, True):
-        cache.view(b"x" + bytes((bos,)) + b"y").encode(text, bos, special=True)
+        cache.encoder(b"x" + bytes((bos,)) + b"y").encode(text, bos, special=True)
         theirs = "y" + chr(bos) + text
-        assert cache.view(b"x").encode(theirs, bos, special=True) == cache.tokenizer.encode(theirs, bos, special=True)
+        assert cache.encoder(b"x").encode(theirs, bos, special=True) == cache.tokenizer.encode(theirs, bos, special=True)
     assert cache.hits == 0

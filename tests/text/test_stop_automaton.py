@@ -2,14 +2,14 @@
 
 import random
 
-from ridgeline.text.stream import Found, StopAutomaton
+from ridgeline.text.stream import StopAutomaton, StopMatch
 
 
-def brute(text: str, stops: list[str], start: int) -> Found | None:
+def brute(text: str, stops: list[str], start: int) -> StopMatch | None:
     for end in range(start + 1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
-            return Found(max(ending, key=len), end)
+            return StopMatch(max(ending, key=len), end)
     return None
 
 
@@ -39,5 +39,5 @@ def test_finds_and_holds_as_a_plain_search_does() -> None:
 
 def test_the_first_complete_string_wins_and_of_equals_the_longest() -> None:
     automaton = StopAutomaton(["abcd", "bc", "xabc"])
-    assert automaton.advance(automaton.start, "abcd", armed=True)[1] == Found("bc", 3)
-    assert automaton.advance(automaton.start, "xabcd", armed=True)[1] == Found("xabc", 4)
+    assert automaton.advance(automaton.start, "abcd", armed=True)[1] == StopMatch("bc", 3)
+    assert automaton.advance(automaton.start, "xabcd", armed=True)[1] == StopMatch("xabc", 4)

@@ -8,7 +8,7 @@ from itertools import accumulate, product
 import pytest
 
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.text.stream import OutputStream, Release, StopAutomaton, Stopped
+from ridgeline.text.stream import OutputStream, StopAutomaton, Stopped, TextDelta
 from ridgeline.text.tokenizer import ByteTokenizer
 
 PIECES = (b"a", b"b", b"c", b"ab", b"bca", "é".encode(), b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", "x€".encode(), b"a\xe2", b"", b"<end>")
@@ -55,26 +55,26 @@ def may_be_shown(ids: Sequence[int], stops: Sequence[str]) -> int:
     return len(ids)
 
 
-def run(stream: OutputStream, ids: Sequence[int], sizes: Sequence[int]) -> list[Release]:
-    releases, position = [], 0
+def run(stream: OutputStream, ids: Sequence[int], sizes: Sequence[int]) -> list[TextDelta]:
+    deltas, position = [], 0
     for size in sizes:
         part = ids[position : position + size]
-        releases.append(stream.push(part, [TokenLogprobs(-float(position + i)) for i in range(len(part))]))
+        deltas.append(stream.push(part, [TokenLogprobs(-float(position + i)) for i in range(len(part))]))
         position += size
-    return [*releases, stream.finish()]
+    return [*deltas, stream.finish()]
 
 
 def check(ids: Sequence[int], sizes: Sequence[int], stops: Sequence[str], min_tokens: int, include: bool) -> None:
     stream = OutputStream(Pieces(), StopAutomaton(stops), min_tokens=min_tokens, include_stop=include)
-    releases = run(stream, ids, sizes)
+    deltas = run(stream, ids, sizes)
     text, stopped = oracle(ids, stops, min_tokens, include)
-    shown = [token for release in releases for token in release.ids]
-    assert "".join(release.text for release in releases) == text
+    shown = [token for release in deltas for token in release.ids]
+    assert "".join(release.text for release in deltas) == text
     assert stream.stopped == stopped
     assert shown == list(ids[: stopped.keep if stopped else len(ids)])
-    assert [p.logprob for release in releases for p in release.logprobs] == [-float(i) for i in range(len(shown))]
-    offsets = [offset for release in releases for offset in release.offsets]
-    assert offsets == list(accumulate((len(t) for r in releases for t in r.texts), initial=0))[: len(shown)]
+    assert [p.logprob for release in deltas for p in release.logprobs] == [-float(i) for i in range(len(shown))]
+    offsets = [offset for release in deltas for offset in release.offsets]
+    assert offsets == list(accumulate((len(t) for r in deltas for t in r.texts), initial=0))[: len(shown)]
 
 
 def random_case(rng: random.Random) -> tuple[list[int], list[str], int, bool]:
@@ -145,9 +145,9 @@ def test_a_stop_id_counts_but_shows_no_text() -> None:
     tokenizer = ByteTokenizer()
     for include, text in ((False, "a"), (True, "ab")):
         stream = OutputStream(tokenizer, StopAutomaton([]), include_stop=include)
-        releases = [stream.push([97, 98], ends_with_stop_id=True), stream.finish()]
-        assert sum((release.ids for release in releases), ()) == (97, 98)
-        assert "".join(release.text for release in releases) == text
+        deltas = [stream.push([97, 98], ends_with_stop_id=True), stream.finish()]
+        assert sum((release.ids for release in deltas), ()) == (97, 98)
+        assert "".join(release.text for release in deltas) == text
 
 
 def test_a_character_cut_off_by_the_end_belongs_to_the_last_token() -> None:

@@ -70,16 +70,16 @@ def check(family: str, rng: random.Random) -> bool:
     whole = b"".join(data).decode("utf-8", "replace")
     stops, min_tokens, include = random_stops(whole, rng), rng.choice((0, 0, 0, 1, 3)), rng.random() < 0.3
     stream = OutputStream(found, StopAutomaton(stops), min_tokens=min_tokens, include_stop=include)
-    releases, at = [], 0
+    deltas, at = [], 0
     while at < len(ids):
         size = rng.randrange(1, 4)
-        releases.append(stream.push(ids[at : at + size]))
+        deltas.append(stream.push(ids[at : at + size]))
         at += size
-    releases.append(stream.finish())
+    deltas.append(stream.finish())
     text, stopped = oracle(data, stops, min_tokens, include)
-    assert "".join(release.text for release in releases) == text, (ids, stops)
+    assert "".join(release.text for release in deltas) == text, (ids, stops)
     assert stream.stopped == stopped, (ids, stops)
-    shown = [token for release in releases for token in release.ids]
+    shown = [token for release in deltas for token in release.ids]
     assert shown == ids[: stopped.keep if stopped else len(ids)]
     return stopped is not None
 

@@ -18,7 +18,7 @@ from ridgeline.text.files import load_tokenizer
 from ridgeline.text.spm import SpmTokenizer
 from ridgeline.text.stream import Detokenizer
 from ridgeline.text.tokenizer import Tokenizer
-from ridgeline.text.vocabulary import MAX_CUT_CHARACTERS, Kind, Vocabulary
+from ridgeline.text.vocabulary import MAX_USER_DEFINED_CHARACTERS, TokenType, Vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +61,14 @@ def test_long_texts_take_linear_time(demo: Tokenizer) -> None:
         assert demo.decode(ids, skip_special=True) == text
 
 
-def vocabulary(entries: Sequence[tuple[str, float, Kind]], **changes: object) -> Vocabulary:
+def vocabulary(entries: Sequence[tuple[str, float, TokenType]], **changes: object) -> Vocabulary:
     pieces, scores, kinds = zip(*entries, strict=True)
     values = {"bos": 1, "eos_ids": frozenset({2}), "unknown": 0, "space_prefix": False} | changes
     return Vocabulary(pieces=pieces, scores=scores, kinds=[int(kind) for kind in kinds], **values)  # type: ignore[arg-type]
 
 
-SPECIALS = [("<unk>", 0.0, Kind.UNKNOWN), ("<s>", 0.0, Kind.CONTROL), ("</s>", 0.0, Kind.CONTROL)]
-BYTES = [(f"<0x{value:02X}>", 0.0, Kind.BYTE) for value in range(256)]
+SPECIALS = [("<unk>", 0.0, TokenType.UNKNOWN), ("<s>", 0.0, TokenType.CONTROL), ("</s>", 0.0, TokenType.CONTROL)]
+BYTES = [(f"<0x{value:02X}>", 0.0, TokenType.BYTE) for value in range(256)]
 
 
 def plain_merges(text: str, scores: dict[str, float], ids: dict[str, int]) -> list[int]:
@@ -87,10 +87,10 @@ def test_merges_follow_the_plain_rule() -> None:
     rng = random.Random(7)
     for _ in range(60):
         words = {"".join(rng.choices("ab▁é", k=rng.randrange(1, 5))) for _ in range(rng.randrange(1, 25))}
-        merges = [(word, float(rng.randrange(-8, 0)), Kind.NORMAL) for word in sorted(words)]
-        cuts = [("a  b", -1000.0, Kind.USER_DEFINED), ("\n\n", -1000.0, Kind.USER_DEFINED), ("\n", -1000.0, Kind.USER_DEFINED)]
+        merges = [(word, float(rng.randrange(-8, 0)), TokenType.NORMAL) for word in sorted(words)]
+        cuts = [(piece, -1000.0, TokenType.USER_DEFINED) for piece in ("a  b", "\n\n", "\n")]
         entries = [*SPECIALS, *BYTES, *merges, *cuts]
-        ids = {piece: token for token, (piece, _, kind) in enumerate(entries) if kind == Kind.NORMAL}
+        ids = {piece: token for token, (piece, _, kind) in enumerate(entries) if kind == TokenType.NORMAL}
         scores = {piece: score for piece, score, _ in merges}
         prefix = rng.choice((False, True))
         tokenizer = SpmTokenizer(vocabulary(entries, space_prefix=prefix))
@@ -108,7 +108,7 @@ def test_merges_follow_the_plain_rule() -> None:
 
 def test_user_defined_tokens_match_longest_first_and_control_tokens_never() -> None:
     cuts = ["<b>", "<b><b>", "  ", "    ", "</s>x", "▁▁", *("\n" * length for length in range(1, 80))]
-    entries = [*SPECIALS, *BYTES, *((cut, 0.0, Kind.USER_DEFINED) for cut in cuts)]
+    entries = [*SPECIALS, *BYTES, *((cut, 0.0, TokenType.USER_DEFINED) for cut in cuts)]
     tokenizer = SpmTokenizer(vocabulary(entries))
     first = len(entries) - len(cuts)
     newline = first + cuts.index("\n")
@@ -128,7 +128,8 @@ def test_lone_surrogates_become_replacement_characters_and_pairs_join() -> None:
 
 
 def test_duplicates_empty_pieces_and_missing_bytes_are_survived() -> None:
-    odd = [("ab", -1.0, Kind.NORMAL), ("", 0.0, Kind.NORMAL), ("ab", -2.0, Kind.NORMAL), ("a", -3.0, Kind.UNUSED), ("b", -3.0, Kind.NORMAL)]
+    plain, unused = TokenType.NORMAL, TokenType.UNUSED
+    odd = [("ab", -1.0, plain), ("", 0.0, plain), ("ab", -2.0, plain), ("a", -3.0, unused), ("b", -3.0, plain)]
     tokenizer = SpmTokenizer(vocabulary([*SPECIALS, *odd]))
     assert tokenizer.encode("abaz", add_bos=False) == [5, 6, 0]
 
@@ -158,7 +159,7 @@ def header(**changes: object) -> Header:
         ({"kinds": [2, 3, 3, 6] + [1] * 6}, "1 byte tokens are not distinct"),
         ({"pieces": ["<0x41>"] * 10, "kinds": [6] * 10}, "10 byte tokens are not distinct"),
         ({"bos_token_id": 10}, "outside 0 … 9"),
-        ({"pieces": ["x" * MAX_CUT_CHARACTERS] * 10, "kinds": [4] * 10}, "user-defined"),
+        ({"pieces": ["x" * MAX_USER_DEFINED_CHARACTERS] * 10, "kinds": [4] * 10}, "user-defined"),
     ],
 )
 def test_malformed_vocabularies_are_typed_errors(changes: dict[str, object], message: str) -> None:

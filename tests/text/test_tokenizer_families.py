@@ -13,10 +13,10 @@ from gold import tokenizer_lines, vocabulary, vocabulary_cases
 from ridgeline.errors import ModelFormatError, ModelNotFoundError, RequestError
 from ridgeline.facts.files.gguf import Header, read_header
 from ridgeline.text.bpe import PRE_TOKENIZERS, FastTokenizer
-from ridgeline.text.files import load_tokenizer, tokenizer_of
+from ridgeline.text.files import gguf_tokenizer, load_tokenizer
 from ridgeline.text.spm import SpmTokenizer
 from ridgeline.text.tokenizer import MASK, Tokenizer
-from ridgeline.text.vocabulary import Kind
+from ridgeline.text.vocabulary import TokenType
 
 BYTE_LEVEL = ("llama-bpe", "qwen2", "gpt-2", "deepseek-llm", "falcon", "starcoder", "mpt")
 SPM = ("llama-spm", "phi-3")
@@ -64,16 +64,16 @@ def sentencepiece_json(header: Header) -> dict[str, object]:
     pieces, scores = list(header.strings("tokenizer.ggml.tokens")), header.numbers("tokenizer.ggml.scores", "f")
     kinds = list(map(int, header.numbers("tokenizer.ggml.token_type", "iI")))
     ids = {piece: token for token, piece in enumerate(pieces)}
-    normal = {piece for piece, kind in zip(pieces, kinds, strict=True) if kind == Kind.NORMAL}
+    normal = {piece for piece, kind in zip(pieces, kinds, strict=True) if kind == TokenType.NORMAL}
     cuts = []
     for piece in normal:
         local = [(piece[:at], piece[at:]) for at in range(1, len(piece)) if piece[:at] in normal and piece[at:] in normal]
         cuts += [(-scores[ids[piece]], ids[left], ids[right], left, right) for left, right in local]
     added = [
-        {"id": token, "content": piece, "special": kind != Kind.USER_DEFINED, "normalized": False,
+        {"id": token, "content": piece, "special": kind != TokenType.USER_DEFINED, "normalized": False,
          "single_word": False, "lstrip": False, "rstrip": False}
         for token, (piece, kind) in enumerate(zip(pieces, kinds, strict=True))
-        if kind in (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED)
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
     ]  # fmt: skip
     steps = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     decode = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
@@ -181,7 +181,7 @@ def changed(family: str, **metadata: object) -> Header:
 )
 def test_a_header_that_cannot_be_right_is_refused(metadata: dict[str, object], why: str) -> None:
     with pytest.raises(ModelFormatError, match=why):
-        tokenizer_of(changed("gpt-2", **metadata))
+        gguf_tokenizer(changed("gpt-2", **metadata))
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_tokenizer_json_that_is_none_is_refused(tmp_path: Path, text: str) -> 
 
 def test_a_sentencepiece_file_is_read(tmp_path: Path) -> None:
     """Written by our own writer of the format, read back, and the same ids."""
-    from ridgeline.text.spm import model_proto
+    from ridgeline.text.spm_model import model_proto
     from ridgeline.text.vocabulary import Vocabulary
 
     stated = Vocabulary.from_header(read_header(vocabulary("llama-spm")))
@@ -215,7 +215,7 @@ def test_a_sentencepiece_file_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
 def test_every_way_to_cut_keeps_the_text(pre: str) -> None:
-    found = tokenizer_of(changed("gpt-2", pre=pre))
+    found = gguf_tokenizer(changed("gpt-2", pre=pre))
     for text in strings()[::20]:
         assert found.decode(found.encode(text, add_bos=False), skip_special=True) == text
 
@@ -232,7 +232,7 @@ def test_every_way_to_cut_keeps_the_text(pre: str) -> None:
     ],
 )
 def test_parts_into_which_text_is_cut(pre: str, text: str, parts: list[str]) -> None:
-    found = tokenizer_of(changed("gpt-2", pre=pre))
+    found = gguf_tokenizer(changed("gpt-2", pre=pre))
     assert isinstance(found, FastTokenizer)
     cutter = found._library.pre_tokenizer
     assert cutter is not None
@@ -268,5 +268,5 @@ def test_a_hostile_tokenizer_json_is_refused(tmp_path: Path, model: dict[str, ob
 
 def test_a_pattern_that_never_ends_is_given_up(tmp_path: Path) -> None:
     found = load_tokenizer(written(tmp_path, {}, pre_tokenizer=SPLIT))
-    with pytest.raises(RequestError, match="gives up on these 30 characters"):
+    with pytest.raises(RequestError, match="fails on these 30 characters"):
         found.encode("a" * 28 + "bb", add_bos=False)

@@ -1,8 +1,8 @@
-"""Bad words as ids, and which answers are the best."""
+"""Bad words as ids, and which answers are the best_indices."""
 
 import pytest
 
-from ridgeline.engine.answer import best
+from ridgeline.engine.answer import best_indices
 from ridgeline.errors import RequestError
 from ridgeline.text.tokenizer import ByteTokenizer, bad_word_ids
 
@@ -28,7 +28,7 @@ def test_at_their_bounds() -> None:
 
 
 def test_the_likeliest_come_first_and_of_equals_the_first() -> None:
-    assert best([-3.0, -1.0, -2.0], 2) == [1, 2]
-    assert best([-1.0, -1.0, float("nan"), -0.5], 4) == [3, 0, 1, 2]
-    assert best([float("-inf"), -9.0], 1) == [1]
-    assert best([], 3) == []
+    assert best_indices([-3.0, -1.0, -2.0], 2) == [1, 2]
+    assert best_indices([-1.0, -1.0, float("nan"), -0.5], 4) == [3, 0, 1, 2]
+    assert best_indices([float("-inf"), -9.0], 1) == [1]
+    assert best_indices([], 3) == []

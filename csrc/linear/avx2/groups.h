@@ -2,7 +2,7 @@
 // it there.
 //
 // Codes of up to 6 bits are multiplied as bytes and added up in 16 bits; 8-bit codes would overflow there and become 16-bit integers.
-// Scratch of a call: the expanded group; 16 accumulators a token; and, prepared once a panel, what four tokens bring to a group, in the order in
+// Scratch of a call: the expanded group; 16 accumulators per token; and, prepared once per panel, what four tokens bring to a group, in the order in
 // which it is read: words of codes, scales, and what belongs to the sums of codes. Those are multiplied by -zero, as pairs of 16 bits, so that
 // what 16 bits add up are products with code - zero (16 * 16 * 127 < 2^15); or they are -(sum of codes) as fp32 for minima.
 #pragma once

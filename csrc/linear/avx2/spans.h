@@ -2,7 +2,7 @@
 // a panel meets it there.
 //
 // Codes of up to 6 bits are multiplied as bytes and added up in 16 bits, which the factors of their part widen; 8-bit codes become 16-bit
-// integers. Scratch of a call: the expanded span; 16 accumulators a token; and, prepared once a panel, what four tokens bring to a span, in the
+// integers. Scratch of a call: the expanded span; 16 accumulators per token; and, prepared once per panel, what four tokens bring to a span, in the
 // order in which it is read: words of codes; for each part of a format with a centre -centre * (sum of codes), as pairs of 16 bits with which
 // products begin, so that they fit (16 * 16 * 127 < 2^15); sums of codes as twins want them; scales.
 #pragma once

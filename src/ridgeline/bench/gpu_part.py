@@ -25,7 +25,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.compose import engine_over
+from ridgeline.engine.compose import make_engine
 from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import RidgelineError
@@ -95,7 +95,7 @@ def _turns(
         facts, rows=batch, tokens=config.tokens, positions=length, block_tokens=BLOCK_TOKENS, depth=config.depth
     )
     timed = TimedExecutor(executor)
-    engine, _ = engine_over(timed, config)
+    engine, _ = make_engine(timed, config)
     turn = engine.turn(make_requests(engine, batch, context, length))
     while len(turn.outputs) < batch:
         turn = engine.turn()

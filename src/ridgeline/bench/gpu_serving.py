@@ -24,7 +24,7 @@ from ridgeline.core.commands import Abort, Admit, Command
 from ridgeline.core.events import Closed, Preempted, Rejected, Scheduled
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.engine.compose import engine_over
+from ridgeline.engine.compose import make_engine
 from ridgeline.engine.engine import Engine, Turn
 from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.model import ModelFacts
@@ -129,7 +129,7 @@ def start(
     open_cuda = partial(importlib.import_module(BACKEND).open_cuda, load=load_weights, graphs=watch)
     source = importlib.import_module(OPENING).ModelSource(settled, facts, machine_facts().memory_bytes)
     executor = importlib.import_module(WORKER).start(source, open_cuda, lambda stage, part: None)
-    engine, _ = engine_over(executor, settled)
+    engine, _ = make_engine(executor, settled)
     info = executor.info
     return engine, {
         "start_seconds": perf_counter() - began, "rows": info.rows, "kv_bytes": info.kv_bytes, "weights_bytes": info.weights_bytes,

@@ -53,7 +53,7 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
     from ridgeline.config.env import cache_directory
     from ridgeline.config.resolve import resolve
     from ridgeline.config.runner import resolve_runner
-    from ridgeline.engine.compose import pace
+    from ridgeline.engine.compose import prefill_budget
     from ridgeline.facts.hardware.gpu import gpu_missing
     from ridgeline.facts.hardware.machine import extension_missing, machine_facts
     from ridgeline.facts.headers.read import describe_model, read_model_facts
@@ -71,7 +71,7 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
     resolved = replace(resolved, decisions=decided + resolved.decisions)
     asked = PlanOptions(device=device, kv_dtype=settled.kv_dtype, context=resolved.config.max_model_len, chunk=settled.tokens)
     deployment = deployment_of(describe_model(given.model, cache_directory()), asked)
-    paced = pace(resolved.config, step_seconds(deployment, settled.tokens))
+    paced = prefill_budget(resolved.config, step_seconds(deployment, settled.tokens))
     return explain(given, resolved, CostInput(resolved.config, resolved.blocks, costs, facts, deployment, paced))
 
 

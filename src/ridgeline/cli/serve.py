@@ -6,12 +6,15 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from math import isfinite
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ridgeline.server.service import Model
 
 DEFAULTS: Final = EngineConfig(model="")
 SERVER_DEFAULTS: Final = ServerConfig()
@@ -82,16 +85,16 @@ def _check_finite(given: dict[str, Any]) -> None:
 
 
 def _run(engine: EngineConfig, config: ServerConfig) -> None:
-    from ridgeline.server.app import run
-    from ridgeline.server.service import Model, Service
+    from ridgeline.server.run import run
+    from ridgeline.server.service import Service
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     began = time.monotonic()
     with Loading() as loading:
 
-        def ready(model: Model, url: str) -> None:
+        def ready(model: "Model", url: str) -> None:
             loading.close()
-            for note in model.notes:
+            for note in _startup_notes(model):
                 say(note)
             for decision in model.engine.decisions:
                 value = decision.value if isinstance(decision.value, str) else f"{decision.value:,}"
@@ -99,6 +102,25 @@ def _run(engine: EngineConfig, config: ServerConfig) -> None:
             say(f"Ridgeline serves {model.name} at {url} (ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it)")
 
         run(Service(engine, config, loading.show), ready)
+
+
+TEMPLATE_SOURCES = {
+    "model": "the model's own",
+    "file": "from --chat-template",
+    "built in": "Ridgeline's own (the model has none)",
+}
+
+
+def _startup_notes(model: "Model") -> list[str]:
+    """Lines about the chat template and the model's defaults, warnings last."""
+    chat = "chat: no template; /v1/chat/completions needs --chat-template FILE"
+    if model.chat is not None:
+        names = (model.tokenizer.piece(token).decode("utf-8", "replace") for token in sorted(model.turn_end_ids))
+        ends = " ".join(map(repr, names)) or "no token of their own"
+        chat = f"chat template: {TEMPLATE_SOURCES[model.chat.source]}; turns end at {ends}"
+    recommended = ", ".join(f"{name} {value}" for name, value in model.defaults.items())
+    defaults = [f"defaults of the model: {recommended} (--generation-config none ignores them)"] if recommended else []
+    return [chat, *defaults, *(f"warning: {each}" for each in (model.chat.warnings if model.chat else ()))]
 
 
 def say(line: str) -> None:

@@ -204,7 +204,7 @@ def _set(talk: Talk, argument: str) -> Reply:
     if not text:
         raise ConfigError("/set takes a parameter and a value, as in /set temperature 0.7; /params lists them")
     params = replace(talk.params, **{name: parsed(name, text.strip())})
-    talk.llm.prepare("x", params)  # the door says what is wrong with it
+    talk.llm.prepare("x", params)  # admission raises the error
     talk.params = params
     return Reply(f"{name} {getattr(params, name)}")
 

@@ -1,6 +1,6 @@
-"""The one door in: turns what a client asks for into the value that the engine accepts, or says what is wrong with it.
+"""Admission: turns a client's request into the value that the engine accepts, or raises an error that says what is wrong with it.
 
-Owns every bound on a number that comes from outside. Never tokenises, never makes up a request id, never looks at the engine's load.
+Owns every bound on a number that comes from outside. Never tokenises, never makes a request id, never looks at the engine's load.
 """
 
 import hashlib
@@ -17,29 +17,29 @@ from ridgeline.core.plan import KVShape
 from ridgeline.errors import RequestError
 
 INT64_MAX: Final = 2**63 - 1
-CHOICES: Final = 8
-LOGPROBS: Final = 20
-COLDEST: Final = 0.01
+MAX_CHOICES: Final = 8
+MAX_LOGPROBS: Final = 20
+MIN_TEMPERATURE: Final = 0.01
 """A positive temperature below this counts as this (as in vLLM): logits divided by less may overflow. 0 is greedy."""
 
 
 BOUNDS: Final = MappingProxyType({
-    "n": Bound(1, CHOICES),
-    "best_of": Bound(1, CHOICES),
+    "n": Bound(1, MAX_CHOICES),
+    "best_of": Bound(1, MAX_CHOICES),
     **{name: option.bound for name, option in OPTIONS.items()},
     "seed": Bound(-(2**63), INT64_MAX),
     "max_tokens": Bound(0, 2**31 - 1),
     "min_tokens": Bound(0, 2**31 - 1),
-    "logprobs": Bound(0, LOGPROBS),
-    "prompt_logprobs": Bound(0, LOGPROBS),
+    "logprobs": Bound(0, MAX_LOGPROBS),
+    "prompt_logprobs": Bound(0, MAX_LOGPROBS),
     "priority": Bound(-(2**31), 2**31 - 1),
 })
 OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of"})
 FLAGS: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
-STOP_STRINGS, STOP_CHARACTERS, STOP_IDS = 4, 64, 64
-BIASES, ALLOWED_IDS = 300, 1024
-BIAS: Final = Bound(-100, 100, whole=False)
-WORD_SEQUENCES, WORD_IDS = 2 * MAX_BAD_WORDS, 4 * MAX_BAD_WORD_CHARACTERS + 4
+MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_IDS = 4, 64, 64
+MAX_LOGIT_BIASES, MAX_ALLOWED_IDS = 300, 1024
+LOGIT_BIAS_BOUND: Final = Bound(-100, 100, whole=False)
+MAX_BAD_WORD_SEQUENCES, MAX_BAD_WORD_IDS = 2 * MAX_BAD_WORDS, 4 * MAX_BAD_WORD_CHARACTERS + 4
 """Bad words as ids: each with and without a space before it, of at most four ids a character."""
 
 
@@ -81,16 +81,16 @@ def admit(
         check_number(name, priority if name == "priority" else getattr(params, name))
     for name in FLAGS:
         if not isinstance(getattr(params, name), bool):
-            raise _wrong(name, getattr(params, name), "it must be true or false", "invalid_type")
-    check_strings("stop", params.stop, STOP_STRINGS, STOP_CHARACTERS)
-    _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab, most=STOP_IDS)
+            raise _invalid(name, getattr(params, name), "it must be true or false", "invalid_type")
+    check_strings("stop", params.stop, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
+    _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab, limit=MAX_STOP_IDS)
     _check_prompt(prompt, limits)
     sampling = _sampling(params, bad_words, limits.vocab)
     max_tokens = _max_tokens(len(prompt), params, limits)
     _check_fit(len(prompt), max_tokens, limits.kv)
     seed = draw_seed() if params.seed is None else params.seed
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else limits.eos_ids)
-    _check_something_is_left(sampling, stop_ids if params.min_tokens else frozenset())
+    _check_any_id_allowed(sampling, stop_ids if params.min_tokens else frozenset())
     return Admitted(
         request_id=request_id,
         prompt=tuple(prompt),
@@ -107,14 +107,14 @@ def admit(
     )
 
 
-def seed_source(seed: int | None) -> Callable[[], int]:
-    """Draws 63-bit seeds for requests without one: unpredictable, or with `seed` the same sequence every time."""
+def make_seed_source(seed: int | None) -> Callable[[], int]:
+    """Returns a function that draws 63-bit seeds: unpredictable ones, or with `seed` the same sequence every time."""
     draw = random.SystemRandom() if seed is None else random.Random(seed)
     return lambda: draw.getrandbits(63)
 
 
 def tenant_domain(secret: bytes, tenant: str) -> bytes:
-    """Prefix-cache domain of a tenant: 32 bytes that only who has `secret` can make, the same after a restart with the same secret."""
+    """Prefix-cache domain of a tenant: 32 bytes that cannot be made without `secret`; the same `secret` gives the same."""
     return hmac.new(secret, tenant.encode(), hashlib.sha256).digest()
 
 
@@ -126,24 +126,24 @@ def check_number(name: str, value: object) -> None:
 
 def _check_bound(name: str, value: object, bound: Bound) -> None:
     if isinstance(value, bool) or not isinstance(value, int if bound.whole else (int, float)):
-        raise _wrong(name, value, f"it must be {'an integer' if bound.whole else 'a number'}", "invalid_type")
+        raise _invalid(name, value, f"it must be {'an integer' if bound.whole else 'a number'}", "invalid_type")
     if not bound.low <= value <= bound.high or (bound.above and value == bound.low):
-        least = "above" if bound.above else "at least"
-        raise _wrong(name, value, f"it must be {least} {bound.low} and at most {bound.high}")
+        above = "above" if bound.above else "at least"
+        raise _invalid(name, value, f"it must be {above} {bound.low} and at most {bound.high}")
 
 
 def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab: int) -> Sampling:
-    """The sampler's parameters. Where the likeliest of more choices are to be found, log-probabilities are made though nobody asked."""
+    """The sampler's parameters. With `best_of` above `n`, log-probabilities are computed even where they are not asked for."""
     allowed = params.allowed_token_ids
     if allowed is not None:
-        _check_ids("allowed_token_ids", allowed, vocab, most=ALLOWED_IDS)
+        _check_ids("allowed_token_ids", allowed, vocab, limit=MAX_ALLOWED_IDS)
         if not allowed:
             raise RequestError("allowed_token_ids has 0 ids; send at least one, or leave it out.", param="allowed_token_ids")
     _check_bias(params.logit_bias, vocab)
     check_strings("bad_words", params.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS)
     _check_words(params, bad_words, vocab)
     numbers: dict[str, Any] = {name: (int if option.bound.whole else float)(getattr(params, name)) for name, option in OPTIONS.items()}
-    numbers["temperature"] = max(numbers["temperature"], COLDEST) if params.temperature else 0.0
+    numbers["temperature"] = max(numbers["temperature"], MIN_TEMPERATURE) if params.temperature else 0.0
     numbers["top_k"] = params.top_k if 0 < params.top_k < vocab else 0
     return Sampling(
         **numbers,
@@ -155,7 +155,7 @@ def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab:
 
 
 def _choices(params: SamplingParams) -> int:
-    """Sequences that are computed; `n` of them are answered. Raises RequestError where they are too few."""
+    """Number of sequences that are computed; `n` of them are answered. Raises RequestError where it is below `n`."""
     if params.best_of is None:
         return params.n
     if params.best_of < params.n:
@@ -166,60 +166,60 @@ def _choices(params: SamplingParams) -> int:
 def _check_bias(biases: object, vocab: int) -> None:
     pairs = isinstance(biases, (tuple, list)) and all(isinstance(each, (tuple, list)) and len(each) == 2 for each in biases)
     if not isinstance(biases, (tuple, list)) or not pairs:
-        raise _wrong("logit_bias", biases, "it must be pairs of an id and a number", "invalid_type")
-    if len(biases) > BIASES:
-        raise RequestError(f"logit_bias has {len(biases)} ids; at most {BIASES} are allowed.", param="logit_bias")
-    _check_ids("logit_bias", [token for token, _ in biases], vocab, most=BIASES)
+        raise _invalid("logit_bias", biases, "it must be pairs of an id and a number", "invalid_type")
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise RequestError(f"logit_bias has {len(biases)} ids; at most {MAX_LOGIT_BIASES} are allowed.", param="logit_bias")
+    _check_ids("logit_bias", [token for token, _ in biases], vocab, limit=MAX_LOGIT_BIASES)
     if len({token for token, _ in biases}) != len(biases):
         raise RequestError("logit_bias names an id twice; name each once.", param="logit_bias")
     for _, bias in biases:
-        _check_bound("logit_bias", bias, BIAS)
+        _check_bound("logit_bias", bias, LOGIT_BIAS_BOUND)
 
 
 def _check_words(params: SamplingParams, words: Sequence[Sequence[int]], vocab: int) -> None:
-    if bool(params.bad_words) != bool(words) or len(words) > WORD_SEQUENCES:
+    if bool(params.bad_words) != bool(words) or len(words) > MAX_BAD_WORD_SEQUENCES:
         raise RequestError(f"bad_words has {len(params.bad_words)} texts that became {len(words)} sequences of ids.", param="bad_words")
     for word in words:
         if not word:
             raise RequestError("a bad word has 0 ids; leave it out.", param="bad_words")
-        _check_ids("bad_words", word, vocab, most=WORD_IDS)
+        _check_ids("bad_words", word, vocab, limit=MAX_BAD_WORD_IDS)
 
 
-def _check_something_is_left(sampling: Sampling, banned: frozenset[int]) -> None:
-    """Among ids that are allowed there must be one that may be sampled at the first position, whatever came before."""
+def _check_any_id_allowed(sampling: Sampling, banned: frozenset[int]) -> None:
+    """Raises `RequestError` unless at least one allowed id may be sampled at the first position, whatever came before."""
     if sampling.allowed_ids is None:
         return
-    left = set(sampling.allowed_ids) - {word[0] for word in sampling.bad_words if len(word) == 1}
-    if not left:
+    allowed = set(sampling.allowed_ids) - {word[0] for word in sampling.bad_words if len(word) == 1}
+    if not allowed:
         raise RequestError("every id of allowed_token_ids is a bad word; allow more ids.", param="allowed_token_ids")
-    if not left - banned:
+    if not allowed - banned:
         raise RequestError("allowed_token_ids has stop ids only, and min_tokens forbids them; allow more ids.", param="allowed_token_ids")
 
 
-def check_strings(name: str, strings: object, most: int, characters: int) -> None:
-    """Raises `RequestError` unless these are at most so many strings of 1 to so many characters."""
+def check_strings(name: str, strings: object, limit: int, characters: int) -> None:
+    """Raises `RequestError` unless `strings` are at most `limit` strings of 1 to `characters` characters."""
     if not isinstance(strings, (tuple, list)) or not all(isinstance(each, str) for each in strings):
-        raise _wrong(name, strings, "it must be a list of strings", "invalid_type")
-    if len(strings) > most:
-        raise RequestError(f"{name} has {len(strings)} strings; at most {most} are allowed.", param=name)
+        raise _invalid(name, strings, "it must be a list of strings", "invalid_type")
+    if len(strings) > limit:
+        raise RequestError(f"{name} has {len(strings)} strings; at most {limit} are allowed.", param=name)
     for each in strings:
         if not 0 < len(each) <= characters:
             raise RequestError(f"a string of {name} has {len(each)} characters; send 1 to {characters}.", param=name)
 
 
-def _check_ids(name: str, ids: object, vocab: int, most: int) -> None:
+def _check_ids(name: str, ids: object, vocab: int, limit: int) -> None:
     if not isinstance(ids, (tuple, list)) or not set(map(type, ids)) <= {int}:
-        raise _wrong(name, ids, "it must be a list of integers", "invalid_type")
-    if len(ids) > most:
-        raise RequestError(f"{name} has {len(ids)} ids; at most {most} are allowed.", param=name)
+        raise _invalid(name, ids, "it must be a list of integers", "invalid_type")
+    if len(ids) > limit:
+        raise RequestError(f"{name} has {len(ids)} ids; at most {limit} are allowed.", param=name)
     if ids and not 0 <= min(ids) <= max(ids) < vocab:
         wrong = next(each for each in ids if not 0 <= each < vocab)
-        raise RequestError(f"{name} contains {_show(wrong)}; this model's ids are 0 to {vocab - 1}.", param=name)
+        raise RequestError(f"{name} contains {_describe(wrong)}; this model's ids are 0 to {vocab - 1}.", param=name)
 
 
 def _check_prompt(prompt: object, limits: ModelLimits) -> None:
     if not isinstance(prompt, (tuple, list)):
-        raise _wrong("prompt", prompt, "it must be a list of integers", "invalid_type")
+        raise _invalid("prompt", prompt, "it must be a list of integers", "invalid_type")
     if len(prompt) == 0:
         raise RequestError("prompt has 0 tokens; send at least one.", param="prompt", code="empty_prompt")
     if len(prompt) >= limits.max_model_len:
@@ -227,36 +227,36 @@ def _check_prompt(prompt: object, limits: ModelLimits) -> None:
             f"prompt has {len(prompt)} tokens; this model takes {limits.max_model_len} with the answer. Shorten it.",
             param="prompt", code="context_length_exceeded",
         )
-    _check_ids("prompt", prompt, limits.vocab, most=limits.max_model_len)
+    _check_ids("prompt", prompt, limits.vocab, limit=limits.max_model_len)
 
 
 def _max_tokens(prompt_tokens: int, params: SamplingParams, limits: ModelLimits) -> int:
-    """Outputs of one choice at most. None means what the context leaves, shared among the choices."""
+    """Largest number of outputs of one choice. Without `max_tokens`, what the context leaves, shared among the choices."""
     context, choices = limits.max_model_len, _choices(params)
     if params.max_tokens is None:
-        most = min(context - prompt_tokens, context // choices)
+        limit = min(context - prompt_tokens, context // choices)
     else:
-        most = max(1, params.max_tokens)  # one output is computed where none is wanted; the front end drops it
-        if prompt_tokens + most > context:
+        limit = max(1, params.max_tokens)  # with max_tokens 0 one output is computed, and the front end discards it
+        if prompt_tokens + limit > context:
             raise RequestError(
-                f"prompt has {prompt_tokens} tokens and max_tokens is {most}, together {prompt_tokens + most}; this model takes {context}. "
-                f"Lower max_tokens to {context - prompt_tokens} or shorten the prompt.",
+                f"prompt has {prompt_tokens} tokens and max_tokens is {limit}, together {prompt_tokens + limit}; this model takes "
+                f"{context}. Lower max_tokens to {context - prompt_tokens} or shorten the prompt.",
                 param="max_tokens", code="context_length_exceeded",
             )
-        if choices * most > context:
+        if choices * limit > context:
             raise RequestError(
-                f"{choices} choices and max_tokens {most} make {choices * most} tokens; at most {context} are allowed. "
+                f"{choices} choices and max_tokens {limit} make {choices * limit} tokens; at most {context} are allowed. "
                 f"Lower max_tokens to {context // choices}.",
                 param="n" if params.best_of is None else "best_of",
             )
-    wanted = most if params.max_tokens is None else params.max_tokens
-    if params.min_tokens > wanted:
-        raise RequestError(f"min_tokens is {params.min_tokens}; at most {wanted} tokens can be generated. Lower it.", param="min_tokens")
-    return most
+    answered = limit if params.max_tokens is None else params.max_tokens
+    if params.min_tokens > answered:
+        raise RequestError(f"min_tokens is {params.min_tokens}; at most {answered} tokens can be generated. Lower it.", param="min_tokens")
+    return limit
 
 
 def _check_fit(prompt_tokens: int, max_tokens: int, kv: KVShape) -> None:
-    """The last output is never an input, so it needs no place in the cache."""
+    """Raises `RequestError` unless the request alone fits the KV cache. The last output is never an input and needs no slot."""
     needed = blocks_needed(kv, prompt_tokens + max_tokens - 1)
     if needed > kv.blocks:
         raise RequestError(
@@ -266,12 +266,12 @@ def _check_fit(prompt_tokens: int, max_tokens: int, kv: KVShape) -> None:
         )
 
 
-def _wrong(name: str, value: object, need: str, code: str = "invalid_value") -> RequestError:
-    return RequestError(f"{name} is {_show(value)}; {need}.", param=name, code=code)
+def _invalid(name: str, value: object, requirement: str, code: str = "invalid_value") -> RequestError:
+    return RequestError(f"{name} is {_describe(value)}; {requirement}.", param=name, code=code)
 
 
-def _show(value: object) -> str:
-    """A client's value, short and safe to print: an integer of a million digits is not worth printing."""
+def _describe(value: object) -> str:
+    """A client's value for a message, short and safe to print: an integer of a million digits is described by its size."""
     if value is None or isinstance(value, (bool, float)):
         return str(value).lower() if isinstance(value, bool) else str(value)
     if isinstance(value, int):

@@ -1,11 +1,10 @@
-"""Puts an engine together from settings: starts the computing wing by name, gives it a scheduler and a clock.
+"""Builds an engine from settings: starts the executor by module name, adds a scheduler and a clock.
 
-The one place where the two wings meet; used by the engine process and by the in-process `LLM`. Knows no socket and no text.
+The one place where scheduling and computing meet; used by the engine process and by the in-process `LLM`. Knows no socket and no text.
 """
 
 import importlib
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -17,25 +16,18 @@ from ridgeline.core.params import Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step_time import StepSeconds
-from ridgeline.engine.engine import Engine
+from ridgeline.engine.engine import Engine, MonotonicClock
 from ridgeline.engine.executor import Executor, ExecutorInfo
 from ridgeline.errors import ConfigError
 
-WORKER: Final = "ridgeline.compute.runtime.worker"
-FAKE: Final = "ridgeline.sim.laws.executor"
+WORKER_MODULE: Final = "ridgeline.compute.runtime.worker"
+FAKE_EXECUTOR_MODULE: Final = "ridgeline.sim.laws.executor"
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done)."""
 
 
-class MonotonicClock:
-    """The machine's monotonic clock."""
-
-    def now(self) -> float:
-        return time.monotonic()
-
-
 def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tuple[Decision, ...]]:
-    """A warmed-up engine, and what was decided for settings that were left open.
+    """Starts and warms up an engine; also returns the decisions for settings that were left open.
 
     Raises ConfigError, ModelNotFoundError or ModelFormatError where the settings or the model are at fault.
     """
@@ -46,12 +38,12 @@ def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tupl
             fix={"--scheduling-policy": next(iter(POLICIES))},
         )
     executor, decisions = start_executor(config, progress)
-    engine, paced = engine_over(executor, config)
-    return engine, decisions + paced
+    engine, more = make_engine(executor, config)
+    return engine, decisions + more
 
 
-def engine_over(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple[Decision, ...]]:
-    """An engine over an executor that is warm, and what was decided from its speed. The settings' bounds have been checked."""
+def make_engine(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple[Decision, ...]]:
+    """An engine over a warm executor, and the decisions taken from its speed. The settings' bounds have been checked."""
     info = executor.info
     decisions: tuple[Decision, ...] = ()
     limits = Limits(
@@ -64,51 +56,51 @@ def engine_over(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
     )
     if info.seconds is not None:
         limits = replace(limits, mixed_tokens=info.seconds.mixed_tokens(config.step_ms / 1e3), row_tokens=info.seconds.row_tokens)
-        decisions = (pace(config, info.seconds),)
+        decisions = (prefill_budget(config, info.seconds),)
     drafter = None
     if config.speculative != "off":
         drafter = PromptLookupDrafter(config.num_speculative_tokens, info.price, barrier=config.depth > 1)
-        decisions += (_speculation(config, info),)
+        decisions += (_speculation_decision(config, info),)
     scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter)
     return Engine(scheduler, executor, MonotonicClock(), config.depth), decisions
 
 
-def _speculation(config: EngineConfig, info: ExecutorInfo) -> Decision:
-    """What drafts are expected to cost, from what was measured at the start."""
-    cost = "what that costs is seen as it runs"
+def _speculation_decision(config: EngineConfig, info: ExecutorInfo) -> Decision:
+    """The decision on drafts, with their expected cost as measured at the start."""
+    cost = "their cost is measured as it runs"
     if len(info.price) > 1:
         seconds = {tokens: seconds for tokens, _, seconds in info.price}
-        few, most = min(seconds), max(tokens for tokens in seconds if tokens <= 1 + config.num_speculative_tokens)
-        cost = f"a step that verifies {most - 1} takes {seconds[most] / seconds[few]:.1f} times as long as one that verifies none"
-    reason = f"--speculative: up to {config.num_speculative_tokens} ids per sequence and step, as many as are worth it; {cost}"
+        fewest, largest = min(seconds), max(tokens for tokens in seconds if tokens <= 1 + config.num_speculative_tokens)
+        cost = f"a step that verifies {largest - 1} takes {seconds[largest] / seconds[fewest]:.1f} times as long as one that verifies none"
+    reason = f"--speculative: up to {config.num_speculative_tokens} ids per sequence and step, as many as are worth their cost; {cost}"
     return Decision("speculative", config.speculative, "flag", reason)
 
 
-def pace(config: EngineConfig, seconds: StepSeconds) -> Decision:
-    """The decision how many prompt tokens a step may have in which somebody waits for the next token."""
-    wanted = config.step_ms / 1e3
+def prefill_budget(config: EngineConfig, seconds: StepSeconds) -> Decision:
+    """The decision on the number of prompt tokens in a step with decoding rows."""
+    target = config.step_ms / 1e3
     return Decision(
         "mixed_tokens",
-        seconds.mixed_tokens(wanted),
+        seconds.mixed_tokens(target),
         "machine",
-        f"a step takes {seconds.fixed * 1e3:.1f} ms and {seconds.token * 1e3:.2f} ms per prompt token, each row that gets its next token "
-        f"counts for {seconds.row_tokens:.1f}; while anybody waits for one it may take {seconds.target_seconds(wanted) * 1e3:.0f} ms",
+        f"a step takes {seconds.fixed * 1e3:.1f} ms and {seconds.token * 1e3:.2f} ms per prompt token, each decoding row "
+        f"counts for {seconds.row_tokens:.1f}; with decoding rows a step may take {seconds.target_seconds(target) * 1e3:.0f} ms",
     )
 
 
 def start_executor(config: EngineConfig, progress: Progress) -> tuple[Executor, tuple[Decision, ...]]:
-    """The executor for `config.model`, and the decisions that it took."""
+    """Starts the executor for `config.model`; also returns the decisions that it took."""
     if config.model.startswith(FAKE_PREFIX):
         return _start_fake(config.model.removeprefix(FAKE_PREFIX)), ()
-    worker = importlib.import_module(WORKER).build(config, progress)
+    worker = importlib.import_module(WORKER_MODULE).build(config, progress)
     return worker, worker.decisions
 
 
 def _start_fake(text: str) -> Executor:
     try:
         arguments = json.loads(text or "{}")
-        executor: Executor = importlib.import_module(FAKE).fake_executor(**arguments)
+        executor: Executor = importlib.import_module(FAKE_EXECUTOR_MODULE).fake_executor(**arguments)
     except (TypeError, ValueError) as error:
         simple = FAKE_PREFIX + '{"rows": 4}'
-        raise ConfigError(f"the model fake:{text} cannot be made: {error}; write {simple}, say", fix={"MODEL": simple}) from None
+        raise ConfigError(f"the model fake:{text} cannot be made: {error}; try {simple}", fix={"MODEL": simple}) from None
     return executor

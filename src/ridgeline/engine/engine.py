@@ -1,10 +1,11 @@
-"""The loop: apply what came in, keep `depth` steps in flight, collect the oldest, commit it.
+"""The engine loop: apply commands, keep `depth` steps in flight, collect the oldest, commit it.
 
 Owns the steps in flight and their order. Never blocks but in `Executor.collect`, never reads a socket, never catches what an executor
-raises: a failed step leaves device state unknown, so whoever runs the engine lets it die and starts a new one.
+raises: a failed step leaves device state unknown, so the owner of the engine ends it and starts a new one.
 The engine process, the in-process `LLM` and the simulator all run this class.
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +18,23 @@ from ridgeline.engine.executor import Executor, Ticket
 
 
 class Clock(Protocol):
-    """Time, passed in: the simulator has another one."""
+    """Time, passed in: the simulator has its own."""
 
     def now(self) -> float:
         """Seconds since an arbitrary origin; never goes back."""
         ...
 
 
+class MonotonicClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Outcome of one turn of the loop.
+    """Results of one turn of the loop.
 
     step        number of the step that was committed; None when nothing was in flight
     time        seconds on the engine's clock at the end of the turn
@@ -66,7 +74,7 @@ class Engine:
         return not self._in_flight and self.scheduler.idle
 
     def turn(self, commands: Sequence[Command] = ()) -> Turn:
-        """One round of the loop: `commands` first, then the oldest step in flight. What commands caused is told by events."""
+        """Runs one round of the loop: `commands` first, then the oldest step in flight. Effects of commands are reported as events."""
         self.scheduler.apply(commands, self.clock.now())
         self._submit()
         step: int | None = None

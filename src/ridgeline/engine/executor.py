@@ -1,4 +1,4 @@
-"""The protocol between the engine's loop and whatever computes: numpy, C++, CUDA, or a simulator."""
+"""The protocol between the engine loop and what computes: numpy, C++, CUDA, or a simulator."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +9,7 @@ from ridgeline.core.step_time import StepSeconds
 
 @dataclass(frozen=True, slots=True)
 class ExecutorInfo:
-    """Facts that thinking must know of the computing side before the first plan.
+    """Facts about an executor that scheduling needs before the first plan.
 
     vocab          ids that may be sampled or sent: every id anywhere is below it; padded rows of the logits are beyond
     max_model_len  positions that fit the model and the KV cache, whichever is less

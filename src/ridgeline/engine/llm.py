@@ -1,6 +1,6 @@
 """`LLM`: the engine in this process, for offline use. Names are vLLM's where the meaning coincides.
 
-Runs the same `Engine` behind the same door as the server; needs neither sockets nor frames. One thread at a time.
+Runs the same `Engine` behind the same admission as the server; needs neither sockets nor frames. One thread at a time.
 """
 
 import secrets
@@ -15,8 +15,8 @@ from typing import Any
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.core.params import SamplingParams
-from ridgeline.engine.admit import ModelLimits, admit, seed_source
-from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, search
+from ridgeline.engine.admit import ModelLimits, admit, make_seed_source
+from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, beam_search
 from ridgeline.engine.compose import Progress
 from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
@@ -38,7 +38,7 @@ class LLM:
     """A loaded model.
 
     chat_template      path of a template that replaces the model's
-    generation_config  "auto": parameters that a caller leaves out wholly are those that the model's authors recommend; "none": ours
+    generation_config  "auto": parameters that a caller leaves out wholly are those that the model's authors recommend; "none": Ridgeline's
     settings           fields of `config.groups.EngineConfig` (max_model_len, max_num_seqs, seed …)
     """
 
@@ -59,7 +59,7 @@ class LLM:
         self._files = read_files(model, path, chat_template=chat_template, generation_config=generation_config)
         self.tokenizer = self._files.tokenizer
         if chat_template is not None:
-            _ = self.chat_template  # what is wrong with it is told before weights are read
+            _ = self.chat_template  # errors in it are raised before weights are read
         try:
             self._engine = LocalEngine(self.config, on_progress)
         except BaseException:
@@ -68,8 +68,8 @@ class LLM:
         self.decisions = self._engine.decisions
         info = self._engine.info
         vocab = self._files.vocab(info.vocab)
-        self.limits = ModelLimits(vocab, info.max_model_len, self._files.ends(vocab), info.kv)
-        self._draw_seed = seed_source(self.config.seed)
+        self.limits = ModelLimits(vocab, info.max_model_len, self._files.eos_ids(vocab), info.kv)
+        self._draw_seed = make_seed_source(self.config.seed)
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
@@ -94,7 +94,7 @@ class LLM:
         Raises RequestError before anything runs if any prompt cannot be accepted, EngineDeadError after `close` or a step that failed.
         """
         texts = _as_list(prompts)
-        params = _one_each(sampling_params or self.get_default_sampling_params(), len(texts))
+        params = _one_per_prompt(sampling_params or self.get_default_sampling_params(), len(texts))
         ranks = priority or [0] * len(texts)
         requests = [self.prepare(text, each, priority=rank) for text, each, rank in zip(texts, params, ranks, strict=True)]
         return self._complete(requests, progress)
@@ -110,7 +110,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, object] | None = None,
         progress: bool = False,
     ) -> list[RequestOutput]:
-        """The assistant's next turn of a conversation, or of several. Without parameters a turn may be as long as the context allows.
+        """The assistant's next message of a conversation, or of several. Without parameters it may be as long as the context allows.
 
         add_generation_prompt   None: unless the final message is continued
         continue_final_message  the model goes on with the last message instead of answering it
@@ -118,21 +118,21 @@ class LLM:
         Raises as `generate`; RequestError also where there is no template, or where it refuses the conversation.
         """
         several = _conversations(messages)
-        params = _one_each(sampling_params or self.get_default_sampling_params(None), len(several))
+        params = _one_per_prompt(sampling_params or self.get_default_sampling_params(None), len(several))
         header = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-        given = [Conversation(each, tools, None, header, continue_final_message, chat_template_kwargs or {}) for each in several]
-        return self._complete([self.prepare(*pair) for pair in zip(given, params, strict=True)], progress)
+        conversations = [Conversation(each, tools, None, header, continue_final_message, chat_template_kwargs or {}) for each in several]
+        return self._complete([self.prepare(*pair) for pair in zip(conversations, params, strict=True)], progress)
 
     def stream(self, prompt: Prompt | Messages | Conversation, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """One answer as it comes: each output holds what is new. Dropping the iterator, or closing it, aborts the request.
+        """One answer as it comes: each output has the new part. Dropping the iterator, or closing it, aborts the request.
 
         Raises as `generate`, before anything runs.
         """
-        asked = Conversation(prompt) if _is_conversation(prompt) else prompt  # type: ignore[arg-type]
-        default = self.get_default_sampling_params(None if isinstance(asked, Conversation) else 16)
-        request = self.prepare(asked, sampling_params or default)  # type: ignore[arg-type]
-        if request.chosen_at_the_end:
-            raise RequestError("best_of cannot be streamed: which answers are best is known at their end; take generate", param="best_of")
+        target = Conversation(prompt) if _is_conversation(prompt) else prompt  # type: ignore[arg-type]
+        default = self.get_default_sampling_params(None if isinstance(target, Conversation) else 16)
+        request = self.prepare(target, sampling_params or default)  # type: ignore[arg-type]
+        if request.has_extra_choices:
+            raise RequestError("best_of cannot be streamed: which answers are best is known at their end; use generate", param="best_of")
         return self._engine.stream(request)
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
@@ -140,10 +140,10 @@ class LLM:
 
         Raises as `generate`; RequestError also for a width that is too large.
         """
-        return search(self, [self.prepare(each, params.longest).request.prompt for each in _as_list(prompts)], params)
+        return beam_search(self, [self.prepare(each, params.longest_params).request.prompt for each in _as_list(prompts)], params)
 
     def prepare(self, prompt: Prompt | Conversation, params: SamplingParams, *, priority: int = 0) -> LLMRequest:
-        """A request that is accepted and does not run yet, for `run`. Raises RequestError."""
+        """Admits a request for `run`, which is not submitted yet. Raises RequestError."""
         self._engine.check_open()
         if isinstance(params.stop, str):
             params = replace(params, stop=(params.stop,))
@@ -159,16 +159,16 @@ class LLM:
             request_id=secrets.token_hex(16),
             draw_seed=self._draw_seed,
             priority=priority,
-            bad_words=bad_word_ids(self.tokenizer, params.bad_words),
+            bad_words=bad_word_ids(self.tokenizer, params.bad_words) if params.bad_words else (),
         )  # fmt: skip
         return LLMRequest(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer)
 
     def run(self, requests: Iterable[LLMRequest]) -> Iterator[LLMRequest]:
-        """Each request when it and all before it are answered."""
+        """Yields each request when it and all before it are answered."""
         return self._engine.run(requests)
 
     def abort(self) -> None:
-        """Ends every request under way; each keeps what there is, with finish_reason "abort". A signal handler may call it."""
+        """Ends every request under way; each keeps its output so far, with finish_reason "abort". A signal handler may call it."""
         self._engine.abort()
 
     def close(self) -> None:
@@ -192,12 +192,12 @@ class LLM:
         return self.chat_template
 
     def _complete(self, requests: list[LLMRequest], progress: bool) -> list[RequestOutput]:
-        found = []
-        with _bar(len(requests), progress) as advance:
+        outputs = []
+        with _progress_bar(len(requests), progress) as advance:
             for request in self.run(requests):
-                found.append(request.output())
+                outputs.append(request.output())
                 advance(1)
-        return found
+        return outputs
 
 
 def _is_conversation(prompt: object) -> bool:
@@ -216,22 +216,23 @@ def _as_list(prompts: Prompts) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _one_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    found = [params] * count if isinstance(params, SamplingParams) else list(params)
-    if len(found) != count:
-        raise RequestError(f"{count} prompts come with {len(found)} sampling_params; give one, or one per prompt.", param="sampling_params")
-    return found
+def _one_per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
+    result = [params] * count if isinstance(params, SamplingParams) else list(params)
+    if len(result) != count:
+        message = f"{count} prompts come with {len(result)} sampling_params; give one, or one per prompt."
+        raise RequestError(message, param="sampling_params")
+    return result
 
 
 @contextmanager
-def _bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """A function to call with each request that is done; with `show`, it moves a bar on the terminal."""
+def _progress_bar(total: int, show: bool) -> Iterator[Callable[[int], None]]:
+    """Yields a function to call after each finished request; with `show`, it advances a bar on the terminal."""
     if not show:
-        yield lambda done: None
+        yield lambda count: None
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
 
     with Bar(console=Console(stderr=True)) as bar:
         task = bar.add_task("requests", total=total)
-        yield lambda done: bar.advance(task, done)
+        yield lambda count: bar.advance(task, count)

@@ -1,6 +1,6 @@
-"""The engine in this process: turns it while answers are wanted, and hands each turn's outputs to the requests that are open.
+"""The engine in this process: runs its loop while answers are awaited, and passes each turn's outputs to the open requests.
 
-Owns the engine, the requests under way and the commands that its next turn takes. Knows no text. One thread at a time.
+Owns the engine, the open requests and the commands of its next turn. Knows no text. One thread at a time.
 """
 
 from collections import deque
@@ -16,18 +16,18 @@ from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
 from ridgeline.errors import EngineDeadError
 
-QUEUED_ROWS: Final = 4
-"""Choices handed to the engine at once, as a multiple of its rows: enough to choose from, little enough to stay cheap."""
+CHOICES_PER_ROW: Final = 4
+"""Choices submitted to the engine at once, per row: enough for the scheduler to choose from, few enough to stay cheap."""
 
 
 class LocalEngine:
-    """Several callers may have requests under way: whoever turns the engine serves them all."""
+    """Several callers may have open requests: each turn of the loop serves them all."""
 
     def __init__(self, config: EngineConfig, on_progress: Progress) -> None:
         self._engine, self.decisions = start_engine(config, on_progress)
         self._open: dict[str, LLMRequest] = {}
         self._commands: list[Command] = []
-        self._turning = False
+        self._is_in_turn = False
         self._closed = False
 
     @property
@@ -37,7 +37,7 @@ class LocalEngine:
 
     @property
     def idle(self) -> bool:
-        """True if nothing is under way."""
+        """True if no request is open and no step is in flight."""
         return not self._open and self._engine.idle
 
     def check_open(self) -> None:
@@ -46,31 +46,31 @@ class LocalEngine:
             raise EngineDeadError("this LLM is closed; make another one")
 
     def run(self, requests: Iterable[LLMRequest]) -> Iterator[LLMRequest]:
-        """Each request when it is answered, in the order given. Whatever interrupts, none stays open."""
+        """Yields each request when it is answered, in the order given. None stays open, even after an error."""
         self.check_open()
         waiting, submitted = deque(requests), deque[LLMRequest]()
-        room = QUEUED_ROWS * self.info.rows
+        max_open_choices = CHOICES_PER_ROW * self.info.rows
         try:
             while waiting or submitted:
-                while waiting and sum(request.open for request in self._open.values()) < room:
+                while waiting and sum(request.open_choices for request in self._open.values()) < max_open_choices:
                     submitted.append(waiting.popleft())
                     self._submit(submitted[-1])
                 self._turn()
-                while submitted and not submitted[0].open:
+                while submitted and not submitted[0].open_choices:
                     yield submitted.popleft()
         finally:
             self._abort(submitted)
 
     def stream(self, request: LLMRequest) -> Iterator[RequestOutput]:
-        """Outputs with what is new, whenever something is; the last one is `finished`. Dropping the iterator aborts the request."""
+        """Yields new output as it comes; the last one is `finished`. Dropping the iterator aborts the request."""
         self.check_open()
         self._submit(request)
         try:
             finished = False
             while not finished:
-                if request.open:
+                if request.open_choices:
                     self._turn()
-                if request.has_news:
+                if request.has_new_output:
                     output = request.output()
                     finished = output.finished
                     yield output
@@ -78,7 +78,7 @@ class LocalEngine:
             self._abort([request])
 
     def abort(self) -> None:
-        """Ends every request at the next turn; each keeps what there is, its finish_reason is "abort". A signal handler may call it."""
+        """Ends every request at the next turn; each keeps its output so far, its finish_reason is "abort". A signal handler may call it."""
         self._commands += [Abort(name) for name in tuple(self._open)]
 
     def close(self) -> None:
@@ -92,37 +92,37 @@ class LocalEngine:
         self._commands.append(Admit(request.request))
 
     def _abort(self, requests: Iterable[LLMRequest]) -> None:
-        """Aborts what is still open, and waits for steps in flight where nobody else does. Python may drop an iterator in the midst of
-        a turn: then the next turn aborts."""
+        """Aborts what is still open, and collects steps in flight where no other caller does. Python may drop an iterator during a turn:
+        then the next turn aborts."""
         self._commands += [Abort(name) for each in requests if (name := each.request.request_id) in self._open]
-        if not self._turning and not self._closed:
+        if not self._is_in_turn and not self._closed:
             while self._commands or (not self._open and self._engine.in_flight):
                 self._turn()
 
     def _turn(self) -> None:
-        """A turn that was interrupted, by an error or by Ctrl-C, leaves the device in an unknown state: it closes the engine."""
+        """Runs one turn. One that is interrupted, by an error or by Ctrl-C, leaves the device in an unknown state: it closes the engine."""
         self.check_open()
         commands, self._commands = self._commands, []
-        self._turning = True
+        self._is_in_turn = True
         try:
             self._deliver(self._engine.turn(commands))
         except BaseException:
             self.close()
             raise
         finally:
-            self._turning = False
+            self._is_in_turn = False
 
     def _deliver(self, turn: Turn) -> None:
         for output in turn.outputs:
-            close = self._open[output.request_id].take(output)
+            close = self._open[output.request_id].process(output)
             if close is not None:
                 self._commands.append(close)
         for event in turn.events:
             if isinstance(event, Closed):
-                self._open[event.request_id].take(event)
+                self._open[event.request_id].process(event)
             elif isinstance(event, Rejected):
                 self._open[event.request_id].reject(event.message)
             else:
                 continue
-            if not self._open[event.request_id].open:
+            if not self._open[event.request_id].open_choices:
                 del self._open[event.request_id]

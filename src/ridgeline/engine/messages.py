@@ -1,6 +1,6 @@
-"""Frames between front end and engine process: typed msgpack behind a fixed header, one frame a step.
+"""Frames between front end and engine process: typed msgpack behind a fixed header, one frame per step.
 
-Owns the wire form and its refusals. A frame is a header (magic, version, tag, payload length) and one dataclass; nothing that arrives
+Owns the wire format and its checks. A frame is a header (magic, version, tag, payload length) and one dataclass; nothing that arrives
 is trusted before its type is decoded, and anything unexpected is a `WireError`, after which the connection is closed.
 """
 
@@ -27,12 +27,12 @@ HEADER: Final = struct.Struct("<2sBBI")
 
 
 class WireError(RidgelineError):
-    """A frame that this side does not understand. The connection is of no further use."""
+    """A frame that this side does not understand; the connection is then closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """While loading: what is being done, and how much of it (0 to 1)."""
+    """Progress of loading: the stage, and the fraction of it that is done (0 to 1)."""
 
     stage: str
     fraction: float
@@ -40,7 +40,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine takes requests. `decisions`: what was resolved for each setting that was left open, and why."""
+    """The engine takes requests. `decisions`: the value of each setting that was left open, with the reason."""
 
     info: ExecutorInfo
     decisions: tuple[Decision, ...] = ()
@@ -48,7 +48,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All that one turn of the loop brought. `step` counts committed steps: while it grows, the engine is healthy.
+    """Results of one turn of the loop. `step` counts committed steps: while it grows, the engine is healthy.
     `time` is the engine's clock, seconds."""
 
     step: int
@@ -59,7 +59,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """A sign of life: so far the engine has committed `step` steps, and it will commit no other before the next command."""
+    """The engine has committed `step` steps so far, and commits no other before the next command."""
 
     step: int
     time: float
@@ -93,7 +93,7 @@ class _WireFrame:
 def _encode_column(value: Any) -> list[int]:
     if isinstance(value, array):
         return value.tolist()
-    raise NotImplementedError(f"{type(value).__name__} has no wire form")
+    raise NotImplementedError(f"{type(value).__name__} cannot be encoded")
 
 
 def _decode_column(kind: type, value: Any) -> "array[int]":
@@ -160,16 +160,16 @@ def decode(tag: int, payload: bytes) -> Message:
 
 
 def _frame(wire: _WireFrame) -> Frame:
-    found = []
+    decoded = []
     for tag, raw in wire.events:
         if not 0 <= tag < len(EVENT_TYPES):
             raise WireError(f"an event has the unknown tag {tag}")
-        found.append(_EVENT_DECODERS[tag].decode(raw))
-    return Frame(wire.step, wire.time, wire.outputs, found)
+        decoded.append(_EVENT_DECODERS[tag].decode(raw))
+    return Frame(wire.step, wire.time, wire.outputs, decoded)
 
 
 class FrameBuffer:
-    """Cuts a byte stream into messages. Holds at most one incomplete frame."""
+    """Splits a byte stream into messages. Holds at most one incomplete frame."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -177,14 +177,14 @@ class FrameBuffer:
     def feed(self, data: bytes) -> list[Message]:
         """Messages completed by `data`, in order. Raises `WireError` at the first frame that is not understood."""
         self._bytes += data
-        found: list[Message] = []
+        messages: list[Message] = []
         at = 0
         while len(self._bytes) - at >= HEADER.size:
             tag, length = decode_header(bytes(self._bytes[at : at + HEADER.size]))
             end = at + HEADER.size + length
             if len(self._bytes) < end:
                 break
-            found.append(decode(tag, bytes(self._bytes[at + HEADER.size : end])))
+            messages.append(decode(tag, bytes(self._bytes[at + HEADER.size : end])))
             at = end
         del self._bytes[:at]
-        return found
+        return messages

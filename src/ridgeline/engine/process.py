@@ -1,7 +1,7 @@
-"""The engine process: loads, then runs the loop between two reads of its socket. Started by `engine.client`, by nobody else.
+"""The engine process: loads, then runs the loop between two reads of its socket. Started by `engine.child` only.
 
 Owns the device and everything that is computed. Synchronous, one thread for the loop; a second one only waits for the parent's death.
-What it cannot survive it reports as `Fatal` and lets happen: the parent starts another process.
+Errors that it cannot recover from it reports as `Fatal`, and ends: the parent starts another process.
 """
 
 import gc
@@ -32,28 +32,28 @@ class Disconnected(Exception):
     """The front end has closed its side."""
 
 
-class Link:
+class Connection:
     """The engine's end of the socket pair."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
         self._buffer = FrameBuffer()
 
     def send(self, message: Message) -> None:
         """Blocks until the kernel has taken the frame: a front end that does not read stops the engine rather than filling memory."""
         try:
-            self._connection.sendall(encode(message))
+            self._stream.sendall(encode(message))
         except (BrokenPipeError, ConnectionResetError):
             raise Disconnected from None
 
     def receive(self, wait: bool) -> list[Command]:
         """All commands that have arrived; with `wait`, at least one."""
-        found: list[Command] = []
+        commands: list[Command] = []
         while True:
             try:
-                data = self._connection.recv(READ_BYTES, 0 if wait and not found else socket.MSG_DONTWAIT)
+                data = self._stream.recv(READ_BYTES, 0 if wait and not commands else socket.MSG_DONTWAIT)
             except BlockingIOError:
-                return found
+                return commands
             except ConnectionResetError:
                 raise Disconnected from None
             if not data:
@@ -61,14 +61,14 @@ class Link:
             for message in self._buffer.feed(data):
                 if not isinstance(message, COMMANDS):
                     raise WireError(f"the engine was sent a {type(message).__name__}")
-                found.append(message)
+                commands.append(message)
 
 
-def run(engine: Engine, link: Link, recorder: Recorder | None) -> None:
-    """The loop, until the front end closes. Reads without waiting while there is work, waits when there is none."""
+def run(engine: Engine, connection: Connection, recorder: Recorder | None) -> None:
+    """Runs the loop until the front end closes. Reads without waiting while there is work, waits when there is none."""
     committed, busy = 0, False
     while True:
-        commands = link.receive(wait=not busy)
+        commands = connection.receive(wait=not busy)
         if recorder is not None:
             recorder.begin(commands)
         turn = engine.turn(commands)
@@ -77,20 +77,20 @@ def run(engine: Engine, link: Link, recorder: Recorder | None) -> None:
         busy = turn.progressed
         committed += busy
         if turn.outputs or turn.events:
-            link.send(Frame(committed, turn.time, turn.outputs, turn.events))
+            connection.send(Frame(committed, turn.time, turn.outputs, turn.events))
         if not busy:
-            link.send(Health(committed, turn.time))
+            connection.send(Health(committed, turn.time))
 
 
-def serve(link: Link, config: EngineConfig) -> None:
-    """Loads, answers `Ready`, runs. Raises `Disconnected` when the front end has gone, anything else when the engine is lost."""
-    engine, decisions = start_engine(config, lambda stage, fraction: link.send(Progress(stage, fraction)))
+def serve(connection: Connection, config: EngineConfig) -> None:
+    """Loads, sends `Ready`, runs. Raises `Disconnected` when the front end has gone, anything else when the engine is lost."""
+    engine, decisions = start_engine(config, lambda stage, fraction: connection.send(Progress(stage, fraction)))
     try:
         recorder = _recorder(engine, config)
         gc.collect()
-        gc.freeze()  # what has been loaded stays: a collection that walked over it would hold up every client
-        link.send(Ready(engine.executor.info, decisions))
-        run(engine, link, recorder)
+        gc.freeze()  # loaded data stays: a collection that traversed it would delay every client
+        connection.send(Ready(engine.executor.info, decisions))
+        run(engine, connection, recorder)
     finally:
         engine.executor.close()
 
@@ -114,26 +114,25 @@ def _recorder(engine: Engine, config: EngineConfig) -> Recorder | None:
 def main(arguments: Sequence[str]) -> None:
     """`arguments`: the numbers of two inherited file descriptors, the socket and the lifeline. The lifeline's first line is the
     configuration as JSON; its end means that the parent is dead."""
-    # Ctrl-C and a service manager's SIGTERM reach the whole group: the parent decides what becomes of requests in flight.
+    # Ctrl-C and a service manager's SIGTERM reach the whole group: the parent decides when requests in flight end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    connection, lifeline = int(arguments[0]), int(arguments[1])
-    with socket.socket(fileno=connection) as own, os.fdopen(lifeline, "rb", buffering=0) as alive:
-        config = msgspec.json.decode(alive.readline(), type=EngineConfig)
-        threading.Thread(target=_die_with_parent, args=(alive,), daemon=True).start()
-        link = Link(own)
+    with socket.socket(fileno=int(arguments[0])) as stream, os.fdopen(int(arguments[1]), "rb", buffering=0) as lifeline:
+        config = msgspec.json.decode(lifeline.readline(), type=EngineConfig)
+        threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
+        connection = Connection(stream)
         try:
-            serve(link, config)
+            serve(connection, config)
         except Disconnected:
             return
         except (ConfigError, ModelFormatError, ModelNotFoundError) as error:
-            link.send(Fatal(str(error), permanent=True, fix=error.fix))
+            connection.send(Fatal(str(error), permanent=True, fix=error.fix))
         except Exception as error:
-            link.send(Fatal(f"{type(error).__name__}: {error}", permanent=False))
+            connection.send(Fatal(f"{type(error).__name__}: {error}", permanent=False))
             raise
 
 
-def _die_with_parent(lifeline: BinaryIO) -> None:
+def _exit_with_parent(lifeline: BinaryIO) -> None:
     """Ends this process at once when the last writer of the lifeline is gone, even in the middle of a long step or while loading."""
     lifeline.read(1)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -14,31 +14,31 @@ from ridgeline.core.params import Admitted
 from ridgeline.engine.messages import Frame
 from ridgeline.errors import EngineDeadError, OverloadedError, RequestError
 
-BUFFERED_OUTPUTS: Final = 2048
-"""Outputs that wait for a client to read them; one that lets more pile up is aborted."""
+MAX_UNREAD_OUTPUTS: Final = 2048
+"""Outputs that may wait for a client to read them; the request of one that leaves more is aborted."""
 
 
 class Wakeup:
-    """Wakes the one task that waits for it. A wait that must not be long costs no timer of its own: one timer outlives many waits."""
+    """Wakes the one task that waits for it. A wait with a timeout costs no timer of its own: one timer serves many waits."""
 
     def __init__(self) -> None:
         self._is_set = False
         self._waiter: asyncio.Future[bool] | None = None
-        self._until = math.inf
+        self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self) -> None:
-        """The wait under way ends, or else the next one at once."""
+        """Ends the wait under way, or else the next one at once."""
         self._is_set = True
         self._end_wait(True)
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Waits until `set`, then True, or for so many seconds, then False."""
+        """Waits until `set` (True), or until the timeout in seconds (False)."""
         if not self._is_set:
             loop = asyncio.get_running_loop()
-            self._until = math.inf if seconds is None else loop.time() + seconds
+            self._deadline = math.inf if seconds is None else loop.time() + seconds
             if self._timer is None and seconds is not None:
-                self._timer = loop.call_at(self._until, self._look)
+                self._timer = loop.call_at(self._deadline, self._on_timer)
             self._waiter = loop.create_future()
             try:
                 if not await self._waiter:
@@ -54,14 +54,14 @@ class Wakeup:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
-        """A timer armed for an earlier wait is due: the present one may have time left."""
+    def _on_timer(self) -> None:
+        """Handles the timer, which may have been armed for an earlier wait: the present one may have time left."""
         self._timer = None
-        if self._waiter is None or self._until == math.inf:
+        if self._waiter is None or self._deadline == math.inf:
             return
         loop = asyncio.get_running_loop()
-        if loop.time() < self._until:
-            self._timer = loop.call_at(self._until, self._look)
+        if loop.time() < self._deadline:
+            self._timer = loop.call_at(self._deadline, self._on_timer)
         else:
             self._end_wait(False)
 
@@ -71,9 +71,9 @@ class Wakeup:
 
 
 class RequestStream:
-    """The stream of one request: its outputs as steps commit, and a `Closed` for each choice. Read it once, by `take` or by iteration.
+    """The stream of one request: its outputs as steps commit, and a `Closed` for each choice. Read it once, by `pop` or by iteration.
 
-    Raises EngineDeadError when the engine ends first, OverloadedError or RequestError when the engine refuses.
+    Raises EngineDeadError when the engine ends first, OverloadedError or RequestError when the engine rejects the request.
     """
 
     def __init__(self, request: Admitted, wakeup: Wakeup | None = None) -> None:
@@ -88,14 +88,14 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> Output | Closed:
-        while (item := self.take()) is None:
-            if self.ended:
+        while (item := self.pop()) is None:
+            if self.is_ended:
                 raise StopAsyncIteration
             await self._wakeup.wait()
         return item
 
-    def take(self) -> Output | Closed | None:
-        """The oldest that has arrived; None: nothing has. Raises what ended the stream, once all that came before was taken."""
+    def pop(self) -> Output | Closed | None:
+        """Removes and returns the oldest item; None where none has arrived. Raises what ended the stream, after all items before it."""
         if self._items:
             return self._items.popleft()
         if self._error is not None:
@@ -103,17 +103,17 @@ class RequestStream:
         return None
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """True if nothing further will arrive."""
         return self._open_choices == 0 or self._error is not None
 
     @property
-    def overflowing(self) -> bool:
-        """More waits to be read than any client that reads would leave."""
-        return len(self._items) > BUFFERED_OUTPUTS
+    def is_overflowing(self) -> bool:
+        """True if more items wait than any client that reads would leave."""
+        return len(self._items) > MAX_UNREAD_OUTPUTS
 
     def put(self, item: Output | Closed) -> None:
-        """Something has arrived."""
+        """Appends an item and wakes the reader."""
         self._open_choices -= isinstance(item, Closed)
         self._items.append(item)
         self._wakeup.set()
@@ -137,31 +137,31 @@ class OpenRequests:
         return request_id in self._streams
 
     def add(self, request: Admitted, wakeup: Wakeup | None) -> RequestStream:
-        """The stream of a new request."""
+        """Opens the stream of a new request."""
         stream = self._streams[request.request_id] = RequestStream(request, wakeup)
         return stream
 
     def deliver(self, frame: Frame) -> list[str]:
-        """Outputs first: a step's last ids come before the `Closed` that ends their choice.
-        Returns who does not read and is to be aborted."""
-        unread = []
+        """Delivers outputs first: a step's last ids come before the `Closed` that ends their choice.
+        Returns the ids of requests to abort, whose clients do not read."""
+        slow = []
         for output in frame.outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 stream.put(output)
-                if stream.overflowing:
-                    message = f"{BUFFERED_OUTPUTS} outputs were not read in time; the request was aborted"
+                if stream.is_overflowing:
+                    message = f"{MAX_UNREAD_OUTPUTS} outputs were not read in time; the request was aborted"
                     self._fail(output.request_id, RequestError(message, code="client_too_slow", status=408))
-                    unread.append(output.request_id)
+                    slow.append(output.request_id)
         for event in frame.events:
             if isinstance(event, Closed):
                 self._end_choice(event)
             elif isinstance(event, Rejected):
                 self._reject(event)
-        return unread
+        return slow
 
     def fail_all(self, message: str) -> None:
-        """The engine is gone."""
+        """Fails every stream: the engine has ended."""
         for request_id in list(self._streams):
             self._fail(request_id, EngineDeadError(message))
 
@@ -169,7 +169,7 @@ class OpenRequests:
         stream = self._streams.get(closed.request_id)
         if stream is not None:
             stream.put(closed)
-            if stream.ended:
+            if stream.is_ended:
                 del self._streams[closed.request_id]
 
     def _reject(self, rejected: Rejected) -> None:

@@ -1,6 +1,6 @@
 """Tables by which an architecture is declared. Plain data: both wings read it, and nothing of either is imported.
 
-An architecture is one module beside this one. It holds `ARCHITECTURE`, an `Architecture`, and, if runners support it, `step(g, facts, w)`,
+An architecture is one module of this folder. It holds `ARCHITECTURE`, an `Architecture`, and, if runners support it, `step(g, facts, w)`,
 which records its op list. A module without `step` can be planned and not run. `table.py` discovers the modules; no list names them.
 
 A module with a `step` has the name that GGUF files give the architecture. Canonical tensor names are those of GGUF.
@@ -17,6 +17,13 @@ Sizes = dict[str, int]
 RequiredValues = tuple[tuple[str, float | str | bool], ...]
 """(key of a file, the only value of it that is supported)."""
 
+DIMENSIONS: Final = frozenset(
+    "hidden ffn head queries keys context "
+    "experts expert_ffn shared_ffn shared_gates dense_ffn "
+    "latent latent_queries plain_queries query_rank cached expanded "
+    "inner in_proj channels kernel state state_heads rank x_proj norm value values beta_alpha".split()
+)
+"""Names of dimensions that rows may use: dense decoders, experts, latent attention, recurrences."""
 OUTER_NAMES: Final = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 """Names of tensors outside layers in safetensors files → canonical names."""
 ROTARY_BUFFERS: Final = r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)"
@@ -50,7 +57,7 @@ class Architecture:
     config.json:
     model_types        values of `model_type` that mean this architecture
     defaults           key → value where the file has no such key
-    keys               key of Llama's config.json → this architecture's key, where they differ
+    keys               key of Llama's config.json → this architecture's key, where they differ; `defaults` has the latter
     required_config    keys that change the network in unsupported ways, each with the only supported value
     activations        names of the activation that `step` uses
     checkpoint         names of tensors in safetensors files; None: such files can be planned only
@@ -104,6 +111,12 @@ class Architecture:
     eps_key: str = "attention.layer_norm_rms_epsilon"
     softcaps: tuple[float, float] = (0.0, 0.0)
     hidden_scaled_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, *dimensions in (*self.tensors, *self.outer_tensors, *(row for rows in self.parts.values() for row in rows)):
+            unknown = set(dimensions) - DIMENSIONS
+            if unknown:
+                raise ValueError(f"{name} has the unknown dimension {min(unknown)!r}; known are {', '.join(sorted(DIMENSIONS))}")
 
 
 # Rows that architectures share.

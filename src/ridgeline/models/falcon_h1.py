@@ -1,4 +1,4 @@
-"""Falcon-H1, planned only. Falcon LLM Team 2025: every layer has attention and Mamba-2 beside each other."""
+"""Falcon-H1, planned only. Falcon LLM Team 2025: every layer has attention and Mamba-2 in parallel."""
 
 from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, GATED_FFN, MAMBA2, MAMBA_BIASES, MLP_BIASES, UNTIED, Architecture
 

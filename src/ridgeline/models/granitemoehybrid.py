@@ -1,4 +1,4 @@
-"""Granite 4, planned only. IBM 2025: attention in few layers, else Mamba-2; a dense part in every layer beside its experts."""
+"""Granite 4, planned only. IBM 2025: attention in few layers, else Mamba-2; dense feed-forward and experts in every layer."""
 
 from ridgeline.models.declare import ATTENTION, ATTENTION_BIASES, EXPERTS, GATED_FFN, MAMBA2, MAMBA_BIASES, UNTIED, Architecture
 

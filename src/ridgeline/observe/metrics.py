@@ -1,6 +1,6 @@
-"""Figures of a running engine as a pure fold over its events: counters, gauges and histograms as plain numbers.
+"""Metrics of a running engine, computed from its events alone: counters, gauges and histograms as plain numbers.
 
-Owns what each figure means. Reads no clock (events carry the engine's time) and knows no exposition format (`observe.prometheus`).
+Owns the definition of each metric. Reads no clock (events carry the engine's time) and knows no exposition format (`observe.prometheus`).
 """
 
 from bisect import bisect_left
@@ -40,12 +40,12 @@ class _OpenRequest:
     admitted_at: float
     prompt_tokens: int
     open_choices: int
-    choices: dict[int, "_Started"] = field(default_factory=dict)
+    choices: dict[int, "_StartedChoice"] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class _Started:
-    """A choice that has had a row. `sequence` changes when it gets another one."""
+class _StartedChoice:
+    """A choice that has had a row. `sequence` changes when it gets another row."""
 
     request: _OpenRequest
     sequence: int
@@ -53,7 +53,7 @@ class _Started:
 
 
 class Metrics:
-    """The fold. `apply` each event once, in order; read the attributes at any time. Times are seconds, sizes tokens or blocks."""
+    """`apply` each event once, in order; read the attributes at any time. Times are seconds, sizes tokens or blocks."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
@@ -63,7 +63,7 @@ class Metrics:
         self.preemptions = 0
         self.draft_tokens = 0
         self.accepted_tokens = 0
-        """Of those, ids that were sampled as drafted."""
+        """Drafted ids that were accepted."""
         self.evicted_blocks = 0
         self.blocks_to_host = 0
         self.blocks_from_host = 0
@@ -86,10 +86,10 @@ class Metrics:
         self.request_prompt = Histogram(TOKENS)
         self.request_generation = Histogram(TOKENS)
         self._open: dict[str, _OpenRequest] = {}
-        self._rows: dict[int, _Started] = {}
+        self._rows: dict[int, _StartedChoice] = {}
         """Choices that have a row, by sequence number."""
-        self._left: dict[int, _Started] = {}
-        """Choices that left their row since the last step: the step's own event comes after their end."""
+        self._ended_rows: dict[int, _StartedChoice] = {}
+        """Choices that lost their row since the last step: the step's own event comes after their end."""
 
     @property
     def running(self) -> int:
@@ -107,7 +107,7 @@ class Metrics:
         return self.end_to_end.sum / max(1, self.end_to_end.count)
 
     def apply(self, event: Event) -> None:
-        """Folds one event."""
+        """Updates the metrics by one event."""
         match event:
             case events.Computed():
                 self._computed(event)
@@ -133,7 +133,7 @@ class Metrics:
                 self.host_hits += event.from_host
             case events.Preempted():
                 self.preemptions += 1
-                self._leave_row(event.request_id, event.choice)
+                self._free_row(event.request_id, event.choice)
             case events.Closed():
                 self._closed(event)
             case events.Rejected():
@@ -142,11 +142,11 @@ class Metrics:
                 pass
 
     def engine_lost(self) -> None:
-        """The engine died: what was open in it never closes. Each such choice counts as an error."""
+        """Counts every open choice as an error: the engine died, so no event will close them."""
         self.finished[Finish.ERROR] += sum(request.open_choices for request in self._open.values())
         self._open.clear()
         self._rows.clear()
-        self._left.clear()
+        self._ended_rows.clear()
         self.free_blocks, self.cached_blocks, self.host_blocks = None, 0, 0
 
     def _started(self, event: events.Started) -> None:
@@ -155,7 +155,7 @@ class Metrics:
             return
         choice = request.choices.get(event.choice)
         if choice is None:
-            choice = request.choices[event.choice] = _Started(request, event.sequence)
+            choice = request.choices[event.choice] = _StartedChoice(request, event.sequence)
             self.prefix_queries += request.prompt_tokens
             self.queue.observe(event.time - request.admitted_at)
         choice.sequence = event.sequence
@@ -168,7 +168,7 @@ class Metrics:
             if not sampled:
                 continue
             self.generation_tokens += sampled
-            choice = self._rows.get(sequence) or self._left.get(sequence)
+            choice = self._rows.get(sequence) or self._ended_rows.get(sequence)
             if choice is None:
                 continue
             if choice.last_token_at is None:
@@ -176,14 +176,14 @@ class Metrics:
             else:
                 self.inter_token.observe((event.time - choice.last_token_at) / sampled)
             choice.last_token_at = event.time
-        self._left.clear()
+        self._ended_rows.clear()
 
     def _closed(self, event: events.Closed) -> None:
         self.finished[event.reason] += 1
         request = self._open.get(event.request_id)
         if request is None:
             return
-        self._leave_row(event.request_id, event.choice)
+        self._free_row(event.request_id, event.choice)
         self.end_to_end.observe(event.time - request.admitted_at)
         self.request_prompt.observe(event.usage.prompt_tokens)
         self.request_generation.observe(event.usage.completion_tokens)
@@ -191,8 +191,8 @@ class Metrics:
         if request.open_choices == 0:
             del self._open[event.request_id]
 
-    def _leave_row(self, request_id: str, number: int) -> None:
+    def _free_row(self, request_id: str, number: int) -> None:
         request = self._open.get(request_id)
         choice = request.choices.get(number) if request else None
         if choice is not None and self._rows.pop(choice.sequence, None) is not None:
-            self._left[choice.sequence] = choice
+            self._ended_rows[choice.sequence] = choice

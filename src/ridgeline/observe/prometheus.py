@@ -1,7 +1,7 @@
-"""The fold of `observe.metrics` in Prometheus' text format. The only place that knows prometheus_client.
+"""`observe.metrics` in Prometheus' text format. The only place that knows prometheus_client.
 
-Figures that mean what vLLM's mean carry vLLM's names (`vllm:…`), so that existing dashboards, alerts and autoscalers work unchanged;
-figures that vLLM does not have are `ridgeline_…`. No figure has two names: a second one would double the exposition and the storage.
+Metrics with the meaning of vLLM's have vLLM's names (`vllm:…`), so that existing dashboards, alerts and autoscalers work unchanged; others
+are `ridgeline_…`. No metric has two names: a second one would double the exposition and the storage.
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def exposition(metrics: Metrics, model_name: str, kv: KVShape) -> bytes:
-    """All figures in the text format."""
+    """All metrics in the text format."""
     registry = CollectorRegistry()
-    registry.register(_Fold(metrics, model_name, kv))
+    registry.register(_Collector(metrics, model_name, kv))
     return generate_latest(registry)
 
 
-class _Fold(Collector):
+class _Collector(Collector):
     def __init__(self, metrics: Metrics, model_name: str, kv: KVShape) -> None:
         self._metrics = metrics
         self._model_name = model_name
@@ -42,40 +42,40 @@ class _Fold(Collector):
         blocks = self._kv.blocks
         free = blocks if m.free_blocks is None else m.free_blocks
         used = 0.0 if not blocks else 1 - (free + m.cached_blocks) / blocks
-        yield self._gauge("vllm:num_requests_running", "Choices that have a row.", m.running)
-        yield self._gauge("vllm:num_requests_waiting", "Choices without a row: not started, or preempted.", m.waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks held at the last step (1 is all).", used)
-        yield self._gauge("ridgeline_kv_blocks_free", "KV blocks that hold nothing, at the last step.", free)
-        yield self._gauge("ridgeline_kv_blocks_cached", "KV blocks published and without holder, at the last step.", m.cached_blocks)
+        yield self._gauge("vllm:num_requests_running", "Choices that are running.", m.running)
+        yield self._gauge("vllm:num_requests_waiting", "Choices that are waiting: not started, or preempted.", m.waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "KV cache usage: share of blocks in use at the last step (1 is all).", used)
+        yield self._gauge("ridgeline_kv_blocks_free", "Free KV blocks at the last step.", free)
+        yield self._gauge("ridgeline_kv_blocks_cached", "Cached KV blocks that no request uses, at the last step.", m.cached_blocks)
         if self._kv.host_blocks:
             yield from self._host()
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", m.prefix_queries)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens taken from the prefix cache.", m.prefix_hits)
         yield self._counter("vllm:num_preemptions", "Preemptions.", m.preemptions)
-        yield self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted, and verified.", m.draft_tokens)
-        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were right.", m.accepted_tokens)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Speculative draft tokens that were verified.", m.draft_tokens)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Speculative draft tokens that were accepted.", m.accepted_tokens)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.", m.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens sampled.", m.generation_tokens)
         yield self._finished()
         yield self._counter("ridgeline_steps", "Steps scheduled.", m.steps)
-        yield self._counter("ridgeline_evicted_blocks", "Cached KV blocks that were forgotten.", m.evicted_blocks)
+        yield self._counter("ridgeline_evicted_blocks", "Cached KV blocks that were evicted.", m.evicted_blocks)
         yield self._counter("ridgeline_rejected_requests", "Requests that the engine rejected.", m.rejected)
-        yield self._histogram("vllm:time_to_first_token_seconds", "From admission to the first token.", m.time_to_first_token)
-        yield self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a choice.", m.inter_token)
-        yield self._histogram("vllm:e2e_request_latency_seconds", "From admission to the end of a choice.", m.end_to_end)
-        yield self._histogram("vllm:request_queue_time_seconds", "From admission to the first row.", m.queue)
-        yield self._histogram("ridgeline_step_run_seconds", "What the executor says that a step took.", m.step_run)
+        yield self._histogram("vllm:time_to_first_token_seconds", "Time from admission to the first token.", m.time_to_first_token)
+        yield self._histogram("vllm:inter_token_latency_seconds", "Time between two tokens of a choice.", m.inter_token)
+        yield self._histogram("vllm:e2e_request_latency_seconds", "Time from admission to the end of a choice.", m.end_to_end)
+        yield self._histogram("vllm:request_queue_time_seconds", "Time from admission to the first scheduling.", m.queue)
+        yield self._histogram("ridgeline_step_run_seconds", "Time of a step in the executor.", m.step_run)
         yield self._histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", m.step_tokens)
         yield self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a choice, at its end.", m.request_prompt)
         yield self._histogram("vllm:request_generation_tokens", "Tokens that a choice generated, at its end.", m.request_generation)
 
     def _host(self) -> Iterator[Metric]:
-        """Figures of the tier of KV blocks on the host."""
+        """Metrics of the host tier of KV blocks."""
         m, size = self._metrics, self._kv.block_bytes
-        yield self._gauge("ridgeline_kv_blocks_host", "KV blocks on the host that hold something, at the last step.", m.host_blocks)
+        yield self._gauge("ridgeline_kv_blocks_host", "KV blocks in use in host memory, at the last step.", m.host_blocks)
         yield self._counter("ridgeline_kv_bytes_to_host", "Bytes of KV blocks copied to the host.", m.blocks_to_host * size)
         yield self._counter("ridgeline_kv_bytes_from_host", "Bytes of KV blocks copied back to the device.", m.blocks_from_host * size)
-        yield self._counter("ridgeline_host_cache_hits", "Tokens not computed, as their KV was copied back from the host.", m.host_hits)
+        yield self._counter("ridgeline_host_cache_hits", "Tokens not computed, since their KV was copied back from the host.", m.host_hits)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

@@ -1,36 +1,101 @@
-"""The answer to an HTTP request, made of a source's pieces, whole or as a stream, for every endpoint alike. Bodies are the endpoint's.
+"""The answer to an HTTP request, built from a source's parts, whole or as a stream, for every endpoint alike.
 
-Owns the order of a stream (of each choice a beginning, its text, its end; usage) and how tokens are written in answers: their names, the
-text of a prompt token by token, log-probabilities by id.
+Owns the order of a stream (of each choice its start, its text, its end; then usage), the counting of usage, and the choice among `best_of`.
+The bodies are the endpoint's.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final, ParamSpec, Protocol
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.core.plan import TokenLogprobs
-from ridgeline.engine.answer import Begun, Collected, Ended, Shown
+from ridgeline.engine import answer
+from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.server import wire
-from ridgeline.server.body import Streaming
-from ridgeline.server.generate import Quiet, Source, Tally, collect
+from ridgeline.server.body import StreamSettings
 from ridgeline.server.service import Model
 from ridgeline.server.transport import KEEP_ALIVE, EventStream, unless_disconnected
-from ridgeline.text.stream import Release, token_text
-from ridgeline.text.tokenizer import Tokenizer
+from ridgeline.text.stream import TextDelta
 
 P = ParamSpec("P")
 
 _ENCODE: Final = msgspec.json.Encoder().encode
 
-LONG_ANSWER: Final = 2_048
-"""Tokens with log-probabilities beyond which a body is written in a thread."""
+LONG_ANSWER_TOKENS: Final = 2_048
+"""Tokens with log-probabilities beyond which a body is encoded in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing new of any choice for as long as was asked."""
+
+
+Part = answer.AnswerPart | Idle
+
+
+@dataclass(slots=True)
+class UsageCounter:
+    """Usage of one HTTP request so far: each prompt once, however many choices it has; outputs of all choices."""
+
+    choices_per_prompt: int
+    prompt_tokens: int
+    cached_tokens: int = 0
+    _completion: dict[int, int] = field(default_factory=dict)
+
+    def add(self, part: Part) -> None:
+        """Counts ids as they are answered; at its end a choice counts what the engine says."""
+        if isinstance(part, ChoiceDelta):
+            self._completion[part.index] = self._completion.get(part.index, 0) + len(part.delta.ids)
+        elif isinstance(part, ChoiceEnd):
+            self._completion[part.index] = part.usage.completion_tokens
+            if part.index % self.choices_per_prompt == 0:
+                self.cached_tokens += part.usage.cached_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        """Sum over all choices."""
+        return sum(self._completion.values())
+
+    def usage(self, final: bool = False) -> wire.Usage:
+        """The usage so far; the cached part of the prompt is known at the end."""
+        prompt, completion = self.prompt_tokens, self.completion_tokens
+        return wire.Usage(prompt, completion, prompt + completion, wire.PromptTokensDetails(self.cached_tokens) if final else None)
+
+
+class Source(Protocol):
+    """Yields the parts of one HTTP request's answer. `abort` it whatever happens."""
+
+    id: str
+    usage: UsageCounter
+
+    def parts(self, idle_seconds: float | None = None) -> AsyncGenerator[Part, None]: ...
+
+    def abort(self) -> None: ...
+
+
+async def collect(source: Source, n: int) -> list[CollectedChoice]:
+    """All choices, in order; where more were computed than the `n` to be answered per prompt, the likeliest, likeliest first."""
+    found: dict[int, CollectedChoice] = {}
+    async with aclosing(source.parts()) as parts:
+        async for part in parts:
+            if not isinstance(part, Idle):
+                found.setdefault(part.index, CollectedChoice()).add(part)
+    computed, kept = source.usage.choices_per_prompt, list[CollectedChoice]()
+    for prompt, indices in groupby(sorted(found), lambda index: index // computed):
+        choices = [found[index] for index in indices]
+        if computed > n:
+            choices = [choices[index] for index in answer.best_indices([each.end.cumulative_logprob or 0.0 for each in choices], n)]
+            for rank, each in enumerate(choices):
+                each.renumber(prompt * n + rank)
+        kept += choices
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,128 +108,100 @@ class Header:
     fingerprint: str
 
     @classmethod
-    def of(cls, model: Model, answer_id: str) -> "Header":
+    def make(cls, model: Model, answer_id: str) -> "Header":
         """The header of an answer that begins now."""
         return cls(answer_id, int(time.time()), model.name, model.fingerprint)
 
 
-class Render(Protocol):
+class AnswerFormat(Protocol):
     """The bodies of an endpoint.
 
-    begins  whether a stream has an event at the beginning of each choice
-    plain   whether an event with new text shows nothing else of it
+    has_start_event  a stream has an event at the start of each choice
+    is_text_only     an event with new text contains nothing else of it
     """
 
     @property
-    def begins(self) -> bool: ...
+    def has_start_event(self) -> bool: ...
 
     @property
-    def plain(self) -> bool: ...
+    def is_text_only(self) -> bool: ...
 
-    def begin(self, begun: Begun, usage: wire.Usage | None) -> msgspec.Struct: ...
+    def start_event(self, start: ChoiceStart, usage: wire.Usage | None) -> msgspec.Struct: ...
 
-    def show(self, shown: Shown, usage: wire.Usage | None) -> msgspec.Struct: ...
+    def delta_event(self, delta: ChoiceDelta, usage: wire.Usage | None) -> msgspec.Struct: ...
 
-    def end(self, ended: Ended, usage: wire.Usage | None) -> msgspec.Struct: ...
+    def end_event(self, end: ChoiceEnd, usage: wire.Usage | None) -> msgspec.Struct: ...
 
-    def total(self, usage: wire.Usage) -> msgspec.Struct: ...
+    def usage_event(self, usage: wire.Usage) -> msgspec.Struct: ...
 
-    def whole(self, found: list[Collected], usage: wire.Usage) -> msgspec.Struct: ...
+    def full_body(self, choices: list[CollectedChoice], usage: wire.Usage) -> msgspec.Struct: ...
 
 
-async def respond(request: Request, source: Source, render: Render, n: int, streaming: Streaming | None) -> Response:
+async def respond(request: Request, source: Source, form: AnswerFormat, n: int, streaming: StreamSettings | None) -> Response:
     """The answer of `n` choices per prompt; without `streaming` when it is whole. The source is aborted whatever happens."""
     if streaming is not None:
-        return EventStream(_events(source, render, streaming), source.abort)
+        return EventStream(_events(source, form, streaming), source.abort)
     try:
-        return Response(await unless_disconnected(request.receive, _whole(source, render, n)), media_type="application/json")
+        return Response(await unless_disconnected(request.receive, _full_answer(source, form, n)), media_type="application/json")
     finally:
         source.abort()
 
 
-async def _whole(source: Source, render: Render, n: int) -> bytes:
-    found = await collect(source, n)
-    tokens = sum(len(each.begun.prompt_logprobs) + len(each.ids) for each in found)
-    return await _encoded(tokens, render.whole, found, _usage(source.tally, final=True))
+async def _full_answer(source: Source, form: AnswerFormat, n: int) -> bytes:
+    choices = await collect(source, n)
+    tokens = sum(len(each.start.prompt_logprobs) + len(each.ids) for each in choices)
+    return await _encoded(tokens, form.full_body, choices, source.usage.usage(final=True))
 
 
-async def _events(source: Source, render: Render, streaming: Streaming) -> AsyncGenerator[bytes, None]:
-    texts = TextEvents(lambda shown: render.show(shown, None)) if render.plain and not streaming.continuous else None
-    async with aclosing(source.pieces(streaming.quiet_seconds)) as pieces:
-        async for piece in pieces:
-            if texts is not None and isinstance(piece, Shown):
-                yield texts.body(piece)
+async def _events(source: Source, form: AnswerFormat, streaming: StreamSettings) -> AsyncGenerator[bytes, None]:
+    texts = TextEvents(lambda delta: form.delta_event(delta, None)) if form.is_text_only and not streaming.continuous_usage else None
+    async with aclosing(source.parts(streaming.keep_alive_seconds)) as parts:
+        async for part in parts:
+            if texts is not None and isinstance(part, ChoiceDelta):
+                yield texts.encode(part)
                 continue
-            usage = _usage(source.tally) if streaming.continuous else None
-            match piece:
-                case Begun() if render.begins:
-                    yield await _encoded(len(piece.prompt_logprobs), render.begin, piece, usage)
-                case Shown():
-                    yield msgspec.json.encode(render.show(piece, usage))
-                case Ended():
-                    yield msgspec.json.encode(render.end(piece, usage))
-                case Quiet():
+            usage = source.usage.usage() if streaming.continuous_usage else None
+            match part:
+                case ChoiceStart() if form.has_start_event:
+                    yield await _encoded(len(part.prompt_logprobs), form.start_event, part, usage)
+                case ChoiceDelta():
+                    yield _ENCODE(form.delta_event(part, usage))
+                case ChoiceEnd():
+                    yield _ENCODE(form.end_event(part, usage))
+                case Idle():
                     yield KEEP_ALIVE
-    if streaming.usage:
-        yield msgspec.json.encode(render.total(_usage(source.tally, final=True)))
+    if streaming.final_usage:
+        yield _ENCODE(form.usage_event(source.usage.usage(final=True)))
 
 
-async def _encoded(tokens: int, form: Callable[P, msgspec.Struct], *arguments: P.args, **more: P.kwargs) -> bytes:
-    """A body that is about so many tokens, made in a thread where that would hold up other requests."""
+async def _encoded(tokens: int, make: Callable[P, msgspec.Struct], *arguments: P.args, **more: P.kwargs) -> bytes:
+    """A body with log-probabilities of that many tokens, made in a thread where that would hold up other requests."""
 
     def encode() -> bytes:
-        return msgspec.json.encode(form(*arguments, **more))
+        return _ENCODE(make(*arguments, **more))
 
-    return await asyncio.to_thread(encode) if tokens > LONG_ANSWER else encode()
-
-
-def _usage(tally: Tally, final: bool = False) -> wire.Usage:
-    """The usage so far; how much of the prompt was cached is known at the end."""
-    prompt, completion = tally.prompt_tokens, tally.completion_tokens
-    return wire.Usage(prompt, completion, prompt + completion, wire.PromptTokensDetails(tally.cached_tokens) if final else None)
+    return await asyncio.to_thread(encode) if tokens > LONG_ANSWER_TOKENS else encode()
 
 
 class TextEvents:
-    """The events of one stream that show nothing but text: all that stands around the text is encoded once per choice.
+    """Encodes the events of one stream that contain nothing but text: all that stands around the text is encoded once per choice.
 
-    `form` makes the event of new text; of one choice they differ in their text alone.
+    `make_event` makes the event of new text; of one choice they differ in their text alone.
     """
 
-    def __init__(self, form: Callable[[Shown], msgspec.Struct]) -> None:
-        self._form = form
-        self._around: dict[int, tuple[bytes, bytes]] = {}
+    def __init__(self, make_event: Callable[[ChoiceDelta], msgspec.Struct]) -> None:
+        self._make_event = make_event
+        self._affixes: dict[int, tuple[bytes, bytes]] = {}
 
-    def body(self, shown: Shown) -> bytes:
-        """The event as JSON: what `form` makes, encoded."""
-        around = self._around.get(shown.index)
-        if around is None:
-            around = self._around[shown.index] = self._cut(shown.index)
-        return around[0] + _ENCODE(shown.release.text) + around[1]
+    def encode(self, delta: ChoiceDelta) -> bytes:
+        """The event as JSON: the same bytes as those of `make_event`, encoded."""
+        affixes = self._affixes.get(delta.index)
+        if affixes is None:
+            affixes = self._affixes[delta.index] = self._prefix_and_suffix(delta.index)
+        return affixes[0] + _ENCODE(delta.delta.text) + affixes[1]
 
-    def _cut(self, index: int) -> tuple[bytes, bytes]:
-        """Before and behind the text. Bodies with two texts of one character differ first in that character, which stands in quotes."""
-        first, second = (_ENCODE(self._form(Shown(index, Release(0, texts=(text,))))) for text in "01")
+    def _prefix_and_suffix(self, index: int) -> tuple[bytes, bytes]:
+        """Bytes before and after the text. Bodies with two texts of one character differ first in that character, which is in quotes."""
+        first, second = (_ENCODE(self._make_event(ChoiceDelta(index, TextDelta(0, texts=(text,))))) for text in "01")
         at = next(at for at, (one, other) in enumerate(zip(first, second, strict=True)) if one != other)
         return first[: at - 1], first[at + 2 :]
-
-
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """Names of tokens in log-probabilities. `as_ids`: `token_id:123` instead of text, which two tokens may share."""
-
-    tokenizer: Tokenizer
-    as_ids: bool
-
-    def name(self, token: int) -> str:
-        """One token's."""
-        return f"token_id:{token}" if self.as_ids else token_text(self.tokenizer, token)
-
-    def ranked(self, found: Sequence[TokenLogprobs | None], ids: Sequence[int], best: int) -> wire.PromptLogprobs:
-        """vLLM's form: for each token the `best` likeliest ids and its own, by id; null for the first of a prompt."""
-        return [None if each is None else self._by_id(token, each, best) for token, each in zip(ids, found, strict=True)]
-
-    def _by_id(self, token: int, found: TokenLogprobs, best: int) -> dict[int, wire.PromptLogprob]:
-        top = found.top[:best]
-        rank = next((place for place, (other, _) in enumerate(found.top, 1) if other == token), None)
-        own = {token: wire.PromptLogprob(found.logprob, rank, self.name(token))}
-        return own | {other: wire.PromptLogprob(value, place, self.name(other)) for place, (other, value) in enumerate(top, 1)}

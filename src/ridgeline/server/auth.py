@@ -1,4 +1,4 @@
-"""The outermost layer: who may speak to this server at all. Default deny; pure ASGI, so that nothing below can forget it.
+"""Access control: API key, hosts, origins. Default deny; an ASGI layer around the router, so that no endpoint can forget it.
 
 Owns the public routes, the API key, the allow-list of hosts (DNS rebinding), the check of origins and the size of headers. The decision
 rests on the path that the router will match, never on a rebuilt URL. Never looks at a body.
@@ -15,9 +15,9 @@ from ridgeline.errors import ConfigError
 from ridgeline.server.errors import ApiError
 
 PUBLIC: Final = frozenset({("GET", "/"), ("GET", "/livez"), ("GET", "/readyz"), ("GET", "/health"), ("GET", "/version")})
-"""What stays open when a key is set: literal pairs, nothing is matched by prefix."""
-HEADER_BYTES: Final = 16 * 1024
-CLOSE: Final = {"Connection": "close"}
+"""Routes that stay open when a key is set: literal pairs, nothing is matched by prefix."""
+MAX_HEADER_BYTES: Final = 16 * 1024
+CLOSE_HEADERS: Final = {"Connection": "close"}
 
 
 def is_loopback(host: str) -> bool:
@@ -39,7 +39,7 @@ def check_exposure(host: str, api_key: str | None) -> None:
         raise ConfigError(message, fix={"--host": "127.0.0.1"})
 
 
-class Guard:
+class AccessGuard:
     """Answers 401, 403 and 431 itself and passes everything else on."""
 
     def __init__(self, app: ASGIApp, host: str, api_key: str | None) -> None:
@@ -51,17 +51,18 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            rejection = self._rejection(scope)
-            await (self._app if rejection is None else rejection.response())(scope, receive, send)
+            error = self._error(scope)
+            await (self._app if error is None else error.response())(scope, receive, send)
 
-    def _rejection(self, scope: Scope) -> ApiError | None:
+    def _error(self, scope: Scope) -> ApiError | None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         size = sum(len(name) + len(value) + 4 for name, value in headers)
-        if size > HEADER_BYTES:
-            return ApiError("headers_too_large", f"the headers have {size} bytes; at most {HEADER_BYTES} are taken", headers=CLOSE)
-        return self._wrong_host(headers) or self._wrong_origin(headers) or self._wrong_key(scope, headers)
+        if size > MAX_HEADER_BYTES:
+            message = f"the headers have {size} bytes; at most {MAX_HEADER_BYTES} are accepted"
+            return ApiError("headers_too_large", message, headers=CLOSE_HEADERS)
+        return self._host_error(headers) or self._origin_error(headers) or self._key_error(scope, headers)
 
-    def _wrong_host(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+    def _host_error(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
         if self._hosts is None:
             return None
         hosts = _values(headers, b"host")
@@ -71,27 +72,27 @@ class Guard:
             "host_not_allowed",
             "this server listens on the loopback address and answers to localhost and 127.0.0.1 only; "
             "serve with --host and --api-key to be reached by another name",
-            headers=CLOSE,
+            headers=CLOSE_HEADERS,
         )
 
-    def _wrong_origin(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+    def _origin_error(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
         origins, hosts = _values(headers, b"origin"), _values(headers, b"host")
         if not origins or (len(origins) == len(hosts) == 1 and origins[0].partition("://")[2] == hosts[0]):
             return None
-        return ApiError("origin_not_allowed", "pages of another origin may not use this server", headers=CLOSE)
+        return ApiError("origin_not_allowed", "pages of another origin may not use this server", headers=CLOSE_HEADERS)
 
-    def _wrong_key(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+    def _key_error(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
         if self._key_digest is None or (scope["method"], scope["path"]) in PUBLIC:
             return None
-        sent = _values(headers, b"authorization")
-        scheme, _, key = sent[0].partition(" ") if len(sent) == 1 else ("", "", "")
+        credentials = _values(headers, b"authorization")
+        scheme, _, key = credentials[0].partition(" ") if len(credentials) == 1 else ("", "", "")
         matches = hmac.compare_digest(_digest(key.strip().encode("latin-1")), self._key_digest)
         if matches and scheme.lower() == "bearer":
             return None
         return ApiError(
             "invalid_api_key",
-            "an API key is needed: send the header 'Authorization: Bearer KEY'" if not sent else "the API key is wrong",
-            headers={"WWW-Authenticate": "Bearer", **CLOSE},
+            "an API key is needed: send the header 'Authorization: Bearer KEY'" if not credentials else "the API key is wrong",
+            headers={"WWW-Authenticate": "Bearer", **CLOSE_HEADERS},
         )
 
 

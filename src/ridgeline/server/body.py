@@ -1,51 +1,49 @@
 """Request bodies, from bytes to a typed value and on to `SamplingParams`: strict JSON, bounded depth, errors that name the field.
 
-Owns how bodies are read, the tables of fields that are known and not built (rejected by name unless their value asks for nothing; a field
-nobody knows is ignored), and what fields mean together. Which fields exist is `server.wire`'s, ranges are `engine.admit`'s.
+Owns how bodies are read, the rejection of known fields that are not supported (`server.unsupported`; unknown fields are ignored), and what
+fields mean together. Which fields exist is `server.wire`'s, ranges are `engine.admit`'s.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from ridgeline.config.groups import ServerConfig
 from ridgeline.core.params import OPTIONS, SamplingParams
-from ridgeline.engine.beams import LENGTH_PENALTY
-from ridgeline.server import wire
+from ridgeline.engine.admit import MAX_LOGIT_BIASES
+from ridgeline.engine.beams import MAX_LENGTH_PENALTY
+from ridgeline.server import unsupported, wire
 from ridgeline.server.errors import ApiError
 
-JSON_DEPTH: Final = 32
-LOGIT_BIASES: Final = 300
+MAX_JSON_DEPTH: Final = 32
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _ROUND_TO_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 _NAMES: Final = tuple(field.name for field in fields(SamplingParams))
 _ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
 Body = TypeVar("Body")
-Neutral = tuple[object, ...]
 
 
-def parse(shape: type[Body], body: bytes) -> Body:
-    """The body as `shape`. Raises ApiError that names the field; its text holds types and places, never what the client sent."""
+def parse(kind: type[Body], body: bytes) -> Body:
+    """Decodes the body as `kind`. Raises ApiError that names the field; its text has types and places, never what the client sent."""
     try:
-        parsed = msgspec.json.decode(body, type=shape)
-        if deeper_than(body, JSON_DEPTH):
-            raise ApiError("json_too_deep", f"the body nests deeper than {JSON_DEPTH} levels; flatten it")
+        parsed = msgspec.json.decode(body, type=kind)
+        if is_deeper_than(body, MAX_JSON_DEPTH):
+            raise ApiError("json_too_deep", f"the body nests deeper than {MAX_JSON_DEPTH} levels; flatten it")
         return parsed
     except RecursionError:
-        raise ApiError("json_too_deep", f"the body nests deeper than {JSON_DEPTH} levels; flatten it") from None
+        raise ApiError("json_too_deep", f"the body nests deeper than {MAX_JSON_DEPTH} levels; flatten it") from None
     except msgspec.ValidationError as error:
-        raise _wrong_type(str(error)) from None
+        raise _type_error(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         place = str(error) if isinstance(error, msgspec.DecodeError) else "it is not UTF-8"
         raise ApiError("invalid_json", f"the body is not valid JSON: {place}") from None
 
 
-def deeper_than(body: bytes, levels: int) -> bool:
+def is_deeper_than(body: bytes, levels: int) -> bool:
     """True if well-formed JSON nests deeper than `levels`. Strings are dropped first; each round then closes the innermost level."""
     outside = b"".join(body.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
     brackets = outside.translate(_ROUND_TO_SQUARE, _NO_BRACKETS)
@@ -54,7 +52,7 @@ def deeper_than(body: bytes, levels: int) -> bool:
     return bool(brackets)
 
 
-def _wrong_type(message: str) -> ApiError:
+def _type_error(message: str) -> ApiError:
     """`Expected X, got Y - at $.field[0]` → an answer that names the field."""
     text, _, path = message.partition(" - at `$")
     place = path.rstrip("`").lstrip(".")
@@ -63,159 +61,123 @@ def _wrong_type(message: str) -> ApiError:
     return ApiError("invalid_type", f"{where}{text[:1].lower()}{text[1:].replace('`', '')}", param=param)
 
 
-# ── fields that are not built ───────────────────────────────────────────────────────────────────────────────────────
+# ── fields that are not supported ───────────────────────────────────────────────────────────────────────────────────
 
 
-class Unbuilt:
-    """The unbuilt fields of one endpoint. `fields`: name → values beside null that ask for nothing."""
+class UnsupportedFields:
+    """The unsupported fields of one endpoint. `fields`: name → values beside null that ask for nothing."""
 
-    def __init__(self, fields: Mapping[str, Neutral]) -> None:
-        self.fields = MappingProxyType(dict(fields))
-        self._shape = msgspec.defstruct("_Sent", [(name, Any, None) for name in fields], frozen=True)
+    def __init__(self, fields: unsupported.Fields) -> None:
+        self.fields = fields
+        self._kind = msgspec.defstruct("_Unsupported", [(name, Any, None) for name in fields], frozen=True)
 
     def check(self, body: bytes) -> None:
         """Raises ApiError naming the first field that asks for something."""
-        sent = parse(self._shape, body)
+        values = parse(self._kind, body)
         for name, neutral in self.fields.items():
-            value = getattr(sent, name)
+            value = getattr(values, name)
             if value is not None and value not in neutral:
-                raise ApiError("unsupported_parameter", _WHY.get(name, f"{name} is not supported by this server; leave it out"), param=name)
+                reason = unsupported.REASONS.get(name, f"{name} is not supported by this server; leave it out")
+                raise ApiError("unsupported_parameter", reason, param=name)
 
 
-_EVERYWHERE: Final[Mapping[str, Neutral]] = {
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "kv_transfer_params": (),
-    "logprob_token_ids": ([],),
-    "repetition_detection": (),
-    "request_id": (),
-    "response_format": ({"type": "text"},),
-    "return_prompt_text": (False,),
-    "session_id": (),
-    "spaces_between_special_tokens": (True,),
-    "stream_interval": (1,),
-    "structured_outputs": (),
-    "thinking_token_budget": (),
-    "vllm_xargs": ({},),
-}
-_WHY: Final[Mapping[str, str]] = {
-    "chat_template": "chat_template is never taken from a request; start the server with --chat-template FILE",
-    "response_format": "response_format is not supported by this server; leave it out, or send type text",
-}
-
-COMPLETION: Final = Unbuilt({**_EVERYWHERE, "prompt_embeds": (), "suffix": ("",), "truncation_side": ("left",)})
-CHAT: Final = Unbuilt({
-    **_EVERYWHERE,
-    "add_special_tokens": (False,),
-    "audio": (),
-    "chat_template": (),
-    "echo": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "include_reasoning": (),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "prediction": (),
-    "reasoning_effort": (),
-    "truncate_prompt_tokens": (),
-    "verbosity": (),
-    "web_search_options": (),
-})
-TOKENIZE: Final = Unbuilt({"chat_template": (), "mm_processor_kwargs": ({},)})
+COMPLETION: Final = UnsupportedFields(unsupported.COMPLETION)
+CHAT: Final = UnsupportedFields(unsupported.CHAT)
+TOKENIZE: Final = UnsupportedFields(unsupported.TOKENIZE)
 
 
 # ── what fields mean ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
-class Streaming:
-    """Options of a stream: `usage` at its end, also `continuous` in every event; a comment after so many `quiet_seconds`."""
+class StreamSettings:
+    """Options of a stream.
 
-    usage: bool
-    continuous: bool
-    quiet_seconds: float
+    final_usage         usage in an event at its end
+    continuous_usage    usage in every event
+    keep_alive_seconds  time without an event after which a comment is sent
+    """
+
+    final_usage: bool
+    continuous_usage: bool
+    keep_alive_seconds: float
 
 
-def sampling_params(asked: wire.GenerationRequest, defaults: Mapping[str, int | float], **own: Any) -> SamplingParams:
-    """The body's fields by their names. What is absent or null has the model's default, else the one of `SamplingParams`, which is vLLM's.
+def sampling_params(payload: wire.GenerationRequest, defaults: Mapping[str, int | float], **overrides: Any) -> SamplingParams:
+    """Parameters from the body's fields, by name. What is absent or null has the model's default, else that of `SamplingParams` (vLLM's).
 
-    defaults  by the names of `SamplingParams`; `max_tokens` among them is the endpoint's business
-    own       fields that the endpoint reads itself
+    defaults   by the names of `SamplingParams`; `max_tokens` among them is the endpoint's business
+    overrides  fields that the endpoint reads itself
     """
     given: dict[str, Any] = {name: value for name, value in defaults.items() if name != "max_tokens"}
     for name in _NAMES:
-        value = getattr(asked, name, None)
-        if value is not None and name not in own:
-            given[name] = _CONVERT.get(name, _same)(value)
-    return SamplingParams(**given | own)
+        value = getattr(payload, name, None)
+        if value is not None and name not in overrides:
+            convert = _CONVERT.get(name)
+            given[name] = convert(value) if convert else value
+    return SamplingParams(**given | overrides)
 
 
-def check_generation(asked: wire.GenerationRequest) -> None:
+def check_generation(payload: wire.GenerationRequest) -> None:
     """Raises ApiError for fields that exclude each other."""
-    _check_stream(asked)
-    _check_beams(asked)
+    _check_stream(payload)
+    _check_beams(payload)
 
 
-def _check_stream(asked: wire.GenerationRequest) -> None:
-    options = asked.stream_options
-    if options is not None and not asked.stream:
+def _check_stream(payload: wire.GenerationRequest) -> None:
+    options = payload.stream_options
+    if options is not None and not payload.stream:
         raise ApiError("invalid_value", "stream_options is allowed only with stream: true", param="stream_options")
     if options is not None and options.continuous_usage_stats and not options.include_usage:
         raise ApiError("invalid_value", "continuous_usage_stats works only with include_usage: true", param="stream_options")
-    if not asked.stream:
+    if not payload.stream:
         return
-    if asked.best_of is not None and asked.best_of != (asked.n or 1):
-        raise _whole_only("best_of", "which answers are best is known at their end")
-    if asked.use_beam_search:
-        raise _whole_only("use_beam_search", "the best beam is known at its end")
-    if asked.prompt_logprobs is not None:
-        raise _whole_only("prompt_logprobs", "they come with a whole answer")
+    if payload.best_of is not None and payload.best_of != (payload.n or 1):
+        raise _not_streamable("best_of", "which answers are best is known at their end")
+    if payload.use_beam_search:
+        raise _not_streamable("use_beam_search", "the best beam is known at its end")
+    if payload.prompt_logprobs is not None:
+        raise _not_streamable("prompt_logprobs", "they come with a whole answer")
 
 
-def _check_beams(asked: wire.GenerationRequest) -> None:
-    if not asked.use_beam_search:
-        if asked.length_penalty not in (None, 1):
+def _check_beams(payload: wire.GenerationRequest) -> None:
+    if not payload.use_beam_search:
+        if payload.length_penalty not in (None, 1):
             raise ApiError("invalid_value", "length_penalty works only with use_beam_search: true", param="length_penalty")
         return
-    for name, neutral in _NOT_FOR_BEAMS.items():
-        value = getattr(asked, name, None)
+    for name, neutral in _NO_EFFECT_ON_BEAMS.items():
+        value = getattr(payload, name, None)
         if value is not None and value is not False and value not in neutral:
             raise ApiError("invalid_value", f"{name} has no effect on a beam search; leave it out", param=name)
-    if asked.length_penalty is not None and abs(asked.length_penalty) > LENGTH_PENALTY:
-        message = f"length_penalty is out of range; it must be at least -{LENGTH_PENALTY} and at most {LENGTH_PENALTY}"
+    if payload.length_penalty is not None and abs(payload.length_penalty) > MAX_LENGTH_PENALTY:
+        message = f"length_penalty is out of range; it must be at least -{MAX_LENGTH_PENALTY} and at most {MAX_LENGTH_PENALTY}"
         raise ApiError("invalid_value", message, param="length_penalty")
-    if asked.max_tokens == 0:
+    if payload.max_tokens == 0:
         raise ApiError("invalid_value", "max_tokens is 0; a beam search needs at least 1", param="max_tokens")
 
 
-def streaming(asked: wire.GenerationRequest, config: ServerConfig) -> Streaming | None:
+def stream_settings(payload: wire.GenerationRequest, config: ServerConfig) -> StreamSettings | None:
     """Options of the stream; None where a whole answer is asked for."""
-    if not asked.stream:
+    if not payload.stream:
         return None
-    options = asked.stream_options or wire.StreamOptions()
+    options = payload.stream_options or wire.StreamOptions()
     with_usage = bool(options.include_usage)
-    return Streaming(with_usage, with_usage and bool(options.continuous_usage_stats), config.sse_keep_alive_interval)
+    return StreamSettings(with_usage, with_usage and bool(options.continuous_usage_stats), config.sse_keep_alive_interval)
 
 
-def _whole_only(name: str, why: str) -> ApiError:
-    return ApiError("invalid_value", f"{name} cannot be streamed ({why}); send stream: false", param=name)
+def _not_streamable(name: str, reason: str) -> ApiError:
+    return ApiError("invalid_value", f"{name} cannot be streamed ({reason}); send stream: false", param=name)
 
 
 def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
     """JSON has no integer keys: an id is written as a string of digits, without sign, spaces and leading zeros."""
-    if len(biases) > LOGIT_BIASES:
-        raise ApiError("invalid_value", f"logit_bias has {len(biases)} ids; at most {LOGIT_BIASES} are allowed", param="logit_bias")
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise ApiError("invalid_value", f"logit_bias has {len(biases)} ids; at most {MAX_LOGIT_BIASES} are allowed", param="logit_bias")
     for key in biases:
         if not _ID.fullmatch(key):
             message = 'a key of logit_bias is no token id; write ids as strings of digits, like "262"'
             raise ApiError("invalid_value", message, param="logit_bias")
     return tuple((int(key), bias) for key, bias in biases.items())
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _stop(stop: str | list[str]) -> tuple[str, ...]:
@@ -225,9 +187,9 @@ def _stop(stop: str | list[str]) -> tuple[str, ...]:
 _CONVERT: Final[Mapping[str, Any]] = {
     "stop": _stop, "stop_token_ids": tuple, "allowed_token_ids": tuple, "bad_words": tuple, "logit_bias": _logit_bias
 }  # fmt: skip
-_NOT_FOR_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
+_NO_EFFECT_ON_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
     **{name: (getattr(SamplingParams(), name),) for name in OPTIONS}, "temperature": (0, 1), "top_k": (0, -1),
     "logit_bias": ({},), "allowed_token_ids": (), "bad_words": ([],), "stop": ([],), "min_tokens": (0,),
     "include_stop_str_in_output": (), "logprobs": (), "prompt_logprobs": (),
 }  # fmt: skip
-"""Beams are the likeliest sequences by the model alone, whatever these say. With the values, beside null and false, that ask for naught."""
+"""Fields without effect on a beam search, which samples nothing; with the values, beside null and false, that ask for nothing."""

@@ -16,165 +16,151 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ridgeline.core.plan import TokenLogprobs
-from ridgeline.engine.answer import Begun, Collected, Ended, Shown
+from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.errors import OverloadedError, RequestError
 from ridgeline.server import body, wire
-from ridgeline.server.answer import Header, Spelling, respond
+from ridgeline.server.answer import Header, respond
 from ridgeline.server.errors import ApiError
-from ridgeline.server.generate import start
+from ridgeline.server.generate import start_generation
+from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import read_body
 from ridgeline.text.chat import no_template
-from ridgeline.text.chat_content import Conversation
+from ridgeline.text.chat_content import MAX_MESSAGES, Conversation
 
 
 def routes(service: Service) -> list[BaseRoute]:
     """The routes of this family."""
 
     async def chat(request: Request) -> Response:
-        sent = await read_body(request)
-        asked = body.parse(wire.ChatCompletionRequest, sent)
-        body.CHAT.check(sent)
+        data = await read_body(request)
+        payload = body.parse(wire.ChatCompletionRequest, data)
+        body.CHAT.check(data)
         model = service.model
-        model.check_name(asked.model)
-        body.check_generation(asked)
-        check_tools(asked)
-        logprobs = _logprobs(asked)
-        prompt = await tokenise_chat(asked, model)
-        params = body.sampling_params(asked, model.defaults, logprobs=logprobs, max_tokens=_max_tokens(asked, model, len(prompt)))
-        with _chat_names(asked):
-            source = start(service, asked, [prompt], params, stop_ids=model.turn_ends)
-        header = Header.of(model, f"chatcmpl-{source.id}")
-        spelling = Spelling(model.tokenizer, bool(asked.return_tokens_as_token_ids))
-        render = ChatRender(header, spelling, logprobs is not None, asked.prompt_logprobs, bool(asked.return_token_ids))
-        return await respond(request, source, render, params.n, body.streaming(asked, service.config))
+        model.check_name(payload.model)
+        body.check_generation(payload)
+        check_tools(payload)
+        logprobs = _num_logprobs(payload)
+        prompt = await tokenise_chat(payload, model)
+        params = body.sampling_params(payload, model.defaults, logprobs=logprobs, max_tokens=_max_tokens(payload, model, len(prompt)))
+        with _client_field_names(payload):
+            source = start_generation(service, payload, [prompt], params, stop_ids=model.turn_end_ids)
+        header = Header.make(model, f"chatcmpl-{source.id}")
+        names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
+        form = ChatFormat(header, names, logprobs is not None, payload.prompt_logprobs, bool(payload.return_token_ids))
+        return await respond(request, source, form, params.n, body.stream_settings(payload, service.config))
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
 
 
 @contextmanager
-def _chat_names(asked: wire.ChatCompletionRequest) -> Iterator[None]:
-    """A refusal names the field that the client sent."""
-    names = {"logprobs": "top_logprobs"} | ({"max_tokens": "max_completion_tokens"} if asked.max_tokens is None else {})
+def _client_field_names(payload: wire.ChatCompletionRequest) -> Iterator[None]:
+    """Makes a RequestError name the field that the client sent."""
+    names = {"logprobs": "top_logprobs"} | ({"max_tokens": "max_completion_tokens"} if payload.max_tokens is None else {})
     try:
         yield
     except RequestError as error:
         name = names.get(error.param or "")
-        if name is None or getattr(asked, name) is None:
+        if name is None or getattr(payload, name) is None:
             raise
         raise RequestError(error.message.replace(str(error.param), name), param=name, code=error.code, status=error.status) from None
 
 
-def _logprobs(asked: wire.ChatCompletionRequest) -> int | None:
-    """Chat asks with two fields."""
-    if asked.logprobs:
-        return asked.top_logprobs or 0
-    if asked.top_logprobs:
+def _num_logprobs(payload: wire.ChatCompletionRequest) -> int | None:
+    """Number of likeliest ids per token, from chat's two fields; None: no log-probabilities."""
+    if payload.logprobs:
+        return payload.top_logprobs or 0
+    if payload.top_logprobs:
         raise ApiError("invalid_value", "top_logprobs works only with logprobs: true", param="top_logprobs")
     return None
 
 
-def _max_tokens(asked: wire.ChatCompletionRequest, model: Model, prompt_tokens: int) -> int | None:
-    """The field by its new or its old name; else the model's default, as far as the context allows it; None: the rest of the context."""
-    new, old = asked.max_completion_tokens, asked.max_tokens
+def _max_tokens(payload: wire.ChatCompletionRequest, model: Model, prompt_tokens: int) -> int | None:
+    """The field by its new or its old name, else the model's default, at most what the context allows. None: the rest of the context."""
+    new, old = payload.max_completion_tokens, payload.max_tokens
     if new is not None and old is not None and new != old:
         raise ApiError("invalid_value", f"max_tokens is {old} and max_completion_tokens {new}; send one of them", param="max_tokens")
     default = model.defaults.get("max_tokens")
     if new is not None or old is not None or default is None:
         return new if new is not None else old
     context = model.limits.max_model_len
-    return max(1, min(int(default), context - prompt_tokens, context // max(1, asked.n or 1, asked.best_of or 1)))
+    return max(1, min(int(default), context - prompt_tokens, context // max(1, payload.n or 1, payload.best_of or 1)))
 
 
 # ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRender:
-    """The form of one answer.
+class ChatFormat:
+    """The bodies of one answer.
 
-    logprobs         whether to show them; how many was said to the engine
-    prompt_logprobs  how many of the likeliest ids to show beside each token of the prompt; None: nothing
-    token_ids                  ids of prompt and outputs are shown too
+    logprobs         log-probabilities are given
+    prompt_logprobs  number of likeliest ids given beside each token of the prompt; None: no log-probabilities
+    token_ids        ids of prompt and outputs are given too
     """
 
     header: Header
-    spelling: Spelling
+    names: TokenNames
     logprobs: bool
     prompt_logprobs: int | None
     token_ids: bool
 
     @property
-    def begins(self) -> bool:
-        """Every choice does."""
+    def has_start_event(self) -> bool:
+        """True: the first chunk of a choice gives the role."""
         return True
 
     @property
-    def plain(self) -> bool:
-        """Neither ids nor log-probabilities are asked for."""
+    def is_text_only(self) -> bool:
+        """True if neither ids nor log-probabilities are asked for."""
         return not self.logprobs and not self.token_ids
 
-    def begin(self, begun: Begun, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
-        """The chunk that says who speaks."""
-        prompt = list(begun.prompt) if self.token_ids else None
+    def start_event(self, start: ChoiceStart, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
+        """The chunk with the role."""
+        prompt = list(start.prompt) if self.token_ids else None
         delta = wire.Delta(role="assistant", content="")
-        return self._chunk([wire.ChatChunkChoice(index=begun.index, delta=delta, token_ids=self._ids(()))], usage, prompt)
+        return self._chunk([wire.ChatChunkChoice(index=start.index, delta=delta, token_ids=self._ids(()))], usage, prompt)
 
-    def show(self, shown: Shown, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
+    def delta_event(self, delta: ChoiceDelta, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
         """A chunk with new text."""
-        release = shown.release
+        new = delta.delta
         choice = wire.ChatChunkChoice(
-            index=shown.index,
-            delta=wire.Delta(content=release.text),
-            logprobs=self._logprobs(release.ids, release.logprobs),
-            token_ids=self._ids(release.ids),
+            index=delta.index,
+            delta=wire.Delta(content=new.text),
+            logprobs=chat_logprobs(self.names, new.ids, new.logprobs) if self.logprobs else None,
+            token_ids=self._ids(new.ids),
         )
         return self._chunk([choice], usage)
 
-    def end(self, ended: Ended, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
+    def end_event(self, end: ChoiceEnd, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
         """The last chunk of a choice."""
-        choice = wire.ChatChunkChoice(
-            index=ended.index, delta=wire.Delta(), finish_reason=ended.reason.value, stop_reason=ended.stop_reason
-        )
+        choice = wire.ChatChunkChoice(index=end.index, delta=wire.Delta(), finish_reason=end.reason.value, stop_reason=end.stop_reason)
         return self._chunk([choice], usage)
 
-    def total(self, usage: wire.Usage) -> wire.ChatCompletionChunk:
+    def usage_event(self, usage: wire.Usage) -> wire.ChatCompletionChunk:
         """The chunk after all choices."""
         return self._chunk([], usage)
 
-    def whole(self, found: Sequence[Collected], usage: wire.Usage) -> wire.ChatCompletion:
+    def full_body(self, choices: Sequence[CollectedChoice], usage: wire.Usage) -> wire.ChatCompletion:
         """All choices at once."""
-        begun, header = found[0].begun, self.header
-        ranked = None
+        start, header = choices[0].start, self.header
+        of_prompt = None
         if self.prompt_logprobs is not None:
-            ranked = self.spelling.ranked(begun.prompt_logprobs, begun.prompt, self.prompt_logprobs)
+            of_prompt = prompt_logprobs(self.names, start.prompt, start.prompt_logprobs, self.prompt_logprobs)
         return wire.ChatCompletion(
-            header.id, "chat.completion", header.created, header.model, header.fingerprint, [self._choice(each) for each in found], usage,
-            prompt_logprobs=ranked, prompt_token_ids=list(begun.prompt) if self.token_ids else None,
+            header.id, "chat.completion", header.created, header.model, header.fingerprint, [self._choice(each) for each in choices], usage,
+            prompt_logprobs=of_prompt, prompt_token_ids=list(start.prompt) if self.token_ids else None,
         )  # fmt: skip
 
-    def _choice(self, found: Collected) -> wire.ChatChoice:
+    def _choice(self, choice: CollectedChoice) -> wire.ChatChoice:
         return wire.ChatChoice(
-            index=found.ended.index,
-            message=wire.AssistantMessage("assistant", found.text),
-            logprobs=self._logprobs(found.ids, found.logprobs),
-            finish_reason=found.ended.reason.value,
-            stop_reason=found.ended.stop_reason,
-            token_ids=self._ids(found.ids),
+            index=choice.end.index,
+            message=wire.AssistantMessage("assistant", choice.text),
+            logprobs=chat_logprobs(self.names, choice.ids, choice.logprobs) if self.logprobs else None,
+            finish_reason=choice.end.reason.value,
+            stop_reason=choice.end.stop_reason,
+            token_ids=self._ids(choice.ids),
         )
-
-    def _logprobs(self, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> wire.ChatLogprobs | None:
-        if not self.logprobs:
-            return None
-        return wire.ChatLogprobs([self._token(token, each) for token, each in zip(ids, found, strict=True)])
-
-    def _token(self, token: int, found: TokenLogprobs) -> wire.ChatLogprob:
-        top = [wire.TopLogprob(self.spelling.name(other), value, self._bytes(other)) for other, value in found.top]
-        return wire.ChatLogprob(self.spelling.name(token), found.logprob, self._bytes(token), top)
-
-    def _bytes(self, token: int) -> list[int]:
-        return list(self.spelling.tokenizer.piece(token))
 
     def _ids(self, ids: Sequence[int]) -> list[int] | msgspec.UnsetType:
         return list(ids) if self.token_ids else msgspec.UNSET
@@ -188,55 +174,56 @@ class ChatRender:
         )
 
 
-MESSAGES: Final = 1_024
-PARTS: Final = 1_024
+MAX_CONTENT_PARTS: Final = 1_024
 """Parts of one message's content."""
-TOOLS: Final = 128
-DOCUMENTS: Final = 128
-ATTACHED_BYTES: Final = 64 * 1024
-"""Of tools, and of documents, as JSON."""
-WAIT_SECONDS: Final = 5.0
-"""How long a conversation may take to become ids, waiting included."""
-RETRY_SECONDS: Final = 2
-_THREADS: Final = ThreadPoolExecutor(4, "template")
+MAX_TOOLS: Final = 128
+MAX_DOCUMENTS: Final = 128
+MAX_ATTACHED_BYTES: Final = 64 * 1024
+"""Bytes of tools, and of documents, as JSON."""
+TOKENISE_TIMEOUT_SECONDS: Final = 5.0
+"""Time for a conversation to become ids, waiting included."""
+RETRY_AFTER_SECONDS: Final = 2
+_TEMPLATE_THREADS: Final = ThreadPoolExecutor(4, "template")
 """Threads of their own: conversations that make a template expensive hold up other conversations and nothing else."""
 
 
-async def tokenise_chat(asked: wire.ChatCompletionRequest | wire.TokenizeRequest, model: Model) -> list[int]:
+async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, model: Model) -> list[int]:
     """The ids of the prompt. Raises ApiError and RequestError for what is no conversation, or none that this model can have."""
     template = model.chat
     if template is None:
         raise no_template(model.name)
     for name in ("tools", "documents"):
-        if getattr(asked, name) and template.usable and name not in template.variables:
+        if getattr(payload, name) and template.is_usable and name not in template.variables:
             raise ApiError("unsupported_parameter", f"this model's chat template does not read {name}; leave them out", param=name)
-    salt = asked.cache_salt if isinstance(asked, wire.ChatCompletionRequest) else None
-    rendering = asyncio.get_running_loop().run_in_executor(_THREADS, template.encode, conversation(asked), model.reading(salt))
+    salt = payload.cache_salt if isinstance(payload, wire.ChatCompletionRequest) else None
+    encoder = model.prompt_encoder(salt)
+    encoding = asyncio.get_running_loop().run_in_executor(_TEMPLATE_THREADS, template.encode, conversation(payload), encoder)
     try:
-        async with asyncio.timeout(WAIT_SECONDS):
-            return await rendering
+        async with asyncio.timeout(TOKENISE_TIMEOUT_SECONDS):
+            return await encoding
     except TimeoutError:
-        raise OverloadedError(f"chats wait longer than {WAIT_SECONDS:g} s for the template; try again", RETRY_SECONDS) from None
+        message = f"chats wait longer than {TOKENISE_TIMEOUT_SECONDS:g} s for the template; try again"
+        raise OverloadedError(message, RETRY_AFTER_SECONDS) from None
 
 
-def conversation(asked: wire.ChatCompletionRequest | wire.TokenizeRequest) -> Conversation:
-    """The body's part that a template reads. A final message is continued, or else followed by the assistant's turn."""
-    continued = bool(asked.continue_final_message)
+def conversation(payload: wire.ChatCompletionRequest | wire.TokenizeRequest) -> Conversation:
+    """The part of the body that a template reads. A final message is continued, or else followed by the assistant's turn."""
+    continued = bool(payload.continue_final_message)
     return Conversation(
-        messages=[_message(at, each) for at, each in enumerate(_bounded(asked.messages))],
-        tools=_attached("tools", asked.tools, TOOLS),
-        documents=_attached("documents", asked.documents, DOCUMENTS),
-        add_generation_prompt=not continued if asked.add_generation_prompt is None else asked.add_generation_prompt,
+        messages=[_message(at, each) for at, each in enumerate(_checked_messages(payload.messages))],
+        tools=_plain_objects("tools", payload.tools, MAX_TOOLS),
+        documents=_plain_objects("documents", payload.documents, MAX_DOCUMENTS),
+        add_generation_prompt=not continued if payload.add_generation_prompt is None else payload.add_generation_prompt,
         continue_final_message=continued,
-        arguments=asked.chat_template_kwargs or {},
+        arguments=payload.chat_template_kwargs or {},
     )
 
 
-def check_tools(asked: wire.ChatCompletionRequest) -> None:
-    """Raises ApiError where a client may expect calls: answers are text here, and nothing reads calls out of them."""
-    if asked.tool_choice not in (None, "none", "auto"):
+def check_tools(payload: wire.ChatCompletionRequest) -> None:
+    """Raises ApiError where a client may expect tool calls: answers are text here, and nothing parses calls out of them."""
+    if payload.tool_choice not in (None, "none", "auto"):
         raise ApiError("unsupported_parameter", 'tool_choice can only be "none": this server does not parse calls', param="tool_choice")
-    if asked.tools and asked.tool_choice != "none":
+    if payload.tools and payload.tool_choice != "none":
         raise ApiError(
             "unsupported_parameter",
             'this server does not parse tool calls; send tool_choice: "none" to show the tools to the model and get its answer as text',
@@ -244,11 +231,11 @@ def check_tools(asked: wire.ChatCompletionRequest) -> None:
         )
 
 
-def _bounded(messages: list[wire.ChatMessage] | None) -> list[wire.ChatMessage]:
+def _checked_messages(messages: list[wire.ChatMessage] | None) -> list[wire.ChatMessage]:
     if messages is None:
         raise ApiError("missing_field", "messages is missing; send a list of messages with role and content", param="messages")
-    if not 0 < len(messages) <= MESSAGES:
-        raise ApiError("invalid_value", f"messages has {len(messages)}; send 1 to {MESSAGES}", param="messages")
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        raise ApiError("invalid_value", f"messages has {len(messages)}; send 1 to {MAX_MESSAGES}", param="messages")
     return messages
 
 
@@ -261,8 +248,9 @@ def _message(at: int, message: wire.ChatMessage) -> dict[str, object]:
         raise ApiError("missing_field", f"messages[{at}] has no content; send a string, or parts of type text", param="messages")
     content = message.content
     if isinstance(content, list):
-        if len(content) > PARTS:
-            raise ApiError("invalid_value", f"messages[{at}].content has {len(content)} parts; send at most {PARTS}", param="messages")
+        if len(content) > MAX_CONTENT_PARTS:
+            message_text = f"messages[{at}].content has {len(content)} parts; send at most {MAX_CONTENT_PARTS}"
+            raise ApiError("invalid_value", message_text, param="messages")
         content = [_part(at, each) for each in content]  # type: ignore[misc]
     found: dict[str, object] = {"role": message.role, "content": content}
     for name in ("name", "tool_call_id", "reasoning", "reasoning_content", "refusal"):
@@ -277,14 +265,14 @@ def _part(at: int, part: wire.ContentPart) -> dict[str, str]:
     return {"type": "text", "text": part.text}
 
 
-def _attached(name: str, values: Sequence[Any] | None, most: int) -> list[dict[str, object]] | None:
+def _plain_objects(name: str, values: Sequence[Any] | None, limit: int) -> list[dict[str, object]] | None:
     """Tools or documents as plain objects, within their bounds; None for none."""
     if not values:
         return None
-    if len(values) > most:
-        raise ApiError("invalid_value", f"{name} has {len(values)}; at most {most} are taken", param=name)
+    if len(values) > limit:
+        raise ApiError("invalid_value", f"{name} has {len(values)}; at most {limit} are taken", param=name)
     size = len(msgspec.json.encode(values))
-    if size > ATTACHED_BYTES:
-        raise ApiError("invalid_value", f"{name} has {size} bytes as JSON; at most {ATTACHED_BYTES} are taken", param=name)
+    if size > MAX_ATTACHED_BYTES:
+        raise ApiError("invalid_value", f"{name} has {size} bytes as JSON; at most {MAX_ATTACHED_BYTES} are taken", param=name)
     plain: list[dict[str, object]] = msgspec.to_builtins(values)
     return plain

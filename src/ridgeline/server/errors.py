@@ -1,4 +1,4 @@
-"""The closed catalogue of what the server answers when it refuses or fails, and the one place that writes such answers.
+"""The closed catalogue of error answers, and the one place that writes them.
 
 Every 4xx and 5xx has the body `{"error": {"message", "type", "param", "code"}}`. Texts are written here or by `engine.admit`;
 the text of an unexpected exception goes to the log with an id, and the client gets the id.
@@ -49,7 +49,7 @@ CATALOGUE: Final[Mapping[str, tuple[int, str]]] = MappingProxyType({
 """Code → HTTP status and OpenAI error type."""
 
 RETRY_AFTER_SECONDS: Final = 2
-"""What a client is told while the engine starts or restarts."""
+"""Retry-After while the engine starts or restarts."""
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ class ApiError(RidgelineError):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The answer to any exception. One that nobody foresaw is logged with its traceback under a random id."""
+    """The answer to any exception. An unexpected one is logged with its traceback under a random id."""
     match error:
         case ApiError():
             return error

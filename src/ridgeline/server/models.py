@@ -1,4 +1,4 @@
-"""`/v1/models`, `/tokenize`, `/detokenize`: what the model is and how it reads text. Shapes are OpenAI's and vLLM's."""
+"""`/v1/models`, `/tokenize`, `/detokenize`: the model and its tokenizer. Bodies are OpenAI's and vLLM's."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from starlette.routing import BaseRoute, Route
 from ridgeline.errors import RequestError
 from ridgeline.server import body, wire
 from ridgeline.server.chat import tokenise_chat
-from ridgeline.server.completions import LONG_TEXT
+from ridgeline.server.completions import LONG_TEXT_CHARACTERS
 from ridgeline.server.errors import ApiError
 from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import json_response, read_body
-from ridgeline.text.stream import token_text
+from ridgeline.text.token_text import token_text
 
 P = ParamSpec("P")
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -32,23 +32,23 @@ def routes(service: Service) -> list[BaseRoute]:
         return json_response(_card(service.model))
 
     async def tokenize(request: Request) -> Response:
-        sent = await read_body(request)
-        asked = body.parse(wire.TokenizeRequest, sent)
-        body.TOKENIZE.check(sent)
+        data = await read_body(request)
+        payload = body.parse(wire.TokenizeRequest, data)
+        body.TOKENIZE.check(data)
         loaded = service.model
-        loaded.check_name(asked.model)
-        ids = await _tokenise(asked, loaded)
-        return json_response(await _aside(len(ids), _tokens, asked, loaded, ids))
+        loaded.check_name(payload.model)
+        ids = await _tokenise(payload, loaded)
+        return json_response(await _run_long(len(ids), _tokens, payload, loaded, ids))
 
     async def detokenize(request: Request) -> Response:
-        asked = body.parse(wire.DetokenizeRequest, await read_body(request))
+        payload = body.parse(wire.DetokenizeRequest, await read_body(request))
         loaded = service.model
-        loaded.check_name(asked.model)
-        if asked.tokens is None:
+        loaded.check_name(payload.model)
+        if payload.tokens is None:
             raise ApiError("missing_field", "tokens is missing; send a list of token ids", param="tokens")
-        if any(not 0 <= token < loaded.limits.vocab for token in asked.tokens):
+        if any(not 0 <= token < loaded.limits.vocab for token in payload.tokens):
             raise RequestError(f"tokens contains an id outside 0 to {loaded.limits.vocab - 1}.", param="tokens")
-        return json_response(wire.DetokenizeResponse(await _aside(len(asked.tokens), loaded.tokenizer.decode, asked.tokens, False)))
+        return json_response(wire.DetokenizeResponse(await _run_long(len(payload.tokens), loaded.tokenizer.decode, payload.tokens, False)))
 
     return [
         Route("/v1/models", models, methods=["GET"]),
@@ -58,26 +58,27 @@ def routes(service: Service) -> list[BaseRoute]:
     ]
 
 
-async def _aside(length: int, work: Callable[P, Answer], *arguments: P.args, **more: P.kwargs) -> Answer:
-    """`work` done here, or in a thread where it is long enough to hold up other requests."""
-    return await asyncio.to_thread(work, *arguments, **more) if length > LONG_TEXT else work(*arguments, **more)
+async def _run_long(length: int, work: Callable[P, Result], *arguments: P.args, **more: P.kwargs) -> Result:
+    """Runs `work` here, or in a thread where it is long enough to hold up other requests."""
+    return await asyncio.to_thread(work, *arguments, **more) if length > LONG_TEXT_CHARACTERS else work(*arguments, **more)
 
 
-async def _tokenise(asked: wire.TokenizeRequest, model: Model) -> list[int]:
+async def _tokenise(payload: wire.TokenizeRequest, model: Model) -> list[int]:
     """Ids of a text, or of a conversation."""
-    if asked.messages is not None:
-        if asked.prompt is not None:
+    if payload.messages is not None:
+        if payload.prompt is not None:
             raise ApiError("invalid_value", "prompt and messages exclude each other; send one of them", param="prompt")
-        if asked.add_special_tokens:
+        if payload.add_special_tokens:
             raise ApiError("unsupported_parameter", "the template writes the special tokens of messages", param="add_special_tokens")
-        return await tokenise_chat(asked, model)
-    if asked.prompt is None:
+        return await tokenise_chat(payload, model)
+    if payload.prompt is None:
         raise ApiError("missing_field", "prompt is missing; send a string, or messages", param="prompt")
-    return await _aside(len(asked.prompt), model.tokenizer.encode, asked.prompt, asked.add_special_tokens is not False, special=True)
+    add_bos = payload.add_special_tokens is not False
+    return await _run_long(len(payload.prompt), model.tokenizer.encode, payload.prompt, add_bos, special=True)
 
 
-def _tokens(asked: wire.TokenizeRequest, model: Model, ids: list[int]) -> wire.TokenizeResponse:
-    strings = [token_text(model.tokenizer, token) for token in ids] if asked.return_token_strs else None
+def _tokens(payload: wire.TokenizeRequest, model: Model, ids: list[int]) -> wire.TokenizeResponse:
+    strings = [token_text(model.tokenizer, token) for token in ids] if payload.return_token_strs else None
     return wire.TokenizeResponse(len(ids), model.limits.max_model_len, ids, strings)
 
 
@@ -90,5 +91,5 @@ def _card(model: Model) -> wire.ModelCard:
         root=model.name,
         parent=None,
         max_model_len=model.limits.max_model_len,
-        chat=model.chat is not None and model.chat.usable,
+        chat=model.chat is not None and model.chat.is_usable,
     )

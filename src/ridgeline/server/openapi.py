@@ -1,8 +1,8 @@
 """`/openapi.json`: every route with its request, its answers and its errors, as OpenAPI 3.1.
 
-Owns the table of endpoints, and how what the server holds beyond the types of `server.wire` (ranges, lengths, required fields, fields that
-are not built) becomes words of JSON Schema. Every number comes from its owner (`engine.admit`, the endpoints, the catalogue of
-`server.errors`). It loads nothing, and no page shows it.
+Owns the table of endpoints, and the JSON Schema of what the server checks beyond the types of `server.wire` (ranges, lengths, required
+fields, unsupported fields). Every number comes from its owner (`engine.admit`, the endpoints, the catalogue of
+`server.errors`). It loads nothing.
 """
 
 import re
@@ -19,17 +19,18 @@ from starlette.routing import BaseRoute, Route
 from ridgeline import __version__
 from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, Bound
 from ridgeline.engine import admit
-from ridgeline.engine.beams import LENGTH_PENALTY
+from ridgeline.engine.beams import MAX_LENGTH_PENALTY
 from ridgeline.server import body, chat, wire
 from ridgeline.server.auth import PUBLIC
 from ridgeline.server.completions import MAX_PROMPTS
 from ridgeline.server.errors import CATALOGUE, ErrorBody
 from ridgeline.server.service import Service
+from ridgeline.text.chat_content import MAX_MESSAGES
 
 Schema = dict[str, Any]
 
-ANYWHERE: Final = (400, 403, 408, 431, 500)
-"""Before a route is found (HTTP, hosts, origins, headers), and when the server fails."""
+COMMON_ERRORS: Final = (400, 403, 408, 431, 500)
+"""Statuses of every route: before it is found (HTTP, hosts, origins, headers), and when the server fails."""
 NEEDS_MODEL, BODY, GENERATES = (503,), (404, 413, 503), (404, 413, 429, 503)
 
 
@@ -37,38 +38,38 @@ NEEDS_MODEL, BODY, GENERATES = (503,), (404, 413, 503), (404, 413, 429, 503)
 class Endpoint:
     """One operation.
 
-    answer   type of the 200's JSON body, or a media type of text
-    errors   statuses beside those of `ANYWHERE` and 401
-    asks     type of the request's JSON body
-    streams  type of a stream's events, for who asks with `stream: true`
+    response  type of the 200's JSON body, or a media type of text
+    errors    statuses beside those of `COMMON_ERRORS` and 401
+    request   type of the request's JSON body
+    event     type of a stream's events, with `stream: true`
     """
 
     method: str
     path: str
     summary: str
-    answer: Any
+    response: Any
     errors: tuple[int, ...] = ()
-    asks: type | None = None
-    streams: type | None = None
+    request: type | None = None
+    event: type | None = None
 
 
 ENDPOINTS: Final = (
     Endpoint("GET", "/", "The page", "text/html"),
-    Endpoint("GET", "/livez", "Whether the process is alive", "text/plain"),
-    Endpoint("GET", "/readyz", "Whether a request would be taken now", "text/plain", NEEDS_MODEL),
+    Endpoint("GET", "/livez", "Liveness of the process", "text/plain"),
+    Endpoint("GET", "/readyz", "Readiness: 200 if a request would be accepted now", "text/plain", NEEDS_MODEL),
     Endpoint("GET", "/health", "The same as /readyz", "text/plain", NEEDS_MODEL),
     Endpoint("GET", "/version", "The server's version", wire.Version),
-    Endpoint("GET", "/metrics", "Figures, as Prometheus reads them", "text/plain", NEEDS_MODEL),
-    Endpoint("GET", "/openapi.json", "This document", dict[str, Any]),
+    Endpoint("GET", "/metrics", "Metrics in Prometheus' text format", "text/plain", NEEDS_MODEL),
+    Endpoint("GET", "/openapi.json", "The OpenAPI document", dict[str, Any]),
     Endpoint("GET", "/v1/models", "The model, as a list of one", wire.ModelList, NEEDS_MODEL),
     Endpoint("GET", "/v1/models/{name}", "The model, by its name", wire.ModelCard, (404, 503)),
-    Endpoint("POST", "/v1/completions", "Text after a text", wire.Completion, GENERATES, wire.CompletionRequest, wire.Completion),
+    Endpoint("POST", "/v1/completions", "Text completion", wire.Completion, GENERATES, wire.CompletionRequest, wire.Completion),
     Endpoint(
-        "POST", "/v1/chat/completions", "The next message of a conversation",
+        "POST", "/v1/chat/completions", "Chat completion",
         wire.ChatCompletion, GENERATES, wire.ChatCompletionRequest, wire.ChatCompletionChunk,
     ),
-    Endpoint("POST", "/tokenize", "The ids of a text or a conversation", wire.TokenizeResponse, BODY, wire.TokenizeRequest),
-    Endpoint("POST", "/detokenize", "The text of ids", wire.DetokenizeResponse, BODY, wire.DetokenizeRequest),
+    Endpoint("POST", "/tokenize", "Token ids of a text or a conversation", wire.TokenizeResponse, BODY, wire.TokenizeRequest),
+    Endpoint("POST", "/detokenize", "Text of token ids", wire.DetokenizeResponse, BODY, wire.DetokenizeRequest),
 )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
 
 def document(*, locked: bool) -> Schema:
-    """The whole document. `locked`: whether an API key is needed."""
+    """The whole document. `locked`: an API key is needed."""
     paths: dict[str, Schema] = {}
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, locked)
@@ -100,7 +101,7 @@ def document(*, locked: bool) -> Schema:
 
 def _operation(endpoint: Endpoint, locked: bool) -> Schema:
     protected = locked and (endpoint.method, endpoint.path) not in PUBLIC
-    statuses = sorted({*ANYWHERE, *endpoint.errors, *((401,) if protected else ())})
+    statuses = sorted({*COMMON_ERRORS, *endpoint.errors, *((401,) if protected else ())})
     operation: Schema = {
         "operationId": re.sub(r"\W+", "_", f"{endpoint.method.lower()} {endpoint.path}").strip("_"),
         "summary": endpoint.summary,
@@ -112,17 +113,17 @@ def _operation(endpoint: Endpoint, locked: bool) -> Schema:
     }
     if "{name}" in endpoint.path:
         operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
-    if endpoint.asks is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _reference(endpoint.asks)}}}
+    if endpoint.request is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _reference(endpoint.request)}}}
     return operation
 
 
 def _content(endpoint: Endpoint) -> Schema:
-    if isinstance(endpoint.answer, str):
-        return {endpoint.answer: {"schema": {"type": "string"}}}
-    content: Schema = {"application/json": {"schema": _reference(endpoint.answer)}}
-    if endpoint.streams is not None:
-        content["text/event-stream"] = {"schema": _event(endpoint.streams)}
+    if isinstance(endpoint.response, str):
+        return {endpoint.response: {"schema": {"type": "string"}}}
+    content: Schema = {"application/json": {"schema": _reference(endpoint.response)}}
+    if endpoint.event is not None:
+        content["text/event-stream"] = {"schema": _event(endpoint.event)}
     return content
 
 
@@ -143,10 +144,10 @@ def _reference(shape: Any) -> Schema:
 
 
 def _schemas() -> Schema:
-    """All structs that the table names and those that these are made of; requests with what the server holds beyond their types."""
-    asks = [endpoint.asks for endpoint in ENDPOINTS if endpoint.asks is not None]
-    answers = [shape for endpoint in ENDPOINTS for shape in (endpoint.answer, endpoint.streams) if isinstance(shape, type)]
-    _, schemas = msgspec.json.schema_components([*asks, *answers, ErrorBody], ref_template="#/components/schemas/{name}")
+    """Schemas of all structs of the table and of their fields; requests with what the server checks beyond their types."""
+    requests = [endpoint.request for endpoint in ENDPOINTS if endpoint.request is not None]
+    responses = [shape for endpoint in ENDPOINTS for shape in (endpoint.response, endpoint.event) if isinstance(shape, type)]
+    _, schemas = msgspec.json.schema_components([*requests, *responses, ErrorBody], ref_template="#/components/schemas/{name}")
     for shape in _NARROWED:
         _narrow(shape, schemas[shape.__name__])
     error: Schema = schemas["ErrorDetail"]["properties"]
@@ -160,14 +161,14 @@ def _statuses() -> Collection[int]:
 
 
 def _error(status: int) -> Schema:
-    codes = ", ".join(code for code, (its, _) in CATALOGUE.items() if its == status)
-    answer: Schema = {
+    codes = ", ".join(code for code, (code_status, _) in CATALOGUE.items() if code_status == status)
+    response: Schema = {
         "description": f"{HTTPStatus(status).phrase}: {codes}",
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
     }
     if status in (429, 503):
-        answer["headers"] = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
-    return answer
+        response["headers"] = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
+    return response
 
 
 # ── beyond the types ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -179,33 +180,33 @@ def _range(bound: Bound) -> dict[str, Schema]:
 
 
 _ID: Final[Schema] = {"type": "integer", "minimum": 0}
-_STOP: Final[Schema] = {"minLength": 1, "maxLength": admit.STOP_CHARACTERS}
+_STOP: Final[Schema] = {"minLength": 1, "maxLength": admit.MAX_STOP_CHARACTERS}
 _IDS: Final[Schema] = {"type": "array", "minItems": 1, "items": _ID}
-_WORDS: Final[Mapping[str, Mapping[str, Schema]]] = {
+_KEYWORDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     **{name: _range(bound) for name, bound in admit.BOUNDS.items()},
     "max_completion_tokens": _range(admit.BOUNDS["max_tokens"]),
     "top_logprobs": _range(admit.BOUNDS["logprobs"]),
-    "length_penalty": {"number": {"minimum": -LENGTH_PENALTY, "maximum": LENGTH_PENALTY}},
+    "length_penalty": {"number": {"minimum": -MAX_LENGTH_PENALTY, "maximum": MAX_LENGTH_PENALTY}},
     "truncate_prompt_tokens": {"integer": {"minimum": -1, "not": {"const": 0}}},
-    "stop": {"string": _STOP, "array": {"maxItems": admit.STOP_STRINGS, "items": {"type": "string", **_STOP}}},
-    "stop_token_ids": {"array": {"maxItems": admit.STOP_IDS, "items": _ID}},
-    "allowed_token_ids": {"array": {"minItems": 1, "maxItems": admit.ALLOWED_IDS, "items": _ID}},
+    "stop": {"string": _STOP, "array": {"maxItems": admit.MAX_STOP_STRINGS, "items": {"type": "string", **_STOP}}},
+    "stop_token_ids": {"array": {"maxItems": admit.MAX_STOP_IDS, "items": _ID}},
+    "allowed_token_ids": {"array": {"minItems": 1, "maxItems": admit.MAX_ALLOWED_IDS, "items": _ID}},
     "bad_words": {
         "array": {"maxItems": MAX_BAD_WORDS, "items": {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARACTERS}}
     },
     "logit_bias": {
         "object": {
-            "maxProperties": admit.BIASES,
+            "maxProperties": admit.MAX_LOGIT_BIASES,
             "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
-            "additionalProperties": {"type": "number", "minimum": admit.BIAS.low, "maximum": admit.BIAS.high},
+            "additionalProperties": {"type": "number", "minimum": admit.LOGIT_BIAS_BOUND.low, "maximum": admit.LOGIT_BIAS_BOUND.high},
         }
     },
-    "messages": {"array": {"minItems": 1, "maxItems": chat.MESSAGES}},
-    "tools": {"array": {"maxItems": chat.TOOLS}},
-    "documents": {"array": {"maxItems": chat.DOCUMENTS}},
+    "messages": {"array": {"minItems": 1, "maxItems": MAX_MESSAGES}},
+    "tools": {"array": {"maxItems": chat.MAX_TOOLS}},
+    "documents": {"array": {"maxItems": chat.MAX_DOCUMENTS}},
     "tokens": {"array": {"items": _ID}},
 }  # fmt: skip
-"""Field → JSON type → words that are added to the branch of this type."""
+"""Field → JSON type → JSON Schema keywords that are added to the branch of this type."""
 
 _REPLACED: Final[Mapping[type, Mapping[str, Schema]]] = {
     wire.CompletionRequest: {
@@ -231,37 +232,37 @@ _REQUIRED: Final[Mapping[type, tuple[str, ...]]] = {
     wire.DetokenizeRequest: ("tokens",),
     wire.ContentPart: ("type", "text"),
 }
-_EITHER: Final[Mapping[type, list[Schema]]] = {
+_ANY_OF: Final[Mapping[type, list[Schema]]] = {
     wire.ChatMessage: [
         {"properties": {"role": {"const": "assistant"}}},
         {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
     ]
 }
 """Alternatives of which one must hold."""
-_UNBUILT: Final[Mapping[type, body.Unbuilt]] = {
+_UNSUPPORTED: Final[Mapping[type, body.UnsupportedFields]] = {
     wire.CompletionRequest: body.COMPLETION, wire.ChatCompletionRequest: body.CHAT, wire.TokenizeRequest: body.TOKENIZE
 }  # fmt: skip
 _NARROWED: Final = (*_REQUIRED, wire.TokenizeRequest, wire.ChatMessage)
 
 
 def _narrow(shape: type, schema: Schema) -> None:
-    """Writes into the schema of one of `_NARROWED`, in place, what the server holds beyond its types."""
+    """Writes into the schema of one of `_NARROWED`, in place, what the server checks beyond its types."""
     properties: dict[str, Schema] = schema["properties"]
     for name, found in properties.items():
-        for kind, words in _WORDS.get(name, {}).items():
+        for kind, keywords in _KEYWORDS.get(name, {}).items():
             for branch in _branches(found):
                 if branch.get("type") == kind:
-                    branch.update(words)
+                    branch.update(keywords)
     properties.update(_REPLACED.get(shape, {}))
     for name in _REQUIRED.get(shape, ()):
-        properties[name] = _never_null(properties[name])
+        properties[name] = _without_null(properties[name])
     if shape in _REQUIRED:
         schema["required"] = list(_REQUIRED[shape])
-    if shape in _EITHER:
-        schema["anyOf"] = _EITHER[shape]
-    unbuilt = _UNBUILT.get(shape)
-    if unbuilt is not None:
-        properties.update((name, _rejected(values)) for name, values in unbuilt.fields.items())
+    if shape in _ANY_OF:
+        schema["anyOf"] = _ANY_OF[shape]
+    fields = _UNSUPPORTED.get(shape)
+    if fields is not None:
+        properties.update((name, _unsupported(values)) for name, values in fields.fields.items())
 
 
 def _branches(schema: Schema) -> list[Schema]:
@@ -269,12 +270,12 @@ def _branches(schema: Schema) -> list[Schema]:
     return branches
 
 
-def _never_null(schema: Schema) -> Schema:
+def _without_null(schema: Schema) -> Schema:
     branches = [branch for branch in _branches(schema) if branch != {"type": "null"}]
     rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
     return rest | {"anyOf": branches} if len(branches) > 1 else rest | branches[0]
 
 
-def _rejected(neutral: tuple[object, ...]) -> Schema:
-    """A known field that is not built takes only values that ask for nothing."""
-    return {"enum": [None, *neutral], "default": None, "description": "Not built: other values are refused."}
+def _unsupported(neutral: tuple[object, ...]) -> Schema:
+    """A known field that is not supported takes only values that ask for nothing."""
+    return {"enum": [None, *neutral], "default": None, "description": "Not supported: other values are rejected."}

@@ -1,7 +1,7 @@
-"""The service that all endpoints share: the loaded model, the engine, the metrics; how they come up and how they go down.
+"""The service that all endpoints share: the loaded model, the engine, the metrics; their start and their end.
 
-Owns what the front end reads of a model's files (weights are the engine's), the order of starting (model file, then engine and texts side
-by side), of ending (no new request, the accepted ones, the engine) and the bound on requests that may wait. Knows no HTTP.
+Owns the order of starting (model file, then engine and tokenizer in parallel), the order of ending (no new request, the accepted ones, the
+engine) and the bound on waiting requests. Knows no HTTP.
 """
 
 import asyncio
@@ -11,23 +11,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from pathlib import Path
 from typing import Final
 
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
 from ridgeline.core.events import Event
 from ridgeline.core.params import Admitted, SamplingParams
-from ridgeline.engine.admit import ModelLimits, admit, check_number, seed_source, tenant_domain
+from ridgeline.engine.admit import ModelLimits, admit, make_seed_source, tenant_domain
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
 from ridgeline.observe.metrics import Metrics
+from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.files import ModelFiles, read_files
-from ridgeline.text.prompt_cache import PromptCache
+from ridgeline.text.prompt_cache import Encoder, PromptCache
 from ridgeline.text.tokenizer import Tokenizer, bad_word_ids
 
 
@@ -37,7 +36,7 @@ class Model:
 
     created   seconds since 1970
     chat      None: the model has no template
-    defaults  what its authors recommend for fields that a client leaves out, by the names of `SamplingParams`
+    defaults  values that its authors recommend for fields that a client leaves out, by the names of `SamplingParams`
     """
 
     name: str
@@ -49,18 +48,18 @@ class Model:
     chat: ChatTemplate | None = None
     defaults: Mapping[str, int | float] = field(default_factory=dict)
 
-    def check_name(self, asked: str | None) -> None:
-        """Raises RequestError unless a client means this model. One that gives no name means the only one there is."""
-        if asked is not None and asked != self.name:
+    def check_name(self, name: str | None) -> None:
+        """Raises RequestError unless `name` is this model's. None means the only model there is."""
+        if name is not None and name != self.name:
             message = f"there is no model of that name here; this server has {self.name!r}"
             raise RequestError(message, param="model", code="model_not_found", status=404)
 
-    def reading(self, salt: str | None) -> Tokenizer:
-        """The tokenizer for prompts; it knows the beginnings that requests with the same salt had before."""
-        return self.prompts.view((salt or "").encode())
+    def prompt_encoder(self, salt: str | None) -> Encoder:
+        """Encoder of prompts, which reuses the ids of prefixes that requests with the same salt had before."""
+        return self.prompts.encoder((salt or "").encode())
 
     @property
-    def turn_ends(self) -> frozenset[int]:
+    def turn_end_ids(self) -> frozenset[int]:
         """Ids that end an answer to a chat beside those that end any."""
         stop_ids = frozenset[int]() if self.chat is None else self.chat.stop_ids
         return frozenset(token for token in stop_ids if token < self.limits.vocab)
@@ -70,76 +69,13 @@ class Model:
         """OpenAI's `system_fingerprint`: changes with weights and KV layout."""
         return "fp_" + hashlib.sha256(self.limits.kv.fingerprint).hexdigest()[:12]
 
-    @property
-    def notes(self) -> list[str]:
-        """Lines for an operator about the template and the defaults, warnings last."""
-        chat = "chat: no template; /v1/chat/completions needs --chat-template FILE"
-        if self.chat is not None:
-            chat = f"chat template: {_SOURCES[self.chat.source]}; turns end at {_names(self.tokenizer, self.turn_ends)}"
-        stated = ", ".join(f"{name} {value}" for name, value in self.defaults.items())
-        defaults = [f"defaults of the model: {stated} (--generation-config none ignores them)"] if stated else []
-        return [chat, *defaults, *(f"warning: {each}" for each in (self.chat.warnings if self.chat else ()))]
 
+Admitter = Callable[[Sequence[int]], Admitted]
+"""Makes an admitted request of the ids of a prompt."""
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """The parts of a model's files that the front end reads, before the engine is ready."""
-
-    files: ModelFiles
-    prompts: PromptCache
-    chat: ChatTemplate | None
-
-    def model(self, name: str, ready: Ready) -> Model:
-        """Together with what the engine says of itself."""
-        files, info = self.files, ready.info
-        vocab = files.vocab(info.vocab)
-        limits = ModelLimits(vocab, info.max_model_len, files.ends(vocab), info.kv)
-        return Model(name, files.tokenizer, limits, ready, int(time.time()), self.prompts, self.chat, files.generation.sampling)
-
-
-def load_texts(name: str, path: Path | None, config: ServerConfig) -> Texts:
-    """Texts of the model that the user calls `name`, at `path`; None: one without files, which speaks bytes.
-
-    Raises ConfigError for a template or defaults that are of no use, ModelFormatError for malformed files.
-    """
-    files = read_files(name, path, chat_template=config.chat_template, generation_config=config.generation_config)
-    _check_defaults(files.generation.sampling)
-    return Texts(files, PromptCache(files.tokenizer), files.load_template())
-
-
-def _check_defaults(sampling: Mapping[str, int | float]) -> None:
-    """Raises ConfigError for a default that no client could send: it would refuse every request that leaves the field out."""
-    for name, value in sampling.items():
-        try:
-            check_number(name, value)
-        except RequestError as error:
-            raise ConfigError(f"the model's default for {error}", fix={"--generation-config": "none"}) from None
-
-
-def served_name(model: str, config: ServerConfig) -> str:
-    """The name by which clients call the model that the user calls `model`."""
-    if config.served_model_name is not None:
-        return config.served_model_name
-    return "fake" if model.startswith(FAKE_PREFIX) else Path(model).stem if model.endswith(".gguf") else model
-
-
-_SOURCES: Mapping[str, str] = {
-    "model": "the model's own",
-    "file": "from --chat-template",
-    "built in": "Ridgeline's own (the model has none)",
-}
-
-
-def _names(tokenizer: Tokenizer, ids: frozenset[int]) -> str:
-    return " ".join(repr(tokenizer.piece(token).decode("utf-8", "replace")) for token in sorted(ids)) or "no token of their own"
-
-
-Door = Callable[[Sequence[int]], Admitted]
-"""From the ids of a prompt to an admitted request."""
-
-LOOK_SECONDS: Final = 0.2
-DRAIN_LOOK_SECONDS: Final = 0.05
-LONGEST_RETRY_SECONDS: Final = 60
+START_POLL_SECONDS: Final = 0.2
+DRAIN_POLL_SECONDS: Final = 0.05
+MAX_RETRY_AFTER_SECONDS: Final = 60
 
 
 class Service:
@@ -159,9 +95,9 @@ class Service:
         self._template: ChatTemplate | None = None
         self._draining = False
         self._secret = secrets.token_bytes(32)
-        self._draw_seed = seed_source(engine_config.seed)
+        self._draw_seed = make_seed_source(engine_config.seed)
 
-    # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── start and end ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> Model:
         """Loads; returns when requests are taken. Raises a RidgelineError that says what to change."""
@@ -170,20 +106,18 @@ class Service:
         if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
             path = await asyncio.to_thread(resolve_model, name, cache_directory(), self._progress)
         config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
-        self._engine = engine = EngineClient(config, self._take_events, self._progress)
+        self._engine = engine = EngineClient(config, self._apply_events, self._progress)
         await engine.start()
-        texts = await asyncio.to_thread(load_texts, name, path, self.config)
-        self._template = texts.chat
-        self._model = texts.model(served_name(name, self.config), await _ready(engine))
+        assets = await asyncio.to_thread(load_text_assets, name, path, self.config)
+        self._template = assets.chat
+        self._model = _model(served_name(name, self.config), assets, await _ready(engine))
         self.stage = "ready"
         return self._model
 
-    async def lost(self) -> None:
-        """Waits until no engine will ever run again; raises why. Call it after `start`."""
-        while True:
-            if self._engine is not None:
-                await self._engine.ready()
-            await asyncio.sleep(LOOK_SECONDS)
+    async def wait_failed(self) -> None:
+        """Waits until no engine will ever run again; raises ConfigError with the reason. Call it after `start`."""
+        if self._engine is not None:
+            await self._engine.wait_failed()
 
     async def stop(self) -> None:
         """Ends the engine and all open requests."""
@@ -194,32 +128,32 @@ class Service:
             await asyncio.to_thread(self._template.close)
 
     async def drain(self, seconds: float) -> bool:
-        """Takes no new request from now on; returns when those that were accepted have ended in the engine, or after so many seconds.
-        Returns whether all have ended."""
+        """Takes no new request from now on, and waits until those that were accepted have ended in the engine, at most `seconds`.
+        True if all have ended."""
         self._draining = True
         end = time.monotonic() + seconds
         while self._engine is not None and self._engine.open_requests:
             if time.monotonic() >= end:
                 return False
-            await asyncio.sleep(DRAIN_LOOK_SECONDS)
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
         return True
 
     def _progress(self, stage: str, fraction: float) -> None:
         self.stage = f"{stage} {fraction:.0%}"
         self._on_progress(stage, fraction)
 
-    def _take_events(self, events: Sequence[Event]) -> None:
-        self._notice_restart()
+    def _apply_events(self, events: Sequence[Event]) -> None:
+        self._detect_restart()
         for event in events:
             self.metrics.apply(event)
 
-    def _notice_restart(self) -> None:
-        """Requests that were open in an engine that died never close: the fold has to be told."""
+    def _detect_restart(self) -> None:
+        """Closes, in the metrics, the requests of an engine that died: no event will."""
         if self._engine is not None and (self._engine.starts != self._engine_starts or not self._engine.is_ready):
             self._engine_starts = self._engine.starts
             self.metrics.engine_lost()
 
-    # ── what endpoints ask for ──────────────────────────────────────────────────────────────────────────────────
+    # ── used by endpoints ───────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def is_ready(self) -> bool:
@@ -237,40 +171,41 @@ class Service:
     def engine(self) -> EngineClient:
         """The engine's client. Raises EngineDeadError while no engine takes requests."""
         if self._engine is None or not self.is_ready:
-            raise EngineDeadError(f"the engine is not ready ({self.why_not_ready()}); try again in a few seconds")
+            raise EngineDeadError(f"the engine is not ready ({self.not_ready_reason()}); try again in a few seconds")
         return self._engine
 
-    def why_not_ready(self) -> str:
-        """The reason in words, for those who wait; never the text of an exception."""
+    def not_ready_reason(self) -> str:
+        """Reason in words for clients and load balancers; never the text of an exception."""
         if self._draining:
             return "the server is shutting down"
         return self.stage if self._model is None or self._engine is None else f"the engine is {self._engine.state}"
 
     def current_metrics(self) -> Metrics:
-        """The fold, without requests of an engine that has died."""
-        self._notice_restart()
+        """Metrics without requests of an engine that has died."""
+        self._detect_restart()
         return self.metrics
 
-    def door(self, params: SamplingParams, *, priority: int, salt: str, stop_ids: frozenset[int] = frozenset()) -> Door:
-        """A function that makes admitted requests of prompts, all with these parameters. `stop_ids` end a sequence as EOS does.
+    def admitter(self, params: SamplingParams, *, priority: int, salt: str, stop_ids: frozenset[int] = frozenset()) -> Admitter:
+        """Returns a function that admits prompts with these parameters. `stop_ids` end a sequence as EOS does.
 
-        It raises RequestError, and never looks at the load: that is `check_room`'s."""
+        It raises RequestError, and never looks at the load: that is `check_capacity`'s.
+        """
         model = self.model
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
-        bad_words = bad_word_ids(model.tokenizer, params.bad_words)
+        bad_words = bad_word_ids(model.tokenizer, params.bad_words) if params.bad_words else ()
         domain = tenant_domain(self._secret, salt)
 
-        def door(prompt: Sequence[int]) -> Admitted:
+        def admit_prompt(prompt: Sequence[int]) -> Admitted:
             return admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
                 priority=priority,
             )  # fmt: skip
 
-        return door
+        return admit_prompt
 
-    def check_room(self, requests: int) -> EngineClient:
-        """The engine's client, for who brings so many requests now. Raises OverloadedError where too many wait already, EngineDeadError
-        while no engine takes requests."""
+    def check_capacity(self, requests: int) -> EngineClient:
+        """The engine's client, if that many more requests may be submitted. Raises OverloadedError where too many wait already,
+        EngineDeadError while no engine takes requests."""
         engine, rows = self.engine, self.model.engine.info.rows
         waiting = engine.open_requests - rows
         if waiting + requests > self.config.max_waiting:
@@ -281,18 +216,25 @@ class Service:
         return engine
 
     def _retry_after(self, waiting: int, rows: int) -> int:
-        """Seconds until those who wait now have been served, by the mean time of a request so far."""
-        return max(1, min(LONGEST_RETRY_SECONDS, ceil(self.metrics.mean_request_seconds * waiting / rows)))
+        """Estimated seconds until the waiting requests have been served, by the mean time of a request so far."""
+        return max(1, min(MAX_RETRY_AFTER_SECONDS, ceil(self.metrics.mean_request_seconds * waiting / rows)))
 
 
 async def _ready(engine: EngineClient) -> Ready:
-    """Waits for the first engine. One that ends before it was ever ready is not worth a second start: the next would end likewise."""
+    """Waits for the first engine. One that ends before it was ever ready is an error at once: the next would end likewise."""
     waiting = asyncio.ensure_future(engine.ready())
     try:
         while not waiting.done():
-            await asyncio.wait({waiting}, timeout=LOOK_SECONDS)
+            await asyncio.wait({waiting}, timeout=START_POLL_SECONDS)
             if engine.starts > 1:
                 raise ConfigError(f"the engine ended while it started: {engine.last_failure}")
         return waiting.result()
     finally:
         waiting.cancel()
+
+
+def _model(name: str, assets: TextAssets, ready: Ready) -> Model:
+    files, info = assets.files, ready.info
+    vocab = files.vocab(info.vocab)
+    limits = ModelLimits(vocab, info.max_model_len, files.eos_ids(vocab), info.kv)
+    return Model(name, files.tokenizer, limits, ready, int(time.time()), assets.prompts, assets.chat, files.generation.sampling)

@@ -20,7 +20,7 @@ from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response
 
 SCRIPTS: Final = ("api.js", "tokens.js", "sampling.js", "answer.js", "chat.js", "complete.js", "app.js")
-"""In the order in which they need each other."""
+"""Ordered so that each comes after those it uses."""
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -33,7 +33,7 @@ def routes(service: Service) -> list[BaseRoute]:
         """200 exactly when a request would be taken; also under vLLM's name `/health`."""
         if service.is_ready:
             return PlainTextResponse("ok\n")
-        raise ApiError("engine_unavailable", f"not ready: {service.why_not_ready()}", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+        raise ApiError("engine_unavailable", f"not ready: {service.not_ready_reason()}", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
     async def version(request: Request) -> Response:
         return json_response(wire.Version(__version__))

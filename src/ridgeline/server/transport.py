@@ -1,7 +1,7 @@
 """Bytes in and out of a connection: HTTP/1.1 with bounded heads and bodies, JSON answers, server-sent events, disconnects.
 
-Owns the grammar of an event stream, and bytes between an application's write and the socket, for less than a turn of the loop: a step
-brings every stream its token in the same turn, so all of them are made first and the system calls follow each other. Never looks into a
+Owns the grammar of an event stream, and the bytes between an application's write and the socket. They wait less than an iteration of the
+event loop: a step has a token for every stream, so all events are made first and the system calls follow each other. Never looks into a
 body, never talks to the engine. Disconnects are watched here, since middleware that wraps requests hides them.
 """
 
@@ -19,58 +19,60 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.server.errors import ApiError, as_api_error
 
-HEAD_BYTES: Final = 32 * 1024
+MAX_HEAD_BYTES: Final = 32 * 1024
 """Bytes of a request line and headers that may arrive before they are complete."""
-BODY_BYTES: Final = 1 << 20
-DROPPED_BYTES: Final = 16 << 20
-BODY_SECONDS: Final = 30.0
-"""How long a client may take to send its body."""
-SEND_SECONDS: Final = 30.0
-"""How long a client may leave the socket full before its request is given up."""
+MAX_BODY_BYTES: Final = 1 << 20
+MAX_DISCARDED_BYTES: Final = 16 << 20
+"""Bytes of a body that is too large that are read and discarded, so that the client sees the answer."""
+BODY_TIMEOUT_SECONDS: Final = 30.0
+"""Time for a client to send its body."""
+SEND_TIMEOUT_SECONDS: Final = 30.0
+"""Time for which a client may leave the socket full before its request is aborted."""
 FLUSH_BYTES: Final = 1 << 16
-"""What waits no longer: beyond it the transport has to know, so that it can pause who writes."""
+"""Bytes beyond which the buffer is flushed at once: the transport has to know of them, so that it can pause the writer."""
 DONE: Final = b"data: [DONE]\n\n"
-BODY: Final = "ridgeline.body"
-"""In a scope: the server's own `send`, for bodies of streams. Layers around an endpoint look at nothing but the beginning of an answer."""
+BODY_SEND_KEY: Final = "ridgeline.body"
+"""Key in a scope of the server's own `send`, for bodies of streams: layers around an endpoint need nothing but the start of an answer."""
 KEEP_ALIVE: Final = b""
-"""What `events` yields for a comment, which clients skip."""
+"""Yielded by `events` for a comment, which clients skip."""
 COMMENT: Final = b": keep-alive\n\n"
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class Disconnected(Exception):
-    """The client has gone: there is nobody to answer."""
+    """The client has disconnected."""
 
 
 async def read_body(request: Request) -> bytes:
     """The whole body. Raises ApiError beyond 1 MiB or 30 s, Disconnected when the client goes.
 
-    What is too large is read on for a while and dropped: closing on a client that still sends would hide the answer from it.
+    A body that is too large is read on for a while and discarded: closing on a client that still sends would hide the answer from it.
     """
     declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared[:20]) > DROPPED_BYTES:
+    if declared.isdecimal() and int(declared[:20]) > MAX_DISCARDED_BYTES:
         raise _too_large()
     body, received, more = bytearray(), 0, True
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while more and received <= DROPPED_BYTES:
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            while more and received <= MAX_DISCARDED_BYTES:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise Disconnected
                 part, more = message.get("body", b""), message.get("more_body", False)
                 received += len(part)
-                if received <= BODY_BYTES:
+                if received <= MAX_BODY_BYTES:
                     body += part
     except TimeoutError:
-        raise ApiError("client_too_slow", f"the body did not arrive within {BODY_SECONDS:g} s", headers={"Connection": "close"}) from None
-    if received > BODY_BYTES:
+        text = f"the body did not arrive within {BODY_TIMEOUT_SECONDS:g} s"
+        raise ApiError("client_too_slow", text, headers={"Connection": "close"}) from None
+    if received > MAX_BODY_BYTES:
         raise _too_large()
     return bytes(body)
 
 
 def _too_large() -> ApiError:
-    return ApiError("body_too_large", f"the body has more than {BODY_BYTES} bytes", headers={"Connection": "close"})
+    return ApiError("body_too_large", f"the body has more than {MAX_BODY_BYTES} bytes", headers={"Connection": "close"})
 
 
 def json_response(value: Any) -> Response:
@@ -78,19 +80,19 @@ def json_response(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Answer], *watches: Coroutine[Any, Any, None]) -> Answer:
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result], *watches: Coroutine[Any, Any, None]) -> Result:
     """The result of `work`; cancels it and raises Disconnected when the client goes, or one of `watches` ends, first."""
     task = asyncio.ensure_future(work)
-    gone = [asyncio.ensure_future(each) for each in (_disconnect(receive), *watches)]
+    watchers = [asyncio.ensure_future(each) for each in (_disconnect(receive), *watches)]
     try:
-        await asyncio.wait({task, *gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, *watchers}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise Disconnected
         return task.result()
     finally:
-        for each in (task, *gone):
+        for each in (task, *watchers):
             each.cancel()
-        await asyncio.gather(task, *gone, return_exceptions=True)
+        await asyncio.gather(task, *watchers, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -112,13 +114,13 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._close = close
-        self._waits_since = math.inf
-        """When the client was given what it has not taken yet."""
+        self._sending_since = math.inf
+        """Start of the send that the client has not taken yet; inf while there is none."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with aclosing(self._events):
-                await unless_disconnected(receive, self._write(send, scope.get(BODY, send)), self._unread())
+                await unless_disconnected(receive, self._write(send, scope.get(BODY_SEND_KEY, send)), self._send_timeout())
         finally:
             self._close()
 
@@ -127,9 +129,9 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
         async def write(data: bytes, more: bool = True) -> None:
-            self._waits_since = now()
+            self._sending_since = now()
             await send_body({"type": "http.response.body", "body": data, "more_body": more})
-            self._waits_since = math.inf
+            self._sending_since = math.inf
 
         try:
             async for event in self._events:
@@ -138,18 +140,18 @@ class EventStream(Response):
             await write(b"data: " + as_api_error(error).body + b"\n\n")
         await write(DONE, more=False)
 
-    async def _unread(self) -> None:
-        """Ends when one event has waited SEND_SECONDS for the client. It looks that rarely, so an event costs no timer."""
+    async def _send_timeout(self) -> None:
+        """Ends when one event has waited SEND_TIMEOUT_SECONDS for the client. Checked that rarely, so that an event costs no timer."""
         now = asyncio.get_running_loop().time
-        while (left := min(self._waits_since, now()) + SEND_SECONDS - now()) > 0:
+        while (left := min(self._sending_since, now()) + SEND_TIMEOUT_SECONDS - now()) > 0:
             await asyncio.sleep(left)
 
 
 # ── the socket ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Outgoing:
-    """A transport around another. It writes later in the same turn of the loop; all else is the other's."""
+class BufferedTransport:
+    """A transport around another. It writes at the end of the event loop's iteration; all else is the other's."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -161,7 +163,7 @@ class Outgoing:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Takes bytes; they leave when what is ready to run has run."""
+        """Buffers bytes until the tasks that are ready to run have run."""
         if not self._parts:
             self._loop.call_soon(self._flush)
         self._parts.append(data)
@@ -180,22 +182,22 @@ class Outgoing:
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
 
-class Protocol(HttpToolsProtocol):
+class HttpProtocol(HttpToolsProtocol):
     """One connection: uvicorn's parser, whose own errors get the body that every other error has."""
 
     _head_bytes = 0
     _in_head = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Every write of the connection goes through `Outgoing`."""
-        super().connection_made(cast(asyncio.Transport, Outgoing(transport, self.loop)))
+        """Every write of the connection goes through `BufferedTransport`."""
+        super().connection_made(cast(asyncio.Transport, BufferedTransport(transport, self.loop)))
 
     def data_received(self, data: bytes) -> None:
-        """Counts what has arrived since a head began; uvicorn's parser itself would take headers without end."""
+        """Counts bytes since the start of a head; uvicorn's parser itself would take headers without end."""
         self._head_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self._reject(ApiError("headers_too_large", f"the headers have more than {HEAD_BYTES} bytes"))
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._reject(ApiError("headers_too_large", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
 
     def on_message_begin(self) -> None:
         self._in_head = True

@@ -1,8 +1,8 @@
-"""Messages, from what a client sent to what a template reads: plain messages of the shape that this template takes, masked.
+"""Messages as a template reads them, from messages as a client sent them: plain, in the format that the template takes, masked.
 
 Owns the rules that transformers and vLLM share (keys without a value are left out, parts of type text become one string for templates that
-do not walk over parts, a tool call's arguments become an object, a final message is continued) and the mask that keeps what a client wrote
-from becoming control tokens: `MASK` stands after the first character of a name and stands for nothing. Never renders.
+do not walk over parts, a tool call's arguments become an object, a final message is continued) and the mask that keeps a client's text
+from becoming control tokens: `MASK` is put after the first character of a name, and is removed when the text is encoded. Never renders.
 """
 
 import json
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ridgeline.errors import RequestError
-from ridgeline.text.tokenizer import MASK, Tokenizer, longest_of
+from ridgeline.text.tokenizer import MASK, Tokenizer, longest_match_pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Conversation:
 
     messages                objects as in OpenAI's API: role, content (a string, or a list of parts of type text), tool_calls …
     tools                   tool definitions as in OpenAI's API; None: the chat has none
-    documents               what templates for retrieval read; None: none
+    documents               for templates with retrieval; None: none
     add_generation_prompt   end with the header of the assistant's turn
     continue_final_message  end with the content of the last message, which the model then continues; excludes the above
-    arguments               other variables that the template reads (`enable_thinking`, …), never names that Ridgeline sets
+    arguments               other variables that the template reads (`enable_thinking`, …), except names that Ridgeline sets
     """
 
     messages: Sequence[Mapping[str, object]]
@@ -40,17 +40,17 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 
 
 class ControlNames:
-    """The names of a tokenizer's control tokens. Names of a single character, of which no real vocabulary has one, are not kept away."""
+    """The names of a tokenizer's control tokens. Names of a single character, which no real vocabulary has, are not masked."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(name for name in names if len(name) > 1)
         self._starts = frozenset(name[:end] for name in self._names for end in range(1, len(name)))
         self._longest = max(map(len, self._names), default=0)
-        self._at = re.compile(f"(?={longest_of(self._names)})") if self._names else None
+        self._at = re.compile(f"(?={longest_match_pattern(self._names)})") if self._names else None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "ControlNames":
-        """Asks for each id whether it is a control token: some 0.05 s for 262,144 ids."""
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> "ControlNames":
+        """The names of all control tokens; takes some 0.05 s for 262,144 ids."""
         ids = filter(tokenizer.is_control, range(tokenizer.vocab_size))
         return cls([tokenizer.piece(token).decode("utf-8", "replace") for token in ids])
 
@@ -84,7 +84,7 @@ class ControlNames:
 
 
 def unmasked(text: str) -> str:
-    """The text as it reads."""
+    """The text without masks."""
     return text.replace(MASK, "")
 
 
@@ -96,7 +96,7 @@ TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks where the final message's content ends; its last character shows whether the template trims."""
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,63}")
-_OURS = frozenset(
+_RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "conversation", "tokenize"}
 )
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -104,8 +104,8 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The shape of messages that a template takes, found by trying it.
+class MessageFormat:
+    """The format of messages that a template takes, found by rendering test messages.
 
     parts             it walks over the parts of a content; else they are joined to a string
     object_arguments  it writes a tool call's arguments as JSON itself; else it wants the string
@@ -115,41 +115,41 @@ class Shape:
     object_arguments: bool = True
 
 
-AS_SENT: Final = Shape(parts=True, object_arguments=False)
+AS_SENT: Final = MessageFormat(parts=True, object_arguments=False)
 """Nothing is converted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class VariableBuilder:
     """Builds a template's variables.
 
-    names      control tokens, kept out of what clients write
-    shape      what the template takes
+    names      control tokens, masked in clients' text
+    format     the message format that the template takes
     fixed      variables that the model sets (`bos_token`, …)
     variables  names that the template reads
     """
 
     names: ControlNames
-    shape: Shape
+    format: MessageFormat
     fixed: Mapping[str, str]
     variables: Collection[str]
 
-    def variables_of(self, conversation: Conversation) -> dict[str, Any]:
+    def build(self, conversation: Conversation) -> dict[str, Any]:
         """The variables of the template. Raises `RequestError` for a conversation that no template can render."""
         if conversation.add_generation_prompt and conversation.continue_final_message:
             raise RequestError(
                 "continue_final_message continues the last message, add_generation_prompt starts a new one: set one of them to false",
                 param="continue_final_message",
             )
-        messages = [self._message(index, message) for index, message in enumerate(_bounded(conversation.messages))]
+        messages = [self._message(index, message) for index, message in enumerate(_checked_messages(conversation.messages))]
         if conversation.continue_final_message:
             messages[-1] = _tagged(messages[-1])
         return {
             **self.fixed,
             **self._arguments(conversation.arguments),
             "messages": messages,
-            "tools": _masked_list(self.names, conversation.tools, "tools"),
-            "documents": _masked_list(self.names, conversation.documents, "documents"),
+            "tools": _mask_list(self.names, conversation.tools, "tools"),
+            "documents": _mask_list(self.names, conversation.documents, "documents"),
             "add_generation_prompt": conversation.add_generation_prompt,
         }
 
@@ -157,24 +157,24 @@ class Reader:
         for name in arguments:
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise _bad_argument(f"a name in it is {str(name)[:80]!r}: letters, digits and underscores, at most 64")
-            if name in _OURS or name in self.fixed:
+            if name in _RESERVED or name in self.fixed:
                 raise _bad_argument(f"{name!r} in it is set by the server: leave it out")
             if name not in self.variables:
-                known = ", ".join(sorted(set(self.variables) - _OURS - set(self.fixed))[:20]) or "none"
+                known = ", ".join(sorted(set(self.variables) - _RESERVED - set(self.fixed))[:20]) or "none"
                 raise _bad_argument(f"this model's chat template reads no {name!r}; it reads: {known}")
         try:
             size = len(json.dumps(dict(arguments)))
         except (RecursionError, TypeError, ValueError):
-            raise _bad_argument("its values are no JSON") from None
+            raise _bad_argument("its values are not JSON") from None
         if len(arguments) > MAX_ARGUMENTS or size > MAX_ARGUMENT_CHARACTERS:
             raise _bad_argument(
-                f"it has {len(arguments)} names and {size} characters, at most {MAX_ARGUMENTS} and {MAX_ARGUMENT_CHARACTERS} are possible"
+                f"it has {len(arguments)} names and {size} characters, at most {MAX_ARGUMENTS} and {MAX_ARGUMENT_CHARACTERS} are allowed"
             )
         return {name: self.names.mask(value) for name, value in arguments.items()}
 
     def _message(self, index: int, message: Mapping[str, object]) -> dict[str, Any]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise _bad_message(index, "is no object with a role: give role and content")
+            raise _bad_message(index, "is not an object with a role: give role and content")
         plain = {str(key): value for key, value in message.items() if value is not None}
         reasoning = next((plain[name] for name in _REASONING if name in plain), None)
         if reasoning is not None:
@@ -189,7 +189,7 @@ class Reader:
         try:
             return self.names.mask(value)
         except RecursionError:
-            raise RequestError("a message nests too deeply: at most some 100 levels are possible", param="messages") from None
+            raise RequestError("a message nests too deeply: at most some 100 levels are supported", param="messages") from None
 
     def _content(self, index: int, content: object) -> object:
         if isinstance(content, str):
@@ -197,11 +197,11 @@ class Reader:
         if not isinstance(content, (list, tuple)):
             raise _bad_message(index, f"has a content of type {type(content).__name__}: give a string, or a list of parts of type text")
         texts = [_text_of(index, part) for part in content]
-        return [{"type": "text", "text": text} for text in texts] if self.shape.parts else "\n".join(texts)
+        return [{"type": "text", "text": text} for text in texts] if self.format.parts else "\n".join(texts)
 
     def _tool_calls(self, index: int, calls: object) -> object:
         if not isinstance(calls, (list, tuple)) or not all(isinstance(call, Mapping) for call in calls):
-            raise _bad_message(index, "has tool_calls that are no list of objects")
+            raise _bad_message(index, "has tool_calls that are not a list of objects")
         return [self._tool_call(index, call) for call in calls]
 
     def _tool_call(self, index: int, call: Mapping[str, object]) -> dict[str, object]:
@@ -210,14 +210,14 @@ class Reader:
         if not isinstance(function, Mapping):
             return dict(call)
         arguments = function.get("arguments")
-        if not isinstance(arguments, str) or not self.shape.object_arguments:
+        if not isinstance(arguments, str) or not self.format.object_arguments:
             return dict(call)
         try:
             parsed = json.loads(arguments) if arguments.strip() else {}
         except (RecursionError, ValueError):
             parsed = None
         if not isinstance(parsed, dict):
-            raise _bad_message(index, f"has a tool call whose arguments are no JSON object: {arguments[:80]!r}")
+            raise _bad_message(index, f"has a tool call whose arguments are not a JSON object: {arguments[:80]!r}")
         return {**call, "function": {**function, "arguments": parsed}}
 
 
@@ -235,7 +235,7 @@ def cut_at_tag(text: str, final: Mapping[str, Any]) -> str:
     return text[:place] if text.startswith(TAG, place) else text[:place].rstrip()
 
 
-def _bounded(messages: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
+def _checked_messages(messages: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, object]]:
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise RequestError(f"messages holds {len(messages)} messages: give 1 … {MAX_MESSAGES}", param="messages")
     return messages
@@ -262,20 +262,20 @@ def _tagged(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [*before, {**last, "text": last["text"] + TAG}]}
 
 
-def _masked_list(names: ControlNames, values: Sequence[Mapping[str, object]] | None, param: str) -> Any:
+def _mask_list(names: ControlNames, values: Sequence[Mapping[str, object]] | None, param: str) -> Any:
     if values is None:
         return None
     if not all(isinstance(value, Mapping) for value in values):
-        raise RequestError(f"{param} is no list of objects", param=param)
+        raise RequestError(f"{param} is not a list of objects", param=param)
     try:
         return names.mask(values)
     except RecursionError:
-        raise RequestError(f"{param} nests too deeply: at most some 100 levels are possible", param=param) from None
+        raise RequestError(f"{param} nests too deeply: at most some 100 levels are supported", param=param) from None
 
 
-def _bad_argument(what: str) -> RequestError:
-    return RequestError(f"chat_template_kwargs: {what}", param="chat_template_kwargs")
+def _bad_argument(reason: str) -> RequestError:
+    return RequestError(f"chat_template_kwargs: {reason}", param="chat_template_kwargs")
 
 
-def _bad_message(index: int, what: str) -> RequestError:
-    return RequestError(f"message {index} {what}", param="messages")
+def _bad_message(index: int, problem: str) -> RequestError:
+    return RequestError(f"message {index} {problem}", param="messages")

@@ -12,7 +12,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class FrameError(Exception):
-    """A frame that cannot be sent, or that is not one of ours."""
+    """A frame that cannot be sent or read."""
 
 
 def frame(value: dict[str, Any]) -> bytes:
@@ -20,9 +20,9 @@ def frame(value: dict[str, Any]) -> bytes:
     try:
         data = json.dumps(value).encode("ascii")
     except (RecursionError, TypeError, ValueError) as error:
-        raise FrameError(f"is no JSON that can be sent ({type(error).__name__})") from None
+        raise FrameError(f"cannot be sent as JSON ({type(error).__name__})") from None
     if len(data) > MAX_FRAME_BYTES:
-        raise FrameError(f"has {len(data)} bytes as JSON, at most {MAX_FRAME_BYTES} are possible")
+        raise FrameError(f"has {len(data)} bytes as JSON, at most {MAX_FRAME_BYTES} are supported")
     return _LENGTH.pack(len(data)) + data
 
 
@@ -39,16 +39,16 @@ def receive(stream: socket.socket, deadline: float | None = None) -> dict[str, A
         return None
     (length,) = _LENGTH.unpack(head)
     if length > MAX_FRAME_BYTES:
-        raise FrameError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are possible")
+        raise FrameError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are supported")
     data = _exactly(stream, length, deadline)
     if data is None:
         return None
     try:
         value = json.loads(data)
     except (RecursionError, ValueError) as error:
-        raise FrameError(f"a frame that is no JSON ({type(error).__name__})") from None
+        raise FrameError(f"a frame that is not JSON ({type(error).__name__})") from None
     if not isinstance(value, dict):
-        raise FrameError(f"a frame that holds a {type(value).__name__}")
+        raise FrameError(f"a frame that contains a {type(value).__name__}")
     return value
 
 

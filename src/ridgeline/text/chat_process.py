@@ -1,6 +1,6 @@
-"""The parent's end of the processes that render a model's chat templates: starts them, bounds their time, replaces those that exceed it.
+"""Processes that render a model's chat templates: started, limited in time, replaced when they exceed it.
 
-Owns the processes and one spare, so that whoever comes after a template that ran away finds the next one ready. Knows frames, not messages.
+Owns the process in use and one spare, so that the next conversation after a timeout finds a process ready. Knows frames, not messages.
 """
 
 import os
@@ -21,13 +21,13 @@ from ridgeline.text.tokenizer import MASK
 
 RENDER_SECONDS: Final = 0.4
 """Wall time of one render. A conversation of 1,000 messages takes some 10 ms."""
-INNOCENT_SECONDS: Final = 0.05
+MIN_CPU_SECONDS: Final = 0.05
 STALL_SECONDS: Final = 2.0
-"""A render that has used less processor time than the first is not to blame for the wall time: it may take up to the second."""
+"""A render that has used less CPU time than the first was not scheduled by the system: it may take up to the second in wall time."""
 START_SECONDS: Final = 10.0
 """Wall time to start a process and compile its templates; 0.2 s is usual."""
 QUEUE_SECONDS: Final = 2.0
-"""How long a conversation waits for those before it."""
+"""Time for which a conversation waits for those before it."""
 MAX_REASON: Final = 200
 
 
@@ -35,23 +35,23 @@ class TemplateProcess:
     """One process with compiled templates. Not for two threads at a time."""
 
     def __init__(self, templates: Mapping[str, str]) -> None:
-        self._stream, theirs = socket.socketpair()
-        self._described: dict[str, Any] | None = None
+        self._stream, child_stream = socket.socketpair()
+        self._description: dict[str, Any] | None = None
         self._started = monotonic()
         try:
             self._process = subprocess.Popen(
                 # -P: the working directory is no place to import from.
-                [sys.executable, "-P", "-m", "ridgeline.text.chat_sandbox", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "ridgeline.text.chat_sandbox", str(child_stream.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(child_stream.fileno(),),
                 process_group=0,  # Ctrl-C in the terminal is the parent's alone.
             )  # fmt: skip
         except BaseException:
             self._stream.close()
             raise
         finally:
-            theirs.close()
-        with suppress(OSError):  # `ready` says what became of it
+            child_stream.close()
+        with suppress(OSError):  # `ready` raises then
             send(self._stream, frame({"templates": dict(templates), "mask": MASK}), self._started + START_SECONDS)
 
     @property
@@ -59,19 +59,19 @@ class TemplateProcess:
         return self._process.pid
 
     def ready(self) -> dict[str, Any]:
-        """Waits until the templates are compiled; what the process says of them. Raises `ModelFormatError` where they cannot be."""
-        if self._described is None:
+        """Waits until the templates are compiled; returns their description. Raises `ModelFormatError` where they cannot be compiled."""
+        if self._description is None:
             try:
-                self._described = receive(self._stream, self._started + START_SECONDS)
+                self._description = receive(self._stream, self._started + START_SECONDS)
             except TimeoutError:
                 raise ModelFormatError(f"the chat template is not compiled after {START_SECONDS:g} s") from None
             except (OSError, FrameError):
-                self._described = None
-            if self._described is None:
+                self._description = None
+            if self._description is None:
                 raise ModelFormatError("the process that compiles the chat template ended")
-        if "failed" in self._described:
-            raise ModelFormatError(f"the chat template does not compile: {shortened(self._described['failed'])}")
-        return self._described
+        if "failed" in self._description:
+            raise ModelFormatError(f"the chat template does not compile: {shorten(self._description['failed'])}")
+        return self._description
 
     def ask(self, request: bytes) -> dict[str, Any] | None:
         """The answer to a frame; None where the process ended. Raises `TimeoutError` after `RENDER_SECONDS`, `OverloadedError` after
@@ -79,19 +79,19 @@ class TemplateProcess:
         start, used = monotonic(), self._cpu_seconds()
         try:
             send(self._stream, request, start + STALL_SECONDS)
-            pause = RENDER_SECONDS
-            while not self._answers_within(pause):
-                if self._cpu_seconds() - used >= INNOCENT_SECONDS:
+            timeout = RENDER_SECONDS
+            while not self._answers_within(timeout):
+                if self._cpu_seconds() - used >= MIN_CPU_SECONDS:
                     raise TimeoutError
                 if monotonic() - start >= STALL_SECONDS:
                     raise OverloadedError(f"the machine is too busy to render a conversation within {STALL_SECONDS:g} s: try again", 1)
-                pause = INNOCENT_SECONDS
+                timeout = MIN_CPU_SECONDS
             return receive(self._stream, start + STALL_SECONDS)
         except (BrokenPipeError, ConnectionResetError, FrameError):
             return None
 
     def end(self) -> None:
-        """Kills and buries the process."""
+        """Kills the process and reaps it."""
         self._stream.close()
         self._process.kill()
         self._process.wait()
@@ -102,7 +102,7 @@ class TemplateProcess:
         return bool(poll.poll(seconds * 1_000))
 
     def _cpu_seconds(self) -> float:
-        """Processor time that the process has used, or the time of day where the system does not say."""
+        """CPU time that the process has used; wall time where the system does not say."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -126,17 +126,12 @@ class Renderer:
             self._current.end()
             raise
 
-    @property
-    def pids(self) -> tuple[int, int]:
-        """The process in use and the spare."""
-        return self._current.pid, self._spare.pid
-
     def render(self, template: str, variables: Mapping[str, Any], now: tuple[int, ...]) -> str:
-        """The text. Raises `RequestError` where the template refuses, fails or exceeds its budget, `OverloadedError` where many wait."""
+        """The text. Raises `RequestError` where the template fails or exceeds its limits, `OverloadedError` where many wait."""
         try:
             request = frame({"template": template, "variables": dict(variables), "now": now})
         except FrameError as error:
-            raise _refused(f"the conversation {error}: send a smaller one", "invalid_value") from None
+            raise _request_error(f"the conversation {error}: send a smaller one", "invalid_value") from None
         if not self._lock.acquire(timeout=QUEUE_SECONDS):
             raise OverloadedError(f"other conversations have kept the chat template busy for {QUEUE_SECONDS:g} s: try again", 1)
         try:
@@ -146,10 +141,11 @@ class Renderer:
         if "text" in answer:
             return str(answer["text"])
         if "refused" in answer:
-            raise _refused(shortened(answer["refused"]), "template_refused")
+            raise _request_error(shorten(answer["refused"]), "template_refused")
         if "exceeded" in answer:
-            raise _refused(f"the chat template {answer['exceeded']} for these messages: send fewer or shorter ones", "template_budget")
-        raise _refused(f"the chat template cannot render these messages: {shortened(answer['failed'])}", "template_failed")
+            problem = f"the chat template {answer['exceeded']} for these messages"
+            raise _request_error(f"{problem}: send fewer or shorter ones", "template_budget")
+        raise _request_error(f"the chat template cannot render these messages: {shorten(answer['failed'])}", "template_failed")
 
     def close(self) -> None:
         """Ends both processes. Safe to call twice."""
@@ -167,26 +163,26 @@ class Renderer:
         except ModelFormatError as error:
             self._replace()
             raise OverloadedError(f"{error}: try again", 1) from None
-        answer, excess = None, "ends its process"
+        answer, problem = None, "ends its process"
         try:
             answer = self._current.ask(request)
         except TimeoutError:
-            excess = f"needs more than {RENDER_SECONDS:g} s"
+            problem = f"needs more than {RENDER_SECONDS:g} s"
         finally:
             if answer is None:
                 self._replace()
-        return answer or {"exceeded": excess}
+        return answer or {"exceeded": problem}
 
     def _replace(self) -> None:
         self._current.end()
         self._current, self._spare = self._spare, TemplateProcess(self._templates)
 
 
-def shortened(text: object) -> str:
-    """The words of a template, for a message: printable, at most 200 characters."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in str(text))
-    return shown if len(shown) <= MAX_REASON else f"{shown[: MAX_REASON - 1]}…"
+def shorten(value: object) -> str:
+    """A template's text for an error message: printable, at most 200 characters."""
+    text = "".join(letter if letter.isprintable() else " " for letter in str(value))
+    return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 1]}…"
 
 
-def _refused(message: str, code: str) -> RequestError:
+def _request_error(message: str, code: str) -> RequestError:
     return RequestError(message, param="messages", code=code)

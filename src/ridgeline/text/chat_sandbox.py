@@ -1,8 +1,8 @@
 """The process that renders one model's chat templates: `python -m ridgeline.text.chat_sandbox FD`. Started by `chat_process`.
 
-A chat template is a stranger's program. Owns the environment that transformers gives to templates (Jinja, trimmed blocks, loop controls,
-`raise_exception`, `strftime_now`, `tojson` that escapes no HTML), the bounds that work inside an interpreter, and what the operating
-system forbids to the process: more memory, files, processes, more time than a render may ever take. Answers each frame with one frame
+A chat template is untrusted code. Owns the environment that transformers gives to templates (Jinja, trimmed blocks, loop controls,
+`raise_exception`, `strftime_now`, `tojson` that escapes no HTML), the limits that work inside an interpreter, and the
+limits that the operating system sets on the process: memory, files, processes, time. Answers each frame with one frame
 until the other end closes; never answers with more than a text.
 """
 
@@ -36,12 +36,12 @@ _HARMLESS = frozenset({"builtins.id", "object.__getattr__"})
 """Audited by Python, and needed by `json` to indent and by Jinja's macros. What attributes a template may read, the sandbox decides."""
 
 
-class Refusal(TemplateError):
-    """The template itself refused the conversation, by `raise_exception`."""
+class TemplateRefusal(TemplateError):
+    """The template rejected the conversation, by `raise_exception`."""
 
 
-class TooMuch(Exception):
-    """The template exceeded one of its bounds; the text says which."""
+class LimitExceeded(Exception):
+    """The template exceeded one of its limits; the text says which."""
 
 
 class Environment(ImmutableSandboxedEnvironment):
@@ -50,19 +50,19 @@ class Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "**"))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`left * right` or `left ** right`, where the result stays small."""
+        """`left * right` or `left ** right`; raises `LimitExceeded` where the result would be large."""
         if operator == "**":
             if not (isinstance(left, (int, float)) and isinstance(right, (int, float)) and abs(right) <= MAX_EXPONENT):
-                raise TooMuch(f"raises to a power above {MAX_EXPONENT}")
+                raise LimitExceeded(f"raises to a power above {MAX_EXPONENT}")
         else:
             for sequence, times in ((left, right), (right, left)):
                 if isinstance(sequence, Sequence) and isinstance(times, int) and len(sequence) * times > MAX_TEXT:
-                    raise TooMuch(f"makes a sequence of more than {MAX_TEXT} items")
+                    raise LimitExceeded(f"makes a sequence of more than {MAX_TEXT} items")
         return super().call_binop(context, operator, left, right)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         """An attribute that the sandbox hides is an error at once, not an undefined value that renders as nothing."""
-        raise SecurityError(f"the attribute {attribute!r} of a {type(obj).__name__} is not for templates")
+        raise SecurityError(f"the attribute {attribute!r} of a {type(obj).__name__} may not be read by templates")
 
 
 class Generation(Extension):
@@ -112,7 +112,7 @@ class Sandbox:
     def render(self, template: str, variables: Mapping[str, Any], now: Sequence[int]) -> str:
         """The prompt. `now` is the local time that the template may ask for: year, month, day, hour, minute, second.
 
-        Raises `Refusal`, `TooMuch`, and whatever else a template can do wrong.
+        Raises `TemplateRefusal`, `LimitExceeded`, and whatever else a template can do wrong.
         """
         self._now = datetime(*now)  # type: ignore[arg-type]
         compiled = self._templates[template]
@@ -122,7 +122,7 @@ class Sandbox:
             pieces.append(piece)
             length += len(piece)
             if length > MAX_TEXT:
-                raise TooMuch(f"writes more than {MAX_TEXT} characters")
+                raise LimitExceeded(f"writes more than {MAX_TEXT} characters")
         return "".join(pieces)
 
 
@@ -160,7 +160,7 @@ def _check_name(name: object) -> None:
 
 
 def _raise_exception(message: object) -> None:
-    raise Refusal(str(message))
+    raise TemplateRefusal(str(message))
 
 
 def _to_json(mask: str) -> Callable[..., str]:
@@ -174,27 +174,27 @@ def _to_json(mask: str) -> Callable[..., str]:
 
 
 MEMORY_BYTES: Final = 256 << 20
-"""Address space beyond what the interpreter has at its start."""
+"""Address space in addition to what the interpreter has at its start."""
 ORPHAN_SECONDS: Final = 4.0
-"""A render that lasts so long has no parent any more (it kills far earlier): the kernel ends this process."""
+"""A render that takes this long has no parent any more (which kills far earlier): the kernel ends this process."""
 MAX_MESSAGE: Final = 2_000
 
 
 def main(descriptor: int) -> None:
-    """Compiles what the first frame brings, says so, seals itself and renders."""
+    """Compiles the templates of the first frame, answers, seals the process and renders."""
     stream = socket.socket(fileno=descriptor)
     first = receive(stream)
     if first is None:
         return
-    _bound_memory()
+    _limit_memory()
     signal.setitimer(signal.ITIMER_REAL, 3 * ORPHAN_SECONDS)
     try:
         sandbox = Sandbox(first["templates"], first["mask"])
     except Exception as error:
-        send(stream, frame({"failed": _said(error)}))
+        send(stream, frame({"failed": _describe_error(error)}))
         return
     send(stream, frame({"variables": sandbox.variables}))
-    _give_up_everything()
+    _drop_privileges()
     while True:
         signal.setitimer(signal.ITIMER_REAL, 0)
         request = receive(stream)
@@ -205,36 +205,36 @@ def main(descriptor: int) -> None:
 
 
 def _render(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
-    """A template may raise anything at all, hence the last clause: each end of it is an answer."""
+    """The answer to a request. A template may raise any exception, hence the last clause."""
     try:
         return {"text": sandbox.render(request["template"], request["variables"], request["now"])}
-    except Refusal as error:
+    except TemplateRefusal as error:
         return {"refused": str(error.message)[:MAX_MESSAGE]}
-    except TooMuch as error:
+    except LimitExceeded as error:
         return {"exceeded": str(error)}
     except MemoryError:
         return {"exceeded": f"needs more than {MEMORY_BYTES >> 20} MiB of memory"}
     except RecursionError:
         return {"exceeded": "calls itself too deeply"}
     except Exception as error:
-        return {"failed": _said(error)}
+        return {"failed": _describe_error(error)}
 
 
-def _said(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     line = getattr(error, "lineno", None)
     place = f" (line {line})" if isinstance(line, int) else ""
     return f"{type(error).__name__}: {str(error)[:MAX_MESSAGE]}{place}"
 
 
-def _give_up_everything() -> None:
-    """No file can be opened, none written, no process started, no core dumped, and Python does nothing that it audits."""
+def _drop_privileges() -> None:
+    """Forbids files, processes and core dumps by resource limits, and whatever Python audits."""
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
         resource.setrlimit(limit, (0, 0))
     seal()
 
 
-def _bound_memory() -> None:
-    """Elsewhere than on Linux memory has no bound but the time that filling it takes."""
+def _limit_memory() -> None:
+    """Limits the address space; only on Linux, elsewhere the time limit bounds memory."""
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + MEMORY_BYTES

@@ -1,7 +1,7 @@
-"""The text side of a model's files: tokenizer, its authors' defaults, chat template. One place for the server and for `LLM`.
+"""The text side of a model's files: tokenizer, its authors' defaults, chat template. Used by the server and by `LLM`.
 
-Owns which tokenizer a model asks for (of a Hugging Face directory tokenizer.json through the tokenizers library, or tokenizer.model through
-sentencepiece) and the reading of the files that say what begins and ends a text. No code of a checkpoint is ever run.
+Owns the choice of a model's tokenizer (of a Hugging Face directory tokenizer.json by the tokenizers library, or tokenizer.model by
+sentencepiece) and the reading of the files that name BOS and EOS. No code of a checkpoint is ever run.
 """
 
 import json
@@ -17,9 +17,10 @@ from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.gguf import Header, read_header
 from ridgeline.facts.files.json_file import read_object
 from ridgeline.facts.headers.generation import GenerationDefaults, read_generation
-from ridgeline.text.bpe import FastTokenizer, Meanings, bpe_of
+from ridgeline.text.bpe import FastTokenizer, PieceTable, read_bpe
 from ridgeline.text.chat import ChatTemplate, load_chat_template
-from ridgeline.text.spm import SpmTokenizer, read_vocabulary
+from ridgeline.text.spm import SpmTokenizer
+from ridgeline.text.spm_model import read_vocabulary
 from ridgeline.text.tokenizer import ByteTokenizer, Tokenizer
 from ridgeline.text.vocabulary import END_NAMES, Vocabulary
 
@@ -36,7 +37,7 @@ def checkpoint_tokenizer(directory: Path) -> FastTokenizer | SpmTokenizer:
         return _fast(directory)
     if (directory / "tokenizer.model").is_file():
         vocabulary = read_vocabulary(directory / "tokenizer.model")
-        return SpmTokenizer(vocabulary.ending(read_generation(directory).eos_ids | _ends(directory, {})))
+        return SpmTokenizer(vocabulary.with_eos_ids(read_generation(directory).eos_ids | _eos_ids(directory, {})))
     raise ModelNotFoundError(f"{directory} holds neither tokenizer.json nor tokenizer.model; download one of them too")
 
 
@@ -48,10 +49,10 @@ def _fast(directory: Path) -> FastTokenizer:
     text = path.read_bytes()
     try:
         library = Library.from_str(text.decode())
-        stated = json.loads(text)
+        config = json.loads(text)
     except Exception as error:  # the library raises bare exceptions for whatever it does not take
         raise ModelFormatError(f"tokenizer.json cannot be used: {error!s:.200}; download it again") from None
-    _check_steps(stated)
+    _check_steps(config)
     library.no_truncation()
     library.no_padding()
     pieces = _pieces(library)
@@ -59,36 +60,36 @@ def _fast(directory: Path) -> FastTokenizer:
     ids = {piece.content: token for token, piece in added.items()}
     return FastTokenizer(
         library,
-        Meanings(
+        PieceTable(
             pieces=pieces,
-            byte_level=_mentions(stated, "ByteLevel"),
+            byte_level=_has_step(config, "ByteLevel"),
             added=frozenset(added),
             control=frozenset(token for token, piece in added.items() if piece.special),
             bos=_bos(library, directory, ids),
-            eos_ids=read_generation(directory).eos_ids | _ends(directory, ids) | {ids[name] for name in END_NAMES & ids.keys()},
-            space_prefix=_mentions(stated.get("decoder"), "Strip"),
+            eos_ids=read_generation(directory).eos_ids | _eos_ids(directory, ids) | {ids[name] for name in END_NAMES & ids.keys()},
+            space_prefix=_has_step(config.get("decoder"), "Strip"),
         ),
     )
 
 
-def _check_steps(stated: Mapping[str, Any]) -> None:
-    """Only BPE spells pieces in a way that `text.bpe` reads, and replacements on replacements may not make long texts of short ones."""
-    model = stated.get("model")
+def _check_steps(config: Mapping[str, Any]) -> None:
+    """Raises ModelFormatError for models other than BPE, and for normalizers that make long texts of short ones."""
+    model = config.get("model")
     kind = model.get("type", "BPE") if isinstance(model, dict) else None
     if kind != "BPE":
         raise ModelFormatError(f"tokenizer.json has a model of type {kind!s:.40}; BPE is supported. Use a model that has one")
-    growth = prod(_growths(stated.get("normalizer")))
+    growth = prod(_growth_factors(config.get("normalizer")))
     if growth > MAX_GROWTH:
         raise ModelFormatError(f"tokenizer.json's normalizers make a text {growth} times longer, at most {MAX_GROWTH} times are supported")
 
 
-def _growths(part: object) -> Iterator[int]:
-    """Characters that each normalizer may make of one."""
+def _growth_factors(part: object) -> Iterator[int]:
+    """Yields the characters that each normalizer may make of one."""
     if isinstance(part, dict):
         written = [part[key] for key in ("content", "prepend") if isinstance(part.get(key), str)]
         yield max(1, *map(len, written), 1)
     for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
-        yield from _growths(each)
+        yield from _growth_factors(each)
 
 
 def _pieces(library: Library) -> list[str]:
@@ -116,7 +117,7 @@ def _bos(library: Library, directory: Path, ids: Mapping[str, int]) -> int | Non
     return int(before[0]) if before[1:] == alone and len(before) == len(alone) + 1 else None
 
 
-def _ends(directory: Path, ids: Mapping[str, int]) -> frozenset[int]:
+def _eos_ids(directory: Path, ids: Mapping[str, int]) -> frozenset[int]:
     """Ids that config.json and tokenizer_config.json name as the end."""
     found: set[int] = set()
     named = _object(directory / "config.json").get("eos_token_id")
@@ -137,11 +138,11 @@ def _object(path: Path) -> Mapping[str, Any]:
     return read_object(path) if path.is_file() else {}
 
 
-def _mentions(part: object, kind: str) -> bool:
+def _has_step(part: object, kind: str) -> bool:
     """True if a step of this type stands anywhere in a part of the file."""
     if isinstance(part, dict):
-        return part.get("type") == kind or any(_mentions(each, kind) for key, each in part.items() if key != "vocab")
-    return isinstance(part, list) and len(part) < 64 and any(_mentions(each, kind) for each in part)
+        return part.get("type") == kind or any(_has_step(each, kind) for key, each in part.items() if key != "vocab")
+    return isinstance(part, list) and len(part) < 64 and any(_has_step(each, kind) for each in part)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -149,31 +150,32 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
     Raises ModelFormatError where it is malformed or of a kind that is not supported, ModelNotFoundError where a directory has none.
     """
-    return checkpoint_tokenizer(path) if path.is_dir() else tokenizer_of(read_header(path))
+    return checkpoint_tokenizer(path) if path.is_dir() else gguf_tokenizer(read_header(path))
 
 
-def tokenizer_of(header: Header) -> Tokenizer:
+def gguf_tokenizer(header: Header) -> Tokenizer:
     """The tokenizer inside a GGUF file whose header has been read. Raises ModelFormatError."""
     kind = header.text("tokenizer.ggml.model")
-    if kind not in _KINDS:
-        raise ModelFormatError(f"the tokenizer is of kind {kind!r:.60}; supported: {', '.join(_KINDS)}. Use a model that has one of these")
-    return _KINDS[kind](header)
+    if kind not in _READERS:
+        raise ModelFormatError(f"the tokenizer is of kind {kind!r:.60}; supported: {', '.join(_READERS)}. Use a model with one of these")
+    return _READERS[kind](header)
 
 
 def _spm(header: Header) -> Tokenizer:
     return SpmTokenizer(Vocabulary.from_header(header))
 
 
-_KINDS: dict[str, Callable[[Header], Tokenizer]] = {"llama": _spm, "gpt2": bpe_of}
-"""`tokenizer.ggml.model` → how to build it: GGUF's names for SentencePiece BPE and for byte-level BPE, whatever the model's family."""
+_READERS: dict[str, Callable[[Header], Tokenizer]] = {"llama": _spm, "gpt2": read_bpe}
+"""`tokenizer.ggml.model` → reader: GGUF's names for SentencePiece BPE and for byte-level BPE, whatever the model's family."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Read, but for the template.
+    """A model's files, read but for the template.
 
-    name           what the user calls the model        path  where it is; None: one without files, which speaks bytes
-    generation     what its authors recommend, and ids that end an answer
+    name           the user's name of the model
+    path           its file or directory; None: a model without files, whose tokens are bytes
+    generation     parameters that its authors recommend, and ids that end an answer
     template_file  replaces the model's template
     """
 
@@ -184,15 +186,15 @@ class ModelFiles:
     template_file: Path | None
 
     def vocab(self, inputs: int) -> int:
-        """Ids that are inputs of the model, which has `inputs` of them, and tokens: padded embeddings have rows that no token names."""
+        """Number of ids that are both tokens and among the model's `inputs`: padded embeddings have rows without a token."""
         return min(inputs, self.tokenizer.vocab_size)
 
-    def ends(self, vocab: int) -> frozenset[int]:
+    def eos_ids(self, vocab: int) -> frozenset[int]:
         """Ids below `vocab` that end any answer."""
         return frozenset(token for token in self.tokenizer.eos_ids | self.generation.eos_ids if token < vocab)
 
     def load_template(self) -> ChatTemplate | None:
-        """The model's, or the one that replaces it; None where there is none. Starts the process that renders.
+        """The model's, or the one that replaces it; None where there is none. Starts the rendering process.
 
         Raises ConfigError for a template that is of no use.
         """

@@ -1,8 +1,8 @@
-"""Outputs of a sequence as text that may be shown: text, ids and log-probabilities together, by whole tokens.
+"""Detokenization of a sequence's outputs as a stream: text, ids and log-probabilities together, by whole tokens.
 
-Owns the bytes of a character that is not complete yet (each character belongs to the token that completes it), the hold-back of beginnings
-of stop strings, the cut at one, and the automaton that finds them in time linear in the text (Aho and Corasick 1975). All of it is a
-function of the ids so far, whatever the steps they came in. Never talks to the engine: it says how many ids count, the front end closes.
+Owns the bytes of a character that is not complete yet (each character belongs to the token that completes it), the hold-back of text that
+may begin a stop string, the cut at one, and the automaton that finds them in time linear in the text (Aho and Corasick 1975). The result
+depends on the ids alone, not on the steps they came in. Never talks to the engine.
 """
 
 from codecs import utf_8_decode
@@ -28,10 +28,10 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._inside_prompt = False
-        self._rest = b""
+        self._incomplete_bytes = b""
         """Bytes of the character that is not complete."""
         self._decode(self._last_bytes(prompt))
-        self._inside_prompt = self.incomplete
+        self._inside_prompt = self.is_incomplete
 
     def push(self, token: int) -> str:
         """The text that is complete with this token and was not before it; often a word, "" inside a character."""
@@ -42,15 +42,15 @@ class Detokenizer:
         return self._decode(b"", final=True)
 
     @property
-    def incomplete(self) -> bool:
-        """True if the last bytes wait for the rest of their character."""
-        return bool(self._rest)
+    def is_incomplete(self) -> bool:
+        """True if the last bytes are the start of a character."""
+        return bool(self._incomplete_bytes)
 
     def _decode(self, new: bytes, final: bool = False) -> str:
         """The prompt's text ended in U+FFFD where it ended inside a character; if the outputs don't complete it, that stands."""
-        data = self._rest + new
+        data = self._incomplete_bytes + new
         text, read = utf_8_decode(data, "replace", final)
-        self._rest = data[read:]
+        self._incomplete_bytes = data[read:]
         if self._inside_prompt and text:
             self._inside_prompt = False
             return text.removeprefix(_REPLACEMENT)
@@ -70,44 +70,11 @@ class Detokenizer:
         return tail
 
 
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    r"""One token as text; bytes that are not whole characters as OpenAI writes them: `bytes:\xe2\x96`."""
-    piece = tokenizer.piece(token)
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-
-
-@dataclass(frozen=True, slots=True)
-class PromptText:
-    """A prompt's text by tokens, as an echo shows it. The BOS at its start adds none, other control tokens their names."""
-
-    texts: tuple[str, ...]
-
-    @property
-    def offsets(self) -> list[int]:
-        """Characters before each token."""
-        return list(accumulate(map(len, self.texts[:-1]), initial=0))
-
-
-def prompt_text(tokenizer: Tokenizer, ids: Sequence[int]) -> PromptText:
-    """The texts, joined, are what the prompt decodes to; bytes that never become a character end it as U+FFFD."""
-    pieces = Detokenizer(tokenizer, skip_special=False)
-    texts = ["" if at == 0 and token == tokenizer.bos else pieces.push(token) for at, token in enumerate(ids)]
-    texts[-1] += pieces.finish()
-    shown = ids[1:] if ids[0] == tokenizer.bos else ids
-    if "".join(texts) == " " + tokenizer.decode(shown, skip_special=False):  # the space that some tokenizers put before every text
-        first = next(at for at, text in enumerate(texts) if text)
-        texts[first] = texts[first][1:]
-    return PromptText(tuple(texts))
-
-
 _ROOT = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StopMatch:
     """A stop string whose last character is the one before index `end` of the text that was passed in."""
 
     stop: str
@@ -115,23 +82,23 @@ class Found:
 
 
 class StopAutomaton:
-    """All stop strings (not empty) at once; the one that is complete first is found, the longest of those that end together."""
+    """Finds any of several stop strings (not empty): the one that is complete first, the longest of those that end together."""
 
     start = _ROOT
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        self._found: list[str | None] = [None]
+        self._stop_at: list[str | None] = [None]
         self._depth = [0]
         for stop in stops:
-            self._found[self._insert(stop)] = stop
-        self._shorter = [_ROOT] * len(self._next)
-        """For each state the one of its longest proper suffix."""
+            self._stop_at[self._insert(stop)] = stop
+        self._suffix = [_ROOT] * len(self._next)
+        """For each state the state of its longest proper suffix (suffix link)."""
         self._held = [depth if branches else 0 for depth, branches in zip(self._depth, self._next, strict=True)]
         self._link()
 
-    def advance(self, state: int, text: str, armed: bool) -> tuple[int, Found | None]:
-        """Reads `text` up to its end or to the end of the first stop string in it; returns where that leads.
+    def advance(self, state: int, text: str, armed: bool) -> tuple[int, StopMatch | None]:
+        """Reads `text` up to its end or to the end of the first stop string in it; returns the new state and the match, if any.
 
         Where not `armed`, a stop string that is complete in this text is passed over, but one that begins in it may be found later.
         """
@@ -139,11 +106,11 @@ class StopAutomaton:
             return _ROOT, None
         for index, character in enumerate(text):
             while state and character not in self._next[state]:
-                state = self._shorter[state]
+                state = self._suffix[state]
             state = self._next[state].get(character, _ROOT)
-            stop = self._found[state]
+            stop = self._stop_at[state]
             if armed and stop is not None:
-                return state, Found(stop, index + 1)
+                return state, StopMatch(stop, index + 1)
         return state, None
 
     def held(self, state: int) -> int:
@@ -156,26 +123,26 @@ class StopAutomaton:
             if character not in self._next[state]:
                 self._next[state][character] = len(self._next)
                 self._next.append({})
-                self._found.append(None)
+                self._stop_at.append(None)
                 self._depth.append(self._depth[state] + 1)
             state = self._next[state][character]
         return state
 
     def _link(self) -> None:
-        """Breadth first, so that shorter states are finished: suffix links, stops that end inside longer words, what is held."""
+        """Sets suffix links, stops that end inside longer strings, and held lengths; breadth first, as they follow from shorter states."""
         queue = deque(self._next[_ROOT].values())
         while queue:
             state = queue.popleft()
-            shorter = self._shorter[state]
-            if self._found[state] is None:
-                self._found[state] = self._found[shorter]
-            self._held[state] = self._held[state] or self._held[shorter]
+            suffix_state = self._suffix[state]
+            if self._stop_at[state] is None:
+                self._stop_at[state] = self._stop_at[suffix_state]
+            self._held[state] = self._held[state] or self._held[suffix_state]
             for character, longer in self._next[state].items():
                 queue.append(longer)
-                suffix = shorter
+                suffix = suffix_state
                 while suffix and character not in self._next[suffix]:
-                    suffix = self._shorter[suffix]
-                self._shorter[longer] = self._next[suffix].get(character, _ROOT)
+                    suffix = self._suffix[suffix]
+                self._suffix[longer] = self._next[suffix].get(character, _ROOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +153,13 @@ class Stopped:
     keep: int
 
 
-class Release(NamedTuple):
-    """Tokens that may be shown now, in order and never again: columns of the same length.
+class TextDelta(NamedTuple):
+    """Tokens whose text is final, in order, each once: columns of the same length.
 
     offset    characters of the outputs' text before these
-    texts     what each id adds to the text; shorter than its own text where a stop string cuts it off
+    texts     text that each id adds; shorter than its own text where a stop string cuts it off
     logprobs  empty where none were given
-    stopped   set in the last release of a sequence that a stop string ends
+    stopped   set in the last delta of a sequence that a stop string ends
     """
 
     offset: int
@@ -221,7 +188,7 @@ class _Token(NamedTuple):
 
 
 class OutputStream:
-    """Ids in as they are sampled, releases out. The texts of all releases, joined, are the text of the answer."""
+    """Ids in as they are sampled, deltas out. The texts of all deltas, joined, are the text of the answer."""
 
     def __init__(
         self,
@@ -243,69 +210,69 @@ class OutputStream:
         self._held: deque[_Token] = deque()
         self._count = 0
         self._end = 0
-        self._whole = 0
-        """Ids before the first that has bytes of an incomplete character."""
+        self._num_whole = 0
+        """Number of ids before the first that has bytes of an incomplete character."""
         self._offset = 0
         self.stopped: Stopped | None = None
 
-    def push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None, *, ends_with_stop_id: bool = False) -> Release:
-        """Takes new ids and returns what can no longer change. What comes after a stop string is ignored.
+    def push(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None, *, ends_with_stop_id: bool = False) -> TextDelta:
+        """Adds new ids and returns the tokens whose text can no longer change. Ids after a stop string are ignored.
 
-        `ends_with_stop_id`: the last id ended the sequence in the engine; it counts but shows no text.
+        `ends_with_stop_id`: the last id ended the sequence in the engine; it counts but adds no text.
         """
         for index, token in enumerate(ids if self.stopped is None else ()):
             hidden = ends_with_stop_id and index == len(ids) - 1 and not self._include_stop
             text = "" if hidden else self._next_text(token)
             self._held.append(_Token(token, logprobs[index] if logprobs else None, text, self._end + len(text)))
             self._count += 1
-            if found := self._read(text):
-                return self._cut(found)
+            if match := self._read(text):
+                return self._cut(match)
         limit = self._end - self._stops.held(self._state)
         first = self._count - len(self._held)
         ready = 0
-        while ready < len(self._held) and first + ready < self._whole and self._held[ready].end <= limit:
+        while ready < len(self._held) and first + ready < self._num_whole and self._held[ready].end <= limit:
             ready += 1
         return self._release(ready)
 
-    def finish(self) -> Release:
-        """The engine has ended the sequence: everything that was held, and U+FFFD for a character that will not be completed."""
+    def finish(self) -> TextDelta:
+        """Ends the stream: returns everything that was held, with U+FFFD for a character that is not complete."""
         if self.stopped is None and (text := self._detokenizer.finish()):
             last = self._held.pop()
             self._held.append(last._replace(text=last.text + text, end=last.end + len(text)))
-            if found := self._read(text):
-                return self._cut(found)
+            if match := self._read(text):
+                return self._cut(match)
         return self._release(len(self._held))
 
     def _next_text(self, token: int) -> str:
-        was_incomplete = self._detokenizer.incomplete
+        was_incomplete = self._detokenizer.is_incomplete
         text = self._detokenizer.push(token)
-        if not self._detokenizer.incomplete:
-            self._whole = self._count + 1
+        if not self._detokenizer.is_incomplete:
+            self._num_whole = self._count + 1
         elif text or not was_incomplete:
-            self._whole = self._count
+            self._num_whole = self._count
         return text
 
-    def _read(self, text: str) -> Found | None:
-        """Passes the text of the newest token to the automaton; `end` of what is found counts from the outputs' start."""
-        self._state, found = self._stops.advance(self._state, text, armed=self._count > self._min_tokens)
+    def _read(self, text: str) -> StopMatch | None:
+        """Passes the text of the newest token to the automaton; `end` of a match counts from the outputs' start."""
+        self._state, match = self._stops.advance(self._state, text, armed=self._count > self._min_tokens)
         start, self._end = self._end, self._end + len(text)
-        return Found(found.stop, start + found.end) if found else None
+        return StopMatch(match.stop, start + match.end) if match else None
 
-    def _cut(self, found: Found) -> Release:
-        end = found.end if self._include_stop else found.end - len(found.stop)
+    def _cut(self, match: StopMatch) -> TextDelta:
+        end = match.end if self._include_stop else match.end - len(match.stop)
         self._held = deque(token._replace(text=token.text[: max(0, end - token.end + len(token.text))]) for token in self._held)
-        self.stopped = Stopped(found.stop, self._count)
+        self.stopped = Stopped(match.stop, self._count)
         return self._release(len(self._held))
 
-    def _release(self, count: int) -> Release:
+    def _release(self, count: int) -> TextDelta:
         offset = self._offset
-        if count == 1:  # What most steps bring, worth the shortest way.
+        if count == 1:  # the usual case, on the shortest path
             token, logprobs, text, _ = self._held.popleft()
             self._offset = offset + len(text)
-            return Release(offset, (token,), (text,), () if logprobs is None else (logprobs,), self.stopped)
+            return TextDelta(offset, (token,), (text,), () if logprobs is None else (logprobs,), self.stopped)
         tokens = [self._held.popleft() for _ in range(count)]
         self._offset = offset + sum(len(token.text) for token in tokens)
-        return Release(
+        return TextDelta(
             offset,
             ids=tuple(token.id for token in tokens),
             texts=tuple(token.text for token in tokens),

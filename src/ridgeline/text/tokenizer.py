@@ -1,6 +1,6 @@
-"""The `Tokenizer` protocol, and what needs no more than it: bytes as a vocabulary, bad words as ids, a pattern for the names of tokens.
+"""The `Tokenizer` protocol, and helpers that need nothing else: bytes as a vocabulary, bad words as ids, a pattern for the names of tokens.
 
-Which tokenizer a model asks for is `text.files`'s to say.
+`text.files` chooses the tokenizer of a model.
 """
 
 import re
@@ -97,7 +97,7 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
         raise RequestError("bad_words must be a list of strings.", param="bad_words", code="invalid_type")
     if len(words) > MAX_BAD_WORDS:
         raise RequestError(f"bad_words has {len(words)} strings; at most {MAX_BAD_WORDS} are allowed.", param="bad_words")
-    found: dict[tuple[int, ...], None] = {}
+    unique: dict[tuple[int, ...], None] = {}
     for word in words:
         if not word.strip() or len(word) > MAX_BAD_WORD_CHARACTERS:
             message = f"a string of bad_words has {len(word)} characters, {len(word.strip())} of them not blank"
@@ -105,15 +105,15 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
         for text in (word, f" {word.lstrip()}"):
             ids = tuple(tokenizer.encode(text, add_bos=False))
             if ids:
-                found[ids] = None
-    return tuple(found)
+                unique[ids] = None
+    return tuple(unique)
 
 
 _MAX_NESTING = 64
 
 
-def longest_of(words: Iterable[str]) -> str:
-    """A pattern that matches the longest of `words` (not empty) at a place."""
+def longest_match_pattern(words: Iterable[str]) -> str:
+    """A pattern that matches the longest of `words` (not empty) at a position."""
     return _branches(list(set(words)), 0)
 
 

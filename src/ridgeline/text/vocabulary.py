@@ -1,4 +1,4 @@
-"""A SentencePiece vocabulary as a GGUF header states it: checked columns, and what each id means.
+"""A SentencePiece vocabulary as a GGUF header states it: checked columns, and the type of each id.
 
 Owns the validation of what the header claims; never splits text.
 """
@@ -15,13 +15,13 @@ from ridgeline.facts.files.gguf import Header
 END_NAMES = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>"})
 """Control tokens that end a turn in chat models although headers rarely say so (the names that llama.cpp looks for)."""
 
-MAX_CUT_CHARACTERS = 1 << 18
+MAX_USER_DEFINED_CHARACTERS = 1 << 18
 """Characters of all user-defined tokens together (Gemma 3 has 2,900): the pattern that finds them must stay cheap to build."""
 
 _BYTE_NAME = re.compile("<0x[0-9A-F]{2}>")
 
 
-class Kind(IntEnum):
+class TokenType(IntEnum):
     """`tokenizer.ggml.token_type`. Undefined and unused pieces take part in merges like normal ones, as in llama.cpp."""
 
     UNDEFINED = 0
@@ -39,7 +39,7 @@ class Vocabulary:
 
     bos           None: prompts start without one
     eos_ids       ids that end a generation
-    unknown       the id for what has neither a piece nor byte tokens
+    unknown       the id for text that has neither a piece nor byte tokens
     space_prefix  a space is put before the text and after each user-defined token
     """
 
@@ -65,7 +65,7 @@ class Vocabulary:
             return header.integer(f"tokenizer.ggml.{name}_token_id", 0, size - 1, default=default)
 
         eos = token_id("eos", 2)
-        named = {token for token, piece in enumerate(pieces) if piece in END_NAMES and kinds[token] == Kind.CONTROL}
+        named = {token for token, piece in enumerate(pieces) if piece in END_NAMES and kinds[token] == TokenType.CONTROL}
         return cls(
             pieces=pieces,
             scores=scores,
@@ -76,9 +76,9 @@ class Vocabulary:
             space_prefix=header.flag("tokenizer.ggml.add_space_prefix", default=True),
         )
 
-    def ending(self, more: frozenset[int]) -> "Vocabulary":
-        """The same with further ids that end a generation; those that it does not have are left out."""
-        return replace(self, eos_ids=self.eos_ids | {token for token in more if token < len(self.pieces)})
+    def with_eos_ids(self, ids: frozenset[int]) -> "Vocabulary":
+        """A copy with further ids that end a generation; ids that it does not have are left out."""
+        return replace(self, eos_ids=self.eos_ids | {token for token in ids if token < len(self.pieces)})
 
 
 def _check_columns(size: int, scores: Sequence[float], kinds: Sequence[int]) -> None:
@@ -87,19 +87,20 @@ def _check_columns(size: int, scores: Sequence[float], kinds: Sequence[int]) -> 
             f"the tokenizer has {size} tokens, {len(scores)} scores and {len(kinds)} types, but needs as many of each: "
             "download the file again"
         )
-    if strange := set(kinds) - set(Kind):
-        raise ModelFormatError(f"the tokenizer has tokens of type {min(strange)}; types 0 … 6 are known: download the file again")
+    if unknown := set(kinds) - set(TokenType):
+        raise ModelFormatError(f"the tokenizer has tokens of type {min(unknown)}; types 0 … 6 are known: download the file again")
     if not all(map(isfinite, scores)):
         raise ModelFormatError(f"some of the tokenizer's {size} scores are not finite numbers: download the file again")
 
 
 def _check_pieces(pieces: Sequence[str], kinds: Sequence[int]) -> None:
-    last_plain = int(Kind.CONTROL)
-    marked = [(kind, piece) for kind, piece in zip(kinds, pieces, strict=True) if kind > last_plain]
-    cut = sum(len(piece) for kind, piece in marked if kind == Kind.USER_DEFINED)
-    if cut > MAX_CUT_CHARACTERS:
-        raise ModelFormatError(f"the tokenizer's user-defined tokens have {cut} characters, at most {MAX_CUT_CHARACTERS} are supported")
-    names = [piece for kind, piece in marked if kind == Kind.BYTE]
+    last_without_rules = int(TokenType.CONTROL)
+    marked = [(kind, piece) for kind, piece in zip(kinds, pieces, strict=True) if kind > last_without_rules]
+    total = sum(len(piece) for kind, piece in marked if kind == TokenType.USER_DEFINED)
+    if total > MAX_USER_DEFINED_CHARACTERS:
+        limit = MAX_USER_DEFINED_CHARACTERS
+        raise ModelFormatError(f"the tokenizer's user-defined tokens have {total} characters, at most {limit} are supported")
+    names = [piece for kind, piece in marked if kind == TokenType.BYTE]
     if len(set(filter(_BYTE_NAME.fullmatch, names))) < len(names):
         raise ModelFormatError(
             f"the tokenizer's {len(names)} byte tokens are not distinct names among <0x00> … <0xFF>: download the file again"

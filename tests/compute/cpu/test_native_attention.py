@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import Items, attention, kv_write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.cpu.cache import DTYPES, allocate_native_kv, head_bytes, of_slots, record_width, widened
-from ridgeline.compute.cpu.calls import Items, attention, kv_write
 from ridgeline.compute.ops.attention import attention as definition
 from ridgeline.compute.ops.attention import kv_write as write_definition
 from ridgeline.compute.ops.attention import paged_sample

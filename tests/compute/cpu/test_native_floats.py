@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from calls import linear_floats
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.calls import linear_floats
 from ridgeline.compute.cpu.packing import PackedWeight, pack, packable
 from ridgeline.compute.quant.formats import dequantise
 

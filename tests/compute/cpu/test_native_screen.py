@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import linear_codes, quantise
 from single import single
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.calls import linear_codes, quantise
 from ridgeline.compute.cpu.packing import PackedWeight, pack, packable
 from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.decoding.edits import needed

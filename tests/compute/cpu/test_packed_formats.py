@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from calls import linear_codes, quantise
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.calls import linear_codes, quantise
 from ridgeline.compute.cpu.packing import integer_kind, pack_grouped, packable
 from ridgeline.compute.ops import quantised
 from ridgeline.compute.quant.bits import Groups

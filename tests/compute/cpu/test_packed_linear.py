@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from calls import Codes, linear_codes, quantise
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.calls import Codes, linear_codes, quantise
 from ridgeline.compute.cpu.packing import FORMATS, PackedWeight, pack, packable, row_bytes
 from ridgeline.compute.ops import quantised
 from ridgeline.compute.quant.formats import FORMATS as STORED

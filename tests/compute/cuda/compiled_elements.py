@@ -68,7 +68,6 @@ def every_element(width: int) -> None:
         partial(elements.glu, x, y, "silu", out),
         partial(elements.embed, ids, rows(width, count=99), out),
         partial(elements.select, x, ids, out),
-        partial(elements.copy, x, rows(width, F32)),
     ]
     for call in calls:
         call()

@@ -1,9 +1,11 @@
 """Stored matrices of tests: blocks with sane scales, grouped integers, fp8."""
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from tensors import numbers
 
-from ridgeline.compute.cuda.integers import IntegerMatrix, unpack
+from ridgeline.compute.cuda.integers import GROUP_BYTES, IntegerMatrix
 from ridgeline.compute.cuda.weights import DeviceWeight, FloatMatrix
 from ridgeline.compute.quant.formats import FORMATS
 from ridgeline.compute.quant.grouped import GroupedWeight, packed
@@ -55,3 +57,52 @@ def dense(weight: DeviceWeight) -> np.ndarray:
     scales = np.repeat(np.repeat(numbers(weight.scales), weight.block[0], 0), weight.block[1], 1)
     rows, columns = weight.shape
     return numbers(weight.codes).astype(np.float64) * scales[:rows, :columns]
+
+
+def unpack(weight: IntegerMatrix) -> NDArray[np.float32]:
+    """The weights as fp32 [N, K], in the order of the inputs."""
+    (rows, columns), form = weight.shape, weight.form
+    size = form.size or columns
+    codes = _unplane(weight.low, form.low, weight)
+    if weight.high is not None:
+        codes |= _unplane(weight.high, form.high, weight) << form.low
+    values = codes[:, :columns].reshape(rows, -1, size).astype(np.float32)
+    scales, zero = _unpacked_scales(weight, columns // size)
+    scales, zero = scales[..., None], zero[..., None]
+    dense = scales * values - zero if form.offset == "mins" else scales * (values - zero)
+    dense = dense.reshape(rows, columns)
+    return dense if weight.order is None else dense[:, np.argsort(weight.order.cpu().numpy())]
+
+
+def _unpacked_scales(weight: IntegerMatrix, groups: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Scales of all groups, and their zeros or mins: fp32 [N, groups] each."""
+    form, rows = weight.form, weight.shape[0]
+    scale_words = np.ascontiguousarray(weight.scale_words.cpu().numpy().T).view(np.uint8)
+    read = {
+        "i8": [("scale", np.int8)],
+        "u8 + min": [("scale", np.uint8), ("zero", np.uint8)],
+        "fp16": [("scale", np.float16)],
+        "fp16 + min": [("scale", np.float16), ("zero", np.float16)],
+        "fp16 + zero": [("scale", np.float16), ("zero", np.uint16)],
+        "fp32": [("scale", np.float32)],
+        "fp32 + zero": [("scale", np.float32), ("zero", np.uint32)],
+    }
+    records = scale_words[:, : groups * GROUP_BYTES[form.scale_type]].view(np.dtype(read[form.scale_type]))
+    scales = records["scale"].astype(np.float32)
+    zero = records["zero"].astype(np.float32) if "zero" in (records.dtype.names or ()) else np.full_like(scales, form.centre)
+    if weight.super_scales is not None:
+        super_scales = np.ascontiguousarray(weight.super_scales.cpu().numpy().T).view(np.float16).reshape(rows, -1, 2).astype(np.float32)
+        super_scales = np.repeat(super_scales, form.superblock // form.size, axis=1)
+        scales *= super_scales[..., 0]
+        zero = zero * super_scales[..., 1] if form.offset == "mins" else zero
+    return scales, zero
+
+
+def _unplane(plane: torch.Tensor, bits: int, weight: IntegerMatrix) -> NDArray[np.uint8]:
+    """The inverse of `integers._plane`: uint8 [N, tiles · tile]."""
+    packed = plane.cpu().numpy()
+    tiles, rows, _ = packed.shape
+    runs = packed.reshape(tiles, rows, -1, 1, weight.width)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    codes: NDArray[np.uint8] = (runs >> shifts) & np.uint8((1 << bits) - 1)
+    return codes.reshape(tiles, rows, -1).swapaxes(0, 1).reshape(rows, -1)

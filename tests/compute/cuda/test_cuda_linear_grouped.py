@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from quantised_weights import blocks, grouped
+from quantised_weights import blocks, grouped, unpack
 from tensors import DEVICE, error, on_device, poisoned, within
 
-from ridgeline.compute.cuda.integers import INTEGER_FORMATS, IntegerMatrix, pack_blocks, pack_grouped, unpack
+from ridgeline.compute.cuda.integers import INTEGER_FORMATS, IntegerMatrix, pack_blocks, pack_grouped
 from ridgeline.compute.cuda.triton.linear_grouped import linear_grouped, scratch_bytes, splits_of
 from ridgeline.compute.cuda.weights import merged, placed_bytes
 from ridgeline.compute.ops.definition import floats

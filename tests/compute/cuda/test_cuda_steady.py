@@ -17,7 +17,7 @@ from ridgeline.compute.runtime import worker
 from ridgeline.compute.runtime.null_graphs import null_executor
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.plan import Result
-from ridgeline.engine.compose import engine_over, start_engine
+from ridgeline.engine.compose import make_engine, start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.facts.headers.read import read_model_facts
 
@@ -67,7 +67,7 @@ def still(tmp_path: Path) -> Engine:
     facts = read_model_facts(write_tiny(tmp_path / "small.gguf", SIZE))
     config = EngineConfig("still", max_num_seqs=ROWS, max_num_batched_tokens=32)
     executor = null_executor(facts, rows=ROWS, tokens=32, positions=LENGTH, block_tokens=4, depth=config.depth)
-    return decoding(engine_over(executor, config)[0])
+    return decoding(make_engine(executor, config)[0])
 
 
 def _allocates(runner: CudaRunner) -> None:

@@ -210,7 +210,7 @@ def test_argmax_of_slices(size: int) -> None:
             logits[rng.integers(size, size=3)] = special
         for slice_size in (1, 7, 64, 300, size):
             for level in LEVELS:
-                assert sampling.argmax(logits, slice_size, level=level) == logits.argmax()
+                assert ext.native().argmax(ext.level_number(level), logits.ctypes.data, size, slice_size) == logits.argmax()
 
 
 # ── the entry ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -253,4 +253,4 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(IndexError, match="vocabulary of 50"):
         single(made.sample_rows, np.zeros((1, 50), np.float32), [RowParams(1, 0, 1, Sampling(), 5, (-1,))], [1], [None])
     with pytest.raises(ValueError, match="nothing"):
-        sampling.argmax(np.zeros(3, np.float32), 0)
+        ext.native().argmax(0, np.zeros(3, np.float32).ctypes.data, 3, 0)

@@ -5,6 +5,7 @@ depth 1 … 4, block sizes 1, 4 and 16.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -26,7 +27,7 @@ from ridgeline.errors import LawViolation
 from ridgeline.planning.memory import sequence_blocks
 from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.laws.model import Latency
-from ridgeline.sim.laws.oracle import AnswerSource, RecordedAnswer
+from ridgeline.sim.laws.oracle import AnswerSource
 from ridgeline.sim.laws.run import Simulation
 from ridgeline.sim.laws.workload import World, make_world
 
@@ -36,6 +37,26 @@ BLOCK_TOKEN_BYTES = 2 * 4 * HEAD_DIM
 GROUPS = (KVGroup("full", (5,), 0), *(KVGroup("window", (layer,), WINDOW) for layer in range(5)))
 
 Answer = tuple[list[int], list[TokenLogprobs]]
+
+
+class RecordedAnswer:
+    """A recorded answer: ids, and log-probabilities of outputs and prompt where they were requested."""
+
+    def __init__(
+        self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, prompt_logprobs: Sequence[TokenLogprobs] = ()
+    ) -> None:
+        self._ids = ids
+        self._logprobs = logprobs
+        self._prompt_logprobs = prompt_logprobs
+
+    def token(self, index: int) -> int:
+        return self._ids[index]
+
+    def logprobs(self, index: int) -> TokenLogprobs | None:
+        return None if self._logprobs is None else self._logprobs[index]
+
+    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
+        return self._prompt_logprobs
 
 
 @pytest.fixture(scope="module")

@@ -19,17 +19,14 @@ import numpy as np
 
 from ridgeline.compute.bench.roofline import Roofline, roofline
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.calls import quantise
 from ridgeline.compute.cpu.packing import FORMATS, INTEGER_BITS, PackedWeight, allocate, pack, pack_grouped, packable, row_bytes
+from ridgeline.compute.ops.quantised import quantise
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.errors import ConfigError
 from ridgeline.facts.files.formats import FORMATS as STORED
 from ridgeline.facts.hardware.ceilings import RooflineLoops, read_caches
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 
-TOKENS: Final = (1, 4, 12, 16, 24, 64, 512)
-SHAPES: Final = ((8192, 2048), (2048, 8192))
-"""(N, K): outputs, inputs."""
 MAX_TOKENS, MAX_SIDE, MAX_CELLS = 8_192, 1 << 20, 10_000
 TIMINGS: Final = 15
 MIN_TIMINGS: Final = 5
@@ -281,4 +278,4 @@ def _inputs(random: np.random.Generator, weight: PackedWeight, tokens: int) -> t
     k = weight.shape[1]
     if weight.kind not in CODES:
         return (random.standard_normal((tokens, k), np.float32),)
-    return quantise(random.standard_normal((tokens, k), np.float32), group=weight.span)
+    return tuple(quantise(random.standard_normal((tokens, k), np.float32), group=weight.span))

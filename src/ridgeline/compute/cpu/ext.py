@@ -77,11 +77,6 @@ def struct(name: str) -> np.dtype[np.void]:
     return _dtype(native().STRUCTS[name])
 
 
-def op_names() -> frozenset[str]:
-    """Ops that native plans compute; none without the extension."""
-    return frozenset() if _C is None else frozenset(_C.OPS)
-
-
 @cache
 def params(op: str) -> np.dtype[np.void]:
     """The type of records of an op's parameters."""

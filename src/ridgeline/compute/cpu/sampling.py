@@ -180,11 +180,6 @@ def prepare(row: RowParams) -> Prepared:
     return Prepared(row, made.tobytes(), tuple(arrays))
 
 
-def argmax(logits: Floats, slice_size: int, *, level: str | None = None) -> int:
-    """`logits [V].argmax()`, from slices of the vocabulary."""
-    return int(ext.native().argmax(ext.level_number(level), ext.address(logits, np.float32, (len(logits),)), len(logits), slice_size))
-
-
 def _ids(answer: Answer, counts: Sequence[int] | None) -> list[tuple[int, ...]]:
     """The ids that each row samples; counts None: one each."""
     tokens = answer.ids.tolist()

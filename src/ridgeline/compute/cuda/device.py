@@ -29,15 +29,18 @@ MIN_CAPABILITY: Final = (8, 0)
 class Graph(Protocol):
     """A captured CUDA graph."""
 
-    def replay(self) -> None: ...
+    def replay(self) -> None:
+        """Launches the captured kernels again, over the same addresses."""
 
 
 class Event(Protocol):
     """A CUDA event."""
 
-    def record(self) -> None: ...
+    def record(self) -> None:
+        """Places the event behind all launches so far."""
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Waits until the device reaches the event."""
 
 
 @dataclass(frozen=True, slots=True)

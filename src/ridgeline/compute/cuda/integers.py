@@ -105,22 +105,27 @@ class IntegerMatrix:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
+        """All tensors of the matrix."""
         return tuple(part for part in (self.low, self.high, self.scale_words, self.super_scales, self.order) if part is not None)
 
     @property
     def nbytes(self) -> int:
+        """Bytes on the device."""
         return sum(part.nbytes for part in self.parts)
 
     @property
     def fields(self) -> int:
+        """Fields of a tile."""
         return fields(self.form)
 
     @property
     def tile(self) -> int:
+        """Inputs per tile."""
         return self.fields * self.width
 
     @property
     def tiles(self) -> int:
+        """Tiles of a row."""
         return self.low.shape[0]
 
     @staticmethod
@@ -181,21 +186,6 @@ def merged_integers(weights: Sequence[IntegerMatrix]) -> IntegerMatrix | None:
     return _joined(first.kind, first.form, shape, made)
 
 
-def unpack(weight: IntegerMatrix) -> NDArray[np.float32]:
-    """The weights as fp32 [N, K], in the order of the inputs: for tests."""
-    (rows, columns), form = weight.shape, weight.form
-    size = form.size or columns
-    codes = _unplane(weight.low, form.low, weight)
-    if weight.high is not None:
-        codes |= _unplane(weight.high, form.high, weight) << form.low
-    values = codes[:, :columns].reshape(rows, -1, size).astype(np.float32)
-    scales, zero = _unpacked_scales(weight, columns // size)
-    scales, zero = scales[..., None], zero[..., None]
-    dense = scales * values - zero if form.offset == "mins" else scales * (values - zero)
-    dense = dense.reshape(rows, columns)
-    return dense if weight.order is None else dense[:, np.argsort(weight.order.cpu().numpy())]
-
-
 def _width(form: IntegerFormat, columns: int) -> int:
     """Neighbouring inputs of a field: the widest of which whole tiles fill a row; else narrow ones, and the last tile is filled up."""
     fitting = [width for width in (64, 32, 16) if _fits(form, width)]
@@ -243,30 +233,6 @@ def _packed_scales(scale_type: str, scales: NDArray[np.floating], zeros: Codes) 
     return records.view(np.uint8).reshape(len(scales), -1)
 
 
-def _unpacked_scales(weight: IntegerMatrix, groups: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Scales of all groups, and their zeros or mins: fp32 [N, groups] each."""
-    form, rows = weight.form, weight.shape[0]
-    scale_words = np.ascontiguousarray(weight.scale_words.cpu().numpy().T).view(np.uint8)
-    read = {
-        "i8": [("scale", np.int8)],
-        "u8 + min": [("scale", np.uint8), ("zero", np.uint8)],
-        "fp16": [("scale", np.float16)],
-        "fp16 + min": [("scale", np.float16), ("zero", np.float16)],
-        "fp16 + zero": [("scale", np.float16), ("zero", np.uint16)],
-        "fp32": [("scale", np.float32)],
-        "fp32 + zero": [("scale", np.float32), ("zero", np.uint32)],
-    }
-    records = scale_words[:, : groups * GROUP_BYTES[form.scale_type]].view(np.dtype(read[form.scale_type]))
-    scales = records["scale"].astype(np.float32)
-    zero = records["zero"].astype(np.float32) if "zero" in (records.dtype.names or ()) else np.full_like(scales, form.centre)
-    if weight.super_scales is not None:
-        super_scales = np.ascontiguousarray(weight.super_scales.cpu().numpy().T).view(np.float16).reshape(rows, -1, 2).astype(np.float32)
-        super_scales = np.repeat(super_scales, form.superblock // form.size, axis=1)
-        scales *= super_scales[..., 0]
-        zero = zero * super_scales[..., 1] if form.offset == "mins" else zero
-    return scales, zero
-
-
 def _planes(codes: Codes, form: IntegerFormat, width: int) -> dict[str, np.ndarray]:
     """codes uint8 [N, K], one per byte → `low` and `high` of `IntegerMatrix`."""
     rows, columns = codes.shape
@@ -290,16 +256,6 @@ def _plane(split: Codes, bits: int) -> Codes:
     for place in range(1, per_byte):
         out |= runs[:, :, :, place] << np.uint8(bits * place)
     return np.ascontiguousarray(out.reshape(rows, tiles, -1).swapaxes(0, 1))
-
-
-def _unplane(plane: Tensor, bits: int, weight: IntegerMatrix) -> Codes:
-    """The inverse of `_plane`: uint8 [N, tiles · tile]."""
-    packed = plane.cpu().numpy()
-    tiles, rows, _ = packed.shape
-    runs = packed.reshape(tiles, rows, -1, 1, weight.width)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    codes: Codes = (runs >> shifts) & np.uint8((1 << bits) - 1)
-    return codes.reshape(tiles, rows, -1).swapaxes(0, 1).reshape(rows, -1)
 
 
 def _block_parts(kind: str, form: IntegerFormat, blocks: Codes, columns: int) -> dict[str, np.ndarray]:

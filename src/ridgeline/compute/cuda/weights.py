@@ -37,15 +37,18 @@ class FloatMatrix:
 
     @property
     def kind(self) -> str:
+        """Name of the format, for merging and lowering."""
         return _NAMES[self.values.dtype]
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Outputs N and inputs K."""
         rows, columns = self.values.shape
         return rows, columns
 
     @property
     def nbytes(self) -> int:
+        """Bytes on the device."""
         return self.values.nbytes
 
 
@@ -64,19 +67,23 @@ class Fp8Matrix:
 
     @property
     def kind(self) -> str:
+        """Name of the format, for merging and lowering."""
         return "fp8" if self.per_channel else "fp8 block"
 
     @property
     def per_channel(self) -> bool:
+        """True where there is one scale per row."""
         return self.block == (1, self.shape[1])
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Outputs N and inputs K."""
         rows, columns = self.codes.shape
         return rows, columns
 
     @property
     def nbytes(self) -> int:
+        """Bytes on the device."""
         return self.codes.nbytes + self.scales.nbytes
 
 

@@ -17,9 +17,8 @@ _WEYL = np.arange(10, dtype=np.uint64)[:, None] * np.array([0x9E3779B9, 0xBB67AE
 _PART = 1 << 15
 """Ids at a time, so that what lies between the rounds stays in the cache."""
 
-GUMBEL_MIN = -log(-log(0.5 / _WORD))
 GUMBEL_MAX = -log(-log(1.0 - 0.5 / _WORD))
-"""The noise lies between these: about −3.13 and 22.87."""
+"""The largest noise, about 22.87; the smallest is about −3.13."""
 
 
 def philox(counter: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:

@@ -45,26 +45,6 @@ class Weight(Protocol):
         ...
 
 
-class ExpertWeight(Protocol):
-    """A stored matrix per expert: [E, N, K]."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the handle keeps."""
-        ...
-
-    def part(self, number: int) -> Weight:
-        """The matrix [N, K] of one expert."""
-        ...
-
-    def dense(self) -> Floats:
-        """The whole as fp32 of `shape`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class DenseWeight:
     """fp32 in memory."""

@@ -43,6 +43,7 @@ class StepExecutor:
 
     @property
     def info(self) -> ExecutorInfo:
+        """Limits, KV shape and measured times of the executor."""
         return self._info
 
     def submit(self, plan: Plan) -> Ticket:

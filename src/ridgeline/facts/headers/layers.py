@@ -55,12 +55,7 @@ def _mixers(fields: Fields, layers: int) -> tuple[str, ...]:
     values = fields.values
     listed = values.get("hybrid_override_pattern") or values.get("layers_block_type") or values.get("layer_types")
     if listed:
-        if not isinstance(listed, (list, str)) or len(listed) != layers:
-            raise ModelFormatError(f"config.json: the list of layer types does not name the {layers} layers")
-        unknown = sorted({str(each)[:40] for each in listed if not isinstance(each, str) or each not in _LAYER_PARTS})
-        if unknown:
-            raise ModelFormatError(f"config.json: layers of kind {', '.join(unknown)} are not known; known: {', '.join(_LAYER_PARTS)}")
-        return tuple(_LAYER_PARTS[each] for each in listed)
+        return _translate(listed, _LAYER_PARTS, layers)
     if fields.architecture.parallel_recurrence:
         return ("attention",) * layers
     if not fields.is_absent("full_attention_interval"):
@@ -89,14 +84,17 @@ def _sparse_layers(fields: Fields, layers: int) -> frozenset[int]:
 
 def _listed_kinds(fields: Fields, layers: int) -> tuple[str, ...] | None:
     listed = fields.values.get("layer_types")
-    if listed is None:
-        return None
-    if not isinstance(listed, list) or len(listed) != layers:
-        raise ModelFormatError(f"config.json: layer_types must list the {layers} layers")
-    unknown = sorted({str(kind)[:40] for kind in listed if kind not in _ATTENTION_KINDS})
+    return None if listed is None else _translate(listed, _ATTENTION_KINDS, layers)
+
+
+def _translate(listed: object, names: Mapping[str, str], layers: int) -> tuple[str, ...]:
+    """The listed layer types, translated by `names`. Raises ModelFormatError unless there is a known one for every layer."""
+    if not isinstance(listed, (list, str)) or len(listed) != layers:
+        raise ModelFormatError(f"config.json: the list of layer types does not name the {layers} layers")
+    unknown = sorted({str(each)[:40] for each in listed if not isinstance(each, str) or each not in names})
     if unknown:
-        raise ModelFormatError(f"config.json: layers of kind {', '.join(unknown)} are not known; known: {', '.join(_ATTENTION_KINDS)}")
-    return tuple(_ATTENTION_KINDS[kind] for kind in listed)
+        raise ModelFormatError(f"config.json: layers of kind {', '.join(unknown)} are not known; known: {', '.join(names)}")
+    return tuple(names[each] for each in listed)
 
 
 def _ruled_kinds(fields: Fields, layers: int) -> tuple[str, ...]:

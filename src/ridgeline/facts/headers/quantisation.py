@@ -124,16 +124,21 @@ def _block(name: str, value: object) -> tuple[int, int]:
 def _floats(weights: Mapping[str, Any], activations: object) -> Quantisation:
     """A scheme of compressed-tensors with e4m3 weights; activations have dynamic scales or are not quantised."""
     _check_allowed("compressed-tensors: num_bits of floats", weights.get("num_bits"), (8,))
-    if activations is not None:
-        stated_activations = activations if isinstance(activations, dict) else {}
-        stated = (stated_activations.get("type", "float"), stated_activations.get("num_bits"), stated_activations.get("dynamic"))
-        _check_allowed("compressed-tensors: type, bits and dynamic of input_activations", stated, (("float", 8, True),))
+    _check_activations(activations, "float")
     strategy = weights.get("strategy")
     _check_allowed("compressed-tensors: strategy of floats", strategy, ("tensor", "channel", "block"))
     group_rows, group = (0 if strategy == "tensor" else 1), 0
     if strategy == "block":
         group_rows, group = _block("compressed-tensors: block_structure", weights.get("block_structure"))
     return Quantisation("compressed-tensors", "e4m3", 8, group, group_rows=group_rows)
+
+
+def _check_activations(activations: object, kind: str) -> None:
+    """Raises ModelFormatError unless activations are not quantised, or have 8 bits, the type of the weights and dynamic scales."""
+    if activations is not None:
+        keys = activations if isinstance(activations, dict) else {}
+        stated = (keys.get("type", kind), keys.get("num_bits"), keys.get("dynamic"))
+        _check_allowed("compressed-tensors: type, bits and dynamic of input_activations", stated, ((kind, 8, True),))
 
 
 def _scheme(scheme: Mapping[str, Any], format_of_all: object) -> Quantisation:
@@ -147,10 +152,7 @@ def _scheme(scheme: Mapping[str, Any], format_of_all: object) -> Quantisation:
         return _floats(weights, activations)
     _check_allowed("compressed-tensors: format", stored, tuple(_LAYOUTS))
     _check_allowed("compressed-tensors: type of weights", weights.get("type", "int"), ("int",))
-    if activations is not None:
-        stated_activations = activations if isinstance(activations, dict) else {}
-        stated = (stated_activations.get("type", "int"), stated_activations.get("num_bits"), stated_activations.get("dynamic"))
-        _check_allowed("compressed-tensors: type, bits and dynamic of input_activations", stated, (("int", 8, True),))
+    _check_activations(activations, "int")
     strategy = weights.get("strategy") or ("group" if weights.get("group_size") else None)
     _check_allowed("compressed-tensors: strategy of weights", strategy, ("channel", "group"))
     layout = _LAYOUTS[str(stored)]

@@ -5,28 +5,28 @@ const api = (() => {
 
   const headers = () => ({ "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) });
 
-  async function failure(response) {
+  async function toError(response) {
     let text = `${response.status} ${response.statusText}`;
-    try { text = `${(await response.json()).error.message} (${response.status})`; } catch { /* the body is not ours: the status must do */ }
+    try { text = `${(await response.json()).error.message} (${response.status})`; } catch { /* not an error body of this server: the status must do */ }
     return Object.assign(new Error(text), { status: response.status });
   }
 
   async function card() {
     const response = await fetch("/v1/models", { headers: headers() });
-    if (!response.ok) throw await failure(response);
+    if (!response.ok) throw await toError(response);
     return (await response.json()).data[0];
   }
 
   async function* events(path, body, signal) {
     const response = await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
-    if (!response.ok) throw await failure(response);
+    if (!response.ok) throw await toError(response);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    let held = "";
+    let rest = "";
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
-      const parts = (held + value).split("\n\n");
-      held = parts.pop();
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
       for (const part of parts) {
         if (part === "data: [DONE]") return;
         if (!part.startsWith("data: ")) continue; // a comment that keeps the connection
@@ -37,5 +37,5 @@ const api = (() => {
     }
   }
 
-  return { card, events, hasKey: () => key !== "", useKey: (given) => { key = given; } };
+  return { card, events, hasKey: () => key !== "", useKey: (value) => { key = value; } };
 })();

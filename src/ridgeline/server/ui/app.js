@@ -1,5 +1,5 @@
 "use strict";
-// The page as a whole: which model, which mode, the key, light and dark.
+// The page as a whole: the model, the mode, the API key, light and dark.
 const app = (() => {
   const $ = (id) => document.getElementById(id);
   let card = null;
@@ -16,13 +16,13 @@ const app = (() => {
     $(id).hidden = false;
   }
 
-  function choose(mode) {
-    const chats = mode === "chat";
-    $("chat").hidden = !chats;
-    $("text-mode").hidden = chats;
-    $("mode-chat").setAttribute("aria-pressed", String(chats));
-    $("mode-text").setAttribute("aria-pressed", String(!chats));
-    const call = chats
+  function selectMode(mode) {
+    const isChat = mode === "chat";
+    $("chat").hidden = !isChat;
+    $("text-mode").hidden = isChat;
+    $("mode-chat").setAttribute("aria-pressed", String(isChat));
+    $("mode-text").setAttribute("aria-pressed", String(!isChat));
+    const call = isChat
       ? `print(client.chat.completions.create(model="${card.id}", messages=[{"role": "user", "content": "Hello"}]).choices[0].message.content)`
       : `print(client.completions.create(model="${card.id}", prompt="Once upon a time", max_tokens=32).choices[0].text)`;
     $("snippet").textContent = [
@@ -31,7 +31,7 @@ const app = (() => {
       `client = OpenAI(base_url="${location.origin}/v1", api_key="${api.hasKey() ? "YOUR KEY" : "none"}")`,
       call,
     ].join("\n");
-    (chats ? $("message") : $("prompt")).focus({ preventScroll: true });
+    (isChat ? $("message") : $("prompt")).focus({ preventScroll: true });
   }
 
   async function connect() {
@@ -41,7 +41,7 @@ const app = (() => {
       $("key-form").hidden = true;
       $("modes").hidden = !card.chat;
       $("base-note").hidden = card.chat;
-      choose(card.chat ? "chat" : "text");
+      selectMode(card.chat ? "chat" : "text");
     } catch (error) {
       if (error.status === 401) return askForKey(error);
       $("model").textContent = error.status ? error.message : "no connection, trying again…";
@@ -55,8 +55,8 @@ const app = (() => {
     root.dataset.theme = dark ? "light" : "dark";
   }
 
-  $("mode-chat").addEventListener("click", () => choose("chat"));
-  $("mode-text").addEventListener("click", () => choose("text"));
+  $("mode-chat").addEventListener("click", () => selectMode("chat"));
+  $("mode-text").addEventListener("click", () => selectMode("text"));
   $("theme").addEventListener("click", switchTheme);
   $("colour").addEventListener("change", () => document.body.classList.toggle("coloured", $("colour").checked));
   $("key-form").addEventListener("submit", (event) => { event.preventDefault(); api.useKey($("key").value); connect(); });

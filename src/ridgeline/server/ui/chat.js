@@ -1,5 +1,5 @@
 "use strict";
-// Chat: the conversation, what is done to its messages, and the turn under way.
+// Chat: the conversation, actions on its messages, and the current answer.
 const chat = (() => {
   const $ = (id) => document.getElementById(id);
   const turns = []; // { role, content, item }
@@ -7,16 +7,16 @@ const chat = (() => {
   let editing = null;
 
   function button(text, action, label) {
-    const made = document.createElement("button");
-    made.type = "button";
-    made.className = "link";
-    made.textContent = text;
-    made.setAttribute("aria-label", label);
-    made.addEventListener("click", () => action(made));
-    return made;
+    const element = document.createElement("button");
+    element.type = "button";
+    element.className = "link";
+    element.textContent = text;
+    element.setAttribute("aria-label", label);
+    element.addEventListener("click", () => action(element));
+    return element;
   }
 
-  async function copy(text, made) {
+  async function copy(text, element) {
     if (navigator.clipboard) await navigator.clipboard.writeText(text);
     else { // only pages from this machine or over https have a clipboard
       const field = document.createElement("textarea");
@@ -26,8 +26,8 @@ const chat = (() => {
       document.execCommand("copy");
       field.remove();
     }
-    made.textContent = "Copied";
-    setTimeout(() => { made.textContent = "Copy"; }, 1500);
+    element.textContent = "Copied";
+    setTimeout(() => { element.textContent = "Copy"; }, 1500);
   }
 
   function add(role, content) {
@@ -39,22 +39,22 @@ const chat = (() => {
     turn.body = document.createElement("div");
     turn.body.className = "body tokens";
     turn.body.textContent = content;
-    turn.figures = document.createElement("p");
-    turn.figures.className = "figures";
+    turn.stats = document.createElement("p");
+    turn.stats.className = "stats";
     const actions = document.createElement("p");
     actions.className = "actions";
-    actions.append(button("Copy", (made) => copy(turn.content, made), "Copy this message"));
+    actions.append(button("Copy", (element) => copy(turn.content, element), "Copy this message"));
     if (role === "user") actions.append(button("Edit", () => edit(turn), "Edit this message and send it again"));
     else actions.append(button("Retry", () => retry(turn), "Answer again"));
-    turn.item.append(name, turn.body, turn.figures, actions);
+    turn.item.append(name, turn.body, turn.stats, actions);
     turns.push(turn);
     $("turns").append(turn.item);
     $("empty").hidden = true;
     return turn;
   }
 
-  function cut(from) {
-    for (const turn of turns.splice(from)) turn.item.remove();
+  function removeFrom(index) {
+    for (const turn of turns.splice(index)) turn.item.remove();
     $("empty").hidden = turns.length > 0;
   }
 
@@ -74,11 +74,11 @@ const chat = (() => {
 
   function retry(turn) {
     if (running) return;
-    cut(turns.indexOf(turn));
+    removeFrom(turns.indexOf(turn));
     answer();
   }
 
-  function read(choice) {
+  function parse(choice) {
     const text = choice.delta.content ?? "";
     return { text, tokens: choice.logprobs ? tokens.ofChat(text, choice.logprobs.content) : [] };
   }
@@ -88,49 +88,49 @@ const chat = (() => {
     return [...(system ? [{ role: "system", content: system }] : []), ...turns.map(({ role, content }) => ({ role, content }))];
   }
 
-  function follow() {
+  function scrollToEnd() {
     const page = document.documentElement;
     if (page.scrollHeight - page.scrollTop - page.clientHeight < 240) page.scrollTop = page.scrollHeight;
   }
 
-  function busy(on) {
+  function setBusy(on) {
     $("send").disabled = on;
     $("new").disabled = on;
     $("halt").disabled = !on;
     document.body.classList.toggle("running", on);
   }
 
-  // Answers what the conversation ends with. Without any answer, or with an error, the message stays to be retried.
+  // Requests an answer to the conversation. Without any answer, or after an error, the message stays to be retried.
   async function answer() {
     $("error").hidden = true;
     let turn = null;
     running = new AbortController();
-    busy(true);
+    setBusy(true);
     try {
       const body = { model: app.model(), messages: messages(), ...sampling.body(), ...sampling.chatLogprobs() };
       turn = add("assistant", "");
-      follow();
+      scrollToEnd();
       await answers.run({
-        path: "/v1/chat/completions", body, read, into: turn.body, figures: turn.figures, signal: running.signal, onText: follow,
+        path: "/v1/chat/completions", body, parse, output: turn.body, stats: turn.stats, signal: running.signal, onText: scrollToEnd,
       });
     } catch (error) {
       if (error.status === 401) app.askForKey(error);
       else app.showError("error", error);
     } finally {
       if (turn) turn.content = turn.body.textContent;
-      if (turn && turn.content === "" && turn.figures.textContent === "") cut(turns.indexOf(turn));
+      if (turn && turn.content === "" && turn.stats.textContent === "") removeFrom(turns.indexOf(turn));
       running = null;
-      busy(false);
+      setBusy(false);
     }
   }
 
   function send() {
     const text = $("message").value;
     if (running || (text.trim() === "" && !(turns.at(-1)?.role === "user"))) return;
-    if (editing) cut(turns.indexOf(editing));
+    if (editing) removeFrom(turns.indexOf(editing));
     stopEditing();
     if (text.trim() !== "") {
-      if (turns.at(-1)?.role === "user") cut(turns.length - 1); // it got no answer: this one takes its place
+      if (turns.at(-1)?.role === "user") removeFrom(turns.length - 1); // it has no answer: this message replaces it
       add("user", text);
     }
     answer();
@@ -143,7 +143,7 @@ const chat = (() => {
   });
   $("halt").addEventListener("click", () => running?.abort());
   $("cancel-edit").addEventListener("click", stopEditing);
-  $("new").addEventListener("click", () => { cut(0); stopEditing(); $("error").hidden = true; $("message").focus(); });
+  $("new").addEventListener("click", () => { removeFrom(0); stopEditing(); $("error").hidden = true; $("message").focus(); });
   $("system").addEventListener("input", () => {
     const text = $("system").value.trim();
     $("system-shown").textContent = text ? `· ${text.slice(0, 40)}` : "";

@@ -4,31 +4,31 @@ const completion = (() => {
   const $ = (id) => document.getElementById(id);
   let running = null;
 
-  function read(choice) {
+  function parse(choice) {
     return { text: choice.text, tokens: choice.logprobs && choice.text !== "" ? tokens.ofCompletion(choice.text, choice.logprobs) : [] };
   }
 
-  function busy(on) {
+  function setBusy(on) {
     $("go").disabled = on;
     $("stop").disabled = !on;
   }
 
   async function run() {
     $("text-error").hidden = true;
-    $("given").textContent = $("prompt").value;
-    $("made").replaceChildren();
-    $("figures").textContent = "";
+    $("input-text").textContent = $("prompt").value;
+    $("output").replaceChildren();
+    $("stats").textContent = "";
     running = new AbortController();
-    busy(true);
+    setBusy(true);
     try {
       const body = { model: app.model(), prompt: $("prompt").value, ...sampling.body(), ...sampling.textLogprobs() };
-      await answers.run({ path: "/v1/completions", body, read, into: $("made"), figures: $("figures"), signal: running.signal });
+      await answers.run({ path: "/v1/completions", body, parse, output: $("output"), stats: $("stats"), signal: running.signal });
     } catch (error) {
       if (error.status === 401) app.askForKey(error);
       else app.showError("text-error", error);
     } finally {
       running = null;
-      busy(false);
+      setBusy(false);
     }
   }
 

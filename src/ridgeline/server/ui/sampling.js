@@ -1,5 +1,5 @@
 "use strict";
-// The sampling controls: one table of fields; what is empty is not sent. Owns which log-probabilities are asked for.
+// The sampling controls: one table of fields; empty ones are not sent. Also requests log-probabilities.
 const sampling = (() => {
   const fields = [
     { name: "temperature", label: "Temperature", min: 0, max: 10, step: 0.1, value: 0.7, hint: "0 is greedy" },
@@ -32,31 +32,31 @@ const sampling = (() => {
     for (const name of ["min", "max", "step"]) if (field[name] !== undefined) input[name] = field[name];
     input.value = field.value ?? "";
   }
-  const [stops, stopLabel] = control({ name: "stop_strings", label: "Stop strings, one a line", hint: "none" }, "textarea");
+  const [stops, stopLabel] = control({ name: "stop_strings", label: "Stop strings, one per line", hint: "none" }, "textarea");
   stops.rows = 2;
   stopLabel.className = "wide";
 
-  const wanted = () => document.getElementById("show-logprobs").checked;
+  const logprobsEnabled = () => document.getElementById("show-logprobs").checked;
 
   // The fields of a body. A seed beyond 2^53 would be rounded by JavaScript, and the server would answer for another one.
   function body() {
-    const found = {};
+    const values = {};
     for (const field of fields) {
       const input = inputs.get(field.name);
-      if (input.validity.badInput) throw new Error(`${field.label} is no number.`);
+      if (input.validity.badInput) throw new Error(`${field.label} is not a number.`);
       if (input.value === "") continue;
       const value = Number(input.value);
       if (field.step === 1 && !Number.isSafeInteger(value)) throw new Error(`${field.label} must be a whole number below 2^53.`);
-      found[field.name] = value;
+      values[field.name] = value;
     }
     const lines = stops.value.split("\n").filter((line) => line !== "");
-    if (lines.length) found.stop = lines;
-    return found;
+    if (lines.length) values.stop = lines;
+    return values;
   }
 
   return {
     body,
-    chatLogprobs: () => (wanted() ? { logprobs: true, top_logprobs: 5 } : {}),
-    textLogprobs: () => (wanted() ? { logprobs: 5 } : {}),
+    chatLogprobs: () => (logprobsEnabled() ? { logprobs: true, top_logprobs: 5 } : {}),
+    textLogprobs: () => (logprobsEnabled() ? { logprobs: 5 } : {}),
   };
 })();

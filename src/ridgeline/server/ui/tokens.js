@@ -1,11 +1,11 @@
 "use strict";
-// Tokens as spans: colour by probability, and a tooltip with the alternatives. What a model wrote is only ever text.
+// Tokens as spans: colour by probability, and a tooltip with the alternatives. A model's output is inserted as text only.
 const tokens = (() => {
   const details = new WeakMap();
   const tip = document.getElementById("tip");
   const percent = (logprob) => 100 * Math.exp(logprob);
-  const shown = (probability) => (probability >= 99.95 ? "100 %" : probability >= 0.1 ? `${probability.toFixed(1)} %` : "< 0.1 %");
-  const visible = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·") || "(no text)";
+  const formatPercent = (probability) => (probability >= 99.95 ? "100 %" : probability >= 0.1 ? `${probability.toFixed(1)} %` : "< 0.1 %");
+  const showSpaces = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "·") || "(no text)";
 
   // Each: { text, token, logprob, top: [{ token, logprob }] }.
   function append(parent, list) {
@@ -19,15 +19,15 @@ const tokens = (() => {
     }
   }
 
-  // From a chunk of a chat: bytes of tokens against the text that is shown. A token without a part of the text (the end of a turn) has none.
+  // From a chunk of a chat: bytes of tokens are matched to the text. A token without text (the end of a turn) is left out.
   function ofChat(text, content) {
     const decoder = new TextDecoder();
     let at = 0;
     const list = content.map((each) => {
       const part = decoder.decode(new Uint8Array(each.bytes), { stream: true });
-      const there = part !== "" && text.startsWith(part, at);
-      if (there) at += part.length;
-      return { text: there ? part : "", token: each.token, logprob: each.logprob, top: each.top_logprobs };
+      const matches = part !== "" && text.startsWith(part, at);
+      if (matches) at += part.length;
+      return { text: matches ? part : "", token: each.token, logprob: each.logprob, top: each.top_logprobs };
     });
     if (at < text.length && list.length) list[list.length - 1].text += text.slice(at);
     return list.filter((each) => each.text !== "");
@@ -46,10 +46,10 @@ const tokens = (() => {
   }
 
   function element(tag, text, className = "") {
-    const made = document.createElement(tag);
-    made.textContent = text;
-    made.className = className;
-    return made;
+    const node = document.createElement(tag);
+    node.textContent = text;
+    node.className = className;
+    return node;
   }
 
   function show(span) {
@@ -58,12 +58,12 @@ const tokens = (() => {
     for (const other of [...each.top].sort((a, b) => b.logprob - a.logprob)) {
       const row = table.insertRow();
       row.className = other.token === each.token ? "chosen" : "";
-      row.append(element("td", visible(other.token)), element("td", shown(percent(other.logprob))));
+      row.append(element("td", showSpaces(other.token)), element("td", formatPercent(percent(other.logprob))));
       const bar = element("span", "", "bar");
       bar.style.width = `${percent(other.logprob) * 0.6}px`;
       row.insertCell().append(bar);
     }
-    const head = element("p", `${visible(each.token)}  ${shown(percent(each.logprob))}`, "head");
+    const head = element("p", `${showSpaces(each.token)}  ${formatPercent(percent(each.logprob))}`, "head");
     tip.replaceChildren(head, element("p", `log-probability ${each.logprob.toFixed(3)}`, "soft"), table);
     tip.hidden = false;
     const place = span.getClientRects()[0];
@@ -74,13 +74,13 @@ const tokens = (() => {
     tip.style.top = `${top}px`;
   }
 
-  function over(event) {
+  function updateTip(event) {
     const span = event.target.closest?.(".token");
     if (span && details.has(span)) show(span);
     else tip.hidden = true;
   }
-  document.addEventListener("pointerover", over);
-  document.addEventListener("click", over); // for fingers
+  document.addEventListener("pointerover", updateTip);
+  document.addEventListener("click", updateTip); // for touch screens
   document.addEventListener("scroll", () => { tip.hidden = true; }, true);
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
 

@@ -16,7 +16,7 @@ from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import ExecutorInfo, Ticket
-from ridgeline.engine.record import Setup, Turn, decision, read_recording
+from ridgeline.engine.record import RecordedTurn, Setup, decision_line, read_recording
 from ridgeline.errors import ConfigError
 from ridgeline.sim.clock import VirtualClock
 from ridgeline.sim.fleet.durations import ObservedStep
@@ -45,7 +45,7 @@ class RecordedExecutor:
         return self._info
 
     def submit(self, plan: Plan) -> Ticket:
-        self.decisions.append(decision(plan))
+        self.decisions.append(decision_line(plan))
         return Ticket(plan)
 
     def collect(self, ticket: Ticket) -> Result:
@@ -74,7 +74,7 @@ def replay(path: Path) -> tuple[int, Difference | None]:
     return compared, None
 
 
-def _decision_pairs(setup: Setup, turns: Iterator[Turn]) -> Iterator[tuple[str | None, str | None]]:
+def _decision_pairs(setup: Setup, turns: Iterator[RecordedTurn]) -> Iterator[tuple[str | None, str | None]]:
     """(recorded, replayed) decisions, turn by turn."""
     if setup.policy not in POLICIES:
         raise ConfigError(f"the recording's policy {setup.policy!r:.40} is not known; known: {', '.join(POLICIES)}")

@@ -76,26 +76,6 @@ class ComputedAnswer:
         return [self._model.logprobs(stamp, token, best) for stamp, token in zip(stamps, self._prompt[1:], strict=True)]
 
 
-class RecordedAnswer:
-    """A recorded answer: ids, and log-probabilities of outputs and prompt where they were requested."""
-
-    def __init__(
-        self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, prompt_logprobs: Sequence[TokenLogprobs] = ()
-    ) -> None:
-        self._ids = ids
-        self._logprobs = logprobs
-        self._prompt_logprobs = prompt_logprobs
-
-    def token(self, index: int) -> int:
-        return self._ids[index]
-
-    def logprobs(self, index: int) -> TokenLogprobs | None:
-        return None if self._logprobs is None else self._logprobs[index]
-
-    def prompt_logprobs(self) -> Sequence[TokenLogprobs]:
-        return self._prompt_logprobs
-
-
 class Oracle:
     """Compares each id that the engine emits for one choice with the right one."""
 

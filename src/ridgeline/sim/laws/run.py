@@ -3,12 +3,11 @@
 Owns the simulation loop and the checks after each turn; decides nothing that the engine decides.
 """
 
-import hashlib
 import heapq
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -20,7 +19,7 @@ from ridgeline.core.plan import Plan, Result
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence
-from ridgeline.engine.engine import Engine
+from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import VirtualClock
@@ -37,6 +36,10 @@ SKIP_CHECK_INTERVAL = 4
 """One seed in this many checks `skippable_steps`."""
 
 
+Listener = Callable[[Plan | Turn], None]
+"""Called with every plan, and with the outputs and events of every turn, in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """A law that did not hold, or (law 0) an exception of the engine: `seed` alone reproduces it, at `step`."""
@@ -49,7 +52,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class SeedOutcome:
-    """Result of one seed. `rows` sums the sequences of all steps; `digest` is the trace's, where one was kept."""
+    """Result of one seed. `rows` sums the sequences of all steps."""
 
     seed: int
     steps: int
@@ -57,13 +60,12 @@ class SeedOutcome:
     groups: int
     situation_counts: Counter[str]
     violation: Violation | None = None
-    digest: str | None = None
 
 
 class CheckedExecutor:
     """Wraps an executor: checks each plan (law 5), passes it on, and records it for coverage and trace."""
 
-    def __init__(self, executor: Executor, scheduler: Scheduler, coverage: Coverage, trace: "Trace | None") -> None:
+    def __init__(self, executor: Executor, scheduler: Scheduler, coverage: Coverage, trace: Listener | None) -> None:
         self._executor = executor
         self._scheduler = scheduler
         self._coverage = coverage
@@ -77,7 +79,7 @@ class CheckedExecutor:
 
     def submit(self, plan: Plan) -> Ticket:
         if self._trace is not None:
-            self._trace.add(plan)
+            self._trace(plan)
         laws.check_plan(plan, self._scheduler.limits, self.info.kv)
         ticket = self._executor.submit(plan)
         self._coverage.on_plan(plan)
@@ -92,21 +94,6 @@ class CheckedExecutor:
 
     def close(self) -> None:
         self._executor.close()
-
-
-@dataclass(slots=True)
-class Trace:
-    """All plans, outputs and events of the engine, in order: as lines to compare, and as a digest."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, value: object) -> None:
-        """Appends one plan, output or event."""
-        self.lines.append(repr(value))
-
-    def digest(self) -> str:
-        """SHA-256 over all lines."""
-        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
 
 
 class Simulation:
@@ -124,7 +111,7 @@ class Simulation:
         executor: Executor,
         source: Callable[[Admitted, int], AnswerSource],
         not_finite: Mapping[tuple[int, int], int],
-        trace: Trace | None = None,
+        trace: Listener | None = None,
     ) -> None:
         self.world = world
         self.clock = clock
@@ -178,7 +165,7 @@ class Simulation:
         for event in turn.events:
             self.coverage.on_event(event)
         if self._trace is not None:
-            self._trace.add(turn)
+            self._trace(turn)
         return turn.progressed
 
     def _on_drafts_proposed(self) -> None:
@@ -218,7 +205,7 @@ class Simulation:
         heapq.heappush(self._inbound, (self.clock.now() + delay, next(self._counter), command))
 
 
-def simulate(world: World, trace: Trace | None = None) -> Simulation:
+def simulate(world: World, trace: Listener | None = None) -> Simulation:
     """The simulation of a world on the fake model and the KV oracle."""
     clock = VirtualClock()
     executor = SimExecutor(world.info, world.model, clock, world.latency, world.eager)
@@ -229,7 +216,7 @@ def simulate(world: World, trace: Trace | None = None) -> Simulation:
     return Simulation(world, clock, executor, source, executor.not_finite, trace)
 
 
-def run_seed(seed: int, max_steps: int, trace: Trace | None = None) -> SeedOutcome:
+def run_seed(seed: int, max_steps: int, trace: Listener | None = None) -> SeedOutcome:
     """Runs the world of `seed` to its end, to its first violation, or for `max_steps`."""
     world = make_world(seed)
     simulation = simulate(world, trace)
@@ -249,5 +236,4 @@ def run_seed(seed: int, max_steps: int, trace: Trace | None = None) -> SeedOutco
         groups=len(world.info.kv.groups),
         situation_counts=simulation.coverage.counts,
         violation=violation,
-        digest=None if trace is None else trace.digest(),
     )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from itertools import count
 
-from ridgeline.sim.laws.coverage import SITUATIONS
 from ridgeline.sim.laws.run import SeedOutcome, Violation, run_seed
 
 REPORT_INTERVAL = 32
@@ -53,10 +52,6 @@ class Tally:
         self.seeds_with_preemption += other.seeds_with_preemption
         self.situation_counts.update(other.situation_counts)
         self.violations.extend(other.violations)
-
-    def missing(self) -> list[str]:
-        """Situations that never occurred."""
-        return [situation for situation in SITUATIONS if not self.situation_counts[situation]]
 
     def to_json(self) -> str:
         """One line."""

@@ -1,4 +1,4 @@
-"""Elementwise ops, and ops that gather rows: add, scale, bias, softcap, activations, embedding, selection, conversion."""
+"""Elementwise ops, and ops that gather rows: add, scale, bias, softcap, activations, embedding, selection."""
 
 import torch
 import triton
@@ -33,7 +33,7 @@ def elements_kernel(x, y, out, number, x_stride, y_stride, out_stride, width, OP
     elif OP == "glu":
         made = activated(first, KIND) * tl.load(y + row * y_stride + at, mask=mask, other=0.0).to(tl.float32)
     else:
-        tl.static_assert(OP == "gather" or OP == "copy")
+        tl.static_assert(OP == "gather")
         made = first
     tl.store(out + row * out_stride + at, made.to(out.dtype.element_ty), mask=mask)
 
@@ -87,12 +87,6 @@ def glu(gate: torch.Tensor, up: torch.Tensor, activation: str, out: torch.Tensor
     rows_of(gate, up, out)
     same_width(gate, up)
     _launch("glu", gate, out, y=up, kind=activation)
-
-
-def copy(x: torch.Tensor, out: torch.Tensor) -> None:
-    """x as `out`'s type, rounded to the nearest: widens and narrows."""
-    rows_of(x, out)
-    _launch("copy", x, out)
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:

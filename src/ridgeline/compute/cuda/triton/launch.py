@@ -12,8 +12,6 @@ import torch
 INTERPRETER_CAPABILITY: Final = 90
 """Triton's interpreter, which runs on CPU tensors, takes the branches of a Hopper."""
 
-FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
-
 
 @lru_cache(maxsize=64)
 def capability(device: torch.device) -> int:

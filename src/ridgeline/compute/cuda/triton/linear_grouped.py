@@ -60,9 +60,8 @@ def grouped_kernel(
 ):  # fmt: skip
     """One program: BLOCK_N outputs of BLOCK_M rows over one split of the inputs. SIZE 0: a group is a row."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    split = tl.program_id(1)
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    w, there = tl.arange(0, WIDTH), n < columns
+    split, w, there = tl.program_id(1), tl.arange(0, WIDTH), n < columns
     TILE: tl.constexpr = FIELDS * WIDTH
     SPAN: tl.constexpr = TILE if SIZE > TILE or SIZE == 0 else SIZE
     SUBTRACT: tl.constexpr = 0 if OFFSET != 0 or MINS or ZEROS else CENTRE
@@ -108,9 +107,8 @@ def grouped_kernel(
         word = tl.load(scale_words + n, mask=there, other=0)
         if GROUP_BYTES == 8:
             after = tl.load(scale_words + columns + n, mask=there, other=0)
-        total = _scaled(
-            dots, sums, scale_of(word, super_scale, SCALE_TYPE, 0), zero_of(word, after, super_scale, SCALE_TYPE, 0, 0), MINS, ZEROS, ADDED
-        )
+        scale, zero = scale_of(word, super_scale, SCALE_TYPE, 0), zero_of(word, after, super_scale, SCALE_TYPE, 0, 0)
+        total = _scaled(dots, sums, scale, zero, MINS, ZEROS, ADDED)
     place = out + split.to(tl.int64) * out_split + m[None, :].to(tl.int64) * out_stride + n[:, None]
     tl.store(place, total.to(out.dtype.element_ty), mask=there[:, None] & (m < rows)[None, :])
 

@@ -11,7 +11,7 @@ from tiny import Driver, dense, log_softmax
 from ridgeline.facts.headers.read import read_model_facts
 from ridgeline.facts.headers.rope import select_rope
 
-UNWINDOWED = {"mistral": WINDOW, "phi3-short": 20}
+UNWINDOWED = {"mistral": WINDOW, "phi3-short": 20, "starcoder2": WINDOW}
 """Windows that llama.cpp does not apply: positions before them are compared."""
 
 

@@ -1,4 +1,4 @@
-"""Single native calls of products with packed weights and of attention, for tests and benchmarks; serving calls kernels through a plan.
+"""Single native calls of products with packed weights and of attention, one by one; serving calls kernels through a plan.
 
 Owns shapes and scratch of a call; never the weights, never the cache. Signatures of attention are those of `ops/attention.py`, over
 records of any type of `cpu/cache.py`.

@@ -155,6 +155,14 @@ TRAPS: dict[str, dict[str, Change]] = {
             for name in ("attn_norm", "attn_q", "attn_v", "attn_output", "ffn_norm", "ffn_up", "ffn_down", "output_norm")
         },
     },
+    "starcoder2": {
+        "eps": says(eps=1e-2),
+        "no window": says(layer_kinds=("full",) * 3),
+        "more window": says(window=WINDOW + 1),
+        "base": turns(lambda rope: Rope(5e3, rope.dim)),
+        **{f"no bias of {name}": lacks(f"{name}.bias") for name in (*LAYER_BIASES[:4], "ffn_up", "ffn_down")},
+        **{f"no bias of {name}": holds(f"{name}.bias", zeros) for name in ("attn_norm", "ffn_norm", "output_norm")},
+    },
 }
 
 
