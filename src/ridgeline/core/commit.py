@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Finish
-from ridgeline.core.kv_cache import KVCacheManager
+from ridgeline.core.kv_cache import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.plan import Plan, Result, TokenLogprobs
 from ridgeline.core.sequence import Sequence, State
@@ -22,7 +22,7 @@ NOT_FINITE = "the model produced numbers that are not finite; the request cannot
 
 
 def commit(
-    sequences: list[Sequence], plan: Plan, result: Result, lengths: bytearray, cache: KVCacheManager, lifecycle: Lifecycle, now: float
+    sequences: list[Sequence], plan: Plan, result: Result, lengths: bytearray, cache: KVBlocks, lifecycle: Lifecycle, now: float
 ) -> list[Output]:
     """Applies the result of the oldest step in flight, whose rows are `sequences` and sampled `lengths` ids each. Raises LawViolation if
     it does not fit the plan."""

@@ -15,7 +15,7 @@ from ridgeline.core.commands import Abort, Admit, Close, Command, Output
 from ridgeline.core.commit import commit
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
-from ridgeline.core.kv_cache import KVCacheManager
+from ridgeline.core.kv_cache import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle, by_rank
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import LAST, KVShape, Plan, Result
@@ -46,7 +46,7 @@ class Scheduler:
         self.steps_in_flight: deque[InFlightStep] = deque()
         self._events: list[Event] = []
         self._emit = self._events.append
-        self.cache = KVCacheManager(kv, limits.prefix_caching, self._emit)
+        self.cache = KVBlocks(kv, limits.prefix_caching, self._emit)
         self.lifecycle = Lifecycle(limits, policy, self.cache, self._emit)
         self.preemptor = Preemptor(policy, self.cache, self.lifecycle)
         self._block_tokens = kv.block_tokens
@@ -272,7 +272,7 @@ class Scheduler:
         return outputs
 
 
-def _add_drafts(drafter: Drafter, builder: PlanBuilder, most: int, preemptor: Preemptor, cache: KVCacheManager) -> None:
+def _add_drafts(drafter: Drafter, builder: PlanBuilder, most: int, preemptor: Preemptor, cache: KVBlocks) -> None:
     """Lays `most` drafts on, in the policy's order, on rows that compute one known token and have nothing else in flight."""
     fresh = set(builder.new_sequences)
     indices = [
