@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Finish
-from ridgeline.core.kv_allocator import KVAllocator
+from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.plan import Plan, Result, TokenLogprobs
 from ridgeline.core.sequence import Sequence, State
@@ -35,7 +35,7 @@ class InFlightStep:
     drafted: int = 0
 
 
-def commit(step: InFlightStep, result: Result, lengths: bytearray, cache: KVAllocator, lifecycle: Lifecycle, now: float) -> list[Output]:
+def commit(step: InFlightStep, result: Result, lengths: bytearray, cache: KVBlocks, lifecycle: Lifecycle, now: float) -> list[Output]:
     """Applies the result of the oldest step in flight, whose rows sampled `lengths` ids each. Raises LawViolation if the result does not
     fit the plan."""
     outputs: list[Output] = []

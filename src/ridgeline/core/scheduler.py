@@ -15,7 +15,7 @@ from ridgeline.core.commands import Abort, Admit, Close, Command, Output
 from ridgeline.core.commit import InFlightStep, commit
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
-from ridgeline.core.kv_allocator import KVAllocator
+from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle, by_rank
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import LAST, KVShape, Plan, Result
@@ -35,7 +35,7 @@ class Scheduler:
         self.steps_in_flight: deque[InFlightStep] = deque()
         self._events: list[Event] = []
         self._emit = self._events.append
-        self.cache = KVAllocator(kv, limits.prefix_caching, self._emit)
+        self.cache = KVBlocks(kv, limits.prefix_caching, self._emit)
         self.lifecycle = Lifecycle(limits, policy, self.cache, self._emit)
         self.preemptor = Preemptor(policy, self.cache, self.lifecycle)
         self._block_tokens = kv.block_tokens
