@@ -77,8 +77,8 @@ BUGS = (
         [
             (
                 "allocatable_drafts",
-                "spare = self.available_blocks(sequence) - groups * len(self.lifecycle.running)",
-                "self._ensure_blocks(groups, sequence, PlanBuilder(0, 0)); spare = self.available_blocks(sequence)",
+                "available = self.available_blocks(sequence) - groups * len(self.lifecycle.running)",
+                "self._ensure_blocks(groups, sequence, PlanBuilder(0, 0)); available = self.available_blocks(sequence)",
             )
         ],
     ),
