@@ -41,7 +41,6 @@ ALLOWED = {
     "compute/exact/threads.py:restype": "read by ctypes",
     "facts/hardware/ceilings.py:argtypes": "read by ctypes",
     "compute/ops/definition.py:Definition.tolerance": "the tests of runners read it: how far a result may be from its reference",
-    "compute/ops/definition.py:Definition.samples": "the tests of runners run them",
     "compute/cpu/sampling.py:Prepared.arrays": "keeps alive what native code has the addresses of",
     "compute/decoding/sampler.py:sample_rows(maxima)": "the signature of the native sampler",
     "compute/runner.py:diff": "for whoever looks for the first op in which two runners differ, tests among them",

@@ -26,8 +26,16 @@ def test_walk_throughs_name_what_is_there() -> None:
     every = (path for folder in ("src", "csrc", "tests") for path in (ROOT / folder).rglob("*"))
     sources = [path for path in every if path.suffix in (".py", ".cpp", ".h", ".def")]
     files, words = {path.name for path in sources}, {word for path in sources for word in re.findall(r"\w+", path.read_text())}
-    missing = [name for name in spoken if name not in files and not set(name.split(".")) <= words]
+    missing = [name for name in spoken if name not in files and not (ROOT / name).exists() and not set(name.split(".")) <= words]
     assert len(spoken) > 30 and not missing
+
+
+def test_folders_of_tests_are_those_of_the_package() -> None:
+    """But for what tests the whole, or several folders share."""
+    others = {"arch", "e2e", "clients", "helpers", "gold", "speed"}
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    strangers = [folder for folder in folders if not (ROOT / "src" / "ridgeline" / folder).is_dir() and folder.parts[0] not in others]
+    assert len(folders) > 15 and not strangers
 
 
 def test_readme_opens_with_the_two_commands() -> None:

@@ -1,0 +1,5 @@
+"""Tiny checkpoints of every architecture."""
+
+from checkpoint_fixtures import checkpoint, stored
+
+__all__ = ["checkpoint", "stored"]
