@@ -85,7 +85,7 @@ def compiled(case: Case, capability: int) -> Iterator[Compiled]:
         found.append((self, original(self, *args, grid=grid, warmup=True, **kwargs)))
 
     driver.set_active(Absent(capability))
-    launch.CAPABILITY_OF_THE_INTERPRETER = capability  # type: ignore[misc]
+    launch.INTERPRETER_CAPABILITY = capability  # type: ignore[misc]
     launch.capability.cache_clear()
     JITFunction.run = run
     try:

@@ -13,7 +13,7 @@ from compile_only import SHARED, Compiled
 REDUCING = {"rotation_kernel"}
 """Sines of large angles: what the reduction by π multiplies with lies on the stack. Nothing spilled."""
 
-LATER = {("linear_fp8", "linear_fp8_kernel"): 89}
+LATER = {("matmul", "linear_fp8_kernel"): 89}
 """Kernels that only machines from a capability on launch."""
 
 HERE = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""Elementwise ops, and ops that gather rows: add, scale, bias, softcap, activations, embedding, selection, conversion."""
+"""Elementwise ops, and ops that gather rows: add, scale, bias, softcap, activations, embedding, selection."""
 
 import torch
 import triton
