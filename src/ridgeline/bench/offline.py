@@ -78,7 +78,7 @@ class BatchFigures:
     prefill_*   all prompts, until the last of them has its first token       decode_*  steps in which every sequence gets a token
     *_bound     the same at this machine's ceilings                           whole     output tokens per second from first to last
     hogged_tokens_per_second  the latter beside foreign processes, None without any
-    run, copy, queue, rest  seconds of a decoding step: computing, inputs and outputs, waiting in the executor, everything else
+    run, prepare, queue, rest  seconds of a decode step: computing, making inputs, waiting in the executor, everything else
     """
 
     batch: int
@@ -91,7 +91,7 @@ class BatchFigures:
     step_seconds: float
     slowest_step_seconds: float
     run: float
-    copy: float
+    prepare: float
     queue: float
     rest: float
 
@@ -163,9 +163,7 @@ def _run(engine: Engine, load: Load, batch: int, draws: random.Random) -> list[S
         turn = engine.turn()
 
 
-def _figures(
-    runs: Sequence[list[Step]], hogged: Sequence[list[Step]], batch: int, load: Load, deployment: Deployment
-) -> BatchFigures:
+def _figures(runs: Sequence[list[Step]], hogged: Sequence[list[Step]], batch: int, load: Load, deployment: Deployment) -> BatchFigures:
     prefill, whole, decoding = [], [], []
     for steps in runs:
         done, started = 0, None
@@ -178,7 +176,7 @@ def _figures(
         prefill.append(started or steps[-1].ended)
         whole.append(steps[-1].ended)
     seconds = median(each for each, _ in decoding)
-    run, copy, queue = (median(getattr(timings, name) for _, timings in decoding) for name in ("run", "copy", "queue"))
+    run, prepare, queue = (median(getattr(timings, name) for _, timings in decoding) for name in ("run", "prepare", "queue"))
     middle = load.prompt_tokens + load.output_tokens // 2
     return BatchFigures(
         batch=batch,
@@ -191,9 +189,9 @@ def _figures(
         step_seconds=seconds,
         slowest_step_seconds=max(each for each, _ in decoding),
         run=run,
-        copy=copy,
+        prepare=prepare,
         queue=queue,
-        rest=max(0.0, seconds - run - copy),
+        rest=max(0.0, seconds - run - prepare),
     )
 
 
