@@ -2,10 +2,10 @@
 
 import pytest
 import typer
+from ridgeline.core.kv_blocks import KVBlocks
 from typer.testing import CliRunner
 
 from ridgeline.cli.sim import laws
-from ridgeline.core.kv_cache import KVCacheManager
 from ridgeline.sim.laws.swarm import Tally
 
 APP = typer.Typer()
@@ -20,7 +20,7 @@ def test_a_clean_run_ends_with_its_counts() -> None:
 
 
 def test_a_violation_names_seed_and_step_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVCacheManager, "free_out_of_window", lambda self, sequence: sequence.tables[0].__setitem__(0, 0))
+    monkeypatch.setattr(KVBlocks, "free_out_of_window", lambda self, sequence: sequence.tables[0].__setitem__(0, 0))
     ran = CliRunner().invoke(APP, ["--steps", "300", "--seed", "7"])
     assert ran.exit_code == 1
     assert "seed 7 step " in ran.stdout
@@ -29,7 +29,7 @@ def test_a_violation_names_seed_and_step_and_fails(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_named_seed_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVCacheManager, "free_out_of_window", lambda self, sequence: sequence.tables[0].__setitem__(0, 0))
+    monkeypatch.setattr(KVBlocks, "free_out_of_window", lambda self, sequence: sequence.tables[0].__setitem__(0, 0))
     found: list[Tally] = []
     monkeypatch.setattr("ridgeline.cli.sim._show", lambda console, total: found.append(total))
     CliRunner().invoke(APP, ["--steps", "2000", "--seed", "7"])

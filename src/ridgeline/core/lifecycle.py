@@ -11,7 +11,7 @@ from operator import attrgetter
 from ridgeline.core.admission import rejection_reason
 from ridgeline.core.events import Admitted as AdmittedEvent
 from ridgeline.core.events import Closed, EndedProvisionally, Event, Finish, Preempted, Ready, Rejected, Started, Usage, Wait, Waiting
-from ridgeline.core.kv_cache import KVCacheManager
+from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.policy import Policy
 from ridgeline.core.sequence import Sequence, State
@@ -30,7 +30,7 @@ class Lifecycle:
     unstarted         request ids of which no choice has run yet: the queue that `max_waiting` bounds
     """
 
-    def __init__(self, limits: Limits, policy: Policy, cache: KVCacheManager, emit: Callable[[Event], None]) -> None:
+    def __init__(self, limits: Limits, policy: Policy, cache: KVBlocks, emit: Callable[[Event], None]) -> None:
         self.limits = limits
         self.policy = policy
         self.cache = cache

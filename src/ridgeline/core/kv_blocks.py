@@ -14,7 +14,7 @@ from ridgeline.core.sequence import Sequence
 from ridgeline.errors import LawViolation
 
 
-class KVCacheManager:
+class KVBlocks:
     """Blocks, their holders and the prefix index, kept in step.
 
     copies  (from, to) of blocks, which the next plan brings about, in this order
