@@ -7,42 +7,42 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.bench.client import Ask, Outcome
-from ridgeline.bench.compare import SCENARIOS, Turns, agreement, ceilings, parse_scenarios, ratio, read_roofline, values
-from ridgeline.bench.report import Figures, Spread, as_dict, figures, notes, rows, shown
-from ridgeline.bench.servers import Size, parse_spec, resident_bytes
-from ridgeline.bench.session import LEAD, WORDS, Costs, Measured, Prompts, _costs
-from ridgeline.cli.bench_serve import Asked, loads_of
+from ridgeline.bench.client import PreparedRequest, RequestOutcome
+from ridgeline.bench.compare import SCENARIOS, ServerRounds, ceilings, common_prefix, parse_scenarios, ratio, read_roofline, round_values
+from ridgeline.bench.report import LatencySummary, LoadReport, as_dict, format_value, make_report, report_notes, table_rows
+from ridgeline.bench.servers import ServerSize, parse_spec, resident_bytes
+from ridgeline.bench.session import FIRST_WORD, WORDS, Measurement, Prompts, TokenCosts, _measure_costs
+from ridgeline.cli.bench_serve import LoadOptions, make_loads
 from ridgeline.config.env import cache_directory
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.objectives import Objective
 from ridgeline.sim.fleet.traffic import Arrival
 
-SIZE = Size(threads=2, streams=32, context=2048)
+SIZE = ServerSize(threads=2, streams=32, context=2048)
 
 
-def outcome(intended: float, first: float, ended: float, output: int, error: str | None = None, **more: object) -> Outcome:
-    asked = Ask(0, b"", 10, 4)
-    found = Outcome(asked, intended, intended + 0.001, first, ended, 10, output, events=output, counted=True, error=error)
+def outcome(intended: float, first: float, ended: float, output: int, error: str | None = None, **more: object) -> RequestOutcome:
+    asked = PreparedRequest(0, b"", 10, 4)
+    found = RequestOutcome(asked, intended, intended + 0.001, first, ended, 10, output, events=output, counted=True, error=error)
     for name, value in more.items():
         setattr(found, name, value)
     return found
 
 
-def measured(*outcomes: Outcome) -> Measured:
-    return Measured(outcomes, 10.0, 0.5)
+def measured(*outcomes: RequestOutcome) -> Measurement:
+    return Measurement(outcomes, 10.0, 0.5)
 
 
 def test_percentiles_are_the_nearest_rank() -> None:
-    assert Spread.of([float(value) for value in range(1, 101)]) == Spread(50.0, 90.0, 95.0, 99.0, 50.5)
-    assert Spread.of([3.0, 1.0]) == Spread(1.0, 3.0, 3.0, 3.0, 2.0)
-    assert Spread.of([]) == Spread(0, 0, 0, 0, 0)
+    assert LatencySummary.of([float(value) for value in range(1, 101)]) == LatencySummary(50.0, 90.0, 95.0, 99.0, 50.5)
+    assert LatencySummary.of([3.0, 1.0]) == LatencySummary(1.0, 3.0, 3.0, 3.0, 2.0)
+    assert LatencySummary.of([]) == LatencySummary(0, 0, 0, 0, 0)
 
 
 def test_figures_of_four_requests() -> None:
     """One meets both demands, one has a late first token, one slow gaps, and one fails after some tokens."""
-    found = figures(
+    found = make_report(
         measured(
             outcome(100.0, 100.5, 101.0, 6, gaps=array("d", [0.1] * 5)),
             outcome(101.0, 103.0, 103.5, 6, gaps=array("d", [0.1] * 5)),
@@ -70,25 +70,26 @@ def test_figures_of_four_requests() -> None:
 
 def test_what_must_be_known_is_said() -> None:
     odd = outcome(0.0, 1.0, 2.0, 2, prompt=12, counted=False)
-    said = notes(figures(measured(odd, outcome(0.0, 0.0, 0.0, 0, "HTTP 500", message="broken")), Objective()))
+    said = report_notes(make_report(measured(odd, outcome(0.0, 0.0, 0.0, 0, "HTTP 500", message="broken")), Objective()))
     assert any("1 failed, HTTP 500: broken" in note for note in said)
     assert any("fewer" in note or "before as many" in note for note in said)
     assert any("by events" in note for note in said)
     assert any("the mean is 12.0" in note for note in said)
-    assert not notes(figures(measured(outcome(0.0, 1.0, 2.0, 4)), Objective()))
+    assert not report_notes(make_report(measured(outcome(0.0, 1.0, 2.0, 4)), Objective()))
 
 
 def test_an_answer_of_one_token_has_no_tpot() -> None:
-    found = figures(measured(outcome(0.0, 1.0, 1.0, 1), outcome(0.0, 1.0, 2.0, 3)), Objective())
+    found = make_report(measured(outcome(0.0, 1.0, 1.0, 1), outcome(0.0, 1.0, 2.0, 3)), Objective())
     assert found.tpot.mean == pytest.approx(0.5) and found.prefill_tokens_per_second == pytest.approx(10.0)
 
 
 def test_nothing_answered_shows_no_time() -> None:
-    found = figures(measured(outcome(0.0, 0.0, 0.0, 0, "timeout")), Objective())
-    table = {row[0]: row[1] for row in rows([found], objective=True)}
+    found = make_report(measured(outcome(0.0, 0.0, 0.0, 0, "timeout")), Objective())
+    table = {row[0]: row[1] for row in table_rows([found], objective=True)}
     assert table["TTFT p50"] == "–" and table["requests failed"] == "1"
     assert json.loads(json.dumps(as_dict(found)))["failures"]["timeout"]["count"] == 1
-    assert [shown(1.5, "s"), shown(0.0015, "s"), shown(0.5, "%"), shown(1234.5, "/s")] == ["1.5 s", "1.5 ms", "50.0%", "1,234/s"]
+    texts = [format_value(1.5, "s"), format_value(0.0015, "s"), format_value(0.5, "%"), format_value(1234.5, "/s")]
+    assert texts == ["1.5 s", "1.5 ms", "50.0%", "1,234/s"]
 
 
 # ── prompts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -108,21 +109,21 @@ def test_prompts_have_the_tokens_that_are_asked_for(count: object, tokens: int) 
     async def ask(text: str) -> int:
         return count(text)  # type: ignore[operator,no-any-return]
 
-    prompts = Prompts(asyncio.run(_costs(ask, len(WORDS), "test")), seed=7)
+    prompts = Prompts(asyncio.run(_measure_costs(ask, len(WORDS), "test")), seed=7)
     texts = [prompts.text(Arrival(0.0, tokens, 1), number) for number in range(20)]
     assert {count(text) for text in texts} == {tokens}  # type: ignore[operator]
     assert len(set(texts)) > (18 if tokens > 8 else 1)
 
 
 def test_shared_beginnings_are_shared_and_differ_from_each_other() -> None:
-    prompts = Prompts(Costs(dict.fromkeys(WORDS, 1), 1, 2, "test"), seed=3)
+    prompts = Prompts(TokenCosts(dict.fromkeys(WORDS, 1), 1, 2, "test"), seed=3)
     first, second, other = (prompts.text(Arrival(0.0, 60, 1, prefix, 40), number).split() for number, prefix in ((0, 1), (1, 1), (2, 2)))
     assert first[:39] == second[:39] and first[39:] != second[39:] and first[:39] != other[:39]
-    assert first[0] == LEAD and len(first) == 59
+    assert first[0] == FIRST_WORD and len(first) == 59
 
 
 def test_seeds_and_numbers_tell_prompts_apart() -> None:
-    costs = Costs(dict.fromkeys(WORDS, 1), 1, 2, "test")
+    costs = TokenCosts(dict.fromkeys(WORDS, 1), 1, 2, "test")
     assert Prompts(costs, 1).text(Arrival(0.0, 60, 1), 5) == Prompts(costs, 1).text(Arrival(0.0, 60, 1), 5)
     assert len({Prompts(costs, seed).text(Arrival(0.0, 60, 1), number) for seed in (1, 2) for number in (1, 2)}) == 4
 
@@ -141,16 +142,16 @@ def test_a_ratio_of_medians_lies_in_its_interval() -> None:
 
 
 def test_a_round_without_an_answer_leaves_no_figure() -> None:
-    good = figures(measured(outcome(0.0, 1.0, 2.0, 4)), Objective())
-    bad = figures(measured(outcome(0.0, 0.0, 0.0, 0, "timeout")), Objective())
-    assert values(Turns([good, good]), "ttft.p50") == [1.0, 1.0]
-    assert values(Turns([good, bad]), "ttft.p50") == []
+    good = make_report(measured(outcome(0.0, 1.0, 2.0, 4)), Objective())
+    bad = make_report(measured(outcome(0.0, 0.0, 0.0, 0, "timeout")), Objective())
+    assert round_values(ServerRounds([good, good]), "ttft.p50") == [1.0, 1.0]
+    assert round_values(ServerRounds([good, bad]), "ttft.p50") == []
 
 
 def test_answers_are_compared_by_their_beginning() -> None:
-    assert agreement("abc", "abc") == (3, 3)
-    assert agreement("abcd", "abx") == (2, 4)
-    assert agreement("", "a") == (0, 1)
+    assert common_prefix("abc", "abc") == (3, 3)
+    assert common_prefix("abcd", "abx") == (2, 4)
+    assert common_prefix("", "a") == (0, 1)
 
 
 def test_rounds_of_a_scenario_differ_and_servers_get_the_same() -> None:
@@ -183,7 +184,7 @@ def test_commands_of_servers() -> None:
         ("nothing", "KIND:MODEL"),
         ("cmd:serve", "{port}"),
         ("vllm:org/m", "not installed"),
-        ("http://", "no address"),
+        ("http://", "not the address"),
         ("cmd:'", "quotation"),
     ],
 )
@@ -205,24 +206,24 @@ def test_memory_is_that_of_a_process_and_its_children(tmp_path: Path) -> None:
 # ── loads and ceilings ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def asked(**changes: object) -> Asked:
+def asked(**changes: object) -> LoadOptions:
     given: dict[str, object] = {
         "requests": None, "seconds": None, "streams": None, "rate": None, "arrivals": "poisson", "input_len": "20-30", "output_len": "5",
         "shared_prefix": 0, "prefixes": 1, "trace": None, "speed": 1.0, "seed": 1, **changes,
     }  # fmt: skip
-    return Asked(**given)  # type: ignore[arg-type]
+    return LoadOptions(**given)  # type: ignore[arg-type]
 
 
 def test_lists_of_streams_and_rates_are_runs() -> None:
-    assert [(each.name, each.streams, each.opened) for each in loads_of(asked(streams="1,16"))] == [
+    assert [(each.name, each.streams, each.is_open_loop) for each in make_loads(asked(streams="1,16"))] == [
         ("1 stream", 1, False),
         ("16 streams", 16, False),
     ]
-    (slow, fast) = loads_of(asked(rate="2,4", requests=50, streams="8"))
-    assert slow.opened and slow.streams == 8 and list(slow.arrivals)[-1].time > 1.5 * list(fast.arrivals)[-1].time
-    (burst,) = loads_of(asked(arrivals="burst", requests=5))
+    (slow, fast) = make_loads(asked(rate="2,4", requests=50, streams="8"))
+    assert slow.is_open_loop and slow.streams == 8 and list(slow.arrivals)[-1].time > 1.5 * list(fast.arrivals)[-1].time
+    (burst,) = make_loads(asked(arrivals="burst", requests=5))
     assert [each.time for each in burst.arrivals] == [0.0] * 5
-    (timed,) = loads_of(asked(rate="50", seconds=2.0))
+    (timed,) = make_loads(asked(rate="50", seconds=2.0))
     arrivals = list(timed.arrivals)
     assert 60 < len(arrivals) < 140 and arrivals[-1].time < 2.0 and all(20 <= each.prompt <= 30 for each in arrivals)
 
@@ -232,8 +233,8 @@ def test_traces_are_read_by_the_simulator(tmp_path: Path) -> None:
     file.write_text(
         '{"timestamp": 0, "input_length": 20, "output_length": 3}\n{"timestamp": 2000, "input_length": 9, "output_length": 4}\n'
     )
-    (load,) = loads_of(asked(trace=file, speed=2.0))
-    assert load.opened and [(each.time, each.prompt, each.output) for each in load.arrivals] == [(0.0, 20, 3), (1.0, 9, 4)]
+    (load,) = make_loads(asked(trace=file, speed=2.0))
+    assert load.is_open_loop and [(each.time, each.prompt, each.output) for each in load.arrivals] == [(0.0, 20, 3), (1.0, 9, 4)]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_traces_are_read_by_the_simulator(tmp_path: Path) -> None:
 )
 def test_wrong_loads_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        loads_of(asked(**changes))
+        make_loads(asked(**changes))
 
 
 def test_ceilings_are_those_of_memory_and_of_arithmetic(tmp_path: Path) -> None:
@@ -266,7 +267,7 @@ def test_ceilings_are_those_of_memory_and_of_arithmetic(tmp_path: Path) -> None:
 
 
 def test_figures_have_a_row_or_a_reason() -> None:
-    from ridgeline.bench.report import ROWS
+    from ridgeline.bench.report import METRIC_LABELS
 
-    named = {key.partition(".")[0] for key in ROWS}
-    assert set(Figures.__dataclass_fields__) - named == {"failures", "curves", "short", "counted"}  # the last two are notes
+    named = {key.partition(".")[0] for key in METRIC_LABELS}
+    assert set(LoadReport.__dataclass_fields__) - named == {"failures", "curves", "short", "counted"}  # the last two are notes

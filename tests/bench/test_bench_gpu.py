@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from ridgeline.bench import gpu
-from ridgeline.bench.gpu import ASKED, MOST_SECONDS, PARTS, SETTINGS, Job, Report, jobs, measure, row_words
-from ridgeline.bench.gpu_targets import AIMS, costs, headline, verdicts
+from ridgeline.bench.gpu import MAX_TOTAL_SECONDS, ON_REQUEST, PARTS, SETTINGS, Job, Report, format_row, make_jobs, run_jobs
+from ridgeline.bench.gpu_targets import TARGETS, batch_invariant_costs, compare_with_targets, headline_target
 from ridgeline.cli import bench_gpu
 from ridgeline.errors import ConfigError, ModelNotFoundError
 from ridgeline.facts.headers.read import find_config
@@ -34,12 +34,12 @@ def run(monkeypatch: pytest.MonkeyPatch, *names: str, most: float = 60.0, share:
     monkeypatch.setattr(gpu, "read_gpus", lambda: ())
     seen: list[dict[str, Any]] = []
     asked = [Job("decode", "bf16", share, {"script": name}) for name in names]
-    return measure("m", asked, lambda job, row: seen.append(row), lambda report: None, most), seen
+    return run_jobs("m", asked, lambda job, row: seen.append(row), lambda report: None, most), seen
 
 
 def test_a_part_that_fails_loses_neither_its_rows_nor_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     report, seen = run(monkeypatch, "dies", "tells", "noisy", "fine")
-    dies, tells, noisy, fine = report.done
+    dies, tells, noisy, fine = report.results
     assert dies.rows == tells.rows == fine.rows == [{"batch": 1}]
     assert dies.error is not None and "status 1" in dies.error and "illegal memory access" in dies.error
     assert tells.error == "no room"
@@ -51,13 +51,13 @@ def test_a_part_that_fails_loses_neither_its_rows_nor_the_others(monkeypatch: py
 def test_a_part_whose_children_live_on_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
     report, _ = run(monkeypatch, "leaves", "fine")
-    assert [done.rows for done in report.done] == [[{"batch": 1}]] * 2 and not report.failures
+    assert [done.rows for done in report.results] == [[{"batch": 1}]] * 2 and not report.failures
     assert time.monotonic() - began < 15
 
 
 def test_a_part_that_hangs_is_ended_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     report, _ = run(monkeypatch, "hangs", most=4.0, share=4.0)
-    (hangs,) = report.done
+    (hangs,) = report.results
     assert hangs.rows == [{"batch": 1}] and hangs.seconds < 20
     assert hangs.error is not None and "limit of 4 s" in hangs.error
 
@@ -74,64 +74,64 @@ def test_time_is_kept_for_parts_that_follow(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_run() -> None:
     config = find_config(MEASURED)
-    every = jobs([], ["bf16", "fp8"], config)
+    every = make_jobs([], ["bf16", "fp8"], config)
     assert [job.name for job in every] == [
         "decode bf16", "decode fp8", "prefill bf16", "prefill fp8", "serving bf16", "serving fp8", "ttft bf16", "transformers bf16",
         "invariant bf16", "kernels",
     ]  # fmt: skip
     assert all(job.settings["part"] in PARTS and json.dumps(job.settings) for job in every)
     assert [job.settings["invariant"] for job in every].count(True) == 1
-    assert [job.name for job in jobs(["serving"], ["fp8"], config)] == ["serving fp8"]
+    assert [job.name for job in make_jobs(["serving"], ["fp8"], config)] == ["serving fp8"]
     with pytest.raises(ConfigError, match="--only has 'decoding'; decode, prefill"):
-        jobs(["decoding"], ["bf16"], config)
+        make_jobs(["decoding"], ["bf16"], config)
     with pytest.raises(ConfigError, match="--dtype has 'int8'"):
-        jobs([], ["int8"], config)
+        make_jobs([], ["int8"], config)
     with pytest.raises(ConfigError, match="--minutes is 0; more than 0"):
-        jobs(["soak"], ["bf16"], config, 0.0)
+        make_jobs(["soak"], ["bf16"], config, 0.0)
     with pytest.raises(ModelNotFoundError, match=r"is not a config\.json"):
         find_config("nothing")
 
 
 def test_everything_fits_ten_minutes() -> None:
     config = find_config(MEASURED)
-    assert sum(job.share for job in jobs([], ["bf16", "fp8"], config)) <= MOST_SECONDS <= 600
-    assert not {job.part for job in jobs([], ["bf16", "fp8"], config)} & set(ASKED)
-    (soak,) = jobs(["soak"], ["bf16", "fp8"], config, 8.0)
-    assert soak.settings["seconds"] == 480 < soak.share
+    assert sum(job.budget_seconds for job in make_jobs([], ["bf16", "fp8"], config)) <= MAX_TOTAL_SECONDS <= 600
+    assert not {job.part for job in make_jobs([], ["bf16", "fp8"], config)} & set(ON_REQUEST)
+    (soak,) = make_jobs(["soak"], ["bf16", "fp8"], config, 8.0)
+    assert soak.settings["seconds"] == 480 < soak.budget_seconds
 
 
 def test_transformers_stands_beside_our_decoding() -> None:
-    alone = jobs(["transformers"], ["fp8"], find_config(MEASURED))
+    alone = make_jobs(["transformers"], ["fp8"], find_config(MEASURED))
     assert [job.name for job in alone] == ["decode bf16", "transformers bf16"]
     assert alone[1].settings["modes"] == ["reduce-overhead", "max-autotune"]
-    with_all = [job for job in jobs([], ["bf16"], find_config(MEASURED)) if job.part == "transformers"]
+    with_all = [job for job in make_jobs([], ["bf16"], find_config(MEASURED)) if job.part == "transformers"]
     assert with_all[0].settings["modes"] == ["reduce-overhead"]
 
 
 def test_targets_stand_beside_their_rows() -> None:
-    def aim(part: str, dtype: str, row: dict[str, Any]) -> float | None:
-        found = headline(part, dtype, row)
+    def target(part: str, dtype: str, row: dict[str, Any]) -> float | None:
+        found = headline_target(part, dtype, row)
         return None if found is None else found.target
 
     speed = {"graphs": True, "tokens_per_second": 1.0, "host_seconds": 1.0}
-    assert aim("decode", "bf16", {"batch": 32, **speed}) == 5_300 and aim("decode", "bf16", {"batch": 7, **speed}) is None
-    assert aim("decode", "bf16", {"batch": 32, **speed, "graphs": False}) is None
-    assert aim("prefill", "bf16", {"tokens": 2048, "seconds": 1.0}) == 0.052
-    assert aim("serving", "fp8", {"rows": 256, **speed}) == 11_000
+    assert target("decode", "bf16", {"batch": 32, **speed}) == 5_300 and target("decode", "bf16", {"batch": 7, **speed}) is None
+    assert target("decode", "bf16", {"batch": 32, **speed, "graphs": False}) is None
+    assert target("prefill", "bf16", {"tokens": 2048, "seconds": 1.0}) == 0.052
+    assert target("serving", "fp8", {"rows": 256, **speed}) == 11_000
     row = {"batch": 1, "step_seconds": 0.004, "tokens_per_second": 225.0, "share_of_ceiling": 0.5, "ratio": 1.625}
-    assert row_words(row) == "batch 1, step_seconds 4.000 ms, tokens_per_second 225, share_of_ceiling 50%, ratio 1.62"
+    assert format_row(row) == "batch 1, step_seconds 4.000 ms, tokens_per_second 225, share_of_ceiling 50%, ratio 1.62"
 
 
 def test_every_target_can_be_measured() -> None:
     """By a row of a part that runs, with settings that make it."""
     sizes = {"batch": "batches", "tokens": "prompts", "rows": "phases"}
-    for aim in AIMS:
-        settings = SETTINGS[aim.part]
-        for name, value in aim.where.items():
+    for target in TARGETS:
+        settings = SETTINGS[target.part]
+        for name, value in target.where.items():
             if name in sizes:
                 made = [each[0] if name == "rows" else each for each in settings[sizes[name]]]
-                assert value in made, aim
-    assert {aim.part for aim in AIMS} == set(PARTS) - {"ceilings", "kernels", "invariant", "host"}
+                assert value in made, target
+    assert {target.part for target in TARGETS} == set(PARTS) - {"ceilings", "kernels", "invariant", "host"}
 
 
 def test_verdicts() -> None:
@@ -145,8 +145,8 @@ def test_verdicts() -> None:
         ("ttft", "bf16"): [{"through": "LLM, without HTTP", "seconds": 0.04}],
         ("soak", "bf16"): [{"requests": 2_500, "grown_bytes": 0}],
     }
-    found = {verdict.what: (verdict.measured, verdict.result) for verdict in verdicts(parts)}
-    assert len(found) == len(AIMS)
+    found = {verdict.what: (verdict.measured, verdict.result) for verdict in compare_with_targets(parts)}
+    assert len(found) == len(TARGETS)
     assert found["decode bf16, batch 1, tok/s"] == (240.0, "met")
     assert found["decode bf16, batch 32, tok/s"] == (6_100.0, "stretch met")
     assert found["decode bf16, batch 64, tok/s"] == (8_000.0, "missed")
@@ -157,14 +157,15 @@ def test_verdicts() -> None:
     assert found["against transformers, batch 32, times as fast"] == (None, "not measured")
     assert found["TTFT idle, 2k tokens, over HTTP"] == (None, "not measured")
     assert found["soak, growth of device memory"] == (0.0, "met")
-    assert list(costs(parts)) == [{"dtype": "bf16", "batch": 1, "tokens_per_second": 216.0, "share_lost": pytest.approx(0.1)}]
+    (cost,) = batch_invariant_costs(parts)
+    assert cost == {"dtype": "bf16", "batch": 1, "tokens_per_second": 216.0, "share_lost": pytest.approx(0.1)}
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "gpu_missing", lambda: 'torch cannot be imported; pip install "ridgeline[gpu]"')
     with pytest.raises(ConfigError, match=r"none can be used: torch cannot .* pip install .*doctor"):
-        gpu.check_gpu(jobs(["decode", "host"], ["bf16"], find_config(MEASURED)))
-    gpu.check_gpu(jobs(["host"], ["bf16"], find_config(MEASURED)))
+        gpu.check_gpu(make_jobs(["decode", "host"], ["bf16"], find_config(MEASURED)))
+    gpu.check_gpu(make_jobs(["host"], ["bf16"], find_config(MEASURED)))
 
 
 DECODED = {

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from ridgeline.bench import gpu_serving
-from ridgeline.bench.gpu_serving import Samples, Traffic, Wish, aged, drain, mixture, percentile, phase, verdict
+from ridgeline.bench.gpu_serving import (
+    ConstantLoad,
+    MemorySamples,
+    RequestSpec,
+    drain,
+    growth_report,
+    measure_phase,
+    mixed_requests,
+    percentile,
+    staggered_requests,
+)
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.compose import start_engine
@@ -42,8 +52,8 @@ def _a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_a_clock")
 def test_a_phase_counts_what_runs_at_once() -> None:
     engine = engine_of()
-    traffic = Traffic(engine, 4, aged(4, prompt=10, output=20), longest=30)
-    found = phase(engine, traffic, rows=4, seconds=1.0, watch=Device())
+    load = ConstantLoad(engine, 4, staggered_requests(4, prompt=10, output=20), longest=30)
+    found = measure_phase(engine, load, rows=4, seconds=1.0, watch=Device())
     assert found["steps"] == 100 and found["seconds"] == pytest.approx(1.0)
     assert found["rows_served"] == 4 and found["tokens_per_second"] == pytest.approx(found["output_tokens"])
     assert 300 < found["output_tokens"] <= 400  # one in 21 steps of a row is its prompt's
@@ -51,28 +61,28 @@ def test_a_phase_counts_what_runs_at_once() -> None:
     assert found["prompt_tokens"] == pytest.approx(10 * found["requests"], abs=50)
     assert found["step_seconds"] == found["host_seconds"] == pytest.approx(0.01)
     assert (found["device_seconds"], found["idle_seconds"], found["share_idle"]) == (0.003, 0.001, pytest.approx(0.002))
-    drain(engine, traffic)
-    assert engine.idle and not traffic.open
+    drain(engine, load)
+    assert engine.idle and not load.open
 
 
 def test_the_first_requests_are_of_all_ages() -> None:
-    wishes = [aged(4, prompt=1000, output=1000)(number) for number in range(6)]
-    assert [wish.prompt for wish in wishes] == [1000, 1250, 1500, 1750, 1000, 1000]
-    assert [wish.params.max_tokens for wish in wishes] == [1000, 750, 500, 250, 1000, 1000]
+    specs = [staggered_requests(4, prompt=1000, output=1000)(number) for number in range(6)]
+    assert [spec.prompt for spec in specs] == [1000, 1250, 1500, 1750, 1000, 1000]
+    assert [spec.params.max_tokens for spec in specs] == [1000, 750, 500, 250, 1000, 1000]
 
 
 def test_a_rejected_request_is_an_error() -> None:
     engine = engine_of()
-    traffic = Traffic(engine, 1, lambda number: Wish(100, SamplingParams(max_tokens=4)), longest=100)
-    commands = traffic.commands()
+    load = ConstantLoad(engine, 1, lambda number: RequestSpec(100, SamplingParams(max_tokens=4)), longest=100)
+    commands = load.commands()
     turn = engine.turn([*commands, *commands])
     with pytest.raises(RuntimeError, match="the engine rejects r0: request id r0 is in use"):
-        traffic.take(turn)
+        load.on_turn(turn)
 
 
 def soaked(seconds: float, memory: Any) -> list[Mapping[str, Any]]:
     settings = {"rows": 8, "prompt_tokens": 60, "output_tokens": 20, "seconds": seconds, "every_seconds": 0.5, "swing_seconds": 2.0}
-    return list(gpu_serving.run(engine_of(pages=20), settings, memory))
+    return list(gpu_serving.run_soak(engine_of(pages=20), settings, memory))
 
 
 @pytest.mark.usefixtures("_a_clock")
@@ -92,19 +102,19 @@ def test_a_soak_sees_memory_grow() -> None:
 
 
 def test_what_grows_while_warming_up_does_not_count() -> None:
-    samples = Samples()
+    samples = MemorySamples()
     for time in range(100):
         samples.add(float(time), {"allocated": min(time, 20) << 30, "reserved": 0, "used": 10**9 * (time == 60), "host": time << 40})
-    found = verdict(samples)
+    found = growth_report(samples)
     assert found["grown_bytes"] == 0 and "error" not in found and found["host_growth_bytes"] > 0
 
 
 def test_mixture() -> None:
-    wishes = [mixture(1500, 512)(number) for number in range(500)]
-    assert wishes[7] == mixture(1500, 512)(7)
-    assert all(1 <= wish.prompt <= 1500 and wish.shared < wish.prompt and 1 <= wish.params.max_tokens <= 512 for wish in wishes)
-    assert any(wish.params.logprobs for wish in wishes) and any(wish.shared for wish in wishes)
-    assert 0.3 < sum(wish.params.temperature == 0 for wish in wishes) / 500 < 0.7
+    specs = [mixed_requests(1500, 512)(number) for number in range(500)]
+    assert specs[7] == mixed_requests(1500, 512)(7)
+    assert all(1 <= spec.prompt <= 1500 and spec.shared < spec.prompt and 1 <= spec.params.max_tokens <= 512 for spec in specs)
+    assert any(spec.params.logprobs for spec in specs) and any(spec.shared for spec in specs)
+    assert 0.3 < sum(spec.params.temperature == 0 for spec in specs) / 500 < 0.7
 
 
 def test_percentile() -> None:

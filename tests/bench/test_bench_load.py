@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ridgeline.bench.client import Ask, Client, Outcome, body_of
-from ridgeline.bench.http import Http, HttpError, Target
-from ridgeline.bench.report import Figures, figures
-from ridgeline.bench.session import UNNAMED, Measured, closed_loop, first_model, learn_costs, open_loop
+from ridgeline.bench.client import Client, PreparedRequest, RequestOutcome, make_body
+from ridgeline.bench.http import HttpClient, HttpError, ServerAddress
+from ridgeline.bench.report import LoadReport, make_report
+from ridgeline.bench.session import DEFAULT_MODEL, Measurement, closed_loop, first_model, measure_token_costs, open_loop
 from ridgeline.errors import ConfigError
 from ridgeline.planning.objectives import Objective
 
@@ -26,7 +26,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-async def with_server(answer: Answer, use: Callable[[Http], Awaitable[Any]]) -> Any:
+async def with_server(answer: Answer, use: Callable[[HttpClient], Awaitable[Any]]) -> Any:
     """Each request of a connection gets `answer(head, body, writer)`, until that closes it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,7 +42,7 @@ async def with_server(answer: Answer, use: Callable[[Http], Awaitable[Any]]) -> 
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    http = Http(Target.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+    http = HttpClient(ServerAddress.parse(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
     try:
         return await use(http)
     finally:
@@ -50,12 +50,12 @@ async def with_server(answer: Answer, use: Callable[[Http], Awaitable[Any]]) -> 
         server.close()
 
 
-def ask(number: int = 0, due: float = 0.0) -> Ask:
-    return Ask(number, body_of("completions", "m", "hello", 4, True, {}), 7, 4, due)
+def ask(number: int = 0, due: float = 0.0) -> PreparedRequest:
+    return PreparedRequest(number, make_body("completions", "m", "hello", 4, True, {}), 7, 4, due)
 
 
-def one(answer: Answer, seconds: float = 5.0, api: Any = "completions") -> Outcome:
-    async def use(http: Http) -> Outcome:
+def one(answer: Answer, seconds: float = 5.0, api: Any = "completions") -> RequestOutcome:
+    async def use(http: HttpClient) -> RequestOutcome:
         return await Client(http, api, seconds).run(ask(), time.perf_counter())
 
     return asyncio.run(with_server(answer, use))  # type: ignore[no-any-return]
@@ -134,8 +134,8 @@ def test_what_fails_has_a_kind_and_a_message(answer: Answer, kind: str, said: st
 
 
 def test_nobody_listens() -> None:
-    async def use() -> Outcome:
-        return await Client(Http(Target.of("http://127.0.0.1:9")), "completions", 5.0).run(ask(), time.perf_counter())
+    async def use() -> RequestOutcome:
+        return await Client(HttpClient(ServerAddress.parse("http://127.0.0.1:9")), "completions", 5.0).run(ask(), time.perf_counter())
 
     assert asyncio.run(use()).error == "no connection"
 
@@ -151,7 +151,7 @@ def test_connections_are_kept_and_one_closed_while_idle_is_replaced() -> None:
             await writer.drain()
             writer.close()
 
-    async def use(http: Http) -> list[str | None]:
+    async def use(http: HttpClient) -> list[str | None]:
         client = Client(http, "completions", 5.0)
         return [(await client.run(ask(), time.perf_counter())).error for _ in range(5)]
 
@@ -162,11 +162,11 @@ def test_connections_are_kept_and_one_closed_while_idle_is_replaced() -> None:
 # ── loops ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load(answer: Answer, run: Callable[[Client], Awaitable[Measured]]) -> Figures:
-    async def use(http: Http) -> Measured:
+def load(answer: Answer, run: Callable[[Client], Awaitable[Measurement]]) -> LoadReport:
+    async def use(http: HttpClient) -> Measurement:
         return await run(Client(http, "completions", 5.0))
 
-    return figures(asyncio.run(with_server(answer, use)), Objective(ttft=0.1))
+    return make_report(asyncio.run(with_server(answer, use)), Objective(ttft=0.1))
 
 
 def stalling(seconds: float, at: int) -> Answer:
@@ -252,19 +252,20 @@ def json_answers(routes: dict[str, bytes]) -> Answer:
 
 
 def test_without_tokenize_usage_tells_what_words_cost() -> None:
-    costs = asyncio.run(with_server(json_answers({"/v1/completions": b"stream"}), lambda http: learn_costs(http, "completions", "m")))
-    assert costs.source == "usage of trial requests" and set(costs.words.values()) == {1} and costs.around == 2
+    answers = json_answers({"/v1/completions": b"stream"})
+    costs = asyncio.run(with_server(answers, lambda http: measure_token_costs(http, "completions", "m")))
+    assert costs.source == "usage of trial requests" and set(costs.words.values()) == {1} and costs.overhead == 2
 
 
 def test_a_server_that_tells_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="does not tell"):
-        asyncio.run(with_server(json_answers({}), lambda http: learn_costs(http, "completions", "m")))
+    with pytest.raises(ConfigError, match="does not report"):
+        asyncio.run(with_server(json_answers({}), lambda http: measure_token_costs(http, "completions", "m")))
 
 
 def test_models_are_listed_or_unnamed() -> None:
     listed = json_answers({"/v1/models": b'{"data":[{"id":"first"},{"id":"second"}]}'})
     assert asyncio.run(with_server(listed, first_model)) == "first"
-    assert asyncio.run(with_server(json_answers({}), first_model)) == UNNAMED
+    assert asyncio.run(with_server(json_answers({}), first_model)) == DEFAULT_MODEL
     with pytest.raises(HttpError, match="names no model"):
         asyncio.run(with_server(json_answers({"/v1/models": b'{"data":[]}'}), first_model))
 
@@ -278,11 +279,11 @@ def test_models_are_listed_or_unnamed() -> None:
     ],
 )
 def test_addresses(url: str, expected: tuple[object, ...]) -> None:
-    found = Target.of(url)
+    found = ServerAddress.parse(url)
     assert (found.host, found.port, found.root, found.version, found.secure) == expected
 
 
 @pytest.mark.parametrize("url", ["", "host:80", "ftp://host", "http://", "http://host:99999", "http://a b", "http://host\r\nX: y"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
-        Target.of(url)
+        ServerAddress.parse(url)

@@ -11,8 +11,8 @@ import pytest
 from tiny import write_tiny
 
 from ridgeline.bench import offline as bench
-from ridgeline.bench.offline import Load, Step, offline
-from ridgeline.bench.processes import WORK, hogs
+from ridgeline.bench.offline import OfflineLoad, TurnRecord, offline
+from ridgeline.bench.processes import BUSY_LOOP, busy_processes
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.plan import Timings
 from ridgeline.errors import ConfigError
@@ -22,7 +22,7 @@ from ridgeline.errors import ConfigError
 def test_every_batch_has_its_figures(tmp_path: Path, depth: int) -> None:
     model = write_tiny(tmp_path / "tiny.gguf", kind="Q8_0")
     told: list[tuple[str, float]] = []
-    load = Load((1, 3), prompt_tokens=20, output_tokens=6, repeats=2)
+    load = OfflineLoad((1, 3), prompt_tokens=20, output_tokens=6, repeats=2)
     report = offline(EngineConfig(str(model), depth=depth), load, lambda *stage: told.append(stage))
     found = json.loads(json.dumps(report.as_dict()))
     assert [each["batch"] for each in found["figures"]] == [1, 3]
@@ -39,16 +39,16 @@ def test_every_batch_has_its_figures(tmp_path: Path, depth: int) -> None:
 def test_figures_take_decoding_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_bound", lambda deployment, rows: 1.0)
     steps = [
-        Step(1.0, 1, Timings(run=0.9)), Step(2.0, 2, Timings(run=0.9)),  # the second prompt waited for the first
-        Step(2.5, 2, Timings(queue=0.1, prepare=0.1, run=0.3)), Step(3.25, 2, Timings(prepare=0.1, run=0.5)),
-        Step(3.5, 1, Timings(run=9.0)),
+        TurnRecord(1.0, 1, Timings(run=0.9)), TurnRecord(2.0, 2, Timings(run=0.9)),  # the second prompt waited for the first
+        TurnRecord(2.5, 2, Timings(queue=0.1, prepare=0.1, run=0.3)),
+        TurnRecord(3.25, 2, Timings(prepare=0.1, run=0.5)), TurnRecord(3.5, 1, Timings(run=9.0)),
     ]  # fmt: skip
-    found = bench._figures([steps], [], 2, Load((2,), prompt_tokens=10, output_tokens=4), None)  # type: ignore[arg-type]
+    found = bench._make_batch_report([steps], [], 2, OfflineLoad((2,), prompt_tokens=10, output_tokens=4), None)  # type: ignore[arg-type]
     assert found.prefill_tokens_per_second == pytest.approx(20 / 2.0)
     assert found.step_seconds == pytest.approx((0.5 + 0.75) / 2) and found.slowest_step_seconds == pytest.approx(0.75)
     assert found.decode_tokens_per_second == pytest.approx(2 / 0.625)
     assert (found.run, found.prepare) == (pytest.approx(0.4), pytest.approx(0.1)) and found.rest == pytest.approx(0.125)
-    assert found.whole_tokens_per_second == pytest.approx(8 / 3.5) and found.hogged_tokens_per_second is None
+    assert found.whole_tokens_per_second == pytest.approx(8 / 3.5) and found.contended_tokens_per_second is None
 
 
 def test_foreign_processes_run_for_every_repeat_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,19 +58,19 @@ def test_foreign_processes_run_for_every_repeat_and_end(tmp_path: Path, monkeypa
     @contextmanager
     def counted(count: int) -> Iterator[None]:
         before = running()
-        with hogs(count):
+        with busy_processes(count):
             there.append(len(running() - before))
             yield
         assert not running() - before
 
-    monkeypatch.setattr(bench, "hogs", counted)
-    report = offline(EngineConfig(str(model)), Load((2,), prompt_tokens=8, output_tokens=4, repeats=2, hogs=2))
-    assert there == [2, 2] and report.figures[0].hogged_tokens_per_second is not None
+    monkeypatch.setattr(bench, "busy_processes", counted)
+    report = offline(EngineConfig(str(model)), OfflineLoad((2,), prompt_tokens=8, output_tokens=4, repeats=2, busy_processes=2))
+    assert there == [2, 2] and report.figures[0].contended_tokens_per_second is not None
 
 
 def running() -> set[str]:
     """Numbers of the processes that do nothing but compute."""
-    return {str(each.parent) for each in Path("/proc").glob("[0-9]*/cmdline") if said(each).endswith(WORK)}
+    return {str(each.parent) for each in Path("/proc").glob("[0-9]*/cmdline") if said(each).endswith(BUSY_LOOP)}
 
 
 def said(file: Path) -> str:
@@ -86,22 +86,22 @@ def said(file: Path) -> str:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor: a foreign process takes half of everything")
 def test_a_foreign_process_on_one_core_costs_little_more_than_a_core() -> None:
     """Of two cores one is lost at most, and some waiting for the thread that stands on it. Needs a machine without other work."""
-    report = offline(EngineConfig("demo"), Load((1, 16), prompt_tokens=128, output_tokens=48, repeats=5, hogs=1))
+    report = offline(EngineConfig("demo"), OfflineLoad((1, 16), prompt_tokens=128, output_tokens=48, repeats=5, busy_processes=1))
     for each in report.figures:
-        assert each.hogged_tokens_per_second is not None
-        assert each.whole_tokens_per_second <= 2.2 * each.hogged_tokens_per_second, f"batch {each.batch}"
+        assert each.contended_tokens_per_second is not None
+        assert each.whole_tokens_per_second <= 2.2 * each.contended_tokens_per_second, f"batch {each.batch}"
 
 
 @pytest.mark.parametrize(
     ("load", "names"),
     [
-        (Load((0,)), "--batch"),
-        (Load(prompt_tokens=0), "--prompt-tokens"),
-        (Load(output_tokens=1), "--output-tokens"),
-        (Load(repeats=0), "--repeats"),
-        (Load(hogs=-1), "--hogs"),
+        (OfflineLoad((0,)), "--batch"),
+        (OfflineLoad(prompt_tokens=0), "--prompt-tokens"),
+        (OfflineLoad(output_tokens=1), "--output-tokens"),
+        (OfflineLoad(repeats=0), "--repeats"),
+        (OfflineLoad(busy_processes=-1), "--hogs"),
     ],
 )
-def test_loads_that_cannot_be_run_are_refused(load: Load, names: str) -> None:
+def test_loads_that_cannot_be_run_are_refused(load: OfflineLoad, names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         offline(EngineConfig("demo"), load)

@@ -49,7 +49,7 @@ def test_serve_measures_what_steps_take(bench: Callable[..., Any], serving: Call
         str(out),
     ]
     with serving("fake:" + FAKE % 0.02) as server:
-        shown = bench("serve", "--url", server.url, "--streams", "1,4", "--requests", "8", "--seed", "3", *flags).stdout
+        output = bench("serve", "--url", server.url, "--streams", "1,4", "--requests", "8", "--seed", "3", *flags).stdout
         failed = bench("serve", "--url", server.url, "--requests", "3", "--input-len", "5000", status=1).stdout
     assert "3 failed, HTTP 400" in failed and "4096" in failed
     found = json.loads(out.read_text())
@@ -61,7 +61,7 @@ def test_serve_measures_what_steps_take(bench: Callable[..., Any], serving: Call
         assert 0.019 < run["tpot"]["p50"] < 0.06 and run["itl"]["p90"] >= run["itl"]["p50"] > 0.01
         assert run["each"]["output"] == [10] * 8 and run["each"]["error"] == [None] * 8
     assert four["output_tokens_per_second"] > 2 * one["output_tokens_per_second"]
-    assert "TTFT p99" in shown and "4 streams" in shown and "seed 3" in shown
+    assert "TTFT p99" in output and "4 streams" in output and "seed 3" in output
     assert "http://" not in page.read_text().replace("http://www.w3.org", "").replace(server.url, "")
 
 
@@ -83,7 +83,7 @@ def test_chat_without_tokens_told_beforehand(bench: Callable[..., Any], serving:
     [
         (["serve", "--url", "http://127.0.0.1:9"], "cannot be reached"),
         (["serve", "--api", "cats"], "completions and chat"),
-        (["serve", "--extra-body", "[1]"], "no JSON object"),
+        (["serve", "--extra-body", "[1]"], "is not a JSON object"),
         (["compare", "http://127.0.0.1:9"], "two or more"),
         (["compare", "cmd:false {port}", "http://127.0.0.1:9", "--scenarios", "start"], "ended with status 1"),
         (["compare", "cmd:a {port}", "b", "--scenarios", "cats"], "known: start"),
@@ -93,8 +93,8 @@ def test_mistakes_are_one_line(words: list[str], cause: str, monkeypatch: pytest
     monkeypatch.setattr(sys, "argv", ["ridgeline", "bench", *words])
     with pytest.raises(SystemExit) as ended:
         main()
-    shown = capsys.readouterr().err
-    assert ended.value.code == 2 and cause in shown and len(shown.splitlines()) <= 2
+    output = capsys.readouterr().err
+    assert ended.value.code == 2 and cause in output and len(output.splitlines()) <= 2
 
 
 def own(step: float) -> str:
@@ -120,7 +120,7 @@ def test_compare_finds_the_ratio_of_two_servers(bench: Callable[..., Any], tmp_p
     out, roofline = tmp_path / "out.json", tmp_path / "roofline.json"
     roofline.write_text('{"dram_bytes_per_second": {"one": 1e9, "all": 2e9}, "f32_flops_per_second": {"one": 1e10, "all": 2e10}}')
     words = ["fast=" + own(0.00801), "slow=" + own(0.02401), "--scenarios", "start,streams-4", "--rounds", "2", "--starts", "1"]
-    shown = bench("compare", *words, "--json", str(out), "--roofline", str(roofline), "--shape", "llama-3-8b", "--seed", "4").stdout
+    output = bench("compare", *words, "--json", str(out), "--roofline", str(roofline), "--shape", "llama-3-8b", "--seed", "4").stdout
     found = json.loads(out.read_text())
     (scenario,) = found["scenarios"]
     compared = {line["figure"]: line for line in scenario["compared"]}
@@ -130,7 +130,8 @@ def test_compare_finds_the_ratio_of_two_servers(bench: Callable[..., Any], tmp_p
     assert all(len(each["seconds"]) == 2 and min(each["resident_bytes"]) > 20e6 for each in found["starts"].values())
     rounds = scenario["rounds"]["fast"]
     assert [report["output_tokens"] for report in rounds["reports"]] == [256, 256] and min(rounds["resident_bytes"]) > 20e6
-    assert "fast / slow" in shown and "alike in 2 of 2 rounds" in shown and "--max-num-seqs 4" in shown and "ceiling" in shown
+    assert "fast / slow" in output and "the same answer to the first prompt in 2 of 2 rounds" in output
+    assert "--max-num-seqs 4" in output and "ceiling" in output
     assert not alive("0.00801") and not alive("0.02401")
 
 
@@ -145,13 +146,13 @@ def test_a_server_that_cannot_start_takes_no_figures_along(bench: Callable[..., 
     """The others are measured; in company and alone the answers are the same; a limit leaves rounds out, and says so."""
     out = tmp_path / "out.json"
     words = ["good=" + own(0.00103), "bad=cmd:false {port}", "--scenarios", "streams-4", "--rounds", "500", "--within", "4"]
-    shown = bench("compare", *words, "--json", str(out), status=1)
+    output = bench("compare", *words, "--json", str(out), status=1)
     found = json.loads(out.read_text())
     rounds = found["scenarios"][0]["rounds"]
     assert "bad ended with status 1" in found["lost"]["bad"] and rounds["bad"]["reports"] == []
-    assert 1 <= len(rounds["good"]["reports"]) < 500 and f"time was left for {len(rounds['good']['reports'])} of 500" in shown.stdout
-    assert "bad is left out" in shown.stdout and "good answers the first prompt by itself as in company" in shown.stdout
-    assert "500 rounds take" in shown.stderr
+    assert 1 <= len(rounds["good"]["reports"]) < 500 and f"the time limit allowed {len(rounds['good']['reports'])} of 500" in output.stdout
+    assert "bad is left out" in output.stdout and "good answers the first prompt alone as in a batch" in output.stdout
+    assert "500 rounds take" in output.stderr
 
 
 def test_who_is_killed_leaves_no_server_and_what_was_found(environment: dict[str, str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import time
 from statistics import median
 from typing import Any
 
-from ridgeline.bench.scheduler import steady
+from ridgeline.bench.scheduler import measure_decode
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
 from ridgeline.core.params import SamplingParams
@@ -74,7 +74,7 @@ class Probe:
     def host(self, rows: int) -> dict[str, float]:
         """CPU seconds of schedule and commit, for a step in which so many rows decode."""
         gc.collect()
-        seconds = median(steady(rows, 128, 2))
+        seconds = median(measure_decode(rows, 128, 2))
         return {"seconds": seconds, "cpu": seconds}
 
 

@@ -1,8 +1,7 @@
-"""`ridgeline bench gpu`: its parts, each in a process of its own under a time limit, and the one report of all.
+"""`ridgeline bench gpu`: parts, each in a process of its own with a time limit, and one report.
 
-Owns which parts there are, what each is asked to measure, its share of the ten minutes, the processes, and the report. A part that fails,
-hangs or takes the device down is told with its error, beside what it had measured; the others run on. Needs neither arrays nor the packages
-of a server.
+Owns the parts with their settings and time budgets, the processes, and the report. A part that fails or hangs is reported with its error
+and the rows before it; the others continue. Needs neither arrays nor the packages of a server.
 """
 
 import json
@@ -21,139 +20,139 @@ from threading import Timer
 from typing import Any, Final
 
 from ridgeline import __version__
-from ridgeline.bench.gpu_targets import Verdict, costs, verdicts
-from ridgeline.bench.processes import Guard
+from ridgeline.bench.gpu_targets import TargetResult, batch_invariant_costs, compare_with_targets
+from ridgeline.bench.processes import ProcessGuard
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import Gpu, gpu_missing, read_gpus
 from ridgeline.models.table import MEASURED
 
 DTYPES: Final[Mapping[str, str]] = {"bf16": "bf16", "fp8": "fp8"}
-"""Of weights → of the KV cache."""
+"""Type of weights → type of the KV cache."""
 
-WITHOUT_DTYPE: Final = ("ceilings", "kernels")
+DTYPE_FREE: Final = ("ceilings", "kernels")
 """Parts that cover both types in one run."""
 
-FIRST_DTYPE: Final = ("ttft", "invariant", "host", "soak")
+FIRST_DTYPE_ONLY: Final = ("ttft", "invariant", "host", "soak")
 """Parts that run for the first type alone."""
 
-PLAIN: Final = "bf16"
-"""What transformers computes with, and what of ours stands beside it."""
+REFERENCE_DTYPE: Final = "bf16"
+"""Type that transformers computes with, and of the Ridgeline runs it is compared with."""
 
-ASKED: Final = ("ceilings", "host", "soak")
-"""Parts that run only where --only names them: `kernels` begins with the ceilings, `decode` and `serving` tell the host's time beside a
+ON_REQUEST: Final = ("ceilings", "host", "soak")
+"""Parts that run only where --only names them: `kernels` starts with the ceilings, `decode` and `serving` report the host's time beside a
 device, and a soak takes longer than all others together."""
 
 WITHOUT_GPU: Final = ("host",)
 """Parts that need no GPU."""
 
-MOST_SECONDS: Final = 590.0
-"""Of all parts together, but for those of `ASKED`."""
+MAX_TOTAL_SECONDS: Final = 590.0
+"""Time limit of all parts together, without those of `ON_REQUEST`."""
 
 CONTEXT: Final = 1024
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "decode": {"share": 50.0, "batches": [1, 32, 64, 128, 256], "context": CONTEXT, "steps": 128},
-    "prefill": {"share": 30.0, "prompts": [512, 1024, 2048, 4096, 8192], "repeats": 7},
+    "decode": {"budget_seconds": 50.0, "batches": [1, 32, 64, 128, 256], "context": CONTEXT, "steps": 128},
+    "prefill": {"budget_seconds": 30.0, "prompts": [512, 1024, 2048, 4096, 8192], "repeats": 7},
     "serving": {
-        "share": 80.0, "prompt_tokens": 1000, "output_tokens": 1000, "phases": [[32, 4.0], [256, 30.0]], "budget": 2048,
+        "budget_seconds": 80.0, "prompt_tokens": 1000, "output_tokens": 1000, "phases": [[32, 4.0], [256, 30.0]], "budget": 2048,
         "memory_bytes": None,
     },
-    "ttft": {"share": 40.0, "prompt_tokens": 2048, "repeats": 12},
-    "transformers": {"share": 95.0, "batches": [1, 32], "context": CONTEXT, "steps": 64, "modes": ["reduce-overhead"]},
-    "invariant": {"share": 35.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 48},
+    "ttft": {"budget_seconds": 40.0, "prompt_tokens": 2048, "repeats": 12},
+    "transformers": {"budget_seconds": 95.0, "batches": [1, 32], "context": CONTEXT, "steps": 64, "modes": ["reduce-overhead"]},
+    "invariant": {"budget_seconds": 35.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 48},
     "kernels": {
-        "share": 60.0, "tokens": [1, 32, 256, 2048], "contexts": [[1, 1024], [32, 1024], [128, 1024], [256, 1024], [1, 8192]],
+        "budget_seconds": 60.0, "tokens": [1, 32, 256, 2048], "contexts": [[1, 1024], [32, 1024], [128, 1024], [256, 1024], [1, 8192]],
         "prompts": [2048, 8192],
     },
-    "ceilings": {"share": 20.0},
-    "host": {"share": 60.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 200},
+    "ceilings": {"budget_seconds": 20.0},
+    "host": {"budget_seconds": 60.0, "batches": [1, 32, 256], "context": CONTEXT, "steps": 200},
     "soak": {
-        "share": 120.0, "prompt_tokens": 1500, "output_tokens": 512, "rows": 256, "budget": 2048, "memory_bytes": 24 << 30,
+        "budget_seconds": 120.0, "prompt_tokens": 1500, "output_tokens": 512, "rows": 256, "budget": 2048, "memory_bytes": 24 << 30,
         "every_seconds": 2.0, "swing_seconds": 30.0,
     },
 }  # fmt: skip
-"""Of each part; `share` is its seconds, a start with compilation included, to which a soak's own minutes come."""
+"""Settings of each part; `budget_seconds` includes start and compilation; a soak's minutes are added."""
 
 PARTS: Final = tuple(SETTINGS)
-"""In the order in which they run: what matters most comes first, should time run out."""
+"""In the order in which they run: most important first, should time run out."""
 
-COLD_SECONDS: Final = 40.0
-"""That the first part has beside its share: libraries come from the disk, and most kernels are compiled in it."""
+COLD_START_SECONDS: Final = 40.0
+"""Extra budget of the first part: libraries are read from disk, and most kernels are compiled."""
 
 ALL_MODES: Final = ("reduce-overhead", "max-autotune")
-"""Of torch.compile, where transformers is measured by itself: tuning takes minutes."""
+"""Modes of torch.compile where transformers is measured alone: tuning takes minutes."""
 
 SOAK_MINUTES: Final = 8.0
-MOST_MINUTES: Final = 24 * 60.0
+MAX_MINUTES: Final = 24 * 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One part for one type of weights. `settings` are those of its process; `share` the seconds that are kept for it."""
+    """One part for one type of weights. settings: of its process; budget_seconds: reserved time."""
 
     part: str
     dtype: str
-    share: float
+    budget_seconds: float
     settings: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        """The name for people."""
-        return self.part if self.part in WITHOUT_DTYPE else f"{self.part} {self.dtype}"
+        """Name in reports."""
+        return self.part if self.part in DTYPE_FREE else f"{self.part} {self.dtype}"
 
 
-def jobs(only: Sequence[str], dtypes: Sequence[str], config: Path, minutes: float = SOAK_MINUTES) -> list[Job]:
-    """Jobs to run; no `only`: everything but the parts of `ASKED`. Beside transformers our own decoding runs too, for the ratio.
+def make_jobs(only: Sequence[str], dtypes: Sequence[str], config: Path, minutes: float = SOAK_MINUTES) -> list[Job]:
+    """Jobs to run; without `only` all but the parts of `ON_REQUEST`. With transformers, Ridgeline's decode runs too, for the ratio.
 
-    minutes  of a soak. Raises ConfigError for words that name nothing.
+    minutes  of a soak. Raises ConfigError for unknown names.
     """
-    for flag, words, known in (("--only", only, PARTS), ("--dtype", dtypes, tuple(DTYPES))):
-        wrong = next((word for word in words if word not in known), None)
+    for flag, stderr, known in (("--only", only, PARTS), ("--dtype", dtypes, tuple(DTYPES))):
+        wrong = next((word for word in stderr if word not in known), None)
         if wrong is not None:
             raise ConfigError(f"{flag} has {wrong!r:.40}; {', '.join(known)} are possible", fix={flag: known[0]})
-    if not 0 < minutes <= MOST_MINUTES:
-        raise ConfigError(f"--minutes is {minutes:g}; more than 0 and at most {MOST_MINUTES:g} are possible", fix={"--minutes": None})
-    wanted = [part for part in PARTS if (part in only if only else part not in ASKED)]
-    found = [_job(part, dtype, config, minutes, bool(only)) for part in PARTS for dtype in _types(part, wanted, dtypes)]
-    return [replace(job, share=job.share + COLD_SECONDS) for job in found[:1]] + found[1:]
+    if not 0 < minutes <= MAX_MINUTES:
+        raise ConfigError(f"--minutes is {minutes:g}; more than 0 and at most {MAX_MINUTES:g} are possible", fix={"--minutes": None})
+    selected = [part for part in PARTS if (part in only if only else part not in ON_REQUEST)]
+    found = [_job(part, dtype, config, minutes, bool(only)) for part in PARTS for dtype in _part_dtypes(part, selected, dtypes)]
+    return [replace(job, budget_seconds=job.budget_seconds + COLD_START_SECONDS) for job in found[:1]] + found[1:]
 
 
-def _types(part: str, wanted: Sequence[str], dtypes: Sequence[str]) -> Sequence[str]:
-    """The types that a part runs for."""
+def _part_dtypes(part: str, selected: Sequence[str], dtypes: Sequence[str]) -> Sequence[str]:
+    """The weight types that a part runs for."""
     if part == "transformers":
-        return [PLAIN] if part in wanted else []
-    types = [] if part not in wanted else dtypes[:1] if part in (*WITHOUT_DTYPE, *FIRST_DTYPE) else list(dtypes)
-    beside = part == "decode" and "transformers" in wanted and PLAIN not in types
-    return [PLAIN, *types] if beside else types
+        return [REFERENCE_DTYPE] if part in selected else []
+    types = [] if part not in selected else dtypes[:1] if part in (*DTYPE_FREE, *FIRST_DTYPE_ONLY) else list(dtypes)
+    needs_reference = part == "decode" and "transformers" in selected and REFERENCE_DTYPE not in types
+    return [REFERENCE_DTYPE, *types] if needs_reference else types
 
 
-def _job(part: str, dtype: str, config: Path, minutes: float, alone: bool) -> Job:
-    own = {key: value for key, value in SETTINGS[part].items() if key != "share"}
-    share = SETTINGS[part]["share"]
+def _job(part: str, dtype: str, config: Path, minutes: float, is_alone: bool) -> Job:
+    own = {key: value for key, value in SETTINGS[part].items() if key != "budget_seconds"}
+    budget_seconds = SETTINGS[part]["budget_seconds"]
     if part == "soak":
         own["seconds"] = 60 * minutes
-        share += 60 * minutes
-    if part == "transformers" and alone:
+        budget_seconds += 60 * minutes
+    if part == "transformers" and is_alone:
         own["modes"] = list(ALL_MODES)
     common = {"part": part, "model": str(config), "dtype": dtype, "kv_dtype": DTYPES[dtype]}
     common["device"] = "cpu" if part in WITHOUT_GPU else "cuda"
-    return Job(part, dtype, share, {**common, "invariant": part == "invariant", **own})
+    return Job(part, dtype, budget_seconds, {**common, "invariant": part == "invariant", **own})
 
 
-MOST_SHARES: Final = 3.0
-"""A part may have so many times its share where nothing behind it needs the time: one that hangs is then ended soon."""
+MAX_BUDGETS: Final = 3.0
+"""A part may take so many times its budget where time is left: a part that hangs is killed soon."""
 
 READ_BYTES: Final = 1 << 16
-QUIET_SECONDS: Final = 0.5
-"""Without a word from a process that has ended."""
+POLL_SECONDS: Final = 0.5
+"""Interval of looking for output of a process that may have ended."""
 
 ERROR_CHARACTERS: Final = 4000
-"""Of a process' last words that are kept."""
+"""Characters of a process' stderr that are kept."""
 
 Row = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Done:
+class JobResult:
     """The result of a job: its rows, its seconds, and why it ended early if it did."""
 
     job: Job
@@ -169,65 +168,69 @@ class Done:
 
 @dataclass(slots=True)
 class Report:
-    """All jobs so far, and the GPUs as the driver describes them before the first."""
+    """Results of all jobs so far, and the GPUs as the driver described them before the first."""
 
     model: str
     begun: str
     gpus: Sequence[Gpu]
-    done: list[Done] = field(default_factory=list)
+    results: list[JobResult] = field(default_factory=list)
 
     @property
     def failures(self) -> list[str]:
-        """One line for each job, and each case, that went wrong."""
-        jobs = [f"{each.job.name}: {each.error}" for each in self.done if each.error is not None]
-        cases = [f"{each.job.name}: {row_words(row)}" for each in self.done for row in each.rows if "error" in row]
-        return jobs + cases
+        """One line per failed job and per failed case."""
+        failed_jobs = [f"{each.job.name}: {each.error}" for each in self.results if each.error is not None]
+        cases = [f"{each.job.name}: {format_row(row)}" for each in self.results for row in each.rows if "error" in row]
+        return failed_jobs + cases
 
     @property
     def rows(self) -> dict[tuple[str, str], list[Row]]:
         """Rows by part and type of weights."""
-        return {(each.job.part, each.job.dtype): each.rows for each in self.done}
+        return {(each.job.part, each.job.dtype): each.rows for each in self.results}
 
     @property
-    def verdicts(self) -> list[Verdict]:
-        """Every target, with what was measured of it; none for a model that they are not about."""
-        return verdicts(self.rows) if self.model == MEASURED else []
+    def target_results(self) -> list[TargetResult]:
+        """Every target with its measurement; none for models without targets."""
+        return compare_with_targets(self.rows) if self.model == MEASURED else []
 
     def as_dict(self) -> Row:
         """A dict for JSON."""
         gpus = [gpu.as_dict() for gpu in self.gpus]
-        parts = [each.as_dict() for each in self.done]
+        parts = [each.as_dict() for each in self.results]
         return {
             "version": __version__, "model": self.model, "begun": self.begun, "gpus": gpus, "parts": parts, "failures": self.failures,
-            "invariant_costs": list(costs(self.rows)), "summary": [verdict.as_dict() for verdict in self.verdicts],
+            "invariant_costs": list(batch_invariant_costs(self.rows)), "summary": [verdict.as_dict() for verdict in self.target_results],
         }  # fmt: skip
 
 
-def check_gpu(asked: Sequence[Job]) -> None:
-    """Raises ConfigError where what is asked for cannot be measured."""
-    missing = gpu_missing() if any(job.part not in WITHOUT_GPU for job in asked) else None
+def check_gpu(jobs: Sequence[Job]) -> None:
+    """Raises ConfigError where a job needs a GPU and none can be used."""
+    missing = gpu_missing() if any(job.part not in WITHOUT_GPU for job in jobs) else None
     if missing is not None:
         raise ConfigError(f"bench gpu measures an NVIDIA GPU, and none can be used: {missing}. `ridgeline doctor` says more")
 
 
-def measure(
-    model: str, asked: Sequence[Job], on_row: Callable[[Job, Row], None], on_done: Callable[[Report], None], most: float = MOST_SECONDS
+def run_jobs(
+    model: str,
+    jobs: Sequence[Job],
+    on_row: Callable[[Job, Row], None],
+    on_done: Callable[[Report], None],
+    max_seconds: float = MAX_TOTAL_SECONDS,
 ) -> Report:
-    """Runs jobs in turn, `most` seconds altogether, or the sum of their shares where that is more: each job may use what is not kept for
-    those behind it. `on_row` sees each row as it comes, `on_done` the report behind each job."""
+    """Runs jobs in turn within `max_seconds`, or the sum of their budgets where that is more. Each job may use the time that is not
+    reserved for later ones. on_row: called with each row; on_done: with the report after each job."""
     began = time.monotonic()
     report = Report(model, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), read_gpus())
-    kept = sum(job.share for job in asked)
-    most = max(most, kept)
-    for job in asked:
-        kept -= job.share
-        left = most - kept - (time.monotonic() - began)
-        done = Done(job)
-        report.done.append(done)
+    reserved = sum(job.budget_seconds for job in jobs)
+    max_seconds = max(max_seconds, reserved)
+    for job in jobs:
+        reserved -= job.budget_seconds
+        left = max_seconds - reserved - (time.monotonic() - began)
+        result = JobResult(job)
+        report.results.append(result)
         try:
-            _run(done, min(MOST_SHARES * job.share, left), on_row)
+            _run(result, min(MAX_BUDGETS * job.budget_seconds, left), on_row)
         except KeyboardInterrupt:
-            done.error = "interrupted"
+            result.error = "interrupted"
             on_done(report)
             raise
         on_done(report)
@@ -236,22 +239,22 @@ def measure(
 
 def command(settings: Mapping[str, Any]) -> list[str]:
     """The command that runs one part."""
-    # -P: the working directory is no place to import from.
+    # -P: do not import from the working directory
     return [sys.executable, "-P", "-m", "ridgeline.bench.gpu_part", json.dumps(settings)]
 
 
-def _run(done: Done, limit: float, on_row: Callable[[Job, Row], None]) -> None:
-    """One job in a process that is ended at its limit, and with this one. A last row that is an error alone is why it ended."""
+def _run(result: JobResult, limit: float, on_row: Callable[[Job, Row], None]) -> None:
+    """Runs one job in a process that is killed at its limit and with this one. A last row with only an error is the job's error."""
     began = time.monotonic()
-    late: list[bool] = []
-    with TemporaryFile() as words:
+    timed_out: list[bool] = []
+    with TemporaryFile() as stderr:
         process = subprocess.Popen(
-            command(done.job.settings), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=words, start_new_session=True
+            command(result.job.settings), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
         )
-        guard = Guard(process.pid)
+        guard = ProcessGuard(process.pid)
 
         def end() -> None:
-            late.append(True)
+            timed_out.append(True)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
@@ -260,8 +263,8 @@ def _run(done: Done, limit: float, on_row: Callable[[Job, Row], None]) -> None:
         assert process.stdout is not None
         try:
             for row in _rows(_lines(process)):
-                done.rows.append(row)
-                on_row(done.job, row)
+                result.rows.append(row)
+                on_row(result.job, row)
             status = process.wait()
         finally:
             timer.cancel()
@@ -270,24 +273,24 @@ def _run(done: Done, limit: float, on_row: Callable[[Job, Row], None]) -> None:
                 process.wait()
             process.stdout.close()
             guard.release()
-        done.seconds = time.monotonic() - began
-        told = done.rows[-1] if done.rows else {}
-        if late:
-            done.error = f"ended at its limit of {limit:.0f} s; what it had measured is kept"
-        elif set(told) == {"error"}:
-            done.error = str(done.rows.pop()["error"])
+        result.seconds = time.monotonic() - began
+        last_row = result.rows[-1] if result.rows else {}
+        if timed_out:
+            result.error = f"ended at its limit of {limit:.0f} s; rows measured before are kept"
+        elif set(last_row) == {"error"}:
+            result.error = str(result.rows.pop()["error"])
         elif status:
-            last = _tail(words).strip() or "none"
-            done.error = f"its process ended with status {status} after {done.seconds:.0f} s; its last words: {last}"
+            last = _read_tail(stderr).strip() or "none"
+            result.error = f"its process ended with status {status} after {result.seconds:.0f} s; the end of its stderr: {last}"
 
 
 def _lines(process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
-    """Lines that a process writes, until it has ended: others that it started may hold its stdout open and say nothing."""
+    """Lines of a process until it has ended; its children may keep stdout open."""
     assert process.stdout is not None
     rest, stdout = b"", process.stdout.fileno()
     while True:
         ended = process.poll() is not None
-        if not select.select([stdout], [], [], QUIET_SECONDS)[0]:
+        if not select.select([stdout], [], [], POLL_SECONDS)[0]:
             if ended:
                 break
             continue
@@ -300,7 +303,7 @@ def _lines(process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
 
 
 def _rows(lines: Iterable[bytes]) -> Iterator[Row]:
-    """Each line as a row; what is none, a library's message, is kept as a note."""
+    """Each line as a row; a line that is not a JSON object, such as a library's message, becomes a note."""
     for line in lines:
         text = line.decode("utf-8", "replace").strip()
         try:
@@ -311,20 +314,20 @@ def _rows(lines: Iterable[bytes]) -> Iterator[Row]:
             yield found if isinstance(found, dict) else {"note": text[:ERROR_CHARACTERS]}
 
 
-def _tail(words: Any) -> str:
-    end = words.seek(0, 2)
-    words.seek(max(0, end - ERROR_CHARACTERS))
-    return str(words.read().decode("utf-8", "replace"))
+def _read_tail(stderr: Any) -> str:
+    end = stderr.seek(0, 2)
+    stderr.seek(max(0, end - ERROR_CHARACTERS))
+    return str(stderr.read().decode("utf-8", "replace"))
 
 
-def row_words(row: Mapping[str, Any]) -> str:
-    """A row in one line: sizes as they are, seconds in milliseconds, rates in units that a person reads."""
-    return ", ".join(f"{name} {_word(name, value)}" for name, value in row.items() if not isinstance(value, list))
+def format_row(row: Mapping[str, Any]) -> str:
+    """A row in one line: seconds in milliseconds, large rates in 10⁹."""
+    return ", ".join(f"{name} {_format_value(name, value)}" for name, value in row.items() if not isinstance(value, list))
 
 
-def _word(name: str, value: Any) -> str:
+def _format_value(name: str, value: Any) -> str:
     if isinstance(value, dict):
-        return f"({row_words(value)})"
+        return f"({format_row(value)})"
     if not isinstance(value, float):
         return str(value)
     if name.endswith("seconds"):

@@ -1,8 +1,9 @@
-"""One part of `ridgeline bench gpu` in a process of its own: an error of the device ends it and no other part.
+"""One part of `ridgeline bench gpu` in a process of its own, so that an error of the device ends only this part.
 
-Owns the rows' way out: a line of JSON each on stdout, so that what was measured is there whatever happens next. Settings are one JSON
-object, the only argument. Parts that need the engine are beside this file, the others the computing wing's; `host` is here: the host's work
-for a step of single tokens, without a device (plan, inputs, results, commit, and the frame to the front end).
+The only argument is a JSON object of settings; each row is a JSON line on stdout once it is measured. `host` measures the host's work of a
+decode step without a device (plan, inputs, results, commit, and the frame to the front end). `ttft` measures the time to first token of
+a prompt on an idle engine, over HTTP where the packages of a server are installed, else through `LLM`; weights are random and the tokenizer
+is bytes, so tokenizing costs nothing. Serving is in `gpu_serving`, the other parts are in `ridgeline.compute.cuda.bench`.
 """
 
 import asyncio
@@ -32,15 +33,15 @@ from ridgeline.facts.headers.checkpoint import read_config_facts
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.model import ModelFacts
 
-NULL: Final = "ridgeline.compute.runtime.null_graphs"
+NULL_EXECUTOR: Final = "ridgeline.compute.runtime.null_graphs"
 MESSAGES: Final = "ridgeline.engine.messages"
 BLOCK_TOKENS: Final = 16
-PROMPTS: Final = 8
-"""That one step takes, before anything is counted."""
+PROMPTS_PER_STEP: Final = 8
+"""Prompts per step, before counting begins."""
 
 
-class Clocked:
-    """An executor and the seconds that its callers have been in it."""
+class TimedExecutor:
+    """Wraps an executor and measures the CPU seconds spent in it."""
 
     def __init__(self, executor: Any) -> None:
         self._executor = executor
@@ -48,7 +49,7 @@ class Clocked:
 
     @property
     def info(self) -> ExecutorInfo:
-        """The executor's own."""
+        """Info of the executor."""
         info: ExecutorInfo = self._executor.info
         return info
 
@@ -72,47 +73,47 @@ class Clocked:
 
 
 def host(facts: ModelFacts, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each of `batches`: seconds of the host for one step of so many rows, in the midst of a step's life.
+    """A row for each of `batches`: CPU seconds of the host for one decode step.
 
-    settings  batches, context (positions when the count begins), steps (that are counted)
-    host_seconds      of a whole turn, median     executor_seconds  what the computing wing has of it     worst_seconds  of the slowest
+    settings  batches, context (positions when counting begins), steps (counted)
+    host_seconds  of a turn, median     executor_seconds  part of it in the executor     worst_seconds  of the slowest turn
     """
     encode = _encoder()
     for batch in settings["batches"]:
-        seconds, inside = _turns(facts, batch, settings["context"], settings["steps"], encode)
-        row = {"batch": batch, "host_seconds": median(seconds), "executor_seconds": median(inside), "worst_seconds": max(seconds)}
+        seconds, executor_seconds = _turns(facts, batch, settings["context"], settings["steps"], encode)
+        row = {"batch": batch, "host_seconds": median(seconds), "executor_seconds": median(executor_seconds), "worst_seconds": max(seconds)}
         yield {**row, "frames": encode is not None}
 
 
 def _turns(
     facts: ModelFacts, batch: int, context: int, steps: int, encode: Callable[[int, Turn], object] | None
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each turn, and of those the executor's."""
-    config = EngineConfig("null", max_num_seqs=batch, max_num_batched_tokens=batch + PROMPTS * context)
-    length = context + steps + 2 * (batch // PROMPTS + config.depth)
-    executor = importlib.import_module(NULL).null_executor(
+    """(seconds of each turn, seconds of each turn in the executor)."""
+    config = EngineConfig("null", max_num_seqs=batch, max_num_batched_tokens=batch + PROMPTS_PER_STEP * context)
+    length = context + steps + 2 * (batch // PROMPTS_PER_STEP + config.depth)
+    executor = importlib.import_module(NULL_EXECUTOR).null_executor(
         facts, rows=batch, tokens=config.tokens, positions=length, block_tokens=BLOCK_TOKENS, depth=config.depth
     )
-    clocked = Clocked(executor)
-    engine, _ = make_engine(clocked, config)
-    turn = engine.turn(requests(engine, batch, context, length))
+    timed = TimedExecutor(executor)
+    engine, _ = make_engine(timed, config)
+    turn = engine.turn(make_requests(engine, batch, context, length))
     while len(turn.outputs) < batch:
         turn = engine.turn()
-    seconds, inside = [], []
+    seconds, executor_seconds = [], []
     for number in range(steps):
-        clocked.seconds, began = 0.0, time.thread_time()
+        timed.seconds, began = 0.0, time.thread_time()
         turn = engine.turn()
         if encode is not None:
             encode(number, turn)
         seconds.append(time.thread_time() - began)
-        inside.append(clocked.seconds)
+        executor_seconds.append(timed.seconds)
         assert len(turn.outputs) == batch
     executor.close()
-    return seconds, inside
+    return seconds, executor_seconds
 
 
 def _encoder() -> Callable[[int, Turn], object] | None:
-    """A function that makes a frame of a turn; None where the packages of a server are not installed."""
+    """A function that encodes a turn as a frame; None where the packages of a server are not installed."""
     try:
         messages = importlib.import_module(MESSAGES)
     except ModuleNotFoundError:
@@ -120,23 +121,23 @@ def _encoder() -> Callable[[int, Turn], object] | None:
     return lambda number, turn: messages.encode(messages.Frame(number, turn.time, turn.outputs, turn.events))
 
 
-def requests(engine: Engine, count: int, prompt: int, length: int) -> list[Admit]:
-    """So many prompts of random ids, each of which goes on to `length` positions."""
-    info, draws = engine.executor.info, random.Random(0)
+def make_requests(engine: Engine, count: int, prompt: int, length: int) -> list[Admit]:
+    """`count` requests with prompts of random ids, each up to `length` positions."""
+    info, rng = engine.executor.info, random.Random(0)
     limits = ModelLimits(info.vocab, info.max_model_len, frozenset(), info.kv)
     params = SamplingParams(temperature=0.0, max_tokens=length - prompt, ignore_eos=True)
     made = []
     for number in range(count):
-        ids = [draws.randrange(info.vocab) for _ in range(prompt)]
+        ids = [rng.randrange(info.vocab) for _ in range(prompt)]
         made.append(Admit(admit(ids, params, limits, request_id=f"{number:032x}", draw_seed=lambda: 0)))
     return made
 
 
 SERVER_PACKAGES: Final = ("msgspec", "starlette", "uvicorn", "httptools")
-"""Of the server and of the client that measures it."""
+"""Packages of the server and of the measuring client."""
 OUTPUT_TOKENS: Final = 2
 PAUSE_SECONDS: Final = 0.1
-"""Between a request's end and the next one: the engine is idle."""
+"""Between requests, so that the engine is idle."""
 ROWS: Final = 64
 HTTP, LLM = "HTTP", "LLM, without HTTP"
 
@@ -151,7 +152,7 @@ def ttft(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _engine(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the engine, by their names in `EngineConfig`: one prompt is one step, and none is found in a cache."""
+    """Settings of the engine, by their names in `EngineConfig`: a prompt is one step, no prefix cache."""
     prompt = settings["prompt_tokens"]
     return {
         "runner": "cuda", "dtype": settings["dtype"], "kv_dtype": settings["kv_dtype"], "max_num_seqs": ROWS,
@@ -166,10 +167,10 @@ def through_llm(settings: Mapping[str, Any]) -> dict[str, Any]:
     from ridgeline.engine.llm import LLM as Model
 
     params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-    draws, found = random.Random(0), []
+    rng, found = random.Random(0), []
     with Model(RANDOM_PREFIX + settings["model"], **_engine(settings)) as model:
         for _ in range(settings["repeats"] + 1):
-            prompt = [draws.randrange(model.limits.vocab) for _ in range(settings["prompt_tokens"])]
+            prompt = [rng.randrange(model.limits.vocab) for _ in range(settings["prompt_tokens"])]
             began = time.perf_counter()
             outputs = model.stream(prompt, params)
             next(outputs)
@@ -180,29 +181,30 @@ def through_llm(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def through_http(settings: Mapping[str, Any], model: str | None = None) -> dict[str, Any]:
-    """Seconds from sending a request to the first event with text. model: what is served; None: the settings' with random weights."""
+    """Seconds from sending a request to the first event with text. model: to serve; None: the settings' with random weights."""
     return asyncio.run(_over_http(settings, model or RANDOM_PREFIX + settings["model"]))
 
 
 async def _over_http(settings: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Starts the server as a user does, and puts one request after another on it."""
-    # Loaded here alone: they need the packages of a server.
-    from ridgeline.bench.client import Ask, Client, body_of
-    from ridgeline.bench.http import Http, Target
-    from ridgeline.bench.servers import OWN, Server, Spec, free_port
-    from ridgeline.bench.session import Manner, first_model
+    """Starts the server as a user does and sends requests one by one."""
+    # imported here: they need the packages of a server
+    from ridgeline.bench.client import Client, PreparedRequest, make_body
+    from ridgeline.bench.http import HttpClient, ServerAddress
+    from ridgeline.bench.servers import RIDGELINE_MAIN, Server, ServerSpec, free_port
+    from ridgeline.bench.session import RequestOptions, first_model
 
     port = free_port()
-    command = [sys.executable, "-P", "-c", OWN, "serve", model, "--port", str(port), *_flags(_engine(settings))]
-    server = await Server.start(Spec("ridgeline", f"http://127.0.0.1:{port}", command), Manner())
+    command = [sys.executable, "-P", "-c", RIDGELINE_MAIN, "serve", model, "--port", str(port), *_flags(_engine(settings))]
+    server = await Server.start(ServerSpec("ridgeline", f"http://127.0.0.1:{port}", command), RequestOptions())
     try:
-        http = Http(Target.of(f"http://127.0.0.1:{port}"))
-        name, client, draws = await first_model(http), Client(http, "completions", 60.0), random.Random(0)
+        http = HttpClient(ServerAddress.parse(f"http://127.0.0.1:{port}"))
+        name, client, rng = await first_model(http), Client(http, "completions", 60.0), random.Random(0)
         found = []
         for number in range(settings["repeats"] + 1):
-            text = "".join(draws.choices(ascii_letters, k=settings["prompt_tokens"] - 1))  # and one token before all text
-            ask = Ask(number, body_of("completions", name, text, OUTPUT_TOKENS, True, {}), settings["prompt_tokens"], OUTPUT_TOKENS)
-            outcome = await client.run(ask, time.perf_counter())
+            text = "".join(rng.choices(ascii_letters, k=settings["prompt_tokens"] - 1))  # one token is added before the text
+            body = make_body("completions", name, text, OUTPUT_TOKENS, True, {})
+            request = PreparedRequest(number, body, settings["prompt_tokens"], OUTPUT_TOKENS)
+            outcome = await client.run(request, time.perf_counter())
             if outcome.error is not None:
                 raise RuntimeError(f"a request failed: {outcome.error}: {outcome.message}")
             found.append(outcome.first - outcome.intended)
@@ -224,7 +226,7 @@ def _flags(engine: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _row(through: str, settings: Mapping[str, Any], found: Sequence[float]) -> dict[str, Any]:
-    """The first request is none of the figures: what is made when it is first needed is made in it."""
+    """The row of a measurement. The first request is a warm-up and reported apart."""
     counted = found[1:]
     return {
         "through": through, "prompt_tokens": settings["prompt_tokens"], "repeats": len(counted), "seconds": median(counted),
@@ -234,15 +236,15 @@ def _row(through: str, settings: Mapping[str, Any], found: Sequence[float]) -> d
 
 PARTS: Final = "ridgeline.compute.cuda.bench.parts"
 WATCH: Final = "ridgeline.compute.cuda.bench.timing"
-SMALL: Final = {
+TINY_CONFIG: Final = {
     "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 16,
     "vocab_size": 512,
 }  # fmt: skip
-"""Of a config.json, in place of its own."""
+"""Replaces values of a config.json."""
 
 
-def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row about the device, then the rows of the part that `settings` name. Raises ConfigError where there is no GPU."""
+def run_part(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields a row about the device, then the rows of the part in `settings`. Raises ConfigError without a GPU."""
     computing = importlib.import_module(PARTS)
     facts = read_config_facts(Path(settings["model"]))
     device = computing.device_of(settings["device"])
@@ -253,25 +255,25 @@ def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         case "soak":
             yield from soak(facts, settings, device.memory)
         case "host":
-            yield from host(small_facts(Path(settings["model"])), settings)
+            yield from host(tiny_facts(Path(settings["model"])), settings)
         case "ttft":
             yield from ttft(settings)
         case part:
             yield from computing.PARTS[part](facts, device, settings)
 
 
-def small_facts(model: Path) -> ModelFacts:
-    """Facts of a model of the same kind that computes next to nothing: the host's work for a step does not depend on layers or widths."""
+def tiny_facts(model: Path) -> ModelFacts:
+    """Facts of a tiny model of the same architecture: the host's work for a step does not depend on layers or widths."""
     with TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
-        config.write_text(json.dumps(json.loads(model.read_text()) | SMALL))
+        config.write_text(json.dumps(json.loads(model.read_text()) | TINY_CONFIG))
         return read_config_facts(config)
 
 
 def main() -> None:
-    """Prints the rows; the last one is an error alone where a user's setting or machine ended the part."""
+    """Prints the rows; after a RidgelineError the last one has only the error."""
     try:
-        for row in rows(json.loads(sys.argv[1])):
+        for row in run_part(json.loads(sys.argv[1])):
             print(json.dumps(row), flush=True)
     except RidgelineError as error:
         print(json.dumps({"error": str(error)}), flush=True)

@@ -1,6 +1,4 @@
-"""Targets of one H200 with the default model, and what a report says of them: met, missed, not measured. Pure.
-
-Owns the targets. Rows come from the parts; nothing here measures.
+"""Targets of one H200 with the default model, and their results: met, missed, not measured. Pure functions of the parts' rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +11,10 @@ Parts = Mapping[tuple[str, str], Sequence[Row]]
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
-    """One figure that is to be reached, in the rows of a part that have `where`. Less is better for seconds and bytes, more for the rest.
+class Target:
+    """A target for one value, in the rows of a part that match `where`. Lower is better for seconds and bytes, higher for the rest.
 
-    key   the figure's name in its row; seconds, tokens per second, or a ratio
+    key   name of the value in the row: seconds, tokens per second, or a ratio
     """
 
     what: str
@@ -28,8 +26,8 @@ class Aim:
     stretch: float | None = None
 
     @property
-    def less(self) -> bool:
-        """True if less is better."""
+    def is_lower_better(self) -> bool:
+        """True if lower values are better."""
         return self.key.endswith(("seconds", "bytes"))
 
     @property
@@ -38,12 +36,12 @@ class Aim:
         return f"ridgeline bench gpu --only {self.part} --dtype {self.dtype}"
 
     def matches(self, row: Row) -> bool:
-        """True if the row has the figure."""
+        """True if the row has the value."""
         return self.key in row and all(row.get(name) == value for name, value in self.where.items())
 
-    def reached(self, value: float, aim: float) -> bool:
-        """True if `value` is as good as `aim`."""
-        return value <= aim if self.less else value >= aim
+    def is_reached(self, value: float, target: float) -> bool:
+        """True if `value` is at least as good as `target`."""
+        return value <= target if self.is_lower_better else value >= target
 
 
 SIZES: Final = (1, 32, 64, 128, 256)
@@ -59,43 +57,44 @@ HOST_SECONDS: Final[Mapping[int, float]] = {1: 0.3e-3, 32: 0.3e-3, 256: 1.5e-3}
 IDLE_SECONDS: Final = 50e-6
 
 
-def _aims() -> Iterator[Aim]:
+def _make_targets() -> Iterator[Target]:
     tokens = "tokens_per_second"
     for dtype, (targets, stretches) in DECODE.items():
         for batch, target, stretch in zip(SIZES, targets, stretches, strict=True):
-            yield Aim(f"decode {dtype}, batch {batch}, tok/s", "decode", dtype, {"batch": batch, "graphs": True}, tokens, target, stretch)
+            where: Mapping[str, object] = {"batch": batch, "graphs": True}
+            yield Target(f"decode {dtype}, batch {batch}, tok/s", "decode", dtype, where, tokens, target, stretch)
     for dtype, prompt in PREFILL.items():
-        yield Aim(f"prefill {dtype}, 2k tokens", "prefill", dtype, {"tokens": 2048}, "seconds", *prompt)
-    yield Aim("TTFT idle, 2k tokens, over HTTP", "ttft", "bf16", {"through": "HTTP"}, "seconds", 0.060, 0.050)
-    for dtype, served in SERVING.items():
-        yield Aim(f"serving {dtype}, 1000 in, 1000 out, saturated, tok/s", "serving", dtype, {"rows": 256}, tokens, *served)
+        yield Target(f"prefill {dtype}, 2k tokens", "prefill", dtype, {"tokens": 2048}, "seconds", *prompt)
+    yield Target("TTFT idle, 2k tokens, over HTTP", "ttft", "bf16", {"through": "HTTP"}, "seconds", 0.060, 0.050)
+    for dtype, goals in SERVING.items():
+        yield Target(f"serving {dtype}, 1000 in, 1000 out, saturated, tok/s", "serving", dtype, {"rows": 256}, tokens, *goals)
     for dtype in DECODE:
-        yield from _host_aims(dtype)
+        yield from _host_targets(dtype)
     for batch, ratio in ((1, 1.5), (32, 4.0)):
-        yield Aim(f"against transformers, batch {batch}, times as fast", "transformers", "bf16", {"batch": batch}, "ratio", ratio)
-    yield Aim("soak, requests", "soak", "bf16", {}, "requests", 2_000)
-    yield Aim("soak, growth of device memory", "soak", "bf16", {}, "grown_bytes", 0)
+        yield Target(f"against transformers, batch {batch}, times as fast", "transformers", "bf16", {"batch": batch}, "ratio", ratio)
+    yield Target("soak, requests", "soak", "bf16", {}, "requests", 2_000)
+    yield Target("soak, growth of device memory", "soak", "bf16", {}, "grown_bytes", 0)
 
 
-def _host_aims(dtype: str) -> Iterator[Aim]:
-    """Time of the host, and of the device without work: of steps made by hand (runner), and when serving (engine)."""
+def _host_targets(dtype: str) -> Iterator[Target]:
+    """Host time and idle time of the device: of steps of the runner alone, and when serving (engine)."""
     for part, size, sizes, whose in (("decode", "batch", SIZES, "runner"), ("serving", "rows", (32, 256), "engine")):
         for each in sizes:
             where: Mapping[str, object] = {size: each, "graphs": True} if part == "decode" else {size: each}
             if each in HOST_SECONDS:
                 name = f"host time per step, {whose}, {dtype}, {size} {each}"
-                yield Aim(name, part, dtype, where, "host_seconds", HOST_SECONDS[each])
-            yield Aim(f"GPU idle between steps, {whose}, {dtype}, {size} {each}", part, dtype, where, "idle_seconds", IDLE_SECONDS)
+                yield Target(name, part, dtype, where, "host_seconds", HOST_SECONDS[each])
+            yield Target(f"GPU idle between steps, {whose}, {dtype}, {size} {each}", part, dtype, where, "idle_seconds", IDLE_SECONDS)
 
 
-AIMS: Final = tuple(_aims())
-HEADLINES: Final = ("tokens_per_second", "seconds")
-"""Figures that stand beside their targets in tables of steps."""
+TARGETS: Final = tuple(_make_targets())
+HEADLINE_KEYS: Final = ("tokens_per_second", "seconds")
+"""Values that are shown beside their targets in tables of steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """A figure against its target. `result`: met, stretch met, missed, or not measured."""
+class TargetResult:
+    """A value against its target. `result`: met, stretch met, missed, or not measured."""
 
     what: str
     measured: float | None
@@ -110,44 +109,44 @@ class Verdict:
         return asdict(self)
 
 
-def verdicts(parts: Parts) -> list[Verdict]:
-    """Every target, with what was measured of it."""
+def compare_with_targets(parts: Parts) -> list[TargetResult]:
+    """Every target with its measurement."""
     rows = {**parts, ("transformers", "bf16"): [*parts.get(("transformers", "bf16"), ()), *_ratios(parts)]}
     found = []
-    for aim in AIMS:
-        values = [float(row[aim.key]) for row in rows.get((aim.part, aim.dtype), ()) if aim.matches(row)]
+    for target in TARGETS:
+        values = [float(row[target.key]) for row in rows.get((target.part, target.dtype), ()) if target.matches(row)]
         value = values[-1] if values else None
-        found.append(Verdict(aim.what, value, aim.target, aim.stretch, _result(aim, value), aim.key, aim.command))
+        found.append(TargetResult(target.what, value, target.target, target.stretch, _result(target, value), target.key, target.command))
     return found
 
 
-def _result(aim: Aim, value: float | None) -> str:
+def _result(target: Target, value: float | None) -> str:
     if value is None:
         return "not measured"
-    if not aim.reached(value, aim.target):
+    if not target.is_reached(value, target.target):
         return "missed"
-    return "stretch met" if aim.stretch is not None and aim.reached(value, aim.stretch) else "met"
+    return "stretch met" if target.stretch is not None and target.is_reached(value, target.stretch) else "met"
 
 
 def _ratios(parts: Parts) -> Iterator[Row]:
-    """Our decoding over transformers' best at the same batch size, where both were measured."""
-    ours = _speeds(parts.get(("decode", "bf16"), ()))
-    theirs = _speeds(parts.get(("transformers", "bf16"), ()))
-    for batch in sorted(ours.keys() & theirs.keys()):
-        yield {"batch": batch, "ratio": ours[batch] / theirs[batch]}
+    """Ridgeline's decode throughput over transformers' best at the same batch size, where both were measured."""
+    own = _best_throughput(parts.get(("decode", "bf16"), ()))
+    reference = _best_throughput(parts.get(("transformers", "bf16"), ()))
+    for batch in sorted(own.keys() & reference.keys()):
+        yield {"batch": batch, "ratio": own[batch] / reference[batch]}
 
 
-def costs(parts: Parts) -> Iterator[dict[str, Any]]:
-    """The price of the batch-invariant mode: the share of tokens per second that it takes, by type and batch size."""
+def batch_invariant_costs(parts: Parts) -> Iterator[dict[str, Any]]:
+    """The cost of the batch-invariant mode: share of throughput lost, by type and batch size."""
     for dtype in sorted({dtype for _, dtype in parts}):
-        plain, invariant = (_speeds(parts.get((part, dtype), ())) for part in ("decode", "invariant"))
+        plain, invariant = (_best_throughput(parts.get((part, dtype), ())) for part in ("decode", "invariant"))
         for batch in sorted(plain.keys() & invariant.keys()):
             lost = 1 - invariant[batch] / plain[batch]
             yield {"dtype": dtype, "batch": batch, "tokens_per_second": invariant[batch], "share_lost": lost}
 
 
-def _speeds(rows: Sequence[Row]) -> dict[int, float]:
-    """Tokens per second by batch size, the best of each; steps without graphs do not count."""
+def _best_throughput(rows: Sequence[Row]) -> dict[int, float]:
+    """Best tokens per second by batch size, with graphs."""
     found: dict[int, float] = {}
     for row in rows:
         if "tokens_per_second" in row and "batch" in row and row.get("graphs") is not False:
@@ -155,6 +154,7 @@ def _speeds(rows: Sequence[Row]) -> dict[int, float]:
     return found
 
 
-def headline(part: str, dtype: str, row: Row) -> Aim | None:
-    """The aim of a row's chief figure, for whoever shows it as it comes; None where nothing was said of it."""
-    return next((aim for aim in AIMS if (aim.part, aim.dtype) == (part, dtype) and aim.key in HEADLINES and aim.matches(row)), None)
+def headline_target(part: str, dtype: str, row: Row) -> Target | None:
+    """The target of a row's main value; None without one."""
+    own = (target for target in TARGETS if (target.part, target.dtype) == (part, dtype))
+    return next((target for target in own if target.key in HEADLINE_KEYS and target.matches(row)), None)

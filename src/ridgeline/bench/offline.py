@@ -1,7 +1,7 @@
-"""`ridgeline bench offline`: the engine alone, without HTTP and text: prompts in, tokens out, beside what this machine allows.
+"""`ridgeline bench offline`: throughput of the engine in this process, without HTTP and text, beside the bound of this machine.
 
-Owns the measurement. The engine is the one that serves, in this process; the bound of a step is the planner's, with the ceilings measured
-just before. Prompts are random ids and share nothing.
+Owns the measurement. The engine is the one that serves; the bound of a step is the planner's, with ceilings measured just before. Prompts
+are random ids and share nothing.
 """
 
 import random
@@ -11,7 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Final
 
-from ridgeline.bench.processes import hogs
+from ridgeline.bench.processes import busy_processes
 from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
@@ -28,43 +28,43 @@ from ridgeline.planning.arguments import PlanOptions, deployment_of
 from ridgeline.planning.deployment import Deployment
 from ridgeline.planning.step import IDEAL, RowGroup, resource_seconds, step_work
 
-MOST_SEQUENCES, MOST_TOKENS, MOST_REPEATS, MOST_HOGS = 1_024, 1 << 20, 1_000, 1_024
-FIRST_ID: Final = 16
-"""Ids below it are often control tokens."""
-WHOLE_STEPS: Final = 60_000
-"""Milliseconds of a step: prompts are computed as fast as they can be, for nobody waits for a next token meanwhile."""
+MAX_SEQUENCES, MAX_TOKENS, MAX_REPEATS, MAX_BUSY_PROCESSES = 1_024, 1 << 20, 1_000, 1_024
+FIRST_PROMPT_ID: Final = 16
+"""Lower ids are often control tokens."""
+PREFILL_STEP_MS: Final = 60_000
+"""Milliseconds of a step with decode rows: large, so that prefill is not limited."""
 Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfflineLoad:
     """The load: every batch size in turn, `repeats` times, with prompts of `prompt_tokens` and answers of `output_tokens`.
 
-    hogs  each repeat is run again beside so many foreign processes that take a CPU core each
+    busy_processes  each repeat is run again beside so many processes that keep a CPU core busy each
     """
 
     batches: tuple[int, ...] = (1, 4, 16)
     prompt_tokens: int = 128
     output_tokens: int = 64
     repeats: int = 3
-    hogs: int = 0
+    busy_processes: int = 0
 
     def check(self) -> None:
         """Raises ConfigError for what cannot be run."""
         for name, value, least, most in (
-            *(("--batch", batch, 1, MOST_SEQUENCES) for batch in self.batches),
-            ("--prompt-tokens", self.prompt_tokens, 1, MOST_TOKENS),
-            ("--output-tokens", self.output_tokens, 2, MOST_TOKENS),
-            ("--repeats", self.repeats, 1, MOST_REPEATS),
-            ("--hogs", self.hogs, 0, MOST_HOGS),
+            *(("--batch", batch, 1, MAX_SEQUENCES) for batch in self.batches),
+            ("--prompt-tokens", self.prompt_tokens, 1, MAX_TOKENS),
+            ("--output-tokens", self.output_tokens, 2, MAX_TOKENS),
+            ("--repeats", self.repeats, 1, MAX_REPEATS),
+            ("--hogs", self.busy_processes, 0, MAX_BUSY_PROCESSES),
         ):
             if not least <= value <= most:
                 raise ConfigError(f"{name} is {value}; {least} to {most} are possible", fix={name: None})
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One turn of the engine: when it ended, the tokens that it brought, and what the executor says of it."""
+class TurnRecord:
+    """One turn of the engine: its end in seconds from the start, its output tokens, and the executor's timings."""
 
     ended: float
     tokens: int
@@ -72,12 +72,12 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFigures:
-    """One batch size: medians over repeats, or over the decoding steps of all repeats.
+class BatchReport:
+    """One batch size: medians over repeats, or over the decode steps of all repeats.
 
     prefill_*   all prompts, until the last of them has its first token       decode_*  steps in which every sequence gets a token
     *_bound     the same at this machine's ceilings                           whole     output tokens per second from first to last
-    hogged_tokens_per_second  the latter beside foreign processes, None without any
+    contended_tokens_per_second  the same beside busy processes, None without any
     run, prepare, queue, rest  seconds of a decode step: computing, making inputs, waiting in the executor, everything else
     """
 
@@ -87,7 +87,7 @@ class BatchFigures:
     decode_tokens_per_second: float
     decode_bound: float
     whole_tokens_per_second: float
-    hogged_tokens_per_second: float | None
+    contended_tokens_per_second: float | None
     step_seconds: float
     slowest_step_seconds: float
     run: float
@@ -98,14 +98,14 @@ class BatchFigures:
 
 @dataclass(frozen=True, slots=True)
 class OfflineReport:
-    """All batch sizes, what ran them, the ceilings that the bounds come from, and what disturbed the run."""
+    """All batch sizes, what ran them, the ceilings behind the bounds, and the machine's noise."""
 
     model: str
     runner: str
-    load: Load
+    load: OfflineLoad
     bytes_per_second: float
     flops_per_second: dict[str, float]
-    figures: tuple[BatchFigures, ...]
+    figures: tuple[BatchReport, ...]
     noise: Noise
 
     def as_dict(self) -> dict[str, object]:
@@ -113,30 +113,30 @@ class OfflineReport:
         return {**asdict(self), "noise": self.noise.as_dict()}
 
 
-def offline(config: EngineConfig, load: Load, progress: Progress = lambda stage, fraction: None) -> OfflineReport:
-    """Loads the model and runs `load`. The engine's rows, budget and context are those of `config`, widened to what the load needs.
+def offline(config: EngineConfig, load: OfflineLoad, progress: Progress = lambda stage, fraction: None) -> OfflineReport:
+    """Loads the model and runs `load`. The engine's rows, budget and context are those of `config`, raised to what the load needs.
 
-    Raises ConfigError, ModelNotFoundError or ModelFormatError where the settings or the model are at fault.
+    Raises ConfigError, ModelNotFoundError or ModelFormatError.
     """
     load.check()
-    length, most = load.prompt_tokens + load.output_tokens, max(load.batches)
-    settings = replace(config, max_model_len=length, max_num_seqs=max(most, config.max_num_seqs or 0), enable_prefix_caching=False)
-    settings = replace(settings, step_ms=WHOLE_STEPS)
-    question = PlanOptions(device="this", context=length, users=most, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
+    length, max_batch = load.prompt_tokens + load.output_tokens, max(load.batches)
+    settings = replace(config, max_model_len=length, max_num_seqs=max(max_batch, config.max_num_seqs or 0), enable_prefix_caching=False)
+    settings = replace(settings, step_ms=PREFILL_STEP_MS)
+    question = PlanOptions(device="this", context=length, users=max_batch, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
     deployment = deployment_of(describe_model(config.model, cache_directory()), question)
     engine, _ = start_engine(settings, progress)
-    watch, figures, draws = NoiseMonitor(), [], random.Random(0)
+    watch, figures, rng = NoiseMonitor(), [], random.Random(0)
     try:
-        _run(engine, replace(load, output_tokens=2), 1, draws)
+        _run(engine, replace(load, output_tokens=2), 1, rng)
         for number, batch in enumerate(load.batches):
-            runs, hogged = [], []
+            runs, contended = [], []
             for repeat in range(load.repeats):
-                runs.append(_run(engine, load, batch, draws))
-                if load.hogs:
-                    with hogs(load.hogs):
-                        hogged.append(_run(engine, load, batch, draws))
+                runs.append(_run(engine, load, batch, rng))
+                if load.busy_processes:
+                    with busy_processes(load.busy_processes):
+                        contended.append(_run(engine, load, batch, rng))
                 progress("measuring", (number + (repeat + 1) / load.repeats) / len(load.batches))
-            figures.append(_figures(runs, hogged, batch, load, deployment))
+            figures.append(_make_batch_report(runs, contended, batch, load, deployment))
         info, device = engine.executor.info, deployment.device
     finally:
         engine.executor.close()
@@ -145,29 +145,31 @@ def offline(config: EngineConfig, load: Load, progress: Progress = lambda stage,
     )
 
 
-def _run(engine: Engine, load: Load, batch: int, draws: random.Random) -> list[Step]:
-    """One batch from its admission to its end; times count from the admission."""
+def _run(engine: Engine, load: OfflineLoad, batch: int, rng: random.Random) -> list[TurnRecord]:
+    """Runs one batch to its end; times count from its admission."""
     info = engine.executor.info
     limits = ModelLimits(info.vocab, info.max_model_len, frozenset(), info.kv)
     params = SamplingParams(temperature=0.0, max_tokens=load.output_tokens, ignore_eos=True)
-    first = min(FIRST_ID, info.vocab - 1)
-    prompts = [[draws.randrange(first, info.vocab) for _ in range(load.prompt_tokens)] for _ in range(batch)]
+    first = min(FIRST_PROMPT_ID, info.vocab - 1)
+    prompts = [[rng.randrange(first, info.vocab) for _ in range(load.prompt_tokens)] for _ in range(batch)]
     requests = [Admit(admit(each, params, limits, request_id=str(n), draw_seed=lambda: 0)) for n, each in enumerate(prompts)]
     began, steps = perf_counter(), []
     turn = engine.turn(requests)
     while True:
         timed = next((event.timings for event in turn.events if isinstance(event, StepTimed)), Timings())
-        steps.append(Step(perf_counter() - began, sum(len(output.ids) for output in turn.outputs), timed))
+        steps.append(TurnRecord(perf_counter() - began, sum(len(output.ids) for output in turn.outputs), timed))
         if engine.idle:
             return steps
         turn = engine.turn()
 
 
-def _figures(runs: Sequence[list[Step]], hogged: Sequence[list[Step]], batch: int, load: Load, deployment: Deployment) -> BatchFigures:
+def _make_batch_report(
+    runs: Sequence[list[TurnRecord]], contended: Sequence[list[TurnRecord]], batch: int, load: OfflineLoad, deployment: Deployment
+) -> BatchReport:
     prefill, whole, decoding = [], [], []
     for steps in runs:
         done, started = 0, None
-        for before, step in zip([Step(0.0, 0, Timings()), *steps], steps, strict=False):
+        for before, step in zip([TurnRecord(0.0, 0, Timings()), *steps], steps, strict=False):
             done += step.tokens
             if started is None and done >= batch:
                 started = step.ended
@@ -178,14 +180,14 @@ def _figures(runs: Sequence[list[Step]], hogged: Sequence[list[Step]], batch: in
     seconds = median(each for each, _ in decoding)
     run, prepare, queue = (median(getattr(timings, name) for _, timings in decoding) for name in ("run", "prepare", "queue"))
     middle = load.prompt_tokens + load.output_tokens // 2
-    return BatchFigures(
+    return BatchReport(
         batch=batch,
         prefill_tokens_per_second=batch * load.prompt_tokens / median(prefill),
         prefill_bound=batch * load.prompt_tokens / _bound(deployment, RowGroup(0, load.prompt_tokens, batch)),
         decode_tokens_per_second=batch / seconds,
         decode_bound=batch / _bound(deployment, RowGroup(middle, 1, batch)),
         whole_tokens_per_second=batch * load.output_tokens / median(whole),
-        hogged_tokens_per_second=batch * load.output_tokens / median(steps[-1].ended for steps in hogged) if hogged else None,
+        contended_tokens_per_second=batch * load.output_tokens / median(steps[-1].ended for steps in contended) if contended else None,
         step_seconds=seconds,
         slowest_step_seconds=max(each for each, _ in decoding),
         run=run,
@@ -196,5 +198,5 @@ def _figures(runs: Sequence[list[Step]], hogged: Sequence[list[Step]], batch: in
 
 
 def _bound(deployment: Deployment, rows: RowGroup) -> float:
-    """Seconds that a step of these rows takes at least."""
+    """Lower bound of the seconds of a step of these rows."""
     return max(resource_seconds(deployment, step_work(deployment, [rows]), IDEAL))

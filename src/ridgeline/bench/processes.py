@@ -1,7 +1,7 @@
-"""Processes that measurements start, and what ends them: a group ends when this process is gone, however it went.
+"""Processes that measurements start; their groups are killed when this process ends, however it ends.
 
-`Guard` owns a shell that waits for a pipe to close; it stands in a session of its own, so that what ends this process does not reach it.
-`hogs` are foreign processes that want a CPU core each and give nothing back: a machine that is shared with others.
+`ProcessGuard` owns a shell that waits for a pipe to close, in a session of its own, so that a signal to this process does not reach it.
+`busy_processes` simulates a machine that is shared with others: processes that each keep a CPU core busy.
 """
 
 import subprocess
@@ -11,35 +11,35 @@ from contextlib import contextmanager, suppress
 from time import sleep
 from typing import Final
 
-WATCH: Final = 'read -r word || kill -s KILL -- "-$0"'
-"""A line means that the group has ended; the end of the pipe without one, that nobody is left to end it."""
+GUARD_SCRIPT: Final = 'read -r word || kill -s KILL -- "-$0"'
+"""A line means that the group has ended; the end of the pipe without one, that this process is gone."""
 
 
-class Guard:
-    """A guard over the process group with this number, until it is released."""
+class ProcessGuard:
+    """Kills process group `group` when this process is gone, until released."""
 
     def __init__(self, group: int) -> None:
         self._watcher = subprocess.Popen(
-            ["/bin/sh", "-c", WATCH, str(group)],
+            ["/bin/sh", "-c", GUARD_SCRIPT, str(group)],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
     def release(self) -> None:
-        """The group has ended: its number may become another's."""
+        """Ends the guard: the group has ended, and its number may be reused."""
         with suppress(BrokenPipeError):
             self._watcher.communicate(b"ended\n")
 
 
-WORK: Final = "while True: pass"
+BUSY_LOOP: Final = "while True: pass"
 SETTLE_SECONDS: Final = 0.3
-"""Until each of them computes."""
+"""Until each of them is busy."""
 
 
 @contextmanager
-def hogs(count: int) -> Iterator[None]:
-    """So many of them run, each in a session of its own, as somebody else's would."""
-    found = [subprocess.Popen([sys.executable, "-S", "-c", WORK], start_new_session=True) for _ in range(count)]
-    guards = [Guard(each.pid) for each in found]
+def busy_processes(count: int) -> Iterator[None]:
+    """Runs `count` processes that each keep a CPU core busy, in sessions of their own."""
+    found = [subprocess.Popen([sys.executable, "-S", "-c", BUSY_LOOP], start_new_session=True) for _ in range(count)]
+    guards = [ProcessGuard(each.pid) for each in found]
     try:
         sleep(SETTLE_SECONDS)
         yield

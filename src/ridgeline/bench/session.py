@@ -1,8 +1,10 @@
-"""A server that is measured: its model, its words, and loads that are put on it.
+"""Measurement session with one server: its model, prompts of an exact number of tokens, and loads.
 
-Loads are closed loops, in which each stream waits for its answer, and open ones, in which requests come when they come. In an open loop
-latency counts from the moment at which a request should have been sent, whatever the server or this client was doing then: a server that
-stalls shows it in every request that it kept waiting (Tene, "How not to measure latency": coordinated omission).
+Loads are closed loops, in which each stream waits for its answer, and open loops, in which requests come at given times. In an open loop
+latency counts from the time at which a request should have been sent, so that a stall of the server shows in every request that it delayed
+(Tene, "How not to measure latency": coordinated omission).
+
+Prompts consist of words whose cost in tokens is measured on the server: by `/tokenize`, else by the usage of trial requests.
 """
 
 import asyncio
@@ -12,38 +14,40 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
-from ridgeline.bench.client import Api, Ask, Client, Outcome, body_of
-from ridgeline.bench.http import Http, HttpError, Target
+from ridgeline.bench.client import Api, Client, PreparedRequest, RequestOutcome, make_body
+from ridgeline.bench.http import HttpClient, HttpError, ServerAddress
 from ridgeline.errors import ConfigError
 from ridgeline.sim.fleet.traffic import Arrival
 
-OnDone = Callable[[Outcome], None]
+OnDone = Callable[[RequestOutcome], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """All outcomes in the order in which they ended, and the processor seconds that this process spent over `seconds` of the clock."""
+class Measurement:
+    """All outcomes in the order in which they ended, wall time, and the CPU time of this process in seconds."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestOutcome]
     seconds: float
     client_seconds: float
 
 
-async def closed_loop(client: Client, asks: Iterator[Ask], streams: int, seconds: float | None, on_done: OnDone) -> Measured:
-    """`streams` requests at once, each followed by the next as soon as it ends, until `asks` or the seconds are used up.
+async def closed_loop(
+    client: Client, requests: Iterator[PreparedRequest], streams: int, seconds: float | None, on_done: OnDone
+) -> Measurement:
+    """`streams` requests at once, each followed by the next as soon as it ends, until `requests` or the seconds are used up.
 
-    A request is meant to be sent when the one before it ended.
+    The intended time of a request is the end of the one before it.
     """
-    outcomes: list[Outcome] = []
-    watch = _Watch()
+    outcomes: list[RequestOutcome] = []
+    watch = _Stopwatch()
 
     async def stream() -> None:
-        free = watch.began
-        while (seconds is None or free < watch.began + seconds) and (ask := next(asks, None)) is not None:
-            outcome = await client.run(ask, free)
+        ready_at = watch.began
+        while (seconds is None or ready_at < watch.began + seconds) and (request := next(requests, None)) is not None:
+            outcome = await client.run(request, ready_at)
             outcomes.append(outcome)
             on_done(outcome)
-            free = time.perf_counter()
+            ready_at = time.perf_counter()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(streams):
@@ -51,39 +55,39 @@ async def closed_loop(client: Client, asks: Iterator[Ask], streams: int, seconds
     return watch.stop(outcomes)
 
 
-async def open_loop(client: Client, asks: Sequence[Ask], most: int | None, on_done: OnDone) -> Measured:
-    """Each request when it is due, at most `most` at once; who waits for a place has begun to wait when due."""
-    outcomes: list[Outcome] = []
-    places = asyncio.Semaphore(most or len(asks) or 1)
-    watch = _Watch()
+async def open_loop(client: Client, requests: Sequence[PreparedRequest], limit: int | None, on_done: OnDone) -> Measurement:
+    """Each request when it is due, at most `limit` at once; latency counts from the due time also while it waits for a slot."""
+    outcomes: list[RequestOutcome] = []
+    slots = asyncio.Semaphore(limit or len(requests) or 1)
+    watch = _Stopwatch()
 
-    async def one(ask: Ask, due: float) -> None:
-        async with places:
-            outcome = await client.run(ask, due)
+    async def send(request: PreparedRequest, due: float) -> None:
+        async with slots:
+            outcome = await client.run(request, due)
         outcomes.append(outcome)
         on_done(outcome)
 
     async with asyncio.TaskGroup() as group:
-        for ask in asks:
-            due = watch.began + ask.due
+        for request in requests:
+            due = watch.began + request.due
             wait = due - time.perf_counter()
             if wait > 0:
                 await asyncio.sleep(wait)
-            group.create_task(one(ask, due))
+            group.create_task(send(request, due))
     return watch.stop(outcomes)
 
 
-class _Watch:
+class _Stopwatch:
     def __init__(self) -> None:
-        self.began, self._own = time.perf_counter(), time.process_time()
+        self.began, self._cpu_began = time.perf_counter(), time.process_time()
 
-    def stop(self, outcomes: Sequence[Outcome]) -> Measured:
-        """Everything since the start."""
-        return Measured(outcomes, time.perf_counter() - self.began, time.process_time() - self._own)
+    def stop(self, outcomes: Sequence[RequestOutcome]) -> Measurement:
+        """The measurement since the start."""
+        return Measurement(outcomes, time.perf_counter() - self.began, time.process_time() - self._cpu_began)
 
 
-LEAD: Final = "The"
-"""Begins every prompt, since the first word of a text costs otherwise than later ones in some tokenizers."""
+FIRST_WORD: Final = "The"
+"""First word of every prompt: some tokenizers encode the first word of a text differently."""
 STOP: Final = "."
 _TEXT: Final = (
     "a time year people way day man thing woman life child world school state family student group country problem hand part place "
@@ -97,78 +101,78 @@ _TEXT: Final = (
     "project activity star table need court oil situation cost industry figure street image phone data picture practice piece land"
 )
 WORDS: Final = tuple(f" {word}" for word in _TEXT.split())
-FEW: Final = 24
-"""Words that are asked about one by one where no `/tokenize` is."""
-MOST_PREFIXES: Final = 64
-"""Shared beginnings that are remembered."""
+NUM_PROBED_WORDS: Final = 24
+"""Words whose cost is measured one by one without `/tokenize`."""
+MAX_CACHED_PREFIXES: Final = 64
+"""Shared prefixes that are cached."""
 
 Count = Callable[[str], Awaitable[int]]
-"""The tokens that a server sees in a prompt, whatever it adds included."""
+"""Number of tokens of a prompt on the server, added ones included."""
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """Tokens of each word behind other words, of the full stop, and of what a prompt has besides them; `source` says how they are known."""
+class TokenCosts:
+    """Token costs: of each word after other words, of the full stop, and the overhead of a prompt; `source`: how they were measured."""
 
     words: Mapping[str, int]
     stop: int
-    around: int
+    overhead: int
     source: str
 
 
 class Prompts:
     """Texts by number of tokens. The same seed, arrival and number give the same text for every server with the same costs."""
 
-    def __init__(self, costs: Costs, seed: int) -> None:
+    def __init__(self, costs: TokenCosts, seed: int) -> None:
         self._costs, self._seed = costs, seed
-        self._dearest = max(costs.words.values())
-        self._choices = [[word for word, cost in costs.words.items() if cost <= most] for most in range(self._dearest + 1)]
+        self._max_cost = max(costs.words.values())
+        self._choices = [[word for word, cost in costs.words.items() if cost <= limit] for limit in range(self._max_cost + 1)]
         self._prefixes: dict[tuple[int, int], str] = {}
 
     def text(self, arrival: Arrival, number: int) -> str:
-        """The prompt of a request. One too short for what every prompt has is as short as there is."""
-        room = max(0, arrival.prompt - self._costs.around)
-        shared = min(max(0, arrival.shared - self._costs.around), room) if arrival.prefix else 0
-        return LEAD + self._prefix(arrival.prefix, shared) + self._words(Random(f"{self._seed}:{number}"), room - shared)
+        """The prompt of a request, at least as long as the overhead."""
+        room = max(0, arrival.prompt - self._costs.overhead)
+        shared = min(max(0, arrival.shared - self._costs.overhead), room) if arrival.prefix else 0
+        return FIRST_WORD + self._prefix(arrival.prefix, shared) + self._words(Random(f"{self._seed}:{number}"), room - shared)
 
     def _prefix(self, prefix: int, tokens: int) -> str:
         if not tokens:
             return ""
         if (prefix, tokens) not in self._prefixes:
-            if len(self._prefixes) >= MOST_PREFIXES:
+            if len(self._prefixes) >= MAX_CACHED_PREFIXES:
                 self._prefixes.clear()
             self._prefixes[prefix, tokens] = self._words(Random(f"{self._seed}:prefix:{prefix}"), tokens)
         return self._prefixes[prefix, tokens]
 
     def _words(self, rng: Random, tokens: int) -> str:
-        """Words, and where no word fits any more full stops."""
-        if self._dearest == 1:
+        """Random words of `tokens` tokens, filled with full stops where no word fits."""
+        if self._max_cost == 1:
             return "".join(rng.choices(self._choices[1], k=tokens))
         found = []
-        while choices := self._choices[min(tokens, self._dearest)]:
+        while choices := self._choices[min(tokens, self._max_cost)]:
             found.append(rng.choice(choices))
             tokens -= self._costs.words[found[-1]]
         return "".join(found) + STOP * (tokens // self._costs.stop)
 
 
-async def learn_costs(http: Http, api: Api, model: str) -> Costs:
-    """Costs of words on this server, in tokens. Raises ConfigError where it answers nothing that tells."""
+async def measure_token_costs(http: HttpClient, api: Api, model: str) -> TokenCosts:
+    """Measures the costs of words on this server. Raises ConfigError where it reports no token counts."""
     if api == "completions":
-        for form in TOKENIZE:
-            costs = await _asked(http, form, model)
+        for form in TOKENIZE_FORMS:
+            costs = await _measure_with_tokenize(http, form, model)
             if costs is not None:
                 return costs
     try:
-        return await _costs(_probe(http, api, model), FEW, "usage of trial requests")
+        return await _measure_costs(_count_by_usage(http, api, model), NUM_PROBED_WORDS, "usage of trial requests")
     except HttpError as error:
-        raise ConfigError(f"the server does not tell how many tokens a prompt has: {error}") from None
+        raise ConfigError(f"the server does not report how many tokens a prompt has: {error}") from None
 
 
-TOKENIZE: Final[Sequence[tuple[str, str]]] = (("prompt", "tokens"), ("content", "tokens"), ("inputs", ""))
-"""Where the text stands in a body for `/tokenize`, and the tokens in its answer: ours and vLLM's, llama-server's, TGI's."""
+TOKENIZE_FORMS: Final[Sequence[tuple[str, str]]] = (("prompt", "tokens"), ("content", "tokens"), ("inputs", ""))
+"""(field of the text, field of the tokens) of `/tokenize`: Ridgeline and vLLM, llama-server, TGI."""
 
 
-async def _asked(http: Http, form: tuple[str, str], model: str) -> Costs | None:
+async def _measure_with_tokenize(http: HttpClient, form: tuple[str, str], model: str) -> TokenCosts | None:
     field, tokens = form
     forms: dict[str, dict[str, Any]] = {"prompt": {"model": model}, "content": {"add_special": True}, "inputs": {}}
 
@@ -180,16 +184,16 @@ async def _asked(http: Http, form: tuple[str, str], model: str) -> Costs | None:
         return len(listed)
 
     try:
-        return await _costs(count, len(WORDS), "/tokenize")
+        return await _measure_costs(count, len(WORDS), "/tokenize")
     except HttpError:
-        return None  # Another form may do.
+        return None  # try the next form
 
 
-def _probe(http: Http, api: Api, model: str) -> Count:
+def _count_by_usage(http: HttpClient, api: Api, model: str) -> Count:
     client = Client(http, api, 600.0)
 
     async def count(text: str) -> int:
-        found = await client.run(Ask(0, body_of(api, model, text, 1, False, {}), 0, 1), time.perf_counter())
+        found = await client.run(PreparedRequest(0, make_body(api, model, text, 1, False, {}), 0, 1), time.perf_counter())
         if found.error is not None:
             raise HttpError(found.error, found.message)
         if not found.counted or not found.prompt:
@@ -199,45 +203,46 @@ def _probe(http: Http, api: Api, model: str) -> Count:
     return count
 
 
-async def _costs(count: Count, most: int, source: str) -> Costs:
-    """Tokens of each word: where all together cost as many as they are, one. Else each of the first `most` is asked about."""
-    lead = await count(LEAD)
-    if await count(LEAD + "".join(WORDS)) - lead == len(WORDS):
-        return Costs(dict.fromkeys(WORDS, 1), 1, lead, source)
-    base = LEAD + WORDS[1]
-    around = await count(base)
-    words = {word: max(1, await count(base + word) - around) for word in WORDS[:most]}
+async def _measure_costs(count: Count, limit: int, source: str) -> TokenCosts:
+    """Costs of words: one token each if all together cost one each, else measured for each of the first `limit`."""
+    lead = await count(FIRST_WORD)
+    if await count(FIRST_WORD + "".join(WORDS)) - lead == len(WORDS):
+        return TokenCosts(dict.fromkeys(WORDS, 1), 1, lead, source)
+    base = FIRST_WORD + WORDS[1]
+    overhead = await count(base)
+    words = {word: max(1, await count(base + word) - overhead) for word in WORDS[:limit]}
     sample = "".join(words)
     stop = max(1, await count(base + sample + STOP) - await count(base + sample))
-    return Costs(words, stop, lead, source)
+    return TokenCosts(words, stop, lead, source)
 
 
 WARM_UP_SEED: Final = 1 << 40
-"""Added to the seed of warm-up prompts, which nobody should find in a cache."""
+"""Added to the numbers of warm-up prompts, so that they differ from the measured ones."""
 
-UNNAMED: Final = "unnamed"
-"""What a server is asked for that has no list of models, where no name is given."""
+DEFAULT_MODEL: Final = "unnamed"
+"""Model name for a server without a list of models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load that is put on a server.
+    """A load on a server.
 
-    arrivals  what requests ask for, and in an open loop when; without end only beside `seconds` in a closed loop
-    streams   of a closed loop; in an open one the most requests at once, None for any number
-    seconds   after which a closed loop sends nothing new
+    arrivals      requests; with times in an open loop; endless only with `seconds` in a closed loop
+    streams       of a closed loop; in an open one the most concurrent requests, None for no limit
+    is_open_loop  requests are sent at their times, whether or not earlier ones are answered
+    seconds       after which a closed loop sends nothing new
     """
 
     name: str
     arrivals: Iterable[Arrival]
     streams: int | None
-    opened: bool = False
+    is_open_loop: bool = False
     seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """The manner of requests, the same for all. key: bearer token; seconds: the most that an answer may take; extra: fields of the body."""
+class RequestOptions:
+    """Options of all requests. key: bearer token; seconds: timeout; extra: fields of the body."""
 
     api: Api = "completions"
     model: str | None = None
@@ -246,64 +251,64 @@ class Manner:
     ignore_eos: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def named(self, model: str | None) -> "Manner":
-        """The same with a model where none is named."""
+    def with_model(self, model: str | None) -> "RequestOptions":
+        """These options, with `model` where none is set."""
         return self if self.model is not None or model is None else replace(self, model=model)
 
 
 class Session:
-    """Use `await Session.open(…)`; `close` ends its connections."""
+    """A session with one server. Use `await Session.open(…)`; `close` closes its connections."""
 
-    def __init__(self, http: Http, manner: Manner, model: str, costs_source: str, prompts: Prompts) -> None:
-        self._http, self._manner, self._prompts = http, manner, prompts
-        self._client = Client(http, manner.api, manner.seconds)
+    def __init__(self, http: HttpClient, request_options: RequestOptions, model: str, costs_source: str, prompts: Prompts) -> None:
+        self._http, self._request_options, self._prompts = http, request_options, prompts
+        self._client = Client(http, request_options.api, request_options.seconds)
         self.model, self.costs_source = model, costs_source
 
     @classmethod
-    async def open(cls, url: str, manner: Manner, seed: int) -> "Session":
-        """Finds the model and learns what words cost. Raises ConfigError where the server does not answer."""
-        http = Http(Target.of(url), manner.key)
+    async def open(cls, url: str, request_options: RequestOptions, seed: int) -> "Session":
+        """Finds the model and measures the token costs of words. Raises ConfigError where the server does not answer."""
+        http = HttpClient(ServerAddress.parse(url), request_options.key)
         try:
-            model = manner.model or await first_model(http)
+            model = request_options.model or await first_model(http)
         except HttpError as error:
             raise ConfigError(f"{url[:80]} does not list its models: {error}; is it an OpenAI-compatible server?") from None
-        costs = await learn_costs(http, manner.api, model)
-        return cls(http, manner, model, costs.source, Prompts(costs, seed))
+        costs = await measure_token_costs(http, request_options.api, model)
+        return cls(http, request_options, model, costs.source, Prompts(costs, seed))
 
-    async def warm_up(self, load: Load, requests: int, at_once: int) -> list[str]:
-        """So many requests as the load has, with other prompts. Returns the messages of those that failed."""
-        asks = self._asks((arrival for arrival, _ in zip(load.arrivals, range(requests), strict=False)), WARM_UP_SEED)
-        measured = await closed_loop(self._client, asks, max(1, min(at_once, requests)), None, lambda outcome: None)
+    async def warm_up(self, load: Load, count: int, concurrency: int) -> list[str]:
+        """Sends `count` requests of the load with other prompts. Returns the messages of those that failed."""
+        requests = self._make_requests((arrival for arrival, _ in zip(load.arrivals, range(count), strict=False)), WARM_UP_SEED)
+        measured = await closed_loop(self._client, requests, max(1, min(concurrency, count)), None, lambda outcome: None)
         return [f"{outcome.error}: {outcome.message}" for outcome in measured.outcomes if outcome.error]
 
-    async def measure(self, load: Load, first: int = 0, on_done: OnDone = lambda outcome: None) -> Measured:
-        """The load, with prompts numbered from `first`. They are made before the first is sent, but for a closed loop without end."""
-        asks = self._asks(load.arrivals, first)
-        if load.opened:
-            return await open_loop(self._client, list(asks), load.streams, on_done)
+    async def measure(self, load: Load, first: int = 0, on_done: OnDone = lambda outcome: None) -> Measurement:
+        """The load, with prompts numbered from `first`. They are prepared before the first is sent, except for an endless closed loop."""
+        requests = self._make_requests(load.arrivals, first)
+        if load.is_open_loop:
+            return await open_loop(self._client, list(requests), load.streams, on_done)
         if load.seconds is None:
-            asks = iter(list(asks))
-        return await closed_loop(self._client, asks, load.streams or 1, load.seconds, on_done)
+            requests = iter(list(requests))
+        return await closed_loop(self._client, requests, load.streams or 1, load.seconds, on_done)
 
     def close(self) -> None:
-        """Ends idle connections."""
+        """Closes idle connections."""
         self._http.close()
 
-    def _asks(self, arrivals: Iterable[Arrival], first: int) -> Iterator[Ask]:
-        manner = self._manner
+    def _make_requests(self, arrivals: Iterable[Arrival], first: int) -> Iterator[PreparedRequest]:
+        request_options = self._request_options
         for number, arrival in enumerate(arrivals, first):
             text = self._prompts.text(arrival, number)
-            body = body_of(manner.api, self.model, text, arrival.output, manner.ignore_eos, manner.extra)
-            yield Ask(number, body, arrival.prompt, arrival.output, arrival.time)
+            body = make_body(request_options.api, self.model, text, arrival.output, request_options.ignore_eos, request_options.extra)
+            yield PreparedRequest(number, body, arrival.prompt, arrival.output, arrival.time)
 
 
-async def first_model(http: Http) -> str:
-    """The name of the first model that the server lists; `UNNAMED` where it has no list. Raises HttpError where it does not answer."""
+async def first_model(http: HttpClient) -> str:
+    """Name of the first model that the server lists; `DEFAULT_MODEL` without a list. Raises HttpError where it does not answer."""
     try:
         found = await http.get(f"{http.version}/models")
     except HttpError as error:
         if error.kind == "HTTP 404":
-            return UNNAMED
+            return DEFAULT_MODEL
         raise
     try:
         return str(found["data"][0]["id"])[:500]

@@ -17,10 +17,10 @@ from ridgeline.errors import ConfigError
 
 VERBS: Final[dict[str, str]] = {
     "serve": "Put load on an OpenAI-compatible server and measure what its users see.",
-    "compare": "Measure servers in turn, on the same prompts, and say by what ratio they differ.",
-    "roofline": "Measure what this machine can do at most.",
-    "kernels": "Time products with packed weights beside what the machine allows.",
-    "gpu": "Measure a GPU: ceilings, kernels, decoding, prompts and serving, in under ten minutes.",
+    "compare": "Measure servers in turn, on the same prompts, and compare them.",
+    "roofline": "Measure the peak rates of this machine: memory, caches, arithmetic.",
+    "kernels": "Time products with packed weights beside the machine's peak rates.",
+    "gpu": "Measure a GPU: ceilings, kernels, decode, prefill and serving, in under ten minutes.",
     "offline": "Run batches through the engine alone, without HTTP.",
 }
 HOMES: Final = dict.fromkeys(VERBS, "bench") | {"gpu": "bench_gpu"}
@@ -34,24 +34,24 @@ def _bench() -> None:
 
 
 def serve(
-    url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Name of the model [the first that the server lists].")] = None,
     requests: Annotated[int | None, typer.Option(min=1, max=100_000, help="Requests of each run [100, or the whole trace].")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.1, max=86_400, help="Send nothing new after so long.")] = None,
-    streams: Annotated[str | None, typer.Option(help="Closed loop of so many streams [1]; 1,4,16: runs after each other.")] = None,
-    rate: Annotated[str | None, typer.Option(help="Open loop of so many requests per second, or several; --streams then limits.")] = None,
-    arrivals: Annotated[str, typer.Option(help="Of the open loop: poisson, bursty, diurnal, or burst (all at once).")] = "poisson",
+    seconds: Annotated[float | None, typer.Option(min=0.1, max=86_400, help="Send nothing new after this time.")] = None,
+    streams: Annotated[str | None, typer.Option(help="Streams of a closed loop [1]; 1,4,16: one run each.")] = None,
+    rate: Annotated[str | None, typer.Option(help="Requests per second of an open loop, or several rates; --streams then limits.")] = None,
+    arrivals: Annotated[str, typer.Option(help="Arrivals of the open loop: poisson, bursty, diurnal, or burst (all at once).")] = "poisson",
     input_len: Annotated[str, typer.Option(help="Prompt tokens: 127, 20-1000, lognormal:500, uniform:500, exponential:500.")] = "127",
     output_len: Annotated[str, typer.Option(help="Output tokens, the same way.")] = "64",
     shared_prefix: Annotated[int, typer.Option(min=0, max=1 << 20, help="Leading prompt tokens that requests share.")] = 0,
-    prefixes: Annotated[int, typer.Option(min=1, max=1 << 20, help="How many different ones of these there are.")] = 1,
+    prefixes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Number of different shared prefixes.")] = 1,
     trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")] = None,
-    speed: Annotated[float, typer.Option(help="Play the trace so many times as fast.")] = 1.0,
+    speed: Annotated[float, typer.Option(help="Replay the trace this many times as fast.")] = 1.0,
     warm_up: Annotated[int, typer.Option(min=0, max=10_000, help="Requests before each run that do not count.")] = 1,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Ask for all output tokens, whatever the model says.")] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Request all output tokens, past end-of-sequence.")] = False,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=2**31, help="Of prompts and arrivals [drawn, so that no cache knows them].")
+        int | None, typer.Option(min=0, max=2**31, help="Seed of prompts and arrivals [random, so that no cache has them].")
     ] = None,
     api: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
     api_key: Annotated[str | None, typer.Option(help="Bearer token.")] = None,
@@ -61,16 +61,16 @@ def serve(
     html: Annotated[Path | None, typer.Option(help="Write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Put load on an OpenAI-compatible server and measure what its users see."""
-    from ridgeline.bench.session import Manner
-    from ridgeline.cli.bench_serve import Asked, Runs, check_json, drawn_seed, loads_of, parse_api, parse_body, write_json
+    from ridgeline.bench.session import RequestOptions
+    from ridgeline.cli.bench_serve import LoadOptions, ServeRuns, check_json, make_loads, parse_api, parse_body, random_seed, write_json
     from ridgeline.cli.output import check_page, write_page
     from ridgeline.planning.arguments import parse_objective
 
-    number = drawn_seed() if seed is None else seed
-    manner = Manner(parse_api(api), model, api_key, timeout, ignore_eos, parse_body(extra_body))
-    asked = Asked(requests, seconds, streams, rate, arrivals, input_len, output_len, shared_prefix, prefixes, trace, speed, number)
-    runs = Runs(url, manner, number, parse_objective(slo))
-    loads = loads_of(asked)
+    number = random_seed() if seed is None else seed
+    request_options = RequestOptions(parse_api(api), model, api_key, timeout, ignore_eos, parse_body(extra_body))
+    options = LoadOptions(requests, seconds, streams, rate, arrivals, input_len, output_len, shared_prefix, prefixes, trace, speed, number)
+    runs = ServeRuns(url, request_options, number, parse_objective(slo))
+    loads = make_loads(options)
     check_page(html)
     check_json(as_json)
     runs.run(loads, warm_up)
@@ -79,7 +79,7 @@ def serve(
     write_json(as_json, runs.as_dict())
     if str(as_json) != "-":
         runs.show()
-    if not runs.answered:
+    if not runs.has_answers:
         raise typer.Exit(1)
 
 
@@ -87,55 +87,55 @@ def compare(
     servers: Annotated[
         list[str],
         typer.Argument(
-            help='Two or more, Ridgeline first: http://HOST:PORT, "KIND:MODEL [FLAGS]" or "cmd:COMMAND {port}"; NAME=… names one.'
+            help='Two or more, Ridgeline first: http://HOST:PORT, "KIND:MODEL [FLAGS]" or "cmd:COMMAND {port}"; NAME=… sets its name.'
         ),
     ],
     scenarios: Annotated[str | None, typer.Option(help="Names with commas [all]; a wrong name lists them.")] = None,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds, each of every scenario and server; intervals need five.")] = 5,
     starts: Annotated[int, typer.Option(min=1, max=100, help="Starts of each server, for the time to its first token.")] = 5,
-    restart: Annotated[bool, typer.Option("--restart", help="Start and stop for every turn: only one server is in memory.")] = False,
-    within: Annotated[float | None, typer.Option(min=1, max=86_400, help="Seconds: no further round that would end later.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Start and stop the server for every turn: only one is in memory.")] = False,
+    within: Annotated[float | None, typer.Option(min=1, max=86_400, help="Seconds: no round starts that would end later.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of servers started here [CPU cores].")] = None,
-    program: Annotated[list[str] | None, typer.Option(help="Where a kind's program is, KIND=PATH, if not on the PATH.")] = None,
+    program: Annotated[list[str] | None, typer.Option(help="Path of a kind's program, KIND=PATH, if not on the PATH.")] = None,
     model: Annotated[str | None, typer.Option(help="Name of the model, for all [the first that each server lists].")] = None,
     api: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
     api_key: Annotated[str | None, typer.Option(help="Bearer token, for all.")] = None,
     timeout: Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds that an answer may take.")] = 600.0,
     extra_body: Annotated[str | None, typer.Option(help="Further fields of each request, as JSON.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**31, help="Of prompts and arrivals [drawn].")] = None,
-    roofline: Annotated[Path | None, typer.Option(help="JSON of `bench roofline`: figures are shown beside what it allows.")] = None,
-    shape: Annotated[str | None, typer.Option(help="Model whose size counts for that [that of the first server, if started here].")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**31, help="Seed of prompts and arrivals [random].")] = None,
+    roofline: Annotated[Path | None, typer.Option(help="JSON of `bench roofline`: show results beside its ceilings.")] = None,
+    shape: Annotated[str | None, typer.Option(help="Model whose size sets the ceilings [the first server's, if started here].")] = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="Write everything to this file, each round too; - is stdout.")] = None,
 ) -> None:
-    """Measure servers in turn, on the same prompts, and say by what ratio they differ."""
-    from ridgeline.bench.compare import Course, parse_scenarios
-    from ridgeline.bench.session import Manner
-    from ridgeline.cli.bench_compare import Comparing, ceilings_of, show, specs_of
-    from ridgeline.cli.bench_serve import check_json, drawn_seed, parse_api, parse_body, write_json
+    """Measure servers in turn, on the same prompts, and compare them."""
+    from ridgeline.bench.compare import ComparisonOptions, parse_scenarios
+    from ridgeline.bench.session import RequestOptions
+    from ridgeline.cli.bench_compare import ComparisonRun, parse_servers, print_comparison, read_ceilings
+    from ridgeline.cli.bench_serve import check_json, parse_api, parse_body, random_seed, write_json
 
-    number = drawn_seed() if seed is None else seed
+    number = random_seed() if seed is None else seed
     start, chosen = parse_scenarios(scenarios)
-    specs = specs_of(servers, chosen, threads, program or [])
-    manner = Manner(parse_api(api), model, api_key, timeout, True, parse_body(extra_body))
-    limits = ceilings_of(chosen, roofline, shape, servers[0], threads)
+    specs = parse_servers(servers, chosen, threads, program or [])
+    request_options = RequestOptions(parse_api(api), model, api_key, timeout, True, parse_body(extra_body))
+    limits = read_ceilings(chosen, roofline, shape, servers[0], threads)
     check_json(as_json)
-    comparing = Comparing(specs, chosen, Course(rounds, starts if start else 0, restart, within), number, limits)
+    comparing = ComparisonRun(specs, chosen, ComparisonOptions(rounds, starts if start else 0, restart, within), number, limits)
     kept = as_json if str(as_json) != "-" else None
-    whole = comparing.run(manner, lambda: write_json(kept, comparing.as_dict()))
+    whole = comparing.run(request_options, lambda: write_json(kept, comparing.as_dict()))
     write_json(as_json, comparing.as_dict())
     if str(as_json) != "-":
-        show(comparing)
+        print_comparison(comparing)
     if not whole:
         raise KeyboardInterrupt
-    if not comparing.answered:
+    if not comparing.has_answers:
         raise typer.Exit(1)
 
 
 _SHAPE: Final = re.compile(r"(\d{1,8})x(\d{1,8})")
 
 
-def numbers(flag: str, text: str) -> tuple[int, ...]:
-    """`1,4,16` as integers. Raises ConfigError."""
+def parse_numbers(flag: str, text: str) -> tuple[int, ...]:
+    """Integers of `1,4,16`. Raises ConfigError."""
     words = [word.strip() for word in text.split(",")]
     wrong = next((word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)), None)
     if wrong is not None:
@@ -143,8 +143,8 @@ def numbers(flag: str, text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def shapes(flag: str, text: str) -> tuple[tuple[int, int], ...]:
-    """`8192x2048,2048x8192` as pairs. Raises ConfigError."""
+def parse_shapes(flag: str, text: str) -> tuple[tuple[int, int], ...]:
+    """Pairs of `8192x2048,2048x8192`. Raises ConfigError."""
     found = [(word, _SHAPE.fullmatch(word.strip())) for word in text.split(",")]
     wrong = next((word for word, match in found if match is None), None)
     if wrong is not None:
@@ -152,54 +152,54 @@ def shapes(flag: str, text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(match[1]), int(match[2])) for _, match in found if match is not None)
 
 
-def computing(module: str) -> Any:
-    """A module of the computing wing, by name: it brings arrays."""
+def import_compute(module: str) -> Any:
+    """Imports a benchmark of `ridgeline.compute` by name: it needs numpy."""
     return importlib.import_module(f"ridgeline.compute.bench.{module}")
 
 
 def roofline(
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads beside one [every CPU core that may be used].")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads of the parallel rates [all available CPU cores].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, operations and seconds.")] = False,
 ) -> None:
-    """Measure what this machine can do at most: memory, caches, arithmetic, threads that wait for each other. Takes some five seconds."""
-    bench = computing("roofline")
+    """Measure the peak rates of this machine: memory, caches, arithmetic, thread barriers. Takes about five seconds."""
+    bench = import_compute("roofline")
     with progress_bar("measuring") as advance:
-        found = bench.roofline(threads, on_progress=advance)
+        report = bench.roofline(threads, on_progress=advance)
     if as_json:
-        show_json(found.as_dict())
+        show_json(report.as_dict())
     else:
-        show(found, bench.NAMES)
+        print_roofline(report, bench.NAMES)
 
 
-def show(found: Any, names: dict[str, str]) -> None:
-    """Tables for a person."""
+def print_roofline(report: Any, names: dict[str, str]) -> None:
+    """Prints the ceilings as a table."""
     rows = []
     for key, name in names.items():
-        rate = found.rates[key]
+        rate = report.rates[key]
         unit = "GB/s" if key.endswith("bytes_per_second") else "GFLOP/s" if "flops" in key else "GOP/s"
         cells = ["–"] * 4 if rate is None else [billions(each) for each in (rate.one, rate.median_one, rate.all, rate.median_all)]
         rows.append([name, unit, *cells])
-    title = f"level {found.isa}, {found.clock_hertz / 1e9:.2f} GHz; the best round, and the median one"
-    show_table(title, ["ceiling", "", "1 thread", "median", f"{found.threads} threads", "median"], rows)
-    print(f"threads: {found.entry_seconds * 1e6:.1f} µs to set a team to work, {found.phase_seconds * 1e9:.0f} ns per phase without work")
-    print(found.noise.summary())
+    title = f"level {report.isa}, {report.clock_hertz / 1e9:.2f} GHz; the best round, and the median one"
+    show_table(title, ["ceiling", "", "1 thread", "median", f"{report.threads} threads", "median"], rows)
+    print(f"threads: {report.entry_seconds * 1e6:.1f} µs to start a team, {report.phase_seconds * 1e9:.0f} ns per phase without work")
+    print(report.noise.summary())
 
 
 def kernels(
     formats: Annotated[str | None, typer.Option("--format", help="Stored formats, with commas: Q4_K,Q8_0 [all with a kernel].")] = None,
     tokens: Annotated[str, typer.Option(help="Tokens of a step, with commas.")] = "1,4,12,16,24,64,512",
     shape: Annotated[str, typer.Option(help="Outputs x inputs of a matrix, with commas.")] = "8192x2048,2048x8192",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads [every CPU core that may be used].")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads [all available CPU cores].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, operations and seconds.")] = False,
 ) -> None:
     """Time products with packed weights from memory: format by tokens by shape, each with its share of the bottleneck's ceiling."""
     from ridgeline.facts.hardware.machine import machine_facts
 
     kinds = [] if formats is None else [each.strip().upper() for each in formats.split(",")]
-    bench = computing("kernels")
-    asked = bench.cases(kinds, numbers("--tokens", tokens), shapes("--shape", shape))
+    bench = import_compute("kernels")
+    options = bench.cases(kinds, parse_numbers("--tokens", tokens), parse_shapes("--shape", shape))
     with progress_bar("measuring") as advance:
-        report = bench.kernels(asked, threads or machine_facts().cpu_cores, advance)
+        report = bench.kernels(options, threads or machine_facts().cpu_cores, advance)
     if as_json:
         show_json(report.as_dict())
         return
@@ -213,34 +213,36 @@ def kernels(
         ]
         for each in report.measured
     ]  # fmt: skip
-    lost = [] if kinds else bench.without_kernel(shapes("--shape", shape))
+    missing_shapes = [] if kinds else bench.without_kernel(parse_shapes("--shape", shape))
     memory = billions(report.ceilings.best("dram_bytes_per_second", report.threads))
     show_table(f"{report.threads} threads, level {report.ceilings.isa}; memory {memory} GB/s; GB/s of packed weights", heads, rows)
-    if lost:
-        print(f"no kernel for these shapes: {', '.join(lost)}")
+    if missing_shapes:
+        print(f"no kernel for these shapes: {', '.join(missing_shapes)}")
     print(report.noise.summary())
 
 
 def offline(
     model: Annotated[str, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")],
-    batch: Annotated[str, typer.Option(help="Sequences at once, with commas: each is run.")] = "1,4,16",
+    batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4,16",
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 128,
     output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
     repeats: Annotated[int, typer.Option(help="Runs of each batch size.")] = 3,
     runner: Annotated[str, typer.Option(help="auto, native or numpy.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads [every CPU core that may be used].")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads [all available CPU cores].")] = None,
     kv_dtype: Annotated[str, typer.Option(help="KV cache: auto, bf16, f32 or int8.")] = "auto",
     depth: Annotated[int, typer.Option(help="Steps in flight.")] = 1,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 512,
-    hogs: Annotated[int, typer.Option(help="Run everything again beside so many foreign processes that take a CPU core each.")] = 0,
+    busy_processes: Annotated[
+        int, typer.Option("--hogs", help="Run everything again beside so many processes that keep a CPU core busy each.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: tokens, bytes, seconds.")] = False,
 ) -> None:
     """Run batches through the engine in this process: prompt and output tokens per second, and where a step's time goes."""
-    from ridgeline.bench.offline import Load, offline
+    from ridgeline.bench.offline import OfflineLoad, offline
     from ridgeline.cli.serve import Loading
     from ridgeline.config.groups import EngineConfig
 
-    load = Load(numbers("--batch", batch), prompt_tokens, output_tokens, repeats, hogs)
+    load = OfflineLoad(parse_numbers("--batch", batch), prompt_tokens, output_tokens, repeats, busy_processes)
     config = EngineConfig(
         model, runner=runner, threads=threads, kv_dtype=kv_dtype, depth=depth, max_num_batched_tokens=max_num_batched_tokens
     )
@@ -260,10 +262,11 @@ def offline(
     ]  # fmt: skip
     show_table(f"{report.model}, {report.runner}: prompts of {load.prompt_tokens}, answers of {load.output_tokens} tokens", heads, rows)
     for each in report.figures:
-        if each.hogged_tokens_per_second is not None:
-            free, beside = each.whole_tokens_per_second, each.hogged_tokens_per_second
-            others = f"{hogs} foreign process{'es' * (hogs > 1)}"
-            print(f"batch {each.batch}, whole answers: {free:,.1f} tok/s, beside {others} {beside:,.1f}: {free / beside:.2f} x slower")
+        if each.contended_tokens_per_second is not None:
+            idle, contended = each.whole_tokens_per_second, each.contended_tokens_per_second
+            others = f"{busy_processes} busy process{'es' * (busy_processes > 1)}"
+            rates = f"{idle:,.1f} tok/s, beside {others} {contended:,.1f}: {idle / contended:.2f} × slower"
+            print(f"batch {each.batch}, whole answers: {rates}")
     peaks = [f"{kind} {rate / 1e9:,.0f} GFLOP/s" for kind, rate in report.flops_per_second.items()]
     print(f"bounds: memory {report.bytes_per_second / 1e9:.1f} GB/s, {', '.join(peaks)}")
     print(report.noise.summary())

@@ -1,6 +1,6 @@
-"""Runs of `ridgeline bench serve`: from flags to loads, a bar on stderr while one runs, then a column for each, as a table, JSON or a page.
+"""Runs of `ridgeline bench serve`: from flags to loads, progress on stderr, then a column per run, as a table, JSON or a page.
 
-Owns how lengths, arrivals, traces, and lists of streams or rates that are measured one after the other, become loads.
+Owns how lengths, arrivals, traces, and lists of streams or rates become loads.
 """
 
 import asyncio
@@ -17,25 +17,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ridgeline.bench.client import Api, Outcome
-from ridgeline.bench.report import Figures, as_dict, figures, notes, rows
-from ridgeline.bench.session import Load, Manner, Measured, Session
+from ridgeline.bench.client import Api, RequestOutcome
+from ridgeline.bench.report import LoadReport, as_dict, make_report, report_notes, table_rows
+from ridgeline.bench.session import Load, Measurement, RequestOptions, Session
 from ridgeline.cli.output import check_page
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 from ridgeline.planning.objectives import Objective
 from ridgeline.sim.fleet.traffic import Arrival, ClosedLoop, Traffic, parse_arrival_process, parse_length, read_trace
 
-MOST_TOKENS: Final = 1 << 20
-MOST_STREAMS: Final = 4096
-MOST_REQUESTS: Final = 100_000
+MAX_TOKENS: Final = 1 << 20
+MAX_STREAMS: Final = 4096
+MAX_REQUESTS: Final = 100_000
 REQUESTS: Final = 100
 BURST: Final = "burst"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The flags of `bench serve` that say what is sent and when; None where not given."""
+class LoadOptions:
+    """Flags of `bench serve` that define the load; None where not given."""
 
     requests: int | None
     seconds: float | None
@@ -51,51 +51,51 @@ class Asked:
     seed: int
 
 
-def loads_of(asked: Asked) -> list[Load]:
-    """One load for each number of streams or each rate. Raises ConfigError."""
-    streams = _listed("--streams", asked.streams)
-    rates = _listed("--rate", asked.rate)
-    if any(each != int(each) or not 1 <= each <= MOST_STREAMS for each in streams):
+def make_loads(options: LoadOptions) -> list[Load]:
+    """One load per number of streams or per rate. Raises ConfigError."""
+    streams = _parse_numbers("--streams", options.streams)
+    rates = _parse_numbers("--rate", options.rate)
+    if any(each != int(each) or not 1 <= each <= MAX_STREAMS for each in streams):
         raise ConfigError(
-            f"--streams {asked.streams} is not understood; write whole numbers of 1 … {MOST_STREAMS}", fix={"--streams": "16"}
+            f"--streams {options.streams} is not understood; write whole numbers of 1 … {MAX_STREAMS}", fix={"--streams": "16"}
         )
-    opened = bool(rates) or asked.trace is not None or asked.arrivals == BURST
-    if opened and len(streams) > 1:
+    is_open_loop = bool(rates) or options.trace is not None or options.arrivals == BURST
+    if is_open_loop and len(streams) > 1:
         raise ConfigError(
-            f"--streams {asked.streams} is a list; where requests come by themselves it is one limit", fix={"--streams": None}
+            f"--streams {options.streams} is a list; in an open loop it is one limit", fix={"--streams": None}
         )
-    most = int(streams[0]) if streams else None
-    if asked.trace is not None:
-        return [_trace(asked, most)]
-    if asked.arrivals == BURST:
-        return [Load(f"burst of {asked.requests or REQUESTS}", _burst(asked), most, opened=True)]
+    max_streams = int(streams[0]) if streams else None
+    if options.trace is not None:
+        return [_trace_load(options, max_streams)]
+    if options.arrivals == BURST:
+        return [Load(f"burst of {options.requests or REQUESTS}", _burst_arrivals(options), max_streams, is_open_loop=True)]
     if rates:
-        return [Load(f"{rate:g}/s", _open(asked, rate), most, opened=True) for rate in rates]
+        return [Load(f"{rate:g}/s", _open_arrivals(options, rate), max_streams, is_open_loop=True) for rate in rates]
     counts = [int(each) for each in streams or [1]]
-    return [Load(f"{count} stream{'s' * (count > 1)}", _closed(asked), count, seconds=asked.seconds) for count in counts]
+    return [Load(f"{count} stream{'s' * (count > 1)}", _closed_arrivals(options), count, seconds=options.seconds) for count in counts]
 
 
-def _listed(flag: str, text: str | None) -> list[float]:
+def _parse_numbers(flag: str, text: str | None) -> list[float]:
     try:
         return [] if text is None else [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"{flag} {text!r:.40} is not understood; write a number, or several with commas", fix={flag: None}) from None
 
 
-def _users(asked: Asked) -> ClosedLoop:
-    prompt, output = parse_length("--input-len", asked.input_len), parse_length("--output-len", asked.output_len)
-    return ClosedLoop(1, 0.0, prompt, output, MOST_TOKENS, asked.prefixes if asked.shared_prefix else 0, asked.shared_prefix)
+def _make_users(options: LoadOptions) -> ClosedLoop:
+    prompt, output = parse_length("--input-len", options.input_len), parse_length("--output-len", options.output_len)
+    return ClosedLoop(1, 0.0, prompt, output, MAX_TOKENS, options.prefixes if options.shared_prefix else 0, options.shared_prefix)
 
 
-def _closed(asked: Asked) -> Iterable[Arrival]:
-    """Without end where seconds end it."""
-    requests = asked.requests if asked.requests is not None else None if asked.seconds is not None else REQUESTS
-    return _Again(_users(asked), asked.seed, requests)
+def _closed_arrivals(options: LoadOptions) -> Iterable[Arrival]:
+    """Arrivals of a closed loop, endless where --seconds ends it."""
+    requests = options.requests if options.requests is not None else None if options.seconds is not None else REQUESTS
+    return _RepeatableArrivals(_make_users(options), options.seed, requests)
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
-    """Arrivals of a closed loop that begin anew whenever they are asked for."""
+class _RepeatableArrivals:
+    """Arrivals of a closed loop that can be iterated repeatedly."""
 
     users: ClosedLoop
     seed: int
@@ -105,87 +105,87 @@ class _Again:
         return islice(self.users.requests(self.seed, 0), self.count)
 
 
-def _open(asked: Asked, rate: float) -> list[Arrival]:
-    users = _users(asked)
-    traffic = Traffic(parse_arrival_process(asked.arrivals, rate), users.prompt, users.output, MOST_TOKENS, users.prefixes, users.shared)
-    count = asked.requests or (MOST_REQUESTS if asked.seconds is not None else REQUESTS)
-    found = list(takewhile(lambda each: asked.seconds is None or each.time < asked.seconds, traffic.arrivals(asked.seed, count)))
+def _open_arrivals(options: LoadOptions, rate: float) -> list[Arrival]:
+    users = _make_users(options)
+    traffic = Traffic(parse_arrival_process(options.arrivals, rate), users.prompt, users.output, MAX_TOKENS, users.prefixes, users.shared)
+    count = options.requests or (MAX_REQUESTS if options.seconds is not None else REQUESTS)
+    found = list(takewhile(lambda each: options.seconds is None or each.time < options.seconds, traffic.arrivals(options.seed, count)))
     if not found:
-        raise ConfigError(f"no request comes within --seconds {asked.seconds:g} at --rate {rate:g}; give more of one of them")
+        raise ConfigError(f"no request comes within --seconds {options.seconds:g} at --rate {rate:g}; raise one of them")
     return found
 
 
-def _burst(asked: Asked) -> list[Arrival]:
-    return list(islice(_users(asked).requests(asked.seed, 0), asked.requests or REQUESTS))
+def _burst_arrivals(options: LoadOptions) -> list[Arrival]:
+    return list(islice(_make_users(options).requests(options.seed, 0), options.requests or REQUESTS))
 
 
-def _trace(asked: Asked, most: int | None) -> Load:
-    assert asked.trace is not None
-    found = read_trace(asked.trace, asked.speed)[: asked.requests]
+def _trace_load(options: LoadOptions, max_streams: int | None) -> Load:
+    assert options.trace is not None
+    found = read_trace(options.trace, options.speed)[: options.requests]
     longest = max(each.prompt + each.output for each in found)
-    if len(found) > MOST_REQUESTS or longest > MOST_TOKENS:
+    if len(found) > MAX_REQUESTS or longest > MAX_TOKENS:
         raise ConfigError(
-            f"{asked.trace.name} has {len(found)} requests, the longest of {longest} tokens; "
-            f"at most {MOST_REQUESTS} of {MOST_TOKENS} are sent",
-            fix={"--requests": str(MOST_REQUESTS)},
+            f"{options.trace.name} has {len(found)} requests, the longest of {longest} tokens; "
+            f"at most {MAX_REQUESTS} of {MAX_TOKENS} tokens can be sent",
+            fix={"--requests": str(MAX_REQUESTS)},
         )
-    seconds = asked.seconds
-    return Load(asked.trace.name, [each for each in found if seconds is None or each.time < seconds], most, opened=True)
+    seconds = options.seconds
+    return Load(options.trace.name, [each for each in found if seconds is None or each.time < seconds], max_streams, is_open_loop=True)
 
 
-PROMPTS_OF_A_RUN = 1 << 20
-"""Numbers of prompts that are set aside for each run, so that no two runs have one in common."""
+PROMPTS_PER_RUN = 1 << 20
+"""Prompt numbers reserved for each run, so that no two runs share a prompt."""
 
 
-class Runs:
-    """One server, measured under one load after the other."""
+class ServeRuns:
+    """Runs of one server under several loads."""
 
-    def __init__(self, url: str, manner: Manner, seed: int, objective: Objective) -> None:
-        self._url, self._manner, self._seed, self._objective = url, manner, seed, objective
-        self._done: list[tuple[Load, Measured, Figures, Noise]] = []
+    def __init__(self, url: str, request_options: RequestOptions, seed: int, objective: Objective) -> None:
+        self._url, self._request_options, self._seed, self._objective = url, request_options, seed, objective
+        self._done: list[tuple[Load, Measurement, LoadReport, Noise]] = []
         self._notes: list[str] = []
         self._model = self._source = ""
 
     @property
-    def answered(self) -> bool:
-        """True if any request was."""
+    def has_answers(self) -> bool:
+        """True if any request was answered."""
         return any(found.requests for _, _, found, _ in self._done)
 
     def run(self, loads: list[Load], warm_up: int) -> None:
-        """Measures all of them. Raises ConfigError where the server cannot be measured."""
+        """Measures all loads. Raises ConfigError where the server cannot be measured."""
         asyncio.run(self._run(loads, warm_up))
 
     async def _run(self, loads: list[Load], warm_up: int) -> None:
-        session = await Session.open(self._url, self._manner, self._seed)
+        session = await Session.open(self._url, self._request_options, self._seed)
         self._model, self._source = session.model, session.costs_source
-        with _bar() as bar:
+        with _make_progress() as bar:
             for number, load in enumerate(loads):
-                task = bar.add_task(load.name, total=_length(load))
+                task = bar.add_task(load.name, total=_num_requests(load))
                 failed = await session.warm_up(load, warm_up, load.streams or 1)
                 self._notes += [f"{load.name}: a request to warm up failed, {message}" for message in failed[:1]]
                 watch = NoiseMonitor()
-                measured = await session.measure(load, number * PROMPTS_OF_A_RUN, lambda outcome, task=task: bar.advance(task))  # type: ignore[misc]
-                found = figures(measured, self._objective)
+                measured = await session.measure(load, number * PROMPTS_PER_RUN, lambda outcome, task=task: bar.advance(task))  # type: ignore[misc]
+                found = make_report(measured, self._objective)
                 self._done.append((load, measured, found, watch.stop()))
-                self._notes += [f"{load.name}: {note}" for note in notes(found)]
+                self._notes += [f"{load.name}: {note}" for note in report_notes(found)]
         session.close()
 
     def table(self) -> list[tuple[str, ...]]:
-        """Rows of text, a label first."""
-        return rows([found for _, _, found, _ in self._done], self._objective != Objective())
+        """Table rows of text, a label first."""
+        return table_rows([found for _, _, found, _ in self._done], self._objective != Objective())
 
     def notes(self) -> list[str]:
-        """Notes on how it was measured, then what else must be known."""
-        how = f"{self._model} at {self._url}; prompts of seed {self._seed}, their tokens known by {self._source}"
+        """Notes on the method, then on each run."""
+        how = f"{self._model} at {self._url}; prompts of seed {self._seed}, tokens counted by {self._source}"
         return [how, "percentiles by the nearest rank; latency counts from when a request should have been sent", *self._notes]
 
     def as_dict(self) -> dict[str, Any]:
         """A dict for JSON: seconds and tokens."""
         return {
-            "url": self._url, "model": self._model, "api": self._manner.api, "seed": self._seed, "prompts": self._source,
+            "url": self._url, "model": self._model, "api": self._request_options.api, "seed": self._seed, "prompts": self._source,
             "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "notes": self.notes(),
             "runs": [
-                {"name": load.name, **as_dict(found), "noise": noise.as_dict(), "each": columns(measured)}
+                {"name": load.name, **as_dict(found), "noise": noise.as_dict(), "each": request_columns(measured)}
                 for load, measured, found, noise in self._done
             ],
         }  # fmt: skip
@@ -194,7 +194,7 @@ class Runs:
         """One HTML document."""
         from importlib.resources import files
 
-        from ridgeline.planning.page import FOLDER, document  # brings the planner along
+        from ridgeline.planning.page import FOLDER, document  # imports the planner
         from ridgeline.sim.fleet.experiment import PAGE_FOLDER
         from ridgeline.sim.fleet.measures import CURVE_SHARES
 
@@ -204,7 +204,7 @@ class Runs:
         return document(index, [FOLDER / "plot.js", PAGE_FOLDER / "runs.js"], data)
 
     def show(self) -> None:
-        """The table and the notes on stdout."""
+        """Prints the table and the notes to stdout."""
         console = Console(highlight=False)
         table = Table(box=None, pad_edge=False)
         table.add_column("")
@@ -217,15 +217,15 @@ class Runs:
             console.print(note, soft_wrap=True, markup=False)
 
 
-def columns(measured: Measured) -> dict[str, list[Any]]:
-    """Every request, in the order in which they should have been sent; seconds since the first of these moments."""
+def request_columns(measured: Measurement) -> dict[str, list[Any]]:
+    """Columns of all requests, ordered by intended time; seconds since the first of these."""
     ordered = sorted(measured.outcomes, key=lambda outcome: outcome.intended)
     begun = ordered[0].intended if ordered else 0.0
 
     def moment(value: float) -> float | None:
         return round(value - begun, 6) if value else None
 
-    def row(each: Outcome) -> tuple[Any, ...]:
+    def row(each: RequestOutcome) -> tuple[Any, ...]:
         moments = [moment(value) for value in (each.intended, each.sent, each.first, each.ended)]
         return (*moments, each.prompt, each.output, each.cached, each.events, each.error)
 
@@ -233,18 +233,18 @@ def columns(measured: Measured) -> dict[str, list[Any]]:
     return {name: list(values) for name, values in zip(names, zip(*map(row, ordered), strict=True), strict=False)}
 
 
-def _bar() -> Progress:
+def _make_progress() -> Progress:
     console = Console(stderr=True)
-    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*shown, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=2)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal, refresh_per_second=2)
 
 
-def _length(load: Load) -> int | None:
+def _num_requests(load: Load) -> int | None:
     return None if load.seconds is not None else sum(1 for _ in load.arrivals)
 
 
-def drawn_seed() -> int:
-    """One that no earlier run had, as far as chance goes."""
+def random_seed() -> int:
+    """A random seed, so that prompts are in no cache."""
     return secrets.randbits(31)
 
 
@@ -262,17 +262,17 @@ def parse_body(text: str | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ConfigError(f"--extra-body {text!r:.60} is no JSON object", fix={"--extra-body": '{"temperature": 1}'})
+        raise ConfigError(f"--extra-body {text!r:.60} is not a JSON object", fix={"--extra-body": '{"temperature": 1}'})
     return found
 
 
 def check_json(path: Path | None) -> None:
-    """Before anything long begins. Raises ConfigError where the file cannot be written."""
+    """Checks before a long run. Raises ConfigError where the file cannot be written."""
     check_page(path if str(path) != "-" else None, "--json")
 
 
 def write_json(path: Path | None, found: dict[str, Any]) -> None:
-    """Writes to the file, which at any moment is a whole one, or for - to stdout."""
+    """Writes to the file, replacing it atomically, or for - to stdout."""
     if path is None:
         return
     text = json.dumps(found, ensure_ascii=False)

@@ -28,10 +28,10 @@ TIMED_REQUESTS = 50
 FLOOD = 1e5
 """Requests per second that no fleet answers."""
 
-SECONDS, RATE, SHARE, PLAIN, MONEY = "s", "/s", "%", "", "$"
+SECONDS, RATE, SHARE, COUNT, MONEY = "s", "/s", "%", "", "$"
 ROWS: dict[str, tuple[str, str]] = {
-    "requests": ("requests answered", PLAIN), "rejected": ("requests rejected", PLAIN),
-    "aborted": ("requests aborted", PLAIN), "seconds": ("simulated time", SECONDS),
+    "requests": ("requests answered", COUNT), "rejected": ("requests rejected", COUNT),
+    "aborted": ("requests aborted", COUNT), "seconds": ("simulated time", SECONDS),
     "output_tokens_per_second": ("output tokens", RATE), "requests_per_second": ("requests", RATE),
     "goodput_tokens": ("goodput, useful tokens", RATE), "goodput_requests": ("goodput, requests within the objective", RATE),
     "met": ("requests within the objective", SHARE),
@@ -40,8 +40,8 @@ ROWS: dict[str, tuple[str, str]] = {
     "e2e.p50": ("E2E p50", SECONDS), "e2e.p99": ("E2E p99", SECONDS),
     "queue.mean": ("queue, mean", SECONDS), "queue.p99": ("queue p99", SECONDS),
     "background.p50": ("background E2E p50", SECONDS), "background.p99": ("background E2E p99", SECONDS),
-    "running": ("running sequences, mean", PLAIN), "waiting": ("waiting sequences, mean", PLAIN), "kv_use": ("KV cache usage, mean", SHARE),
-    "cached_share": ("prompt tokens from the prefix cache", SHARE), "preemptions": ("preemptions", PLAIN),
+    "running": ("running sequences, mean", COUNT), "waiting": ("waiting sequences, mean", COUNT), "kv_use": ("KV cache usage, mean", SHARE),
+    "cached_share": ("prompt tokens from the prefix cache", SHARE), "preemptions": ("preemptions", COUNT),
     "utilisation": ("time computing", SHARE), "replica_seconds": ("replica seconds", SECONDS),
     "cost": ("cost per million output tokens", MONEY),
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """Recordings of version 2, in which plans named the positions that they select: their parts as those of today's version.
 
-Owns what has changed between the two; both decide alike, so that a converted recording replays to the same decisions and tokens.
+Owns the differences between the two; both have the same decisions, so that a converted recording replays to the same decisions and tokens.
 """
 
 import ast

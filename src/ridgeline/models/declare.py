@@ -17,11 +17,11 @@ Sizes = dict[str, int]
 RequiredValues = tuple[tuple[str, float | str | bool], ...]
 """(key of a file, the only value of it that is supported)."""
 
-DIMENSIONS: Final = frozenset(
-    "hidden ffn head queries keys context "
-    "experts expert_ffn shared_ffn shared_gates dense_ffn "
-    "latent latent_queries plain_queries query_rank cached expanded "
-    "inner in_proj channels kernel state state_heads rank x_proj norm value values beta_alpha".split()
+DIMENSIONS: Final = (
+    {"hidden", "ffn", "head", "queries", "keys", "context"}
+    | {"experts", "expert_ffn", "shared_ffn", "shared_gates", "dense_ffn"}
+    | {"latent", "latent_queries", "plain_queries", "query_rank", "cached", "expanded"}
+    | {"inner", "in_proj", "channels", "kernel", "state", "state_heads", "rank", "x_proj", "norm", "value", "values", "beta_alpha"}
 )
 """Names of dimensions that rows may use: dense decoders, experts, latent attention, recurrences."""
 OUTER_NAMES: Final = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}

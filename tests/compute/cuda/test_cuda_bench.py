@@ -37,7 +37,7 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def rows_of(common: Mapping[str, Any], part: str, **settings: Any) -> list[dict[str, Any]]:
-    about, *rows = gpu_part.rows({**common, "part": part, **settings})
+    about, *rows = gpu_part.run_part({**common, "part": part, **settings})
     assert about["about"]["device"]
     assert not [row for row in rows if "error" in row]
     json.dumps(rows)
@@ -94,7 +94,7 @@ def test_one_case_that_fails_is_told(common: dict[str, Any], monkeypatch: pytest
         return 1.0
 
     monkeypatch.setattr(parts, "ceiling", broken)
-    _, *rows = gpu_part.rows({**common, "part": "ceilings"})
+    _, *rows = gpu_part.run_part({**common, "part": "ceilings"})
     assert [row.get("error") for row in rows] == [None, None, "RuntimeError: CUDA error: misaligned address", None]
 
 

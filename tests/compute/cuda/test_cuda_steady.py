@@ -10,7 +10,7 @@ from small import SIZE, device
 from tiny import write_tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ridgeline.bench.gpu_part import requests
+from ridgeline.bench.gpu_part import make_requests
 from ridgeline.compute.cuda import backend
 from ridgeline.compute.cuda.runner import CudaRunner
 from ridgeline.compute.runtime import worker
@@ -53,7 +53,7 @@ def _tensors(found: Any) -> Iterator[torch.Tensor]:
 
 def decoding(engine: Engine) -> Engine:
     """The engine when each of its rows gets a token a step."""
-    turn = engine.turn(requests(engine, ROWS, PROMPT, LENGTH))
+    turn = engine.turn(make_requests(engine, ROWS, PROMPT, LENGTH))
     while len(turn.outputs) < ROWS:
         turn = engine.turn()
     for _ in range(4):  # round the ring
