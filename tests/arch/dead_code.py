@@ -58,7 +58,7 @@ ALLOWED = {
     "sim/fleet/measures.py:*": "written to the report as a whole",
     "core/events.py:Preempted.why": "for listeners: whether a row or blocks were short",
     "sim/laws/oracle.py:logprobs(index)": "sources of answers in tests read it",
-    "text/chat_sandbox.py:refuse(args)": "jinja2 calls it",
+    "text/chat_sandbox.py:deny(args)": "jinja2 calls it",
 }
 """Pattern of `path:name` → its user."""
 

@@ -240,8 +240,8 @@ def test_scores_of_the_prompt_and_drafts_share_a_step(loop) -> None:
 
 def test_where_nobody_measured_drafts_cost_nothing_until_steps_tell() -> None:
     """As on numpy, and on a machine that has had no time: the first step that could draft is not divided by nothing."""
-    price = StepCost(())
-    assert choose_depths(price, 2, [[0.9, 0.8]], 1, 8, barrier=True) == [2]
+    cost = StepCost(())
+    assert choose_depths(cost, 2, [(0.9, 0.9, 2)], 1, 8, barrier=True) == [2]
     for tokens, seconds in ((2, 0.1), (4, 0.4)) * 200:
-        price.learn(tokens, seconds)
-    assert choose_depths(price, 2, [[0.9, 0.8]], 1, 8, barrier=True) == [0]
+        cost.measure(tokens, seconds)
+    assert choose_depths(cost, 2, [(0.9, 0.9, 2)], 1, 8, barrier=True) == [0]

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from ridgeline.core.drafts.depth import BARRIER_SECONDS, ROW_SECONDS, StepCost, choose_depths
+from ridgeline.core.drafts.depth import BARRIER_SECONDS, BARRIER_SECONDS_PER_ROW, StepCost, choose_depths
 from ridgeline.core.drafts.ngram import MAX_CANDIDATES, MAX_IDS_PER_UPDATE, MAX_MATCH_LENGTH, NgramIndex
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.events import Computed
@@ -62,26 +62,26 @@ def test_what_runs_into_the_end_goes_round() -> None:
 
 
 def test_prices_lie_between_what_was_measured_and_follow_what_is_seen() -> None:
-    price = StepCost(TABLE)
-    assert [round(1e3 * price.seconds(tokens), 3) for tokens in (1, 3, 6, 32, 64)] == [11, 13, 16, 42, 74]
+    cost = StepCost(TABLE)
+    assert [round(1e3 * cost.seconds(tokens), 3) for tokens in (1, 3, 6, 32, 64)] == [11, 13, 16, 42, 74]
     for _ in range(200):
-        price.learn(1, 0.022)
-    assert price.seconds(1) == pytest.approx(0.022, rel=0.01) and price.seconds(4) > 0.018  # all takes longer now
+        cost.measure(1, 0.022)
+    assert cost.seconds(1) == pytest.approx(0.022, rel=0.01) and cost.seconds(4) > 0.018  # all takes longer now
     for _ in range(200):
-        price.learn(1, 0.022)
-        price.learn(3, 0.066)
-    assert price.seconds(3) / price.seconds(1) == pytest.approx(3.0, rel=0.05)
+        cost.measure(1, 0.022)
+        cost.measure(3, 0.066)
+    assert cost.seconds(3) / cost.seconds(1) == pytest.approx(3.0, rel=0.05)
 
 
 def test_without_a_price_steps_cost_the_same_until_they_are_seen_to_differ() -> None:
-    price = StepCost(())
-    assert choose_depths(price, 1, [[0.9, 0.8]], 0, 4, barrier=False) == [2]
-    price.learn(1, 0.01)
-    assert price.seconds(1) == price.seconds(5) == pytest.approx(0.01)
+    cost = StepCost(())
+    assert choose_depths(cost, 1, [(0.9, 0.9, 2)], 0, 4, barrier=False) == [2]
+    cost.measure(1, 0.01)
+    assert cost.seconds(1) == cost.seconds(5) == pytest.approx(0.01)
     for _ in range(100):
-        price.learn(3, 0.08)
-        price.learn(1, 0.01)
-    assert choose_depths(price, 1, [[0.9, 0.8]], 0, 4, barrier=True) != [2]
+        cost.measure(3, 0.08)
+        cost.measure(1, 0.01)
+    assert choose_depths(cost, 1, [(0.9, 0.9, 2)], 0, 4, barrier=True) != [2]
 
 
 def rate(chances: Sequence[float], depth: int, seconds: float) -> float:
@@ -90,20 +90,20 @@ def rate(chances: Sequence[float], depth: int, seconds: float) -> float:
 
 @pytest.mark.parametrize("right", [0.02, 0.3, 0.6, 0.95])
 def test_one_row_drafts_as_deep_as_brings_most(right: float) -> None:
-    price, chances = StepCost(TABLE), [right**place for place in range(1, 9)]
-    waits = BARRIER_SECONDS + ROW_SECONDS
-    rates = [rate(chances, depth, price.seconds(1 + depth) + (waits if depth else 0)) for depth in range(9)]
+    cost, chances = StepCost(TABLE), [right**place for place in range(1, 9)]
+    waits = BARRIER_SECONDS + BARRIER_SECONDS_PER_ROW
+    rates = [rate(chances, depth, cost.seconds(1 + depth) + (waits if depth else 0)) for depth in range(9)]
     best = max(range(9), key=lambda depth: rates[depth])
-    assert choose_depths(price, 1, [chances], 0, 64, barrier=True) == [best if rates[best] > 1.04 * rates[0] else 0]
+    assert choose_depths(cost, 1, [(right, right, 8)], 0, 64, barrier=True) == [best if rates[best] > 1.04 * rates[0] else 0]
 
 
 def test_nobody_pays_for_the_drafts_of_others() -> None:
-    price = StepCost(TABLE)
-    assert choose_depths(price, 8, [[0.99] * 4] * 2, 6, 64, barrier=True) == [0, 0]
-    assert sum(choose_depths(price, 8, [[0.99] * 4] * 8, 0, 64, barrier=True)) > 0
+    cost = StepCost(TABLE)
+    assert choose_depths(cost, 8, [(0.99, 1.0, 4)] * 2, 6, 64, barrier=True) == [0, 0]
+    assert sum(choose_depths(cost, 8, [(0.99, 1.0, 4)] * 8, 0, 64, barrier=True)) > 0
     flat = StepCost(tuple((tokens, tokens, 0.1 + 1e-5 * tokens) for tokens in (1, 32)))
-    assert choose_depths(flat, 8, [[0.99] * 4] * 2, 6, 64, barrier=True) == [4, 4]
-    assert sum(choose_depths(flat, 8, [[0.99] * 4] * 2, 6, 3, barrier=True)) == 3
+    assert choose_depths(flat, 8, [(0.99, 1.0, 4)] * 2, 6, 64, barrier=True) == [4, 4]
+    assert sum(choose_depths(flat, 8, [(0.99, 1.0, 4)] * 2, 6, 3, barrier=True)) == 3
 
 
 class Periodic(FakeModel):
@@ -139,9 +139,9 @@ def test_a_wait_in_vain_is_not_repeated_at_once() -> None:
     drafter = PromptLookupDrafter(4, TABLE, barrier=True)
     waits = []
     for _ in range(40):
-        drafter._waited = not drafter._rest  # as if it had waited whenever it may
+        drafter._has_waited = not drafter._backoff_left  # as if it had waited whenever it may
         drafter.propose([], 1, 4)
-        waits.append(drafter._rest)
+        waits.append(drafter._backoff_left)
         drafter.on_commit([], *empty())
     assert waits[:2] == [1, 3] and max(waits) >= 15
 

@@ -68,7 +68,7 @@ def test_abort_while_preempted_with_steps_in_flight(loop) -> None:
     run = loop(blocks=9, depth=2, rows=2, block_tokens=2)
     run.apply(run.request("r0", 3, max_tokens=15), run.request("r1", (5, 6, 7, 8), max_tokens=11))
     while run.plan() is not None or not run.told(Preempted):
-        if run.scheduler.in_flight == 2:
+        if len(run.scheduler.steps_in_flight) == 2:
             run.commit()
     assert run.sequence("r1").waiting_for == {Wait.DRAIN}
     run.finish(Abort("r1"))

@@ -252,12 +252,12 @@ def offline(
     if as_json:
         print_json(report.as_dict())
         return
-    heads = ["batch", "prompt tok/s", "of bound", "output tok/s", "of bound", "step ms", "slowest", "computing", "copying", "rest"]
+    heads = ["batch", "prompt tok/s", "of bound", "output tok/s", "of bound", "step ms", "slowest", "computing", "preparing", "rest"]
     rows = [
         [
             str(each.batch), f"{each.prefill_tokens_per_second:,.0f}", f"{each.prefill_tokens_per_second / each.prefill_bound:.0%}",
             f"{each.decode_tokens_per_second:,.1f}", f"{each.decode_tokens_per_second / each.decode_bound:.0%}",
-            *(f"{seconds * 1e3:.2f}" for seconds in (each.step_seconds, each.slowest_step_seconds, each.run, each.copy, each.rest)),
+            *(f"{seconds * 1e3:.2f}" for seconds in (each.step_seconds, each.slowest_step_seconds, each.run, each.prepare, each.rest)),
         ]
         for each in report.figures
     ]  # fmt: skip

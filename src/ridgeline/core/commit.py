@@ -1,16 +1,16 @@
-"""Changes that a committed step brings: ids become known, full blocks are published, sequences end.
+"""The changes of a committed step: ids become known, full blocks are published, sequences end.
 
-Never decides what runs next, and trusts a result only as far as it fits its plan. A row that drafts keeps the ids up to the first that
-ends it; only kept ids move it on.
+Never decides what runs next, and trusts a result only as far as it fits its plan. A row with drafts keeps the accepted ids, up to the first
+that ends the sequence; only kept ids advance it.
 """
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from itertools import accumulate
+from dataclasses import dataclass
 
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Finish
-from ridgeline.core.kv_cache import KVBlocks
+from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.plan import Plan, Result, TokenLogprobs
 from ridgeline.core.sequence import Sequence, State
@@ -21,24 +21,37 @@ Logprobs = tuple[TokenLogprobs, ...] | None
 NOT_FINITE = "the model produced numbers that are not finite; the request cannot be answered"
 
 
-def commit(
-    sequences: list[Sequence], plan: Plan, result: Result, lengths: bytearray, cache: KVBlocks, lifecycle: Lifecycle, now: float
-) -> list[Output]:
-    """Applies the result of the oldest step in flight, whose rows are `sequences` and sampled `lengths` ids each. Raises LawViolation if
-    it does not fit the plan."""
+@dataclass(frozen=True, slots=True)
+class InFlightStep:
+    """A step between `schedule` and `commit`.
+
+    sequences, numbers  of its rows, in the plan's order
+    drafted             ids drafted in all rows; the step is a barrier if there are any: nothing is planned behind it
+    """
+
+    plan: Plan
+    sequences: list[Sequence]
+    numbers: tuple[int, ...]
+    drafted: int = 0
+
+
+def commit(step: InFlightStep, result: Result, lengths: bytearray, cache: KVBlocks, lifecycle: Lifecycle, now: float) -> list[Output]:
+    """Applies the result of the oldest step in flight, whose rows sampled `lengths` ids each. Raises LawViolation if the result does not
+    fit the plan."""
     outputs: list[Output] = []
+    sequences, plan = step.sequences, step.plan
     if plan.score or result.scores is not None:
         _emit_scores(sequences, plan, result, outputs)
-    running, make = State.RUNNING, tuple.__new__  # what `Output(…)` calls, at half its price: one is made for every row of every step
+    running, new_tuple = State.RUNNING, tuple.__new__  # half the price of `Output(…)`, which is made for every row of every step
     counts: Iterable[int] = plan.count
-    taken: Iterable[Ids] = result.sampled
-    shown: Iterable[Logprobs] = result.logprobs or [None] * len(sequences)
-    if lengths != plan.sample or plan.drafts:
-        counts, taken, shown = _accepted(sequences, plan, result)
-    for sequence, count, sampled, finite, logprobs in zip(sequences, counts, taken, result.finite, shown, strict=True):
+    ids: Iterable[Ids] = result.sampled
+    logprobs: Iterable[Logprobs] = result.logprobs or [None] * len(sequences)
+    if step.drafted or lengths != plan.sample:
+        counts, ids, logprobs = _accepted(sequences, plan, result)
+    for sequence, count, sampled, finite, row_logprobs in zip(sequences, counts, ids, result.finite, logprobs, strict=True):
         sequence.in_flight -= 1
         if not finite:
-            _fail_non_finite(sequence, sampled, logprobs, outputs, lifecycle, now)
+            _fail_non_finite(sequence, sampled, row_logprobs, outputs, lifecycle, now)
         elif sequence.state is running:
             sequence.computed = computed = sequence.computed + count
             known = sequence.known
@@ -47,64 +60,72 @@ def commit(
                 cache.publish(sequence)
             if sampled:
                 if len(known) >= sequence.limit or sampled[-1] in sequence.stop_ids:
-                    _emit_ids(sequence, sampled, logprobs, outputs, lifecycle, now)
+                    _emit_ids(sequence, sampled, row_logprobs, outputs, lifecycle, now)
                 else:
-                    outputs.append(make(Output, (sequence.request.request_id, sequence.choice, sampled, logprobs, None, None)))
+                    outputs.append(new_tuple(Output, (sequence.request.request_id, sequence.choice, sampled, row_logprobs, None, None)))
         else:
-            _commit_stopped(sequence, sampled, logprobs, outputs, lifecycle, now)
+            _commit_stopped(sequence, sampled, row_logprobs, outputs, lifecycle, now)
     cache.release_step(plan.step)
     return outputs
 
 
 def finish_reason(sequence: Sequence) -> Finish | None:
-    """The reason for which the sequence ends with its newest id, if it does: a stop id behind `min_tokens` outputs, or its length.
-    Stop strings are the front end's."""
+    """Returns the reason for which the sequence ends with its newest id, or None: a stop id behind `min_tokens` outputs, or its length.
+    Stop strings are found by the front end."""
     if sequence.known[-1] in sequence.stop_ids and sequence.outputs > sequence.request.min_tokens:
         return Finish.STOP
     return Finish.LENGTH if len(sequence.known) >= sequence.limit else None
 
 
-def _accepted(sequences: list[Sequence], plan: Plan, result: Result) -> tuple[list[int], list[Ids], list[Logprobs]]:
-    """Row for row: how many positions count, which ids, with their log-probabilities. What was scheduled, and promised, follows."""
-    counts, taken, shown = list(plan.count), list(result.sampled), list(result.logprobs or [None] * len(sequences))
-    for index, (sequence, end) in enumerate(zip(sequences, accumulate(plan.count), strict=True)):
-        samples, ids = plan.sample[index], taken[index]
-        _check_verification(plan, index, ids, plan.tokens[end - samples + 1 : end] if samples else (), bool(result.finite[index]))
-        kept = _accepted_length(sequence, ids)
-        taken[index], logprobs = ids[:kept], shown[index]
-        if logprobs is not None:
-            shown[index] = logprobs[:kept]
+def _accepted(sequences: list[Sequence], plan: Plan, result: Result) -> tuple[Items[int], Items[Ids], Items[Logprobs]]:
+    """Returns per row the number of positions that count, the ids that do, and their log-probabilities. Advances `scheduled` and `target`
+    of rows whose drafts were accepted."""
+    counts, ids = plan.count[:], list(result.sampled)
+    logprobs: list[Logprobs] = list(result.logprobs) if result.logprobs else [None] * len(ids)
+    end, tokens = 0, plan.tokens
+    for index, (sequence, samples) in enumerate(zip(sequences, plan.sample, strict=True)):
+        end += counts[index]
+        sampled, finite = ids[index], result.finite[index]
+        kept = length = len(sampled)
+        if length != samples or not finite or (samples > 1 and sampled[:-1] != tuple(tokens[end - samples + 1 : end])):
+            _check_verification(plan, index, sampled, tokens[end - samples + 1 : end] if samples else (), bool(finite))
+        if len(sequence.known) + length >= sequence.limit or not sequence.stop_ids.isdisjoint(sampled):
+            kept = _accepted_length(sequence, sampled)
+            ids[index], row_logprobs = sampled[:kept], logprobs[index]
+            if row_logprobs is not None:
+                logprobs[index] = row_logprobs[:kept]
         counts[index] -= samples - kept
         sequence.drafted = 0
-        if samples > 1 and kept:
+        if kept > 1:
             sequence.target += kept - 1
             if sequence.state is State.RUNNING:
                 sequence.scheduled += kept - 1
-    return counts, taken, shown
+    return counts, ids, logprobs
 
 
 def _check_verification(plan: Plan, index: int, ids: Ids, drafts: Items[int], finite: bool) -> None:
-    """The ids of a row are its drafts up to and including the first that differs; fewer only where the position behind is not finite."""
+    """Raises LawViolation unless the ids of a row are its drafts up to and including the first that differs; fewer only where the next
+    position is not finite."""
     samples, length = plan.sample[index], len(ids)
     if finite:
-        certain, ends = length - 1, length == samples or (0 < length < samples and ids[-1] != drafts[length - 1])
+        accepted, is_complete = length - 1, length == samples or (0 < length < samples and ids[-1] != drafts[length - 1])
     else:
-        certain, ends = length, length < max(1, samples)
-    if not ends or any(token != draft for token, draft in zip(ids[: max(0, certain)], drafts, strict=False)):
-        raise LawViolation(4, f"step {plan.step} sampled {ids} at row index {index}, {samples} times at most, with drafts {list(drafts)}")
+        accepted, is_complete = length, length < max(1, samples)
+    if not is_complete or any(token != draft for token, draft in zip(ids[: max(0, accepted)], drafts, strict=False)):
+        raise LawViolation(4, f"step {plan.step} sampled {ids} at row index {index}, {samples} at most, with the drafts {list(drafts)}")
 
 
 def _accepted_length(sequence: Sequence, ids: Ids) -> int:
-    """The number of ids that count: those up to the first that ends the sequence."""
-    first, least, known = sequence.outputs, sequence.request.min_tokens, len(sequence.known)
+    """Returns the number of ids up to and including the first that ends the sequence."""
+    outputs, min_tokens, known = sequence.outputs, sequence.request.min_tokens, len(sequence.known)
     for length, token in enumerate(ids, 1):
-        if (token in sequence.stop_ids and first + length > least) or known + length >= sequence.limit:
+        if (token in sequence.stop_ids and outputs + length > min_tokens) or known + length >= sequence.limit:
             return length
     return len(ids)
 
 
 def _emit_ids(sequence: Sequence, sampled: Ids, logprobs: Logprobs, outputs: list[Output], lifecycle: Lifecycle, now: float) -> bool:
-    """Ids that are known already go out, with the end if they bring it; whether they do."""
+    """Sends ids that are already known, with the end if they bring it. Returns True if they do."""
     reason = finish_reason(sequence)
     outputs.append(Output(sequence.request.request_id, sequence.choice, sampled, logprobs, reason))
     if reason is not None:
@@ -113,7 +134,7 @@ def _emit_ids(sequence: Sequence, sampled: Ids, logprobs: Logprobs, outputs: lis
 
 
 def _emit_scores(sequences: list[Sequence], plan: Plan, result: Result, outputs: list[Output]) -> None:
-    """Log-probabilities of prompt tokens go out before ids: they count though the row has been preempted since, not if it has ended."""
+    """Sends the log-probabilities of prompt tokens, before any ids; to a row that was preempted since too, to one that ended not."""
     scores, expected = result.scores or (), [count for _, _, count in plan.score]
     if [len(found) for found in scores] != expected:
         raise LawViolation(4, f"step {plan.step} scored {[len(found) for found in scores]} prompt positions, its plan names {expected}")
@@ -124,7 +145,7 @@ def _emit_scores(sequences: list[Sequence], plan: Plan, result: Result, outputs:
 
 
 def _commit_stopped(sequence: Sequence, sampled: Ids, logprobs: Logprobs, outputs: list[Output], lifecycle: Lifecycle, now: float) -> None:
-    """A row that was preempted or ended after this step was planned: ids count for the former, nothing for the latter."""
+    """Commits a row that was preempted or ended after this step was planned: ids count for the former, nothing for the latter."""
     if sequence.state is State.WAITING and sampled:
         sequence.known += sampled
         _emit_ids(sequence, sampled, logprobs, outputs, lifecycle, now)
@@ -133,8 +154,8 @@ def _commit_stopped(sequence: Sequence, sampled: Ids, logprobs: Logprobs, output
 
 
 def _fail_non_finite(sequence: Sequence, sampled: Ids, logprobs: Logprobs, outputs: list[Output], lifecycle: Lifecycle, now: float) -> None:
-    """The row's hidden states are not finite: ids before them go out, then the choice ends with an error unless those end it. Nothing
-    more of it is published."""
+    """Ends a row whose hidden states are not finite: the ids before them are sent, then the error, unless these ids end the sequence.
+    Nothing more of it is published."""
     if sequence.state in (State.RUNNING, State.WAITING):
         sequence.known += sampled
         if not sampled or not _emit_ids(sequence, sampled, logprobs, outputs, lifecycle, now):

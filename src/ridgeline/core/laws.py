@@ -26,7 +26,7 @@ def check(scheduler: Scheduler) -> None:
             raise LawViolation(6, f"sequence {sequence.number} was overtaken {sequence.overtaken} times while it was ready")
     if len(lifecycle.running) + len(lifecycle.rows) > scheduler.limits.rows:
         raise LawViolation(5, f"{len(lifecycle.running)} sequences run and {len(lifecycle.rows)} of {scheduler.limits.rows} rows are free")
-    if any(step.barrier for step in list(scheduler.steps_in_flight)[:-1]):
+    if any(step.drafted for step in list(scheduler.steps_in_flight)[:-1]):
         raise LawViolation(4, "a step is planned behind one that drafts")
     if len(pool.free) + len(pool.cached) + pool.held != pool.count:
         raise LawViolation(2, f"free {len(pool.free)} + cached {len(pool.cached)} + held {pool.held} is not {pool.count}")

@@ -11,7 +11,7 @@ from operator import attrgetter
 from ridgeline.core.admission import rejection_reason
 from ridgeline.core.events import Admitted as AdmittedEvent
 from ridgeline.core.events import Closed, EndedProvisionally, Event, Finish, Preempted, Ready, Rejected, Started, Usage, Wait, Waiting
-from ridgeline.core.kv_cache import KVBlocks
+from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.policy import Policy
 from ridgeline.core.sequence import Sequence, State

@@ -1,7 +1,6 @@
 """A plan being written: columns that grow row by row and are frozen once."""
 
 from array import array
-from collections.abc import Iterable
 
 from ridgeline.core.plan import LAST, NewRow, Plan
 from ridgeline.core.sequence import Sequence
@@ -16,7 +15,7 @@ class PlanBuilder:
 
     chunks        row index → (tokens, samples) of the rows that do anything but compute one token and sample once
     score         as in `Plan`
-    drafts        row index → ids drafted behind the row's last token
+    drafted       ids drafted in all rows, which stand in `tokens` behind the last one of their row
     fresh         sequences whose row is new
     closed        no further waiting sequence may start in this step
     prefill_left  tokens that rows which catch up may still have in this step; None until one asks
@@ -30,7 +29,7 @@ class PlanBuilder:
         self.tokens: list[int] = []
         self.chunks: dict[int, tuple[int, int]] = {}
         self.score: list[tuple[int, int, int]] = []
-        self.drafts: dict[int, Ids] = {}
+        self.drafted = 0
         self.new_sequences: list[Sequence] = []
         self.blocks: list[tuple[int, int, int, tuple[int, ...]]] = []
         self.starts_closed = False
@@ -44,7 +43,7 @@ class PlanBuilder:
     @property
     def sample_count(self) -> int:
         """Positions that sample so far."""
-        return len(self.sequences) - sum([not samples for _, samples in self.chunks.values()])
+        return len(self.sequences) - (sum([not samples for _, samples in self.chunks.values()]) if self.chunks else 0)
 
     @property
     def scores_left(self) -> int:
@@ -77,14 +76,20 @@ class PlanBuilder:
         sequence.in_flight += 1
         sequence.last_step = self.step
 
-    def add_drafts(self, index: int, ids: Ids) -> None:
-        """The row, which computes one known token and samples, verifies these ids too. The caller has taken blocks for them."""
+    def add_drafts(self, index: int, end: int, ids: Ids) -> None:
+        """Lets a row that computes one known token and samples verify `ids` too. Called in the order of the rows, behind the last `add`.
+
+        end  tokens of all rows up to this one, without drafts
+        """
         sequence = self.sequences[index]
-        sequence.drafted = len(ids)
-        self.blocks += [(sequence.row, group, first, block_ids) for group, first, block_ids in sequence.new_blocks]
-        sequence.new_blocks.clear()
-        self.chunks[index] = 1 + len(ids), 1 + len(ids)
-        self.drafts[index] = ids
+        sequence.drafted = drafted = len(ids)
+        if sequence.new_blocks:
+            self.blocks += [(sequence.row, group, first, block_ids) for group, first, block_ids in sequence.new_blocks]
+            sequence.new_blocks.clear()
+        self.chunks[index] = 1 + drafted, 1 + drafted
+        end += self.drafted
+        self.tokens[end:end] = ids
+        self.drafted += drafted
 
     def _score(self, sequence: Sequence, start: int, end: int) -> None:
         """Lets this step score those of positions start … end − 1 that are of a prompt and have no score yet."""
@@ -104,7 +109,7 @@ class PlanBuilder:
             row=array("i", [sequence.row for sequence in self.sequences]) if before is None else before.row,
             start=array("i", self.starts),
             count=count,
-            tokens=array("i", self._with_drafts(count) if self.drafts else self.tokens),
+            tokens=array("i", self.tokens),
             sample=sample,
             new_rows=tuple([_new_row(sequence) for sequence in self.new_sequences]),
             freed_rows=tuple(freed_rows),
@@ -112,18 +117,6 @@ class PlanBuilder:
             copies=tuple(copies),
             score=tuple(self.score),
         )
-
-    def _with_drafts(self, count: Iterable[int]) -> list[int]:
-        """All tokens, each row's drafts behind its own; `count` has both."""
-        tokens: list[int] = []
-        at = 0
-        for index, both in enumerate(count):
-            drafts = self.drafts.get(index, ())
-            end = at + both - len(drafts)
-            tokens += self.tokens[at:end]
-            tokens += drafts
-            at = end
-        return tokens
 
 
 def _new_row(sequence: Sequence) -> NewRow:

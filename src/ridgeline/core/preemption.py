@@ -6,7 +6,7 @@ use. So whoever comes first can always go on, and whoever is pinned too. Never t
 """
 
 from ridgeline.core.admission import blocks_needed, blocks_needed_in_group
-from ridgeline.core.kv_cache import KVBlocks
+from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle
 from ridgeline.core.plan_builder import PlanBuilder
 from ridgeline.core.policy import Policy

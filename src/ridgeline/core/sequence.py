@@ -1,6 +1,7 @@
 """One choice of a request while it is open: the request's value, and where its computation stands."""
 
 from enum import IntEnum
+from typing import Any
 
 from ridgeline.core.events import Wait
 from ridgeline.core.params import Admitted
@@ -41,6 +42,7 @@ class Sequence:
         "capacity",
         "choice",
         "computed",
+        "draft_state",
         "drafted",
         "fast_path_limit",
         "identity",
@@ -105,6 +107,7 @@ class Sequence:
         self.overtaken = 0
         self.cached_tokens = -1
         self.message: str | None = None
+        self.draft_state: Any = None
 
     def set_capacity(self, positions: int) -> None:
         """Its blocks target so far now."""

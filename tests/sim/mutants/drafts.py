@@ -12,7 +12,7 @@ BUGS = (
     (
         "drafted positions count as scheduled",
         "drafts: law 4 counts certain positions",
-        [("add_drafts", "sequence.drafted = len(ids)", "sequence.scheduled += len(ids)")],
+        [("add_drafts", "sequence.drafted = drafted = len(ids)", "drafted = len(ids); sequence.scheduled += drafted")],
     ),
     (
         "windows are released from the longest outcome",
@@ -20,9 +20,9 @@ BUGS = (
         [
             (
                 "_add_drafts",
-                "cache.allocate(sequence, sequence.scheduled + count)",
-                "sequence.scheduled += count; cache.free_out_of_window(sequence); sequence.scheduled -= count; "
-                "cache.allocate(sequence, sequence.scheduled + count)",
+                "count = self.preemptor.allocatable_drafts(sequence, count)",
+                "sequence.scheduled += count; self.cache.free_out_of_window(sequence); sequence.scheduled -= count; "
+                "count = self.preemptor.allocatable_drafts(sequence, count)",
             )
         ],
     ),
@@ -34,12 +34,12 @@ BUGS = (
     (
         "a stop id among kept ids does not end",
         "drafts: vLLM keeps all accepted ids",
-        [("_accepted_length", "(token in sequence.stop_ids and first + length > least) or ", "")],
+        [("_accepted_length", "(token in sequence.stop_ids and outputs + length > min_tokens) or ", "")],
     ),
     (
         "min_tokens is looked at for a row, not for each of its ids",
         "drafts: min_tokens by row",
-        [("_accepted_length", "first + length > least", "first + 1 > least")],
+        [("_accepted_length", "outputs + length > min_tokens", "outputs + 1 > min_tokens")],
     ),
     (
         "a NaN at a rejected position fails the row",
@@ -49,7 +49,7 @@ BUGS = (
     (
         "ids before a NaN are lost",
         "drafts: ids go out, then the error",
-        [("_accepted", "taken[index], logprobs = ids[:kept],", "taken[index], logprobs = ids[: kept * result.finite[index]],")],
+        [("_accepted", "sequence.drafted = 0", "sequence.drafted = 0; ids[index] = ids[index] if finite else ()")],
     ),
     (
         "drafted positions stay ahead after the commit",
@@ -69,7 +69,7 @@ BUGS = (
     (
         "log-probabilities of ids behind the end shift those before",
         "drafts: log-probabilities of the wrong position",
-        [("_accepted", "shown[index] = logprobs[:kept]", "shown[index] = logprobs[-kept:]")],
+        [("_accepted", "logprobs[index] = row_logprobs[:kept]", "logprobs[index] = row_logprobs[-kept:]")],
     ),
     (
         "a draft pushes another sequence out",
@@ -85,22 +85,22 @@ BUGS = (
     (
         "a step is planned behind one that drafts",
         "drafts: a barrier",
-        [("_must_wait", "if self.steps_in_flight[-1].barrier:", "if False:")],
+        [("_must_wait", "if self.steps_in_flight[-1].drafted:", "if False:")],
     ),
     (
         "a draft follows an id that is not known yet",
         "drafts: a host draft follows a known id",
-        [("_add_drafts", "if sequence.in_flight == 1 and index", "if index")],
+        [("_add_drafts", "below_limit > 0 and sequence.in_flight == 1", "below_limit > 0")],
     ),
     (
         "a draft is verified behind the last allowed token",
         "drafts: d is at most limit - known - 1",
-        [("_add_drafts", "sequence.limit - sequence.target) for", "sequence.limit - sequence.target + 1) for")],
+        [("_add_drafts", "below_limit = sequence.limit - sequence.target", "below_limit = sequence.limit - sequence.target + 1")],
     ),
     (
         "drafts are not charged to what prompts may cost",
         "drafts: they come from what is left",
-        [("schedule", "builder.sample_count, self._prefill_left(builder))", "builder.sample_count)")],
+        [("_add_drafts", "builder.sample_count, self._prefill_left(builder))", "builder.sample_count)")],
     ),
     (
         "drafts sample beyond the rows of logits",

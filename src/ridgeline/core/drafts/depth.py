@@ -1,33 +1,36 @@
-"""Depth of drafts, row by row: from what a step costs and how often drafts of a row were right.
+"""The number of drafts per row: from the measured time of a step by its tokens, and the estimated acceptance of each draft.
 
-Owns the arithmetic. Pure: seconds are those that were measured at the start and those that results bring, so that a replay decides alike.
+Pure arithmetic. Seconds come from measurements at start-up and from results, which a recording holds, so that a replay decides alike.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-MOST_DRAFTS: Final = 64
-"""Drafts of all rows of a step: more are never looked at."""
-GAIN: Final = 1.04
-"""A step that drafts is worth it where it brings so much more per second: estimates err, and a mode that changes often costs too."""
-NEIGHBOUR: Final = 0.98
-"""Share that is left, at least, of the rate at which any row in the step gets ids, drafted for or not."""
+MAX_DRAFTS_PER_STEP: Final = 64
+MIN_SPEEDUP: Final = 1.04
+"""A step drafts only if that raises the expected ids per second by this factor: estimates err, and changing often costs too."""
+MIN_ROW_RATE: Final = 0.98
+"""The rate of every row of the step, with drafts of its own or not, stays above this share of its rate without drafts."""
 BARRIER_SECONDS: Final = 0.0004
-ROW_SECONDS: Final = 0.00001
-"""Seconds that the device waits for the host at a barrier, in all and per row: steps that run ahead hide them."""
-CHANGE: Final = 1 / 16
-FORGET: Final = 1 / 512
-"""Shares of a new measurement in an old one, and of the way back to what was measured at the start, per step that tells nothing."""
-WORST: Final = 4.0
-"""A measurement counts for so many times what was expected, at most: one slow step says little."""
+BARRIER_SECONDS_PER_ROW: Final = 0.00001
+"""Time that the device waits for the host at a barrier. Steps that run ahead hide it."""
+UPDATE_WEIGHT: Final = 1 / 16
+"""Weight of a measurement in the estimate for its number of tokens."""
+DECAY: Final = 1 / 512
+"""Share by which that estimate returns to the scaled table, per step of another size."""
+MAX_RATIO: Final = 4.0
+"""A measurement counts as this multiple of its estimate at most: one slow step says little."""
+STEPS_PER_UPDATE: Final = 16
+"""Measurements between two updates of the estimates."""
 
 
 class StepCost:
-    """Seconds of a step by its tokens, each of a row that decodes or verifies.
+    """Seconds of a step by its number of tokens, for steps of rows that decode or verify drafts: a table, a scale that follows what is
+    measured, and a ratio to the scaled table for each number of tokens that occurs.
 
-    table  (tokens, samples, seconds) as measured at the start; where nobody measured, steps of all sizes are taken to cost the same, as
-           they do where weights are read once per step, until they are seen to differ
+    table  (tokens, samples, seconds) as measured at start-up. If it is empty, all sizes cost the same until steps are measured: this holds
+           where reading the weights dominates.
     """
 
     def __init__(self, table: Sequence[tuple[int, int, float]]) -> None:
@@ -35,62 +38,117 @@ class StepCost:
         if len(self._table) == 1:
             self._table.append((self._table[0][0] + 1, self._table[0][1]))
         self._tokens = [tokens for tokens, _ in self._table]
-        self._line: dict[int, float] = {}
-        """Answers of `_measured`."""
-        self._scale, self._known = 1.0, bool(table)
-        self._seen: dict[int, float] = {}
-        """Tokens → seconds seen over those of the table, both scaled alike."""
+        self._scale, self._is_scaled = 1.0, bool(table)
+        self._ratios: dict[int, float] = {}
+        self._measured: dict[int, tuple[float, int]] = {}
+        """Since the last update: tokens → (sum of measured / estimated seconds, measurements)."""
+        self._until_update = STEPS_PER_UPDATE
+        self._estimates: dict[int, float] = {}
+        self._ranges: dict[tuple[int, int], list[float]] = {}
+        """Answers of `seconds` and `range` since the last update."""
 
     def seconds(self, tokens: int) -> float:
-        """Seconds of a step of so many tokens, as far as is known now; before anything is known all are alike."""
-        return self._measured(tokens) * self._scale * self._seen.get(tokens, 1.0)
-
-    def _measured(self, tokens: int) -> float:
-        """Seconds from the table: a line between its neighbours, the last one's slope behind them."""
-        found = self._line.get(tokens)
+        """Returns the estimated seconds of a step of `tokens` tokens."""
+        found = self._estimates.get(tokens)
         if found is None:
-            found = self._line[tokens] = self._interpolated(tokens)
+            found = self._estimates[tokens] = self._interpolate(tokens) * self._scale * self._ratios.get(tokens, 1.0)
         return found
 
-    def _interpolated(self, tokens: int) -> float:
+    def range(self, first: int, last: int) -> list[float]:
+        """Returns the estimated seconds of steps of `first` … `last` tokens."""
+        found = self._ranges.get((first, last))
+        if found is None:
+            found = self._ranges[first, last] = [self.seconds(tokens) for tokens in range(first, last + 1)]
+        return found
+
+    def _interpolate(self, tokens: int) -> float:
+        """Seconds from the table: linear between its entries, and with the slope of the last two beyond them."""
         right = min(max(1, bisect_left(self._tokens, tokens)), len(self._table) - 1)
         (few, less), (many, more) = self._table[right - 1], self._table[right]
         return max(less + (more - less) * (tokens - few) / (many - few), 1e-9)
 
-    def learn(self, tokens: int, seconds: float) -> None:
-        """Takes note that a step of so many tokens took that long."""
-        expected = self._measured(tokens)
-        if not self._known:
-            self._scale, self._known = seconds / expected, True
-        seen = self._seen.get(tokens, 1.0)
-        found = min(WORST, seconds / (expected * self._scale))
-        for other, ratio in self._seen.items():
-            self._seen[other] = ratio + FORGET * (1.0 - ratio)
-        self._seen[tokens] = seen + CHANGE * (found - seen)
-        self._scale *= 1 + CHANGE * (found / seen - 1)
+    def measure(self, tokens: int, seconds: float) -> None:
+        """Notes the measured time of a step of `tokens` tokens."""
+        if not self._is_scaled:
+            self._scale, self._is_scaled = seconds / self._interpolate(tokens), True
+            self._estimates.clear()
+            self._ranges.clear()
+        ratio = seconds / (self._estimates.get(tokens) or self.seconds(tokens))
+        total, count = self._measured.get(tokens, (0.0, 0))
+        self._measured[tokens] = total + (ratio if ratio < MAX_RATIO else MAX_RATIO), count + 1
+        self._until_update -= 1
+        if not self._until_update:
+            self._update()
+
+    def _update(self) -> None:
+        """Moves the estimates towards the measurements: the ratio of each measured number of tokens, and the scale of all."""
+        for tokens, ratio in self._ratios.items():
+            others = STEPS_PER_UPDATE - self._measured.get(tokens, (0.0, 0))[1]
+            self._ratios[tokens] = 1.0 + (ratio - 1.0) * (1.0 - DECAY) ** others
+        for tokens, (total, count) in self._measured.items():
+            change = 1.0 + (1.0 - (1.0 - UPDATE_WEIGHT) ** count) * (total / count - 1.0)
+            self._ratios[tokens] = self._ratios.get(tokens, 1.0) * change
+            self._scale *= change
+        self._until_update = STEPS_PER_UPDATE
+        self._measured.clear()
+        self._estimates.clear()
+        self._ranges.clear()
 
 
-def choose_depths(price: StepCost, tokens: int, chances: Sequence[Sequence[float]], others: int, most: int, barrier: bool) -> list[int]:
-    """The number of drafts that each row should have; all 0 where none are worth it.
+Offer = tuple[float, float, int]
+"""Drafts that a row offers: the chance that the first is accepted, the factor of each further one, their number."""
 
-    tokens   of the step without drafts          others   rows of the step that have no drafts to offer
-    chances  per row: the chance that its first, second … draft counts, in falling order
-    barrier  the step would else be hidden behind another: its host time comes on top
+
+def choose_depths(cost: StepCost, tokens: int, offers: Sequence[Offer], other_rows: int, max_drafts: int, barrier: bool) -> list[int]:
+    """Returns the number of drafts per offer that maximises the expected ids per second; all 0 where no number is worth it.
+
+    tokens      of the step without drafts
+    other_rows  rows of the step without drafts to offer
+    max_drafts  of all rows together
+    barrier     steps run ahead without drafts, so that the host's time at a barrier comes on top
+
+    Drafts are added in the order of their chances. Leviathan et al. 2023 derive the depth of one row from its acceptance; here rows of a
+    step share its time.
     """
-    gains = sorted([(-chance, index, place) for index, each in enumerate(chances) for place, chance in enumerate(each)])
-    gains = gains[: min(most, MOST_DRAFTS)]
-    rows = others + len(chances)
-    plain = price.seconds(tokens)
-    waits = BARRIER_SECONDS + ROW_SECONDS * rows if barrier else 0.0
-    expected = [1.0] * len(chances)
-    total, best, chosen = float(rows), GAIN * rows / plain, 0
-    for count, (chance, index, _) in enumerate(gains, 1):
-        expected[index] -= chance
-        total -= chance
-        seconds = price.seconds(tokens + count) + waits
-        if total > best * seconds and (1.0 if others else min(expected)) * plain >= NEIGHBOUR * seconds:
-            best, chosen = total / seconds, count
-    found = [0] * len(chances)
-    for _, index, _ in gains[:chosen]:
-        found[index] += 1
-    return found
+    rows = other_rows + len(offers)
+    count = min(sum([most for _, _, most in offers]) if len(offers) != 1 else offers[0][2], max_drafts, MAX_DRAFTS_PER_STEP)
+    if count < 1:
+        return [0] * len(offers)
+    seconds = cost.range(tokens, tokens + count)
+    plain, wait = seconds[0], BARRIER_SECONDS + BARRIER_SECONDS_PER_ROW * rows if barrier else 0.0
+    best, chosen = MIN_SPEEDUP * rows / plain, 0
+    if rows == 1:
+        chance, factor, _ = offers[0]
+        total = 1.0
+        for drafts in range(1, count + 1):
+            total += chance
+            chance *= factor
+            duration = seconds[drafts] + wait
+            if total > best * duration:
+                best, chosen = total / duration, drafts
+        return [chosen]
+    order = _by_chance(offers)
+    longest = plain / MIN_ROW_RATE  # while a row has no drafts: it gets one id from the step, however long that takes
+    total, expected = float(rows), dict[int, float]()
+    for drafts in range(1, count + 1):
+        chance, row = order[drafts - 1]
+        total += chance
+        expected[row] = expected.get(row, 1.0) + chance
+        duration = seconds[drafts] + wait
+        if total > best * duration and (duration <= longest or (len(expected) == rows and duration <= longest * min(expected.values()))):
+            best, chosen = total / duration, drafts
+    depths = [0] * len(offers)
+    for _, row in order[:chosen]:
+        depths[-row] += 1
+    return depths
+
+
+def _by_chance(offers: Sequence[Offer]) -> list[tuple[float, int]]:
+    """(chance, −index of the offer) of every draft, best first; of equals that of the first row."""
+    order = []
+    for index, (chance, factor, count) in enumerate(offers):
+        for _ in range(count):
+            order.append((chance, -index))
+            chance *= factor
+    order.sort(reverse=True)
+    return order

@@ -1,4 +1,4 @@
-"""The protocol between the scheduler and whoever guesses what a row will sample: ids to verify, and whether they are worth a barrier."""
+"""The protocol between the scheduler and a drafter: what is proposed for a row, and when drafts are worth a barrier."""
 
 from typing import Protocol
 
@@ -9,17 +9,21 @@ Ids = tuple[int, ...]
 
 
 class Drafter(Protocol):
-    """Guesses the next ids of sequences. Pure: what it says follows from what it was told, in the order in which it was told."""
+    """Proposes the next ids of sequences (vLLM: proposer). Deterministic: its answers follow from its calls and their order alone."""
 
     def should_wait(self, running: list[Sequence]) -> bool:
-        """No step shall be planned behind those in flight: their ids are needed for drafts that are worth more than running ahead."""
+        """Returns True if no step shall be planned behind those in flight: drafts that need their ids are worth more than running ahead."""
         ...
 
-    def propose(self, rows: list[tuple[Sequence, int]], tokens: int, most: int) -> list[Ids]:
-        """For each row, of which all ids are known, the ids that may follow, at most as many as stand beside it. `tokens`: of the step
-        without drafts; `most` drafts can be had by all rows together, the first come first."""
+    def propose(self, rows: list[tuple[Sequence, int]], tokens: int, max_drafts: int) -> list[Ids]:
+        """Returns the drafts of each row.
+
+        rows        (sequence, most drafts) of rows whose ids are all known
+        tokens      of the step without drafts
+        max_drafts  of all rows together; the first rows are served first
+        """
         ...
 
     def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
-        """The oldest step in flight is committed, and what it brought is known to its sequences."""
+        """Called when the oldest step in flight has been committed and its sequences know its ids."""
         ...

@@ -1,84 +1,96 @@
-"""Prompt lookup: what followed the last time that a sequence's newest ids stood in it. An index that grows with the ids, never a scan.
+"""An index of a sequence's own ids: the earlier position whose context agrees longest with the newest ids. Grows with the ids.
 
-Two ids are a key; occurrences of a key are chained, the newest first, and of the first few the one is taken whose ids before agree for
-longest. Saxena 2023 (prompt lookup decoding) searches n-grams of falling length instead.
+Prompt lookup decoding (Saxena 2023) searches n-grams of falling length in the whole sequence. Here pairs of ids are indexed, their
+occurrences are chained, and of the newest few the one is taken whose preceding ids agree longest.
 """
 
 from typing import Final
 
 MAX_CANDIDATES: Final = 6
-"""Occurrences that are compared: the newest ones."""
+"""Occurrences that are compared, the newest ones."""
 MAX_MATCH_LENGTH: Final = 8
-"""Ids that are compared: who agrees in so many is taken at once."""
+"""Ids that are compared: an occurrence that agrees in as many is taken at once."""
 MAX_IDS_PER_UPDATE: Final = 1024
-"""Ids of a prompt that are indexed at once: some tenths of a millisecond."""
+"""Ids that are indexed at once (some tenths of a millisecond): longer prompts take several updates."""
 
 
 class NgramIndex:
-    """Occurrences of pairs in `ids`, which only ever grows.
+    """Occurrences of pairs in `ids`, a list that only grows.
 
-    before    of each position the one at which its pair stood before, -1 where it did not; as long as what is indexed
-    match     the position whose continuation is proposed, -1 for none; `match_length`: how many ids agree there, `MAX_MATCH_LENGTH` at most
+    match         the position whose continuation is proposed, −1 for none
+    match_length  ids up to that position that agree with the newest ones, `MAX_MATCH_LENGTH` at most
+    new           ids that the last update indexed behind a match, 0 where there was none
+    continued     the first so many of these were the continuation of that match
     """
 
-    __slots__ = ("_before", "_ids", "_last", "match", "match_length")
+    __slots__ = ("_ids", "_last", "_previous", "continued", "match", "match_length", "new")
 
     def __init__(self, ids: list[int]) -> None:
         self._ids = ids
         self._last: dict[tuple[int, int], int] = {}
-        self._before: list[int] = []
+        """Pair → the position of its second id at the newest occurrence."""
+        self._previous: list[int] = []
+        """Per indexed position the occurrence of the same pair before it, −1 for none."""
         self.match = -1
         self.match_length = 0
+        self.new = 0
+        self.continued = 0
 
     def update(self) -> bool:
-        """Indexes what is new, `MAX_IDS_PER_UPDATE` ids at most, and looks for what stood there before; whether all is indexed."""
-        ids, before, last = self._ids, self._before, self._last
-        first, end = len(before), len(ids)
-        if end - first == 1 and first and self.match >= 0 and ids[self.match + 1] == ids[first]:
-            # What was proposed has come: the next one is proposed.
-            pair = ids[first - 1], ids[first]
-            before.append(last.get(pair, -1))
-            last[pair] = first
-            self.match += 1
-            self.match_length += 1
-            if self.match_length >= MAX_MATCH_LENGTH:
-                self.match_length = MAX_MATCH_LENGTH
-                return True
-        elif end > first:
-            end = min(end, first + MAX_IDS_PER_UPDATE)
-            if not first:
-                before.append(-1)
-                first = 1
-            for at, pair in enumerate(zip(ids[first - 1 : end - 1], ids[first:end], strict=True), first):
-                before.append(last.get(pair, -1))
-                last[pair] = at
-            if end < len(ids):
+        """Indexes new ids, `MAX_IDS_PER_UPDATE` at most, and looks up the newest. Returns False while ids are left to index."""
+        ids, previous, last, match = self._ids, self._previous, self._last, self.match
+        if not previous and ids:
+            previous.append(-1)
+        position = len(previous)
+        new = ids[position : position + MAX_IDS_PER_UPDATE]
+        if new:
+            before, append, find = ids[position - 1], previous.append, last.get
+            for token in new:
+                pair = before, token
+                append(find(pair, -1))
+                last[pair] = position
+                position += 1
+                before = token
+            if position < len(ids):
                 return False
+        if match < 0:
+            self.new = self.continued = 0
+        else:
+            self.new = count = len(new)
+            if ids[match + 1 : match + 1 + count] == new:
+                self.continued = count
+                self.match = match + count
+                self.match_length += count
+                if self.match_length >= MAX_MATCH_LENGTH:
+                    self.match_length = MAX_MATCH_LENGTH
+                    return True
+            else:
+                self.continued = next(place for place, token in enumerate(new) if token != ids[match + 1 + place])
         self._search()
         return True
 
     def _search(self) -> None:
-        """The newest of those earlier occurrences of the last pair that agree in most ids before it."""
-        ids, before, end = self._ids, self._before, len(self._ids) - 1
+        """Finds the earlier occurrence of the newest pair whose preceding ids agree longest; of equals the newest."""
+        ids, previous, end = self._ids, self._previous, len(self._ids) - 1
         self.match, self.match_length = -1, 0
-        at = before[end] if end > 0 else -1
+        position = previous[end] if end > 0 else -1
         for _ in range(MAX_CANDIDATES):
-            if at < 0:
+            if position < 0:
                 return
-            match_length = 2
-            while match_length < MAX_MATCH_LENGTH and match_length <= at and ids[at - match_length] == ids[end - match_length]:
-                match_length += 1
-            if match_length > self.match_length:
-                self.match, self.match_length = at, match_length
-                if match_length == MAX_MATCH_LENGTH:
+            length = 2
+            while length < MAX_MATCH_LENGTH and length <= position and ids[position - length] == ids[end - length]:
+                length += 1
+            if length > self.match_length:
+                self.match, self.match_length = position, length
+                if length == MAX_MATCH_LENGTH:
                     return
-            at = before[at]
+            position = previous[position]
 
-    def propose(self, most: int) -> tuple[int, ...]:
-        """`most` ids that may come next: those behind the match, again and again where they run into the end. None without a match."""
+    def propose(self, count: int) -> tuple[int, ...]:
+        """Returns the `count` ids behind the match, repeated where they run into the end of the sequence; none without a match."""
         if self.match < 0:
             return ()
-        found = self._ids[self.match + 1 : self.match + 1 + most]
-        if len(found) < most:
-            found = (found * (most // len(found) + 1))[:most]
-        return tuple(found)
+        ids = self._ids[self.match + 1 : self.match + 1 + count]
+        if len(ids) < count:
+            ids = (ids * (count // len(ids) + 1))[:count]
+        return tuple(ids)

@@ -1,121 +1,128 @@
-"""Speculative drafts from the sequence's own ids (prompt lookup), as deep as they have been worth.
+"""Speculative drafts from the sequence's own ids (prompt lookup), with a depth that adapts to their acceptance.
 
-Every id that comes is compared with what would have been drafted, whether it was or not: so it costs no step to see that a sequence has
-begun, or ceased, to repeat itself.
+New ids are compared with the ids that were predicted, whether these were drafted or not. So a sequence that begins, or ceases, to repeat
+itself is noticed without spending a step on it.
 """
 
 from typing import Final
-from weakref import WeakKeyDictionary
 
-from ridgeline.core.drafts.depth import StepCost, choose_depths
+from ridgeline.core.drafts.depth import Offer, StepCost, choose_depths
 from ridgeline.core.drafts.ngram import MAX_MATCH_LENGTH, NgramIndex
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence, State
 
-RIGHT: Final = (0.0, 0.0, 0.35, 0.45, 0.6, 0.7, 0.8, 0.85, 0.92)
-"""Share of first proposed ids that are right, by how many ids agree, before a sequence has told more: as seen in edits and stories."""
-DOUBT: Final = 6.0
-"""Comparisons of a sequence that count as much as that share."""
-MEMORY: Final = 0.93
-"""Weight of a comparison at the next one."""
-MOST_RESTS: Final = 64
-"""Steps without waiting, at most, after a wait for which nothing came of it."""
-assert len(RIGHT) == MAX_MATCH_LENGTH + 1
+PRIOR_ACCEPTANCE: Final = (0.0, 0.0, 0.35, 0.45, 0.6, 0.7, 0.8, 0.85, 0.92)
+"""Acceptance of a first draft by the length of its match, before the sequence has a record of its own: from edits and stories."""
+PRIOR_WEIGHT: Final = 6.0
+"""Comparisons that the prior counts for."""
+COMPARISON_DECAY: Final = 0.93
+"""Factor of a comparison's weight per further comparison."""
+MAX_BACKOFF_STEPS: Final = 64
+"""Steps without waiting, at most, behind a wait that brought no draft."""
+assert len(PRIOR_ACCEPTANCE) == MAX_MATCH_LENGTH + 1
 
 
-class _Row:
-    """Experience with one sequence: `proposed` may come behind its known ids; `right` of `compared` ids were, fading."""
+class _Predictor(NgramIndex):
+    """The index of one sequence with the record of its predictions, kept in `Sequence.draft_state`.
 
-    __slots__ = ("compared", "index", "known", "proposed", "right")
+    right, compared  predictions that came true, of so many, with exponential decay
+    acceptance       the estimated chance that a prediction is right if those before it are; 0 without a match
+    """
 
-    def __init__(self, sequence: Sequence) -> None:
-        self.index = NgramIndex(sequence.known)
-        self.known = len(sequence.known)
-        self.proposed: tuple[int, ...] = ()
+    __slots__ = ("acceptance", "compared", "right")
+
+    def __init__(self, ids: list[int]) -> None:
+        super().__init__(ids)
         self.right = 0.0
         self.compared = 0.0
+        self.acceptance = 0.0
 
-    def look(self, ids: list[int], most: int) -> None:
-        """Compares the ids that came since the last call with what was proposed, and proposes anew."""
-        for token, proposed in zip(ids[self.known :], self.proposed, strict=False):
-            self.compared = MEMORY * self.compared + 1.0
-            self.right = MEMORY * self.right + (token == proposed)
-            if token != proposed:
-                break
-        self.known = len(ids)
-        self.proposed = self.index.propose(most) if self.index.update() else ()
-
-    def chance(self) -> float:
-        """The chance that the first proposed id is right, and each further one where those before it are."""
-        return (self.right + DOUBT * RIGHT[self.index.match_length]) / (self.compared + DOUBT)
+    def compare(self) -> None:
+        """Indexes the ids that came since the last call and compares them with the predicted ones, up to the first that differs."""
+        self.update()
+        right, compared, new = self.right, self.compared, self.new
+        if new:
+            weight = COMPARISON_DECAY**self.continued
+            came_true = (1.0 - weight) / (1.0 - COMPARISON_DECAY)  # the weight of so many comparisons, the newest counting 1
+            right, compared = weight * right + came_true, weight * compared + came_true
+            if self.continued < new:
+                right, compared = COMPARISON_DECAY * right, COMPARISON_DECAY * compared + 1.0
+            self.right, self.compared = right, compared
+        prior = PRIOR_ACCEPTANCE[self.match_length]
+        self.acceptance = (right + PRIOR_WEIGHT * prior) / (compared + PRIOR_WEIGHT)
 
 
 class PromptLookupDrafter:
     """Implements `core.drafts.drafter.Drafter`.
 
-    most     ids drafted for a row and step at most
-    barrier  without drafts steps run ahead of each other, so that one that drafts makes the device wait for the host
+    max_depth   drafts per row and step at most
+    step_costs  (tokens, samples, seconds) as measured at start-up
+    barrier     without drafts steps run ahead of each other, so that a step that drafts makes the device wait for the host
     """
 
-    def __init__(self, most: int, price: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
-        self._most = most
-        self._price = StepCost(price)
+    def __init__(self, max_depth: int, step_costs: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
+        self._max_depth = max_depth
+        self._cost = StepCost(step_costs)
         self._barrier = barrier
-        self._rows: WeakKeyDictionary[Sequence, _Row] = WeakKeyDictionary()
-        self._waited = False
-        self._rests = self._rest = 0
-        """Steps for which nothing is waited for: after the last wait in vain, and still."""
+        self._has_waited = False
+        self._backoff = 0
+        """Steps without waiting behind the last wait in vain; doubles until a draft is made."""
+        self._backoff_left = 0
 
     def should_wait(self, running: list[Sequence]) -> bool:
-        """Drafts would be worth it behind the ids that are in flight, if these come as proposed."""
-        if self._rest:
+        """Returns True if drafts would be worth it behind the ids in flight, should these come as predicted."""
+        if self._backoff_left:
             return False
-        rows, get = [], self._rows.get
+        offers, max_depth = [], self._max_depth
         for sequence in running:
-            row, promised = get(sequence), sequence.promised
-            if row is not None and len(row.proposed) > promised:
-                room = sequence.limit - sequence.target - 1
-                rows.append(self._chances(row, promised, min(self._most, room)))
-        others = len(running) - len(rows)
-        worth = bool(rows) and any(choose_depths(self._price, len(running), rows, others, len(rows) * self._most, self._barrier))
-        self._waited = self._waited or worth
+            predictor, count = sequence.draft_state, sequence.limit - sequence.target - 1
+            if predictor is not None and predictor.match >= 0 and count > 0:
+                in_flight = sequence.promised
+                acceptance = predictor.acceptance
+                offers.append((acceptance ** (1 + in_flight), acceptance, min(max_depth, count)))
+        if not offers:
+            return False
+        rows = len(running)
+        worth = any(choose_depths(self._cost, rows, offers, rows - len(offers), len(offers) * max_depth, self._barrier))
+        self._has_waited = self._has_waited or worth
         return worth
 
-    def propose(self, rows: list[tuple[Sequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
-        """For each row what followed the last time, as much of it as is worth a step."""
-        known = [(index, self._rows.get(sequence)) for index, (sequence, _) in enumerate(rows)]
-        offers = [(index, row) for index, row in known if row is not None and row.proposed]
+    def propose(self, rows: list[tuple[Sequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
+        """Returns per row the continuation of its match, as deep as is worth the time of the step."""
+        indices: list[int] = []
+        offers: list[Offer] = []
+        max_depth = self._max_depth
+        for index, (sequence, count) in enumerate(rows):
+            predictor = sequence.draft_state
+            if predictor is not None and predictor.match >= 0:
+                indices.append(index)
+                acceptance = predictor.acceptance
+                offers.append((acceptance, acceptance, count if count < max_depth else max_depth))
         found: list[tuple[int, ...]] = [()] * len(rows)
+        drafts = False
         if offers:
-            chances = [self._chances(row, 0, min(self._most, rows[index][1])) for index, row in offers]
-            chosen = choose_depths(self._price, tokens, chances, len(rows) - len(offers), most, self._barrier)
-            for (index, row), depth in zip(offers, chosen, strict=True):
-                found[index] = row.proposed[:depth]
-        if any(found):
-            self._rests = 0
-        elif self._waited:
-            self._rests = self._rest = min(MOST_RESTS, 2 * self._rests + 1)
-        self._waited = False
-        return found
-
-    def _chances(self, row: _Row, ahead: int, most: int) -> list[float]:
-        """The chance of each of the row's drafts to count, behind `ahead` ids that are in flight."""
-        right = row.chance()
-        chance, found = right**ahead, []
-        for _ in range(min(most, len(row.proposed) - ahead)):
-            chance *= right
-            found.append(chance)
+            depths = choose_depths(self._cost, tokens, offers, len(rows) - len(offers), max_drafts, self._barrier)
+            for index, depth in zip(indices, depths, strict=True):
+                if depth:
+                    found[index] = rows[index][0].draft_state.propose(depth)
+                    drafts = True
+        if drafts:
+            self._backoff = 0
+        elif self._has_waited:
+            self._backoff = self._backoff_left = min(MAX_BACKOFF_STEPS, 2 * self._backoff + 1)
+        self._has_waited = False
         return found
 
     def on_commit(self, sequences: list[Sequence], plan: Plan, result: Result) -> None:
-        """Rows that sampled are looked at; a step of nothing but their tokens tells what it costs."""
-        ahead = self._most + 4  # as many steps may be in flight
-        self._rest = max(0, self._rest - 1)
+        """Compares what each row sampled with what was predicted, and updates the cost of a step whose tokens all sampled."""
+        if self._backoff_left:
+            self._backoff_left -= 1
+        running = State.RUNNING
         for sequence, ids in zip(sequences, result.sampled, strict=True):
-            if ids and sequence.state is State.RUNNING:
-                row = self._rows.get(sequence)
-                if row is None:
-                    row = self._rows[sequence] = _Row(sequence)
-                row.look(sequence.known, ahead)
+            if ids and sequence.state is running:
+                predictor = sequence.draft_state
+                if predictor is None:
+                    predictor = sequence.draft_state = _Predictor(sequence.known)
+                predictor.compare()
         if result.timings.run > 0 and sum(plan.sample) == len(plan.tokens):
-            self._price.learn(len(plan.tokens), result.timings.run)
+            self._cost.measure(len(plan.tokens), result.timings.run)

@@ -15,7 +15,7 @@ from typing import Final
 
 from ridgeline.core import events
 from ridgeline.core.commands import Abort, Admit, Command
-from ridgeline.core.drafts.depth import StepCost, choose_depths
+from ridgeline.core.drafts.depth import Offer, StepCost, choose_depths
 from ridgeline.core.events import Finish
 from ridgeline.core.fast_forward import skip_steps, skippable_steps
 from ridgeline.core.params import Admitted, Limits
@@ -51,19 +51,23 @@ class AssumedDrafter:
     """Implements `core.drafts.drafter.Drafter`: `max_drafts` ids per row, each right with probability `acceptance` if all before it are."""
 
     def __init__(self, max_drafts: int, acceptance: float, prices: tuple[tuple[int, int, float], ...], barrier: bool) -> None:
-        self._chances = [acceptance**place for place in range(1, max_drafts + 1)]
-        self._price = StepCost(prices)
+        self._max_drafts = max_drafts
+        self._acceptance = acceptance
+        self._cost = StepCost(prices)
         self._barrier = barrier
 
     def should_wait(self, running: list[CoreSequence]) -> bool:
         """True if drafts save more time than planning ahead."""
-        rows = [self._chances[: sequence.limit - sequence.target - 1] for sequence in running if sequence.target < sequence.limit]
-        return bool(rows) and any(choose_depths(self._price, len(rows), rows, 0, len(rows) * len(self._chances), self._barrier))
+        limits = [sequence.limit - sequence.target - 1 for sequence in running if sequence.target < sequence.limit]
+        return any(choose_depths(self._cost, len(limits), self._offers(limits), 0, len(limits) * self._max_drafts, self._barrier))
 
-    def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
+    def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
         """Drafts as many ids per row as save time."""
-        draft_depths = choose_depths(self._price, tokens, [self._chances[:room] for _, room in rows], 0, most, self._barrier)
-        return [(SAMPLED_TOKEN,) * depth for depth in draft_depths]
+        depths = choose_depths(self._cost, tokens, self._offers([limit for _, limit in rows]), 0, max_drafts, self._barrier)
+        return [(SAMPLED_TOKEN,) * depth for depth in depths]
+
+    def _offers(self, limits: list[int]) -> list[Offer]:
+        return [(self._acceptance, self._acceptance, max(0, min(self._max_drafts, limit))) for limit in limits]
 
     def on_commit(self, sequences: list[CoreSequence], plan: Plan, result: Result) -> None:
         """Does nothing: acceptance and prices are fixed."""
