@@ -92,11 +92,11 @@ void quantise(const Quantise& op, const Step&, size_t row) {
 void rms_norm(const RmsNorm& op, const Step&, size_t row) {
     const float *x = op.x + row * op.width, *weight = op.weight;
     float* out = op.out + row * op.width;
-    for (size_t start = 0; start < op.width; start += op.piece) {
+    for (size_t start = 0; start < op.width; start += op.norm_width) {
         Vec squares = zero();
-        each(op.piece, [&](size_t i, size_t n) { const Vec v = take(x + start + i, n); squares = fma(v, v, squares); });
-        const Vec root = all(sqrtf(sum_of(squares) / static_cast<float>(op.piece) + op.eps));
-        each(op.piece, [&](size_t i, size_t n) { put(out + start + i, take(x + start + i, n) / root * take(weight + i, n), n); });
+        each(op.norm_width, [&](size_t i, size_t n) { const Vec v = take(x + start + i, n); squares = fma(v, v, squares); });
+        const Vec root = all(sqrtf(sum_of(squares) / static_cast<float>(op.norm_width) + op.eps));
+        each(op.norm_width, [&](size_t i, size_t n) { put(out + start + i, take(x + start + i, n) / root * take(weight + i, n), n); });
     }
 }
 
@@ -151,8 +151,8 @@ void rotation(const Rotation& op, const Step& step, size_t row) {
     float* turn = op.out + row * 2 * op.half;
     for (size_t i = 0; i < op.half; ++i) {
         const double angle = static_cast<double>(step.positions[row]) * op.frequencies[i];
-        turn[i] = static_cast<float>(cos(angle) * static_cast<double>(op.magnitude));
-        turn[op.half + i] = static_cast<float>(sin(angle) * static_cast<double>(op.magnitude));
+        turn[i] = static_cast<float>(cos(angle) * static_cast<double>(op.rope_scale));
+        turn[op.half + i] = static_cast<float>(sin(angle) * static_cast<double>(op.rope_scale));
     }
 }
 

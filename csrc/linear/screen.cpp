@@ -28,7 +28,7 @@ bool Screen::begin(size_t tokens, size_t each, const int32_t* keep) {
     for (size_t token = 0; token < tokens && keep != nullptr; ++token)
         if (keep[token] < 1 || keep[token] > kMostKept) return false;
     if (pause_ > 0) {
-        --pause_, ++counts_.passed;
+        --pause_, ++counts_.skipped;
         return false;
     }
     tokens_ = tokens, each_ = each, chunks_ = (blocks() + each - 1) / each, keep_ = keep;

@@ -15,10 +15,10 @@ class Screen {
 public:
     static constexpr int32_t kMostKept = 128;  // of the largest outputs of a row: of more the bounds leave too many
 
-    // What was screened since the beginning: steps; those that were not since few outputs could be left out before; pairs of a token and a block of
+    // What was screened since the beginning: steps; those that skipped it, as few outputs could be left out before; pairs of a token and a block of
     // 16 outputs, and how many of these were computed.
     struct Counts {
-        uint64_t steps, passed, pairs, computed;
+        uint64_t steps, skipped, pairs, computed;
     };
 
     Screen(const Kernels& kernels, const Matrix& matrix, const Codes& x, size_t threads)

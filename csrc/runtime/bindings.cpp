@@ -210,7 +210,7 @@ void bind_plan(nb::module_& m) {
     plan.def("screen", &Plan::add_screen);
     plan.def_prop_ro("screened", [](const Plan& p) {
         const Screen::Counts counts = p.screened();
-        return nb::make_tuple(counts.steps, counts.passed, counts.pairs, counts.computed);
+        return nb::make_tuple(counts.steps, counts.skipped, counts.pairs, counts.computed);
     });
     // best, keep, maxima: `Wanted`, 0 for what is not asked for.
     plan.def("run", [](Plan& p, nb::tuple sizes, nb::tuple columns, nb::tuple tables, nb::tuple slots, std::size_t first, std::size_t last,

@@ -15,7 +15,7 @@ const T* gathered(const T* source, size_t width, const ExpertsOp& op, const Tile
     if (room.size() < tile.count * width) room.resize(tile.count * width);
     for (size_t i = 0; i < tile.count; ++i) {
         const size_t row = static_cast<size_t>(tile.rows[i]);
-        memcpy(&room[i * width], source + (op.per_choice ? row : row / op.k) * width, width * sizeof(T));
+        memcpy(&room[i * width], source + (op.input_per_expert ? row : row / op.k) * width, width * sizeof(T));
     }
     return room.data();
 }
@@ -56,7 +56,7 @@ void multiply_tile(const LinearKernels& kernels, const ExpertsOp& op, const Tile
     Matrix matrix = op.weight;
     matrix.data += static_cast<size_t>(tile.expert) * op.expert_bytes;
     const bool alone = tile.count == 1, floats = op.x != nullptr;
-    const size_t row = static_cast<size_t>(tile.rows[0]), source = op.per_choice ? row : row / op.k;
+    const size_t row = static_cast<size_t>(tile.rows[0]), source = op.input_per_expert ? row : row / op.k;
     Codes codes = {op.codes.codes + source * k, op.codes.scales + source * (k / kCodeGroup), op.codes.sums + source * (k / 16), k};
     const float* x = op.x + source * k;
     if (!alone) {

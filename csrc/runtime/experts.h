@@ -22,7 +22,7 @@ struct ExpertsOp {
     float* out;                          // [tokens * k, n]
     const int32_t* experts;              // [tokens, k]
     size_t k;
-    bool per_choice;                     // codes or x have a row per choice, not per token
+    bool input_per_expert;                     // codes or x have a row per choice, not per token
 };
 
 // Rows of one expert: `rows` [count], ascending.

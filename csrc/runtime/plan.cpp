@@ -56,11 +56,11 @@ ProductOp product(const LinearCodesAdd& op) {
 }
 
 ExpertsOp experts(const LinearExperts& op) {
-    return {op.weight, op.expert_bytes, {}, op.x, op.bias, op.out, op.experts, op.k, op.per_choice != 0};
+    return {op.weight, op.expert_bytes, {}, op.x, op.bias, op.out, op.experts, op.k, op.input_per_expert != 0};
 }
 ExpertsOp experts(const LinearExpertsCodes& op) {
     const Codes codes = {op.codes, op.scales, op.sums, op.weight.k};
-    return {op.weight, op.expert_bytes, codes, nullptr, op.bias, op.out, op.experts, op.k, op.per_choice != 0};
+    return {op.weight, op.expert_bytes, codes, nullptr, op.bias, op.out, op.experts, op.k, op.input_per_expert != 0};
 }
 
 }  // namespace

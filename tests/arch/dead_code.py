@@ -40,6 +40,7 @@ ALLOWED = {
     "compute/exact/threads.py:argtypes": "read by ctypes",
     "compute/exact/threads.py:restype": "read by ctypes",
     "facts/hardware/ceilings.py:argtypes": "read by ctypes",
+    "compute/ops/definition.py:Definition.writes": "the tests of runners read it: what is compared beside results",
     "compute/ops/definition.py:Definition.tolerance": "the tests of runners read it: how far a result may be from its reference",
     "compute/cpu/sampling.py:Prepared.arrays": "keeps alive what native code has the addresses of",
     "compute/decoding/sampler.py:sample_rows(maxima)": "the signature of the native sampler",
@@ -58,7 +59,7 @@ ALLOWED = {
     "sim/fleet/measures.py:*": "written to the report as a whole",
     "core/events.py:Preempted.why": "for listeners: whether a row or blocks were short",
     "sim/laws/oracle.py:logprobs(index)": "sources of answers in tests read it",
-    "text/chat_sandbox.py:refuse(args)": "jinja2 calls it",
+    "text/chat_sandbox.py:deny(args)": "jinja2 calls it",
 }
 """Pattern of `path:name` → its user."""
 

@@ -1,8 +1,10 @@
 """Follows one streamed completion by execution: which files of the package ran between the request and its last event, in both processes.
 
-`python tests/arch/follow.py` prints them with their lines; `test_follow.py` holds them to a budget. What runs at start-up alone does not
-count: `serve demo` is warm and has answered once. Every call of a Python function is seen. Of csrc the machinery of a step counts, from the
-one native call on: files are followed through the names that they use. The kernels behind its tables are told apart.
+`python tests/arch/follow.py` prints them per process, in the order of their first call and with the function that was entered first;
+`test_follow.py` holds their number, and the sum of their lines as whole files, to a budget. What runs at start-up alone does not count:
+`serve demo` is warm and has answered once. Every call of a Python function is seen. Of csrc the machinery of a step counts, from the one
+native call on: files are followed through the names that they use, those of experts only where the model has some. Kernels and the sampler
+behind its tables are a list of their own: all of them, whichever the model uses.
 """
 
 import json
@@ -22,6 +24,8 @@ SOURCE = ROOT / "src" / "ridgeline"
 CSRC = ROOT / "csrc"
 MACHINERY, STEP = "runtime/", "runtime/plan.cpp"
 """Folder of csrc without kernels, and the file that a step enters."""
+EXPERTS, EXPERT_OPS = ("runtime/experts.h", "runtime/experts.cpp"), "compute/ops/experts.py"
+"""Machinery that runs only for ops of this file: a rule of it is called at load where the model's op list has one."""
 
 CALL = re.compile(r"(?<![.>:\w])([a-z]\w*)\(")
 DEFINED = re.compile(r"^\w[\w:<>*& ]*?\b([a-z]\w*)\([^;]*?\)[^;{]*\{", re.MULTILINE)
@@ -38,13 +42,17 @@ BOOTSTRAP = "import sys; sys.path.append({here!r}); import follow; follow.listen
 
 @dataclass(frozen=True)
 class Followed:
-    """Path → lines, for each process (the executor's half of the engine by itself) and for csrc."""
+    """Path → lines of the file, for each process (the executor's half of the engine by itself) in the order of first calls, and for csrc.
+
+    entered  (process, path) → the first function that was called in the file
+    """
 
     front: dict[str, int]
     engine: dict[str, int]
     compute: dict[str, int]
     native: dict[str, int]
     kernels: dict[str, int]
+    entered: dict[tuple[str, str], str]
 
     @property
     def files(self) -> dict[str, int]:
@@ -53,23 +61,25 @@ class Followed:
 
 
 def listen() -> None:
-    """In a process that is followed: notes every function of the package that is called between the files `begin` and `end`."""
+    """In a process that is followed: notes every function of the package that is called between the files `begin` and `end`, in order."""
     folder, source = Path(os.environ["FOLLOW"]), f"{os.environ['FOLLOW_SOURCE']}/"
-    seen: set[tuple[str, str]] = set()
+    seen: dict[tuple[str, str], None] = {}
 
     def note(frame: object, event: str, argument: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(source):  # type: ignore[attr-defined]
-            seen.add((frame.f_code.co_filename, frame.f_code.co_qualname))  # type: ignore[attr-defined]
+            seen.setdefault((frame.f_code.co_filename, frame.f_code.co_qualname))  # type: ignore[attr-defined]
 
     def watch() -> None:
         while not (folder / "begin").exists():
             time.sleep(0.01)
+        has_experts = any(path.endswith(EXPERT_OPS) and name.endswith("_rule") for path, name in list(seen))
         seen.clear()
         (folder / f"{os.getpid()}.ready").touch()
         while not (folder / "end").exists():
             time.sleep(0.01)
-        found = sorted((path.removeprefix(source), name) for path, name in seen.copy() if name != "<module>")
-        (folder / f"{os.getpid()}.part").write_text(json.dumps({"argv": sys.orig_argv, "calls": found}))
+        found = [(path.removeprefix(source), name) for path, name in list(seen) if name != "<module>"]
+        part = {"argv": sys.orig_argv, "calls": found, "has_experts": has_experts}
+        (folder / f"{os.getpid()}.part").write_text(json.dumps(part))
         (folder / f"{os.getpid()}.part").rename(folder / f"{os.getpid()}.json")
 
     threading.Thread(target=watch, daemon=True).start()
@@ -94,8 +104,8 @@ def until(wanted: int, folder: Path, pattern: str) -> list[Path]:
     return found
 
 
-def calls(folder: Path) -> dict[str, list[list[str]]]:
-    """Functions that ran, by process: "front" and "engine"."""
+def calls(folder: Path) -> tuple[dict[str, list[list[str]]], bool]:
+    """(path and name of functions that ran, in order of first calls, for "front" and "engine"; True if the model has experts)."""
     (folder / "sitecustomize.py").write_text(BOOTSTRAP.format(here=str(Path(__file__).parent)))
     path = os.pathsep.join([str(folder), str(SOURCE.parent)])
     environment = {**os.environ, "PYTHONPATH": path, "FOLLOW": str(folder), "FOLLOW_SOURCE": str(SOURCE)}
@@ -116,58 +126,71 @@ def calls(folder: Path) -> dict[str, list[list[str]]]:
     finally:
         process.terminate()
         process.wait(timeout=20)
-    return {"engine" if "ridgeline.engine.process" in part["argv"] else "front": part["calls"] for part in parts}
+    found = {"engine" if "ridgeline.engine.process" in part["argv"] else "front": part["calls"] for part in parts}
+    return found, any(part["has_experts"] for part in parts)
 
 
 def lines(path: Path) -> int:
     return path.read_text().count("\n")
 
 
-def csrc_of_a_step() -> tuple[dict[str, int], dict[str, int]]:
-    """(files of the machinery that a step reaches through includes and names, files of kernels) of csrc."""
+def csrc_of_a_step(has_experts: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """(files of the machinery that a step reaches through includes and names, files of kernels and of the sampler) of csrc."""
     sources = (path for path in sorted(CSRC.rglob("*")) if path.suffix in (".cpp", ".h", ".def"))
     texts = {path.relative_to(CSRC).as_posix(): path.read_text() for path in sources}
     machinery = {path: text for path, text in texts.items() if path.startswith(MACHINERY)}
     headers = "".join(text for path, text in machinery.items() if path.endswith(".h"))
     declared = {name for name in CALL.findall(headers) if not re.search(rf"\b(?:inline|template)\b[^;{{]*\b{name}\(", headers)}
     defines = {path: set(DEFINED.findall(text)) | set(MEMBER.findall(text)) for path, text in machinery.items() if path.endswith(".cpp")}
-    reached, todo = set[str](), [STEP]
+    reached, todo = dict[str, None](), [STEP]
     while todo:
-        path = todo.pop()
-        if path in reached:
+        path = todo.pop(0)
+        if path in reached or (path in EXPERTS and not has_experts):
             continue
-        reached.add(path)
+        reached[path] = None
         used = set(CALL.findall(machinery[path])) & declared if path.endswith(".cpp") else set()
         used |= set(re.findall(r"\b[A-Z]\w+", machinery[path]))
         todo += [name for name in re.findall(r'#include "(.+?)"', machinery[path]) if name in machinery]
         todo += [name for name, names in defines.items() if names & used]
-    found = {f"csrc/{path}": lines(CSRC / path) for path in sorted(reached)}
+    found = {f"csrc/{path}": lines(CSRC / path) for path in reached}
     return found, {f"csrc/{path}": lines(CSRC / path) for path in texts if path not in machinery}
 
 
 def follow() -> Followed:
     with tempfile.TemporaryDirectory() as folder:
-        found = calls(Path(folder))
+        found, has_experts = calls(Path(folder))
     by_process = {process: {path: lines(SOURCE / path) for path, _ in each} for process, each in found.items()}
+    entered = {(process, path): name for process, each in found.items() for path, name in reversed(each)}
     engine = by_process["engine"]
-    native, kernels = csrc_of_a_step()
+    native, kernels = csrc_of_a_step(has_experts)
     return Followed(
         by_process["front"],
         {path: count for path, count in engine.items() if not path.startswith(("compute/", "models/"))},
         {path: count for path, count in engine.items() if path.startswith(("compute/", "models/"))},
         native,
         kernels,
+        entered,
     )
+
+
+def print_files(title: str, files: dict[str, int], entered: dict[str, str]) -> None:
+    print(f"{title}: {len(files)} files, {sum(files.values())} lines as whole files")
+    print(f"  {'file lines':>10}  {'file':40}{'  entered at' if entered else ''}".rstrip())
+    for path, count in files.items():
+        print(f"  {count:10}  {path:40}  {entered.get(path, '')}".rstrip())
 
 
 def main() -> None:
     found = follow()
-    for name, files in (("front end", found.front), ("engine", found.engine), ("executor", found.compute), ("csrc", found.native)):
-        print(f"{name}: {len(files)} files, {sum(files.values())} lines")
-        for path, count in files.items():
-            print(f"  {count:5} {path}")
-    print(f"kernels, not counted: {len(found.kernels)} files, {sum(found.kernels.values())} lines")
-    print(f"in all: {len(found.files)} files, {sum(found.files.values())} lines")
+    for title, process, files in (
+        ("front end", "front", found.front),
+        ("engine", "engine", found.engine),
+        ("executor", "engine", found.compute),
+    ):
+        print_files(title, files, {path: found.entered[process, path] for path in files})
+    print_files("csrc, as reached from the step", found.native, {})
+    print(f"in all: {len(found.files)} files, {sum(found.files.values())} lines as whole files")
+    print_files("kernels and sampler of csrc, not counted, whichever the model uses", found.kernels, {})
 
 
 if __name__ == "__main__":

@@ -40,14 +40,14 @@ def test_figures_take_decoding_steps_alone(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(bench, "_bound", lambda deployment, rows: 1.0)
     steps = [
         TurnRecord(1.0, 1, Timings(run=0.9)), TurnRecord(2.0, 2, Timings(run=0.9)),  # the second prompt waited for the first
-        TurnRecord(2.5, 2, Timings(queue=0.1, copy=0.1, run=0.3)),
-        TurnRecord(3.25, 2, Timings(copy=0.1, run=0.5)), TurnRecord(3.5, 1, Timings(run=9.0)),
+        TurnRecord(2.5, 2, Timings(queue=0.1, prepare=0.1, run=0.3)),
+        TurnRecord(3.25, 2, Timings(prepare=0.1, run=0.5)), TurnRecord(3.5, 1, Timings(run=9.0)),
     ]  # fmt: skip
     found = bench._make_batch_report([steps], [], 2, OfflineLoad((2,), prompt_tokens=10, output_tokens=4), None)  # type: ignore[arg-type]
     assert found.prefill_tokens_per_second == pytest.approx(20 / 2.0)
     assert found.step_seconds == pytest.approx((0.5 + 0.75) / 2) and found.slowest_step_seconds == pytest.approx(0.75)
     assert found.decode_tokens_per_second == pytest.approx(2 / 0.625)
-    assert (found.run, found.copy) == (pytest.approx(0.4), pytest.approx(0.1)) and found.rest == pytest.approx(0.125)
+    assert (found.run, found.prepare) == (pytest.approx(0.4), pytest.approx(0.1)) and found.rest == pytest.approx(0.125)
     assert found.whole_tokens_per_second == pytest.approx(8 / 3.5) and found.contended_tokens_per_second is None
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli import doctor
-from ridgeline.cli.doctor import findings_of
+from ridgeline.cli.doctor import check_gpus
 from ridgeline.facts.hardware import gpu as facts
 from ridgeline.facts.hardware.gpu import Gpu, has_gpu_without_driver, query_driver, read_gpus, torch_cuda
 
@@ -28,16 +28,17 @@ def smi(folder: Path, *answers: str, status: int = 0) -> str:
 
 def fixes(folder: Path, cuda: int | None = 13, **state: str) -> dict[str, str]:
     """The fix of each loss of one H200 in such a state."""
-    gpus, said = query_driver(smi(folder, (H200 + NEW).format(**WELL | state)))
-    assert len(gpus) == 1 and not said
-    return {finding.name.removeprefix("GPU 0 "): finding.fix for finding in findings_of(gpus, said, cuda) if finding.fix is not None}
+    gpus, driver_message = query_driver(smi(folder, (H200 + NEW).format(**WELL | state)))
+    assert len(gpus) == 1 and not driver_message
+    found = check_gpus(gpus, driver_message, cuda)
+    return {each.name.removeprefix("GPU 0 "): each.fix for each in found if each.fix is not None}
 
 
 def test_a_gpu_that_is_well(tmp_path: Path) -> None:
     assert fixes(tmp_path) == {}
     (gpu,) = read_gpus(str(tmp_path / "nvidia-smi"))
     assert gpu == Gpu("NVIDIA H200", "580.159.04", True, 1980.0, 1980.0, 700.0, 700.0, 4.0, 143771.0, (), 33.0, 9.0)
-    names = [finding.name for finding in findings_of([gpu], "", 13)]
+    names = [finding.name for finding in check_gpus([gpu], "", 13)]
     assert names == ["GPU 0", "GPU 0 driver", "GPU 0 persistence", "GPU 0 clocks", "GPU 0 power", "GPU 0 memory"]
 
 
@@ -49,8 +50,8 @@ def test_a_gpu_that_is_well(tmp_path: Path) -> None:
         ({"used": "20480"}, "memory", "end the processes that hold the rest: `nvidia-smi` lists them"),
         ({"driver": "570.86.15"}, "driver", "install driver 580 or later, or a torch for an older CUDA"),
         ({"reasons": "0x0000000000000002"}, "clocks", "nvidia-smi -rac, nvidia-smi -rgc (as root)"),
-        ({"reasons": "0x0000000000000060", "temperature": "91"}, "clocks", "cool the machine: see to its fans and its air"),
-        ({"reasons": "0x0000000000000080"}, "clocks", "see to the machine's power supply: it asks the GPU to slow down"),
+        ({"reasons": "0x0000000000000060", "temperature": "91"}, "clocks", "cool the machine: check fans and air flow"),
+        ({"reasons": "0x0000000000000080"}, "clocks", "check the machine's power supply: it makes the GPU slow down"),
     ],
 )
 def test_each_loss_has_its_fix(tmp_path: Path, state: dict[str, str], what: str, fix: str) -> None:
@@ -66,7 +67,7 @@ def test_what_is_no_loss(tmp_path: Path) -> None:
 
 def test_low_clocks_are_told_with_their_reason(tmp_path: Path) -> None:
     gpus = read_gpus(smi(tmp_path, (H200 + NEW).format(**WELL | {"reasons": "0x68", "temperature": "91"})))
-    (clocks,) = [finding for finding in findings_of(gpus) if finding.name == "GPU 0 clocks"]
+    (clocks,) = [finding for finding in check_gpus(gpus) if finding.name == "GPU 0 clocks"]
     assert "lowered by the hardware and heat at 91 °C" in clocks.text
 
 
@@ -78,12 +79,12 @@ def test_a_driver_that_knows_fewer_fields(tmp_path: Path) -> None:
 
 def test_a_gpu_that_is_too_old(tmp_path: Path) -> None:
     line = (H200 + NEW).format(**WELL).replace("NVIDIA H200", "Tesla V100").replace("9.0", "7.0")
-    model = findings_of(read_gpus(smi(tmp_path, line)))[0]
+    model = check_gpus(read_gpus(smi(tmp_path, line)))[0]
     assert "too old, 8.0 is the least" in model.text and model.fix == "take another GPU, or --runner native"
 
 
 @pytest.mark.parametrize(
-    ("said", "fix"),
+    ("driver_message", "fix"),
     [
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "modprobe nvidia"),
         ("Failed to initialize NVML: Driver/library version mismatch", "restart the machine"),
@@ -91,15 +92,15 @@ def test_a_gpu_that_is_too_old(tmp_path: Path) -> None:
         ("", "install the NVIDIA driver's tools"),
     ],
 )
-def test_a_driver_that_describes_nothing(tmp_path: Path, said: str, fix: str) -> None:
-    gpus, told = query_driver(smi(tmp_path, said, status=9))
-    (finding,) = findings_of(gpus, told)
-    assert gpus == () and said in finding.text and finding.fix is not None and fix in finding.fix
+def test_a_driver_that_describes_nothing(tmp_path: Path, driver_message: str, fix: str) -> None:
+    gpus, told = query_driver(smi(tmp_path, driver_message, status=9))
+    (finding,) = check_gpus(gpus, told)
+    assert gpus == () and driver_message in finding.text and finding.fix is not None and fix in finding.fix
 
 
 def test_the_tool_is_absent(tmp_path: Path) -> None:
-    gpus, said = query_driver(str(tmp_path / "nvidia-smi"))
-    assert gpus == () and said.endswith("nvidia-smi is absent")
+    gpus, driver_message = query_driver(str(tmp_path / "nvidia-smi"))
+    assert gpus == () and driver_message.endswith("nvidia-smi is absent")
 
 
 def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_a_violation_names_seed_and_step_and_fails(monkeypatch: pytest.MonkeyPat
 def test_the_named_seed_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KVBlocks, "free_out_of_window", lambda self, sequence: sequence.tables[0].__setitem__(0, 0))
     found: list[Tally] = []
-    monkeypatch.setattr("ridgeline.cli.sim._show", lambda console, total: found.append(total))
+    monkeypatch.setattr("ridgeline.cli.sim._print_tally", lambda console, total: found.append(total))
     CliRunner().invoke(APP, ["--steps", "2000", "--seed", "7"])
     last = found[0].violations[-1]
     CliRunner().invoke(APP, ["--seed", str(last.seed), "--steps", str(last.step + 1)])

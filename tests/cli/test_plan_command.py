@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.cli.plan import workload_of
+from ridgeline.cli.plan import read_workload
 
 KEYS = {
     "weights_bytes", "kv_bytes_per_token", "kv_bytes_per_sequence", "overhead_bytes", "max_sequences", "max_context_tokens", "fits",
@@ -73,7 +73,7 @@ def test_tables(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys:
 def test_what_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "llama-3-70b", "--device", "a100", "--users", "32") == 0
     shown = capsys.readouterr().out
-    assert "It does not fit" in shown and "3 devices would do" in shown and "Levers" not in shown
+    assert "It does not fit" in shown and "3 devices are enough" in shown and "Levers" not in shown
 
 
 def test_objective_out_of_reach(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,17 +123,17 @@ def test_starts_in_half_a_second_without_array_libraries(words: list[str], statu
 def test_a_trace_says_the_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Mean lengths, what earlier requests had, the fullest sixtieth, and the longest request as the context."""
     path = tmp_path / "own.jsonl"
-    asked = [{"time": 0.001 * n, "prompt": 100, "output": 10, "prefix": 7, "shared": 80} for n in range(9)]
-    path.write_text("".join(json.dumps(each) + "\n" for each in [*asked, {"time": 60, "prompt": 1100, "output": 110}]))
-    words, longest = workload_of(str(path))
+    options = [{"time": 0.001 * n, "prompt": 100, "output": 10, "prefix": 7, "shared": 80} for n in range(9)]
+    path.write_text("".join(json.dumps(each) + "\n" for each in [*options, {"time": 60, "prompt": 1100, "output": 110}]))
+    words, longest = read_workload(str(path))
     assert words == "in=200,out=20,prefix=0.320,burst=54.00" and longest == 1210
-    assert workload_of("in=5,out=2") == ("in=5,out=2", None) and workload_of(None) == (None, None)
+    assert read_workload("in=5,out=2") == ("in=5,out=2", None) and read_workload(None) == (None, None)
     assert run(monkeypatch, "llama-3-8b", "--workload", str(path), "--expert-parallel-size", "1", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["context"] == 1210 and {row["shape"] for row in found["scaling"]} >= {"bursty over an idle base"}
     assert sum(found["weights_by_class_bytes"].values()) == found["weights_bytes"]
     path.write_text('{"time": 4, "prompt": 100, "output": 10}\n')
-    assert workload_of(str(path)) == ("in=100,out=10,prefix=0.000,burst=1.00", 110)
+    assert read_workload(str(path)) == ("in=100,out=10,prefix=0.000,burst=1.00", 110)
     path.write_text("no json\n")
     assert run(monkeypatch, "llama-3-8b", "--workload", str(path)) == 2
     assert "line 1 is no JSON" in capsys.readouterr().err

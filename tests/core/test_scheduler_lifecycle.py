@@ -120,7 +120,7 @@ def test_requests_that_cannot_be_taken_are_refused(loop) -> None:
     run.apply(*[run.request(f"r{i}", 5, choices=3) for i in range(3)])
     assert [(e.request_id, e.retry_after_seconds) for e in run.told(Rejected)] == [("long", None), ("r2", 1.0)]
     assert "60 prompt tokens and 5 output tokens" in run.told(Rejected)[0].message
-    assert "2 requests wait already" in run.told(Rejected)[1].message
+    assert "2 requests are waiting" in run.told(Rejected)[1].message
     for _ in range(3):
         run.turn()
     run.apply(run.request("r3", 5))

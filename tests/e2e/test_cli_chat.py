@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.talk import Talk, run_command
+from ridgeline.cli.chat_session import ChatSession, run_command
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.llm import LLM
 from ridgeline.errors import RidgelineError
@@ -51,11 +51,11 @@ def test_a_script_of_turns_and_commands(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     answers = done.stdout.splitlines()
     assert len(answers) == 5 and all(len(each) == 8 for each in answers) and answers[0] == answers[1]
-    for said in (
-        "of 4096 are used", "system prompt: Be brief", "4 turns are in", "taken back: /slash", "begins anew", "\n0 tokens of 4096",
+    for text in (
+        "of 4096 are used", "system prompt: Be brief", "4 turns are in", "taken back: /slash", "is cleared", "\n0 tokens of 4096",
         "4 turns are back", "temperature 0.5", "take back the last message",
     ):  # fmt: skip
-        assert said in done.stderr, said
+        assert text in done.stderr, text
     assert "never read" not in done.stderr
     messages = json.loads(file.read_text())["messages"]
     assert messages[0] == {"role": "system", "content": "Be brief"}
@@ -88,16 +88,16 @@ MISTAKES = {
 
 def test_mistakes_are_named_and_change_nothing(template: str, tmp_path: Path) -> None:
     with LLM("fake:{}", chat_template=template) as llm:
-        talk = Talk(llm, SamplingParams(), None)
+        session = ChatSession(llm, SamplingParams(), None)
         for line, named in MISTAKES.items():
             with pytest.raises(RidgelineError, match=named):
-                run_command(line, talk)
+                run_command(line, session)
         for number, messages in enumerate(("{}", '[{"role": "user"}]', '[{"role": "user", "content": "a"}]', "[5]")):
             file = tmp_path / f"{number}.json"
             file.write_text(f'{{"messages": {messages}}}')
             with pytest.raises(RidgelineError, match="conversation"):
-                run_command(f"/load {file}", talk)
-        assert (talk.params, talk.turns, talk.system) == (SamplingParams(), [], None)
+                run_command(f"/load {file}", session)
+        assert (session.params, session.turns, session.system) == (SamplingParams(), [], None)
 
 
 def test_a_mistake_in_a_script_ends_it_with_a_line(run: Run) -> None:
@@ -173,8 +173,8 @@ def test_on_a_terminal(terminal: Terminal) -> None:
     terminal.wait("max_tokens 12\r\n")
     terminal.type("Hello\n")
     terminal.wait("\x1b[2m12 tokens · ")
-    account = terminal.wait("\x1b[0m")
-    assert "tok/s" in account and "first after" in account and "prompt tokens cached" in account
+    stats = terminal.wait("\x1b[0m")
+    assert "tok/s" in stats and "first after" in stats and "prompt tokens cached" in stats
     terminal.type("/set max_tokens 2000\n")
     terminal.wait("max_tokens 2000\r\n")
     terminal.type("Go on\n")

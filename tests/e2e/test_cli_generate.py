@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from ridgeline.cli.main import command_line
+from ridgeline.cli.main import make_app
 from ridgeline.errors import RidgelineError
 
 PROGRAM = "import sys; sys.argv[0] = 'ridgeline'; from ridgeline.cli.main import main; main()"
@@ -33,7 +33,7 @@ def run(environment: dict[str, str]) -> Run:
 
 def within(*arguments: str, stdin: bytes = b"") -> Result:
     """The verb in this process: quicker, and errors are still exceptions."""
-    return CliRunner().invoke(command_line(), ["generate", "fake:{}", *arguments], input=stdin)
+    return CliRunner().invoke(make_app(), ["generate", "fake:{}", *arguments], input=stdin)
 
 
 def texts(done: "subprocess.CompletedProcess[str]") -> list[str]:
@@ -123,17 +123,17 @@ def test_files_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_bar_on_the_terminal_and_answers_in_the_file(environment: dict[str, str], tmp_path: Path) -> None:
-    own, other = pty.openpty()
+    tokens, other = pty.openpty()
     command = [sys.executable, "-c", PROGRAM, "generate", "fake:{}", "a", "b", "--output", str(tmp_path / "out.txt"), "--max-tokens", "3"]
     with subprocess.Popen(command, stderr=other, stdout=other, stdin=subprocess.DEVNULL, env=environment) as process:
         os.close(other)
         seen = b""
         while True:
             try:
-                seen += os.read(own, 4096)
+                seen += os.read(tokens, 4096)
             except OSError:
                 break
         assert process.wait(timeout=20) == 0, seen
-    os.close(own)
+    os.close(tokens)
     assert b"100%" in seen
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 2

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ridgeline.cli.scenarios import at_rate, scenario_of
-from ridgeline.cli.sim_runs import Runs
+from ridgeline.cli.scenarios import make_scenario, scenario_at_rate
+from ridgeline.cli.sim_runs import SimulationRuns
 from ridgeline.sim.fleet.experiment import runs_page
 
 BASE = {"requests": "60", "rate": "20", "prompt": "lognormal:300", "output": "40"}
@@ -17,23 +17,23 @@ POINTS = """
 
 
 @pytest.fixture(scope="module")
-def runs() -> Runs:
-    with Runs(2, quiet=True) as found:
+def runs() -> SimulationRuns:
+    with SimulationRuns(2, quiet=True) as found:
         for limit in ("64", "2"):
-            found.run(f"max_num_seqs={limit}", scenario_of("llama-3-8b", BASE | {"max_num_seqs": limit}, None))
-        found.find_knee(at_rate("llama-3-8b", BASE, None))
+            found.run(f"max_num_seqs={limit}", make_scenario("llama-3-8b", BASE | {"max_num_seqs": limit}, None))
+        found.find_knee(scenario_at_rate("llama-3-8b", BASE, None))
     return found
 
 
 @pytest.fixture
-def page(runs: Runs, tmp_path: Path, browser: Any) -> Any:
+def page(runs: SimulationRuns, tmp_path: Path, browser: Any) -> Any:
     (tmp_path / "sim.html").write_text(runs_page(runs.as_dict(), runs.table(), runs.notes), encoding="utf-8")
     browser.resize(1280, 900)
     browser.open((tmp_path / "sim.html").as_uri())
     return browser
 
 
-def test_it_shows_the_runs(page: Any, runs: Runs) -> None:
+def test_it_shows_the_runs(page: Any, runs: SimulationRuns) -> None:
     cells = page.value("[...document.querySelectorAll('#runs tbody tr')].map(row => [...row.children].map(cell => cell.textContent))")
     assert cells == runs.table() and len(cells) > 20
     assert page.value("[...document.querySelectorAll('#runs thead th')].map(e => e.textContent)") == [run.name for run in runs.done]
@@ -68,7 +68,7 @@ def test_it_fits_and_asks_nobody(page: Any, tmp_path: Path, theme: str) -> None:
     assert page.problems == []
 
 
-def test_many_runs_and_hostile_names(page: Any, runs: Runs, tmp_path: Path) -> None:
+def test_many_runs_and_hostile_names(page: Any, runs: SimulationRuns, tmp_path: Path) -> None:
     """Twelve runs, of which eight have colours; a name that would end the script; a run that measured nothing."""
     found = runs.as_dict()
     first = found["runs"][0] | {"name": "</script><script>window.broken = 1</script>"}

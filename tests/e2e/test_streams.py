@@ -21,8 +21,8 @@ WHOLE_ONLY: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def pages(server: Any) -> float:
-    """Pages that nobody holds, in the first step of a small request that runs alone: the engine says so once a step."""
+def free_blocks(server: Any) -> float:
+    """Free blocks in the first step of a small request that runs alone: the engine reports them once per step."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         client.completions.create(model="fake", prompt=[1], max_tokens=1)
     return server.metric("ridgeline_kv_blocks_free") + server.metric("ridgeline_kv_blocks_cached")
@@ -92,12 +92,12 @@ async def storm(server: Any, seconds: float) -> Counter[str]:
 
 def run_storm(serving: Callable[..., Any], seconds: float) -> None:
     with serving(FAKE) as server:
-        before, engine = pages(server), server.engine_pid()
+        before, engine = free_blocks(server), server.engine_pid()
         ends = asyncio.run(storm(server, seconds))
         assert set(ends) == {"read", "whole", "left", "cancelled", "compared"}, ends
         assert sum(ends.values()) > 5 * seconds, ends
         wait_until_idle(server)
-        assert pages(server) == before, "KV pages are left behind"
+        assert free_blocks(server) == before, "KV blocks are leaked"
         assert server.metric("vllm:num_preemptions_total") > 0, "the storm was too mild"
         assert server.metric("vllm:prefix_cache_hits_total") > 0
         assert server.engine_pid() == engine

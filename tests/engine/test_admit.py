@@ -188,12 +188,12 @@ def test_choices_share_the_context_too() -> None:
 
 
 def test_what_never_fits_is_refused() -> None:
-    """At the boundary and one token beyond it, for each number of pages: nothing that is admitted waits for ever."""
-    for pages in (1, 2, 7):
-        limits = replace(LIMITS, kv=replace(FULL, blocks=pages))
-        assert door(limits=limits, prompt=(1,) * 8, max_tokens=16 * pages - 7)
-        error = refused(limits=limits, prompt=(1,) * 8, max_tokens=16 * pages - 6)
-        assert str(pages + 1) in error.message and error.code == "context_length_exceeded"
+    """At the boundary and one token beyond it, for each number of blocks: nothing that is admitted waits for ever."""
+    for blocks in (1, 2, 7):
+        limits = replace(LIMITS, kv=replace(FULL, blocks=blocks))
+        assert door(limits=limits, prompt=(1,) * 8, max_tokens=16 * blocks - 7)
+        error = refused(limits=limits, prompt=(1,) * 8, max_tokens=16 * blocks - 6)
+        assert str(blocks + 1) in error.message and error.code == "context_length_exceeded"
 
 
 def test_what_comes_out() -> None:

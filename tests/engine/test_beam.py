@@ -1,4 +1,4 @@
-"""Beam search against a search that looks at everything, and against transformers where both mean the same."""
+"""Beam search against an exhaustive search, and against transformers where both have the same semantics."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -28,7 +28,7 @@ def hashed(vocab: int, seed: int) -> Model:
 
 
 def drive(search: BeamSearch, model: Model) -> list[Beam]:
-    """As an engine does: for every sequence of the frontier its likeliest next tokens."""
+    """Drives the search as an engine does: passes the likeliest next tokens of every sequence of the frontier."""
     while not search.is_done:
         answers = []
         for ids in search.frontier:

@@ -1,4 +1,4 @@
-"""The edge of a choice: which outputs count, who says so, and that it is said once."""
+"""The end of a choice: which outputs count, and that it is closed once."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The loop: order of turns, steps in flight, and what an executor's failure does."""
+"""The engine loop: order of turns, steps in flight, and failures of the executor."""
 
 from collections.abc import Sequence
 

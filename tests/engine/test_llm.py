@@ -1,4 +1,4 @@
-"""`LLM` over the fake executor: vLLM's shapes, the same answers whatever runs beside, and no request left open."""
+"""`LLM` over the fake executor: vLLM's output types, the same answers in any batch, and no request left open."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`LLM` with real weights: the two wings meet, and company, chunks and depth change no token."""
+"""`LLM` with real weights: batch, chunks and depth change no token."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What `LLM` does with parameters that concern whole answers: scores of prompts, the best of several, beams, forbidden words, defaults."""
+"""`LLM` with parameters of whole answers: prompt log-probabilities, `best_of`, beam search, bad words, defaults."""
 
 import itertools
 from collections.abc import Iterator

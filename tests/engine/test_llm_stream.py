@@ -1,4 +1,4 @@
-"""`LLM.stream` and `LLM.abort`: the same answer in pieces, and no request left open when nobody wants it any more."""
+"""`LLM.stream` and `LLM.abort`: the same answer in pieces, and no request left open after its iterator is dropped."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Frames: every message survives the wire, and nothing but a message or a `WireError` comes out of mutated bytes."""
+"""Frames: every message is decoded as it was encoded, and mutated bytes give a message or a `WireError`."""
 
 import random
 from array import array

@@ -1,4 +1,4 @@
-"""The engine process from outside: it serves, it dies, it hangs, it is orphaned; nobody waits for ever."""
+"""The engine process from outside: it serves, dies, hangs, is orphaned; no client waits for ever."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What an engine process decided is what the simulator decides, given the same commands and results."""
+"""The simulator takes the decisions of a recorded engine process, given the same commands and results."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The fold over events: each figure from a small story that can be counted by hand; and its exposition."""
+"""Metrics from events: each one from a short sequence that can be counted by hand; and the exposition."""
 
 from array import array
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a completion says: usage, choices, stops, log-probabilities, seeds; and that a stream says the same as a whole answer."""
+"""Completions: usage, choices, stops, log-probabilities, seeds; a stream has the same content as a whole answer."""
 
 from typing import Any
 

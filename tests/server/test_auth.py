@@ -1,4 +1,4 @@
-"""Who may come in: every route × method × spelling × credential, hosts and origins. Default deny."""
+"""Access control: every route × method × spelling × credential, hosts and origins. Default deny."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a chat says: whole answers and streams of chunks, their log-probabilities, lengths and ends; what is refused and why."""
+"""Chat completions: whole answers and streams of chunks, their log-probabilities, lengths and ends; rejected requests."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The boundary table: every field at, below and above its bounds, of the wrong type, null, absent. Refusals all have one shape."""
+"""The boundary table: every field at, below and above its bounds, of the wrong type, null, absent. All errors have the same form."""
 
 import json
 from typing import Any

@@ -27,11 +27,11 @@ GOOD: dict[str, dict[str, Any]] = {
     DETOKENIZE: {"tokens": [97]},
 }
 BESIDE: dict[str, dict[str, Any]] = {"length_penalty": {"use_beam_search": True}, "top_logprobs": {"logprobs": True}}
-"""What a field needs at its side."""
+"""Other fields that a field needs."""
 GENERATION = (COMPLETIONS, CHAT)
 
 Case = tuple[str, str, bool]
-"""A label, JSON, and whether it is taken."""
+"""A label, JSON, and True if it is accepted."""
 
 
 def literal(value: Any) -> str:
@@ -83,7 +83,7 @@ WHOLE_CONTEXT = [0] * (CONTEXT - 2)
 
 
 def generation(path: str) -> dict[str, list[Case]]:
-    """Of both routes that generate. The context, less the prompt, bounds `max_tokens`; that bounds `min_tokens`."""
+    """Cases of both routes that generate. The context, less the prompt, bounds `max_tokens`; that bounds `min_tokens`."""
     prompt_tokens = 2 if path == COMPLETIONS else len("<user>a</>\n<assistant>")
     fields = {name: integers(int(bound.low), int(bound.high)) for name, bound in BOUNDS.items() if bound.whole}
     fields |= {name: numbers(bound.low, bound.high, bound.above) for name, bound in BOUNDS.items() if not bound.whole}
@@ -122,7 +122,7 @@ def biases() -> list[Case]:
 
 
 def own(path: str) -> dict[str, list[Case]]:
-    """What one route has alone."""
+    """Cases of one route alone."""
     required: list[Case] = [("null", "null", False), *NOWHERE]
     if path == COMPLETIONS:
         ids: list[Case] = [("bad element", literal([each]), False) for each in IDS if each != "1"]

@@ -1,4 +1,4 @@
-"""Streams of random requests: their grammar, and that what a client puts together is what it would have got whole, usage included."""
+"""Streams of random requests: their grammar, and their content joined equals the whole answer, usage included."""
 
 import random
 from typing import Any

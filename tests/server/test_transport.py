@@ -1,4 +1,4 @@
-"""One HTTP exchange against clients that are slow, gone, or gone before anything began."""
+"""One HTTP exchange with clients that are slow, or disconnect at any time."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -110,7 +110,7 @@ def test_a_stream_that_has_nothing_to_say_is_not_given_up(monkeypatch: pytest.Mo
 
 
 def test_bodies_take_the_shortest_way_to_the_server() -> None:
-    """What layers put around `send` sees the beginning of an answer alone."""
+    """Layers around `send` get only the start of an answer."""
     begun: list[Any] = []
     bodies: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Echo, scored prompts, the best of many, beam search: what only whole completions have, and what evaluation harnesses ask for."""
+"""Features of whole completions, used by evaluation harnesses: echo, prompt log-probabilities, `best_of`, beam search."""
 
 import json
 import math

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.scenarios import parse_changes, scenario_of
+from ridgeline.cli.scenarios import make_scenario, parse_changes
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.planning.objectives import Objective
@@ -71,7 +71,7 @@ def test_priority_serves_the_foreground_first() -> None:
 
 
 def test_levels_come_from_settings_and_traces(tmp_path: Path) -> None:
-    load = scenario_of("llama-3-8b", parse_changes(["background=0.25", "patience=9"]), None).load
+    load = make_scenario("llama-3-8b", parse_changes(["background=0.25", "patience=9"]), None).load
     assert isinstance(load, Traffic)
     levels = [arrival.level for arrival in load.arrivals(1, 2000)]
     assert sum(levels) == pytest.approx(500, rel=0.1)

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from ridgeline.cli.scenarios import parse_changes, scenario_of
+from ridgeline.cli.scenarios import make_scenario, parse_changes
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.errors import ConfigError
@@ -106,7 +106,7 @@ def test_looking_changes_nothing() -> None:
 )
 def test_a_sample_that_cannot_be(changes: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        scenario_of("llama-3-8b", parse_changes(changes), None)
+        make_scenario("llama-3-8b", parse_changes(changes), None)
 
 
 def test_the_command_tells_what_the_sample_stands_for() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ridgeline.cli.scenarios import scenario_of
+from ridgeline.cli.scenarios import make_scenario
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape, Plan
 from ridgeline.core.routing import ROUTING, ReplicaLoad, RoutedRequest
@@ -135,7 +135,7 @@ def test_a_step_log_gives_its_constants_back() -> None:
 @pytest.mark.parametrize("model", ["llama-3-8b", "deepseek-v3", "gemma-3-4b", "jamba-v0.1"])
 def test_a_mixed_step_takes_what_its_rows_take_one_by_one(model: str) -> None:
     """Full attention, MLA with experts, windows, states: rows of one token are summed up, those of a prompt are not."""
-    deployment = scenario_of(model, {"device": "h200", "tensor_parallel_size": "16" if model == "deepseek-v3" else "1"}, None).deployment
+    deployment = make_scenario(model, {"device": "h200", "tensor_parallel_size": "16" if model == "deepseek-v3" else "1"}, None).deployment
     start, count, sample = array("i", [17, 900, 33, 0, 4000, 64]), array("i", [1, 1, 1, 70, 200, 1]), bytearray([1, 1, 1, 1, 0, 0])
     plan = Plan(0, array("i", range(6)), start, count, array("i", [0] * sum(count)), sample)
     rows = [RowGroup(*each) for each in zip(start, count, [1.0] * 6, sample, strict=True)]

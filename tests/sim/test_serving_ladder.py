@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from ridgeline.cli.scenarios import scenario_of
+from ridgeline.cli.scenarios import make_scenario
 from ridgeline.sim.fleet.measures import SimulationReport
 from ridgeline.sim.fleet.traffic import lognormal
 
@@ -16,7 +16,7 @@ FLOOD = {
 
 def served(**changes: str) -> SimulationReport:
     """The same flood of requests, served so."""
-    return scenario_of("llama-3-8b", FLOOD | changes, None).run(1)
+    return make_scenario("llama-3-8b", FLOOD | changes, None).run(1)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
-from ridgeline.cli.sim_runs import Runs
+from ridgeline.cli.scenarios import make_scenario, parse_changes, scenario_at_rate
+from ridgeline.cli.sim_runs import SimulationRuns
 from ridgeline.errors import ConfigError
 from ridgeline.sim.fleet.experiment import (
     Knee,
@@ -47,11 +47,11 @@ CASES = {
 @pytest.mark.parametrize("lever", CASES)
 def test_the_lever_that_removes_what_binds_comes_first(lever: str) -> None:
     base = CASES[lever]
-    now = scenario_of("llama-3-8b", base, None)
+    now = make_scenario("llama-3-8b", base, None)
     today = now.run(1)
     tried = []
     for name, settings in candidate_levers(now).items():
-        changed = scenario_of("llama-3-8b", base | settings, None)
+        changed = make_scenario("llama-3-8b", base | settings, None)
         tried.append(LeverResult(name, changed.run(1), changed.replicas * changed.deployment.layout.ranks))
     best = rank_levers(today, tried, has_objective=False)
     assert best[0].name == lever, [each.name for each in best]
@@ -62,12 +62,12 @@ def test_the_lever_that_removes_what_binds_comes_first(lever: str) -> None:
 def test_least_replicas_is_the_least() -> None:
     base = {"step_time": "constant:0.02", "max_num_seqs": "4", "requests": "150", "rate": "12", "prompt": "50", "output": "40"}
     base["slo"] = "ttft=300ms"
-    scenario = scenario_of("llama-3-8b", base, None)
+    scenario = make_scenario("llama-3-8b", base, None)
     found = find_min_replicas(scenario, (1,))
     assert found is not None and found > 1
 
     def met(replicas: int) -> float:
-        return scenario_of("llama-3-8b", base | {"replicas": str(replicas)}, None).run(1).met
+        return make_scenario("llama-3-8b", base | {"replicas": str(replicas)}, None).run(1).met
 
     assert met(found) >= 0.99 > met(found - 1)
 
@@ -98,19 +98,19 @@ def test_a_knee_that_is_nowhere_is_no_knee() -> None:
 def test_other_rates_of_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps({"time": n / 10, "prompt": 40, "output": 3}) + "\n" for n in range(41)))
-    twice = at_rate("llama-3-8b", {}, path)(20.5).load
+    twice = scenario_at_rate("llama-3-8b", {}, path)(20.5).load
     assert isinstance(twice, tuple) and twice[-1].time == pytest.approx(2.0)
-    with pytest.raises(ConfigError, match="users who wait"):
-        at_rate("llama-3-8b", {"arrivals": "closed"}, None)
+    with pytest.raises(ConfigError, match="closed loop has none"):
+        scenario_at_rate("llama-3-8b", {"arrivals": "closed"}, None)
     path.write_text(json.dumps({"time": 1, "prompt": 40, "output": 3}) + "\n")
     with pytest.raises(ConfigError, match="come at once"):
-        at_rate("llama-3-8b", {}, path)
+        scenario_at_rate("llama-3-8b", {}, path)
 
 
 def test_a_search_without_a_knee_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ridgeline.cli.sim_runs.search_knee", lambda *_: Knee(3.0, [(3.0, scenario.run(1))], is_inside=False))
-    scenario = scenario_of("llama-3-8b", {"requests": "5"}, None)
-    with Runs(1, quiet=True) as runs:
+    scenario = make_scenario("llama-3-8b", {"requests": "5"}, None)
+    with SimulationRuns(1, quiet=True) as runs:
         runs.find_knee(lambda rate: scenario)
     assert "No knee" in runs.notes[0] and "5 requests do not fill the fleet" in runs.notes[0] and not runs.found["knee_inside"]
 
@@ -147,7 +147,7 @@ def test_mooncakes_prompts_share_what_their_blocks_say(tmp_path: Path) -> None:
     turns = [[7, 8], [7, 8, 9], [7, 8, 11], [7, 8, 9, 10]]
     lines = [{"timestamp": 9_000 * i, "input_length": 512 * len(ids), "output_length": 2, "hash_ids": ids} for i, ids in enumerate(turns)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = scenario_of("llama-3-8b", {}, path).run(1)
+    found = make_scenario("llama-3-8b", {}, path).run(1)
     assert found.cached_share == (1024 + 1024 + 1536) / (1024 + 1536 + 1536 + 2048)
 
 
@@ -191,11 +191,11 @@ def test_a_bad_trace_is_refused_by_its_line(tmp_path: Path, text: str, why: str)
 )
 def test_a_bad_setting_is_refused_with_its_fix(change: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        scenario_of("llama-3-8b", {"requests": "1"} | parse_changes([change]), None).run(1)
+        make_scenario("llama-3-8b", {"requests": "1"} | parse_changes([change]), None).run(1)
 
 
 def test_every_setting_has_a_default_that_runs() -> None:
-    assert scenario_of("llama-3-8b", {"requests": "20"}, None).run(1).requests == 20
+    assert make_scenario("llama-3-8b", {"requests": "20"}, None).run(1).requests == 20
 
 
 def run(*arguments: str) -> str:
@@ -241,7 +241,7 @@ def test_the_prefix_cache_is_left_out_only_where_it_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], shares: bool
 ) -> None:
     asked = {"rate": "40", "prompt": "300", "output": "150", "requests": "150"} | settings
-    scenario = scenario_of("llama-3-8b", asked, None)
+    scenario = make_scenario("llama-3-8b", asked, None)
     assert scenario.replica_config().limits.prefix_caching is shares
     found = scenario.run(1)
     monkeypatch.setattr(Scenario, "_can_share_blocks", lambda *_: not shares)

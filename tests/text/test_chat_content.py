@@ -1,4 +1,4 @@
-"""What a template is told of a conversation, and what becomes of names of control tokens that a client writes."""
+"""A template's variables for a conversation, and the masking of control tokens' names in a client's text."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Where a template is found, what the check at load says of good ones and of damaged ones, and what a model without one answers."""
+"""Sources of templates, results of the check at load for good and for damaged ones, and the answer of a model without one."""
 
 import json
 import struct
@@ -259,7 +259,7 @@ ODD = {
     "fireworks-ai-llama-3-firefunction-v2": "'functions' is undefined",
     "llama-cpp-rwkv-world": "nothing ends an assistant's turn",
 }
-"""Of the corpus: variants for tools, one that wants a variable of its own, and one whose turns end in empty lines."""
+"""Exceptions in the corpus: variants for tools, one that needs a variable of its own, and one whose turns end in empty lines."""
 
 
 def test_real_templates_give_no_false_alarm_and_their_turn_end() -> None:

@@ -1,4 +1,4 @@
-"""A hostile template cannot leave its sandbox, and cannot cost more than its budget, while others keep their pace."""
+"""A hostile template cannot leave its sandbox, and cannot exceed its limits, while other requests are not delayed."""
 
 import asyncio
 import os
@@ -64,7 +64,7 @@ ESCAPES = {
     "update": "{{ messages[0].update(role='system') }}",
     "codec that is a module": "{{ 'a'.encode('idna_no_such') }}",
 }
-"""Ways out that are known to work in plain Jinja, and changes of what the template was given."""
+"""Escapes that are known to work in plain Jinja, and changes of the template's input."""
 
 BOMBS = {
     "range": "{{ range(10**9)|list|length }}",
@@ -141,7 +141,7 @@ def timed(renderer: Renderer, name: str) -> tuple[RequestError, float]:
 
 
 def refused_in_time(renderer: Renderer, name: str) -> RequestError:
-    """In less than 0.5 s; once more where something else had the processor."""
+    """In less than 0.5 s; tried again where another process had the CPU."""
     error, seconds = timed(renderer, name)
     if seconds >= 0.5:
         error, seconds = timed(renderer, name)

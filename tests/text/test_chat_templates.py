@@ -1,4 +1,4 @@
-"""Every real template on every kind of conversation: the text and the ids of transformers' `apply_chat_template`, or a refusal as there."""
+"""Every real template on every kind of conversation: the text and the ids of transformers' `apply_chat_template`, or an error as there."""
 
 import json
 from collections.abc import Iterator

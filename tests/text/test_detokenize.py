@@ -1,4 +1,4 @@
-"""Text that arrives token by token equals the text of all ids at once, and the prompt's is never shown."""
+"""Text that arrives token by token equals the text of all ids at once, and never has the prompt's."""
 
 import random
 from collections.abc import Sequence

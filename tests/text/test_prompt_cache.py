@@ -1,4 +1,4 @@
-"""The prompt cache gives the ids of the whole text, always, and saves time where conversations grow."""
+"""The prompt cache gives the ids of the whole text, always, and saves time in growing conversations."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Outputs shown by whole tokens: every split of the same ids gives the same answer, and a brute-force reading of the text agrees."""
+"""Streamed text by whole tokens: every split of the same ids gives the same answer, and a brute-force reading of the text agrees."""
 
 import random
 from codecs import utf_8_decode
@@ -43,7 +43,7 @@ def oracle(ids: Sequence[int], stops: Sequence[str], min_tokens: int, include: b
 
 
 def may_be_shown(ids: Sequence[int], stops: Sequence[str]) -> int:
-    """How many of these ids no continuation can change, when none of them completed a stop string."""
+    """Number of these ids that no continuation can change, when none of them completed a stop string."""
     data = [b"" if token == CONTROL else PIECES[token] for token in ids]
     text, consumed = utf_8_decode(b"".join(data), "replace", False)
     held = max((size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0)

@@ -1,4 +1,4 @@
-"""Bad words as ids, and which answers are the best_indices."""
+"""Bad words as ids, and the choice among `best_of` answers."""
 
 import pytest
 

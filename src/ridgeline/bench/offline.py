@@ -78,7 +78,7 @@ class BatchReport:
     prefill_*   all prompts, until the last of them has its first token       decode_*  steps in which every sequence gets a token
     *_bound     the same at this machine's ceilings                           whole     output tokens per second from first to last
     contended_tokens_per_second  the same beside busy processes, None without any
-    run, copy, queue, rest  seconds of a decode step: computing, inputs and outputs, waiting in the executor, everything else
+    run, prepare, queue, rest  seconds of a decode step: computing, making inputs, waiting in the executor, everything else
     """
 
     batch: int
@@ -91,7 +91,7 @@ class BatchReport:
     step_seconds: float
     slowest_step_seconds: float
     run: float
-    copy: float
+    prepare: float
     queue: float
     rest: float
 
@@ -178,7 +178,7 @@ def _make_batch_report(
         prefill.append(started or steps[-1].ended)
         whole.append(steps[-1].ended)
     seconds = median(each for each, _ in decoding)
-    run, copy, queue = (median(getattr(timings, name) for _, timings in decoding) for name in ("run", "copy", "queue"))
+    run, prepare, queue = (median(getattr(timings, name) for _, timings in decoding) for name in ("run", "prepare", "queue"))
     middle = load.prompt_tokens + load.output_tokens // 2
     return BatchReport(
         batch=batch,
@@ -191,9 +191,9 @@ def _make_batch_report(
         step_seconds=seconds,
         slowest_step_seconds=max(each for each, _ in decoding),
         run=run,
-        copy=copy,
+        prepare=prepare,
         queue=queue,
-        rest=max(0.0, seconds - run - copy),
+        rest=max(0.0, seconds - run - prepare),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ridgeline.cli.main import group
-from ridgeline.cli.output import billions, progress_bar, show_json, show_table
+from ridgeline.cli.output import format_giga, print_json, print_table, progress_bar
 from ridgeline.errors import ConfigError
 
 VERBS: Final[dict[str, str]] = {
@@ -23,9 +23,9 @@ VERBS: Final[dict[str, str]] = {
     "gpu": "Measure a GPU: ceilings, kernels, decode, prefill and serving, in under ten minutes.",
     "offline": "Run batches through the engine alone, without HTTP.",
 }
-HOMES: Final = dict.fromkeys(VERBS, "bench") | {"gpu": "bench_gpu"}
+MODULES: Final = dict.fromkeys(VERBS, "bench") | {"gpu": "bench_gpu"}
 
-bench = group(VERBS, HOMES)
+bench = group(VERBS, MODULES)
 
 
 @bench.callback()
@@ -63,7 +63,7 @@ def serve(
     """Put load on an OpenAI-compatible server and measure what its users see."""
     from ridgeline.bench.session import RequestOptions
     from ridgeline.cli.bench_serve import LoadOptions, ServeRuns, check_json, make_loads, parse_api, parse_body, random_seed, write_json
-    from ridgeline.cli.output import check_page, write_page
+    from ridgeline.cli.output import check_writable, write_page
     from ridgeline.planning.arguments import parse_objective
 
     number = random_seed() if seed is None else seed
@@ -71,7 +71,7 @@ def serve(
     options = LoadOptions(requests, seconds, streams, rate, arrivals, input_len, output_len, shared_prefix, prefixes, trace, speed, number)
     runs = ServeRuns(url, request_options, number, parse_objective(slo))
     loads = make_loads(options)
-    check_page(html)
+    check_writable(html)
     check_json(as_json)
     runs.run(loads, warm_up)
     if html is not None:
@@ -114,12 +114,13 @@ def compare(
     from ridgeline.cli.bench_serve import check_json, parse_api, parse_body, random_seed, write_json
 
     number = random_seed() if seed is None else seed
-    start, chosen = parse_scenarios(scenarios)
-    specs = parse_servers(servers, chosen, threads, program or [])
+    start, selected = parse_scenarios(scenarios)
+    specs = parse_servers(servers, selected, threads, program or [])
     request_options = RequestOptions(parse_api(api), model, api_key, timeout, True, parse_body(extra_body))
-    limits = read_ceilings(chosen, roofline, shape, servers[0], threads)
+    limits = read_ceilings(selected, roofline, shape, servers[0], threads)
     check_json(as_json)
-    comparing = ComparisonRun(specs, chosen, ComparisonOptions(rounds, starts if start else 0, restart, within), number, limits)
+    settings = ComparisonOptions(rounds, starts if start else 0, restart, within)
+    comparing = ComparisonRun(specs, selected, settings, number, limits)
     kept = as_json if str(as_json) != "-" else None
     whole = comparing.run(request_options, lambda: write_json(kept, comparing.as_dict()))
     write_json(as_json, comparing.as_dict())
@@ -166,7 +167,7 @@ def roofline(
     with progress_bar("measuring") as advance:
         report = bench.roofline(threads, on_progress=advance)
     if as_json:
-        show_json(report.as_dict())
+        print_json(report.as_dict())
     else:
         print_roofline(report, bench.NAMES)
 
@@ -177,10 +178,10 @@ def print_roofline(report: Any, names: dict[str, str]) -> None:
     for key, name in names.items():
         rate = report.rates[key]
         unit = "GB/s" if key.endswith("bytes_per_second") else "GFLOP/s" if "flops" in key else "GOP/s"
-        cells = ["–"] * 4 if rate is None else [billions(each) for each in (rate.one, rate.median_one, rate.all, rate.median_all)]
+        cells = ["–"] * 4 if rate is None else [format_giga(each) for each in (rate.one, rate.median_one, rate.all, rate.median_all)]
         rows.append([name, unit, *cells])
     title = f"level {report.isa}, {report.clock_hertz / 1e9:.2f} GHz; the best round, and the median one"
-    show_table(title, ["ceiling", "", "1 thread", "median", f"{report.threads} threads", "median"], rows)
+    print_table(title, ["ceiling", "", "1 thread", "median", f"{report.threads} threads", "median"], rows)
     print(f"threads: {report.entry_seconds * 1e6:.1f} µs to start a team, {report.phase_seconds * 1e9:.0f} ns per phase without work")
     print(report.noise.summary())
 
@@ -201,21 +202,21 @@ def kernels(
     with progress_bar("measuring") as advance:
         report = bench.kernels(options, threads or machine_facts().cpu_cores, advance)
     if as_json:
-        show_json(report.as_dict())
+        print_json(report.as_dict())
         return
     heads = ["format", "tokens", "outputs x inputs", "µs", "median µs", "GB/s", "GOP/s", "of ceiling", "which", "× 1 token"]
     rows = [
         [
             each.case.kind, str(each.case.tokens), f"{each.case.n}x{each.case.k}", f"{each.best * 1e6:,.0f}",
             f"{each.median_seconds * 1e6:,.0f}",
-            billions(each.bytes_per_second), billions(each.ops_per_second), f"{each.share:.0%}", each.bottleneck,
+            format_giga(each.bytes_per_second), format_giga(each.ops_per_second), f"{each.share:.0%}", each.bottleneck,
             "" if (times := report.over_one_token(each)) is None else f"{times:.2f}",
         ]
         for each in report.measured
     ]  # fmt: skip
     missing_shapes = [] if kinds else bench.without_kernel(parse_shapes("--shape", shape))
-    memory = billions(report.ceilings.best("dram_bytes_per_second", report.threads))
-    show_table(f"{report.threads} threads, level {report.ceilings.isa}; memory {memory} GB/s; GB/s of packed weights", heads, rows)
+    memory = format_giga(report.ceilings.best("dram_bytes_per_second", report.threads))
+    print_table(f"{report.threads} threads, level {report.ceilings.isa}; memory {memory} GB/s; GB/s of packed weights", heads, rows)
     if missing_shapes:
         print(f"no kernel for these shapes: {', '.join(missing_shapes)}")
     print(report.noise.summary())
@@ -239,28 +240,28 @@ def offline(
 ) -> None:
     """Run batches through the engine in this process: prompt and output tokens per second, and where a step's time goes."""
     from ridgeline.bench.offline import OfflineLoad, offline
-    from ridgeline.cli.serve import Loading
+    from ridgeline.cli.output import LoadingProgress
     from ridgeline.config.groups import EngineConfig
 
     load = OfflineLoad(parse_numbers("--batch", batch), prompt_tokens, output_tokens, repeats, busy_processes)
     config = EngineConfig(
         model, runner=runner, threads=threads, kv_dtype=kv_dtype, depth=depth, max_num_batched_tokens=max_num_batched_tokens
     )
-    with Loading() as loading:
+    with LoadingProgress() as loading:
         report = offline(config, load, loading.show)
     if as_json:
-        show_json(report.as_dict())
+        print_json(report.as_dict())
         return
-    heads = ["batch", "prompt tok/s", "of bound", "output tok/s", "of bound", "step ms", "slowest", "computing", "copying", "rest"]
+    heads = ["batch", "prompt tok/s", "of bound", "output tok/s", "of bound", "step ms", "slowest", "computing", "preparing", "rest"]
     rows = [
         [
             str(each.batch), f"{each.prefill_tokens_per_second:,.0f}", f"{each.prefill_tokens_per_second / each.prefill_bound:.0%}",
             f"{each.decode_tokens_per_second:,.1f}", f"{each.decode_tokens_per_second / each.decode_bound:.0%}",
-            *(f"{seconds * 1e3:.2f}" for seconds in (each.step_seconds, each.slowest_step_seconds, each.run, each.copy, each.rest)),
+            *(f"{seconds * 1e3:.2f}" for seconds in (each.step_seconds, each.slowest_step_seconds, each.run, each.prepare, each.rest)),
         ]
         for each in report.figures
     ]  # fmt: skip
-    show_table(f"{report.model}, {report.runner}: prompts of {load.prompt_tokens}, answers of {load.output_tokens} tokens", heads, rows)
+    print_table(f"{report.model}, {report.runner}: prompts of {load.prompt_tokens}, answers of {load.output_tokens} tokens", heads, rows)
     for each in report.figures:
         if each.contended_tokens_per_second is not None:
             idle, contended = each.whole_tokens_per_second, each.contended_tokens_per_second

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli.output import show_table
+from ridgeline.cli.output import print_table
 from ridgeline.errors import ConfigError
 from ridgeline.models.table import MEASURED
 
@@ -35,14 +35,14 @@ def gpu(
     """Measure the GPU: decode, prefill, serving, time to first token, transformers, the batch-invariant mode, kernels. All of it takes
     less than ten minutes."""
     from ridgeline.bench.gpu import check_gpu, format_row, make_jobs, run_jobs
-    from ridgeline.cli.output import check_page
+    from ridgeline.cli.output import check_writable
     from ridgeline.facts.headers.read import find_config
 
     jobs = make_jobs(_parse_list("--only", only), _parse_list("--dtype", dtype), find_config(model), minutes)
     if dry_run:
         print_budgets(jobs)
         return
-    check_page(as_json if str(as_json) != "-" else None, "--json")
+    check_writable(as_json if str(as_json) != "-" else None, "--json")
     check_gpu(jobs)
     began = time.monotonic()
 
@@ -83,7 +83,7 @@ def print_budgets(jobs: "Sequence[Job]") -> None:
 
     rows = [[job.name, f"{job.budget_seconds:.0f}"] for job in jobs]
     total = sum(job.budget_seconds for job in jobs)
-    show_table("parts", ["part", "seconds"], [*rows, ["all", f"{total:.0f}"]])
+    print_table("parts", ["part", "seconds"], [*rows, ["all", f"{total:.0f}"]])
     if total <= MAX_TOTAL_SECONDS:
         print(f"each is killed when its seconds, and those that earlier parts left, are over: {MAX_TOTAL_SECONDS:.0f} s at most for all")
 
@@ -106,11 +106,11 @@ def print_report(report: "Report") -> None:
                 others.append((result.job, row))
     if steps:
         heads = ["", "size", "tok/s", "ms", "device ms", "idle ms", "p99", "host ms", "p99", "target"]
-        show_table(f"{report.model}, random weights", heads, steps)
+        print_table(f"{report.model}, random weights", heads, steps)
     for job, row in others:
         print(f"{job.name}: {format_row(row)}")
     if kernels:
-        show_table("kernels", ["op", "shape", "µs", "GB/s", "TFLOP/s", "of ceiling", "which"], kernels)
+        print_table("kernels", ["op", "shape", "µs", "GB/s", "TFLOP/s", "of ceiling", "which"], kernels)
     for cost in batch_invariant_costs(report.rows):
         lost = f"{cost['share_lost']:.1%} of tokens per second"
         print(f"batch-invariant mode, {cost['dtype']}, batch {cost['batch']}: {cost['tokens_per_second']:,.0f} tok/s, costs {lost}")
@@ -146,7 +146,7 @@ def _print_targets(compare_with_targets: "Sequence[TargetResult]") -> None:
     """Prints measurements against their targets, then the commands that measure the rest."""
     measured = [each for each in compare_with_targets if each.measured is not None]
     if measured:
-        show_table("targets of one H200", ["what", "measured", "target", "stretch", ""], [_target_row(each) for each in measured])
+        print_table("targets of one H200", ["what", "measured", "target", "stretch", ""], [_target_row(each) for each in measured])
     for command, count in Counter(each.command for each in compare_with_targets if each.measured is None).items():
         print(f"not measured: {count} {'target' if count == 1 else 'targets'}, by {command}")
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from ridgeline.bench.client import Api, RequestOutcome
 from ridgeline.bench.report import LoadReport, as_dict, make_report, report_notes, table_rows
 from ridgeline.bench.session import Load, Measurement, RequestOptions, Session
-from ridgeline.cli.output import check_page
+from ridgeline.cli.output import check_writable
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 from ridgeline.planning.objectives import Objective
@@ -268,7 +268,7 @@ def parse_body(text: str | None) -> dict[str, Any]:
 
 def check_json(path: Path | None) -> None:
     """Checks before a long run. Raises ConfigError where the file cannot be written."""
-    check_page(path if str(path) != "-" else None, "--json")
+    check_writable(path if str(path) != "-" else None, "--json")
 
 
 def write_json(path: Path | None, found: dict[str, Any]) -> None:

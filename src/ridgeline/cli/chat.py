@@ -1,7 +1,6 @@
 """`ridgeline chat`: a conversation with a model in this process. Answers go to stdout, all else to stderr.
 
-Owns the terminal: what Ctrl-C means when, how answers look, and how messages are typed or piped: lines, lines that go on, blocks between
-triple quotes.
+Owns the terminal: Ctrl-C, the display of answers, and the input of messages: lines, continued lines, text between triple quotes.
 """
 
 import signal
@@ -12,12 +11,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ridgeline.cli.sampling import chosen, with_sampling_flags
+from ridgeline.cli.sampling import make_sampling_params, with_sampling_flags
 from ridgeline.errors import ConfigError, EngineDeadError, RequestError, RidgelineError
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-HARMLESS: Final = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Control characters that a model writes must not steer a terminal."""
+CONTROL_CHARACTERS: Final = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Translation that replaces control characters of a model's output."""
 
 
 @with_sampling_flags
@@ -30,57 +29,58 @@ def chat(
     kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache.")] = None,
     **sampling: Any,
 ) -> None:
-    """Talk with a model, in this process. /help lists what else can be typed."""
-    from ridgeline.cli.serve import Loading, say
-    from ridgeline.cli.talk import Talk
+    """Talk with a model, in this process. /help lists commands."""
+    from ridgeline.cli.chat_session import ChatSession
+    from ridgeline.cli.output import LoadingProgress, print_status
     from ridgeline.engine.llm import LLM
 
     settings: dict[str, Any] = {"max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "max_num_seqs": 1}
     settings |= {"chat_template": chat_template, "generation_config": generation_config}
-    with Loading() as loading, LLM(model, on_progress=loading.show, **settings) as llm:
+    with LoadingProgress() as loading, LLM(model, on_progress=loading.show, **settings) as llm:
         template = llm.chat_template
         loading.close()
         if template is None:
             why = f"the model {model!r} has no chat template"
             raise ConfigError(f"{why}; give one with --chat-template FILE, or let it continue texts with: ridgeline generate")
         if template.source == "built in":
-            say("this model has no chat template of its own and may not be trained to chat; it gets Ridgeline's")
+            print_status("this model has no chat template of its own and may not be trained to chat; Ridgeline's default is used")
         for warning in template.warnings:
-            say(f"warning: {warning}")
-        params = chosen(sampling, llm.get_default_sampling_params(None))
+            print_status(f"warning: {warning}")
+        params = make_sampling_params(sampling, llm.get_default_sampling_params(None))
         llm.prepare("x", params)  # a flag out of range is told before anything is typed
         if sys.stdin.isatty():
-            say(f"{model}, {llm.limits.max_model_len:,} tokens of context. /help lists commands, Ctrl-C stops an answer, Ctrl-D ends.")
-        _converse(Talk(llm, params, system))
+            context = f"{llm.limits.max_model_len:,} tokens of context"
+            print_status(f"{model}, {context}. /help lists commands, Ctrl-C stops an answer, Ctrl-D ends.")
+        _run_conversation(ChatSession(llm, params, system))
 
 
-def _converse(talk: Any) -> None:
-    """Converses until there is nothing more to read. Without a terminal the first mistake ends the process."""
-    from ridgeline.cli.serve import say
-    from ridgeline.cli.talk import run_command
+def _run_conversation(session: Any) -> None:
+    """Answers messages until the input ends. Without a terminal the first error ends the process."""
+    from ridgeline.cli.chat_session import run_command
+    from ridgeline.cli.output import print_status
 
-    for text in _typed():
+    for text in _read_messages():
         try:
             message: str | None = text
             if text.startswith("/") and not text.startswith("//"):
-                reply = run_command(text, talk)
-                if reply.over:
+                reply = run_command(text, session)
+                if reply.is_exit:
                     return
-                if reply.said:
-                    say(reply.said)
+                if reply.text:
+                    print_status(reply.text)
                 message = reply.message
             if message is not None:
-                _answer(talk, message[1:] if message.startswith("//") else message)
+                _print_answer(session, message[1:] if message.startswith("//") else message)
         except EngineDeadError:
             raise
         except RidgelineError as error:
             if not sys.stdin.isatty():
                 raise
-            say(str(error))
+            print_status(str(error))
 
 
-def _typed() -> Iterator[str]:
-    """Messages. Ctrl-C on a terminal throws away what was being typed."""
+def _read_messages() -> Iterator[str]:
+    """Messages from stdin. On a terminal, Ctrl-C discards the current line."""
 
     if not sys.stdin.isatty():
         yield from messages(from_pipe)
@@ -96,21 +96,21 @@ def _typed() -> Iterator[str]:
     print(file=sys.stderr)
 
 
-def _answer(talk: Any, message: str) -> None:
-    """Shows the answer as it comes, then what it took."""
+def _print_answer(session: Any, message: str) -> None:
+    """Prints the answer as it is generated, then its statistics."""
     on_terminal = sys.stdout.isatty()
     try:
-        with _interruptible(talk.llm):
-            for piece in talk.say(message):
-                print(piece.translate(HARMLESS) if on_terminal else piece, end="", flush=True)
+        with _interruptible(session.llm):
+            for piece in session.answer(message):
+                print(piece.translate(CONTROL_CHARACTERS) if on_terminal else piece, end="", flush=True)
     except RequestError as error:
-        raise _with_advice(error, talk) from None
+        raise _with_advice(error, session) from None
     print(flush=True)
     if on_terminal:
-        print(f"{DIM}{_account(talk.account)}{PLAIN}", file=sys.stderr)
-    account = talk.account
-    if account.finish_reason == "length" and account.prompt_tokens + account.tokens >= talk.llm.limits.max_model_len:
-        raise ConfigError(f"the answer is cut off: {_full(talk)}")
+        print(f"{DIM}{_format_stats(session.stats)}{PLAIN}", file=sys.stderr)
+    stats = session.stats
+    if stats.finish_reason == "length" and stats.prompt_tokens + stats.tokens >= session.llm.limits.max_model_len:
+        raise ConfigError(f"the answer is cut off: {_context_full_message(session)}")
 
 
 @contextmanager
@@ -128,63 +128,63 @@ def _interruptible(llm: Any) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _with_advice(error: RequestError, talk: Any) -> RidgelineError:
-    return ConfigError(_full(talk)) if error.code == "context_length_exceeded" else error
+def _with_advice(error: RequestError, session: Any) -> RidgelineError:
+    return ConfigError(_context_full_message(session)) if error.code == "context_length_exceeded" else error
 
 
-def _full(talk: Any) -> str:
-    """That the context is full, and what to do."""
-    used, most = talk.prompt_tokens(), talk.llm.limits.max_model_len
-    count = talk.to_drop()
+def _context_full_message(session: Any) -> str:
+    """Error message for a full context, with advice."""
+    used, most = session.prompt_tokens(), session.llm.limits.max_model_len
+    count = session.count_turns_to_drop()
     advice = f"forget the oldest turn{'s' if count != 1 else ''} with /drop {count}, then /retry"
     if count is None:
         advice = "take the message back with /undo and shorten it, or /clear"
     return f"the context is full: the conversation has {used} tokens, the model takes {most}; {advice}"
 
 
-def _account(account: Any) -> str:
-    pace = account.tokens_per_second
-    parts = [f"{account.tokens} tokens", f"{pace:.1f} tok/s" if pace else "", f"first after {account.first * 1000:.0f} ms"]
-    parts += [f"{account.cached_tokens} of {account.prompt_tokens} prompt tokens cached"]
-    parts += ["stopped" if account.finish_reason == "abort" else ""]
+def _format_stats(stats: Any) -> str:
+    rate = stats.tokens_per_second
+    parts = [f"{stats.tokens} tokens", f"{rate:.1f} tok/s" if rate else "", f"first after {stats.first * 1000:.0f} ms"]
+    parts += [f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens cached"]
+    parts += ["stopped" if stats.finish_reason == "abort" else ""]
     return " · ".join(part for part in parts if part)
 
 
-PROMPT, MORE = "> ", ". "
+PROMPT, CONTINUATION = "> ", ". "
 QUOTES: Final = '"""'
 
 
 def messages(read: Callable[[str], str]) -> Iterator[str]:
-    r"""Each message that `read(prompt)` brings; it raises EOFError at the end. Blank ones are left out.
+    r"""Messages read with `read(prompt)`, which raises EOFError at the end. Blank ones are skipped.
 
-    A line that ends in a backslash goes on in the next; triple quotes begin and end a message of several lines.
+    A line that ends in a backslash continues on the next; triple quotes begin and end a message of several lines.
     """
     while True:
         try:
             line = read(PROMPT)
         except EOFError:
             return
-        text = _block(line.strip()[len(QUOTES) :], read) if line.strip().startswith(QUOTES) else _joined(line, read)
+        text = _read_quoted(line.strip()[len(QUOTES) :], read) if line.strip().startswith(QUOTES) else _read_continued(line, read)
         if text.strip():
             yield text
 
 
-def _joined(line: str, read: Callable[[str], str]) -> str:
+def _read_continued(line: str, read: Callable[[str], str]) -> str:
     parts = [line]
     while parts[-1].endswith("\\"):
         parts[-1] = parts[-1][:-1]
         try:
-            parts.append(read(MORE))
+            parts.append(read(CONTINUATION))
         except EOFError:
             break
     return "\n".join(parts)
 
 
-def _block(rest: str, read: Callable[[str], str]) -> str:
+def _read_quoted(rest: str, read: Callable[[str], str]) -> str:
     parts = [rest]
     while QUOTES not in parts[-1]:
         try:
-            parts.append(read(MORE))
+            parts.append(read(CONTINUATION))
         except EOFError:
             break
     parts[-1] = parts[-1].partition(QUOTES)[0]
@@ -192,7 +192,7 @@ def _block(rest: str, read: Callable[[str], str]) -> str:
 
 
 def from_terminal(prompt: str) -> str:
-    """One line, with the prompt where the person looks and never among data."""
+    """Reads one line; the prompt goes to stderr where stdout is not a terminal."""
     if sys.stdout.isatty():
         return input(prompt)
     print(prompt, end="", file=sys.stderr, flush=True)
@@ -200,7 +200,7 @@ def from_terminal(prompt: str) -> str:
 
 
 def from_pipe(prompt: str) -> str:
-    """One line, which is shown on stderr with its prompt, so that the whole reads as a conversation there."""
+    """Reads one line and echoes it with its prompt to stderr, which then shows the conversation."""
     line = sys.stdin.readline()
     if not line:
         raise EOFError

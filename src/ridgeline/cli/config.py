@@ -1,4 +1,4 @@
-"""`ridgeline config explain`: each effective setting of an engine, its origin and reason, its cost, and how to see that it is wrong."""
+"""`ridgeline config explain`: each effective setting of an engine, its origin, reason and cost, and the metric that shows a wrong value."""
 
 import json
 from dataclasses import asdict, fields, replace
@@ -13,22 +13,22 @@ from ridgeline.errors import ConfigError
 def config(
     what: Annotated[str, typer.Argument(help="What to do: explain.")],
     model: Annotated[str, typer.Argument(help="`demo`, the path of a GGUF file, or a directory.")],
-    change: Annotated[list[str] | None, typer.Option("--set", help="A setting as serve's flag has it, name=value.")] = None,
-    device: Annotated[str, typer.Option(help="Device whose milliseconds are told; `this` is this machine.")] = "this",
+    change: Annotated[list[str] | None, typer.Option("--set", help="A setting of serve, name=value.")] = None,
+    device: Annotated[str, typer.Option(help="Device for costs in milliseconds; `this` is this machine.")] = "this",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list: bytes and seconds.")] = False,
 ) -> None:
-    """Say of each setting what it is, why, what it costs and which metric shows that it is wrong."""
+    """Explain each setting: value, origin, reason, cost, and the metric that shows it is wrong."""
     if what != "explain":
         raise ConfigError(f"config {what[:40]!r} is not known; write config explain MODEL")
-    rows = _explained(_given(model, change or []), device)
+    rows = _explain(_parse_settings(model, change or []), device)
     if as_json:
         print(json.dumps([asdict(row) for row in rows]))
     else:
-        _show(rows)
+        _print_table(rows)
 
 
-def _given(model: str, changes: list[str]) -> EngineConfig:
-    """The settings as typed. Raises ConfigError."""
+def _parse_settings(model: str, changes: list[str]) -> EngineConfig:
+    """The requested settings. Raises ConfigError."""
     known = {field.name: field.type for field in fields(EngineConfig) if field.name != "model"}
     values: dict[str, Any] = {}
     for change in changes:
@@ -36,20 +36,20 @@ def _given(model: str, changes: list[str]) -> EngineConfig:
         name = name.replace("-", "_")
         if not equals or name not in known:
             raise ConfigError(f"--set {change[:60]!r} is not understood; write name=value with one of: {', '.join(known)}")
-        values[name] = _typed(name, str(known[name]), text)
+        values[name] = _parse_value(name, str(known[name]), text)
     return replace(EngineConfig(model), **values)
 
 
-def _typed(name: str, kind: str, text: str) -> Any:
+def _parse_value(name: str, kind: str, text: str) -> Any:
     if "bool" in kind and text in ("true", "false"):
         return text == "true"
     try:
         return text if "str" in kind else float(text) if "float" in kind else int(text)
     except ValueError:
-        raise ConfigError(f"--set {name}={text[:40]} is no number") from None
+        raise ConfigError(f"--set {name}={text[:40]} is not a number") from None
 
 
-def _explained(given: EngineConfig, device: str) -> list[Any]:
+def _explain(requested: EngineConfig, device: str) -> list[Any]:
     from ridgeline.config.env import cache_directory
     from ridgeline.config.resolve import resolve
     from ridgeline.config.runner import resolve_runner
@@ -63,19 +63,19 @@ def _explained(given: EngineConfig, device: str) -> list[Any]:
     from ridgeline.planning.settings import CostInput, explain
     from ridgeline.planning.step import step_seconds
 
-    facts = read_model_facts(resolve_model(given.model, cache_directory()))
+    facts = read_model_facts(resolve_model(requested.model, cache_directory()))
     machine = machine_facts()
-    settled, decided = resolve_runner(given, no_extension=extension_missing(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
-    costs = kv_costs(facts, given.block_size, settled.tokens, settled.kv_dtype)
-    resolved = resolve(settled, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
-    resolved = replace(resolved, decisions=decided + resolved.decisions)
-    asked = PlanOptions(device=device, kv_dtype=settled.kv_dtype, context=resolved.config.max_model_len, chunk=settled.tokens)
-    deployment = deployment_of(describe_model(given.model, cache_directory()), asked)
-    paced = prefill_budget(resolved.config, step_seconds(deployment, settled.tokens))
-    return explain(given, resolved, CostInput(resolved.config, resolved.blocks, costs, facts, deployment, paced))
+    config, decisions = resolve_runner(requested, no_extension=extension_missing(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
+    costs = kv_costs(facts, requested.block_size, config.tokens, config.kv_dtype)
+    resolved = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
+    resolved = replace(resolved, decisions=decisions + resolved.decisions)
+    options = PlanOptions(device=device, kv_dtype=config.kv_dtype, context=resolved.config.max_model_len, chunk=config.tokens)
+    deployment = deployment_of(describe_model(requested.model, cache_directory()), options)
+    budget = prefill_budget(resolved.config, step_seconds(deployment, config.tokens))
+    return explain(requested, resolved, CostInput(resolved.config, resolved.blocks, costs, facts, deployment, budget))
 
 
-def _show(rows: list[Any]) -> None:
+def _print_table(rows: list[Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""`ridgeline doctor`: what this machine offers, what is lost, and the fix of each loss. Reads only; never changes anything.
+"""`ridgeline doctor`: checks of this machine, with a fix for each problem. Reads only; changes nothing.
 
 Of a GPU: driver, packages, persistence mode, clocks, power, memory.
 """
@@ -29,7 +29,7 @@ from ridgeline.facts.hub.source import PACKAGED
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `fix` is None where nothing is wrong."""
+    """Result of one check. fix: None where nothing is wrong."""
 
     name: str
     text: str
@@ -37,13 +37,13 @@ class Finding:
 
 
 GIB: Final = 1 << 30
-LEAST_MEMORY_BYTES: Final = 2 * GIB
-"""The demo's weights, a small cache and Python itself."""
+MIN_MEMORY_BYTES: Final = 2 * GIB
+"""Memory of the demo's weights, a small KV cache and Python."""
 
 
 def doctor() -> None:
-    """Say what this machine offers, what is lost, and how to get it back."""
-    findings = [look() for look in CHECKS] + gpu_findings()
+    """Check this machine and say how to fix what is missing."""
+    findings = [check() for check in CHECKS] + gpu_findings()
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         print(f"{'ok  ' if finding.fix is None else 'LOST'}  {finding.name:<{width}}  {finding.text}")
@@ -58,7 +58,7 @@ def _version() -> Finding:
 def _count_cpu_cores() -> Finding:
     count = machine_facts().cpu_cores
     text = f"{count} may be used"
-    return Finding("CPU cores", text) if count > 1 else Finding("CPU cores", text, "allow more than one: server and engine share it now")
+    return Finding("CPU cores", text) if count > 1 else Finding("CPU cores", text, "allow more than one: server and engine share one")
 
 
 def _memory() -> Finding:
@@ -67,16 +67,16 @@ def _memory() -> Finding:
         f"{facts.memory_bytes / GIB:.1f} GiB may be used, {facts.available_bytes / GIB:.1f} GiB are free; "
         f"the KV cache takes {facts.memory_bytes * MEMORY_SHARE / GIB:.1f} GiB at most unless --kv-cache-memory-bytes says otherwise"
     )
-    enough = facts.available_bytes >= LEAST_MEMORY_BYTES
-    return Finding("memory", text, None if enough else f"free memory or raise the limit: {LEAST_MEMORY_BYTES // GIB} GiB are needed")
+    enough = facts.available_bytes >= MIN_MEMORY_BYTES
+    return Finding("memory", text, None if enough else f"free memory or raise the limit: {MIN_MEMORY_BYTES // GIB} GiB are needed")
 
 
 def _extension() -> Finding:
-    """The computing wing is loaded by name: it brings numpy."""
+    """Checks the native extension; imported by name, since it needs numpy."""
     try:
         ext: Any = importlib.import_module("ridgeline.compute.cpu.ext")
     except ImportError as error:
-        return Finding("extension", f"cannot be looked at: {error}", "pip install --force-reinstall ridgeline")
+        return Finding("extension", f"cannot be imported: {error}", "pip install --force-reinstall ridgeline")
     lost = ext.lost()
     if lost is not None:
         text, _, fix = lost.rpartition("; ")
@@ -94,7 +94,7 @@ def _blas() -> Finding:
 
 
 def _arithmetic() -> Finding:
-    """The self-test that a start runs too, on one size of weights and of attention."""
+    """Runs the start-up self-test on one size of weights and of attention."""
     try:
         self_test: Any = importlib.import_module("ridgeline.compute.exact.self_test")
         threads: Any = importlib.import_module("ridgeline.compute.exact.threads")
@@ -115,37 +115,37 @@ def _packaged_models() -> Finding:
 
 
 CHECKS: Final[tuple[Callable[[], Finding], ...]] = (_version, _count_cpu_cores, _memory, _extension, _blas, _arithmetic, _packaged_models)
-"""One function a check, in the order in which they are shown."""
+"""Checks in the order of the output."""
 
 
-GIB_MIB: Final = 1024
+MIB_PER_GIB: Final = 1024
 FREE_SHARE: Final = 0.95
-"""Of a GPU's memory, what should be free before anything is loaded."""
-SLOW_FIXES: Final = {
+"""Share of a GPU's memory that should be free before a model is loaded."""
+THROTTLING_FIXES: Final = {
     "clocks that were set": "nvidia-smi -rac, nvidia-smi -rgc (as root)",
-    "heat": "cool the machine: see to its fans and its air",
-    "the power supply": "see to the machine's power supply: it asks the GPU to slow down",
-    "the hardware": "see to cooling and power supply: one of them asks the GPU to slow down",
+    "heat": "cool the machine: check fans and air flow",
+    "the power supply": "check the machine's power supply: it makes the GPU slow down",
+    "the hardware": "check cooling and power supply: one of them makes the GPU slow down",
 }
-"""Reason for low clocks → fix; what the power limit does is told with the limit."""
+"""Reason for low clocks → fix; the power limit has a check of its own."""
 
 
 def gpu_findings() -> list[Finding]:
-    """One line where there is no GPU, which is no loss: models are then computed on the CPU."""
+    """Findings about GPUs; one line without a GPU: models then run on the CPU."""
     if has_gpu_without_driver():
         text = "the machine has an NVIDIA GPU, and no driver shows it (/dev/nvidia0 is absent)"
         fix = f"install NVIDIA's driver, {max(MIN_DRIVERS.values())} or later; start a container with `--gpus all`"
         return [Finding("GPU driver", text, fix)]
     if not has_device():
         return [Finding("GPU", "none (/dev/nvidia0 is absent): models are computed on the CPU")]
-    gpus, said = query_driver()
-    return [_packages(absent_packages()), *findings_of(gpus, said, torch_cuda())]
+    gpus, driver_message = query_driver()
+    return [_packages(absent_packages()), *check_gpus(gpus, driver_message, torch_cuda())]
 
 
-def findings_of(gpus: Sequence[Gpu], said: str = "", cuda: int | None = None) -> list[Finding]:
-    """Findings from the driver's description of each GPU. said: by its tool where it describes none; cuda: torch's major version."""
+def check_gpus(gpus: Sequence[Gpu], driver_message: str = "", cuda: int | None = None) -> list[Finding]:
+    """Findings from the driver's description of each GPU. driver_message: error of its tool; cuda: torch's major version."""
     if not gpus:
-        return [Finding("GPU driver", f"nothing is known of the GPU's state: {said}", _driver_fix(said))]
+        return [Finding("GPU driver", f"the GPU's state is unknown: {driver_message}", _driver_fix(driver_message))]
     found = []
     for number, gpu in enumerate(gpus):
         name = f"GPU {number}"
@@ -154,11 +154,11 @@ def findings_of(gpus: Sequence[Gpu], said: str = "", cuda: int | None = None) ->
     return found
 
 
-def _driver_fix(said: str) -> str:
-    """The fix for what the driver's tool says where it does not describe GPUs."""
-    if "mismatch" in said.lower():
+def _driver_fix(driver_message: str) -> str:
+    """The fix for an error message of the driver's tool."""
+    if "mismatch" in driver_message.lower():
         return "restart the machine: a driver was installed beside the one that runs"
-    if "couldn't communicate" in said.lower():
+    if "couldn't communicate" in driver_message.lower():
         return "load the driver (`modprobe nvidia`), or install it again for this kernel"
     return "install the NVIDIA driver's tools; in a container, start it with the driver's `utility` capability"
 
@@ -182,42 +182,42 @@ def _driver(name: str, gpu: Gpu, cuda: int | None) -> Finding:
     return Finding(f"{name} driver", text, fix)
 
 
-def _packages(absent: list[str]) -> Finding:
-    if absent:
-        return Finding("GPU packages", f"{' and '.join(absent)} cannot be imported", 'pip install "ridgeline[gpu]"')
+def _packages(missing_packages: list[str]) -> Finding:
+    if missing_packages:
+        return Finding("GPU packages", f"{' and '.join(missing_packages)} cannot be imported", 'pip install "ridgeline[gpu]"')
     return Finding("GPU packages", "torch and triton are installed")
 
 
 def _persistence(name: str, gpu: Gpu) -> Finding:
     if gpu.persistence:
         return Finding(f"{name} persistence", "on: the driver stays loaded between processes")
-    text = "off: the driver starts with every first process, which takes seconds, and forgets its settings"
+    text = "off: the driver is loaded with the first process, which takes seconds, and loses its settings"
     return Finding(f"{name} persistence", text, "nvidia-smi -pm 1 (as root)")
 
 
 def _clocks(name: str, gpu: Gpu) -> Finding:
-    text = f"{_of(gpu.clock)} of {_of(gpu.most_clock)} MHz now (an idle GPU clocks down)"
-    fixes = [fix for reason, fix in SLOW_FIXES.items() if reason in gpu.slow]
+    text = f"{_format_number(gpu.clock)} of {_format_number(gpu.most_clock)} MHz now (an idle GPU clocks down)"
+    fixes = [fix for reason, fix in THROTTLING_FIXES.items() if reason in gpu.slow]
     if not fixes:
         return Finding(f"{name} clocks", text)
-    heat = "" if gpu.temperature is None else f" at {gpu.temperature:.0f} °C"
-    return Finding(f"{name} clocks", f"{text}, lowered by {' and '.join(gpu.slow)}{heat}", "; ".join(fixes))
+    temperature = "" if gpu.temperature is None else f" at {gpu.temperature:.0f} °C"
+    return Finding(f"{name} clocks", f"{text}, lowered by {' and '.join(gpu.slow)}{temperature}", "; ".join(fixes))
 
 
 def _power(name: str, gpu: Gpu) -> Finding:
     if gpu.power is not None and gpu.most_power is not None and gpu.power < gpu.most_power:
-        text = f"limited to {_of(gpu.power)} of {_of(gpu.most_power)} W, which lowers clocks under load"
+        text = f"limited to {_format_number(gpu.power)} of {_format_number(gpu.most_power)} W, which lowers clocks under load"
         return Finding(f"{name} power", text, f"nvidia-smi -pl {gpu.most_power:.0f} (as root)")
-    return Finding(f"{name} power", f"limit {_of(gpu.power)} W, the most there is")
+    return Finding(f"{name} power", f"limit {_format_number(gpu.power)} W, the most there is")
 
 
 def _gpu_memory(name: str, gpu: Gpu) -> Finding:
     if gpu.used is None or gpu.memory is None:
         return Finding(f"{name} memory", "the driver does not say")
-    text = f"{(gpu.memory - gpu.used) / GIB_MIB:.1f} of {gpu.memory / GIB_MIB:.1f} GiB are free"
+    text = f"{(gpu.memory - gpu.used) / MIB_PER_GIB:.1f} of {gpu.memory / MIB_PER_GIB:.1f} GiB are free"
     enough = gpu.memory - gpu.used >= FREE_SHARE * gpu.memory
     return Finding(f"{name} memory", text, None if enough else "end the processes that hold the rest: `nvidia-smi` lists them")
 
 
-def _of(number: float | None) -> str:
+def _format_number(number: float | None) -> str:
     return "?" if number is None else f"{number:.0f}"

@@ -1,6 +1,6 @@
-"""`ridgeline generate`: prompts in, continuations out, with the engine in this process. Data to stdout or a file, all else to stderr.
+"""`ridgeline generate`: continues prompts with the engine in this process. Data to stdout or a file, all else to stderr.
 
-Owns the reading of prompts from the command line, a file or a pipe: each knows where it stands, and what is wrong with one is said with it.
+Reads prompts from the command line, a file or a pipe; errors name the line of the prompt.
 """
 
 import json
@@ -13,13 +13,13 @@ from typing import Annotated, Any, Final, TextIO
 
 import typer
 
-from ridgeline.cli.sampling import chosen, with_sampling_flags
+from ridgeline.cli.sampling import make_sampling_params, with_sampling_flags
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
 from ridgeline.facts.files.json_file import parse_object
 from ridgeline.text.chat_content import Conversation
 
 MAX_TOKENS: Final = 64
-"""Outputs of a choice where neither the user nor the model says otherwise."""
+"""Default of --max-tokens where the model has none."""
 
 
 @with_sampling_flags
@@ -32,8 +32,8 @@ def generate(
     output: Annotated[str | None, typer.Option(help="File to write to instead of stdout.", metavar="FILE")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt, on a line of its own.")] = False,
     n: Annotated[int, typer.Option(help="Choices per prompt.")] = 1,
-    best_of: Annotated[int | None, typer.Option(help="Choices to compute, of which the likeliest come.")] = None,
-    logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of so many best tokens (with --json).")] = None,
+    best_of: Annotated[int | None, typer.Option(help="Choices to compute, of which the likeliest are returned.")] = None,
+    logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of this many top tokens (with --json).")] = None,
     prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt's tokens.")] = None,
     chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.", metavar="FILE")] = None,
     generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
@@ -43,30 +43,30 @@ def generate(
     **sampling: Any,
 ) -> None:
     """Continue prompts with a model, in this process."""
-    from ridgeline.cli.serve import Loading
+    from ridgeline.cli.output import LoadingProgress
     from ridgeline.engine.llm import LLM
     from ridgeline.errors import RequestError
 
-    asked = read_prompts(prompts or [], input_file)
+    inputs = read_prompts(prompts or [], input_file)
     sampling |= {"n": n, "best_of": best_of, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     settings: dict[str, Any] = {"chat_template": chat_template, "generation_config": generation_config}
     settings |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "kv_cache_memory_bytes": kv_cache_memory_bytes}
-    with _destination(output) as out, Loading() as loading, LLM(model, on_progress=loading.show, **settings) as llm:
+    with _open_output(output) as out, LoadingProgress() as loading, LLM(model, on_progress=loading.show, **settings) as llm:
         loading.close()
-        params = chosen(sampling, llm.get_default_sampling_params(MAX_TOKENS))
+        params = make_sampling_params(sampling, llm.get_default_sampling_params(MAX_TOKENS))
         answers = []
-        for each in asked:
+        for each in inputs:
             try:
                 answers.append(llm.prepare(each.prompt, params))
             except RequestError as error:
-                raise each.rejection(error) from None
-        for each, answer in zip(asked, _with_bar(llm.run(answers), len(asked), out), strict=True):
-            _print(answer.output(), each.name, as_json, out)
+                raise each.with_location(error) from None
+        for each, answer in zip(inputs, _with_progress(llm.run(answers), len(inputs), out), strict=True):
+            _print_answer(answer.output(), each.name, as_json, out)
 
 
 @contextmanager
-def _destination(name: str | None) -> Iterator[TextIO]:
-    """Opened before the model loads: what cannot be written to is told at once."""
+def _open_output(name: str | None) -> Iterator[TextIO]:
+    """The output, opened before the model loads, so that errors come at once."""
     if name is None:
         yield sys.stdout
         return
@@ -74,8 +74,8 @@ def _destination(name: str | None) -> Iterator[TextIO]:
         yield file
 
 
-def _with_bar(answers: Iterable[Any], total: int, out: TextIO) -> Iterator[Any]:
-    """The answers; a bar on stderr counts them where somebody sees it and no answers come between."""
+def _with_progress(answers: Iterable[Any], total: int, out: TextIO) -> Iterator[Any]:
+    """The answers, with a progress bar on stderr where stderr is a terminal and stdout is not."""
     if total == 1 or not sys.stderr.isatty() or out.isatty():
         yield from answers
         return
@@ -85,7 +85,7 @@ def _with_bar(answers: Iterable[Any], total: int, out: TextIO) -> Iterator[Any]:
     yield from track(answers, "prompts", total, console=Console(stderr=True))
 
 
-def _print(answer: Any, name: str | int | None, as_json: bool, out: TextIO) -> None:
+def _print_answer(answer: Any, name: str | int | None, as_json: bool, out: TextIO) -> None:
     if as_json:
         print(json.dumps(_as_dict(answer, name), ensure_ascii=False), file=out)
     else:
@@ -96,8 +96,8 @@ def _print(answer: Any, name: str | int | None, as_json: bool, out: TextIO) -> N
 
 def _as_dict(answer: Any, name: str | int | None) -> dict[str, Any]:
     """The answer as JSON: token ids, and log-probabilities as [id, value] pairs, the token's own first."""
-    found: dict[str, Any] = {} if name is None else {"id": name}
-    found |= {
+    result: dict[str, Any] = {} if name is None else {"id": name}
+    result |= {
         "prompt": answer.prompt,
         "prompt_token_ids": list(answer.prompt_token_ids),
         "cached_tokens": answer.num_cached_tokens,
@@ -105,8 +105,8 @@ def _as_dict(answer: Any, name: str | int | None) -> dict[str, Any]:
     }
     if answer.prompt_logprobs is not None:
         pairs = zip(answer.prompt_logprobs, answer.prompt_token_ids, strict=True)
-        found["prompt_logprobs"] = [None if each is None else _pairs(each, token) for each, token in pairs]
-    return found
+        result["prompt_logprobs"] = [None if each is None else _pairs(each, token) for each, token in pairs]
+    return result
 
 
 def _choice(output: Any) -> dict[str, Any]:
@@ -122,8 +122,8 @@ def _choice(output: Any) -> dict[str, Any]:
     return choice
 
 
-def _pairs(found: dict[int, Any], sampled: int) -> list[tuple[int, float]]:
-    ordered = sorted(found.items(), key=lambda item: (item[0] != sampled, -item[1].logprob))
+def _pairs(result: dict[int, Any], sampled: int) -> list[tuple[int, float]]:
+    ordered = sorted(result.items(), key=lambda item: (item[0] != sampled, -item[1].logprob))
     return [(token, each.logprob) for token, each in ordered]
 
 
@@ -133,54 +133,54 @@ _KEYS: Final = ("prompt", "messages", "id")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One prompt. `place` is empty for those of the command line; `name` is what the input calls it, to be found again in the output."""
+class PromptInput:
+    """One prompt. location: file and line, empty for the command line; name: `id` of the input, repeated in the output."""
 
     prompt: str | Conversation
-    place: str = ""
+    location: str = ""
     name: str | int | None = None
 
-    def rejection(self, error: RequestError) -> RequestError:
-        """The same error, which says where."""
-        return RequestError(f"{self.place}: {error}", param=error.param, code=error.code) if self.place else error
+    def with_location(self, error: RequestError) -> RequestError:
+        """The error with the location of the prompt."""
+        return RequestError(f"{self.location}: {error}", param=error.param, code=error.code) if self.location else error
 
 
-def read_prompts(words: Sequence[str], file: str | None) -> list[Asked]:
-    """Prompts of the command line, or of `file`: a line each, or objects of .jsonl. "-", or a pipe where nothing else is given, is stdin.
+def read_prompts(words: Sequence[str], file: str | None) -> list[PromptInput]:
+    """Prompts of the command line, or of `file`: one per line, or objects of .jsonl. "-" is stdin, as is a pipe without prompts.
 
-    Raises ConfigError for lines that cannot be read and where there is nothing to do.
+    Raises ConfigError for invalid lines and without any prompt.
     """
     if file is None and (list(words) == [STDIN] or (not words and not sys.stdin.isatty())):
         words, file = [], STDIN
     if file is None:
-        asked = [Asked(word) for word in words]
+        inputs = [PromptInput(word) for word in words]
     elif words:
-        raise ConfigError("prompts stand on the command line and in --input; give one of them", fix={"--input": None})
+        raise ConfigError("prompts are on the command line and in --input; give one of them", fix={"--input": None})
     else:
-        asked = list(_of_file(file))
-    if not asked:
-        where = "" if file is None else f" in {_name(file)}"
+        inputs = list(_read_file(file))
+    if not inputs:
+        where = "" if file is None else f" in {_display_name(file)}"
         raise ConfigError(f"there are 0 prompts{where}; give some as words, with --input FILE or through a pipe")
-    return asked
+    return inputs
 
 
-def _of_file(file: str) -> Iterator[Asked]:
+def _read_file(file: str) -> Iterator[PromptInput]:
     as_objects: bool | None = file.endswith(".jsonl") if file != STDIN else None
-    name = _name(file)
-    for number, line in enumerate(_lines(file, name), 1):
+    name = _display_name(file)
+    for number, line in enumerate(_read_lines(file, name), 1):
         if not line.strip():
             continue
-        if as_objects is None:  # a pipe has no name that says what it holds: its first line does
+        if as_objects is None:  # the first line of a pipe shows its format
             as_objects = line.lstrip().startswith("{")
-        place = f"{name}, line {number}"
-        yield _object(line, place) if as_objects else Asked(line, place)
+        location = f"{name}, line {number}"
+        yield _parse_line(line, location) if as_objects else PromptInput(line, location)
 
 
-def _name(file: str) -> str:
+def _display_name(file: str) -> str:
     return "stdin" if file == STDIN else file
 
 
-def _lines(file: str, name: str) -> Iterator[str]:
+def _read_lines(file: str, name: str) -> Iterator[str]:
     with sys.stdin.buffer if file == STDIN else Path(file).expanduser().open("rb") as source:
         number = 0
         while raw := source.readline(MAX_LINE_BYTES + 1):
@@ -193,19 +193,19 @@ def _lines(file: str, name: str) -> Iterator[str]:
                 raise ConfigError(f"{name}, line {number} is not UTF-8 (byte {error.start})") from None
 
 
-def _object(line: str, place: str) -> Asked:
-    """`{"prompt": …}` or `{"messages": […]}`, with an `id` if it likes."""
+def _parse_line(line: str, location: str) -> PromptInput:
+    """`{"prompt": …}` or `{"messages": […]}`, with an optional `id`. Raises ConfigError."""
     try:
-        values: dict[str, Any] = parse_object(line, place)
+        values: dict[str, Any] = parse_object(line, location)
     except ModelFormatError as error:
         raise ConfigError(str(error)) from None
     if unknown := [key for key in values if key not in _KEYS]:
-        raise ConfigError(f"{place} has the key {unknown[0][:60]!r}; there may be: {', '.join(_KEYS)}")
+        raise ConfigError(f"{location} has the key {unknown[0][:60]!r}; possible keys: {', '.join(_KEYS)}")
     prompt, messages, name = (values.get(key) for key in _KEYS)
     if (prompt is None) == (messages is None):
-        raise ConfigError(f"{place} must have one of prompt and messages")
+        raise ConfigError(f"{location} must have one of prompt and messages")
     if not (isinstance(prompt, str) or isinstance(messages, list)):
-        raise ConfigError(f"{place}: prompt must be a string, messages a list of objects")
+        raise ConfigError(f"{location}: prompt must be a string, messages a list of objects")
     if name is not None and (isinstance(name, bool) or not isinstance(name, (str, int))):
-        raise ConfigError(f"{place}: id must be a string or an integer")
-    return Asked(prompt if isinstance(prompt, str) else Conversation(messages or []), place, name)
+        raise ConfigError(f"{location}: id must be a string or an integer")
+    return PromptInput(prompt if isinstance(prompt, str) else Conversation(messages or []), location, name)

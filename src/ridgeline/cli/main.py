@@ -1,7 +1,7 @@
-"""The command `ridgeline`: a table of verbs, of which one is imported when words, or the shell that completes them, name it.
+"""The command `ridgeline`: a table of verbs; a verb is imported when the command line or shell completion names it.
 
-Owns the process' exit and how errors look: one line with cause, number and fix, then the command that works (the same words with the flag
-that was wrong changed or taken away), status 2.
+Owns the exit status and the form of errors: one line with cause, number and fix, then a command that works (the same with the wrong flag
+changed or removed), status 2.
 """
 
 import importlib
@@ -33,16 +33,16 @@ VERBS: Final = {
     "doctor": "Say what this machine offers, what is lost, and how to get it back.",
     "laws": "Simulate the engine over many random small worlds and check every law.",
 }
-HOMES: Final = {"whatif": "sim", "replay": "sim", "laws": "sim"}
-"""Modules of verbs that do not have one of their own name."""
-INTERRUPTED: Final = 130
-MISTAKEN: Final = 2
+MODULES: Final = {"whatif": "sim", "replay": "sim", "laws": "sim"}
+"""Modules of verbs whose module has another name."""
+EXIT_INTERRUPTED: Final = 130
+EXIT_USAGE: Final = 2
 
 
 def main() -> None:
     """The entry point. Never returns."""
     words = sys.argv[1:]
-    command: Any = typer.main.get_command(command_line())
+    command: Any = typer.main.get_command(make_app())
     try:
         status = command.main(words, PROGRAM, standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
@@ -51,47 +51,47 @@ def main() -> None:
     except UsageError as error:
         _usage(error, words, command)
     except BrokenPipeError:
-        sys.stderr.close()  # Whoever read our output has gone; Python would complain about it once more while it ends.
-        sys.exit(MISTAKEN)
+        sys.stderr.close()  # the reader of stdout has gone; avoids a second error at exit
+        sys.exit(EXIT_USAGE)
     except OSError as error:
         fail(f"{error.filename or 'the system'}: {error.strerror or error}")
     except MemoryError:
         fail("there is not enough memory; lower --kv-cache-memory-bytes or --max-model-len, or take a smaller model")
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)
 
 
-def fail(message: str, works: str | None = None) -> NoReturn:
-    """Ends the process with one line, and a second one with the command that works where one is known."""
+def fail(message: str, suggestion: str | None = None) -> NoReturn:
+    """Prints an error, and a command that works where one is known, and exits with status 2."""
     print(f"{PROGRAM}: {message}", file=sys.stderr)
-    if works is not None:
-        print(f"This works: {works}", file=sys.stderr)
-    sys.exit(MISTAKEN)
+    if suggestion is not None:
+        print(f"This works: {suggestion}", file=sys.stderr)
+    sys.exit(EXIT_USAGE)
 
 
 def _usage(error: Any, words: list[str], command: Any) -> NoReturn:
-    """A command line that cannot be understood; without any word, or with a group's name alone, help."""
+    """Reports an invalid command line; prints help for an empty one or a group's name alone."""
     if not words:
         print(command.get_help(command.make_context(PROGRAM, [], resilient_parsing=True)))
-        sys.exit(MISTAKEN)
+        sys.exit(EXIT_USAGE)
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message())
-        sys.exit(MISTAKEN)
+        sys.exit(EXIT_USAGE)
     verb = words[0] if words[0] in VERBS else nearest_verb(words[0], list(VERBS))
     if verb != words[0] and not words[0].startswith("-"):
         fail(error.format_message(), None if verb is None else shlex.join([PROGRAM, verb, *words[1:]]))
     fail(error.format_message(), working_command(words, error, command))
 
 
-def command_line() -> typer.Typer:
-    """All verbs, of which none is loaded."""
-    app = group(VERBS, HOMES, completes=True)
+def make_app() -> typer.Typer:
+    """The app with all verbs, none of them imported."""
+    app = group(VERBS, MODULES, add_completion=True)
     app.callback()(ridgeline)
     return app
 
 
 def print_version(asked: bool) -> None:
-    """Ends the process with the version where it was asked for."""
+    """Prints the version and exits, where --version is given."""
     if asked:
         print(__version__)
         raise typer.Exit
@@ -103,26 +103,26 @@ def ridgeline(
     """An LLM inference engine and server that explains itself."""
 
 
-def group(table: Mapping[str, str], homes: Mapping[str, str], completes: bool = False) -> typer.Typer:
-    """The verbs of `table` (name → help). Verb `x` is the function or the group `x` of the module `ridgeline.cli.<homes[x], else x>`."""
+def group(table: Mapping[str, str], modules: Mapping[str, str], add_completion: bool = False) -> typer.Typer:
+    """An app with the verbs of `table` (name → help). Verb `x` is function or group `x` of module `ridgeline.cli.<modules[x], else x>`."""
 
     class Verbs(typer.core.TyperGroup):
-        """All verbs by name and help."""
+        """Verbs by name and help, imported on use."""
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-            """The verb that the first word names, ready to run."""
+            """Imports and returns the verb that the first word names."""
             if args and args[0] in table:
-                self.commands[args[0]] = _load(args[0], homes.get(args[0], args[0]))
+                self.commands[args[0]] = _load_verb(args[0], modules.get(args[0], args[0]))
             return super().resolve_command(ctx, args)
 
-    app = typer.Typer(cls=Verbs, no_args_is_help=True, add_completion=completes, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(cls=Verbs, no_args_is_help=True, add_completion=add_completion, pretty_exceptions_enable=False, rich_markup_mode=None)
     for verb, text in table.items():
-        app.command(verb, help=text)(_not_loaded)
+        app.command(verb, help=text)(_unloaded_verb)
     return app
 
 
-def _load(verb: str, home: str) -> Any:
-    found = getattr(importlib.import_module(f"ridgeline.cli.{home}"), verb)
+def _load_verb(verb: str, module: str) -> Any:
+    found = getattr(importlib.import_module(f"ridgeline.cli.{module}"), verb)
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -130,20 +130,20 @@ def _load(verb: str, home: str) -> Any:
     return typer.main.get_command(app)
 
 
-def _not_loaded() -> None:
-    raise AssertionError("a verb was run that the command line did not ask for")
+def _unloaded_verb() -> None:
+    raise AssertionError("a verb was run that was not imported")
 
 
 PROGRAM = "ridgeline"
 DEMO = {"MODEL": "demo"}
 Command = Any
-"""A verb, or all of them, as the command-line library has it: click's class, of which typer carries a copy of its own in some versions."""
+"""click's Command class, or typer's copy of it in some versions."""
 
 
 def working_command(words: Sequence[str], error: Exception, command: Command) -> str | None:
-    """`ridgeline serve demo …` with which `words` (verb first) would do; None where the error names no way out.
+    """A corrected command line for `words` (verb first), from the error's fix; None without one.
 
-    command  the whole program, which knows its verbs and, of those that were loaded, their flags
+    command  the whole program, with the flags of the imported verbs
     """
     fix, inner, verb = _fix(error), 0, command.commands.get(words[0])
     while hasattr(verb, "commands") and inner + 1 < len(words):
@@ -151,12 +151,12 @@ def working_command(words: Sequence[str], error: Exception, command: Command) ->
         verb = verb.commands.get(words[inner])
     if not fix or verb is None:
         return None
-    return shlex.join([PROGRAM, *words[:inner], *changed(words[inner:], fix, verb)])
+    return shlex.join([PROGRAM, *words[:inner], *apply_fix(words[inner:], fix, verb)])
 
 
-def changed(words: Sequence[str], fix: Mapping[str, str | None], command: Command) -> list[str]:
-    """The words with every flag of `fix` replaced, added, or, for None, taken away. "MODEL" is the first word that is no flag; of a verb
-    without such words it is --model, which is taken away."""
+def apply_fix(words: Sequence[str], fix: Mapping[str, str | None], command: Command) -> list[str]:
+    """`words` with every flag of `fix` replaced or added, or removed for None. "MODEL" is the first word that is not a flag; for a verb
+    without arguments it is --model, which is removed."""
     options = [option for option in command.params if option.param_type_name == "option" and option.is_flag]
     switches = {name for option in options for name in (*option.opts, *option.secondary_opts)}
     kept, flags = [words[0]], dict(fix)
@@ -166,12 +166,12 @@ def changed(words: Sequence[str], fix: Mapping[str, str | None], command: Comman
     rest = iter(words[1:])
     for word in rest:
         name, equals, _ = word.partition("=")
-        own = [name] if word.startswith("-") and (equals or name in switches) else [name, next(rest, "")] if word.startswith("-") else []
-        if not own:
+        tokens = [name] if word.startswith("-") and (equals or name in switches) else [name, next(rest, "")] if word.startswith("-") else []
+        if not tokens:
             kept.append(model if model is not None else word)
             model = None
         elif name not in flags:
-            kept += [word] if len(own) == 1 else [word, own[1]]
+            kept += [word] if len(tokens) == 1 else [word, tokens[1]]
     if model is not None:
         kept.insert(1, model)
     for name, value in flags.items():
@@ -191,5 +191,5 @@ def _fix(error: Exception) -> Mapping[str, str | None]:
 
 
 def nearest_verb(word: str, verbs: Sequence[str]) -> str | None:
-    """The verb that a mistyped one was probably meant to be."""
+    """The verb most similar to a mistyped one; None without one."""
     return next(iter(get_close_matches(word, verbs, 1)), None)

@@ -1,19 +1,19 @@
-"""Output that several verbs share: files that `--html` and `--json` name, a bar, one JSON object, one table. Decides no contents."""
+"""Output shared by verbs: files of `--html` and `--json`, progress, JSON, tables, status lines."""
 
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ridgeline.errors import ConfigError
 
 WIDTH: Final = 110
 
 
-def check_page(path: Path | None, flag: str = "--html") -> None:
-    """Opened before anything long begins: what cannot be written to is told at once. Raises ConfigError."""
+def check_writable(path: Path | None, flag: str = "--html") -> None:
+    """Checks before a long run that the file can be written. Raises ConfigError."""
     try:
         if path is not None:
             path.expanduser().open("a").close()
@@ -22,15 +22,15 @@ def check_page(path: Path | None, flag: str = "--html") -> None:
 
 
 def write_page(path: Path, document: str) -> None:
-    """Writes the document and says so on stderr. Raises ConfigError where the file cannot be written."""
-    check_page(path)
+    """Writes the document and reports it on stderr. Raises ConfigError where the file cannot be written."""
+    check_writable(path)
     path.expanduser().write_text(document, encoding="utf-8")
     print(f"{path} written, {len(document.encode()) / 1e3:.0f} kB", file=sys.stderr)
 
 
 @contextmanager
 def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
-    """A function to call with the fraction that is done; shows nothing where stderr is no terminal."""
+    """Progress bar on stderr, nothing where it is not a terminal. Yields a function to call with the fraction that is done."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -43,13 +43,13 @@ def progress_bar(text: str) -> Iterator[Callable[[float], None]]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def show_json(report: Mapping[str, object]) -> None:
-    """One object on stdout."""
+def print_json(report: Mapping[str, object]) -> None:
+    """Prints one JSON object to stdout."""
     print(json.dumps(report, ensure_ascii=False))
 
 
-def show_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Words left, numbers right; the first column are words."""
+def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table: the first column is text, left aligned; others are numbers, right aligned."""
     from rich.console import Console
     from rich.table import Table
 
@@ -64,6 +64,40 @@ def show_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) 
     console.print(table)
 
 
-def billions(value: float) -> str:
-    """10⁹ with as many digits as mean something."""
+def format_giga(value: float) -> str:
+    """A value in units of 10⁹."""
     return f"{value / 1e9:,.1f}" if value < 1e11 else f"{value / 1e9:,.0f}"
+
+
+def print_status(line: str) -> None:
+    """Prints one line to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class LoadingProgress(AbstractContextManager["LoadingProgress"]):
+    """Progress while a model loads: a line that changes on a terminal, elsewhere one line per stage."""
+
+    def __init__(self) -> None:
+        self._status: Any = None
+        self._stage = ""
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self._status = Console(stderr=True, highlight=False).status("starting")
+            self._status.start()
+
+    def show(self, stage: str, fraction: float) -> None:
+        """Shows the stage and the fraction of it that is done."""
+        if self._status is not None:
+            self._status.update(f"{stage} {fraction:.0%}")
+        elif stage != self._stage:
+            print_status(stage)
+        self._stage = stage
+
+    def close(self) -> None:
+        """Removes the line. Safe to call twice."""
+        if self._status is not None:
+            self._status.stop()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

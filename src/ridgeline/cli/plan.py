@@ -1,6 +1,6 @@
-"""`ridgeline plan`: what a model needs and yields on given devices, from physics, before anything is downloaded.
+"""`ridgeline plan`: memory, speed and cost of a model on given devices, before anything is downloaded.
 
-Owns the flags, what `--workload` may be (words, or a recorded trace), and how a plan looks: a verdict, then tables.
+Owns the flags, `--workload` (words or a recorded trace), and the output: a summary, then tables.
 """
 
 import json
@@ -30,16 +30,16 @@ def plan(
     users: Annotated[int | None, typer.Option(help="Sequences at once [1; then the batch to run is the knee's].")] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
     workload: Annotated[str | None, typer.Option(help="Average request: in=2000,out=500,prefix=0.5,burst=3; or a recorded trace.")] = None,
-    tensor_parallel_size: Annotated[int | None, typer.Option(help="Devices over which matrices are cut [automatic].")] = None,
+    tensor_parallel_size: Annotated[int | None, typer.Option(help="Devices that share each matrix [automatic].")] = None,
     pipeline_parallel_size: Annotated[int | None, typer.Option(help="Stages of layers [automatic].")] = None,
-    expert_parallel_size: Annotated[int | None, typer.Option(help="Devices over which a mixture's experts are spread [1].")] = None,
+    expert_parallel_size: Annotated[int | None, typer.Option(help="Devices that share a mixture's experts [1].")] = None,
     memory_utilization: Annotated[float, typer.Option(help="Share of a device's memory that may be used.")] = 0.90,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 2048,
     memory: Annotated[float | None, typer.Option(help="GB of memory of a device, instead of the table's.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="GB/s of memory bandwidth, instead of the table's.")] = None,
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s of matrix products, instead of the table's.")] = None,
     price_per_hour: Annotated[float | None, typer.Option(help="Dollars per hour for one device, instead of the table's.")] = None,
-    api_price: Annotated[float | None, typer.Option(help="Dollars per million tokens that an API asks, for the break-even.")] = None,
+    api_price: Annotated[float | None, typer.Option(help="Dollars per million tokens of an API, for the break-even.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, seconds, dollars.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with sliders and plots to this file; it needs no network.")] = None,
 ) -> None:
@@ -49,8 +49,8 @@ def plan(
     from ridgeline.planning.arguments import PlanOptions, api_price_of, deployment_of, parse_objective
     from ridgeline.planning.report import make_report
 
-    words, longest = workload_of(workload)
-    asked = PlanOptions(
+    words, longest = read_workload(workload)
+    options = PlanOptions(
         device=device,
         count=count,
         dtype=dtype,
@@ -69,30 +69,30 @@ def plan(
         price=price_per_hour,
     )
     objective = parse_objective(slo)
-    deployment = deployment_of(describe_model(model, cache_directory()), asked)
+    deployment = deployment_of(describe_model(model, cache_directory()), options)
     report = make_report(deployment, objective, users is not None, api_price_of(api_price))
     if html is not None:
         from ridgeline.cli.output import write_page
         from ridgeline.planning.page import plan_page
 
         write_page(html, plan_page(deployment, objective, users is not None))
-    _tell(report, as_json)
+    _print(report, as_json)
 
 
-def _tell(report: "Report", as_json: bool) -> None:
+def _print(report: "Report", as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
         return
 
-    show(report)
+    print_report(report)
 
 
 SLICES = 60
-"""Parts of a trace in which arrivals are counted for its burst."""
+"""Parts of a trace in which arrivals are counted to measure its burst."""
 
 
-def workload_of(text: str | None) -> tuple[str | None, int | None]:
-    """(words, tokens of the longest request): the words themselves, or those that describe the trace whose path `text` is.
+def read_workload(text: str | None) -> tuple[str | None, int | None]:
+    """(words, tokens of the longest request): `text` itself, or words that describe the trace at the path `text`.
 
     Raises ConfigError as `read_trace` does.
     """
@@ -101,11 +101,11 @@ def workload_of(text: str | None) -> tuple[str | None, int | None]:
     from ridgeline.sim.fleet.traffic import read_trace
 
     arrivals = read_trace(Path(text))
-    return described(arrivals), max(each.prompt + each.output for each in arrivals)
+    return describe_arrivals(arrivals), max(each.prompt + each.output for each in arrivals)
 
 
-def described(arrivals: "Sequence[Arrival]") -> str:
-    """Mean tokens in and out, share of prompt tokens that an earlier request had, and the fullest of `SLICES` parts over the mean one."""
+def describe_arrivals(arrivals: "Sequence[Arrival]") -> str:
+    """Mean tokens in and out, share of prompt tokens in earlier prompts, and arrivals in the busiest of `SLICES` parts over the mean."""
     prompt, output = (ceil(fmean(values)) for values in zip(*[(each.prompt, each.output) for each in arrivals], strict=True))
     seen: set[int] = set()
     reused = 0
@@ -122,20 +122,20 @@ def described(arrivals: "Sequence[Arrival]") -> str:
 WIDTH = 118
 
 
-def show(report: "Report") -> None:
-    """Prints the whole report to stdout."""
+def print_report(report: "Report") -> None:
+    """Prints the report to stdout."""
     from rich.console import Console
 
     console = Console(highlight=False)
     if console.width > WIDTH or not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
-    console.print(*_verdict(report), sep="\n")
+    console.print(*_summary_lines(report), sep="\n")
     tables = [memory_table(report), physics_table(report), curve_table(report)]
     if report.batch_table:
         tables += [batch_table(report), lever_table(report)]
     for table in tables:
         console.print(table)
-    console.print(*_closing(report), sep="\n")
+    console.print(*_closing_lines(report), sep="\n")
 
 
 def gigabytes(value: float) -> str:
@@ -153,18 +153,18 @@ def money(value: float | None) -> str:
     return "–" if value is None else f"${value:,.3f}" if value < 10 else f"${value:,.2f}"
 
 
-def _verdict(report: "Report") -> list[str]:
-    cut = " × ".join(f"{name} {ranks}" for name, ranks in report.layout.items() if ranks > 1) or "TP=1"
+def _summary_lines(report: "Report") -> list[str]:
+    sharding = " × ".join(f"{name} {ranks}" for name, ranks in report.layout.items() if ranks > 1) or "TP=1"
     active = f", {report.active_parameters / 1e9:.2f} B active" if report.active_parameters < report.parameters else ""
     size = f"{report.parameters / 1e9:.2f} B parameters{active}"
     lines = [
         f"{report.model}: {size}, {report.attention}, weights {report.dtype}, KV {report.kv_dtype}",
-        f"{report.devices} × {report.device} ({cut}), {report.users} × {report.context} tokens",
+        f"{report.devices} × {report.device} ({sharding}), {report.users} × {report.context} tokens",
     ]
     if report.fits:
         lines.append(f"It fits: up to {report.max_sequences} sequences of {report.context} tokens.")
     else:
-        least = f"{report.min_devices} devices would do" if report.min_devices else "1,024 of these devices would not do"
+        least = f"{report.min_devices} devices are enough" if report.min_devices else "1,024 of these devices are not enough"
         missing = gigabytes(report.shortfall_bytes)
         lines.append(f"It does not fit: {missing} are missing; {least}, or lower --users, --context, --dtype or --kv-dtype.")
     return lines
@@ -180,7 +180,7 @@ def _table(title: str, *columns: str) -> "Table":
 
 
 def memory_table(report: "Report") -> "Table":
-    """The memory by what takes it."""
+    """Memory by use."""
     table = _table("Memory of one replica", "what", "bytes", "share")
     rows = {
         "weights": report.weights_bytes,
@@ -196,16 +196,16 @@ def memory_table(report: "Report") -> "Table":
     for name, size in report.weights_by_class_bytes.items():
         if size:
             table.add_row(f"weights: {name}", gigabytes(size), "")
-    table.add_row("KV of a token", f"{report.kv_bytes_per_token:,} B", "")
+    table.add_row("KV per token", f"{report.kv_bytes_per_token:,} B", "")
     table.add_row(f"KV of {report.context} tokens", gigabytes(report.kv_bytes_per_sequence), "")
     if report.state_bytes_per_sequence:
-        table.add_row("state of a sequence", gigabytes(report.state_bytes_per_sequence), "")
+        table.add_row("state per sequence", gigabytes(report.state_bytes_per_sequence), "")
     table.add_row("activations if scores were stored", gigabytes(report.untiled_activation_bytes), "")
     return table
 
 
 def physics_table(report: "Report") -> "Table":
-    """Intensities, the bottleneck, floors."""
+    """Arithmetic intensities, bottleneck, floors."""
     table = _table("Physics", "what", "value")
     table.add_row("ridge point", f"{report.ridge_intensity:,.0f} FLOP/B")
     table.add_row("prefill intensity", f"{report.prefill_intensity:,.0f} FLOP/B")
@@ -218,7 +218,7 @@ def physics_table(report: "Report") -> "Table":
 
 
 def curve_table(report: "Report") -> "Table":
-    """Context against users."""
+    """Sequences that fit by context length."""
     table = _table("Context against users", "tokens each", "sequences")
     for point in report.context_curve:
         table.add_row(f"{point.context:,}", f"{point.max_sequences:,}")
@@ -228,9 +228,9 @@ def curve_table(report: "Report") -> "Table":
 
 
 def batch_table(report: "Report") -> "Table":
-    """Batch against speed; the knee and the batch to run are marked."""
+    """Speed by batch size; the knee and the recommended batch are marked."""
     table = _table(
-        "Batches (estimates)", "batch", "ms per token", "with prompts", "tok/s", "decode tok/s", "compute", "KV", "bound by", "$/M tokens"
+        "Batches (estimates)", "batch", "ms per token", "with prompts", "tok/s", "decode tok/s", "compute", "KV", "bottleneck", "$/M tokens"
     )
     for point in report.batch_table:
         marks = (" knee" if point.batch == report.knee_batch else "") + (" ←" if point.batch == report.recommended_batch else "")
@@ -249,7 +249,7 @@ def batch_table(report: "Report") -> "Table":
 
 
 def lever_table(report: "Report") -> "Table":
-    """Each lever alone."""
+    """The effect of each lever alone."""
     table = _table("Levers, each alone", "lever", "sequences", "batch", "tok/s", "$/M tokens")
     table.add_column("why", justify="left")
     for lever in report.levers:
@@ -264,7 +264,7 @@ def _lever_row(lever: "Lever", report: "Report") -> tuple[str, ...]:
     return lever.name, f"{effect.max_sequences:,}", f"{effect.batch:,}", rate, money(effect.cost), lever.note
 
 
-def _closing(report: "Report") -> list[str]:
+def _closing_lines(report: "Report") -> list[str]:
     split = report.phase_split
     lines = [
         f"Least devices for {report.users} × {report.context} tokens: {report.min_devices or 'more than 1,024'}.",
@@ -279,7 +279,7 @@ def _closing(report: "Report") -> list[str]:
             f"from ${report.price_per_hour:,.2f}/h ({report.price_seen})."
         )
     if report.recommended_batch == 0 and report.fits:
-        lines.append("No batch meets the objective: relax --slo, take faster devices, or cut the model over more of them.")
+        lines.append("No batch meets the objective: relax --slo, take faster devices, or shard the model over more of them.")
     if report.self_hosting is not None:
         host = report.self_hosting
         even = f"{host.break_even_tokens_per_day:,.0f} tokens per day"

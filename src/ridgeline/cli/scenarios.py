@@ -1,4 +1,4 @@
-"""Named settings to a scenario of the simulator: one table for `sim`, for `whatif` and for what `--set` may change.
+"""Scenarios of the simulator from named settings: one table for `sim`, `whatif` and `--set`.
 
 Owns the names, their bounds and their defaults. Model facts come from a header or a config.json; nothing is downloaded.
 """
@@ -21,7 +21,7 @@ from ridgeline.sim.fleet.traffic import ClosedLoop, Traffic, parse_arrival_proce
 
 @dataclass(frozen=True, slots=True)
 class SettingSpec:
-    """One name: how its text is read, and its default."""
+    """A setting: parser of its text, and default."""
 
     read: Callable[[str, str], Any]
     default: Any
@@ -59,7 +59,7 @@ def _flag(name: str, text: str) -> bool:
     return text == "true"
 
 
-_MANY: Final = 1 << 24
+MAX_TOKENS: Final = 1 << 24
 SETTINGS: Final[Mapping[str, SettingSpec]] = {
     "device": SettingSpec(_text, "h100-sxm"),  # device of the planner's table
     "dtype": SettingSpec(_text, None),  # weight format
@@ -75,7 +75,7 @@ SETTINGS: Final[Mapping[str, SettingSpec]] = {
     "enable_prefix_caching": SettingSpec(_flag, True),  # reuse of shared prefixes
     "max_waiting": SettingSpec(_whole(0, 1 << 20), 1 << 20),  # requests that may wait
     "depth": SettingSpec(_whole(1, 4), 1),  # steps in flight
-    "kv_pages": SettingSpec(_whole(1, _MANY), None),  # KV cache blocks instead of as many as fit
+    "kv_pages": SettingSpec(_whole(1, MAX_TOKENS), None),  # KV cache blocks instead of as many as fit
     "swap_space": SettingSpec(_number(0, 1 << 14), 0.0),  # GiB of host memory for evicted KV blocks
     "num_speculative_tokens": SettingSpec(_whole(0, 8), 0),  # most drafted tokens per sequence and step
     "acceptance": SettingSpec(_number(0, 1), 0.6),  # probability that a drafted token is right
@@ -92,7 +92,7 @@ SETTINGS: Final[Mapping[str, SettingSpec]] = {
     "prompt": SettingSpec(_text, "lognormal:500"),  # prompt tokens
     "output": SettingSpec(_text, "lognormal:150"),  # output tokens
     "prefixes": SettingSpec(_whole(0, 1 << 20), 0),  # different shared prefixes
-    "shared": SettingSpec(_whole(0, _MANY), 0),  # tokens of a shared prefix
+    "shared": SettingSpec(_whole(0, MAX_TOKENS), 0),  # tokens of a shared prefix
     "background": SettingSpec(_number(0, 1), 0.0),  # share of requests without an objective, last under scheduling_policy=priority
     "patience": SettingSpec(_number(1e-3, 1e6), None),  # seconds after which a client aborts a request
     "requests": SettingSpec(_whole(1, 100_000_000), 2000),  # requests to simulate
@@ -105,7 +105,7 @@ SETTINGS: Final[Mapping[str, SettingSpec]] = {
 
 
 def parse_changes(changes: list[str]) -> dict[str, str]:
-    """`name=value` each, every name known and once. Raises ConfigError."""
+    """Settings of `name=value` texts, each name known and once. Raises ConfigError."""
     found: dict[str, str] = {}
     for change in changes:
         name, equals, value = change.partition("=")
@@ -115,8 +115,8 @@ def parse_changes(changes: list[str]) -> dict[str, str]:
     return found
 
 
-def scenario_of(model: str, settings: Mapping[str, str], trace: Path | None) -> Scenario:
-    """The scenario that the settings mean for `model`, a trace in place of made-up traffic where given. Raises ConfigError."""
+def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -> Scenario:
+    """The scenario of `model` with the settings; a trace replaces generated traffic. Raises ConfigError."""
     value = {
         name: setting.read(name, settings[name]) if name in settings else setting.default for name, setting in SETTINGS.items()
     }
@@ -154,17 +154,17 @@ def scenario_of(model: str, settings: Mapping[str, str], trace: Path | None) -> 
     )
 
 
-def at_rate(model: str, settings: Mapping[str, str], trace: Path | None) -> Callable[[float], Scenario]:
-    """The same scenario at other rates of arrival; a trace is played faster or slower, a thousand times at most. Raises ConfigError."""
+def scenario_at_rate(model: str, settings: Mapping[str, str], trace: Path | None) -> Callable[[float], Scenario]:
+    """Function from an arrival rate to the scenario; a trace is replayed up to 1,000 times faster or slower. Raises ConfigError."""
     if settings.get("arrivals") == "closed" and trace is None:
-        raise ConfigError("a knee is looked for by the rate of arrivals, and users who wait for their answers have none; give a rate")
+        raise ConfigError("a knee is searched by arrival rate, and a closed loop has none; give --rate instead of --users")
     if trace is None:
-        return lambda rate: scenario_of(model, {**settings, "rate": f"{rate:g}"}, None)
+        return lambda rate: make_scenario(model, {**settings, "rate": f"{rate:g}"}, None)
     arrivals = read_trace(trace)
     if not arrivals[-1].time:
-        raise ConfigError(f"all requests of {trace.name} come at once, so it has no rate; give a trace that takes some time")
+        raise ConfigError(f"all requests of {trace.name} come at once, so it has no rate; give a trace with different times")
     own = len(arrivals) / arrivals[-1].time
-    return lambda rate: scenario_of(model, {**settings, "speed": f"{min(1e3, max(1e-3, rate / own)):g}"}, trace)
+    return lambda rate: make_scenario(model, {**settings, "speed": f"{min(1e3, max(1e-3, rate / own)):g}"}, trace)
 
 
 def _load(value: Mapping[str, Any], most: int) -> Traffic | ClosedLoop:
@@ -204,7 +204,7 @@ def _scaling(text: str | None, cold_start: float) -> Scaling | None:
 
 
 def _durations(text: str) -> Durations | None:
-    """None is the roofline, which knows the deployment."""
+    """Durations from `step_time`; None for the roofline, which needs the deployment. Raises ConfigError."""
     if text == "roofline":
         return None
     if text.startswith("constant:"):

@@ -1,15 +1,15 @@
-"""`ridgeline serve`: flags to settings, progress while loading, and the line that says where the server is. Everything goes to stderr."""
+"""`ridgeline serve`: flags to settings, start-up messages on stderr, the server."""
 
 import logging
 import sys
 import time
-from contextlib import AbstractContextManager
 from dataclasses import fields
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from ridgeline.cli.output import LoadingProgress, print_status
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.errors import ConfigError
 
@@ -29,41 +29,41 @@ def serve(
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and output [what model and cache hold].")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences that run at once [64, on a GPU 256].")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in one step [512, on a GPU 8192].")] = None,
-    step_ms: Annotated[int, typer.Option(help="Milliseconds of a step in which somebody waits for the next token.")] = DEFAULTS.step_ms,
-    kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache [the need, up to 30 % of all].")] = None,
-    swap_space: Annotated[float, typer.Option(help="GiB of host memory for cached KV that has no room any more.")] = DEFAULTS.swap_space,
+    step_ms: Annotated[int, typer.Option(help="Milliseconds that a step with decode rows may take.")] = DEFAULTS.step_ms,
+    kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache [as needed, up to 30 % of all].")] = None,
+    swap_space: Annotated[float, typer.Option(help="GiB of host memory for evicted KV blocks.")] = DEFAULTS.swap_space,
     block_size: Annotated[int, typer.Option(help="Tokens in a block of the KV cache.")] = DEFAULTS.block_size,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache of shared prefixes.")] = True,
     scheduling_policy: Annotated[str, typer.Option(help="fcfs, priority, static or one.")] = DEFAULTS.scheduling_policy,
     max_num_queued_reqs: Annotated[
-        int, typer.Option(min=0, help="Requests that may wait; beyond them clients get 429.")
+        int, typer.Option(min=0, help="Requests that may wait; more get status 429.")
     ] = SERVER_DEFAULTS.max_waiting,
     chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.")] = None,
     generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
     sse_keep_alive_interval: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Seconds of silence after which a stream has a comment.")
+        float, typer.Option(min=0.1, max=3600, help="Seconds without output after which a stream gets a comment.")
     ] = SERVER_DEFAULTS.sse_keep_alive_interval,
     shutdown_timeout: Annotated[
-        float, typer.Option(min=0, max=86400, help="Seconds that accepted requests may run on after SIGTERM.")
+        float, typer.Option(min=0, max=86400, help="Seconds that accepted requests may continue after SIGTERM.")
     ] = SERVER_DEFAULTS.shutdown_timeout,
-    runner: Annotated[str, typer.Option(help="cuda, native, numpy, or auto: the first that is there.")] = DEFAULTS.runner,
+    runner: Annotated[str, typer.Option(help="cuda, native, numpy, or auto: the first available one.")] = DEFAULTS.runner,
     dtype: Annotated[str, typer.Option(help="On a GPU: bf16, fp16, f32, fp8 (matrices as e4m3), or auto.")] = DEFAULTS.dtype,
     kv_dtype: Annotated[str, typer.Option(help="KV cache: bf16, f32, int8, on a GPU fp16, fp8, or auto.")] = DEFAULTS.kv_dtype,
-    batch_invariant: Annotated[bool, typer.Option(help="On a GPU: answers do not depend on what runs beside; slower.")] = False,
+    batch_invariant: Annotated[bool, typer.Option(help="On a GPU: answers do not depend on the batch; slower.")] = False,
     attention_backend: Annotated[
         str, typer.Option(help="On a GPU: triton, flash-attention or flashinfer (where installed), or auto: triton.")
     ] = DEFAULTS.attention_backend,
-    threads: Annotated[int | None, typer.Option(help="Threads that share a step [the CPU cores that may be used].")] = None,
-    depth: Annotated[int, typer.Option(help="Steps in flight: two hide scheduling behind computing.")] = DEFAULTS.depth,
+    threads: Annotated[int | None, typer.Option(help="Threads of a step [available CPU cores].")] = None,
+    depth: Annotated[int, typer.Option(help="Steps in flight: two overlap scheduling with computing.")] = DEFAULTS.depth,
     speculative: Annotated[
-        str, typer.Option(help="Verify several ids in a step where text repeats: ngram (from the sequence itself), or off.")
+        str, typer.Option(help="Speculative decoding: ngram (drafts from repeated text of the sequence), or off.")
     ] = DEFAULTS.speculative,
     num_speculative_tokens: Annotated[
-        int, typer.Option(help="Ids verified per sequence and step at most.")
+        int, typer.Option(help="Most drafted ids per sequence and step.")
     ] = DEFAULTS.num_speculative_tokens,
     seed: Annotated[int | None, typer.Option(help="Seed from which requests without a seed draw theirs.")] = None,
     record: Annotated[str | None, typer.Option(help="File for every command, plan and result, token ids included; see `replay`.")] = None,
-    trace: Annotated[str | None, typer.Option(help="File for what every thread did in every step, for Perfetto (native runner).")] = None,
+    trace: Annotated[str | None, typer.Option(help="File for a trace of every thread in every step, for Perfetto (native runner).")] = None,
 ) -> None:
     """Serve a model: a page and an OpenAI-compatible API."""
     given = locals()
@@ -77,11 +77,11 @@ def serve(
 
 
 def _check_finite(given: dict[str, Any]) -> None:
-    """Bounds say nothing of a number that is none, and settings travel as JSON, which has no such numbers."""
+    """Rejects NaN and infinity, which pass bounds checks and have no JSON. Raises ConfigError."""
     for name, value in given.items():
         if isinstance(value, float) and not isfinite(value):
             flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} is {value}, which is no number", fix={flag: None})
+            raise ConfigError(f"{flag} is {value}, which is not a number", fix={flag: None})
 
 
 def _run(engine: EngineConfig, config: ServerConfig) -> None:
@@ -90,16 +90,16 @@ def _run(engine: EngineConfig, config: ServerConfig) -> None:
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     began = time.monotonic()
-    with Loading() as loading:
+    with LoadingProgress() as loading:
 
         def ready(model: "Model", url: str) -> None:
             loading.close()
             for note in _startup_notes(model):
-                say(note)
+                print_status(note)
             for decision in model.engine.decisions:
                 value = decision.value if isinstance(decision.value, str) else f"{decision.value:,}"
-                say(f"{decision.name} {value} ({decision.origin}: {decision.reason})")
-            say(f"Ridgeline serves {model.name} at {url} (ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it)")
+                print_status(f"{decision.name} {value} ({decision.origin}: {decision.reason})")
+            print_status(f"Ridgeline serves {model.name} at {url} (ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it)")
 
         run(Service(engine, config, loading.show), ready)
 
@@ -121,37 +121,3 @@ def _startup_notes(model: "Model") -> list[str]:
     recommended = ", ".join(f"{name} {value}" for name, value in model.defaults.items())
     defaults = [f"defaults of the model: {recommended} (--generation-config none ignores them)"] if recommended else []
     return [chat, *defaults, *(f"warning: {each}" for each in (model.chat.warnings if model.chat else ()))]
-
-
-def say(line: str) -> None:
-    """One line for the person who started the process."""
-    print(line, file=sys.stderr, flush=True)
-
-
-class Loading(AbstractContextManager["Loading"]):
-    """Progress while a model loads: a line that changes on a terminal, elsewhere one line per stage."""
-
-    def __init__(self) -> None:
-        self._status: Any = None
-        self._stage = ""
-        if sys.stderr.isatty():
-            from rich.console import Console
-
-            self._status = Console(stderr=True, highlight=False).status("starting")
-            self._status.start()
-
-    def show(self, stage: str, fraction: float) -> None:
-        """Called with the stage and the part of it that is done."""
-        if self._status is not None:
-            self._status.update(f"{stage} {fraction:.0%}")
-        elif stage != self._stage:
-            say(stage)
-        self._stage = stage
-
-    def close(self) -> None:
-        """Takes the line away. Safe to call twice."""
-        if self._status is not None:
-            self._status.stop()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -1,6 +1,6 @@
-"""`ridgeline sim`, `whatif` and `replay`: the real scheduler under a virtual clock, on devices that only take time, or on a recording.
+"""`ridgeline sim`, `whatif`, `replay` and `laws`: the real scheduler under a virtual clock, on simulated devices or a recording.
 
-Owns the flags; how they become scenarios is `cli.scenarios`'s, how runs look `cli.sim_runs`'s.
+Owns the flags; `cli.scenarios` turns them into scenarios, `cli.sim_runs` runs these and prints the results.
 """
 
 import json
@@ -20,7 +20,7 @@ def sim(
     device: Annotated[str | None, typer.Option(help="Device of the planner's table [h100-sxm].")] = None,
     replicas: Annotated[int | None, typer.Option(help="Servers [1].")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second [1].")] = None,
-    users: Annotated[int | None, typer.Option(help="Users who wait for their answers, instead of a rate.")] = None,
+    users: Annotated[int | None, typer.Option(help="Users of a closed loop, instead of a rate.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Prompt tokens: 500, lognormal:500, uniform:500, exponential:500.")] = None,
     output: Annotated[str | None, typer.Option(help="Output tokens, the same way.")] = None,
     requests: Annotated[int | None, typer.Option(help="Requests to simulate [2000, or the whole trace].")] = None,
@@ -28,32 +28,32 @@ def sim(
     trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, name=value; a wrong name lists all.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different chance; from two on intervals are given.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different seeds; two or more give intervals.")] = 1,
     find_replicas: Annotated[bool, typer.Option("--least-replicas", help="Also find the fewest replicas that meet the objective.")] = False,
     find_knee: Annotated[bool, typer.Option("--knee", help="Also find the rate from which latency grows faster than throughput.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: seconds, tokens, dollars.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Simulate serving with the real scheduler: throughput, latency, queues, KV use and cost."""
-    from ridgeline.cli.output import check_page, write_page
-    from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
-    from ridgeline.cli.sim_runs import Runs, show
+    from ridgeline.cli.output import check_writable, write_page
+    from ridgeline.cli.scenarios import make_scenario, parse_changes, scenario_at_rate
+    from ridgeline.cli.sim_runs import SimulationRuns, print_runs
 
     flags = {"device": device, "replicas": replicas, "rate": rate, "users": users, "prompt": prompt, "output": output}
     flags |= {"requests": requests, "slo": slo, "sample": sample}
     flags |= {"arrivals": "closed" if users is not None else "diurnal" if sample is not None else None}
     given = {name: str(value) for name, value in flags.items() if value is not None}
     settings = given | parse_changes(change or [])
-    check_page(html)
-    with Runs(seeds, quiet=as_json) as runs:
-        scenario = scenario_of(model, settings, trace)
+    check_writable(html)
+    with SimulationRuns(seeds, quiet=as_json) as runs:
+        scenario = make_scenario(model, settings, trace)
         runs.run("as set", scenario)
-        runs.tell_sample()
-        runs.tell_drafts()
+        runs.note_sample()
+        runs.note_drafts()
         if find_replicas:
             runs.find_replicas(scenario)
         if find_knee:
-            runs.find_knee(at_rate(model, settings, trace))
+            runs.find_knee(scenario_at_rate(model, settings, trace))
     if html is not None:
         from ridgeline.sim.fleet.experiment import runs_page
 
@@ -61,7 +61,7 @@ def sim(
     if as_json:
         print(json.dumps(runs.as_dict(), ensure_ascii=False))
     else:
-        show(runs)
+        print_runs(runs)
 
 
 def whatif(
@@ -71,34 +71,34 @@ def whatif(
     change: Annotated[list[str] | None, typer.Option("--set", help="A setting to try, name=value; a wrong name lists all.")] = None,
     replicas: Annotated[int | None, typer.Option(help="Servers to try.")] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different chance, for intervals.")] = 3,
-    levers: Annotated[bool, typer.Option(help="Say which resource is the bottleneck and try the levers that follow, best first.")] = True,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different seeds, for intervals.")] = 3,
+    levers: Annotated[bool, typer.Option(help="Name the bottleneck and try the levers, best first.")] = True,
     find_replicas: Annotated[bool, typer.Option("--least-replicas", help="Also find the fewest replicas that meet the objective.")] = False,
     find_knee: Annotated[bool, typer.Option("--knee", help="Also find the rate from which latency grows faster than throughput.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: seconds, tokens, dollars.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
-    """Try other settings on recorded traffic, with the real scheduler, beside today's."""
-    from ridgeline.cli.output import check_page, write_page
-    from ridgeline.cli.scenarios import at_rate, parse_changes, scenario_of
-    from ridgeline.cli.sim_runs import Runs, show
+    """Try other settings on recorded traffic, with the real scheduler, and compare with today's."""
+    from ridgeline.cli.output import check_writable, write_page
+    from ridgeline.cli.scenarios import make_scenario, parse_changes, scenario_at_rate
+    from ridgeline.cli.sim_runs import SimulationRuns, print_runs
     from ridgeline.sim.fleet.experiment import candidate_levers
 
     objective = {} if slo is None else {"slo": slo}
     base = objective | parse_changes(today or [])
     changed = parse_changes(change or []) | ({} if replicas is None else {"replicas": str(replicas)})
-    check_page(html)
-    with Runs(seeds, quiet=as_json) as runs:
-        now = scenario_of(model, base, trace)
+    check_writable(html)
+    with SimulationRuns(seeds, quiet=as_json) as runs:
+        now = make_scenario(model, base, trace)
         runs.run("today", now)
         if changed:
-            runs.run(" ".join(f"{name}={value}" for name, value in changed.items()), scenario_of(model, base | changed, trace))
+            runs.run(" ".join(f"{name}={value}" for name, value in changed.items()), make_scenario(model, base | changed, trace))
         if levers:
-            runs.try_levers(lambda settings: scenario_of(model, base | settings, trace), candidate_levers(now))
+            runs.try_levers(lambda settings: make_scenario(model, base | settings, trace), candidate_levers(now))
         if find_knee:
-            runs.find_knee(at_rate(model, base | changed, trace))
+            runs.find_knee(scenario_at_rate(model, base | changed, trace))
         if find_replicas:
-            runs.find_replicas(scenario_of(model, base | changed, trace))
+            runs.find_replicas(make_scenario(model, base | changed, trace))
     if html is not None:
         from ridgeline.sim.fleet.experiment import runs_page
 
@@ -106,15 +106,15 @@ def whatif(
     if as_json:
         print(json.dumps(runs.as_dict(), ensure_ascii=False))
     else:
-        show(runs)
+        print_runs(runs)
 
 
 def replay(
-    recording: Annotated[Path, typer.Argument(help="What `ridgeline serve MODEL --record FILE` wrote.")],
-    trace: Annotated[Path | None, typer.Option(help="Write its requests here, for `sim --trace` and `whatif`: lengths, never ids.")] = None,
-    step_log: Annotated[Path | None, typer.Option(help="Write its steps here, for `sim --set step_time=FILE`.")] = None,
+    recording: Annotated[Path, typer.Argument(help="A recording of `ridgeline serve MODEL --record FILE`.")],
+    trace: Annotated[Path | None, typer.Option(help="Write the requests here, for `sim --trace` and `whatif`: lengths, never ids.")] = None,
+    step_log: Annotated[Path | None, typer.Option(help="Write the steps to this file, for `sim --set step_time=FILE`.")] = None,
 ) -> None:
-    """Decide a recording again with this version's scheduler and compare."""
+    """Replay a recording with this version's scheduler and compare the decisions."""
     from ridgeline.cli.main import fail
     from ridgeline.sim.fleet import replay as recorded
 
@@ -126,7 +126,7 @@ def replay(
         steps = recorded.read_step_log(recording)
         _write(step_log, [{"tokens": each.tokens, "cached": each.cached, "seconds": each.seconds} for each in steps])
     if difference is not None:
-        fail(f"decision {difference.number} differs: recorded {difference.recorded!r:.200}, decided now {difference.replayed!r:.200}")
+        fail(f"decision {difference.number} differs: recorded {difference.recorded!r:.200}, replayed {difference.replayed!r:.200}")
     print(f"{compared} decisions, all as recorded")
 
 
@@ -139,7 +139,7 @@ def laws(
     seed: Annotated[int, typer.Option(min=0, max=2**62, help="First seed; a violation names the seed that repeats it.")] = 0,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 2,
 ) -> None:
-    """Simulate the engine over many random small worlds and check every law after every step."""
+    """Simulate the engine in many small random worlds and check every law after every step."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -150,13 +150,13 @@ def laws(
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("simulating", total=steps)
         total = run_swarm(seed, steps, workers, lambda done: progress.advance(bar, done))
-    _show(console, total)
+    _print_tally(console, total)
     console.print(f"steps {total.steps} violations {len(total.violations)}")
     if total.violations:
         raise typer.Exit(1)
 
 
-def _show(console: "Console", total: "Tally") -> None:
+def _print_tally(console: "Console", total: "Tally") -> None:
     from rich.table import Table
 
     from ridgeline.sim.laws.coverage import SITUATIONS

@@ -1,4 +1,4 @@
-"""Runs of the simulator for people: progress while they run, then one column per scenario, beside each other. Owns rounding and units."""
+"""Runs of the simulator: progress on stderr, then a table with one column per scenario. Owns rounding and units."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,9 +24,9 @@ from ridgeline.sim.fleet.measures import CURVE_SHARES, SimulationReport
 from ridgeline.sim.fleet.scenario import Scenario
 
 TIMED_REQUESTS = 50
-"""Of the runs that tell how much longer a simulation with drafts takes."""
-FLOOD = 1e5
-"""Requests per second that no fleet answers."""
+"""Requests of the runs that measure how much longer a simulation with drafts takes."""
+FLOOD_RATE = 1e5
+"""Requests per second beyond the capacity of any fleet."""
 
 SECONDS, RATE, SHARE, COUNT, MONEY = "s", "/s", "%", "", "$"
 ROWS: dict[str, tuple[str, str]] = {
@@ -45,12 +45,12 @@ ROWS: dict[str, tuple[str, str]] = {
     "utilisation": ("time computing", SHARE), "replica_seconds": ("replica seconds", SECONDS),
     "cost": ("cost per million output tokens", MONEY),
 }  # fmt: skip
-"""Figure → what it is called, and its unit."""
+"""Metric → label and unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One scenario, a report for each seed."""
+    """One scenario with a report per seed."""
 
     name: str
     scenario: Scenario
@@ -58,12 +58,12 @@ class Run:
 
     @property
     def intervals(self) -> dict[str, Interval]:
-        """Every figure over the seeds."""
+        """Interval of every metric over the seeds."""
         return compute_intervals(self.reports)
 
 
-class Runs(AbstractContextManager["Runs"]):
-    """Scenarios that have been run, and what was found out about them. A bar on stderr while one runs."""
+class SimulationRuns(AbstractContextManager["SimulationRuns"]):
+    """Runs of scenarios, notes and search results, with a progress bar on stderr."""
 
     def __init__(self, seeds: int, quiet: bool) -> None:
         self.seeds = range(1, seeds + 1)
@@ -91,8 +91,8 @@ class Runs(AbstractContextManager["Runs"]):
         self.done.append(Run(name, scenario, reports))
         return self.done[-1]
 
-    def tell_drafts(self) -> None:
-        """Notes how much longer a simulation with speculative drafts takes, by a short one with and without."""
+    def note_drafts(self) -> None:
+        """Adds a note on how much longer a simulation with drafts takes, measured on short runs."""
         scenario = self.done[0].scenario
         if not scenario.knobs.num_speculative_tokens:
             return
@@ -101,10 +101,10 @@ class Runs(AbstractContextManager["Runs"]):
             began = perf_counter()
             replace(short, knobs=knobs).run(1)
             seconds.append(perf_counter() - began)
-        self.notes.append(f"With drafts no step is jumped over: the simulation takes {seconds[0] / seconds[1]:.1f} times as long.")
+        self.notes.append(f"With drafts no step is skipped: the simulation takes {seconds[0] / seconds[1]:.1f} times as long.")
 
-    def tell_sample(self) -> None:
-        """Notes what a sample stands for, and where its error is."""
+    def note_sample(self) -> None:
+        """Adds a note on a sample's size and error."""
         first = self.done[0]
         if first.scenario.sample is None:
             return
@@ -114,12 +114,12 @@ class Runs(AbstractContextManager["Runs"]):
         self.notes.append(f"A sample: {counted:,} requests counted, of days of {of:,}, in {sample.parts} windows per day; {error}.")
 
     def try_levers(self, changed: Callable[[dict[str, str]], Scenario], levers: dict[str, dict[str, str]]) -> None:
-        """Runs every lever on the first run's requests, puts the best first and says what the bottleneck is."""
+        """Runs every lever on the first run's requests, sorts them by gain and notes the bottleneck."""
         today = self.done[0]
         tried = []
         for name, settings in levers.items():
             run = self.run(name, changed(settings))
-            tried.append(LeverResult(name, run.reports[0], _devices(run.scenario) / _devices(today.scenario)))
+            tried.append(LeverResult(name, run.reports[0], _num_devices(run.scenario) / _num_devices(today.scenario)))
         best = rank_levers(today.reports[0], tried, today.scenario.objective.ttft is not None or today.scenario.objective.itl is not None)
         order = {lever.name: number for number, lever in enumerate(best)}
         self.done.sort(key=lambda run: order.get(run.name, -1))
@@ -127,14 +127,14 @@ class Runs(AbstractContextManager["Runs"]):
         self.notes.append(f"Bottleneck today: {self.found['binding']}. The lever with the largest gain per device: {best[0].name}.")
 
     def find_replicas(self, scenario: Scenario) -> None:
-        """The fewest replicas with which 99 of 100 requests meet the objective."""
+        """Finds the fewest replicas with which 99 % of requests meet the objective."""
         found = self.found["least_replicas"] = find_min_replicas(scenario, self.seeds)
         text = f"{found} replicas are the fewest" if found else "no number of replicas up to 1,024 is enough"
         self.notes.append(f"{text} with which 99 % of requests meet the objective.")
 
     def find_knee(self, scenario_at: Callable[[float], Scenario]) -> None:
-        """The rate of the knee, looked for from an eighth of what a flooded fleet answers up, and further where it is not in between."""
-        capacity = scenario_at(FLOOD).run(self.seeds[0]).requests_per_second
+        """Finds the rate of the knee, from an eighth of the capacity of a flooded fleet up, and beyond where the best rate is at an end."""
+        capacity = scenario_at(FLOOD_RATE).run(self.seeds[0]).requests_per_second
         knee = search_knee(scenario_at, capacity, self.seeds[0])
         self.found |= {"knee_rate": knee.rate, "knee_inside": knee.is_inside}
         self.found["knee_curve"] = [{"rate": r, "tokens_per_second": f.output_tokens_per_second, "e2e": f.e2e.mean} for r, f in knee.curve]
@@ -148,7 +148,7 @@ class Runs(AbstractContextManager["Runs"]):
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, as numbers."""
+        """A dict for JSON."""
         return {
             "shares": CURVE_SHARES,
             "runs": [
@@ -159,21 +159,21 @@ class Runs(AbstractContextManager["Runs"]):
         }
 
     def table(self) -> list[list[str]]:
-        """One row per figure: what it is called, then each run's value as text."""
+        """One row per metric: its label, then each run's value as text."""
         found = [run.intervals for run in self.done]
         return [
-            [label, *[_cell(each[name], unit) if name in each else "–" for each in found]]
+            [label, *[_format_interval(each[name], unit) if name in each else "–" for each in found]]
             for name, (label, unit) in ROWS.items()
             if any(name in each for each in found)
         ]
 
 
-def _devices(scenario: Scenario) -> int:
+def _num_devices(scenario: Scenario) -> int:
     return (scenario.replicas + scenario.decode_replicas) * scenario.deployment.layout.ranks
 
 
-def show(runs: Runs) -> None:
-    """Prints the runs side by side, then the notes."""
+def print_runs(runs: SimulationRuns) -> None:
+    """Prints a table of the runs, then the notes."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=60 + 24 * len(runs.done))
@@ -188,13 +188,13 @@ def show(runs: Runs) -> None:
         console.print(note)
 
 
-def _cell(value: Interval, unit: str) -> str:
-    """A figure with its interval."""
-    text = _amount(value.mean, unit)
-    return text if not value.half else f"{text} ± {_amount(value.half, unit)}"
+def _format_interval(value: Interval, unit: str) -> str:
+    """A value with its interval."""
+    text = _format_value(value.mean, unit)
+    return text if not value.half else f"{text} ± {_format_value(value.half, unit)}"
 
 
-def _amount(value: float, unit: str) -> str:
+def _format_value(value: float, unit: str) -> str:
     if unit == SECONDS:
         return f"{value * 1e3:,.1f} ms" if value < 1 else f"{value:,.2f} s"
     if unit == SHARE:

@@ -96,7 +96,7 @@ class Backend(Protocol):
         """Takes the step and returns its ticket at once; never waits for a device."""
         ...
 
-    def is_serial(self, ticket: Any) -> bool:
+    def must_read_first(self, ticket: Any) -> bool:
         """True where the step must be read before the next one is enqueued, as the next one overwrites what the host has yet to read."""
         ...
 

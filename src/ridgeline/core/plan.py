@@ -72,10 +72,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds of one step in the executor: waiting for its turn, copying inputs and outputs, running."""
+    """Seconds of one step in the executor: waiting for its turn, making its inputs, running."""
 
     queue: float = 0.0
-    copy: float = 0.0
+    prepare: float = 0.0
     run: float = 0.0
 
 

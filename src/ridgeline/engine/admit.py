@@ -40,7 +40,7 @@ MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_IDS = 4, 64, 64
 MAX_LOGIT_BIASES, MAX_ALLOWED_IDS = 300, 1024
 LOGIT_BIAS_BOUND: Final = Bound(-100, 100, whole=False)
 MAX_BAD_WORD_SEQUENCES, MAX_BAD_WORD_IDS = 2 * MAX_BAD_WORDS, 4 * MAX_BAD_WORD_CHARACTERS + 4
-"""Bad words as ids: each with and without a space before it, of at most four ids a character."""
+"""Bad words as ids: each with and without a space before it, of at most four ids per character."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ class ExecutorInfo:
     vocab          ids that may be sampled or sent: every id anywhere is below it; padded rows of the logits are beyond
     max_model_len  positions that fit the model and the KV cache, whichever is less
     rows           sequences that can be resident at once
-    seconds        how long a step takes, as measured when it was warm; None where nobody knows
+    seconds        time of a step, measured after warm-up; None where it is unknown
     tokens         of a step at most
-    price          (tokens, samples, seconds) of steps in which a row verifies drafts, as measured when warm; none where nobody did
+    price          (tokens, samples, seconds) of steps in which a row verifies drafts, measured after warm-up; empty where it is unknown
     samples        positions of a step that sample at most, drafts among them; 0: one per row
     """
 

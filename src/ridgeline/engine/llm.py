@@ -115,7 +115,7 @@ class LLM:
         add_generation_prompt   None: unless the final message is continued
         continue_final_message  the model goes on with the last message instead of answering it
         chat_template_kwargs    further variables that the template reads (`enable_thinking` …)
-        Raises as `generate`; RequestError also where there is no template, or where it refuses the conversation.
+        Raises as `generate`; RequestError also where there is no template, or where it rejects the conversation.
         """
         several = _conversations(messages)
         params = _one_per_prompt(sampling_params or self.get_default_sampling_params(None), len(several))

@@ -5,7 +5,7 @@ Owns the file: length-prefixed msgpack, written by the engine process, read by t
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -72,9 +72,21 @@ class RecordedTurn:
         return Result(self.step, self.sampled, bytearray(self.finite), None, Timings(run=self.seconds))
 
 
+class _Params:
+    """Writes parameters without those that have their defaults: a new option then leaves the lines of requests without it as they were."""
+
+    def __init__(self, params: Any) -> None:
+        self._params = params
+
+    def __repr__(self) -> str:
+        values = [(field, getattr(self._params, field.name)) for field in fields(self._params)]
+        texts = [f"{field.name}={_Params(value) if is_dataclass(value) else value!r}" for field, value in values if value != field.default]
+        return f"{type(self._params).__name__}({', '.join(texts)})"
+
+
 def decision_line(plan: Plan) -> str:
-    """A plan as a line, without block ids: two schedulers that write the same lines have decided the same."""
-    new = [(each.row, each.sequence, each.params, each.ids, [len(table) for table in each.tables]) for each in plan.new_rows]
+    """A plan as a line; block ids left out: two schedulers that write the same lines have decided the same."""
+    new = [(each.row, each.sequence, _Params(each.params), each.ids, [len(table) for table in each.tables]) for each in plan.new_rows]
     blocks = [(row, group, first, len(block_ids)) for row, group, first, block_ids in plan.blocks]
     columns = [list(column) for column in (plan.row, plan.start, plan.count, plan.tokens, plan.sample)]
     scores = f" scores {list(plan.score)}" if plan.score else ""

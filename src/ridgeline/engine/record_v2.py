@@ -3,12 +3,19 @@
 The decisions are the same, so that a converted recording replays to the same plans and tokens.
 """
 
+import ast
 import json
+from dataclasses import MISSING, fields
 from itertools import accumulate
 from typing import Any, Final
 
+from ridgeline.core.params import RowParams, Sampling
+
 MAGIC: Final = b"ridgeline recording 2\n"
 _KV_FIELDS: Final = {"pages": "blocks", "host_pages": "host_blocks", "page_bytes": "block_bytes"}
+_DEFAULTS: Final[dict[str | None, object]] = {
+    field.name: field.default for kind in (RowParams, Sampling) for field in fields(kind) if field.default is not MISSING
+}
 
 
 def setup(recorded: dict[str, Any]) -> dict[str, Any]:
@@ -29,9 +36,27 @@ def _decision(line: str) -> str:
     step, _, rest = line.partition(" ")
     columns, _, deltas = rest.partition("]] ")
     row, start, count, tokens, select, sample, _ = json.loads(columns + "]]")
+    new_rows, _, deltas = deltas.partition("] [")
+    new_rows = ast.unparse(_WithoutDefaults().visit(ast.parse(new_rows + "]", mode="eval")))
     deltas, copy, copies = deltas.partition(" copies ")
     scores = _scores(count, select, sample)
-    return f"{step} {[row, start, count, tokens, sample]} {deltas}{f' scores {scores}' if scores else ''}{copy}{copies}"
+    return f"{step} {[row, start, count, tokens, sample]} {new_rows} [{deltas}{f' scores {scores}' if scores else ''}{copy}{copies}"
+
+
+class _WithoutDefaults(ast.NodeTransformer):
+    """Removes parameters that have their defaults, which version 2 wrote in full."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        node.keywords = [each for each in node.keywords if each.arg not in _DEFAULTS or _value(each.value) != _DEFAULTS[each.arg]]
+        return node
+
+
+def _value(node: ast.expr) -> object:
+    """The value of a parameter. `Sampling()` is what remains of one that has nothing but defaults."""
+    if isinstance(node, ast.Call):
+        return node if node.keywords else Sampling()
+    return ast.literal_eval(node)
 
 
 def _scores(count: list[int], select: list[int], sample: list[int]) -> list[tuple[int, int, int]]:

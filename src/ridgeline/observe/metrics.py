@@ -12,7 +12,7 @@ from ridgeline.core.events import Event, Finish
 SECONDS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0,
 )
-"""From 1 ms on: the queue of a healthy server is that short."""
+"""Bounds from 1 ms on: the queue of a healthy server is that short."""
 TOKENS = tuple(float(1 << power) for power in range(21))
 
 

@@ -69,7 +69,7 @@ class UsageCounter:
         return wire.Usage(prompt, completion, prompt + completion, wire.PromptTokensDetails(self.cached_tokens) if final else None)
 
 
-class Source(Protocol):
+class AnswerSource(Protocol):
     """Yields the parts of one HTTP request's answer. `abort` it whatever happens."""
 
     id: str
@@ -80,7 +80,7 @@ class Source(Protocol):
     def abort(self) -> None: ...
 
 
-async def collect(source: Source, n: int) -> list[CollectedChoice]:
+async def collect(source: AnswerSource, n: int) -> list[CollectedChoice]:
     """All choices, in order; where more were computed than the `n` to be answered per prompt, the likeliest, likeliest first."""
     found: dict[int, CollectedChoice] = {}
     async with aclosing(source.parts()) as parts:
@@ -137,7 +137,7 @@ class AnswerFormat(Protocol):
     def full_body(self, choices: list[CollectedChoice], usage: wire.Usage) -> msgspec.Struct: ...
 
 
-async def respond(request: Request, source: Source, form: AnswerFormat, n: int, streaming: StreamSettings | None) -> Response:
+async def respond(request: Request, source: AnswerSource, form: AnswerFormat, n: int, streaming: StreamSettings | None) -> Response:
     """The answer of `n` choices per prompt; without `streaming` when it is whole. The source is aborted whatever happens."""
     if streaming is not None:
         return EventStream(_events(source, form, streaming), source.abort)
@@ -147,13 +147,13 @@ async def respond(request: Request, source: Source, form: AnswerFormat, n: int, 
         source.abort()
 
 
-async def _full_answer(source: Source, form: AnswerFormat, n: int) -> bytes:
+async def _full_answer(source: AnswerSource, form: AnswerFormat, n: int) -> bytes:
     choices = await collect(source, n)
     tokens = sum(len(each.start.prompt_logprobs) + len(each.ids) for each in choices)
     return await _encoded(tokens, form.full_body, choices, source.usage.usage(final=True))
 
 
-async def _events(source: Source, form: AnswerFormat, streaming: StreamSettings) -> AsyncGenerator[bytes, None]:
+async def _events(source: AnswerSource, form: AnswerFormat, streaming: StreamSettings) -> AsyncGenerator[bytes, None]:
     texts = TextEvents(lambda delta: form.delta_event(delta, None)) if form.is_text_only and not streaming.continuous_usage else None
     async with aclosing(source.parts(streaming.keep_alive_seconds)) as parts:
         async for part in parts:

@@ -10,7 +10,7 @@ from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.answer import AnswerPart, ChoiceBuilder, ChoiceDelta, ChoiceEnd, ChoiceStart
 from ridgeline.engine.beams import Beam, BeamSearch, next_token_logprobs
-from ridgeline.server.answer import Part, Source, UsageCounter, collect
+from ridgeline.server.answer import AnswerSource, Part, UsageCounter, collect
 from ridgeline.text.tokenizer import Tokenizer
 
 MAX_CONCURRENT_SEARCHES: Final = 4
@@ -28,14 +28,14 @@ class BeamGeneration:
         tokenizer: Tokenizer,
         requests: Sequence[Admitted],
         params: SamplingParams,
-        submit_step: Callable[[Sequence[int]], Source],
+        submit_step: Callable[[Sequence[int]], AnswerSource],
         length_penalty: float,
     ) -> None:
         """`submit_step` submits the ids of one beam, with the parameters `engine.beams.step_params`."""
         self._tokenizer, self._requests, self._params = tokenizer, requests, params
         self._submit_step = submit_step
         self._length_penalty = length_penalty
-        self._steps: set[Source] = set()
+        self._steps: set[AnswerSource] = set()
         self.id = requests[0].request_id
         self.usage = UsageCounter(params.n, sum(len(request.prompt) for request in requests))
 

@@ -15,7 +15,7 @@ from ridgeline.engine.client import EngineClient
 from ridgeline.engine.streams import Wakeup
 from ridgeline.errors import RequestError
 from ridgeline.server import wire
-from ridgeline.server.answer import Idle, Part, Source, UsageCounter
+from ridgeline.server.answer import AnswerSource, Idle, Part, UsageCounter
 from ridgeline.server.beams import MAX_CONCURRENT_SEARCHES, BeamGeneration
 from ridgeline.server.errors import ApiError
 from ridgeline.server.service import Service
@@ -31,7 +31,7 @@ def start_generation(
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     stop_ids: frozenset[int] = frozenset(),
-) -> Source:
+) -> AnswerSource:
     """Admits and submits the prompts. `stop_ids` end a sequence as EOS does.
 
     Raises RequestError, OverloadedError or EngineDeadError; then nothing has been submitted.
@@ -46,7 +46,7 @@ def start_generation(
     engine = service.check_capacity(sum(request.choices for request in requests[:MAX_CONCURRENT_SEARCHES]))
     admit_step = service.admitter(step_params(requests[0].choices), priority=priority, salt=salt)
 
-    def submit_step(ids: Sequence[int]) -> Source:
+    def submit_step(ids: Sequence[int]) -> AnswerSource:
         return Generation(engine, tokenizer, [admit_step(ids)], SamplingParams())
 
     length_penalty = 1.0 if payload.length_penalty is None else payload.length_penalty

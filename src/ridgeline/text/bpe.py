@@ -29,7 +29,7 @@ _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How a tokenizer splits text before merging.
+    """Splitting of text before merging.
 
     patterns       applied one after the other
     ignore_merges  a part that is itself a piece becomes that piece's id

@@ -140,8 +140,8 @@ class Renderer:
             self._lock.release()
         if "text" in answer:
             return str(answer["text"])
-        if "refused" in answer:
-            raise _request_error(shorten(answer["refused"]), "template_refused")
+        if "rejected" in answer:
+            raise _request_error(shorten(answer["rejected"]), "template_refused")
         if "exceeded" in answer:
             problem = f"the chat template {answer['exceeded']} for these messages"
             raise _request_error(f"{problem}: send fewer or shorter ones", "template_budget")

@@ -129,11 +129,11 @@ class Sandbox:
 def seal() -> None:
     """Seals the process: from now on whatever Python audits (opening a file, importing, compiling, starting a process, sockets …) fails."""
 
-    def refuse(event: str, args: tuple[object, ...]) -> None:
+    def deny(event: str, args: tuple[object, ...]) -> None:
         if event not in _HARMLESS:
             raise SecurityError(f"a chat template may not do this ({event})")
 
-    sys.addaudithook(refuse)
+    sys.addaudithook(deny)
 
 
 def _environment(strftime_now: Callable[[str], str], mask: str) -> Environment:
@@ -209,7 +209,7 @@ def _render(sandbox: Sandbox, request: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"text": sandbox.render(request["template"], request["variables"], request["now"])}
     except TemplateRefusal as error:
-        return {"refused": str(error.message)[:MAX_MESSAGE]}
+        return {"rejected": str(error.message)[:MAX_MESSAGE]}
     except LimitExceeded as error:
         return {"exceeded": str(error)}
     except MemoryError:

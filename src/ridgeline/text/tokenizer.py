@@ -84,8 +84,8 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         """See `Tokenizer.decode`."""
-        shown = (token for token in ids if not (skip_special and self.is_control(token)))
-        return b"".join(map(self.piece, shown)).decode("utf-8", "replace")
+        visible = (token for token in ids if not (skip_special and self.is_control(token)))
+        return b"".join(map(self.piece, visible)).decode("utf-8", "replace")
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -116,7 +116,7 @@ def test_a_step_says_what_it_took(still: Engine) -> None:
     still.executor.collect = lambda ticket: timed.append(collect(ticket)) or timed[-1]  # type: ignore[method-assign,func-returns-value]
     for _ in range(3):
         still.turn()
-    assert all(each.timings.run > 0 and each.timings.copy > 0 and each.timings.queue >= 0 for each in timed)
+    assert all(each.timings.run > 0 and each.timings.prepare > 0 and each.timings.queue >= 0 for each in timed)
 
 
 @pytest.mark.gpu

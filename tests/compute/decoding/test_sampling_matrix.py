@@ -154,5 +154,5 @@ def test_scores_are_those_of_a_plain_model(tiny: Path, alone: Run) -> None:
 def test_scores_come_in_slices(tiny: Path, alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits of 16 positions at most exist at once; of how many does not matter."""
     for size in (1, 7):
-        monkeypatch.setattr(backend, "SLICE", size)
+        monkeypatch.setattr(backend, "SCORED_POSITIONS", size)
         assert serve(tiny, [[REQUESTS[-1]]]).scores["everything"] == alone.scores["everything"]

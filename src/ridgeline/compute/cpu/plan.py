@@ -21,10 +21,11 @@ from ridgeline.core.plan import KVShape
 from ridgeline.facts.model import Rope
 
 SCREEN_PHASES: Final = ("measure for", "bound", "threshold of", "compute")
-"""What stands in for the last product where only the largest of each row is wanted and its matrix is screened (csrc/linear/screen.h)."""
-SCREEN_COUNTS: Final = ("steps", "passed", "pairs", "computed")
-"""What `native.screened` counts from the beginning: screened steps; steps that were not, since few outputs could be left out before; of the
-former, pairs of a token and 16 outputs, and how many of these were computed after all."""
+"""The native phases of screening. Screening finds the largest outputs of each row of the last product (the logits) without computing all of
+them: upper bounds of all outputs first, then only outputs whose bound reaches what can be among the largest (csrc/linear/screen.h)."""
+SCREEN_COUNTS: Final = ("steps", "skipped", "pairs", "computed")
+"""Counters of `native.screened` since the start: screened steps; steps that skipped screening, as it had saved too little before; of the
+screened ones, pairs of a token and a block of 16 outputs, and how many of these pairs were computed after all."""
 DTYPES: Final = {"f32": np.float32, "i32": np.int32, "i64": np.int64, "i8": np.int8}
 
 
@@ -55,7 +56,7 @@ class NativePlan:
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}
         self._index = {layer: index for group in shape.groups for index, layer in enumerate(group.layers)}
         self._kept: list[np.ndarray] = []
-        self._wholes: dict[str, NDArray[Any]] = {}
+        self._full_views: dict[str, NDArray[Any]] = {}
         self.native = ext.native().Plan(ext.level_number(), team)
         for phase in self.order:
             self._add(phase)
@@ -81,12 +82,12 @@ class NativePlan:
         start = self._arena.offsets[name]
         return self._memory[start : start + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape)
 
-    def first(self, name: str, count: int) -> NDArray[Any]:
-        """`value` for one whose rows are tokens or selected positions, of which the step has `count`. Quick: behind every step."""
-        whole = self._wholes.get(name)
-        if whole is None:
-            whole = self._wholes[name] = self.value(name, self._sizes)
-        return whole[:count]
+    def rows_of(self, name: str, count: int) -> NDArray[Any]:
+        """The first `count` rows of `value`, for one with a row per token or selected position. Called after every step, so cached."""
+        full = self._full_views.get(name)
+        if full is None:
+            full = self._full_views[name] = self.value(name, self._sizes)
+        return full[:count]
 
     def _add(self, phase: Phase) -> None:
         self.native.begin(phase.kind, phase.axis.kind == "selected", phase.axis.factor)
@@ -110,10 +111,10 @@ class NativePlan:
         if name in weights:
             weight = weights[name]
             return 0 if weight is None else self.matrix(weight) if dtype[name].names else self.vector(weight)
-        return LAUNCH[name](self, op) if name in LAUNCH else op.attributes[name]
+        return DERIVED_PARAMETERS[name](self, op) if name in DERIVED_PARAMETERS else op.attributes[name]
 
     def _can_screen(self) -> bool:
-        """Whether the list ends in a product by itself, over a matrix that is packed for it."""
+        """True where screening (`SCREEN_PHASES`) can stand in for the last product: a phase of its own, over a matrix packed for it."""
         last = self._oplist.ops[-1]
         weight = self._weights[last.weights[0].name] if last.name == "linear_codes" else None
         return isinstance(weight, PackedWeight) and weight.screened and len(self.order[-1].ops) == 1
@@ -177,20 +178,20 @@ def _rotation_frequencies(plan: NativePlan, op: Op) -> int:
     return plan.keep(rope.base ** (-np.arange(half) / half) / np.array(rope.divisors or 1.0))
 
 
-LAUNCH: Final[Mapping[str, Callable[[NativePlan, Op], Any]]] = {
+DERIVED_PARAMETERS: Final[Mapping[str, Callable[[NativePlan, Op], Any]]] = {
     "width": _width,
-    "piece": lambda plan, op: op.weights[0].shape[0],
+    "norm_width": lambda plan, op: op.weights[0].shape[0],
     "by_position": lambda plan, op: op.inputs[0] == "positions",
     "activation": lambda plan, op: ext.values("Activation").index(str(op.attributes["activation"])),
     "half": lambda plan, op: plan.width(op.inputs[1] if op.name == "rotate" else op.outputs[0]) // 2,
     "frequencies": _rotation_frequencies,
-    "magnitude": lambda plan, op: op.attributes["rope"].scale,  # type: ignore[union-attr]
+    "rope_scale": lambda plan, op: op.attributes["rope"].scale,  # type: ignore[union-attr]
     "scores": lambda plan, op: ext.values("Scores").index(str(op.attributes["scores"])),
     "group_score": lambda plan, op: ext.values("GroupScore").index(str(op.attributes["group_score"])),
     "columns": lambda plan, op: plan.width(op.inputs[0]),
     "k": _choices,
     "expert_bytes": lambda plan, op: plan.packed(op.weights[0]).stride,
-    "per_choice": lambda plan, op: plan.axis(op.inputs[0]) == plan.axis(op.outputs[0]),
+    "input_per_expert": lambda plan, op: plan.axis(op.inputs[0]) == plan.axis(op.outputs[0]),
     "cache": lambda plan, op: plan.layer(op),
     "kv_group": lambda plan, op: plan.kv_group(op),
     "heads": lambda plan, op: plan.width(op.inputs[0]) // int(op.attributes["head_dim"]),  # type: ignore[arg-type]

@@ -115,9 +115,9 @@ class NativeRunner:
         """
         whole = "hidden" in taps
         oplist, plan = self.oplist if whole else self._early, self._of(kv, whole=whole)
-        wanted, found = self._wanted(plan.first(oplist.outputs["logits"], len(inputs.select)), keep)
+        wanted, found = self._wanted(plan.rows_of(oplist.outputs["logits"], len(inputs.select)), keep)
         self._run(plan, inputs, wanted)
-        values = {name: plan.first(oplist.taps[name], len(inputs.ids)) for name in taps} | {"finite": _finite(plan, oplist, inputs)}
+        values = {name: plan.rows_of(oplist.taps[name], len(inputs.ids)) for name in taps} | {"finite": _finite(plan, oplist, inputs)}
         return values | found
 
     def logits(self, hidden: Floats) -> Floats:
@@ -209,11 +209,11 @@ def _finite(plan: NativePlan, oplist: OpList, inputs: StepInputs) -> NDArray[np.
     """[T]: whether a token's numbers are finite behind a step of `plan`, which runs `oplist`."""
     tokens, select = len(inputs.ids), inputs.select
     if "hidden" in oplist.taps:
-        return finite_tokens(plan.first(oplist.taps["hidden"], tokens))
-    selected = finite_tokens(plan.first(oplist.taps["selected"], len(select)))
+        return finite_tokens(plan.rows_of(oplist.taps["hidden"], tokens))
+    selected = finite_tokens(plan.rows_of(oplist.taps["selected"], len(select)))
     if len(select) == tokens:
         return selected
-    found = finite_tokens(plan.first(oplist.taps[ATTENDED], tokens))
+    found = finite_tokens(plan.rows_of(oplist.taps[ATTENDED], tokens))
     found[select] &= selected
     return found
 

@@ -1,4 +1,4 @@
-"""The executor of the computing wing: takes plans, keeps rows, makes inputs, and turns a backend's outputs into results.
+"""Executor over a backend: takes plans, keeps rows, makes inputs, and turns a backend's outputs into results.
 
 A step's inputs are made when it is submitted, while the step before it computes; only ids that earlier steps sample are filled in later. So
 the device waits for little between two steps. It is safe since a row is given away only when no step in flight has it.
@@ -18,12 +18,12 @@ from ridgeline.engine.executor import ExecutorInfo, Ticket
 
 @dataclass(slots=True)
 class _InFlight:
-    """A step that the backend has: its tickets, when it was submitted and handed on, its result if it has been read."""
+    """A step that the backend has: its tickets, when it was submitted and enqueued, its result if it has been read."""
 
     ticket: Ticket
     work: Any
-    submitted: float
-    ready: float
+    submitted_at: float
+    enqueued_at: float
     result: Result | None = None
 
 
@@ -55,13 +55,13 @@ class StepExecutor:
             raise RuntimeError("the executor is closed")
         if not plan.row:
             raise RuntimeError(f"step {plan.step} is empty")
-        if self._in_flight and self._in_flight[-1].result is None and self.backend.is_serial(self._in_flight[-1].work):
+        if self._in_flight and self._in_flight[-1].result is None and self.backend.must_read_first(self._in_flight[-1].work):
             self._read(self._in_flight[-1])
-        submitted = perf_counter()
+        submitted_at = perf_counter()
         self._rows.apply(plan)
-        work = self.backend.enqueue(self._inputs.work(plan))
+        work = self.backend.enqueue(self._inputs.make_work(plan))
         ticket = Ticket(plan)
-        self._in_flight.append(_InFlight(ticket, work, submitted, perf_counter()))
+        self._in_flight.append(_InFlight(ticket, work, submitted_at, perf_counter()))
         return ticket
 
     def collect(self, ticket: Ticket) -> Result:
@@ -81,6 +81,6 @@ class StepExecutor:
         began = perf_counter()
         sampled, finite, logprobs, scores, run, ended = self.backend.read(flight.work)
         self.wait_seconds += max(0.0, ended - began)
-        timings = Timings(queue=max(0.0, ended - run - flight.ready), copy=flight.ready - flight.submitted, run=run)
+        timings = Timings(queue=max(0.0, ended - run - flight.enqueued_at), prepare=flight.enqueued_at - flight.submitted_at, run=run)
         flight.result = Result(flight.ticket.plan.step, sampled, finite, logprobs, timings, scores)
         return flight.result

@@ -79,7 +79,7 @@ class Inputs:
         self._step_rows: StepRows | None = None
         self._decode: _DecodeInputs | None = None
 
-    def work(self, plan: Plan) -> Work:
+    def make_work(self, plan: Plan) -> Work:
         """The work of a plan that has been applied to the rows. Selects the positions that sample; prompt positions to be scored get their
         logits behind the step, a few at a time."""
         rows = self._step_rows

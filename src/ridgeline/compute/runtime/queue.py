@@ -101,7 +101,7 @@ class QueueBackend:
         self._state.apply(work.plan)
         self._thread.put(work)
 
-    def is_serial(self, ticket: None) -> bool:
+    def must_read_first(self, ticket: None) -> bool:
         """Always False: the thread reads a step's results before it computes the next."""
         return False
 

@@ -1,4 +1,4 @@
-"""Writes of one turn of the loop leave as one, in order, and never behind the end of a connection."""
+"""Writes of one iteration of the event loop are sent together, in order, and never after a connection's end."""
 
 import asyncio
 from collections.abc import Callable
