@@ -40,6 +40,7 @@ ALLOWED = {
     "compute/exact/threads.py:argtypes": "read by ctypes",
     "compute/exact/threads.py:restype": "read by ctypes",
     "facts/hardware/ceilings.py:argtypes": "read by ctypes",
+    "compute/ops/definition.py:Definition.writes": "the tests of runners read it: what is compared beside results",
     "compute/ops/definition.py:Definition.tolerance": "the tests of runners read it: how far a result may be from its reference",
     "compute/cpu/sampling.py:Prepared.arrays": "keeps alive what native code has the addresses of",
     "compute/decoding/sampler.py:sample_rows(maxima)": "the signature of the native sampler",

@@ -117,7 +117,8 @@ def main(arguments: Sequence[str]) -> None:
     # Ctrl-C and a service manager's SIGTERM reach the whole group: the parent decides when requests in flight end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with socket.socket(fileno=int(arguments[0])) as stream, os.fdopen(int(arguments[1]), "rb", buffering=0) as lifeline:
+    lifeline = os.fdopen(int(arguments[1]), "rb", buffering=0)  # never closed: the thread reads it until this process ends
+    with socket.socket(fileno=int(arguments[0])) as stream:
         config = msgspec.json.decode(lifeline.readline(), type=EngineConfig)
         threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
         connection = Connection(stream)

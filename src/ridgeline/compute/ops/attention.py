@@ -26,7 +26,7 @@ def _write_rule(k: Handle, v: Handle) -> tuple[Handle, ...]:
     return ()
 
 
-@op(samples=_write_samples, rule=_write_rule, reads=("keys", "values", "slots"))
+@op(samples=_write_samples, rule=_write_rule, reads=("keys", "values", "slots"), writes=("keys", "values"))
 def kv_write(k: Floats, v: Floats, keys: Floats, values: Floats, slots: NDArray[np.int64]) -> None:
     """k, v [T, KV heads · D] into the slots [T] of a cache layer."""
     keys[slots] = k.reshape(-1, *keys.shape[1:])

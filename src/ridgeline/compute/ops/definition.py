@@ -41,6 +41,7 @@ class Definition:
     inputs, weights, attributes  names of parameters
     matrices    of the weights, those that providers take as stored and not as arrays
     reads       parameters that come from the step or the cache: a step input's name, "keys", "values" or "block_tokens"
+    writes      of the reads, those changed in place
     per_token   a token's rows of the result depend on its rows of the inputs alone
     semantic    a model may record it; otherwise only `lower` introduces it
     rule        of a semantic op: what it makes
@@ -55,6 +56,7 @@ class Definition:
     weights: tuple[str, ...]
     matrices: tuple[str, ...]
     reads: tuple[str, ...]
+    writes: tuple[str, ...]
     attributes: tuple[str, ...]
     per_token: bool
     semantic: bool
@@ -104,6 +106,7 @@ def op(
     weights: tuple[str, ...] = (),
     matrices: tuple[str, ...] = (),
     reads: tuple[str, ...] = (),
+    writes: tuple[str, ...] = (),
     per_token: bool = False,
     semantic: bool = True,
     rule: Rule = like_first,
@@ -122,6 +125,7 @@ def op(
             weights=weights,
             matrices=matrices,
             reads=reads,
+            writes=writes,
             attributes=keywords,
             per_token=per_token,
             semantic=semantic,

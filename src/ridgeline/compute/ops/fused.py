@@ -102,6 +102,7 @@ def _norm_write_samples() -> list[Sample]:
 @op(
     samples=_write_samples,
     reads=("keys", "values", "slots"),
+    writes=("keys", "values"),
     semantic=False,
     tolerance=ROUNDED,
 )
@@ -117,6 +118,7 @@ def rotate_write(
     samples=_norm_write_samples,
     weights=("q_weight", "k_weight"),
     reads=("keys", "values", "slots"),
+    writes=("keys", "values"),
     semantic=False,
     tolerance=ROUNDED,
 )
