@@ -23,7 +23,7 @@ SERVER = ReplicaConfig(
     KVShape((KVGroup("full", (0,)),), 16, 1200, b"fleet"),
     ConstantDurations(0.01, 0.0001),
 )
-LOAD = Traffic(poisson(8.0), lognormal(200), lognormal(40), most=4095)
+LOAD = Traffic(poisson(8.0), lognormal(200), lognormal(40), max_tokens=4095)
 
 
 def figures(setting: FleetConfig, traffic: Traffic = LOAD, count: int = 300, seed: int = 1) -> SimulationReport:

@@ -112,7 +112,7 @@ def test_a_search_without_a_knee_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     scenario = make_scenario("llama-3-8b", {"requests": "5"}, None)
     with SimulationRuns(1, quiet=True) as runs:
         runs.find_knee(lambda rate: scenario)
-    assert "No knee" in runs.notes[0] and "5 requests do not fill the fleet" in runs.notes[0] and not runs.found["knee_inside"]
+    assert "No knee" in runs.notes[0] and "5 requests do not fill the fleet" in runs.notes[0] and not runs.results["knee_inside"]
 
 
 def test_intervals_are_students() -> None:
@@ -210,8 +210,8 @@ def test_whatif_puts_changes_beside_today(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps({"time": n / 10, "prompt": 400, "output": 30}) + "\n" for n in range(40)))
     changes = ("--set", "max_num_seqs=64", "--set", "kv_dtype=int8", "--replicas", "2")
-    said = run("whatif", str(path), *changes, "--seeds", "2", "--slo", "ttft=1s")
-    assert "today" in said and "max_num_seqs=64 kv_dtype=int8 replicas=2" in said and "The lever with the largest gain" in said
+    messages = run("whatif", str(path), *changes, "--seeds", "2", "--slo", "ttft=1s")
+    assert "today" in messages and "max_num_seqs=64 kv_dtype=int8 replicas=2" in messages and "The lever with the largest gain" in messages
     found = json.loads(run("whatif", str(path), "--json", "--seeds", "1", "--least-replicas", "--knee", "--no-levers", "--slo", "ttft=1s"))
     assert found["runs"][0]["name"] == "today" and found["runs"][0]["requests"]["mean"] == 40
     assert found["least_replicas"] == 1 and found["knee_rate"] > 0

@@ -234,14 +234,14 @@ class ComparisonOptions:
 class Comparison:
     """Comparison of several servers.
 
-    found  results so far, also after an interrupted run
+    results  so far, also after an interrupted run
     """
 
     def __init__(self, specs: Sequence[ServerSpec], request_options: RequestOptions, seed: int, settings: ComparisonOptions) -> None:
         self._specs, self._request_options, self._seed, self._settings = specs, request_options, seed, settings
         self._running: dict[str, tuple[Session, Server | None]] = {}
         self._began, self._round_seconds = perf_counter(), dict[str, float]()
-        self.found = ComparisonResults({spec.name: ServerStarts() for spec in specs})
+        self.results = ComparisonResults({spec.name: ServerStarts() for spec in specs})
 
     async def run(self, scenarios: Sequence[LoadScenario], on_turn: OnTurn, on_round: Callable[[], None]) -> None:
         """Measures start-up, then the scenarios. Raises ConfigError where no server can be measured.
@@ -264,23 +264,24 @@ class Comparison:
                         first = (place * self._settings.rounds + number) * ROUND_PROMPTS
                         await self._round(scenario, number, first, stack, on_turn)
                         on_round()
-        if self.found.failed_servers and not any(each.seconds for each in self.found.starts.values()) and not self.found.rounds_by_scenario:
-            raise ConfigError("; ".join(self.found.failed_servers.values()))
+        is_measured = any(each.seconds for each in self.results.starts.values()) or self.results.rounds_by_scenario
+        if self.results.failed_servers and not is_measured:
+            raise ConfigError("; ".join(self.results.failed_servers.values()))
 
     def _available(self) -> list[ServerSpec]:
-        return [spec for spec in self._specs if spec.name not in self.found.failed_servers]
+        return [spec for spec in self._specs if spec.name not in self.results.failed_servers]
 
     def _has_time(self, scenario: LoadScenario, number: int) -> bool:
         """True if a round may begin; the first always."""
         limit = self._settings.seconds
         if limit is None or number == 0 or perf_counter() - self._began + self._round_seconds[scenario.name] <= limit:
             return True
-        self.found.notes[f"{scenario.name}: the time limit allowed {number} of {self._settings.rounds} rounds"] = None
+        self.results.notes[f"{scenario.name}: the time limit allowed {number} of {self._settings.rounds} rounds"] = None
         return False
 
     async def _round(self, scenario: LoadScenario, number: int, first: int, stack: AsyncExitStack, on_turn: OnTurn) -> None:
         began = perf_counter()
-        turns = self.found.rounds_by_scenario.setdefault(scenario.name, {spec.name: ServerRounds() for spec in self._available()})
+        turns = self.results.rounds_by_scenario.setdefault(scenario.name, {spec.name: ServerRounds() for spec in self._available()})
         for spec in self._available():
             if spec.name in turns:
                 on_turn(scenario.name, spec.name, number)
@@ -291,12 +292,12 @@ class Comparison:
         try:
             await (await self._start(spec)).stop()
         except ConfigError as error:
-            self.found.failed_servers[spec.name] = str(error)
+            self.results.failed_servers[spec.name] = str(error)
 
     async def _start(self, spec: ServerSpec) -> Server:
         server = await Server.start(spec, self._request_options)
-        self.found.starts[spec.name].seconds.append(server.first_token_seconds)
-        self.found.starts[spec.name].resident_bytes.append(server.started_bytes)
+        self.results.starts[spec.name].seconds.append(server.first_token_seconds)
+        self.results.starts[spec.name].resident_bytes.append(server.started_bytes)
         return server
 
     async def _open_session(self, spec: ServerSpec, stack: AsyncExitStack) -> None:
@@ -308,10 +309,10 @@ class Comparison:
                 stack.push_async_callback(server.stop)
             session = await Session.open(spec.url, self._request_options.with_model(spec.model), self._seed)
         except ConfigError as error:
-            self.found.failed_servers[spec.name] = str(error)
+            self.results.failed_servers[spec.name] = str(error)
             return
         stack.callback(session.close)
-        self.found.models[spec.name] = session.model
+        self.results.models[spec.name] = session.model
         self._running[spec.name] = session, server
 
     async def _turn(
@@ -325,7 +326,7 @@ class Comparison:
                 if not self._settings.restart:
                     self._note(spec, scenario, ["it had ended and was started again"])
                 await self._open_session(spec, stack if self._settings.restart else run_stack)
-                if spec.name in self.found.failed_servers:
+                if spec.name in self.results.failed_servers:
                     return
             session, server = self._running[spec.name]
             load = scenario.load(number, self._seed)
@@ -343,8 +344,8 @@ class Comparison:
                 turns.alone_text = (await session.measure(first_request(load), first)).outcomes[0].text
             self._note(spec, scenario, report_notes(report))
 
-    def _note(self, spec: ServerSpec, scenario: LoadScenario, said: Sequence[str]) -> None:
-        self.found.notes.update({f"{spec.name}, {scenario.name}: {each}": None for each in said})
+    def _note(self, spec: ServerSpec, scenario: LoadScenario, messages: Sequence[str]) -> None:
+        self.results.notes.update({f"{spec.name}, {scenario.name}: {each}": None for each in messages})
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,14 +93,14 @@ class ComparisonRun:
     ) -> None:
         self.specs, self.scenarios, self.limits = specs, scenarios, limits
         self._settings, self._seed = settings, seed
-        self.found = ComparisonResults()
+        self.results = ComparisonResults()
         self._noise: Noise | None = None
 
     @property
     def has_answers(self) -> bool:
         """True if every server ran and any request was answered."""
-        every = [turns for of in self.found.rounds_by_scenario.values() for turns in of.values()]
-        return not self.found.failed_servers and (not every or any(report.requests for turns in every for report in turns.reports))
+        every = [turns for of in self.results.rounds_by_scenario.values() for turns in of.values()]
+        return not self.results.failed_servers and (not every or any(report.requests for turns in every for report in turns.reports))
 
     def run(self, request_options: RequestOptions, on_round: Callable[[], None] = lambda: None) -> bool:
         """Measures, with progress on stderr. on_round: called after each round of a scenario.
@@ -128,7 +128,7 @@ class ComparisonRun:
                 on_round()
 
             comparison = Comparison(self.specs, request_options, self._seed, settings)
-            self.found = comparison.found
+            self.results = comparison.results
             try:
                 asyncio.run(_run_until_signal(comparison.run(self.scenarios, on_turn, on_round_end)))
             except KeyboardInterrupt:
@@ -146,19 +146,19 @@ class ComparisonRun:
         ]
         for spec in self.specs:
             notes.append(
-                f"{spec.name}: {shlex.join(spec.command) if spec.command else spec.url}; model {self.found.models.get(spec.name, '–')}"
+                f"{spec.name}: {shlex.join(spec.command) if spec.command else spec.url}; model {self.results.models.get(spec.name, '–')}"
             )
-        lost = [f"{name} is left out: {why}" for name, why in self.found.failed_servers.items()]
-        return [*notes, *lost, *self._agreement_notes(), *self._batch_notes(), *self.found.notes]
+        lost = [f"{name} is left out: {why}" for name, why in self.results.failed_servers.items()]
+        return [*notes, *lost, *self._agreement_notes(), *self._batch_notes(), *self.results.notes]
 
     def turns(self, scenario: str) -> dict[str, ServerRounds]:
         """Rounds of every server, empty for failed ones."""
-        known = self.found.rounds_by_scenario[scenario]
+        known = self.results.rounds_by_scenario[scenario]
         return {spec.name: known.get(spec.name, ServerRounds()) for spec in self.specs}
 
     def _agreement_notes(self) -> list[str]:
         notes = []
-        for scenario in self.found.rounds_by_scenario:
+        for scenario in self.results.rounds_by_scenario:
             turns = self.turns(scenario)
             ours = turns[self.specs[0].name].texts
             for spec in self.specs[1:]:
@@ -174,7 +174,7 @@ class ComparisonRun:
 
     def _batch_notes(self) -> list[str]:
         notes = []
-        for scenario in self.found.rounds_by_scenario:
+        for scenario in self.results.rounds_by_scenario:
             for name, each in self.turns(scenario).items():
                 if each.alone_text is not None and each.texts:
                     begun, whole = common_prefix(each.texts[0], each.alone_text)
@@ -185,10 +185,10 @@ class ComparisonRun:
     def as_dict(self) -> dict[str, Any]:
         """A dict for JSON: seconds, bytes, tokens; each round."""
         return {
-            "seed": self._seed, **asdict(self._settings), "lost": self.found.failed_servers, "notes": self.notes(),
+            "seed": self._seed, **asdict(self._settings), "lost": self.results.failed_servers, "notes": self.notes(),
             "noise": None if self._noise is None else self._noise.as_dict(),
-            "servers": [{**asdict(spec), "model": self.found.models.get(spec.name)} for spec in self.specs],
-            "starts": {name: asdict(each) for name, each in self.found.starts.items()},
+            "servers": [{**asdict(spec), "model": self.results.models.get(spec.name)} for spec in self.specs],
+            "starts": {name: asdict(each) for name, each in self.results.starts.items()},
             "scenarios": [
                 {
                     "name": each.name, "text": each.text, "ceilings": self.limits.get(each.name),
@@ -202,7 +202,7 @@ class ComparisonRun:
                     },
                 }
                 for each in self.scenarios
-                if each.name in self.found.rounds_by_scenario
+                if each.name in self.results.rounds_by_scenario
             ],
         }  # fmt: skip
 
@@ -280,7 +280,7 @@ def _format_spread(found: Sequence[float], unit: str) -> str:
 def sections(comparing: ComparisonRun) -> list[tuple[str, list[MetricRow]]]:
     """Title and rows of each table: start-up, then the scenarios."""
     found: list[tuple[str, list[MetricRow]]] = []
-    starts = comparing.found.starts
+    starts = comparing.results.starts
     if any(each.seconds for each in starts.values()):
         seconds = MetricRow("seconds", "to the first token", SECONDS, {name: each.seconds for name, each in starts.items()})
         memory = {name: [float(size) for size in each.resident_bytes if size] for name, each in starts.items()}
@@ -288,7 +288,7 @@ def sections(comparing: ComparisonRun) -> list[tuple[str, list[MetricRow]]]:
     return found + [
         (f"{each.name}: {each.text}", metric_rows(comparing, each))
         for each in comparing.scenarios
-        if each.name in comparing.found.rounds_by_scenario
+        if each.name in comparing.results.rounds_by_scenario
     ]
 
 

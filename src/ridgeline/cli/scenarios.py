@@ -82,7 +82,7 @@ SETTINGS: Final[Mapping[str, SettingSpec]] = {
     "replicas": SettingSpec(_whole(1, 1024), 1),  # servers
     "decode_replicas": SettingSpec(_whole(0, 1024), 0),  # servers that decode what `replicas` prefill; 0: all do both
     "routing": SettingSpec(_text, "least-requests"),  # how requests are spread
-    "autoscale": SettingSpec(_text, None),  # least:most replicas, by queue depth
+    "autoscale": SettingSpec(_text, None),  # MIN:MAX replicas, by queue depth
     "cold_start": SettingSpec(_number(0, 86_400), 120.0),  # seconds until a new replica serves
     "mtbf": SettingSpec(_number(1, 1e9), None),  # mean seconds between failures of a replica
     "arrivals": SettingSpec(_text, "poisson"),  # poisson, bursty, diurnal, or closed
@@ -167,12 +167,12 @@ def scenario_at_rate(model: str, settings: Mapping[str, str], trace: Path | None
     return lambda rate: make_scenario(model, {**settings, "speed": f"{min(1e3, max(1e-3, rate / own)):g}"}, trace)
 
 
-def _load(value: Mapping[str, Any], most: int) -> Traffic | ClosedLoop:
+def _load(value: Mapping[str, Any], max_length: int) -> Traffic | ClosedLoop:
     prompt, output = parse_length("prompt", value["prompt"]), parse_length("output", value["output"])
     shares = {name: value[name] for name in ("prefixes", "shared", "background")}
     if value["arrivals"] == "closed":
-        return ClosedLoop(value["users"], value["think"], prompt, output, most, **shares)
-    return Traffic(parse_arrival_process(value["arrivals"], value["rate"]), prompt, output, most, **shares)
+        return ClosedLoop(value["users"], value["think"], prompt, output, max_length, **shares)
+    return Traffic(parse_arrival_process(value["arrivals"], value["rate"]), prompt, output, max_length, **shares)
 
 
 def _sample(value: Mapping[str, Any], settings: Mapping[str, str], trace: Path | None) -> DaySample | None:
@@ -196,10 +196,10 @@ def _requests(value: Mapping[str, Any], settings: Mapping[str, str], load: objec
 def _scaling(text: str | None, cold_start: float) -> Scaling | None:
     if text is None:
         return None
-    least, _, most = text.partition(":")
-    low, high = _whole(1, 1024)("autoscale", least), _whole(1, 1024)("autoscale", most or least)
+    minimum, _, maximum = text.partition(":")
+    low, high = _whole(1, 1024)("autoscale", minimum), _whole(1, 1024)("autoscale", maximum or minimum)
     if low > high:
-        raise ConfigError(f"autoscale={text} has its least above its most; write {high}:{low}")
+        raise ConfigError(f"autoscale={text} has its minimum above its maximum; write {high}:{low}")
     return Scaling(low, high, cold_start=cold_start)
 
 

@@ -69,7 +69,7 @@ class SimulationRuns(AbstractContextManager["SimulationRuns"]):
         self.seeds = range(1, seeds + 1)
         self.done: list[Run] = []
         self.notes: list[str] = []
-        self.found: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet)
         self._bar.start()
@@ -123,12 +123,12 @@ class SimulationRuns(AbstractContextManager["SimulationRuns"]):
         best = rank_levers(today.reports[0], tried, today.scenario.objective.ttft is not None or today.scenario.objective.itl is not None)
         order = {lever.name: number for number, lever in enumerate(best)}
         self.done.sort(key=lambda run: order.get(run.name, -1))
-        self.found |= {"binding": find_bottleneck(today.scenario, today.reports[0]), "levers": [lever.name for lever in best]}
-        self.notes.append(f"Bottleneck today: {self.found['binding']}. The lever with the largest gain per device: {best[0].name}.")
+        self.results |= {"binding": find_bottleneck(today.scenario, today.reports[0]), "levers": [lever.name for lever in best]}
+        self.notes.append(f"Bottleneck today: {self.results['binding']}. The lever with the largest gain per device: {best[0].name}.")
 
     def find_replicas(self, scenario: Scenario) -> None:
         """Finds the fewest replicas with which 99 % of requests meet the objective."""
-        found = self.found["least_replicas"] = find_min_replicas(scenario, self.seeds)
+        found = self.results["least_replicas"] = find_min_replicas(scenario, self.seeds)
         text = f"{found} replicas are the fewest" if found else "no number of replicas up to 1,024 is enough"
         self.notes.append(f"{text} with which 99 % of requests meet the objective.")
 
@@ -136,8 +136,10 @@ class SimulationRuns(AbstractContextManager["SimulationRuns"]):
         """Finds the rate of the knee, from an eighth of the capacity of a flooded fleet up, and beyond where the best rate is at an end."""
         capacity = scenario_at(FLOOD_RATE).run(self.seeds[0]).requests_per_second
         knee = search_knee(scenario_at, capacity, self.seeds[0])
-        self.found |= {"knee_rate": knee.rate, "knee_inside": knee.is_inside}
-        self.found["knee_curve"] = [{"rate": r, "tokens_per_second": f.output_tokens_per_second, "e2e": f.e2e.mean} for r, f in knee.curve]
+        self.results |= {"knee_rate": knee.rate, "knee_inside": knee.is_inside}
+        self.results["knee_curve"] = [
+            {"rate": rate, "tokens_per_second": report.output_tokens_per_second, "e2e": report.e2e.mean} for rate, report in knee.curve
+        ]
         if knee.is_inside:
             self.notes.append(f"The knee is at {knee.rate:.3g} requests/s; flooded, the fleet answers {capacity:.3g}.")
         else:
@@ -155,7 +157,7 @@ class SimulationRuns(AbstractContextManager["SimulationRuns"]):
                 {"name": run.name, **{name: asdict(each) for name, each in run.intervals.items()}, "curves": mean_curves(run.reports)}
                 for run in self.done
             ],
-            **self.found,
+            **self.results,
         }
 
     def table(self) -> list[list[str]]:

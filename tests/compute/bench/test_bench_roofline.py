@@ -10,6 +10,7 @@ from ridgeline.compute.cpu import ext
 from ridgeline.facts.hardware import ceilings
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 
+pytestmark = pytest.mark.alone
 native = pytest.mark.skipif(ext.lost() is not None, reason=f"no native extension: {ext.lost()}")
 
 

@@ -54,8 +54,8 @@ class Scaling:
     Evaluated every `period` seconds, replicas that start included; a new replica takes requests after `cold_start` seconds.
     """
 
-    least: int
-    most: int
+    min_replicas: int
+    max_replicas: int
     up: float = 10.0
     down: float = 2.0
     period: float = 30.0
@@ -261,10 +261,10 @@ class Fleet:
         num_replicas = len(active) + self._num_starting
         waiting = sum(len(replica.scheduler.lifecycle.waiting) for replica in self._up.values()) + len(self._unrouted)
         num_open = sum(load.requests for load in self._loads.values())
-        if waiting > scaling.up * num_replicas and num_replicas < scaling.most:
+        if waiting > scaling.up * num_replicas and num_replicas < scaling.max_replicas:
             self._num_starting += 1
             self._agenda.at(time + scaling.cold_start, self._on_started)
-        elif num_open < scaling.down * num_replicas and num_replicas > scaling.least and active:
+        elif num_open < scaling.down * num_replicas and num_replicas > scaling.min_replicas and active:
             spare = min(active, key=lambda number: self._loads[number].requests)
             self._draining.add(spare)
             if not self._up[spare].open:

@@ -40,10 +40,10 @@ class GapHistogram:
 
     def percentile(self, share: float) -> float:
         """The gap that a `share` of all gaps does not exceed; 0 where there are none."""
-        wanted, seen = ceil(share * sum(self._counts.values())), 0
+        rank, seen = ceil(share * sum(self._counts.values())), 0
         for bucket in sorted(self._counts):
             seen += self._counts[bucket]
-            if seen >= wanted:
+            if seen >= rank:
                 return exp(bucket / BUCKETS_PER_E)
         return 0.0
 

@@ -25,10 +25,10 @@ MAX_TOKENS: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class LengthDistribution:
-    """A distribution of lengths of 1 … `most` tokens; calling it draws one."""
+    """A distribution of lengths of 1 … `max_tokens` tokens; calling it draws one."""
 
     sample: Callable[[Random], int]
-    most: int = MAX_TOKENS
+    max_tokens: int = MAX_TOKENS
 
     def __call__(self, rng: Random) -> int:
         return self.sample(rng)
@@ -42,8 +42,8 @@ def constant(mean: float) -> LengthDistribution:
 
 def uniform(mean: float) -> LengthDistribution:
     """1 … 2 · mean − 1, all equally likely."""
-    most = max(1, round(2 * mean) - 1)
-    return LengthDistribution(lambda rng: rng.randint(1, most), most)
+    max_tokens = max(1, round(2 * mean) - 1)
+    return LengthDistribution(lambda rng: rng.randint(1, max_tokens), max_tokens)
 
 
 def between(low: int, high: int) -> LengthDistribution:
@@ -170,7 +170,7 @@ PROCESSES: Final[dict[str, Callable[[float], ArrivalProcess]]] = {"poisson": poi
 class Traffic:
     """An open stream: requests come whether or not earlier ones are answered.
 
-    most        tokens of prompt and output together: longer requests are truncated
+    max_tokens  of prompt and output together: longer requests are truncated
     prefixes    number of different shared prefixes of `shared` tokens each, equally likely; 0: none
     background  share of requests of level 1
     """
@@ -178,7 +178,7 @@ class Traffic:
     process: ArrivalProcess
     prompt: LengthDistribution
     output: LengthDistribution
-    most: int = 1 << 27
+    max_tokens: int = 1 << 27
     prefixes: int = 0
     shared: int = 0
     background: float = 0.0
@@ -186,7 +186,7 @@ class Traffic:
     @property
     def max_length(self) -> int:
         """Upper bound of prompt and output tokens of a request."""
-        return min(self.most, self.prompt.most + self.output.most)
+        return min(self.max_tokens, self.prompt.max_tokens + self.output.max_tokens)
 
     def arrivals(self, seed: int, count: int) -> Iterator[Arrival]:
         """The first `count` requests, in order of time."""
@@ -210,7 +210,7 @@ class ClosedLoop:
     think: float
     prompt: LengthDistribution
     output: LengthDistribution
-    most: int = 1 << 27
+    max_tokens: int = 1 << 27
     prefixes: int = 0
     shared: int = 0
     background: float = 0.0
@@ -218,7 +218,7 @@ class ClosedLoop:
     @property
     def max_length(self) -> int:
         """Upper bound of prompt and output tokens of a request."""
-        return min(self.most, self.prompt.most + self.output.most)
+        return min(self.max_tokens, self.prompt.max_tokens + self.output.max_tokens)
 
     def requests(self, seed: int, user: int) -> Iterator[Arrival]:
         """Requests of one user, one after the other; `time` is the pause before it."""
@@ -228,9 +228,9 @@ class ClosedLoop:
 
 
 def _draw_arrival(time: float, load: "Traffic | ClosedLoop", rng: Random, user: int) -> Arrival:
-    prompt = min(load.prompt(rng), load.most - 1)
+    prompt = min(load.prompt(rng), load.max_tokens - 1)
     prefix = rng.randrange(load.prefixes) + 1 if load.prefixes else 0
-    output, shared = min(load.output(rng), load.most - prompt), min(load.shared, prompt) if prefix else 0
+    output, shared = min(load.output(rng), load.max_tokens - prompt), min(load.shared, prompt) if prefix else 0
     level = int(rng.random() < load.background) if load.background else 0
     return Arrival(time, prompt, output, prefix, shared, user, level=level)
 

@@ -151,7 +151,7 @@ class OracleDrafter:
         """True for a pseudo-random half of the steps, whatever runs."""
         return bool(running) and hash((self._seed, self._steps >> 2, 5)) >> 8 & 1 == 0
 
-    def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, most: int) -> list[tuple[int, ...]]:
+    def propose(self, rows: list[tuple[CoreSequence, int]], tokens: int, max_drafts: int) -> list[tuple[int, ...]]:
         """Calls `on_propose`, then drafts for each row; the scheduler truncates drafts that are too long."""
         self._on_propose()
         return [self._draft(sequence) for sequence, _ in rows]
