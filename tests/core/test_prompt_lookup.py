@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from ridgeline.core.drafts.depth import BARRIER_SECONDS, BARRIER_SECONDS_PER_ROW, StepCost, choose_depths
-from ridgeline.core.drafts.ngram import MAX_CANDIDATES, MAX_IDS_PER_UPDATE, MAX_MATCH_LENGTH, NgramIndex
+from ridgeline.core.drafts.ngram import MAX_CANDIDATES, MAX_IDS_PER_UPDATE, MAX_MATCH_LENGTH, NgramPredictor
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.events import Computed
 from ridgeline.core.params import RowParams
@@ -37,7 +37,7 @@ def by_hand(ids: list[int]) -> tuple[int, int]:
 def test_the_index_finds_what_a_search_finds(alphabet: int) -> None:
     rng = Random(alphabet)
     ids = [rng.randrange(alphabet) for _ in range(rng.randint(0, 30))]
-    index = NgramIndex(ids)
+    index = NgramPredictor(ids)
     for _ in range(300):
         ids += [rng.randrange(alphabet) for _ in range(rng.choice((1, 1, 1, 2, 5)))]
         followed = index.match >= 0
@@ -51,13 +51,13 @@ def test_the_index_finds_what_a_search_finds(alphabet: int) -> None:
 
 
 def test_a_long_prompt_is_indexed_in_parts() -> None:
-    index = NgramIndex(list(range(3 * MAX_IDS_PER_UPDATE)))
+    index = NgramPredictor(list(range(3 * MAX_IDS_PER_UPDATE)))
     assert [index.update() for _ in range(3)] == [False, False, True]
     assert index.propose(4) == ()
 
 
 def test_a_continuation_that_reaches_the_end_is_repeated() -> None:
-    index = NgramIndex([9, 1, 2, 3, 1, 2, 3, 1, 2])
+    index = NgramPredictor([9, 1, 2, 3, 1, 2, 3, 1, 2])
     assert index.update() and index.propose(7) == (3, 1, 2, 3, 1, 2, 3)
 
 
