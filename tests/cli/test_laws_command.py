@@ -2,10 +2,10 @@
 
 import pytest
 import typer
-from ridgeline.core.kv_blocks import KVBlocks
 from typer.testing import CliRunner
 
 from ridgeline.cli.sim import laws
+from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.sim.laws.swarm import Tally
 
 APP = typer.Typer()
