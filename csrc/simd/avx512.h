@@ -10,13 +10,13 @@ namespace {
 // Loops over registers are unrolled, loops over arrays are not.
 #define RIDGELINE_UNROLL _Pragma("GCC unroll 16")
 
-constexpr int kRecordTokens = 3;         // tokens that share the reading of a packed record straight from memory
-constexpr bool kTiles = true;            // more of them meet what was expanded once for all, by these files
+constexpr int kRecordTokens = 12;        // tokens that share the reading of a packed record straight from memory: as many as registers hold
+constexpr bool kTiles = false;           // nothing is expanded once for many
 constexpr size_t kFloatTokens = 12, kFloatPairTokens = 12;  // of a tile of float weights with one block, with two
 constexpr bool kFloatSteps = false;
 
-#define RIDGELINE_GROUP_TILES "linear/avx512/groups.h"
-#define RIDGELINE_SPAN_TILES "linear/avx512/spans.h"
+#define RIDGELINE_GROUP_TILES "linear/linear.h"
+#define RIDGELINE_SPAN_TILES "linear/linear.h"
 #define RIDGELINE_FLOAT_STEPS "linear/linear.h"
 
 // Panels in fp32, which rows of x meet kPanelRows at a time, kPanelColumns of it. The compiler's code is as quick here: no input is taken.

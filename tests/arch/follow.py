@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+import ridgeline
+
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "src" / "ridgeline"
+SOURCE = Path(ridgeline.__file__).parent
+"""The package as it is installed: only there is the compiled extension."""
 CSRC = ROOT / "csrc"
 MACHINERY, STEP = "runtime/", "runtime/plan.cpp"
 """Folder of csrc without kernels, and the file that a step enters."""

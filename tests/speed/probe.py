@@ -1,6 +1,6 @@
 """Runs loads that it is asked for on one installation of the package: a line of JSON in, a line of figures out. See compare.py.
 
-Uses only what every commit has: `start_engine`, the engine's turns, admission, and `bench.scheduler`.
+Uses only what every commit has: `start_engine`, the engine's turns, admission, and `bench.scheduler`, whose function had another name once.
 """
 
 import gc
@@ -11,13 +11,14 @@ import time
 from statistics import median
 from typing import Any
 
-from ridgeline.bench.scheduler import measure_decode
+from ridgeline.bench import scheduler
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.compose import start_engine
 
+measure_decode = getattr(scheduler, "measure_decode", None) or scheduler.steady
 FIRST_ID = 16
 """Ids below it are often control tokens."""
 
