@@ -1,4 +1,4 @@
-"""A scheduler, an executor that knows what every KV slot must hold, and a loop between them that checks all laws after every turn."""
+"""A scheduler, the simulated executor that checks the contents of KV slots, and a loop that checks all laws after every turn."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class Loop:
-    """The engine's loop by hand: `turn` applies commands, plans up to `depth` steps and commits the oldest."""
+    """The engine's loop, step by step: `turn` applies commands, plans up to `depth` steps and commits the oldest."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Loop:
         self.now = 0.0
 
     def request(self, name: str, prompt: Ids | int = 6, max_tokens: int = 8, **fields: Any) -> Admit:
-        """A prompt of so many ids of its own, or these ids."""
+        """Makes a request; `prompt` is its ids, or the number of ids to make up."""
         if isinstance(prompt, int):
             prompt = tuple(100 + (len(self.requests) * 31 + i * 7) % 97 for i in range(prompt))
         fields = {"seed": len(self.requests) + 1} | fields
@@ -67,16 +67,16 @@ class Loop:
 
     def apply(self, *commands: Command) -> None:
         self.scheduler.apply(commands, self.now)
-        self._look()
+        self._check()
 
     def plan(self) -> Plan | None:
-        """One more step in flight, if the scheduler has one."""
+        """Plans and submits one step, if the scheduler has one."""
         plan = self.scheduler.schedule(self.now)
         if plan is not None:
             laws.check_plan(plan, self.scheduler.limits, self.executor.info.kv)
             self.plans.append(plan)
             self.tickets.append(self.executor.submit(plan))
-        self._look()
+        self._check()
         return plan
 
     def commit(self) -> list[Output]:
@@ -84,11 +84,11 @@ class Loop:
         ticket = self.tickets.pop(0)
         outputs = self.scheduler.commit(ticket.plan, self.executor.collect(ticket), self.now)
         self.outputs += outputs
-        self._look()
+        self._check()
         return outputs
 
     def turn(self, *commands: Command) -> bool:
-        """One round of the loop; False when nothing was in flight."""
+        """Runs one turn of the loop; returns False if nothing was in flight."""
         self.now += 1
         self.apply(*commands)
         while self.plan() is not None:
@@ -110,35 +110,35 @@ class Loop:
         return sum((o.ids for o in self.outputs if (o.request_id, o.choice) == (name, choice)), ())
 
     def expected(self, name: str, choice: int = 0, count: int | None = None) -> Ids:
-        """What the choice answers alone, one token after the other; stops are not looked at."""
+        """Returns the ids that the choice answers when it runs alone, one token per step; stop ids are ignored."""
         request = self.requests[name]
         params, ids = request.row_params(choice), list(request.prompt)
         for _ in range(request.max_tokens if count is None else count):
             ids.append(self.model.sample(chain_stamps(self.model.origin(params), ids)[-1], params, len(ids)))
         return tuple(ids[len(request.prompt) :])
 
-    def told(self, kind: type[E], name: str | None = None) -> list[E]:
-        """Events of this kind, of this request."""
+    def events_of(self, kind: type[E], name: str | None = None) -> list[E]:
+        """Returns the events of this type, of this request if one is named."""
         return [e for e in self.events if isinstance(e, kind) and (name is None or e.request_id == name)]  # type: ignore[attr-defined]
 
     def sequence(self, name: str, choice: int = 0) -> Sequence:
         return self.scheduler.lifecycle.open[name][choice]
 
     def check_ended(self) -> None:
-        """Idle: each choice was closed once, answered what it answers alone, and everything is back."""
+        """Checks that the scheduler is idle, and that each choice was closed once with the ids that it answers alone."""
         assert self.scheduler.idle and not self.tickets
         laws.check_full(self.scheduler)
-        rejected = {e.request_id for e in self.told(Rejected)}
+        rejected = {e.request_id for e in self.events_of(Rejected)}
         for name, request in self.requests.items():
             if name in rejected:
                 continue
-            closed = sorted(e.choice for e in self.told(Closed, name))
+            closed = sorted(e.choice for e in self.events_of(Closed, name))
             assert closed == list(range(request.choices)), name
             for choice in range(request.choices):
                 ids = self.ids(name, choice)
                 assert ids == self.expected(name, choice, len(ids)), (name, choice)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         laws.check_full(self.scheduler)
         self.events += self.scheduler.take_events()
 

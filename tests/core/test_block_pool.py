@@ -1,4 +1,4 @@
-"""The block pool: free, cached or held, handed out only without a holder, taken back least recently used first."""
+"""The block pool: free, cached or held blocks, allocated only without holders, evicted least recently used first."""
 
 from collections import Counter
 
@@ -16,14 +16,14 @@ def pool(count: int = 4) -> tuple[BlockPool, list[int]]:
     return BlockPool(count, evicted.append), evicted
 
 
-def test_pages_are_numbered_from_one_and_come_lowest_first() -> None:
+def test_blocks_are_numbered_from_one_and_allocated_lowest_first() -> None:
     blocks, _ = pool()
     assert blocks.allocate(2) == [1, 2]
     assert blocks.allocate(2) == [3, 4]
     assert blocks.available == 0 and blocks.held == 4
 
 
-def test_a_published_page_stays_cached_and_is_evicted_in_lru_order() -> None:
+def test_a_published_block_stays_cached_and_is_evicted_in_lru_order() -> None:
     blocks, evicted = pool()
     for block_id in blocks.allocate(3):
         blocks.published[block_id] = 1
@@ -38,7 +38,7 @@ def test_a_published_page_stays_cached_and_is_evicted_in_lru_order() -> None:
     assert not blocks.published[1] and blocks.published[2]
 
 
-def test_a_page_has_as_many_holders_as_hold_it() -> None:
+def test_a_block_counts_its_holders() -> None:
     blocks, _ = pool()
     (block_id,) = blocks.allocate(1)
     blocks.hold(block_id)
@@ -50,7 +50,7 @@ def test_a_page_has_as_many_holders_as_hold_it() -> None:
         blocks.drop(block_id)
 
 
-def test_a_held_page_is_never_handed_out() -> None:
+def test_a_held_block_is_never_allocated() -> None:
     blocks, _ = pool()
     (block_id,) = blocks.allocate(1)
     blocks.free.append(block_id)
@@ -58,7 +58,7 @@ def test_a_held_page_is_never_handed_out() -> None:
         blocks.allocate(1)
 
 
-def test_handed_over_pages_are_coming_once_no_sequence_holds_them() -> None:
+def test_blocks_that_only_a_step_holds_are_pending_free() -> None:
     blocks, _ = pool()
     one, two = blocks.allocate(2)
     blocks.hold(two)
@@ -69,7 +69,7 @@ def test_handed_over_pages_are_coming_once_no_sequence_holds_them() -> None:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Any order of taking, sharing, publishing, dropping and handing over, against a plain model: a count of holders by name."""
+    """Any order of allocating, holding, publishing, dropping and transferring to steps, against a model that counts holders."""
 
     def __init__(self) -> None:
         super().__init__()

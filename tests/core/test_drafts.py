@@ -1,4 +1,4 @@
-"""Speculative drafts by hand: what a step with drafts is, what of it counts, and what it may cost."""
+"""Speculative drafts: the plan of a step with drafts, the ids that are accepted, and the limits of drafts."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from ridgeline.sim.laws.model import FakeModel
 
 
 class Given:
-    """Drafts these ids whenever it is asked for the request; a mapping to a function gives them by the number of outputs."""
+    """Drafts the given ids for each request, or those that a function returns for its number of outputs."""
 
     def __init__(self, waits: bool = True, **drafts: object) -> None:
         self.waiting = waits
@@ -38,24 +38,24 @@ class Given:
 
 
 def right(loop, name: str, count: int, **fields: object) -> Given:
-    """A drafter whose `count` ids are always right for a request that is made the same way."""
+    """Returns a drafter whose `count` ids are always right for a request that is made the same way."""
     probe = loop(**fields)
     probe.request(name, max_tokens=40)
     answer = probe.expected(name)
     return Given(**{name: lambda outputs: answer[outputs : outputs + count]})
 
 
-def test_right_drafts_bring_several_ids_in_one_step(loop) -> None:
+def test_accepted_drafts_yield_several_ids_per_step(loop) -> None:
     run = loop(drafter=right(loop, "a", 3))
     run.finish(run.request("a", max_tokens=9))
     assert [(list(plan.count), list(plan.sample)) for plan in run.plans] == [([6], [1]), ([4], [4]), ([4], [4])]
     assert [len(output.ids) for output in run.outputs] == [1, 4, 4]
     assert [plan.start[0] for plan in run.plans] == [0, 6, 10]
     run.check_ended()
-    assert [(e.drafted, e.accepted) for e in run.told(Computed)] == [(0, 0), (3, 3), (3, 3)]
+    assert [(e.drafted, e.accepted) for e in run.events_of(Computed)] == [(0, 0), (3, 3), (3, 3)]
 
 
-def test_wrong_drafts_cost_a_step_nothing_but_time(loop) -> None:
+def test_rejected_drafts_change_no_answer(loop) -> None:
     run = loop(drafter=Given(a=(1, 2, 3)))
     run.finish(run.request("a", max_tokens=4))
     assert [(plan.start[0], list(plan.count)) for plan in run.plans] == [(0, [6]), (6, [3]), (7, [2]), (8, [1])]
@@ -63,7 +63,7 @@ def test_wrong_drafts_cost_a_step_nothing_but_time(loop) -> None:
     run.check_ended()
 
 
-def test_the_first_wrong_one_ends_the_walk(loop) -> None:
+def test_ids_behind_the_first_rejected_draft_are_dropped(loop) -> None:
     probe = loop()
     probe.request("a", max_tokens=40)
     answer = probe.expected("a")
@@ -87,7 +87,7 @@ def test_a_step_that_drafts_is_a_barrier(loop, depth: int) -> None:
     run.check_ended()
 
 
-def test_without_a_reason_to_wait_it_runs_ahead_and_nothing_is_drafted(loop) -> None:
+def test_a_drafter_that_does_not_wait_gets_no_rows_while_steps_are_in_flight(loop) -> None:
     drafter = right(loop, "a", 2)
     drafter.waiting = False
     run = loop(drafter=drafter, depth=2)
@@ -96,7 +96,7 @@ def test_without_a_reason_to_wait_it_runs_ahead_and_nothing_is_drafted(loop) -> 
     run.check_ended()
 
 
-def test_a_draft_never_holds_up_who_could_start(loop) -> None:
+def test_drafts_do_not_delay_a_waiting_sequence_that_can_start(loop) -> None:
     run = loop(drafter=right(loop, "a", 2), depth=2, token_budget=8)
     run.apply(run.request("a", max_tokens=20))
     run.plan()
@@ -118,22 +118,22 @@ def test_a_draft_never_holds_up_who_could_start(loop) -> None:
         ({"blocks": 6, "samples": 20}, [1, 1]),
     ],
 )
-def test_drafts_come_last_from_what_is_left(loop, limits: dict[str, int], drafts: list[int]) -> None:
+def test_drafts_take_what_the_step_has_left(loop, limits: dict[str, int], drafts: list[int]) -> None:
     run = loop(drafter=Given(a=(1, 2, 3), b=(1, 2, 3)), rows=2, **limits)
     run.turn(run.request("a", 6, max_tokens=9), run.request("b", 6, max_tokens=9))
     run.turn()
     assert [samples - 1 for samples in run.plans[1].sample] == drafts
-    assert not run.told(Preempted)
+    assert not run.events_of(Preempted)
 
 
-def test_what_is_drafted_stays_below_the_limit(loop) -> None:
+def test_drafts_stay_below_the_limit_of_the_sequence(loop) -> None:
     run = loop(drafter=right(loop, "a", 8))
     run.finish(run.request("a", max_tokens=4))
     assert [list(plan.sample) for plan in run.plans] == [[1], [3]]
     run.check_ended()
 
 
-def test_ids_behind_a_stop_are_not_kept(loop) -> None:
+def test_ids_behind_a_stop_id_are_dropped(loop) -> None:
     model = FakeModel(stop_ids=(1,), stop_permille=100)
     probe = loop(model=model)
     probe.request("a", max_tokens=40, seed=1)
@@ -142,7 +142,7 @@ def test_ids_behind_a_stop_are_not_kept(loop) -> None:
     assert stop > 2
     run = loop(model=model, drafter=Given(a=lambda outputs: answer[outputs : outputs + 6]))
     run.finish(run.request("a", max_tokens=40, seed=1, stop_ids=frozenset({1})))
-    assert run.ids("a") == answer[: stop + 1] and run.told(Closed)[0].reason is Finish.STOP
+    assert run.ids("a") == answer[: stop + 1] and run.events_of(Closed)[0].reason is Finish.STOP
     assert len(run.outputs[-1].ids) < run.plans[-1].sample[0]
     run.check_ended()
 
@@ -153,7 +153,7 @@ def test_a_close_may_fall_inside_a_steps_ids(loop) -> None:
     run.turn()
     run.turn(Close("a", 0, 3, Finish.STOP))
     run.finish()
-    assert run.told(Closed)[0].usage.completion_tokens == 3
+    assert run.events_of(Closed)[0].usage.completion_tokens == 3
     run.check_ended()
 
 
@@ -174,7 +174,7 @@ def test_log_probabilities_are_those_of_the_ids(loop) -> None:
     run.check_ended()
 
 
-def test_ids_before_a_nan_go_out_and_a_rejected_position_harms_nobody(loop) -> None:
+def test_ids_before_nan_are_sent_and_nan_at_a_rejected_position_is_ignored(loop) -> None:
     model = FakeModel(nan_permille=1000, nan_positions=20)
     seed = next(s for s in range(200) if model.nan_position(loop().request("a", seed=s).request.row_params(0)) == 8)
     probe = loop(model=model)
@@ -185,7 +185,7 @@ def test_ids_before_a_nan_go_out_and_a_rejected_position_harms_nobody(loop) -> N
     assert run.ids("a") == answer[:3] and [o.end for o in run.outputs] == [None, None, Finish.ERROR]
     wrong = loop(model=model, drafter=Given(a=(1, 2, 3)))
     wrong.finish(wrong.request("a", max_tokens=2, seed=seed))
-    assert wrong.ids("a") == answer[:2] and wrong.told(Closed)[0].reason is Finish.LENGTH
+    assert wrong.ids("a") == answer[:2] and wrong.events_of(Closed)[0].reason is Finish.LENGTH
 
 
 WALKS = {
@@ -197,7 +197,7 @@ WALKS = {
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_a_walk_must_fit_its_drafts(loop, walk: str) -> None:
+def test_sampled_ids_must_match_the_drafts(loop, walk: str) -> None:
     run = loop(drafter=Given(a=(7, 8)))
     run.turn(run.request("a", max_tokens=9))
     plan = run.plan()
@@ -205,7 +205,7 @@ def test_a_walk_must_fit_its_drafts(loop, walk: str) -> None:
         run.scheduler.commit(plan, Result(plan.step, (WALKS[walk],), bytearray(b"\1")), 0.0)
 
 
-def test_a_walk_that_is_cut_by_a_nan_has_right_drafts_alone(loop) -> None:
+def test_ids_before_nan_must_match_the_drafts(loop) -> None:
     run = loop(drafter=Given(a=(7, 8)))
     run.turn(run.request("a", max_tokens=9))
     plan = run.plan()
@@ -213,7 +213,7 @@ def test_a_walk_that_is_cut_by_a_nan_has_right_drafts_alone(loop) -> None:
         run.scheduler.commit(plan, Result(plan.step, ((9,),), bytearray(b"\0")), 0.0)
 
 
-def test_laws_look_at_what_is_ahead(loop) -> None:
+def test_laws_check_drafted_positions(loop) -> None:
     run = loop(drafter=Given(a=(7, 8)))
     run.turn(run.request("a", max_tokens=9))
     plan = run.plan()
@@ -238,8 +238,8 @@ def test_scores_of_the_prompt_and_drafts_share_a_step(loop) -> None:
     run.check_ended()
 
 
-def test_where_nobody_measured_drafts_cost_nothing_until_steps_tell() -> None:
-    """As on numpy, and on a machine that has had no time: the first step that could draft is not divided by nothing."""
+def test_without_measured_costs_drafts_are_free_until_steps_are_measured() -> None:
+    """As on the numpy runner, which measures no steps."""
     cost = StepCost(())
     assert choose_depths(cost, 2, [(0.9, 0.9, 2)], 1, 8, barrier=True) == [2]
     for tokens, seconds in ((2, 0.1), (4, 0.4)) * 200:

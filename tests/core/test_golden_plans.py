@@ -16,7 +16,7 @@ from ridgeline.core.plan import LAST, Plan
 from ridgeline.sim.laws.model import FakeModel
 
 GOLDEN = Path(__file__).parent / "golden"
-TOLD = (
+REPORTED = (
     events.Rejected, events.Waiting, events.Ready, events.Started, events.PrefixHit, events.Preempted, events.Evicted,
     events.EndedProvisionally, events.Closed,
 )
@@ -53,7 +53,7 @@ def four_steps_deep_with_a_late_stop(loop):
     return run
 
 
-def window_group_gives_pages_back(loop):
+def window_group_frees_blocks(loop):
     run = loop(windows=(0, 5), block_tokens=2, blocks=30, token_budget=6)
     run.turn(run.request("a", 9, max_tokens=6))
     return run
@@ -65,7 +65,7 @@ def choices_of_one_request(loop):
     return run
 
 
-def higher_class_pushes_in(loop):
+def higher_class_preempts(loop):
     run = loop(policy="priority", rows=2)
     run.turn(run.request("low0", 5, max_tokens=6, priority=5), run.request("low1", 5, max_tokens=6, priority=5))
     run.turn(run.request("high", 5, max_tokens=3, priority=0))
@@ -91,12 +91,12 @@ def a_scored_prompt_is_not_taken_from_the_cache(loop):
 
 SCENARIOS = (
     chunks_beside_decode, burst_shares_a_prefix, preempted_and_resumed, preempted_two_steps_deep, four_steps_deep_with_a_late_stop,
-    window_group_gives_pages_back, choices_of_one_request, higher_class_pushes_in, closes_and_aborts,
+    window_group_frees_blocks, choices_of_one_request, higher_class_preempts, closes_and_aborts,
     a_scored_prompt_is_not_taken_from_the_cache,
 )
 
 
-def told(event: events.Event) -> str:
+def events_of(event: events.Event) -> str:
     match event:
         case events.Rejected():
             return f"{event.request_id} rejected: {event.message}"
@@ -146,8 +146,8 @@ def trace(run) -> str:
             lines += planned(plans[event.step])
         elif isinstance(event, events.Computed):
             lines.append(f"step {event.step} committed")
-        elif isinstance(event, TOLD):
-            lines.append(told(event))
+        elif isinstance(event, REPORTED):
+            lines.append(events_of(event))
     return "\n".join(lines) + "\n"
 
 

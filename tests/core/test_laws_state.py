@@ -1,4 +1,4 @@
-"""The laws in `core/laws.py` can fail: each state is broken by hand, and its law says so."""
+"""The checks of `core/laws.py` fail on broken states, each with the number of its law."""
 
 from array import array
 from collections.abc import Callable
@@ -63,7 +63,7 @@ IDLE: dict[str, Callable[..., object]] = {
 
 
 @pytest.mark.parametrize("broken", IDLE)
-def test_idle_means_that_everything_is_back(loop, broken: str) -> None:
+def test_idle_means_that_all_blocks_and_rows_are_free(loop, broken: str) -> None:
     run = loop()
     run.finish(run.request("a", 11))
     IDLE[broken](run)

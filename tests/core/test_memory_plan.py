@@ -1,4 +1,4 @@
-"""Block arithmetic against sequences that are computed by hand, and against what admission proves."""
+"""`blocks_needed` against simulated sequences, and against admission."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ GROUPS = st.lists(st.sampled_from([0, 1, 4, 5, 16, 100]), min_size=1, max_size=4
 
 
 def held_at_most(groups: tuple[KVGroup, ...], block_tokens: int, tokens: int, chunk: int) -> int:
-    """The most blocks that are held at once when a sequence is computed chunk by chunk, blocks behind the window freed before each."""
+    """Returns the peak of held blocks when a sequence is computed in chunks, with blocks behind windows freed before each."""
     most = 0
     for start in range(0, tokens, chunk):
         end = min(tokens, start + chunk)

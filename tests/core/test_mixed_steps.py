@@ -1,4 +1,4 @@
-"""Rows that keep up wait for a step with every token of those that catch up: what these may have together is bounded."""
+"""The prefill budget: tokens that prefilling rows may have together beside decoding rows."""
 
 import pytest
 
@@ -14,12 +14,12 @@ def counts(plan: Plan) -> list[int]:
     ("rows", "tokens"),
     [(0, 512), (1, 77), (10, 55), (30, 10), (500, 10), (505, 7), (600, 1)],
 )
-def test_what_may_be_computed_beside_rows(rows: int, tokens: int) -> None:
+def test_prefill_budget_by_decode_rows(rows: int, tokens: int) -> None:
     limits = Limits(token_budget=512, mixed_tokens=80, row_tokens=2.5)
     assert limits.prefill_budget(rows) == tokens
 
 
-def test_a_long_prompt_comes_in_pieces_while_others_wait_for_their_next_token(loop) -> None:
+def test_a_long_prompt_is_chunked_beside_decoding_rows(loop) -> None:
     run = loop(token_budget=64, rows=4, mixed_tokens=16, row_tokens=2.5)
     run.turn(run.request("a", 6, max_tokens=12), run.request("b", 6, max_tokens=12))
     run.turn(run.request("long", 40, max_tokens=2))
@@ -28,13 +28,13 @@ def test_a_long_prompt_comes_in_pieces_while_others_wait_for_their_next_token(lo
     run.check_ended()
 
 
-def test_alone_it_has_the_whole_budget(loop) -> None:
+def test_without_decoding_rows_prefill_has_the_token_budget(loop) -> None:
     run = loop(token_budget=64, rows=4, mixed_tokens=16)
     run.finish(run.request("a", 100, max_tokens=1), run.request("b", 20, max_tokens=1))
     assert [counts(plan) for plan in run.plans] == [[64], [36, 20]]
 
 
-def test_prompts_share_what_there_is_in_order(loop) -> None:
+def test_prompts_share_the_prefill_budget_in_order(loop) -> None:
     run = loop(token_budget=64, rows=4, mixed_tokens=17)
     run.turn(run.request("a", 6, max_tokens=12))
     run.turn(run.request("b", 20, max_tokens=2), run.request("c", 20, max_tokens=2))
@@ -43,7 +43,7 @@ def test_prompts_share_what_there_is_in_order(loop) -> None:
     run.check_ended()
 
 
-def test_however_many_keep_up_a_prompt_goes_on(loop) -> None:
+def test_prompts_advance_beside_any_number_of_decoding_rows(loop) -> None:
     run = loop(token_budget=64, rows=8, mixed_tokens=16, row_tokens=9.0)
     run.turn(*[run.request(f"r{i}", 2, max_tokens=30) for i in range(6)])
     run.turn(run.request("late", 12, max_tokens=2))

@@ -1,4 +1,4 @@
-"""Policies: single functions for order and joining, and the difference that they make."""
+"""Scheduling policies: order, preemption between classes, and static against continuous batching."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from ridgeline.core.events import Closed, Preempted, Started
 
 
 def order(run) -> list[str]:
-    return [e.request_id for e in run.told(Started)]
+    return [e.request_id for e in run.events_of(Started)]
 
 
 def test_fcfs_serves_in_order_of_arrival(loop) -> None:
@@ -21,11 +21,11 @@ def test_priority_serves_the_smaller_number_first_then_the_older(loop) -> None:
     assert order(run) == ["r4", "r1", "r3", "r0", "r2"]
 
 
-def test_a_higher_class_pushes_the_youngest_of_the_lowest_out_for_a_row(loop) -> None:
+def test_a_higher_class_preempts_the_youngest_of_the_lowest_for_a_row(loop) -> None:
     run = loop(rows=3, policy="priority")
     run.turn(*[run.request(f"r{i}", 5, max_tokens=20, priority=p) for i, p in enumerate((1, 5, 5))])
     run.turn(run.request("urgent", 5, priority=0))
-    assert [(e.request_id, e.by, e.why) for e in run.told(Preempted)] == [("r2", "urgent", "row")]
+    assert [(e.request_id, e.by, e.why) for e in run.events_of(Preempted)] == [("r2", "urgent", "row")]
     run.finish()
     run.check_ended()
 
@@ -35,23 +35,23 @@ def test_an_equal_class_waits(loop) -> None:
     run.turn(*[run.request(f"r{i}", 5, max_tokens=20, priority=1) for i in range(2)])
     run.finish(run.request("equal", 5, priority=1))
     run.check_ended()
-    assert not run.told(Preempted)
+    assert not run.events_of(Preempted)
 
 
-def test_the_first_in_order_is_not_pushed_out(loop) -> None:
+def test_the_first_in_order_is_not_preempted(loop) -> None:
     run = loop(rows=1, policy="priority")
     run.turn(run.request("only", 5, max_tokens=20, priority=5))
     run.finish(run.request("urgent", 5, priority=0))
     run.check_ended()
-    assert not run.told(Preempted)
+    assert not run.events_of(Preempted)
 
 
-def test_static_batching_joins_nobody_until_the_batch_has_ended(loop) -> None:
+def test_static_batching_starts_no_sequence_before_the_batch_has_ended(loop) -> None:
     run = loop(rows=3, policy="static")
     run.finish(*[run.request(f"r{i}", 5, max_tokens=2 + 5 * i) for i in range(6)])
     run.check_ended()
-    starts = {e.request_id: e.time for e in run.told(Started)}
-    ends = {e.request_id: e.time for e in run.told(Closed)}
+    starts = {e.request_id: e.time for e in run.events_of(Started)}
+    ends = {e.request_id: e.time for e in run.events_of(Closed)}
     assert len({starts[f"r{i}"] for i in range(3)}) == 1
     assert starts["r3"] > max(ends[f"r{i}"] for i in range(3))
 

@@ -1,4 +1,4 @@
-"""Prefix keys and the longest hit that all groups accept."""
+"""The prefix index: keys, and the longest hit that all KV groups have."""
 
 import dataclasses
 from itertools import product
@@ -24,7 +24,7 @@ def sequence(ids: tuple[int, ...] = tuple(range(40)), groups: int = 1, **fields:
 
 
 def indexed(windows: tuple[int, ...], present: list[list[bool]]) -> tuple[PrefixIndex, Sequence]:
-    """An index in which group g has block b where `present[g][b]`."""
+    """Returns an index in which group g has block b if `present[g][b]`."""
     index, who = PrefixIndex(shape(*windows), shared=True), sequence(groups=len(windows))
     blocks = len(present[0])
     index.keys(who, blocks)
@@ -34,7 +34,7 @@ def indexed(windows: tuple[int, ...], present: list[list[bool]]) -> tuple[Prefix
     return index, who
 
 
-def test_a_key_depends_on_everything_before_it_and_on_whose_it_is() -> None:
+def test_a_key_depends_on_all_ids_before_it_and_on_the_tenant() -> None:
     index = PrefixIndex(shape(0), shared=True)
     base = index.keys(sequence(), 3)
     changed = tuple(range(40))
@@ -64,7 +64,7 @@ def test_a_collision_is_a_miss_and_is_not_overwritten(identity: bytes | None, id
     assert index.publish(who, 0) == []
 
 
-def test_the_first_page_published_is_kept() -> None:
+def test_the_first_published_block_is_kept() -> None:
     index, who = indexed((0,), [[True]])
     who.tables = [[7]]
     assert index.publish(who, 0) == []
@@ -74,7 +74,7 @@ def test_the_first_page_published_is_kept() -> None:
 
 
 def plain_hit(windows: tuple[int, ...], present: list[list[bool]], first: int) -> int:
-    """By definition, position by position."""
+    """Returns the longest hit by its definition."""
     blocks = len(present[0])
     for hit in range(blocks, first, -1):
         seen = [max(0, hit * SIZE - w + 1) if w else 0 for w in windows]
@@ -102,7 +102,7 @@ def test_longest_hit_on_long_prefixes(windows: list[int], data: st.DataObject) -
     assert index.find_longest_hit(who, first, 9) == plain_hit(tuple(windows), present, first)
 
 
-def test_what_nobody_can_share_is_not_looked_up() -> None:
+def test_blocks_that_cannot_be_shared_are_not_looked_up() -> None:
     index = PrefixIndex(shape(0), shared=False)
     alone, several = sequence(), sequence(choices=2)
     assert not index.is_shareable(alone) and index.is_shareable(several)
@@ -110,7 +110,7 @@ def test_what_nobody_can_share_is_not_looked_up() -> None:
     assert not index.computing and not alone.keys
 
 
-def test_a_block_stands_in_the_index_while_any_group_has_it() -> None:
+def test_a_block_stays_indexed_while_any_group_has_it() -> None:
     index, _ = indexed((0, 6), [[True], [True]])
     index.remove(1)
     (block,) = index.blocks.values()
@@ -119,7 +119,7 @@ def test_a_block_stands_in_the_index_while_any_group_has_it() -> None:
     assert not index.blocks
 
 
-def test_who_computes_a_block_is_waited_for_only_if_it_will_be_there_first() -> None:
+def test_a_block_is_waited_for_only_if_the_other_computes_it_first() -> None:
     index, owner, other = PrefixIndex(shape(0), shared=True), sequence(), sequence()
     owner.rank, other.rank = (1,), (2,)
     index.keys(other, 3)

@@ -1,4 +1,4 @@
-"""Prompt lookup: the index against a search by hand, what is worth drafting, and the same answers with and without."""
+"""Prompt lookup: the index against a plain search, the choice of depths, and equal answers with and without drafts."""
 
 from collections.abc import Sequence
 from random import Random
@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from ridgeline.core.drafts.depth import BARRIER_SECONDS, BARRIER_SECONDS_PER_ROW, StepCost, choose_depths
-from ridgeline.core.drafts.ngram import MAX_CANDIDATES, MAX_IDS_PER_UPDATE, MAX_MATCH_LENGTH, NgramIndex
+from ridgeline.core.drafts.ngram import MAX_CANDIDATES, MAX_IDS_PER_UPDATE, MAX_MATCH_LENGTH, NgramPredictor
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.events import Computed
 from ridgeline.core.params import RowParams
@@ -16,7 +16,7 @@ TABLE = tuple((tokens, tokens, 0.010 + 0.001 * tokens) for tokens in (1, 2, 4, 8
 
 
 def by_hand(ids: list[int]) -> tuple[int, int]:
-    """(match, match_length) of the newest occurrences of the last pair, by looking at all."""
+    """Returns (match, match_length) of the newest occurrences of the last pair by a plain search."""
     best = -1, 0
     seen = 0
     for at in range(len(ids) - 2, 0, -1):
@@ -37,7 +37,7 @@ def by_hand(ids: list[int]) -> tuple[int, int]:
 def test_the_index_finds_what_a_search_finds(alphabet: int) -> None:
     rng = Random(alphabet)
     ids = [rng.randrange(alphabet) for _ in range(rng.randint(0, 30))]
-    index = NgramIndex(ids)
+    index = NgramPredictor(ids)
     for _ in range(300):
         ids += [rng.randrange(alphabet) for _ in range(rng.choice((1, 1, 1, 2, 5)))]
         followed = index.match >= 0
@@ -51,17 +51,17 @@ def test_the_index_finds_what_a_search_finds(alphabet: int) -> None:
 
 
 def test_a_long_prompt_is_indexed_in_parts() -> None:
-    index = NgramIndex(list(range(3 * MAX_IDS_PER_UPDATE)))
+    index = NgramPredictor(list(range(3 * MAX_IDS_PER_UPDATE)))
     assert [index.update() for _ in range(3)] == [False, False, True]
     assert index.propose(4) == ()
 
 
-def test_what_runs_into_the_end_goes_round() -> None:
-    index = NgramIndex([9, 1, 2, 3, 1, 2, 3, 1, 2])
+def test_a_continuation_that_reaches_the_end_is_repeated() -> None:
+    index = NgramPredictor([9, 1, 2, 3, 1, 2, 3, 1, 2])
     assert index.update() and index.propose(7) == (3, 1, 2, 3, 1, 2, 3)
 
 
-def test_prices_lie_between_what_was_measured_and_follow_what_is_seen() -> None:
+def test_costs_are_interpolated_and_follow_measurements() -> None:
     cost = StepCost(TABLE)
     assert [round(1e3 * cost.seconds(tokens), 3) for tokens in (1, 3, 6, 32, 64)] == [11, 13, 16, 42, 74]
     for _ in range(200):
@@ -73,7 +73,7 @@ def test_prices_lie_between_what_was_measured_and_follow_what_is_seen() -> None:
     assert cost.seconds(3) / cost.seconds(1) == pytest.approx(3.0, rel=0.05)
 
 
-def test_without_a_price_steps_cost_the_same_until_they_are_seen_to_differ() -> None:
+def test_without_a_table_all_steps_cost_the_same_until_measured() -> None:
     cost = StepCost(())
     assert choose_depths(cost, 1, [(0.9, 0.9, 2)], 0, 4, barrier=False) == [2]
     cost.measure(1, 0.01)
@@ -89,7 +89,7 @@ def rate(chances: Sequence[float], depth: int, seconds: float) -> float:
 
 
 @pytest.mark.parametrize("right", [0.02, 0.3, 0.6, 0.95])
-def test_one_row_drafts_as_deep_as_brings_most(right: float) -> None:
+def test_one_row_drafts_to_the_depth_of_the_highest_rate(right: float) -> None:
     cost, chances = StepCost(TABLE), [right**place for place in range(1, 9)]
     waits = BARRIER_SECONDS + BARRIER_SECONDS_PER_ROW
     rates = [rate(chances, depth, cost.seconds(1 + depth) + (waits if depth else 0)) for depth in range(9)]
@@ -97,7 +97,7 @@ def test_one_row_drafts_as_deep_as_brings_most(right: float) -> None:
     assert choose_depths(cost, 1, [(right, right, 8)], 0, 64, barrier=True) == [best if rates[best] > 1.04 * rates[0] else 0]
 
 
-def test_nobody_pays_for_the_drafts_of_others() -> None:
+def test_drafts_slow_no_other_row_down() -> None:
     cost = StepCost(TABLE)
     assert choose_depths(cost, 8, [(0.99, 1.0, 4)] * 2, 6, 64, barrier=True) == [0, 0]
     assert sum(choose_depths(cost, 8, [(0.99, 1.0, 4)] * 8, 0, 64, barrier=True)) > 0
@@ -107,7 +107,7 @@ def test_nobody_pays_for_the_drafts_of_others() -> None:
 
 
 class Periodic(FakeModel):
-    """Says the same thing again and again; `noise`: one id in so many is another."""
+    """Repeats a sequence of ids; `noise`: one id in so many is another."""
 
     noise = 0
 
@@ -126,8 +126,8 @@ def test_answers_are_those_without_drafts(loop, model: FakeModel, depth: int) ->
     run = loop(model=model, depth=depth, drafter=PromptLookupDrafter(4, TABLE, barrier=depth > 1), rows=3, samples=20, token_budget=64)
     run.finish(*[run.request(f"r{index}", 5 + index, max_tokens=90) for index in range(3)])
     run.check_ended()
-    drafted = sum(event.drafted for event in run.told(Computed))
-    accepted = sum(event.accepted for event in run.told(Computed))
+    drafted = sum(event.drafted for event in run.events_of(Computed))
+    accepted = sum(event.accepted for event in run.events_of(Computed))
     if type(model) is Periodic:
         assert accepted > 100 and accepted == drafted
         assert len(run.plans) < 60
@@ -135,7 +135,7 @@ def test_answers_are_those_without_drafts(loop, model: FakeModel, depth: int) ->
         assert drafted < 10 and len(run.plans) >= 90
 
 
-def test_a_wait_in_vain_is_not_repeated_at_once() -> None:
+def test_waits_back_off_after_one_without_drafts() -> None:
     drafter = PromptLookupDrafter(4, TABLE, barrier=True)
     waits = []
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""A prompt that is to be scored: every position but the last once, whatever chunks, caches and preemptions come between."""
+"""Scored prompts: every position but the last is scored once, whatever the chunks, cache hits and preemptions."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def expected(run, name: str) -> list[TokenLogprobs]:
 
 
 def scored_positions(run) -> list[int]:
-    """Of row 0 alone: the positions that plans name."""
+    """Returns the positions of row 0 that plans score."""
     found = []
     for plan in run.plans:
         assert len(plan.row) == 1
@@ -46,7 +46,7 @@ def test_every_position_but_the_last(loop, budget: int, depth: int, length: int)
 
 
 def test_a_step_scores_a_bounded_number_of_positions(loop) -> None:
-    """Together, in the order of the policy."""
+    """The limit holds for all rows together, in the policy's order."""
     run = loop(token_budget=2048, rows=8)
     names = ("a", "b", "c")
     run.turn(*[run.request(name, 90, max_tokens=3, prompt_logprobs=1) for name in names], run.request("d", 200, max_tokens=9))
@@ -59,14 +59,14 @@ def test_a_step_scores_a_bounded_number_of_positions(loop) -> None:
     run.check_ended()
 
 
-def test_they_come_before_the_first_id(loop) -> None:
+def test_scores_are_sent_before_the_first_id(loop) -> None:
     run = loop(token_budget=4)
     run.finish(run.request("a", 9, max_tokens=2, prompt_logprobs=0))
-    told = [(len(output.ids), output.prompt_logprobs is not None) for output in run.outputs]
-    assert told == [(0, True), (0, True), (1, False), (1, False)]
+    sent = [(len(output.ids), output.prompt_logprobs is not None) for output in run.outputs]
+    assert sent == [(0, True), (0, True), (1, False), (1, False)]
 
 
-def test_nobody_else_is_scored(loop) -> None:
+def test_only_requests_that_ask_are_scored(loop) -> None:
     run = loop()
     run.finish(run.request("a", PROMPT, max_tokens=2, choices=3, prompt_logprobs=1), run.request("b", 12, max_tokens=2))
     assert {(output.request_id, output.choice) for output in run.outputs if output.prompt_logprobs} == {("a", 0)}
@@ -77,10 +77,10 @@ def test_a_cached_prompt_is_computed_anew_and_its_blocks_are_shared(loop) -> Non
     run = loop()
     run.finish(run.request("a", PROMPT, max_tokens=2))
     run.finish(run.request("b", PROMPT, max_tokens=2, prompt_logprobs=1))
-    assert not run.told(PrefixHit, "b") and scores(run, "b") == expected(run, "b")
+    assert not run.events_of(PrefixHit, "b") and scores(run, "b") == expected(run, "b")
     run.finish(run.request("c", PROMPT, max_tokens=2))
-    assert run.told(PrefixHit, "c")
-    assert run.told(Closed, "b")[0].usage.cached_tokens == 0
+    assert run.events_of(PrefixHit, "c")
+    assert run.events_of(Closed, "b")[0].usage.cached_tokens == 0
     run.check_ended()
 
 
@@ -96,11 +96,11 @@ def test_it_does_not_wait_for_a_prefix_that_another_computes(loop) -> None:
 @pytest.mark.parametrize("windows", [(0,), (0, 6)])
 @pytest.mark.parametrize("outputs", [6, 16])
 def test_preempted_in_the_middle(loop, depth: int, windows: tuple[int, ...], outputs: int) -> None:
-    """Chunk by chunk beside an older one that grows: what is scored stays scored, and comes back from the cache if it can."""
+    """Positions that were scored before the preemption are not scored again, and may come from the cache."""
     run = loop(blocks=9 if windows == (0,) else 14, rows=3, token_budget=3, depth=depth, windows=windows, max_preemptions=8)
     run.turn(run.request("old", 5, max_tokens=27))
     run.finish(run.request("young", PROMPT, max_tokens=outputs - 5, prompt_logprobs=1))
-    assert run.told(Preempted, "young")
+    assert run.events_of(Preempted, "young")
     assert scores(run, "young") == expected(run, "young")
     run.check_ended()
 
@@ -119,7 +119,7 @@ def test_what_is_not_finite_scores_nothing(loop) -> None:
     run = loop(token_budget=6, model=model)
     run.finish(run.request("a", PROMPT, max_tokens=2, prompt_logprobs=1))
     at = model.nan_position(run.requests["a"].row_params(0))
-    assert 0 <= at < 20 and run.told(Closed, "a")[0].reason is Finish.ERROR
+    assert 0 <= at < 20 and run.events_of(Closed, "a")[0].reason is Finish.ERROR
     assert scores(run, "a") == expected(run, "a")[: at // 6 * 6]
 
 
@@ -132,7 +132,7 @@ def test_a_result_must_fit_its_plan(loop, wrong: tuple[tuple[TokenLogprobs, ...]
         run.scheduler.commit(plan, Result(0, ((),), bytearray(b"\1"), scores=wrong), 0.0)
 
 
-def test_an_unscored_position_behind_is_law_4(loop) -> None:
+def test_an_unscored_scheduled_position_breaks_law_4(loop) -> None:
     run = loop(token_budget=8)
     run.turn(run.request("a", 12, prompt_logprobs=1))
     run.sequence("a").scored = 3

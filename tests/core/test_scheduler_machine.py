@@ -1,4 +1,4 @@
-"""Any order of commands, plans and commits: every law after every action, the same answers at the end."""
+"""Random orders of commands, plans and commits (hypothesis): all laws after every action, equal answers at the end."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ MODEL = FakeModel(alphabet=(10, 11, 12), stop_ids=(1,), stop_permille=60, nan_pe
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Tiny sizes, so that blocks, rows and prefixes are always contended. `loop` is set by the test below."""
+    """Small sizes, so that blocks, rows and prefixes are contended. `loop` is set by the test below."""
 
     loop: type
 
@@ -87,7 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for choice in range(request.choices):
                 self.run.apply(Close(name, choice, 99, Finish.STOP))
         self.run.check_ended()
-        for closed in self.run.told(Closed):
+        for closed in self.run.events_of(Closed):
             if closed.reason is Finish.LENGTH:
                 assert len(self.run.ids(closed.request_id, closed.choice)) == self.run.requests[closed.request_id].max_tokens
 

@@ -1,4 +1,4 @@
-"""Prefixes: computed once in a burst, shared among choices, never across tenants, never after NaN."""
+"""Prefix sharing: once per burst, among choices, never across tenants, never after NaN."""
 
 import pytest
 
@@ -21,11 +21,11 @@ def test_a_burst_computes_its_prefix_once(loop, windows: tuple[int, ...], budget
     run.check_ended()
     whole = len(SHARED) // 16 * 16
     assert computed(run) == whole + 16 * (len(SHARED) + 2 - whole + 1)
-    assert [e.usage.cached_tokens for e in run.told(Closed)].count(whole) == 15
-    assert all(e.blocker == "r0" for e in run.told(Waiting) if e.reason is Wait.PREFIX)
+    assert [e.usage.cached_tokens for e in run.events_of(Closed)].count(whole) == 15
+    assert all(e.blocker == "r0" for e in run.events_of(Waiting) if e.reason is Wait.PREFIX)
 
 
-def test_who_waits_for_a_prefix_goes_on_when_the_other_is_aborted(loop) -> None:
+def test_a_wait_for_a_prefix_ends_when_the_other_is_aborted(loop) -> None:
     run = loop(block_tokens=16, blocks=400, depth=2)
     run.apply(run.request("first", (*SHARED, 1), max_tokens=2), run.request("second", (*SHARED, 2), max_tokens=2))
     run.plan()
@@ -34,18 +34,18 @@ def test_who_waits_for_a_prefix_goes_on_when_the_other_is_aborted(loop) -> None:
     assert list(run.plan().count) == [1001]
     run.finish()
     run.check_ended()
-    assert [e.reason for e in run.told(Ready, "second")] == [Wait.PREFIX]
+    assert [e.reason for e in run.events_of(Ready, "second")] == [Wait.PREFIX]
     assert run.ids("second") == run.expected("second")
 
 
-def test_a_running_sequence_takes_over_what_another_published_meanwhile(loop) -> None:
-    """The urgent one comes while the other has computed a part, computes the rest first, and the other joins it there."""
+def test_a_running_sequence_reuses_blocks_published_meanwhile(loop) -> None:
+    """An urgent request arrives while another has computed a part of the prefix, computes the rest first, and the other reuses it."""
     run = loop(policy="priority", block_tokens=4, token_budget=20, rows=4)
     run.turn(run.request("slow", (*SHARED[:100], 1), max_tokens=2, priority=5))
     run.finish(run.request("urgent", (*SHARED[:100], 2), max_tokens=2, priority=0))
     run.check_ended()
     assert computed(run) < 140
-    assert run.told(PrefixHit, "slow")
+    assert run.events_of(PrefixHit, "slow")
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -58,7 +58,7 @@ def test_choices_share_the_prompt_and_answer_apart(loop, choices: int, caching: 
     assert answers == [run.expected("a", choice) for choice in range(choices)]
     assert len(set(answers)) == choices
     assert computed(run) == 21 + (choices - 1) + choices * 5
-    assert [e.usage.cached_tokens for e in run.told(Closed)] == [0] + [20] * (choices - 1)
+    assert [e.usage.cached_tokens for e in run.events_of(Closed)] == [0] + [20] * (choices - 1)
     assert bool(run.scheduler.cache.pool.cached) is caching
 
 
@@ -66,7 +66,7 @@ def test_without_prefix_caching_two_requests_share_nothing(loop) -> None:
     run = loop(prefix_caching=False)
     for name in ("a", "b"):
         run.finish(run.request(name, SHARED[:40], max_tokens=2, choices=2))
-    assert [e.usage.cached_tokens for e in run.told(Closed)] == [0, 36, 0, 36]
+    assert [e.usage.cached_tokens for e in run.events_of(Closed)] == [0, 36, 0, 36]
 
 
 def test_nothing_is_shared_across_tenants(loop) -> None:
@@ -75,7 +75,7 @@ def test_nothing_is_shared_across_tenants(loop) -> None:
     run.finish(run.request("b", SHARED[:40], max_tokens=2, seed=3, domain=b"other"))
     run.finish(run.request("c", SHARED[:40], max_tokens=2, seed=3, domain=b"other"))
     run.check_ended()
-    assert [e.usage.cached_tokens for e in run.told(Closed)] == [0, 0, 36]
+    assert [e.usage.cached_tokens for e in run.events_of(Closed)] == [0, 0, 36]
 
 
 def test_nan_ends_the_choice_and_keeps_its_blocks_out_of_the_cache(loop) -> None:
@@ -84,17 +84,17 @@ def test_nan_ends_the_choice_and_keeps_its_blocks_out_of_the_cache(loop) -> None
     run = loop(model=model, token_budget=8, depth=3)
     run.finish(run.request("a", SHARED[:60], seed=3))
     assert 0 <= position < 30
-    (closed,) = run.told(Closed, "a")
+    (closed,) = run.events_of(Closed, "a")
     assert closed.reason is Finish.ERROR and "not finite" in closed.message
-    assert len(run.told(Published)) <= position // 8 * 2  # chunks of 8, blocks of 4: none of the chunk with NaN, none behind it
+    assert len(run.events_of(Published)) <= position // 8 * 2  # chunks of 8, blocks of 4: none of the chunk with NaN, none behind it
     assert run.scheduler.idle
 
 
-def test_nan_leaves_its_neighbours_alone(loop) -> None:
+def test_nan_does_not_affect_other_rows(loop) -> None:
     model = FakeModel(nan_permille=500, nan_positions=20)
     run = loop(model=model, token_budget=8, depth=2)
     run.finish(*[run.request(f"r{i}", SHARED[: 20 + i], max_tokens=4) for i in range(8)])
-    reasons = {e.request_id: e.reason for e in run.told(Closed)}
+    reasons = {e.request_id: e.reason for e in run.events_of(Closed)}
     assert {Finish.ERROR, Finish.LENGTH} <= set(reasons.values())
     for name, reason in reasons.items():
         if reason is Finish.LENGTH:
@@ -106,7 +106,7 @@ def test_the_deepest_block_is_evicted_first(loop) -> None:
     run.finish(run.request("a", SHARED[:29], max_tokens=1))
     assert len(run.scheduler.cache.pool.cached) == 14
     run.finish(run.request("other", 9, max_tokens=3))
-    assert len(run.told(Evicted)) == 4
+    assert len(run.events_of(Evicted)) == 4
     run.finish(run.request("again", SHARED[:29], max_tokens=1))
-    assert run.told(Closed, "again")[0].usage.cached_tokens == 20
+    assert run.events_of(Closed, "again")[0].usage.cached_tokens == 20
     run.check_ended()

@@ -1,4 +1,4 @@
-"""What a step holds: chunks, budget, depth, input ids, block boundaries."""
+"""The contents of steps: chunks, budget, depth, input ids, block boundaries."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_a_prompt_is_computed_in_chunks_and_samples_at_its_end(loop) -> None:
     run.check_ended()
 
 
-def test_the_older_goes_first_and_the_younger_takes_what_is_left(loop) -> None:
+def test_the_older_goes_first_and_the_younger_gets_the_rest_of_the_budget(loop) -> None:
     run = loop(token_budget=10)
     run.turn(run.request("old", 4))
     run.turn(run.request("young", 30))
@@ -36,12 +36,12 @@ def test_depth_changes_no_answer_and_computes_nothing_twice(loop, depth: int) ->
     run.check_ended()
     for name, request in run.requests.items():
         assert run.ids(name) == run.expected(name)
-        assert run.told(Closed, name)[0].usage.completion_tokens == request.max_tokens
+        assert run.events_of(Closed, name)[0].usage.completion_tokens == request.max_tokens
     computed = sum(sum(plan.count) for plan in run.plans)
     assert computed == sum(len(r.prompt) + r.max_tokens - 1 for r in run.requests.values())
 
 
-def test_an_input_is_an_id_when_known_and_the_rows_last_one_when_not(loop) -> None:
+def test_an_input_is_a_known_id_or_the_last_sampled_one(loop) -> None:
     one, two = loop(depth=1), loop(depth=2)
     for run in (one, two):
         run.finish(run.request("a", 5, max_tokens=4))
@@ -51,7 +51,7 @@ def test_an_input_is_an_id_when_known_and_the_rows_last_one_when_not(loop) -> No
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
-def test_so_many_steps_are_in_flight(loop, depth: int) -> None:
+def test_depth_is_the_number_of_steps_in_flight(loop, depth: int) -> None:
     run = loop(depth=depth)
     run.apply(run.request("a", 5, max_tokens=20))
     while run.plan() is not None:
@@ -81,14 +81,14 @@ def test_cold_equals_warm_at_every_length_around_block_boundaries(loop, size: in
         run.finish(run.request("warm", ids, max_tokens=3, seed=9))
         run.check_ended()
         assert run.ids("cold") == run.ids("warm") == run.expected("cold")
-        assert run.told(Closed, "warm")[0].usage.cached_tokens == (length - 1) // size * size
-        assert sum(hit.tokens for hit in run.told(PrefixHit, "warm")) == (length - 1) // size * size
+        assert run.events_of(Closed, "warm")[0].usage.cached_tokens == (length - 1) // size * size
+        assert sum(hit.tokens for hit in run.events_of(PrefixHit, "warm")) == (length - 1) // size * size
 
 
 def test_columns_of_events_are_those_of_the_plan(loop) -> None:
     run = loop(token_budget=8)
     run.finish(run.request("a", 10, max_tokens=2), run.request("b", 3, max_tokens=2))
-    for plan, scheduled, computed in zip(run.plans, run.told(Scheduled), run.told(Computed), strict=True):
+    for plan, scheduled, computed in zip(run.plans, run.events_of(Scheduled), run.events_of(Computed), strict=True):
         assert scheduled.step == computed.step == plan.step
         assert scheduled.count == plan.count
         assert scheduled.sequences == computed.sequences
@@ -106,7 +106,7 @@ def test_a_result_must_fit_its_plan(loop) -> None:
         run.scheduler.commit(first, Result(first.step, ((),), good.finite), 0.0)
 
 
-def test_quiet_steps_are_quiet(loop) -> None:
+def test_skippable_steps_decide_nothing(loop) -> None:
     run = loop(windows=(0, 9), blocks=40, rows=3, token_budget=8)
     run.turn(*[run.request(f"r{i}", 6 + i, max_tokens=14 + i) for i in range(4)])
     seen = 0
@@ -120,11 +120,11 @@ def test_quiet_steps_are_quiet(loop) -> None:
         seen += quiet
         run.turn()
     assert seen > 15
-    assert all(closed.reason is Finish.LENGTH for closed in run.told(Closed))
+    assert all(closed.reason is Finish.LENGTH for closed in run.events_of(Closed))
 
 
-def test_quiet_ends_where_pages_do_not_suffice(loop) -> None:
-    """Two sequences of 6 known ids on blocks of 4: one block is left, the first block edge is theirs at 8 and 12."""
+def test_skippable_steps_end_where_blocks_run_out(loop) -> None:
+    """Two sequences of 6 known ids with blocks of 4: one block is left, and they need new ones at positions 8 and 12."""
     run = loop(blocks=5, rows=2)
     run.turn(*[run.request(f"r{i}", 5, max_tokens=11, seed=i) for i in range(2)])
     assert len(run.scheduler.cache.pool.free) == 1
@@ -133,7 +133,7 @@ def test_quiet_ends_where_pages_do_not_suffice(loop) -> None:
     run.check_ended()
 
 
-def test_nothing_is_quiet_while_something_could_start(loop) -> None:
+def test_no_step_is_skippable_while_a_sequence_could_start(loop) -> None:
     run = loop(rows=2, policy="priority")
     run.turn(*[run.request(f"r{i}", 5, max_tokens=11, priority=3) for i in range(2)])
     assert skippable_steps(run.scheduler) == 9

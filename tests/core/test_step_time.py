@@ -1,4 +1,4 @@
-"""From the seconds of steps to the tokens that prompts may have beside rows that wait for their next token."""
+"""The linear model of a step's duration, and the prefill budget that follows from a target."""
 
 import pytest
 
@@ -12,32 +12,32 @@ def seconds(rows: int, tokens: int) -> float:
     return 0.008 + 0.0024 * rows + 0.0008 * tokens
 
 
-def test_a_line_is_found_again() -> None:
+def test_fit_recovers_a_linear_model() -> None:
     found = StepSeconds.fit(seconds(1, 0), seconds(16, 0), 16, seconds(1, 63), 64)
     assert (found.fixed, found.row, found.token) == pytest.approx((0.008, 0.0024, 0.0008))
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16, 31])
-def test_a_step_takes_no_longer_than_is_wanted(rows: int) -> None:
+def test_a_mixed_step_meets_its_target(rows: int) -> None:
     each = StepSeconds(0.008, 0.0024, 0.0008)
     limits = Limits(token_budget=512, mixed_tokens=each.mixed_tokens(0.1), row_tokens=each.row_tokens)
     taken = seconds(rows, limits.prefill_budget(rows))
     assert 0.098 < taken <= 0.1
 
 
-def test_prompts_go_on_where_a_few_rows_take_longer_than_is_wanted() -> None:
+def test_prompts_advance_where_decoding_rows_alone_exceed_the_target() -> None:
     slow = StepSeconds(0.19, 0.02, 0.03)
     assert slow.target_seconds(0.1) == pytest.approx(0.92)
     assert slow.mixed_tokens(0.1) == 24
 
 
-def test_tokens_that_cost_nothing_are_not_bounded() -> None:
+def test_free_prefill_tokens_are_not_bounded() -> None:
     free = StepSeconds.fit(0.01, 0.01, 16, 0.01, 64)
     assert (free.mixed_tokens(0.1), free.row_tokens) == (UNBOUNDED, 1.0)
     assert StepSeconds.fit(0.01, 0.02, 2, 0.01, 1).token == 0.0
 
 
-def test_the_decision_says_why() -> None:
+def test_the_decision_gives_its_reason() -> None:
     decision = prefill_budget(EngineConfig("m", step_ms=100), StepSeconds(0.008, 0.0024, 0.0008))
     assert (decision.name, decision.value, decision.origin) == ("mixed_tokens", 114, "machine")
     assert "0.80 ms per prompt token" in decision.reason and "counts for 3.0" in decision.reason and "100 ms" in decision.reason

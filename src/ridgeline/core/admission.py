@@ -1,24 +1,25 @@
-"""Blocks that a request needs, and whether it can ever be served: arithmetic that admission does before anything is queued."""
+"""KV blocks that a request needs, and the check at admission that it can be served at all."""
 
 from ridgeline.core.plan import KVGroup, KVShape
 
 
 def blocks_needed(shape: KVShape, positions: int) -> int:
-    """Blocks that a sequence of `positions` computed positions holds at once, when it is alone and computed a token at a time.
+    """Returns the blocks that a sequence of `positions` computed positions holds at once if it runs alone, one token per step.
 
-    A full group keeps ⌈positions / B⌉ blocks. A window group keeps the blocks of the window − 1 positions before the next one, and its own.
+    A full-attention group keeps ⌈positions / B⌉ blocks, B tokens each. A group with a sliding window keeps the blocks of the window − 1
+    positions before the next one, and that one's.
     """
     return sum([blocks_needed_in_group(group, shape.block_tokens, positions) for group in shape.groups])
 
 
 def blocks_needed_in_group(group: KVGroup, size: int, positions: int) -> int:
-    """The count of `blocks_needed` for one group, with blocks of `size` tokens."""
+    """Returns `blocks_needed` of one KV group, with blocks of `size` tokens."""
     full = -(-positions // size)
     return min(full, -(-(group.window - 1) // size) + 1) if group.window else full
 
 
 def rejection_reason(shape: KVShape, max_model_len: int, prompt_tokens: int, max_tokens: int) -> str | None:
-    """None if such a request can be served when it is alone; else the reason, with the numbers.
+    """Returns None if the request can be served when it runs alone; else the reason, with the numbers and a fix.
 
     The last output is never an input, so `prompt + max_tokens − 1` positions are computed at most.
     """
@@ -31,6 +32,6 @@ def rejection_reason(shape: KVShape, max_model_len: int, prompt_tokens: int, max
     needed = blocks_needed(shape, total - 1)
     if needed > shape.blocks:
         return (
-            f"{total} tokens need {needed} blocks of KV cache, there are {shape.blocks}; lower max_tokens, or raise --kv-cache-memory-bytes"
+            f"{total} tokens need {needed} blocks of KV cache, there are {shape.blocks}; lower max_tokens or raise --kv-cache-memory-bytes"
         )
     return None

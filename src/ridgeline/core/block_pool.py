@@ -1,8 +1,8 @@
-"""The pool of equal KV blocks. A block is free, cached (published, no holder) or held; it is handed out only with no holder.
+"""Pools of KV blocks of equal size: the device's, and the host tier behind them.
 
-Holders are sequences, through their tables, and steps in flight, through hand-overs: when a sequence drops a block that a step in
-flight may still touch, the hold passes to that step and ends when the step commits. Behind the device's blocks there may be a tier of the
-host's, where published content goes instead of being forgotten; plans do the copying.
+A block is free, cached (published, no holder) or held; only blocks without holders are allocated. Holders are sequences, through their
+block tables, and steps in flight: a block that a sequence drops while a step in flight may touch it is held by that step until it commits.
+With a host tier an evicted block's content is copied to the host instead of being lost; plans carry the copies out.
 """
 
 from collections import OrderedDict
@@ -12,14 +12,15 @@ from ridgeline.errors import LawViolation
 
 
 class BlockPool:
-    """Blocks 1 … `count`. Block 0 is reserved: it stands in tables for what nobody reads.
+    """Blocks 1 … `count` of the device. Block 0 is reserved: it stands in block tables where nothing is read.
 
-    cached       used for longest first; a plain dict would walk over every entry that has left its front
-    published    1 where the block is in the prefix index; whoever changes the index sets it
+    holders        per block the number of sequences and steps that hold it (vLLM: ref_cnt)
+    cached         least recently used first. An OrderedDict, as popping from the front of a dict walks over its removed entries
+    published      1 for blocks in the prefix index; set by whoever changes the index
     held_by_steps  step in flight → blocks that it holds
     """
 
-    def __init__(self, count: int, evicted: Callable[[int], None]) -> None:
+    def __init__(self, count: int, on_evict: Callable[[int], None]) -> None:
         self.count = count
         self.free = list(range(count, 0, -1))
         self.holders = [0] * (count + 1)
@@ -27,32 +28,33 @@ class BlockPool:
         self.held = 0
         self.published = bytearray(count + 1)
         self.held_by_steps: dict[int, list[int]] = {}
-        self._evicted = evicted
+        self._on_evict = on_evict
 
     @property
     def available(self) -> int:
-        """Blocks that can be taken now."""
+        """Blocks that can be allocated now."""
         return len(self.free) + len(self.cached)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` ≥ 1 blocks with one holder each: free ones, then those cached and unused for longest. The caller checks `available`."""
+        """Returns `count` ≥ 1 blocks with one holder each: free ones, then the least recently used cached ones, which are evicted. The
+        caller has checked `available`."""
         while len(self.free) < count:
             block_id, _ = self.cached.popitem(last=False)
             self.published[block_id] = 0
             self.free.append(block_id)
-            self._evicted(block_id)
+            self._on_evict(block_id)
         free, holders = self.free, self.holders
         block_ids = free[: -count - 1 : -1]
         del free[-count:]
         for block_id in block_ids:
             if holders[block_id]:
-                raise LawViolation(3, f"block {block_id} is handed out and has {holders[block_id]} holders")
+                raise LawViolation(3, f"block {block_id} is allocated and has {holders[block_id]} holders")
             holders[block_id] = 1
         self.held += count
         return block_ids
 
     def hold(self, block_id: int) -> None:
-        """One more holder of a block that is cached or held."""
+        """Adds a holder to a block that is cached or held."""
         if self.holders[block_id] == 0:
             if block_id not in self.cached:
                 raise LawViolation(3, f"block {block_id} is shared, and is free")
@@ -61,7 +63,7 @@ class BlockPool:
         self.holders[block_id] += 1
 
     def drop(self, block_id: int) -> None:
-        """One holder less. Without any, a published block stays cached as the most recently used, another is free."""
+        """Removes a holder. A block without holders becomes the most recently used cached one if it is published, else free."""
         self.holders[block_id] -= 1
         if self.holders[block_id] > 0:
             return
@@ -74,15 +76,15 @@ class BlockPool:
             self.free.append(block_id)
 
     def transfer_to_step(self, block_ids: Iterable[int], step: int) -> None:
-        """The hold on them passes from a sequence to a step in flight."""
+        """Makes a step in flight the holder of blocks that a sequence has held."""
         self.held_by_steps.setdefault(step, []).extend(block_ids)
 
     def count_pending_free(self) -> int:
-        """Blocks that will have no holder once the steps in flight have committed."""
+        """Returns the number of blocks that have no holder once the steps in flight are committed."""
         return sum(self.holders[block_id] == 1 for block_ids in self.held_by_steps.values() for block_id in block_ids)
 
     def unpublish(self, block_id: int) -> None:
-        """The block left the prefix index; if cached it becomes free."""
+        """Notes that the block has left the prefix index; a cached block becomes free."""
         self.published[block_id] = 0
         if block_id in self.cached:
             del self.cached[block_id]
@@ -90,36 +92,36 @@ class BlockPool:
 
 
 class HostBlocks:
-    """Blocks `first` … `first` + `count` − 1. Each is free, cached, or claimed by whoever is about to copy it back to the device.
+    """Blocks `first` … `first` + `count` − 1 of the host tier. Each is free, cached, or reserved to be copied back to the device.
 
-    cached  holds published content; moved here longest ago first
+    cached  blocks with published content, longest here first
     """
 
-    def __init__(self, first: int, count: int, forgotten: Callable[[int], None]) -> None:
+    def __init__(self, first: int, count: int, on_evict: Callable[[int], None]) -> None:
         self.first = first
         self.count = count
         self.free = list(range(first + count - 1, first - 1, -1))
         self.cached: OrderedDict[int, None] = OrderedDict()
-        self._forgotten = forgotten
+        self._on_evict = on_evict
 
     def allocate(self) -> int:
-        """A block for what leaves the device, if need be that of the block moved here longest ago; 0 where there is none."""
+        """Returns a block for content that leaves the device, or 0 if there is none; evicts the block longest here if it must."""
         if self.free:
             return self.free.pop()
         if not self.cached:
             return 0
         block_id, _ = self.cached.popitem(last=False)
-        self._forgotten(block_id)
+        self._on_evict(block_id)
         return block_id
 
     def put(self, block_id: int) -> None:
-        """The block holds published content, and may be taken after all that do now."""
+        """Makes the block cached, behind all that are."""
         self.cached[block_id] = None
 
     def reserve(self, block_id: int) -> None:
-        """Nobody takes the block until it is kept or given back."""
+        """Protects a cached block from eviction until it is put back or released."""
         del self.cached[block_id]
 
     def release(self, block_id: int) -> None:
-        """Its content is on the device again. Copies of a plan run in order, so that a later one may write to it."""
+        """Frees a block whose content is on the device again. The copies of a plan run in order, so a later one may overwrite it."""
         self.free.append(block_id)

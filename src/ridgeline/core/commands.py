@@ -1,4 +1,4 @@
-"""Commands into the core, outputs out of it. Plain values; the engine process turns them into frames."""
+"""Commands to the core and outputs from it: plain values, which the engine process sends as frames."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The front end's answer to a provisional end, or a stop string found earlier: the first `keep` outputs count."""
+    """Closes a choice whose first `keep` output tokens count: after a provisional end, or earlier for a stop string."""
 
     request_id: str
     choice: int
@@ -25,7 +25,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Ends every choice of a request that is still open, in whatever state."""
+    """Closes every open choice of a request, waiting or running."""
 
     request_id: str
 
@@ -34,10 +34,10 @@ Command = Admit | Close | Abort
 
 
 class Output(NamedTuple):
-    """New ids of one choice, from one committed step. `end` is set when the engine ended the choice in this step;
-    in the two-phase close that end is provisional and the front end must answer with `Close`.
+    """New ids of one choice from one committed step.
 
-    prompt_logprobs  those of the next prompt tokens, from the second on; such an output has no ids
+    end              set if the step ended the choice. In the two-phase close this end is provisional: the front end answers with `Close`
+    prompt_logprobs  of the next prompt tokens, from the second on; such an output has no ids
     """
 
     request_id: str

@@ -4,9 +4,10 @@ Never decides what runs next, and trusts a result only as far as it fits its pla
 that ends the sequence; only kept ids advance it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import repeat
 
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Finish
@@ -18,6 +19,8 @@ from ridgeline.errors import LawViolation
 
 Ids = tuple[int, ...]
 Logprobs = tuple[TokenLogprobs, ...] | None
+Row = tuple[Sequence, int, Ids, int, Logprobs]
+"""A row of a result: its sequence, the positions that it computed, its ids, whether it is finite, and its log-probabilities."""
 NOT_FINITE = "the model produced numbers that are not finite; the request cannot be answered"
 
 
@@ -43,15 +46,15 @@ def commit(step: InFlightStep, result: Result, lengths: bytearray, cache: KVBloc
     if plan.score or result.scores is not None:
         _emit_scores(sequences, plan, result, outputs)
     running, new_tuple = State.RUNNING, tuple.__new__  # half the price of `Output(…)`, which is made for every row of every step
-    counts: Iterable[int] = plan.count
-    ids: Iterable[Ids] = result.sampled
-    logprobs: Iterable[Logprobs] = result.logprobs or [None] * len(sequences)
+    rows: Iterable[Row]
     if step.drafted or lengths != plan.sample:
-        counts, ids, logprobs = _accepted(sequences, plan, result)
-    for sequence, count, sampled, finite, row_logprobs in zip(sequences, counts, ids, result.finite, logprobs, strict=True):
+        rows = _verified(sequences, plan, result)
+    else:
+        rows = zip(sequences, plan.count, result.sampled, result.finite, result.logprobs or repeat(None, len(sequences)), strict=True)
+    for sequence, count, sampled, finite, logprobs in rows:
         sequence.in_flight -= 1
         if not finite:
-            _fail_non_finite(sequence, sampled, row_logprobs, outputs, lifecycle, now)
+            _fail_non_finite(sequence, sampled, logprobs, outputs, lifecycle, now)
         elif sequence.state is running:
             sequence.computed = computed = sequence.computed + count
             known = sequence.known
@@ -60,11 +63,11 @@ def commit(step: InFlightStep, result: Result, lengths: bytearray, cache: KVBloc
                 cache.publish(sequence)
             if sampled:
                 if len(known) >= sequence.limit or sampled[-1] in sequence.stop_ids:
-                    _emit_ids(sequence, sampled, row_logprobs, outputs, lifecycle, now)
+                    _emit_ids(sequence, sampled, logprobs, outputs, lifecycle, now)
                 else:
-                    outputs.append(new_tuple(Output, (sequence.request.request_id, sequence.choice, sampled, row_logprobs, None, None)))
+                    outputs.append(new_tuple(Output, (sequence.request.request_id, sequence.choice, sampled, logprobs, None, None)))
         else:
-            _commit_stopped(sequence, sampled, row_logprobs, outputs, lifecycle, now)
+            _commit_stopped(sequence, sampled, logprobs, outputs, lifecycle, now)
     cache.release_step(plan.step)
     return outputs
 
@@ -77,30 +80,26 @@ def finish_reason(sequence: Sequence) -> Finish | None:
     return Finish.LENGTH if len(sequence.known) >= sequence.limit else None
 
 
-def _accepted(sequences: list[Sequence], plan: Plan, result: Result) -> tuple[Items[int], Items[Ids], Items[Logprobs]]:
-    """Returns per row the number of positions that count, the ids that do, and their log-probabilities. Advances `scheduled` and `target`
-    of rows whose drafts were accepted."""
-    counts, ids = plan.count[:], list(result.sampled)
-    logprobs: list[Logprobs] = list(result.logprobs) if result.logprobs else [None] * len(ids)
-    end, tokens = 0, plan.tokens
-    for index, (sequence, samples) in enumerate(zip(sequences, plan.sample, strict=True)):
-        end += counts[index]
-        sampled, finite = ids[index], result.finite[index]
+def _verified(sequences: list[Sequence], plan: Plan, result: Result) -> Iterator[Row]:
+    """Yields the rows of a step with drafts: the positions, ids and log-probabilities that count. Advances `scheduled` and `target` by the
+    accepted drafts. Raises LawViolation if the ids of a row do not fit its drafts."""
+    tokens, end = plan.tokens, 0
+    logprobs_of = result.logprobs or repeat(None, len(sequences))
+    columns = zip(sequences, plan.count, plan.sample, result.sampled, result.finite, logprobs_of, strict=True)
+    for sequence, count, samples, sampled, finite, logprobs in columns:
+        end += count
         kept = length = len(sampled)
         if length != samples or not finite or (samples > 1 and sampled[:-1] != tuple(tokens[end - samples + 1 : end])):
-            _check_verification(plan, index, sampled, tokens[end - samples + 1 : end] if samples else (), bool(finite))
+            _check_verification(plan, sequences.index(sequence), sampled, tokens[end - samples + 1 : end] if samples else (), bool(finite))
         if len(sequence.known) + length >= sequence.limit or not sequence.stop_ids.isdisjoint(sampled):
             kept = _accepted_length(sequence, sampled)
-            ids[index], row_logprobs = sampled[:kept], logprobs[index]
-            if row_logprobs is not None:
-                logprobs[index] = row_logprobs[:kept]
-        counts[index] -= samples - kept
+            sampled, logprobs = sampled[:kept], logprobs and logprobs[:kept]
         sequence.drafted = 0
         if kept > 1:
             sequence.target += kept - 1
             if sequence.state is State.RUNNING:
                 sequence.scheduled += kept - 1
-    return counts, ids, logprobs
+        yield sequence, count - samples + kept, sampled, finite, logprobs
 
 
 def _check_verification(plan: Plan, index: int, ids: Ids, drafts: Items[int], finite: bool) -> None:

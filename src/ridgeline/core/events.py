@@ -1,6 +1,7 @@
-"""The whole truth, once: what the core did, as typed values. Metrics, ledger, recorder and tests are folds over them.
+"""Events: the actions of the core as typed values, from which metrics, recordings and tests are derived.
 
-One columnar event a step (`Scheduled`, `Computed`); the rest per request. The core never reads its own events.
+Per step one event with a column per row when it is planned (`Scheduled`) and one when it is committed (`Computed`); the others are per
+request or block. The core never reads its own events.
 """
 
 from dataclasses import dataclass
@@ -11,14 +12,15 @@ from ridgeline.core.plan import IntColumn, Timings
 
 
 class Wait(StrEnum):
-    """Reasons for which a sequence cannot be scheduled although it is at the front: `waiting_for` holds these."""
+    """Reasons for which a sequence cannot be scheduled although its turn has come (`Sequence.waiting_for`): another sequence computes a
+    block of its prefix, or steps in flight still use its row."""
 
     PREFIX = "prefix"
     DRAIN = "drain"
 
 
 class Finish(StrEnum):
-    """Reasons for which a sequence ended, as the client reads them."""
+    """Reasons for the end of a sequence, as clients read them."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -40,7 +42,7 @@ class Waiting:
     choice: int
     reason: Wait
     blocker: str | None
-    """Request id of the one waited for, where there is one."""
+    """Request id of the sequence waited for, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """Columns of one plan: sequence numbers and how many tokens each computes."""
+    """A planned step: per row the sequence number and the tokens it computes; then the state of queue and block pools."""
 
     step: int
     time: float
@@ -62,12 +64,12 @@ class Scheduled:
     free_blocks: int
     cached_blocks: int
     host_blocks: int = 0
-    """Blocks of the host that hold something."""
+    """Cached blocks of the host tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Columns of one committed step: sequence numbers and how many ids each sampled. `accepted` of `drafted` ids were right."""
+    """A committed step: per row the sequence number and the ids it sampled. `accepted` of `drafted` ids were right."""
 
     step: int
     time: float
@@ -79,7 +81,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A choice got its row: links the sequence number to the request. `resumed` after a preemption."""
+    """A choice takes a row; links the sequence number to the request. `resumed`: after a preemption."""
 
     request_id: str
     choice: int
@@ -90,7 +92,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """`tokens` need not be computed; those of `from_host` of them are copied back from the host."""
+    """`tokens` need not be computed; `from_host` of them are copied back from the host tier."""
 
     request_id: str
     choice: int
@@ -114,20 +116,20 @@ class Preempted:
 
 
 class Evicted(NamedTuple):
-    """Content of a published block is forgotten. One for every block, so made cheaply, as are `Moved` and `Published`."""
+    """The content of a published block is lost. A named tuple like `Moved` and `Published`, as there is one per block."""
 
     block_id: int
 
 
 class Moved(NamedTuple):
-    """Content of a published block is in block `to` from this plan on. Blocks of the host have greater numbers than the device's."""
+    """The content of a published block is in block `to` from this plan on. Host blocks have greater numbers than device blocks."""
 
     block_id: int
     to: int
 
     @property
     def out(self) -> bool:
-        """True if it left the device."""
+        """True if the content left the device."""
         return self.to > self.block_id
 
 
@@ -146,7 +148,7 @@ class EndedProvisionally:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counted from ids, once. `cached_tokens` are prompt tokens taken from the prefix cache."""
+    """Token counts of one choice, counted once from its ids. `cached_tokens`: prompt tokens taken from the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int

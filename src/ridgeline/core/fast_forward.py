@@ -1,7 +1,7 @@
-"""Steps ahead in which nothing will be decided, and the jump over them: what a simulator may skip.
+"""Skipping steps in which the scheduler decides nothing, for the simulator.
 
-Owns no state. A jump leaves exactly what so many calls of `schedule` and `commit` would, free list and prefix index included, but for the
-events that tell of each step.
+A skip leaves exactly the state that as many calls of `schedule` and `commit` would, free list and prefix index included, except for their
+events.
 """
 
 from ridgeline.core.scheduler import Scheduler
@@ -9,17 +9,18 @@ from ridgeline.core.sequence import Sequence
 
 
 def skippable_steps(scheduler: Scheduler, most: int = 1 << 31) -> int:
-    """Further calls of `schedule`, at most `most`, that plan one token for every running sequence and decide nothing, if no command comes.
+    """Returns the number of next steps, at most `most`, that decode one token of every running sequence and decide nothing else, provided
+    that no command comes and no sequence stops.
 
-    None starts, none ends by length, none is preempted. Blocks that are free or cached suffice: which one is taken is no decision. Where
-    cached blocks would move to the host, free ones suffice. Stop ids, NaN and the front end's closes cannot be foreseen: one of them ends
-    the quiet, and who simulates knows when its own sequences stop. 0 while anything queued could start, while a sequence catches up or is
-    pinned, while more run than a step's budget holds, while any row may draft. Blocks that windows will give back are not counted on.
+    In these steps no sequence starts, reaches its length or is preempted, and the available blocks suffice; with a host tier the free ones,
+    as an eviction is a copy. Blocks that sequences will free behind their windows are not counted. Stop ids, NaN and closes by the front
+    end are not foreseen: the simulator knows when its own sequences stop. 0 if a waiting sequence could start, if a sequence prefills or is
+    pinned, if more sequences run than the token budget allows, or if there is a drafter.
     """
     running, waiting, limits = scheduler.lifecycle.running, scheduler.lifecycle.waiting, scheduler.limits
     if scheduler.drafter is not None or not running or len(running) > limits.token_budget or scheduler.lifecycle.pinned:
         return 0
-    if waiting and len(running) < limits.rows:  # a row is free, or comes free when its last step commits
+    if waiting and len(running) < limits.rows:  # a row is free, or becomes free when its last step commits
         return 0
     if waiting and scheduler.preemptor.find_victim(waiting[0]) is not None:
         return 0
@@ -40,7 +41,7 @@ def skippable_steps(scheduler: Scheduler, most: int = 1 << 31) -> int:
 
 
 def _blocks_taken(scheduler: Scheduler, running: list[Sequence], steps: int) -> int:
-    """Blocks that `steps` further tokens of every running sequence take; what windows give back is not counted."""
+    """Returns the blocks that `steps` further tokens of every running sequence take; blocks freed behind windows are not counted."""
     size, groups = scheduler.cache.shape.block_tokens, len(scheduler.cache.shape.groups)
     beyond = [-(-end // size) for s in running if (end := s.scheduled + steps - s.capacity) > 0]
     return groups * sum(beyond)
@@ -49,7 +50,7 @@ def _blocks_taken(scheduler: Scheduler, running: list[Sequence], steps: int) -> 
 def skip_steps(scheduler: Scheduler, steps: int, token: int) -> None:
     """Lets every running sequence compute one token and sample `token`, `steps` ≤ `skippable_steps` times. Nothing may be in flight.
 
-    Blocks are evicted, taken, let go and published in the order in which single steps would: (step, schedule before commit, policy order).
+    Blocks are evicted, allocated, freed and published in the order of single steps: by step, schedule before commit, in policy order.
     """
     cache, running, size = scheduler.cache, scheduler.lifecycle.running, scheduler.cache.shape.block_tokens
     starts = [sequence.scheduled for sequence in running]

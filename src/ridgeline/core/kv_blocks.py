@@ -1,7 +1,7 @@
-"""The KV cache as thinking sees it: tables of blocks per sequence and group, grown, shared, released and published.
+"""The block tables of sequences, one per KV group: allocated, shared by prefix, freed and published.
 
-Every group has the same number of blocks in its table; behind a window they become block 0 when they are let go. The content of a
-published block that is taken for something else moves to the host, where there is a tier for that, and comes back when it is wanted.
+The tables of a sequence are equally long; entries behind a sliding window become block 0 when they are freed. With a host tier, evicted
+content moves there, and back to the device on a hit.
 """
 
 from collections.abc import Callable
@@ -15,21 +15,21 @@ from ridgeline.errors import LawViolation
 
 
 class KVBlocks:
-    """Blocks, their holders and the prefix index, kept in step.
+    """Keeps block pools, prefix index and the tables of sequences consistent.
 
-    copies  (from, to) of blocks, which the next plan brings about, in this order
+    copies  (from, to): block copies that the next plan carries out, in this order
     """
 
     def __init__(self, shape: KVShape, shared: bool, emit: Callable[[Event], None]) -> None:
         self.shape = shape
         self.index = PrefixIndex(shape, shared)
-        self.pool = BlockPool(shape.blocks, self._evicted)
+        self.pool = BlockPool(shape.blocks, self._on_evict)
         self.host = HostBlocks(shape.blocks + 1, shape.host_blocks, self._forget)
         self.copies: list[tuple[int, int]] = []
         self._emit = emit
 
-    def _evicted(self, block_id: int) -> None:
-        """A block of the device is taken for something else."""
+    def _on_evict(self, block_id: int) -> None:
+        """Moves the content of an evicted device block to the host tier, or forgets it."""
         to = self.host.allocate()
         if to:
             self._move(block_id, to)
@@ -47,14 +47,14 @@ class KVBlocks:
         self._emit(Moved(block_id, to))
 
     def find_longest_hit(self, sequence: Sequence) -> int:
-        """Leading blocks that are published in every group and that the sequence need not compute itself."""
+        """Returns the number of leading blocks that are published in every group and that the sequence need not compute itself."""
         size = self.shape.block_tokens
         return self.index.find_longest_hit(sequence, sequence.capacity // size, sequence.reusable // size)
 
     def attach_prefix(self, sequence: Sequence, blocks: int) -> None:
-        """The sequence, which has nothing in flight, shares what is published of its first `blocks` blocks and stands behind them.
+        """Puts the published ones of the sequence's first `blocks` blocks into its tables, as computed. Nothing of it is in flight.
 
-        Those that are on the host stand in its tables until `restore_from_host` or `free`, which follows before anything is planned.
+        Host blocks stay in the tables until `restore_from_host` or `free`, one of which follows before the next plan.
         """
         size = self.shape.block_tokens
         first = sequence.capacity // size
@@ -76,7 +76,7 @@ class KVBlocks:
         self._mark_published(sequence, blocks)
 
     def count_host_blocks(self, sequence: Sequence) -> int:
-        """Blocks of the host in the sequence's tables."""
+        """Returns the number of host blocks in the sequence's tables."""
         device = self.shape.blocks
         return sum([block_id > device for table in sequence.tables for block_id in table]) if self.host.count else 0
 
@@ -93,21 +93,21 @@ class KVBlocks:
         return needed <= pool.available
 
     def restore_from_host(self, sequence: Sequence) -> int:
-        """Blocks on the host come back to the device. The caller has made room. Returns how many tokens they hold."""
-        away = [(table, at) for table in sequence.tables for at, block_id in enumerate(table) if block_id > self.shape.blocks]
-        if not away:
+        """Moves the host blocks of the tables back to the device; the caller has checked `available`. Returns the tokens that they hold."""
+        on_host = [(table, at) for table in sequence.tables for at, block_id in enumerate(table) if block_id > self.shape.blocks]
+        if not on_host:
             return 0
-        for (table, at), block_id in zip(away, self.pool.allocate(len(away)), strict=True):
+        for (table, at), block_id in zip(on_host, self.pool.allocate(len(on_host)), strict=True):
             self._move(table[at], block_id)
             self.pool.published[block_id] = 1
             self.host.release(table[at])
             table[at] = block_id
         tables = sequence.tables
         sequence.new_blocks = [(g, first, tuple(tables[g][first : first + len(block_ids)])) for g, first, block_ids in sequence.new_blocks]
-        return len({at for _, at in away}) * self.shape.block_tokens
+        return len({at for _, at in on_host}) * self.shape.block_tokens
 
     def allocate(self, sequence: Sequence, upto: int) -> None:
-        """Takes blocks so that positions below `upto` are covered. The caller has made room."""
+        """Allocates blocks for the positions below `upto`. The caller has checked `available`."""
         size = self.shape.block_tokens
         first, blocks = sequence.capacity // size, -(-upto // size)
         if blocks <= first:
@@ -121,14 +121,14 @@ class KVBlocks:
         sequence.set_capacity(blocks * size)
 
     def count_out_of_window(self, sequence: Sequence) -> int:
-        """Blocks that the sequence holds behind the window of its next position, committed or not."""
+        """Returns the number of blocks that the sequence holds behind the windows of its next position, committed or not."""
         return sum(
             sum(block_id != 0 for block_id in sequence.tables[g][: self.index.first_visible_block(window, sequence.scheduled)])
             for g, window in self.index.windows
         )
 
     def free_out_of_window(self, sequence: Sequence) -> None:
-        """Lets go of committed blocks that no further position of the sequence can see."""
+        """Frees committed blocks that are behind the window of every further position."""
         for g, window in self.index.windows:
             first = sequence.released[g]
             last = min(sequence.computed // self.shape.block_tokens, self.index.first_visible_block(window, sequence.scheduled))
@@ -139,7 +139,7 @@ class KVBlocks:
                 sequence.released[g] = last
 
     def free(self, sequence: Sequence) -> None:
-        """Lets go of everything, deepest block first in all groups at once, so that the start of a shared prefix is evicted last."""
+        """Frees all blocks of the sequence, the last ones first, so that the start of a shared prefix is evicted last."""
         self.index.unmark_computing(sequence)
         deepest_first = zip(*[reversed(table) for table in sequence.tables], strict=True)
         self._release_holds(sequence, [block_id for block_ids in deepest_first for block_id in block_ids if block_id])
@@ -168,12 +168,12 @@ class KVBlocks:
         self.pool.drop(block_id)
 
     def release_step(self, step: int) -> None:
-        """The step is over: what was handed over to it loses that holder."""
+        """Removes a committed step as a holder of blocks."""
         for block_id in self.pool.held_by_steps.pop(step, ()):
             self._drop(block_id)
 
     def publish(self, sequence: Sequence) -> None:
-        """Offers the blocks that the sequence has filled with committed content."""
+        """Publishes blocks that are full of committed content in the prefix index."""
         filled = sequence.computed // self.shape.block_tokens
         if sequence.computed > len(sequence.known):
             raise LawViolation(4, f"sequence {sequence.number} has computed {sequence.computed} positions of {len(sequence.known)} ids")

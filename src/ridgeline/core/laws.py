@@ -1,8 +1,8 @@
-"""The laws of docs/laws.md that a scheduler's state can show.
+"""Checks of the invariants of docs/laws.md ("laws") that show in a scheduler's state.
 
-`check` looks at counters and open sequences, `check_plan` at one plan; `check_full` recounts every block.
-Never repairs anything: a law that does not hold raises `LawViolation` with its number. Laws that need to know what was computed
-(7, 8, 9, 12, 13, 15) or what a client was told (1, 10, 11) are the simulator's.
+`check` looks at counters and open sequences, `check_plan` at one plan, `check_full` recounts every block. A law that does not hold raises
+`LawViolation` with its number; nothing is repaired. The simulator checks the laws about computed values (7, 8, 9, 12, 13, 15) and about
+what clients receive (1, 10, 11).
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from ridgeline.errors import LawViolation
 
 
 def check(scheduler: Scheduler) -> None:
-    """Laws 1, 2 (counters), 4, 5 (rows) and 6 after a step. O(open sequences)."""
+    """Checks laws 1, 2 (counters), 4, 5 (rows) and 6 after a step. O(open sequences)."""
     lifecycle, pool = scheduler.lifecycle, scheduler.cache.pool
     for sequence in lifecycle.running:
         _check_sequence(sequence, State.RUNNING)
@@ -53,7 +53,7 @@ def _check_sequence(sequence: Sequence, state: State) -> None:
 
 
 def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
-    """Law 5: a plan never exceeds token budget, rows or blocks, and is never empty. Its columns fit each other."""
+    """Checks law 5: a plan is not empty, is within token budget, rows, samples and blocks, and its columns fit each other."""
     tokens, rows, name = sum(plan.count), len(plan.row), f"step {plan.step}"
     if not 0 < tokens <= limits.token_budget:
         raise LawViolation(5, f"{name} computes {tokens} tokens, the budget is {limits.token_budget}")
@@ -66,7 +66,7 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
         raise LawViolation(5, f"{name} samples {list(plan.sample)} of {list(plan.count)} positions, {limits.max_samples} are allowed")
     for end, samples in zip(accumulate(plan.count), plan.sample, strict=True):
         if samples > 1 and min(plan.tokens[end - samples : end]) < 0:
-            raise LawViolation(4, f"{name} has drafts behind an id that is not known, or that are none")
+            raise LawViolation(4, f"{name} has drafts behind an id that is not known, or drafts without an id")
     for index, first, count in plan.score:
         if not (0 <= index < rows and count > 0 and 0 <= first <= first + count <= plan.count[index] - plan.sample[index]):
             raise LawViolation(5, f"{name} scores {count} positions from {first} on of row index {index}, not all computed there")
@@ -80,7 +80,7 @@ def check_plan(plan: Plan, limits: Limits, shape: KVShape) -> None:
 
 
 def check_full(scheduler: Scheduler) -> None:
-    """Beside `check`: laws 2 and 3 by recounting every holder of every block, law 14 when the scheduler is idle. O(blocks + known ids)."""
+    """Checks what `check` does, laws 2 and 3 by recounting the holders of every block, and law 14 if idle. O(blocks + known ids)."""
     check(scheduler)
     pool = scheduler.cache.pool
     tables: Counter[int] = Counter()
@@ -89,8 +89,8 @@ def check_full(scheduler: Scheduler) -> None:
             tables.update([block_id for block_id in table if block_id])
         _check_tables(sequence, scheduler)
     holders = tables.copy()
-    for handed in pool.held_by_steps.values():
-        holders.update(handed)
+    for block_ids in pool.held_by_steps.values():
+        holders.update(block_ids)
     for block_id in range(1, pool.count + 1):
         if holders[block_id] != pool.holders[block_id]:
             raise LawViolation(2, f"block {block_id} has {holders[block_id]} holders and counts {pool.holders[block_id]}")
@@ -105,20 +105,20 @@ def check_full(scheduler: Scheduler) -> None:
 
 
 def _check_tables(sequence: Sequence, scheduler: Scheduler) -> None:
-    """Every block that is still seen is there; a published block holds a full, computed block with these very ids."""
+    """Checks that every block that the next position sees is held, and that published ones are full, computed and have its ids."""
     index, size = scheduler.cache.index, scheduler.cache.shape.block_tokens
     name = f"sequence {sequence.number}"
     for g, (table, group) in enumerate(zip(sequence.tables, scheduler.cache.shape.groups, strict=True)):
         if len(table) * size != sequence.capacity:
             raise LawViolation(2, f"{name} has {len(table)} blocks of group {g} for {sequence.capacity} positions")
         if 0 in table[index.first_visible_block(group.window, sequence.scheduled) :]:
-            raise LawViolation(3, f"{name} has let go of a block of group {g} that position {sequence.scheduled} sees")
+            raise LawViolation(3, f"{name} has freed a block of group {g} that position {sequence.scheduled} sees")
         for block, block_id in enumerate(table):
             found = index.by_block_id.get(block_id)
             if found is None:
                 continue
             if (block + 1) * size > sequence.computed:
-                raise LawViolation(3, f"{name} will write its block {block} of group {g}, and {block_id} is published")
+                raise LawViolation(3, f"{name} will write to block {block_id}, its block {block} of group {g}, which is published")
             if found.block_ids[g] != block_id or found.ids != tuple(sequence.known[block * size : (block + 1) * size]):
                 raise LawViolation(3, f"block {block_id} is published with other ids than {name} has in its block {block}")
             if found.identity != index.identity(sequence):
@@ -130,10 +130,10 @@ def _check_index(scheduler: Scheduler) -> None:
     entries = {block_id: block for block in index.blocks.values() for block_id in block.block_ids if block_id}
     host, here = scheduler.cache.host, {block_id for block_id in entries if block_id <= pool.count}
     if entries != index.by_block_id or sum(pool.published) != len(here) or not all(pool.published[block_id] for block_id in here):
-        raise LawViolation(3, f"{len(entries)} blocks are indexed, {len(index.by_block_id)} known to be, {sum(pool.published)} marked")
+        raise LawViolation(3, f"{len(entries)} blocks are indexed by key, {len(index.by_block_id)} by id, {sum(pool.published)} marked")
     numbers = {*host.free, *host.cached}
     if numbers != set(range(host.first, host.first + host.count)) or host.cached.keys() != entries.keys() - here:
-        raise LawViolation(3, f"{len(host.cached)} blocks of the host hold something, {len(entries) - len(here)} are indexed")
+        raise LawViolation(3, f"{len(host.cached)} host blocks are cached, {len(entries) - len(here)} are in the index")
     for key, block in index.blocks.items():
         if block.key != key or len(block.ids) != index.shape.block_tokens or not any(block.block_ids):
             raise LawViolation(3, f"a block {block.block_ids} is published under another key, or is not full")
@@ -144,8 +144,8 @@ def _check_index(scheduler: Scheduler) -> None:
 def _check_idle(scheduler: Scheduler) -> None:
     lifecycle, pool = scheduler.lifecycle, scheduler.cache.pool
     if pool.available != pool.count or pool.held_by_steps or any(pool.holders):
-        raise LawViolation(14, f"idle, and {pool.count - pool.available} blocks are not back")
+        raise LawViolation(14, f"idle, and {pool.count - pool.available} blocks are not free")
     if len(lifecycle.rows) != scheduler.limits.rows or lifecycle.waiting or lifecycle.running:
-        raise LawViolation(14, f"idle, and {scheduler.limits.rows - len(lifecycle.rows)} rows are not back")
+        raise LawViolation(14, f"idle, and {scheduler.limits.rows - len(lifecycle.rows)} rows are not free")
     if scheduler.cache.index.computing or (pool.cached and not scheduler.limits.prefix_caching):
-        raise LawViolation(14, "idle, and the prefix index still expects blocks or keeps those of a request")
+        raise LawViolation(14, "idle, and the prefix index still expects blocks, or has cached blocks without prefix caching")

@@ -1,6 +1,6 @@
-"""The life of sequences: queued, resident on a row, preempted, ended, closed.
+"""The life cycle of sequences: waiting, running, preempted, ended, closed.
 
-One transition, one function; each idempotent where a client can repeat it. Never decides who runs: `core.scheduler` does.
+One function per transition, idempotent where a client can repeat it. The scheduler decides which sequence runs.
 """
 
 from bisect import insort
@@ -18,16 +18,17 @@ from ridgeline.core.sequence import Sequence, State
 
 by_rank = attrgetter("rank")
 RETRY_SECONDS = (1.0, 60.0)
-"""Bounds of what a refused client is told: when the next place in the queue should be free."""
+"""Bounds of Retry-After for a rejected request: the time until a place in the queue should be free."""
 
 
 class Lifecycle:
-    """Open sequences in the policy's order, and the rows they sit on.
+    """Open sequences in the policy's order, and the free rows.
 
     waiting, running  sorted by rank; an ended sequence is in neither
     pinned            running sequences that were preempted as often as is allowed
-    open              request id → its sequences that are not closed
-    unstarted         request ids of which no choice has run yet: the queue that `max_waiting` bounds
+    open              request id → choice → its sequence, until it is closed
+    unstarted         ids of requests of which no choice has run yet: the queue that `max_waiting` bounds
+    rows, freed_rows  free rows; those of them that the executor has not been told of
     """
 
     def __init__(self, limits: Limits, policy: Policy, cache: KVBlocks, emit: Callable[[Event], None]) -> None:
@@ -46,10 +47,10 @@ class Lifecycle:
         self._emit = emit
 
     def admit(self, request: Admitted, now: float) -> None:
-        """Queues every choice of the request, or rejects it whole."""
-        refusal = self._refusal(request)
-        if refusal is not None:
-            self._emit(Rejected(request.request_id, *refusal))
+        """Queues every choice of the request, or rejects the request."""
+        rejection = self._rejection(request)
+        if rejection is not None:
+            self._emit(Rejected(request.request_id, *rejection))
             return
         self._emit(AdmittedEvent(request.request_id, now, len(request.prompt), request.choices))
         self.open[request.request_id] = {}
@@ -61,38 +62,38 @@ class Lifecycle:
             self.open[request.request_id][choice] = sequence
             insort(self.waiting, sequence, key=by_rank)
 
-    def _refusal(self, request: Admitted) -> tuple[str, float | None] | None:
+    def _rejection(self, request: Admitted) -> tuple[str, float | None] | None:
         if request.request_id in self.open:
             return f"request id {request.request_id} is in use", None
         if len(self.unstarted) >= self.limits.max_waiting:
-            message = f"{len(self.unstarted)} requests wait already, the limit is {self.limits.max_waiting}; try again later"
+            message = f"{len(self.unstarted)} requests are waiting, the limit is {self.limits.max_waiting}; try again later"
             return message, self._retry_after()
         reason = rejection_reason(self.cache.shape, self.limits.max_model_len, len(request.prompt), request.max_tokens)
         return (reason, None) if reason else None
 
     def _retry_after(self) -> float:
-        """Seconds until a place in the queue is free, as fast as requests have been starting."""
-        starts, (least, most) = self._starts, RETRY_SECONDS
-        return min(most, max(least, (starts[-1] - starts[0]) / (len(starts) - 1))) if len(starts) > 1 else least
+        """Returns the seconds until a place in the queue should be free, at the rate of the last starts."""
+        starts, (low, high) = self._starts, RETRY_SECONDS
+        return min(high, max(low, (starts[-1] - starts[0]) / (len(starts) - 1))) if len(starts) > 1 else low
 
     def is_pinned(self, sequence: Sequence) -> bool:
-        """It was preempted as often as is allowed: once it runs again, it runs to its end."""
+        """True if the sequence was preempted as often as is allowed: once it runs again, it runs to its end."""
         return sequence.preemptions >= self.limits.max_preemptions
 
     def add_wait(self, sequence: Sequence, reason: Wait, blocker: Sequence | None) -> None:
-        """The sequence cannot go on for this reason."""
+        """Notes a reason for which the sequence cannot be scheduled."""
         if reason not in sequence.waiting_for:
             sequence.waiting_for.add(reason)
             self._emit(Waiting(sequence.request.request_id, sequence.choice, reason, blocker.request.request_id if blocker else None))
 
     def clear_wait(self, sequence: Sequence, reason: Wait) -> None:
-        """The reason has gone."""
+        """Removes the reason."""
         if reason in sequence.waiting_for:
             sequence.waiting_for.discard(reason)
             self._emit(Ready(sequence.request.request_id, sequence.choice, reason))
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """Takes a row. The caller has seen that one is free."""
+        """Gives the sequence a row; the caller has checked that one is free."""
         for other in self.waiting:
             if other is sequence:
                 break
@@ -111,7 +112,7 @@ class Lifecycle:
         self._emit(Started(sequence.request.request_id, sequence.choice, sequence.number, now, resumed=sequence.preemptions > 0))
 
     def preempt(self, victim: Sequence, by: Sequence, why: str) -> None:
-        """Back to the queue with nothing computed; what steps in flight sample for it still counts."""
+        """Puts a running sequence back to the queue with nothing computed. Ids that steps in flight sample for it still count."""
         self.running.remove(victim)
         self.cache.free(victim)
         victim.state = State.WAITING
@@ -125,7 +126,7 @@ class Lifecycle:
             self._free_row(victim)
 
     def on_drained(self, sequence: Sequence) -> None:
-        """The last step in flight of a sequence that does not run any more has committed."""
+        """Frees the row of a sequence that does not run any more, once its last step in flight is committed."""
         self._free_row(sequence)
         self.clear_wait(sequence, Wait.DRAIN)
 
@@ -136,7 +137,7 @@ class Lifecycle:
             sequence.row = -1
 
     def end(self, sequence: Sequence, reason: Finish, now: float) -> None:
-        """The engine is done with the sequence. In the two-phase close the front end has the last word, except after an error."""
+        """Ends a sequence. In the two-phase close the end is provisional until the front end closes it, except after an error."""
         self._stop(sequence)
         if sequence.request.two_phase and reason is not Finish.ERROR:
             self._emit(EndedProvisionally(sequence.request.request_id, sequence.choice, reason))
@@ -144,20 +145,20 @@ class Lifecycle:
             self._close(sequence, reason, sequence.outputs, now)
 
     def close(self, request_id: str, choice: int, keep: int, reason: Finish, now: float) -> None:
-        """The front end's word on a choice that is still open; anything later or unknown is ignored."""
+        """Closes an open choice, of which the first `keep` outputs count. An unknown or closed one is ignored."""
         sequence = self.open.get(request_id, {}).get(choice)
         if sequence is not None:
             self._stop(sequence)
             self._close(sequence, reason, max(0, min(keep, sequence.outputs)), now)
 
     def abort(self, request_id: str, now: float) -> None:
-        """Closes every open choice of the request, in whatever state it is."""
+        """Closes every open choice of the request, whatever its state."""
         for sequence in list(self.open.get(request_id, {}).values()):
             self._stop(sequence)
             self._close(sequence, Finish.ABORT, sequence.outputs, now)
 
     def _stop(self, sequence: Sequence) -> None:
-        """Neither waits nor runs any more; blocks and row go back, or to the steps in flight."""
+        """Takes the sequence out of waiting or running. Its blocks and row are freed, or held until its steps in flight are committed."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
             if sequence in self.pinned:

@@ -1,6 +1,6 @@
-"""Requests as clients ask for them and as the engine accepts them: plain values, validated once in `engine.admit`.
+"""Requests as clients send them (`SamplingParams`) and as the engine accepts them (`Admitted`), and the scheduler's limits.
 
-A request is a value: `(Admitted, output token ids)`. Everything else about it is derived.
+Plain values, validated once in `engine.admit`. The state of a request follows from its `Admitted` and its output ids alone.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from ridgeline.core.step_time import UNBOUNDED
 
 MAX_BAD_WORDS: Final = 64
 MAX_BAD_WORD_CHARACTERS: Final = 64
-"""At most so many bad words of so many characters each: they become ids before a request is admitted."""
+"""Limits of `bad_words`, which are tokenized before a request is admitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A number's range, both ends included. `whole`: integers only. `above`: the lower end itself is not allowed."""
+    """The range of a number, both ends included. `whole`: integers only. `above`: the lower end is excluded."""
 
     low: float
     high: float
@@ -27,7 +27,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A number of the sampler that clients may send: from this follow its flag, the field of its name in requests, and its refusals."""
+    """Bounds and help of a numeric sampling parameter, from which its flag, its request field and its error messages are made."""
 
     bound: Bound
     help: str
@@ -39,16 +39,16 @@ def _option(default: Any, bound: Bound, help: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Choice of tokens and end of a sequence, as asked for. Names are vLLM's where the meaning coincides.
+    """Sampling parameters of a request as clients send them. Names are vLLM's where the meaning is the same.
 
-    n            answers                             best_of  None: n; else so many are computed, the n likeliest kept
-    options      what their help says; presence and frequency penalties are OpenAI's, the repetition penalty is of Keskar et al. 2019
+    n            choices                             best_of  choices computed, of which the n likeliest are returned; None: n
+    options      see their help; presence and frequency penalties are OpenAI's, the repetition penalty is of Keskar et al. 2019
     logit_bias   (id, bias) pairs                    allowed_token_ids  None: all; else no others
     bad_words    texts that may not be completed, with or without a space before them, counting from the prompt on
-    seed         None: one is drawn at admission
+    seed         None: drawn at admission
     stop         strings, found by the front end     stop_token_ids  ids, found by the engine
-    max_tokens   None: up to the context's end; 0: only the prompt is computed
-    min_tokens   no stop before so many tokens
+    max_tokens   None: up to the end of the context; 0: only the prompt is computed
+    min_tokens   output tokens before which no stop counts
     logprobs     None: off; k: the sampled token's log-probability and the k best (after temperature 1, before filters)
     prompt_logprobs  None: off; k: the same for every prompt token but the first
     """
@@ -82,15 +82,15 @@ class SamplingParams:
 OPTIONS: Final[Mapping[str, Option]] = MappingProxyType({
     each.name: each.metadata["option"] for each in fields(SamplingParams) if each.metadata
 })  # fmt: skip
-"""Fields of `SamplingParams` that are numbers of the sampler."""
+"""The numeric sampling parameters: fields of `SamplingParams` with bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Choice of a token from logits: what every choice of a request has in common. Names and meaning as in `SamplingParams`.
+    """Sampling parameters that all choices of a request share. Names and meaning as in `SamplingParams`.
 
     allowed_ids  ascending; None: all
-    bad_words    ids of each: the last may not be sampled where all before it are the newest ids of prompt and outputs
+    bad_words    ids of each: the last one is banned where those before it are the newest ids of prompt and outputs
     logprobs     None: off; k: the sampled token's log-probability and the k best
     """
 
@@ -109,10 +109,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class RowParams:
-    """The sampler's view of one sequence (a choice of a request).
+    """Sampling parameters of one row (a choice of a request).
 
-    prompt_tokens    fixes the prompt boundary for ever
-    banned_until     stop ids that may not be sampled before `min_tokens` outputs exist
+    prompt_tokens    length of the prompt: later ids are outputs, also after a preemption
+    banned_until     stop ids that are banned before `min_tokens` outputs exist
     prompt_logprobs  None: off; k: every prompt token but the first is scored, with the k best at its place
     """
 
@@ -127,18 +127,18 @@ class RowParams:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that the engine accepts. Only `engine.admit` builds it; nothing in it changes afterwards.
+    """A request that the engine has accepted; built by `engine.admit` alone.
 
     request_id    internal, unique (random 128 bits as hex)
     prompt        token ids, never empty
-    max_tokens    outputs at most, at least 1; prompt + max_tokens ≤ max_model_len
+    max_tokens    limit of output tokens, at least 1; prompt + max_tokens ≤ max_model_len
     seed          always set (drawn at admission when the client gave none), 0 ≤ seed < 2**63
     choices       number of sequences (`best_of`, else `n`); choice c has the seed `(seed, c)`
     prompt_logprobs  None: off; k: choice 0 scores the prompt, with the k best at each place
     stop_ids      ids that end the sequence (EOS and the client's, unless ignore_eos), not before min_tokens outputs exist
-    two_phase     the engine's end is provisional until the front end closes (stop strings, or nothing but the prompt is wanted)
-    domain        tenant domain of the prefix cache (bytes; an HMAC made by the front end)
-    priority      smaller runs first under the priority policy
+    two_phase     an end is provisional until the front end closes the choice (it looks for stop strings, or wants the prompt alone)
+    domain        tenant of the prefix cache (an HMAC made by the front end); blocks are shared within it
+    priority      smaller runs first, under the priority policy
     """
 
     request_id: str
@@ -155,7 +155,7 @@ class Admitted:
     priority: int = 0
 
     def row_params(self, choice: int) -> RowParams:
-        """The computing wing's view of one choice of this request."""
+        """Returns the sampling parameters of one choice."""
         return RowParams(
             seed=self.seed,
             choice=choice,
@@ -167,24 +167,24 @@ class Admitted:
         )
 
 
-MIN_PREFILL_SHARE: Final = 8
-"""Rows that catch up may always have this part of `mixed_tokens`: however many keep up, nobody's first token waits for ever."""
+MIN_PREFILL_SHARE: Final = 1 / 8
+"""Share of `mixed_tokens` that prefill always gets: no first token waits for ever, however many rows decode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of what the scheduler may spend.
+    """The scheduler's limits.
 
     rows                 sequences resident at once (`--max-num-seqs`)
     token_budget         tokens in one step (`--max-num-batched-tokens`)
-    samples              positions of one step that sample, drafts among them, where that is more than `rows`
-    mixed_tokens         what a step may cost in which rows keep up, in tokens; a row keeps up when one token brings it to its reach
-    row_tokens           what each of these rows costs, in tokens
+    samples              positions of one step that sample, drafts included, where that is more than `rows`
+    mixed_tokens         cost limit of a step with decoding rows, in prefill tokens; a row decodes if one token brings it to its target
+    row_tokens           cost of a decoding row, in prefill tokens
     depth                steps in flight, 1 … 4
     max_model_len        prompt and outputs together
-    max_preemptions      a sequence preempted so often is never a victim again
-    max_waiting          requests that may wait; beyond that admission is refused
-    prefix_caching       off: blocks are shared only among the choices of one request
+    max_preemptions      a sequence preempted so often is never preempted again
+    max_waiting          requests that may wait; further ones are rejected
+    prefix_caching       False: blocks are shared only among the choices of one request
     """
 
     rows: int = 256
@@ -200,13 +200,13 @@ class Limits:
 
     @property
     def max_samples(self) -> int:
-        """Positions of one step that sample at most: as many rows of logits there are."""
+        """Rows of logits of a step: its positions that sample, at most."""
         return max(self.rows, self.samples)
 
     def prefill_budget(self, decode_rows: int) -> int:
-        """Tokens that all rows which catch up may have together in a step beside so many rows that keep up: these wait for the step
-        with every token. At least 1; without rows that keep up nobody waits between two tokens, and the whole budget may be had."""
+        """Returns the tokens that prefilling rows may have together in a step with `decode_rows` decoding rows, whose inter-token latency
+        is the duration of the step: at least 1. Without decoding rows it is the whole token budget."""
         if not decode_rows:
             return self.token_budget
-        tokens = max(self.mixed_tokens // MIN_PREFILL_SHARE, int(self.mixed_tokens - decode_rows * self.row_tokens))
+        tokens = max(int(self.mixed_tokens * MIN_PREFILL_SHARE), int(self.mixed_tokens - decode_rows * self.row_tokens))
         return max(1, min(tokens, self.token_budget - decode_rows))

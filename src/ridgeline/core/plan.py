@@ -1,6 +1,6 @@
-"""Plan and result: the only contract between thinking and computing. Columns, not objects.
+"""Plan and result of a step: the contract between scheduler and executor, in columns with one entry per row.
 
-A plan is a delta against rows that the executor already has. No field names a phase.
+A plan is a delta against rows that the executor already has. Prefill and decode are not distinguished.
 """
 
 from array import array
@@ -15,31 +15,31 @@ else:
     IntColumn = array
 
 LAST = -1
-"""In `Plan.tokens`: the id sampled last for the row."""
+"""In `Plan.tokens`: the id that was sampled last for the row, which the executor fills in."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
-    """A sequence that becomes resident: after admission, or again after a preemption."""
+    """A sequence that takes a row, after admission or again after a preemption."""
 
     row: int
     sequence: int
-    """Stable number of the sequence in the engine's life (the noise key is `params`, never this)."""
+    """Number of the sequence, unique in the life of the engine. Noise is keyed by `params`, never by this."""
     params: RowParams
     ids: tuple[int, ...]
-    """All known ids, prompt and outputs: the request as a value."""
+    """All known ids, prompt and outputs."""
     tables: tuple[tuple[int, ...], ...]
-    """Per KV group the block table: ids of the sequence's blocks 0, 1, …; behind the window 0, which is never read."""
+    """Block table per KV group; 0 for blocks behind the window, which are never read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step. `row[i]` computes `count[i]` tokens from position `start[i]`; `tokens` holds them back to back.
 
-    start    absolute; beyond the end of the row's last step when it takes over blocks that others have published
-    tokens   of each row known ids, then LAST, or ids drafted by the host behind a known one
-    sample   how many of the row's last positions sample, ≤ count: 0, 1, or 1 + the number of its drafts
-    score    (row index, first, count): prompt positions whose next token is to be scored, `first` counted from the row's first token
+    start    absolute; beyond the end of the row's last step if blocks that others have published were attached
+    tokens   per row known ids, then LAST, or drafted ids behind a known one
+    sample   number of the row's last positions that sample, ≤ count: 0, 1, or 1 + its drafts
+    score    (row index, first, count): prompt positions whose next token is scored, `first` counted from the row's first token
     """
 
     step: int
@@ -51,14 +51,14 @@ class Plan:
     new_rows: tuple[NewRow, ...] = ()
     freed_rows: tuple[int, ...] = ()
     blocks: tuple[tuple[int, int, int, tuple[int, ...]], ...] = ()
-    """(row, group, index of the first block, block ids) appended to tables of rows that are already resident; 0 as in `NewRow`."""
+    """(row, group, index of the first block, block ids) appended to the block tables of earlier rows; 0 as in `NewRow`."""
     copies: tuple[tuple[int, int], ...] = ()
-    """(from, to): whole blocks copied, one after the other, before the step computes; one of the two is a block of the host."""
+    """(from, to): blocks copied in this order before the step computes, one of each pair on the host."""
     score: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def drafts(self) -> bool:
-        """A row has drafts: the step is a barrier, nothing is planned behind it until it is committed."""
+        """True if a row has drafts. The step is a barrier then: nothing is planned behind it until it is committed."""
         return self.sample.count(0) + self.sample.count(1) < len(self.sample)
 
 
@@ -72,7 +72,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds of one step as the executor saw it: waiting for its turn, making its inputs, running."""
+    """Seconds of one step in the executor: waiting for its turn, making its inputs, running."""
 
     queue: float = 0.0
     prepare: float = 0.0
@@ -81,14 +81,14 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outcome of a step, row for row as in the plan.
+    """Result of a step, with the rows of its plan.
 
-    sampled   ids of row i, n ≤ `Plan.sample[i]`: up to and including the first that differs from its draft; none only where the row does
-              not sample, or where its first sampling position is not finite
-    finite    1 where the row's numbers are finite: keys, values and final hidden states of its tokens up to the last returned sample; 0
-              where a position that is not finite was met before the walk ended (ids before it are still returned)
-    logprobs  of row i one per returned id, None where the row did not ask; None when no row asked
-    scores    per entry of `Plan.score` as many as it names; None when there are none
+    sampled   per row n ≤ `Plan.sample[i]` ids, up to and including the first that differs from its draft; none only if the row does not
+              sample or its first sampling position is not finite
+    finite    1 if keys, values and final hidden states of the row's tokens are finite up to the last returned id; 0 if a position that is
+              not was met before the end of verification (ids before it are returned)
+    logprobs  per row one per returned id, None for a row that did not ask; None if no row asked
+    scores    per entry of `Plan.score` as many as it names; None if there are none
     """
 
     step: int
@@ -101,9 +101,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that share a block table. `window` 0 means that every position is kept (kind "full").
+    """Layers that share a block table. `window` 0 (kind "full"): every position is kept.
 
-    Groups are cut so that a block has the same size in each: one pool serves all.
+    A block has the same size in every group, so that one pool serves all.
     """
 
     kind: str
@@ -113,15 +113,15 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The paged KV cache as thinking sees it: groups, blocks, and the tokens in a block. Block 0 is reserved and never handed out."""
+    """The paged KV cache: its groups, the tokens per block and the number of blocks. Block 0 is reserved and never allocated."""
 
     groups: tuple[KVGroup, ...]
     block_tokens: int
     blocks: int
     """Usable blocks, numbered 1 … `blocks`."""
     fingerprint: bytes
-    """Identity of weights and KV layout: part of every prefix key."""
+    """Hash of weights and KV layout, part of every prefix key."""
     host_blocks: int = 0
-    """Blocks of host memory behind those, numbered `blocks` + 1 …: they keep content for the device, which computes with its own alone."""
+    """Blocks of the host tier, numbered `blocks` + 1 …. The device reads its own blocks only; content is copied back first."""
     block_bytes: int = 0
-    """Bytes that a copy of a block moves; 0 where there is no memory behind it."""
+    """Bytes that a copy of a block moves; 0 if no memory is behind it, as in a simulation."""

@@ -1,4 +1,4 @@
-"""A plan being written: columns that grow row by row and are frozen once."""
+"""The builder of a plan: columns that grow row by row."""
 
 from array import array
 
@@ -7,18 +7,18 @@ from ridgeline.core.sequence import Sequence
 
 Ids = tuple[int, ...]
 MAX_SCORED = 64
-"""Prompt positions that a step scores at most: each costs logits over the whole vocabulary, and everybody else waits for the step."""
+"""Prompt positions that a step scores at most: each needs logits over the whole vocabulary, and all rows wait for the step."""
 
 
 class PlanBuilder:
-    """One step before it is frozen.
+    """A step that is being scheduled.
 
-    chunks        row index → (tokens, samples) of the rows that do anything but compute one token and sample once
-    score         as in `Plan`
-    drafted       ids drafted in all rows, which stand in `tokens` behind the last one of their row
-    fresh         sequences whose row is new
-    closed        no further waiting sequence may start in this step
-    prefill_left  tokens that rows which catch up may still have in this step; None until one asks
+    chunks         row index → (tokens, samples) of rows that do anything but compute one token and sample once
+    score          as in `Plan`
+    drafted        ids drafted in all rows; `tokens` has them behind the other tokens of their row
+    new_sequences  sequences whose row is new
+    starts_closed  no further waiting sequence may start in this step
+    prefill_left   tokens left of the prefill budget; None until it is needed
     """
 
     def __init__(self, step: int, budget: int) -> None:
@@ -37,21 +37,21 @@ class PlanBuilder:
 
     @property
     def budget_left(self) -> int:
-        """Tokens that the step may still compute."""
+        """Tokens left of the token budget."""
         return self.budget - len(self.tokens)
 
     @property
     def sample_count(self) -> int:
-        """Positions that sample so far."""
+        """Rows that sample so far."""
         return len(self.sequences) - (sum([not samples for _, samples in self.chunks.values()]) if self.chunks else 0)
 
     @property
     def scores_left(self) -> int:
-        """Prompt positions that the step may still score."""
+        """Prompt positions that the step can still score."""
         return MAX_SCORED - sum([count for _, _, count in self.score])
 
     def add(self, sequence: Sequence, count: int, is_new: bool = False) -> None:
-        """The sequence computes its next `count` tokens; it samples if that brings it to its reach. `fresh`: its row is new."""
+        """Adds a row that computes the next `count` tokens of the sequence, and samples if they bring it to its target."""
         start = sequence.scheduled
         end = start + count
         samples = end == sequence.target
@@ -92,21 +92,21 @@ class PlanBuilder:
         self.drafted += drafted
 
     def _score(self, sequence: Sequence, start: int, end: int) -> None:
-        """Lets this step score those of positions start … end − 1 that are of a prompt and have no score yet."""
+        """Plans the scores of those of positions start … end − 1 that belong to the prompt and have none yet."""
         upto = min(end, sequence.to_score)
         if upto > sequence.scored:
             self.score.append((len(self.sequences), sequence.scored - start, upto - sequence.scored))
             sequence.scored = upto
 
-    def build(self, freed_rows: list[int], copies: list[tuple[int, int]], before: Plan | None) -> Plan:
-        """The plan; the builder is spent. `before`: the step before, if it has the same rows, whose column is then shared."""
+    def build(self, freed_rows: list[int], copies: list[tuple[int, int]], previous: Plan | None) -> Plan:
+        """Returns the plan. `previous`: the plan of the step before if it has the same rows, whose column is shared then."""
         rows = len(self.sequences)
         count, sample = array("i", [1]) * rows, bytearray(b"\1") * rows
         for index, chunk in self.chunks.items():
             count[index], sample[index] = chunk
         return Plan(
             step=self.step,
-            row=array("i", [sequence.row for sequence in self.sequences]) if before is None else before.row,
+            row=array("i", [sequence.row for sequence in self.sequences]) if previous is None else previous.row,
             start=array("i", self.starts),
             count=count,
             tokens=array("i", self.tokens),

@@ -1,4 +1,4 @@
-"""Policies: the order in which sequences are served, and when waiting ones may join. Single functions, one row each in a table."""
+"""Scheduling policies: the order of sequences, and the steps in which waiting ones may start. One entry each in `POLICIES`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,19 +19,23 @@ def priority(sequence: Sequence) -> Rank:
 
 
 def always(running: int) -> bool:
-    """Waiting sequences join at every step: continuous batching."""
+    """Continuous batching: waiting sequences start in any step."""
     return True
 
 
 def when_empty(running: int) -> bool:
-    """Waiting sequences join when the last batch has ended: static batching."""
+    """Static batching: waiting sequences start when the last batch has ended."""
     return running == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`rank` orders sequences, smaller first, and never changes; `joins` tells whether waiting ones may start in a step, from the number
-    that runs before it; `max_running` bounds that number below the rows."""
+    """One scheduling policy.
+
+    rank         orders sequences, smaller first; constant per sequence
+    joins        (number of running sequences) → True if waiting ones may start in the step
+    max_running  limit of running sequences, if it is below the rows
+    """
 
     name: str
     rank: Callable[[Sequence], Rank]
@@ -39,7 +43,7 @@ class Policy:
     max_running: int | None = None
 
     def same_class(self, one: Sequence, other: Sequence) -> bool:
-        """Neither may push the other out."""
+        """True if neither sequence may preempt the other in order to start."""
         return self.rank(one)[:-1] == self.rank(other)[:-1]
 
 

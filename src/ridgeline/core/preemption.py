@@ -1,8 +1,8 @@
-"""Making room: rows and blocks for one sequence, by waiting for what is coming, by a smaller chunk, or by pushing another out.
+"""Rows and blocks for a sequence: what it can have, and the preemption of others where the rules allow it.
 
-The first in the policy's order is never pushed out, and neither is a pinned sequence: one that was pushed out `max_preemptions` times
-starts again only when blocks up to its very end are there, and what it has not taken of them yet is its claim, which nobody else may
-use. So whoever comes first can always go on, and whoever is pinned too. Never takes a block itself.
+The first sequence in the policy's order is never preempted, nor a pinned one. A sequence that was preempted `max_preemptions` times is
+pinned: it starts again only if blocks up to its last token are available, and those that it has not allocated yet are reserved for it. So
+the first and the pinned sequences can always advance. Allocates no blocks itself.
 """
 
 from ridgeline.core.admission import blocks_needed, blocks_needed_in_group
@@ -14,7 +14,7 @@ from ridgeline.core.sequence import Sequence, State
 
 
 class Preemptor:
-    """Decides who waits and who gives way."""
+    """Decides whether a sequence waits, gets a smaller chunk, or preempts another."""
 
     def __init__(self, policy: Policy, cache: KVBlocks, lifecycle: Lifecycle) -> None:
         self.policy = policy
@@ -23,7 +23,7 @@ class Preemptor:
         self._full_groups = sum(not group.window for group in cache.shape.groups)
 
     def ensure_row(self, sequence: Sequence, builder: PlanBuilder) -> bool:
-        """A row is free, within the policy's bound. A higher class pushes the youngest of the lowest class out."""
+        """Returns True if there is a free row within the policy's limit. A higher class preempts the last sequence of the lowest class."""
         lifecycle = self.lifecycle
         if self.policy.max_running is not None and len(lifecycle.running) >= self.policy.max_running:
             return False
@@ -34,46 +34,47 @@ class Preemptor:
         return bool(lifecycle.rows)
 
     def can_start(self, sequence: Sequence, builder: PlanBuilder) -> bool:
-        """A waiting sequence has the blocks to start with. If others give way as it grows, a block is enough; else all that it knows must
-        find place, for with less it would soon be pushed out again. A pinned one needs what it takes to its very end. What it shares on the
-        host needs blocks of the device too.
+        """Returns True if a waiting sequence, whose cached prefix is attached, has the blocks to start.
+
+        If it can preempt others as it grows, one block per group is enough. Otherwise all its known ids need blocks, as it would soon be
+        preempted with less. A pinned one needs the blocks up to its last token. Attached host blocks need device blocks too.
         """
-        shape, away = self.cache.shape, self.cache.count_host_blocks(sequence)
+        shape, on_host = self.cache.shape, self.cache.count_host_blocks(sequence)
         if self.lifecycle.is_pinned(sequence):
             return self.available_blocks(sequence) >= self._blocks_to_finish(sequence)
         if self.find_victim(sequence) is not None:
-            return self._ensure_blocks(len(shape.groups) + away, sequence, builder)
-        held = sum([block_id != 0 for table in sequence.tables for block_id in table]) - away
+            return self._ensure_blocks(len(shape.groups) + on_host, sequence, builder)
+        held = sum([block_id != 0 for table in sequence.tables for block_id in table]) - on_host
         return self.available_blocks(sequence) >= max(0, blocks_needed(shape, len(sequence.known)) - held)
 
     def ensure_tokens(self, sequence: Sequence, count: int, builder: PlanBuilder) -> int:
-        """The number of `count` tokens that the sequence can have blocks for, after pushing others out if it must; 0 to wait."""
+        """Returns how many of `count` tokens can have blocks, after preempting others if that is needed for one; 0: it waits."""
         if sequence.scheduled + count <= sequence.capacity:
             return count
         self.cache.free_out_of_window(sequence)
         size, groups = self.cache.shape.block_tokens, len(self.cache.shape.groups)
-        spare = self.available_blocks(sequence)
-        if spare < groups and sequence.scheduled == sequence.capacity:
+        available = self.available_blocks(sequence)
+        if available < groups and sequence.scheduled == sequence.capacity:
             if not self._ensure_blocks(groups, sequence, builder):
                 return 0
-            spare = self.available_blocks(sequence)
-        return min(count, sequence.capacity + max(0, spare) // groups * size - sequence.scheduled)
+            available = self.available_blocks(sequence)
+        return min(count, sequence.capacity + max(0, available) // groups * size - sequence.scheduled)
 
     def allocatable_drafts(self, sequence: Sequence, count: int) -> int:
-        """The number of `count` drafted positions that it can have blocks for: those it has, and what is spare even if every running
-        sequence took its next block. Nobody is pushed out for a draft, now or in the next step."""
+        """Returns how many of `count` drafted positions can have blocks: those it has, and those that are left if every running sequence
+        takes its next block. So no sequence is preempted for a draft, now or in the next step."""
         size, groups = self.cache.shape.block_tokens, len(self.cache.shape.groups)
         covered = sequence.capacity - sequence.scheduled
         if count <= covered:
             return count
-        spare = self.available_blocks(sequence) - groups * len(self.lifecycle.running)
-        return min(count, covered + max(0, spare) // groups * size)
+        available = self.available_blocks(sequence) - groups * len(self.lifecycle.running)
+        return min(count, covered + max(0, available) // groups * size)
 
     def _ensure_blocks(self, blocks: int, sequence: Sequence, builder: PlanBuilder) -> bool:
-        """True if so many blocks can be taken now. False while as many are coming, or when nobody may be pushed out any more."""
+        """Preempts others until `blocks` blocks are available. Returns False if steps in flight will free enough, or if nobody is left."""
         while self.available_blocks(sequence) < blocks:
-            coming = self.cache.pool.count_pending_free() + self.cache.count_out_of_window(sequence)
-            if self.available_blocks(sequence) + coming >= blocks:
+            pending = self.cache.pool.count_pending_free() + self.cache.count_out_of_window(sequence)
+            if self.available_blocks(sequence) + pending >= blocks:
                 return False
             victim = self.find_victim(sequence)
             if victim is None:
@@ -82,19 +83,19 @@ class Preemptor:
         return True
 
     def available_blocks(self, sequence: Sequence) -> int:
-        """Blocks that the sequence may take: all without a holder, but for the claims of others.
+        """Returns the blocks that the sequence may allocate: free and cached ones, without those reserved for pinned sequences.
 
-        Who comes to share blocks may keep them from coming back, so for all others the windows of a pinned sequence count in full. Pinned
-        sequences that run leave each other what each still misses: together that is never more than there is, so one can go on.
+        Another sequence may come to share blocks behind a pinned one's window, which are not freed then: so towards others its windows
+        count in full. Running pinned sequences reserve what each still needs: in sum never more than there is, so one of them can advance.
         """
         available, pinned = self.cache.pool.available, self.lifecycle.pinned
         if pinned:
-            claim = self._blocks_to_finish if sequence in pinned else self._reserved_blocks
-            available -= sum([claim(other) for other in pinned if other is not sequence])
+            reserved = self._blocks_to_finish if sequence in pinned else self._reserved_blocks
+            available -= sum([reserved(other) for other in pinned if other is not sequence])
         return available
 
     def _blocks_to_finish(self, pinned: Sequence) -> int:
-        """Blocks that a sequence takes to its very end beside those it holds. Letting go of a shared block of a window gives none back."""
+        """Returns the blocks up to the last token that a sequence does not hold yet. Freeing a shared block of a window returns none."""
         shape, holders, missing = self.cache.shape, self.cache.pool.holders, 0
         for group, table in zip(shape.groups, pinned.tables, strict=True):
             held = sum([0 < block_id <= shape.blocks and (not group.window or holders[block_id] == 1) for block_id in table])
@@ -102,12 +103,13 @@ class Preemptor:
         return missing
 
     def _reserved_blocks(self, pinned: Sequence) -> int:
-        """Blocks that a pinned sequence may still need. Its windows count in full, for it may have to leave blocks in them to others."""
+        """Returns the blocks that a pinned sequence may still need. Its windows count in full: others may come to share their blocks."""
         blocks = pinned.capacity // self.cache.shape.block_tokens
         return blocks_needed(self.cache.shape, pinned.limit - 1) - blocks * self._full_groups
 
     def find_victim(self, requester: Sequence) -> Sequence | None:
-        """The youngest of the lowest class behind the requester; of a lower class if that waits. Never the first nor a pinned one."""
+        """Returns the sequence to preempt for `requester`: the last in order behind it, of a lower class if `requester` waits; never the
+        first in order, nor a pinned one. None if there is none."""
         running = self.lifecycle.running
         waits = requester.state is State.WAITING
         for candidate in reversed(running[1:]):
@@ -118,6 +120,6 @@ class Preemptor:
         return None
 
     def _preempt(self, victim: Sequence, by: Sequence, why: str, builder: PlanBuilder) -> None:
-        """Preempts a sequence, which does not come back in the same step."""
+        """Preempts a sequence, which cannot start again in the same step."""
         builder.starts_closed = True
         self.lifecycle.preempt(victim, by, why)

@@ -1,7 +1,7 @@
-"""The prefix cache: which full blocks are computed, by key, and who is computing the others.
+"""The prefix cache: full, computed blocks by the hash of their prefix, and the sequences that compute further ones.
 
 A key is SHA-256 over the parent's key and the block's token ids; the parent of a first block is the digest of KV fingerprint and tenant
-domain. Ids and identity are stored and compared on a hit, so a collision cannot serve wrong content. Owns no block.
+domain. Ids and identity are stored and compared on a hit, so that a collision cannot serve wrong content. Blocks belong to their pools.
 """
 
 from hashlib import sha256
@@ -12,7 +12,7 @@ from ridgeline.core.sequence import Sequence
 
 
 class PrefixBlock:
-    """A published block of ids: `block_ids` hold it, per group, on the device or on the host; 0 where none does (any more)."""
+    """A published block of token ids. `block_ids`: per KV group the device or host block that holds it, 0 for none."""
 
     __slots__ = ("block_ids", "identity", "ids", "key")
 
@@ -24,9 +24,9 @@ class PrefixBlock:
 
 
 class PrefixIndex:
-    """Published blocks by key and by KV block, and the sequence that computes each key that is not published yet.
+    """The published blocks by key and by block id, and the sequence that computes each key that is not published yet.
 
-    `shared` off: keys belong to one request (its choices still share), and a block leaves the index with its last holder.
+    shared  False: keys belong to one request, whose choices share blocks, and a block leaves the index with its last holder
     """
 
     def __init__(self, shape: KVShape, shared: bool) -> None:
@@ -34,18 +34,18 @@ class PrefixIndex:
         self.shared = shared
         self.blocks: dict[bytes, PrefixBlock] = {}
         self.by_block_id: dict[int, PrefixBlock] = {}
-        """Published KV block → what it holds."""
+        """Published block id → its entry."""
         self.computing: dict[bytes, Sequence] = {}
         self._groups = len(shape.groups)
         self.windows = [(g, group.window) for g, group in enumerate(shape.groups) if group.window]
         self._pack = Struct(f"<{shape.block_tokens}I").pack
 
     def is_shareable(self, sequence: Sequence) -> bool:
-        """True if anybody else could ever use the sequence's blocks."""
+        """True if another sequence could use the blocks of this one."""
         return self.shared or sequence.request.choices > 1
 
     def identity(self, sequence: Sequence) -> bytes:
-        """The scope within which the sequence's blocks are shared: a tenant's domain, or the request alone."""
+        """Returns the scope in which the sequence's blocks are shared: its tenant, or the request alone."""
         if not sequence.identity:
             request = sequence.request
             scope = (b"tenant", request.domain) if self.shared else (b"request", request.request_id.encode())
@@ -53,7 +53,7 @@ class PrefixIndex:
         return sequence.identity
 
     def keys(self, sequence: Sequence, blocks: int) -> list[bytes]:
-        """Keys of at least the sequence's first `blocks` blocks, all of whose ids are known."""
+        """Returns the keys of at least the sequence's first `blocks` blocks, all of whose ids are known."""
         keys, size = sequence.keys, self.shape.block_tokens
         if len(keys) < blocks:
             parent = keys[-1] if keys else sha256(self.shape.fingerprint + self.identity(sequence)).digest()
@@ -64,7 +64,7 @@ class PrefixIndex:
         return keys
 
     def lookup(self, sequence: Sequence, block: int) -> PrefixBlock | None:
-        """The published block with the content of the sequence's block, whose key is made already."""
+        """Returns the published block with the content of the sequence's block, or None. Its key has been made."""
         found = self.blocks.get(sequence.keys[block])
         if found is not None and not self._same(found, sequence, block):
             return None
@@ -75,15 +75,16 @@ class PrefixIndex:
         return found.ids == tuple(sequence.known[block * size : (block + 1) * size]) and found.identity == self.identity(sequence)
 
     def find_longest_hit(self, sequence: Sequence, first: int, blocks: int) -> int:
-        """The most leading blocks, at most `blocks`, that every group accepts; `first` of them are there already.
+        """Returns the greatest number of leading blocks, at most `blocks`, that are published as far as the next position sees them. The
+        sequence has `first` of them already.
 
-        A full group needs every block from `first` on, a window group those that the next position can see.
+        A full-attention group needs every block from `first` on, a sliding-window group those within the window of the next position.
         """
         if not self.is_shareable(sequence):
             return first
         self.keys(sequence, blocks)
         size, windows = self.shape.block_tokens, self.windows
-        runs = [first] * self._groups  # per group: from here on every block is there
+        runs = [first] * self._groups  # per group: from here on every block is published
         hit = first
         for block in range(first, blocks):
             found = self.lookup(sequence, block)
@@ -102,12 +103,12 @@ class PrefixIndex:
         return all(block_id or group.window for block_id, group in zip(found.block_ids, self.shape.groups, strict=True))
 
     def first_visible_block(self, window: int, position: int) -> int:
-        """The first block that a query at `position` can see through the window (0: everything)."""
+        """Returns the first block that a query at `position` can see through the window (0: no window)."""
         return max(0, position - window + 1) // self.shape.block_tokens if window else 0
 
     def publish(self, sequence: Sequence, block: int) -> list[tuple[int, int]]:
-        """Offers a computed, full block, so that who waited for it may look again; the (group, block id) that are taken: not where another
-        block holds the same already."""
+        """Publishes a full, computed block and ends the waits for it. Returns the (group, block id) that enter the index: not those whose
+        content another block holds already."""
         key, block_ids = sequence.keys[block], [table[block] for table in sequence.tables]
         self.computing.pop(key, None)
         found = self.blocks.get(key)
@@ -128,36 +129,37 @@ class PrefixIndex:
         return taken
 
     def remove(self, block_id: int) -> None:
-        """The block is used for something else now."""
+        """Removes an evicted block."""
         found = self.by_block_id.pop(block_id)
         found.block_ids[found.block_ids.index(block_id)] = 0
         if not any(found.block_ids):
             del self.blocks[found.key]
 
     def move(self, block_id: int, to: int) -> None:
-        """Notes that the content of one block is in another from now on."""
+        """Notes that the content of block `block_id` is in block `to` from now on."""
         found = self.by_block_id.pop(block_id)
         found.block_ids[found.block_ids.index(block_id)] = to
         self.by_block_id[to] = found
 
     def mark_computing(self, sequence: Sequence, first: int, blocks: int) -> None:
-        """The sequence will compute its blocks `first` … `blocks` − 1, unless another is at it."""
+        """Notes that the sequence will compute its blocks `first` … `blocks` − 1, except those that another one computes."""
         if self.is_shareable(sequence):
             for key in self.keys(sequence, blocks)[first:blocks]:
                 self.computing.setdefault(key, sequence)
 
     def unmark_computing(self, sequence: Sequence) -> None:
-        """The sequence will not go on (preempted, ended): nobody waits for it any more."""
+        """Ends all waits for a sequence that is preempted or has ended."""
         for key in sequence.keys[sequence.published :]:
             if self.computing.get(key) is sequence:
                 del self.computing[key]
 
     def clear_computing(self, sequence: Sequence, block: int) -> None:
-        """The block is there, computed by another: who waited for it may look again."""
+        """Ends the waits for a block that was found published."""
         self.computing.pop(sequence.keys[block], None)
 
     def blocker(self, sequence: Sequence, block: int) -> Sequence | None:
-        """The sequence whose work on this block is worth waiting for: it is in flight, or its owner runs earlier by policy."""
+        """Returns the sequence whose computation of this block is worth waiting for, or None. It is if a step in flight computes the block,
+        or if that sequence comes first in the policy's order."""
         owner = self.computing.get(sequence.keys[block]) if self.is_shareable(sequence) else None
         if owner is None or owner is sequence:
             return None

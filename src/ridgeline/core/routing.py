@@ -1,6 +1,6 @@
-"""Which replica a request goes to: pure policies over what a router knows, which is what it has sent and what has come back.
+"""Routing policies: the choice of a replica for a request, from the requests that the router has sent and the answers it has seen.
 
-Time, chance and the replicas' loads are passed in. The simulator and a router use the same functions.
+Pure functions: loads and random numbers are passed in. The simulator and a router use the same ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from typing import Final
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """The router's view of one replica: open requests, their prompt tokens not answered yet, tokens of KV they may hold."""
+    """The router's view of one replica: open requests, prompt tokens of those without a first token, tokens of KV cache they may hold."""
 
     number: int
     requests: int = 0
@@ -21,7 +21,7 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """The router's view of a request: its place in the stream, its prompt's length, and a key that requests with one prefix share."""
+    """The router's view of a request: its number, its prompt length, and a key that requests with the same prefix share."""
 
     number: int
     prompt_tokens: int
@@ -29,44 +29,44 @@ class RoutedRequest:
 
 
 RoutingPolicy = Callable[[Sequence[ReplicaLoad], RoutedRequest, float], ReplicaLoad]
-"""(replicas that are up, never empty; the request; a random number in [0, 1)) → where it goes."""
+"""(loads of the replicas that are up, never empty; the request; a random number in [0, 1)) → the chosen replica."""
 
 MAX_LOAD_FACTOR: Final = 1.25
-"""A prefix' home is passed over while it has this times the mean number of open requests (Mirrokni et al. 2016, bounded loads)."""
+"""A replica with more than this multiple of the mean open requests is skipped (Mirrokni et al. 2016, bounded loads)."""
 
 
-def round_robin(loads: Sequence[ReplicaLoad], asked: RoutedRequest, chance: float) -> ReplicaLoad:
-    """One after the other."""
-    return loads[asked.number % len(loads)]
+def round_robin(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
+    """The replicas in turn."""
+    return loads[request.number % len(loads)]
 
 
-def random_replica(loads: Sequence[ReplicaLoad], asked: RoutedRequest, chance: float) -> ReplicaLoad:
-    """Any, with equal probability."""
-    return loads[int(chance * len(loads))]
+def random_replica(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
+    """Any replica, with equal probability."""
+    return loads[int(random * len(loads))]
 
 
-def least_requests(loads: Sequence[ReplicaLoad], asked: RoutedRequest, chance: float) -> ReplicaLoad:
+def least_requests(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
     """The fewest open requests; of equals the first."""
     return min(loads, key=lambda load: load.requests)
 
 
-def least_tokens(loads: Sequence[ReplicaLoad], asked: RoutedRequest, chance: float) -> ReplicaLoad:
+def least_tokens(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
     """The fewest tokens still to be prefilled, then the fewest held: prompts differ more than requests do."""
     return min(loads, key=lambda load: (load.waiting_tokens, load.held_tokens))
 
 
-def two_choices(loads: Sequence[ReplicaLoad], asked: RoutedRequest, chance: float) -> ReplicaLoad:
-    """The less loaded of two random ones (Mitzenmacher 2001): nearly as good as looking at all, and no herd on stale numbers."""
-    first = int(chance * len(loads))
-    second = int(chance * len(loads) ** 2) % len(loads)
+def two_choices(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
+    """The less loaded of two random replicas (Mitzenmacher 2001): nearly as good as the least loaded, without herding on stale loads."""
+    first = int(random * len(loads))
+    second = int(random * len(loads) ** 2) % len(loads)
     return min(loads[first], loads[second], key=lambda load: load.requests)
 
 
-def by_prefix(loads: Sequence[ReplicaLoad], asked: RoutedRequest, chance: float) -> ReplicaLoad:
-    """The prefix' home by rendezvous hashing (Thaler and Ravishankar 1998), or the next one while that is crowded."""
-    crowded = max(1.0, MAX_LOAD_FACTOR * (sum(load.requests for load in loads) + 1) / len(loads))
-    ranked = sorted(loads, key=lambda load: blake2b(asked.prefix + load.number.to_bytes(4, "little"), digest_size=8).digest())
-    return next((load for load in ranked if load.requests < crowded), ranked[0])
+def by_prefix(loads: Sequence[ReplicaLoad], request: RoutedRequest, random: float) -> ReplicaLoad:
+    """The first replica in the prefix's rendezvous order (Thaler and Ravishankar 1998) that is not overloaded."""
+    limit = max(1.0, MAX_LOAD_FACTOR * (sum(load.requests for load in loads) + 1) / len(loads))
+    ranked = sorted(loads, key=lambda load: blake2b(request.prefix + load.number.to_bytes(4, "little"), digest_size=8).digest())
+    return next((load for load in ranked if load.requests < limit), ranked[0])
 
 
 ROUTING: Final[dict[str, RoutingPolicy]] = {
@@ -77,4 +77,4 @@ ROUTING: Final[dict[str, RoutingPolicy]] = {
     "two-choices": two_choices,
     "prefix": by_prefix,
 }
-"""Policies by the name that a user writes."""
+"""Routing policies by the name that users write."""

@@ -127,7 +127,7 @@ class Scheduler:
             yield sequence
 
     def _finish_plan(self, builder: PlanBuilder, now: float) -> Plan:
-        last, pool, away = self._last, self.cache.pool, len(self.cache.host.cached)
+        last, pool, on_host = self._last, self.cache.pool, len(self.cache.host.cached)
         same = last is not None and not builder.new_sequences and last.sequences == builder.sequences
         plan = builder.build(self.lifecycle.freed_rows, self.cache.copies, last.plan if last is not None and same else None)
         self.lifecycle.freed_rows.clear()
@@ -136,7 +136,7 @@ class Scheduler:
         self._last = InFlightStep(plan, builder.sequences, numbers, builder.drafted)
         self.steps_in_flight.append(self._last)
         self.step += 1
-        self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.lifecycle.waiting), len(pool.free), len(pool.cached), away))
+        self._emit(Scheduled(plan.step, now, numbers, plan.count, len(self.lifecycle.waiting), len(pool.free), len(pool.cached), on_host))
         return plan
 
     def _schedule_one(self, sequence: Sequence, builder: PlanBuilder, now: float) -> None:

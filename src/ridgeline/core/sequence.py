@@ -1,4 +1,4 @@
-"""One choice of a request while it is open: the request's value, and where its computation stands."""
+"""One choice of a request while it is open, and the state of its computation."""
 
 from enum import IntEnum
 from typing import Any
@@ -8,7 +8,7 @@ from ridgeline.core.params import Admitted
 
 
 class State(IntEnum):
-    """WAITING has no row; RUNNING has one; ENDED is over for the engine (its front end may still owe a close); CLOSED is over."""
+    """WAITING has no row, RUNNING has one. ENDED: the engine is done, the front end has not closed it yet. CLOSED: it is over."""
 
     WAITING = 0
     RUNNING = 1
@@ -17,22 +17,27 @@ class State(IntEnum):
 
 
 class Sequence:
-    """`computed ≤ scheduled ≤ reach`, where `reach` = known ids + ids that steps in flight will sample at least.
+    """The state of one choice. `computed ≤ scheduled ≤ target`.
 
-    known      prompt and outputs, ids
-    ahead      drafted positions behind `scheduled` in the step in flight: blocks cover them, nothing counts on them
+    known      ids of prompt and output
+    computed   leading positions whose K and V are in the cache
+    scheduled  leading positions that are computed or that a step in flight computes
+    target     known ids + ids that steps in flight will sample at least (`promised`): as far as can be scheduled
+    drafted    drafted positions behind `scheduled` in the step in flight: they have blocks, and nothing counts on them
     capacity   positions covered by the blocks in `tables`
-    steady     while `reach` is not beyond it, one more token and a sample need no decision at all
-    released   per group: leading blocks that have been let go, behind its window
-    new_blocks     (group, first block, block ids) appended to tables since the row was last planned
-    limit      the most ids it may ever know
+    fast_path_limit  a decode with `target` up to here needs no decision: it has a block and stays below the limit
+    tables     block table per KV group
+    released   per group: leading blocks that were freed behind its window
+    new_blocks (group, first block, block ids) appended to tables since the row was last planned
+    limit      the most ids that it may ever know
     rank       its place in the policy's order, smaller runs first
     keys       prefix keys of the full blocks of `known`, made on demand, as is `identity`
-    published  leading blocks offered to the prefix cache (or found there); `publish_at` is where the next one ends
-    in_flight  steps in flight that carry it; `last_step` is the newest of them
+    published  leading blocks published in the prefix cache, or found there; the next one is full at position `publish_at`
+    in_flight  steps in flight with a row of it; `last_step` is the newest of them
+    overtaken  sequences that started before it although it was ready
     blocked_at the block that it waits for, while it waits for a prefix
-    scored     leading prompt positions whose next token's log-probability has been planned, never to be planned again; `to_score` of them
-               are asked for
+    scored     leading prompt positions whose next token's log-probability is planned; `to_score` of them are asked for
+    draft_state  owned by the drafter
     """
 
     __slots__ = (
@@ -110,22 +115,22 @@ class Sequence:
         self.draft_state: Any = None
 
     def set_capacity(self, positions: int) -> None:
-        """Its blocks target so far now."""
+        """Sets the number of positions that its blocks cover."""
         self.capacity = positions
         self.fast_path_limit = min(positions, self.limit - 1)
 
     @property
     def reusable(self) -> int:
-        """Leading positions that it may take over from others: one known id is left to compute, and every position that is to be scored."""
+        """Leading positions that may come from the prefix cache: all but the last known one, and none that is still to be scored."""
         most = len(self.known) - 1
         return most if self.scored >= self.to_score else min(self.scored, most)
 
     @property
     def outputs(self) -> int:
-        """Ids sampled and committed so far."""
+        """Number of committed output ids."""
         return len(self.known) - self.prompt_tokens
 
     @property
     def promised(self) -> int:
-        """Ids that steps in flight will sample at least."""
+        """Number of ids that steps in flight will sample at least."""
         return self.target - len(self.known)

@@ -1,20 +1,20 @@
-"""The prefill that a step may have beside rows that decode: from the seconds that a step takes to tokens.
+"""The duration of a step as a linear model, and the prefill budget that follows from a target for it.
 
-Owns the arithmetic. Seconds come from whoever measured or modelled them; the scheduler sees tokens only.
+Pure arithmetic. Seconds are measured at start-up or modelled by the planner; the scheduler sees tokens only.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 UNBOUNDED = 1 << 20
-"""More tokens than any step has."""
+"""A prefill budget without bound: more tokens than any step has."""
 REFERENCE_ROWS: Final = 16
-"""Rows beside whose next tokens prompts move, however long those take: else a slow model's prompts hardly would."""
+"""Decoding rows beside which prompts always move, however long these rows take: otherwise prompts of a slow model would hardly advance."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Duration of a step: `fixed`, `row` for each row that computes one token and samples, `token` for each token of the others."""
+    """Duration of a step in seconds: `fixed`, plus `row` per decoding row, plus `token` per prefill token."""
 
     fixed: float
     row: float
@@ -22,22 +22,24 @@ class StepSeconds:
 
     @classmethod
     def fit(cls, one: float, many: float, rows: int, chunk: float, tokens: int) -> "StepSeconds":
-        """From the seconds of three steps: one row, `rows` rows (two or more), one row that computes `tokens` tokens (one: no slope)."""
+        """Fits the model to the seconds of three steps: one row that decodes, `rows` ≥ 2 of them, one row that prefills `tokens` tokens
+        (1: no slope)."""
         row = max(0.0, many - one) / (rows - 1)
         return cls(max(0.0, one - row), row, max(0.0, chunk - one) / max(1, tokens - 1))
 
-    def target_seconds(self, wanted: float) -> float:
-        """Seconds that a step may take: as wanted; where `REFERENCE_ROWS` rows take longer, as much more again as they take beyond it."""
-        few = self.fixed + REFERENCE_ROWS * self.row
-        return max(wanted, few + (few - wanted))
+    def target_seconds(self, target: float) -> float:
+        """Returns the seconds that a mixed step may take: `target`, or, if `REFERENCE_ROWS` decoding rows exceed it, they and the excess
+        again."""
+        decode = self.fixed + REFERENCE_ROWS * self.row
+        return max(target, decode + (decode - target))
 
-    def mixed_tokens(self, wanted: float) -> int:
-        """Tokens that fit such a step, which rows that keep up share with those that catch up; at least 1."""
+    def mixed_tokens(self, target: float) -> int:
+        """Returns the prefill tokens that fit such a step without decoding rows, at least 1; each decoding row counts as `row_tokens`."""
         if not self.token:
             return UNBOUNDED
-        return max(1, min(UNBOUNDED, int((self.target_seconds(wanted) - self.fixed) / self.token)))
+        return max(1, min(UNBOUNDED, int((self.target_seconds(target) - self.fixed) / self.token)))
 
     @property
     def row_tokens(self) -> float:
-        """The cost of a row that keeps up, in tokens."""
+        """The cost of a decoding row in prefill tokens, at least 1."""
         return max(1.0, self.row / self.token) if self.token else 1.0

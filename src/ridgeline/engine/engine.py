@@ -65,12 +65,12 @@ class Engine:
 
     @property
     def in_flight(self) -> int:
-        """Steps submitted and not committed."""
+        """Number of steps that are submitted and not committed."""
         return len(self._in_flight)
 
     @property
     def idle(self) -> bool:
-        """Nothing is in flight and no request is open."""
+        """True if no step is in flight and no request is open."""
         return not self._in_flight and self.scheduler.idle
 
     def turn(self, commands: Sequence[Command] = ()) -> Turn:

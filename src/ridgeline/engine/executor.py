@@ -35,25 +35,25 @@ class ExecutorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A plan that has been submitted. Tickets are collected in the order of their steps."""
+    """A submitted plan. Tickets are collected in the order of submission."""
 
     plan: Plan
 
 
 class Executor(Protocol):
-    """FIFO, any number of plans between `submit` and `collect` up to the depth it was built for."""
+    """Executes plans in order. At most as many plans are in flight as the depth it was built for."""
 
     @property
     def info(self) -> ExecutorInfo: ...
 
     def submit(self, plan: Plan) -> Ticket:
-        """Takes the plan; returns at once. Never blocks on the device."""
+        """Enqueues the plan and returns at once, without waiting for the device."""
         ...
 
     def collect(self, ticket: Ticket) -> Result:
-        """Blocks until the oldest submitted plan is computed; raises if it is not this ticket's."""
+        """Waits for the result of the oldest submitted plan; raises if that is not the ticket's."""
         ...
 
     def close(self) -> None:
-        """Frees what the executor owns. Safe to call twice."""
+        """Frees the executor's resources. Safe to call twice."""
         ...

@@ -67,9 +67,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Fatal:
-    """The engine is about to end. `permanent`: a restart would end the same way (a bad model file, a setting that cannot work).
+    """The engine is about to end.
 
-    fix  flags that would make it work, as in `errors.RidgelineError`
+    permanent  a restart would fail too (a bad model file, a setting that cannot work)
+    fix        flags that would make it work, as in `errors.RidgelineError`
     """
 
     message: str
@@ -82,7 +83,7 @@ Message = Command | Progress | Ready | Frame | Health | Fatal
 
 @dataclass(frozen=True, slots=True)
 class _WireFrame:
-    """`Frame` with each event behind the tag of its type."""
+    """`Frame` on the wire: each event with the tag of its type."""
 
     step: int
     time: float
@@ -127,31 +128,31 @@ _EVENT_DECODERS = tuple(_decoder(kind) for kind in EVENT_TYPES)
 
 
 def encode(message: Message) -> bytes:
-    """Header and payload, ready to send. Raises `WireError` beyond 64 MiB."""
+    """Returns header and payload. Raises `WireError` if the payload exceeds 64 MiB."""
     body: Any = message
     if isinstance(message, Frame):
         tagged = [(_EVENT_TAGS[type(event)], event) for event in message.events]
         body = {"step": message.step, "time": message.time, "outputs": message.outputs, "events": tagged}
     payload = _ENCODER.encode(body)
     if len(payload) > MAX_PAYLOAD:
-        raise WireError(f"a frame of {len(payload)} bytes; at most {MAX_PAYLOAD} can be sent")
+        raise WireError(f"a frame of {len(payload)} bytes exceeds the limit of {MAX_PAYLOAD}")
     return HEADER.pack(MAGIC, VERSION, _MESSAGE_TAGS[type(message)], len(payload)) + payload
 
 
 def decode_header(header: bytes) -> tuple[int, int]:
-    """Tag and payload length of the frame that follows. `header` is `HEADER.size` bytes; raises `WireError`."""
+    """Returns tag and payload length from the `HEADER.size` bytes of a header. Raises `WireError`."""
     magic, version, tag, length = HEADER.unpack(header)
     if magic != MAGIC or version != VERSION:
         raise WireError(f"a frame begins with {magic!r} version {version}; expected {MAGIC!r} version {VERSION}")
     if tag >= len(MESSAGE_TYPES):
         raise WireError(f"a frame has the unknown tag {tag}")
     if length > MAX_PAYLOAD:
-        raise WireError(f"a frame announces {length} bytes; at most {MAX_PAYLOAD} are taken")
+        raise WireError(f"a frame announces {length} bytes; the limit is {MAX_PAYLOAD}")
     return tag, length
 
 
 def decode(tag: int, payload: bytes) -> Message:
-    """The message of a frame whose header has been accepted. Raises `WireError`."""
+    """Returns the message of a frame. Raises `WireError`."""
     try:
         body = _MESSAGE_DECODERS[tag].decode(payload)
         return _frame(body) if isinstance(body, _WireFrame) else body
@@ -175,7 +176,7 @@ class FrameBuffer:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """Messages completed by `data`, in order. Raises `WireError` at the first frame that is not understood."""
+        """Returns the messages that `data` completes, in order. Raises `WireError` at the first bad frame."""
         self._bytes += data
         messages: list[Message] = []
         at = 0

@@ -42,10 +42,14 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """One turn of the loop: commands as frames, plans submitted as lines, the result that was committed if any.
+    """One turn of the loop.
 
-    time    seconds on the engine's clock        ended   (request id, its output tokens) of choices that closed
-    tokens, cached, seconds  of the step committed: tokens computed, positions looked back at, time
+    time       seconds on the engine's clock
+    commands   as frames
+    decisions  the submitted plans as lines (`decision_line`)
+    step, sampled, finite    of the committed result; step is −1 if there is none
+    tokens, cached, seconds  of its step: computed tokens, positions that its rows attend to, duration
+    ended      (request id, output tokens) of choices that were closed
     """
 
     time: float
@@ -59,8 +63,8 @@ class RecordedTurn:
     seconds: float = 0.0
     ended: tuple[tuple[str, int], ...] = ()
 
-    def received(self) -> list[Command]:
-        """The commands."""
+    def decode_commands(self) -> list[Command]:
+        """Returns the commands."""
         return FrameBuffer().feed(self.commands)  # type: ignore[return-value]
 
     def result(self) -> Result:
@@ -94,7 +98,7 @@ class Recorder:
     """An executor that records: placed between engine and executor; `begin` and `end` are called around each of the engine's turns."""
 
     def __init__(self, executor: Executor, path: Path, setup: Setup) -> None:
-        """Raises OSError where the file cannot be written."""
+        """Raises OSError if the file cannot be written."""
         self._executor = executor
         self._file: BinaryIO = path.open("wb")
         self._file.write(MAGIC)
@@ -181,6 +185,6 @@ def _read_payload(file: BinaryIO, path: Path) -> bytes | None:
         return None
     (length,) = _LENGTH.unpack(head)
     if length > MAX_PAYLOAD:
-        raise ConfigError(f"{path.name} announces {length} bytes at byte {file.tell()}; at most {MAX_PAYLOAD} are taken")
+        raise ConfigError(f"{path.name} announces {length} bytes at byte {file.tell()}; the limit is {MAX_PAYLOAD}")
     payload = file.read(length)
     return payload if len(payload) == length else None

@@ -1,6 +1,6 @@
-"""Recordings of version 2, in which plans named the positions that they select: their parts as those of today's version.
+"""Conversion of recordings of version 2, whose plans name the positions that they select, to the current version.
 
-Owns the differences between the two; both have the same decisions, so that a converted recording replays to the same decisions and tokens.
+The decisions are the same, so that a converted recording replays to the same plans and tokens.
 """
 
 import ast
@@ -19,20 +19,20 @@ _DEFAULTS: Final[dict[str | None, object]] = {
 
 
 def setup(recorded: dict[str, Any]) -> dict[str, Any]:
-    """The first record: KV blocks were called pages."""
+    """Converts the first record, in which KV blocks are called pages."""
     kv = {_KV_FIELDS.get(name, name): value for name, value in recorded["kv"].items()}
     return recorded | {"kv": kv}
 
 
 def turn(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Any other record. Rows that are not finite sampled an id that meant nothing."""
+    """Converts any other record. Rows that are not finite have a meaningless sampled id there, which is dropped."""
     decisions = [_decision(line) for line in recorded["decisions"]]
     sampled = [ids if finite else [] for ids, finite in zip(recorded["sampled"], recorded["finite"], strict=True)]
     return recorded | {"decisions": decisions, "sampled": sampled}
 
 
 def _decision(line: str) -> str:
-    """A plan's line: step, columns (row, start, count, tokens, select, sample, needs_commit), then deltas, then copies if any."""
+    """Converts the line of a plan: step, columns (row, start, count, tokens, select, sample, needs_commit), deltas, copies if any."""
     step, _, rest = line.partition(" ")
     columns, _, deltas = rest.partition("]] ")
     row, start, count, tokens, select, sample, _ = json.loads(columns + "]]")
@@ -60,7 +60,7 @@ def _value(node: ast.expr) -> object:
 
 
 def _scores(count: list[int], select: list[int], sample: list[int]) -> list[tuple[int, int, int]]:
-    """(row index, first, count) of the positions that are selected and not sampled."""
+    """Returns (row index, first, count) of the positions that are selected and do not sample."""
     found = []
     for index, (tokens, end, samples) in enumerate(zip(count, accumulate(count), sample, strict=True)):
         scored = [place - end + tokens for place in select if end - tokens <= place < end - samples]

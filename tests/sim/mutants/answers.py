@@ -77,8 +77,8 @@ BUGS = (
         [
             (
                 "commit",
-                "in zip(sequences,",
-                "in zip([next((s for s in lifecycle.running if s.row == r), o) for r, o in zip(plan.row, sequences)],",
+                "else:\n        rows = zip(sequences,",
+                "else:\n        rows = zip([next((s for s in lifecycle.running if s.row == r), o) for r, o in zip(plan.row, sequences)],",
             ),
             ("_stop", "if not sequence.in_flight:", "if True:"),
         ],

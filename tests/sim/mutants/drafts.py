@@ -7,7 +7,7 @@ BUGS = (
     (
         "blocks are published past a rejected draft",
         "drafts: only kept ids advance",
-        [("_accepted", "counts[index] -= samples - kept", "counts[index] -= 0")],
+        [("_verified", "count - samples + kept", "count")],
     ),
     (
         "drafted positions count as scheduled",
@@ -49,12 +49,12 @@ BUGS = (
     (
         "ids before a NaN are lost",
         "drafts: ids go out, then the error",
-        [("_accepted", "sequence.drafted = 0", "sequence.drafted = 0; ids[index] = ids[index] if finite else ()")],
+        [("_verified", "sequence.drafted = 0", "sequence.drafted = 0; sampled = sampled if finite else ()")],
     ),
     (
         "drafted positions stay ahead after the commit",
         "drafts: a pointer that is not cut",
-        [("_accepted", "sequence.drafted = 0", "pass")],
+        [("_verified", "sequence.drafted = 0", "pass")],
     ),
     (
         "what is kept for the first position serves for all",
@@ -69,7 +69,7 @@ BUGS = (
     (
         "log-probabilities of ids behind the end shift those before",
         "drafts: log-probabilities of the wrong position",
-        [("_accepted", "logprobs[index] = row_logprobs[:kept]", "logprobs[index] = row_logprobs[-kept:]")],
+        [("_verified", "logprobs[:kept]", "logprobs[-kept:]")],
     ),
     (
         "a draft pushes another sequence out",
@@ -77,8 +77,8 @@ BUGS = (
         [
             (
                 "allocatable_drafts",
-                "spare = self.available_blocks(sequence) - groups * len(self.lifecycle.running)",
-                "self._ensure_blocks(groups, sequence, PlanBuilder(0, 0)); spare = self.available_blocks(sequence)",
+                "available = self.available_blocks(sequence) - groups * len(self.lifecycle.running)",
+                "self._ensure_blocks(groups, sequence, PlanBuilder(0, 0)); available = self.available_blocks(sequence)",
             )
         ],
     ),

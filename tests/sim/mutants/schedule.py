@@ -14,7 +14,7 @@ BUGS = (
     (
         "a second victim falls though blocks are coming",
         "T4: vllm-ascend#16315",
-        [("_ensure_blocks", "if self.available_blocks(sequence) + coming >= blocks:", "if False:")],
+        [("_ensure_blocks", "if self.available_blocks(sequence) + pending >= blocks:", "if False:")],
     ),
     (
         "the oldest falls first",

@@ -111,7 +111,7 @@ def choose_depths(cost: StepCost, tokens: int, offers: Sequence[Offer], other_ro
     step share its time.
     """
     rows = other_rows + len(offers)
-    count = min(sum([most for _, _, most in offers]) if len(offers) != 1 else offers[0][2], max_drafts, MAX_DRAFTS_PER_STEP)
+    count = min(offers[0][2] if len(offers) == 1 else sum([most for _, _, most in offers]), max_drafts, MAX_DRAFTS_PER_STEP)
     if count < 1:
         return [0] * len(offers)
     seconds = cost.range(tokens, tokens + count)

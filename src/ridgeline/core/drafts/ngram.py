@@ -1,7 +1,8 @@
-"""An index of a sequence's own ids: the earlier position whose context agrees longest with the newest ids. Grows with the ids.
+"""Prediction of a sequence's next ids from its own ids: the continuation of the earlier position whose context agrees longest with the
+newest ids, and the estimated chance that it comes true.
 
-Prompt lookup decoding (Saxena 2023) searches n-grams of falling length in the whole sequence. Here pairs of ids are indexed, their
-occurrences are chained, and of the newest few the one is taken whose preceding ids agree longest.
+Prompt lookup decoding (Saxena 2023) searches n-grams of falling length in the whole sequence. Here pairs of ids are indexed as they come,
+their occurrences are chained, and of the newest few the one is taken whose preceding ids agree longest.
 """
 
 from typing import Final
@@ -12,18 +13,25 @@ MAX_MATCH_LENGTH: Final = 8
 """Ids that are compared: an occurrence that agrees in as many is taken at once."""
 MAX_IDS_PER_UPDATE: Final = 1024
 """Ids that are indexed at once (some tenths of a millisecond): longer prompts take several updates."""
+PRIOR_ACCEPTANCE: Final = (0.0, 0.0, 0.35, 0.45, 0.6, 0.7, 0.8, 0.85, 0.92)
+"""Acceptance of a first draft by the length of its match, before the sequence has a record of its own: from edits and stories."""
+PRIOR_WEIGHT: Final = 6.0
+"""Comparisons that the prior counts for."""
+COMPARISON_DECAY: Final = 0.93
+"""Factor of a comparison's weight per further comparison."""
+assert len(PRIOR_ACCEPTANCE) == MAX_MATCH_LENGTH + 1
 
 
-class NgramIndex:
-    """Occurrences of pairs in `ids`, a list that only grows.
+class NgramPredictor:
+    """An index of pairs in `ids`, a list that only grows, with the record of its predictions.
 
-    match         the position whose continuation is proposed, −1 for none
-    match_length  ids up to that position that agree with the newest ones, `MAX_MATCH_LENGTH` at most
-    new           ids that the last update indexed behind a match, 0 where there was none
-    continued     the first so many of these were the continuation of that match
+    match            the position whose continuation is predicted, −1 for none
+    match_length     ids up to that position that agree with the newest ones, `MAX_MATCH_LENGTH` at most
+    right, compared  predictions that came true, of so many, with exponential decay
+    acceptance       the estimated chance that a predicted id is right if those before it are; 0 without a match
     """
 
-    __slots__ = ("_ids", "_last", "_previous", "continued", "match", "match_length", "new")
+    __slots__ = ("_ids", "_last", "_previous", "acceptance", "compared", "match", "match_length", "right")
 
     def __init__(self, ids: list[int]) -> None:
         self._ids = ids
@@ -33,11 +41,12 @@ class NgramIndex:
         """Per indexed position the occurrence of the same pair before it, −1 for none."""
         self.match = -1
         self.match_length = 0
-        self.new = 0
-        self.continued = 0
+        self.right = self.compared = 0.0
+        self.acceptance = 0.0
 
     def update(self) -> bool:
-        """Indexes new ids, `MAX_IDS_PER_UPDATE` at most, and looks up the newest. Returns False while ids are left to index."""
+        """Indexes the ids that came since the last call, `MAX_IDS_PER_UPDATE` at most, and compares them with the predicted ones, up to
+        the first that differs. Returns False while ids are left to index."""
         ids, previous, last, match = self._ids, self._previous, self._last, self.match
         if not previous and ids:
             previous.append(-1)
@@ -53,20 +62,26 @@ class NgramIndex:
                 before = token
             if position < len(ids):
                 return False
-        if match < 0:
-            self.new = self.continued = 0
-        else:
-            self.new = count = len(new)
-            if ids[match + 1 : match + 1 + count] == new:
-                self.continued = count
+        right, compared = self.right, self.compared
+        length = 0
+        if match >= 0 and new:
+            count = len(new)
+            if ids[match + 1 : match + 1 + count] == new:  # the match moves on
                 self.match = match + count
-                self.match_length += count
-                if self.match_length >= MAX_MATCH_LENGTH:
-                    self.match_length = MAX_MATCH_LENGTH
-                    return True
+                self.match_length = length = min(self.match_length + count, MAX_MATCH_LENGTH)
+                weight = COMPARISON_DECAY**count
+                right = weight * right + (1.0 - weight) / (1.0 - COMPARISON_DECAY)  # `count` comparisons of which the last counts 1
+                compared = weight * compared + (1.0 - weight) / (1.0 - COMPARISON_DECAY)
             else:
-                self.continued = next(place for place, token in enumerate(new) if token != ids[match + 1 + place])
-        self._search()
+                for place, token in enumerate(new, match + 1):
+                    compared = COMPARISON_DECAY * compared + 1.0
+                    right = COMPARISON_DECAY * right + (token == ids[place])
+                    if token != ids[place]:
+                        break
+            self.right, self.compared = right, compared
+        if length < MAX_MATCH_LENGTH:
+            self._search()
+        self.acceptance = (right + PRIOR_WEIGHT * PRIOR_ACCEPTANCE[self.match_length]) / (compared + PRIOR_WEIGHT)
         return True
 
     def _search(self) -> None:
@@ -87,7 +102,7 @@ class NgramIndex:
             position = previous[position]
 
     def propose(self, count: int) -> tuple[int, ...]:
-        """Returns the `count` ids behind the match, repeated where they run into the end of the sequence; none without a match."""
+        """Returns `count` predicted ids: those behind the match, repeated if they run into the end; none without a match."""
         if self.match < 0:
             return ()
         ids = self._ids[self.match + 1 : self.match + 1 + count]

@@ -7,49 +7,12 @@ itself is noticed without spending a step on it.
 from typing import Final
 
 from ridgeline.core.drafts.depth import Offer, StepCost, choose_depths
-from ridgeline.core.drafts.ngram import MAX_MATCH_LENGTH, NgramIndex
+from ridgeline.core.drafts.ngram import NgramPredictor
 from ridgeline.core.plan import Plan, Result
 from ridgeline.core.sequence import Sequence, State
 
-PRIOR_ACCEPTANCE: Final = (0.0, 0.0, 0.35, 0.45, 0.6, 0.7, 0.8, 0.85, 0.92)
-"""Acceptance of a first draft by the length of its match, before the sequence has a record of its own: from edits and stories."""
-PRIOR_WEIGHT: Final = 6.0
-"""Comparisons that the prior counts for."""
-COMPARISON_DECAY: Final = 0.93
-"""Factor of a comparison's weight per further comparison."""
 MAX_BACKOFF_STEPS: Final = 64
 """Steps without waiting, at most, behind a wait that brought no draft."""
-assert len(PRIOR_ACCEPTANCE) == MAX_MATCH_LENGTH + 1
-
-
-class _Predictor(NgramIndex):
-    """The index of one sequence with the record of its predictions, kept in `Sequence.draft_state`.
-
-    right, compared  predictions that came true, of so many, with exponential decay
-    acceptance       the estimated chance that a prediction is right if those before it are; 0 without a match
-    """
-
-    __slots__ = ("acceptance", "compared", "right")
-
-    def __init__(self, ids: list[int]) -> None:
-        super().__init__(ids)
-        self.right = 0.0
-        self.compared = 0.0
-        self.acceptance = 0.0
-
-    def compare(self) -> None:
-        """Indexes the ids that came since the last call and compares them with the predicted ones, up to the first that differs."""
-        self.update()
-        right, compared, new = self.right, self.compared, self.new
-        if new:
-            weight = COMPARISON_DECAY**self.continued
-            came_true = (1.0 - weight) / (1.0 - COMPARISON_DECAY)  # the weight of so many comparisons, the newest counting 1
-            right, compared = weight * right + came_true, weight * compared + came_true
-            if self.continued < new:
-                right, compared = COMPARISON_DECAY * right, COMPARISON_DECAY * compared + 1.0
-            self.right, self.compared = right, compared
-        prior = PRIOR_ACCEPTANCE[self.match_length]
-        self.acceptance = (right + PRIOR_WEIGHT * prior) / (compared + PRIOR_WEIGHT)
 
 
 class PromptLookupDrafter:
@@ -122,7 +85,7 @@ class PromptLookupDrafter:
             if ids and sequence.state is running:
                 predictor = sequence.draft_state
                 if predictor is None:
-                    predictor = sequence.draft_state = _Predictor(sequence.known)
-                predictor.compare()
+                    predictor = sequence.draft_state = NgramPredictor(sequence.known)
+                predictor.update()
         if result.timings.run > 0 and sum(plan.sample) == len(plan.tokens):
             self._cost.measure(len(plan.tokens), result.timings.run)

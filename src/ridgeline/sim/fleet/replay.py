@@ -85,7 +85,7 @@ def _decision_pairs(setup: Setup, turns: Iterator[RecordedTurn]) -> Iterator[tup
         clock.advance_to(turn.time)
         if turn.step >= 0:
             executor.results.append(turn.result())
-        engine.turn(turn.received())
+        engine.turn(turn.decode_commands())
         yield from zip_longest(turn.decisions, executor.decisions)
         executor.decisions.clear()
 
@@ -96,7 +96,7 @@ def read_arrivals(path: Path) -> list[Arrival]:
     asked: dict[str, tuple[float, tuple[int, ...]]] = {}
     given: dict[str, int] = {}
     for turn in turns:
-        for command in turn.received():
+        for command in turn.decode_commands():
             if isinstance(command, commands.Admit):
                 asked[command.request.request_id] = turn.time, command.request.prompt
         for name, tokens in turn.ended:
