@@ -169,6 +169,13 @@ def test_bombs_are_refused_in_time(renderer: Renderer, name: str) -> None:
     assert renderer.render("fine", VARIABLES, NOW) == "Hi"
 
 
+def test_a_spare_process_of_any_age_takes_over(renderer: Renderer) -> None:
+    renderer.render("fine", VARIABLES, NOW)
+    renderer._spare._started -= 60
+    refused_in_time(renderer, "loops")
+    assert renderer.render("fine", VARIABLES, NOW) == "Hi"
+
+
 @pytest.mark.parametrize("name", UNCOMPILED)
 def test_templates_that_do_not_compile_are_refused_with_the_reason(name: str) -> None:
     with pytest.raises(ModelFormatError, match=r"does not compile: \w+"):

@@ -62,7 +62,8 @@ class TemplateProcess:
         """Waits until the templates are compiled; returns their description. Raises `ModelFormatError` where they cannot be compiled."""
         if self._description is None:
             try:
-                self._description = receive(self._stream, self._started + START_SECONDS)
+                # A spare process may be older than that: its answer has come and only needs to be read.
+                self._description = receive(self._stream, max(self._started + START_SECONDS, monotonic() + RENDER_SECONDS))
             except TimeoutError:
                 raise ModelFormatError(f"the chat template is not compiled after {START_SECONDS:g} s") from None
             except (OSError, FrameError):
