@@ -244,8 +244,8 @@ class Recorder:
         stem = self._fresh(op, found) if found.made else ""
         made = tuple(replace(h, name=f"{stem}.{h.name}" if h.name else stem) for h in found.made)
         self._values |= {handle.name: handle for handle in made}
-        names = (tuple(handle.name for handle in handles) for handles in (found.inputs, made))
-        self._ops.append(Op(op, *names, found.attributes, found.weights))
+        inputs, outputs = (tuple(handle.name for handle in handles) for handles in (found.inputs, made))
+        self._ops.append(Op(op, inputs, outputs, found.attributes, found.weights))
         return made[0] if len(made) == 1 else made or None
 
     def _fresh(self, op: str, found: Recorded) -> str:
