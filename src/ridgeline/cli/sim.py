@@ -12,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ridgeline.cli.sim_runs import SimulationRuns
     from ridgeline.sim.laws.swarm import Tally
 
 
@@ -35,9 +36,9 @@ def sim(
     html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Simulate serving with the real scheduler: throughput, latency, queues, KV use and cost."""
-    from ridgeline.cli.output import check_writable, write_page
+    from ridgeline.cli.output import check_writable
     from ridgeline.cli.scenarios import make_scenario, parse_changes, scenario_at_rate
-    from ridgeline.cli.sim_runs import SimulationRuns, print_runs
+    from ridgeline.cli.sim_runs import SimulationRuns
 
     flags = {"device": device, "replicas": replicas, "rate": rate, "users": users, "prompt": prompt, "output": output}
     flags |= {"requests": requests, "slo": slo, "sample": sample}
@@ -54,6 +55,14 @@ def sim(
             runs.find_replicas(scenario)
         if find_knee:
             runs.find_knee(scenario_at_rate(model, settings, trace))
+    _report(runs, html, as_json)
+
+
+def _report(runs: "SimulationRuns", html: Path | None, as_json: bool) -> None:
+    """Writes the page, if asked for, and prints the table or its JSON."""
+    from ridgeline.cli.output import write_page
+    from ridgeline.cli.sim_runs import print_runs
+
     if html is not None:
         from ridgeline.sim.fleet.experiment import runs_page
 
@@ -79,9 +88,9 @@ def whatif(
     html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Try other settings on recorded traffic, with the real scheduler, and compare with today's."""
-    from ridgeline.cli.output import check_writable, write_page
+    from ridgeline.cli.output import check_writable
     from ridgeline.cli.scenarios import make_scenario, parse_changes, scenario_at_rate
-    from ridgeline.cli.sim_runs import SimulationRuns, print_runs
+    from ridgeline.cli.sim_runs import SimulationRuns
     from ridgeline.sim.fleet.experiment import candidate_levers
 
     objective = {} if slo is None else {"slo": slo}
@@ -99,14 +108,7 @@ def whatif(
             runs.find_knee(scenario_at_rate(model, base | changed, trace))
         if find_replicas:
             runs.find_replicas(make_scenario(model, base | changed, trace))
-    if html is not None:
-        from ridgeline.sim.fleet.experiment import runs_page
-
-        write_page(html, runs_page(runs.as_dict(), runs.table(), runs.notes))
-    if as_json:
-        print(json.dumps(runs.as_dict(), ensure_ascii=False))
-    else:
-        print_runs(runs)
+    _report(runs, html, as_json)
 
 
 def replay(

@@ -1,0 +1,57 @@
+"""Prompt lookup on and off in turn, in one process: is it faster where text repeats, and not slower elsewhere?
+
+    python tests/speed/lookup.py [MODEL] [--rounds 5] [--tokens 96]
+
+Ratios are seconds without drafts over seconds with them, in pairs whose order changes; the tokens of each pair must be equal.
+"""
+
+import argparse
+import time
+from statistics import median
+
+from ridgeline import LLM, SamplingParams
+
+CODE = """def area(shape):
+    if shape.kind == "circle":
+        return 3.14159 * shape.radius * shape.radius
+    if shape.kind == "square":
+        return shape.side * shape.side
+    raise ValueError(shape.kind)
+
+"""
+STORY = "Once upon a time in a village by the sea there lived an old fisherman who had never told anyone"
+REPEATING = CODE * 3 + "def area(shape):\n"
+LOADS = {
+    "1 stream, code that repeats": ([REPEATING], 0.0),
+    "1 stream, a story": ([STORY], 1.0),
+    "8 streams, 2 repeat": ([REPEATING] * 2 + [f"{STORY} {number}" for number in range(6)], 0.0),
+    "32 streams, stories": ([f"{STORY} {number}" for number in range(32)], 0.0),
+}
+"""Prompts and temperature."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=96)
+    options = parser.parse_args()
+    engines = {mode: LLM(options.model, speculative=mode, max_model_len=2_048, enable_prefix_caching=False) for mode in ("off", "ngram")}
+    for name, (prompts, temperature) in LOADS.items():
+        params = SamplingParams(temperature=temperature, seed=3, max_tokens=options.tokens, ignore_eos=True)
+        ratios = []
+        for number in range(options.rounds + 1):
+            seconds, ids = {}, {}
+            for mode in ("off", "ngram") if number % 2 else ("ngram", "off"):
+                began = time.perf_counter()
+                outputs = engines[mode].generate(prompts, params)
+                seconds[mode] = time.perf_counter() - began
+                ids[mode] = [output.outputs[0].token_ids for output in outputs]
+            assert ids["off"] == ids["ngram"], f"{name}: drafts changed the tokens"
+            if number:  # the first pair warms both up
+                ratios.append(seconds["off"] / seconds["ngram"])
+        print(f"{name}: {median(ratios):.3f} [{min(ratios):.2f}-{max(ratios):.2f}]", flush=True)
+
+
+if __name__ == "__main__":
+    main()
