@@ -11,6 +11,8 @@ MAX_CANDIDATES: Final = 6
 """Occurrences that are compared, the newest ones."""
 MAX_MATCH_LENGTH: Final = 8
 """Ids that are compared: an occurrence that agrees in as many is taken at once."""
+IDS_PER_SEARCH: Final = 4
+"""Ids that come, without a match, before they are indexed and searched for one: a step in four pays for text that does not repeat."""
 MAX_IDS_PER_UPDATE: Final = 1024
 """Ids that are indexed at once (some tenths of a millisecond): longer prompts take several updates."""
 PRIOR_ACCEPTANCE: Final = (0.0, 0.0, 0.35, 0.45, 0.6, 0.7, 0.8, 0.85, 0.92)
@@ -27,11 +29,12 @@ class NgramPredictor:
 
     match            the position whose continuation is predicted, −1 for none
     match_length     ids up to that position that agree with the newest ones, `MAX_MATCH_LENGTH` at most
+    due              the length of `ids` at which the next update is worth its time
     right, compared  predictions that came true, of so many, with exponential decay
     acceptance       the estimated chance that a predicted id is right if those before it are; 0 without a match
     """
 
-    __slots__ = ("_ids", "_last", "_previous", "acceptance", "compared", "match", "match_length", "right")
+    __slots__ = ("_ids", "_last", "_previous", "acceptance", "compared", "due", "match", "match_length", "right")
 
     def __init__(self, ids: list[int]) -> None:
         self._ids = ids
@@ -40,7 +43,7 @@ class NgramPredictor:
         self._previous: list[int] = []
         """Per indexed position the occurrence of the same pair before it, −1 for none."""
         self.match = -1
-        self.match_length = 0
+        self.match_length = self.due = 0
         self.right = self.compared = 0.0
         self.acceptance = 0.0
 
@@ -80,15 +83,17 @@ class NgramPredictor:
                         break
             self.right, self.compared = right, compared
         if length < MAX_MATCH_LENGTH:
-            self._search()
+            self.match, self.match_length = -1, 0
+            if previous and previous[-1] >= 0:
+                self._search()
         self.acceptance = (right + PRIOR_WEIGHT * PRIOR_ACCEPTANCE[self.match_length]) / (compared + PRIOR_WEIGHT)
+        self.due = len(ids) + (1 if self.match >= 0 else IDS_PER_SEARCH)
         return True
 
     def _search(self) -> None:
-        """Finds the earlier occurrence of the newest pair whose preceding ids agree longest; of equals the newest."""
+        """Finds the earlier occurrence of the newest pair, which has one, whose preceding ids agree longest; of equals the newest."""
         ids, previous, end = self._ids, self._previous, len(self._ids) - 1
-        self.match, self.match_length = -1, 0
-        position = previous[end] if end > 0 else -1
+        position = previous[end]
         for _ in range(MAX_CANDIDATES):
             if position < 0:
                 return
