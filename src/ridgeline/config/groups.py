@@ -79,6 +79,10 @@ class ServerConfig:
     generation_config        `auto`: the model's defaults for fields that a request leaves out; `none`: Ridgeline's
     sse_keep_alive_interval  seconds without an event until a stream sends a comment, so that proxies keep the connection
     shutdown_timeout         seconds for accepted requests to finish after SIGTERM
+    max_connections          open connections, at most what the system's limit on open files allows
+    max_connections_per_client  open connections of one client address; behind a proxy all clients have the proxy's
+    log_level                `debug`, `info`, `warning` or `error`
+    log_format               `text`, or `json`: one object per line
     """
 
     host: str = "127.0.0.1"
@@ -90,3 +94,7 @@ class ServerConfig:
     generation_config: str = "auto"
     sse_keep_alive_interval: float = 15.0
     shutdown_timeout: float = 30.0
+    max_connections: int = 4096
+    max_connections_per_client: int = 1024
+    log_level: str = "info"
+    log_format: str = "text"
