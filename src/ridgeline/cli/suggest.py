@@ -99,7 +99,7 @@ def _repairs(words: list[str], error: Any) -> list[list[str]]:
         return [*before, *(word for each in changed for word in each.words)]
 
     if hasattr(command, "commands"):  # no verb, or one that does not exist
-        return _verb_repairs(words, depth, command, error)
+        return _verb_repairs(words, depth, command)
     if isinstance(error, RequestError):
         flags = [param.opts[0] for param in command.params if param.name == error.param and param.param_type_name == "option"]
         return [line(*apply_fix(items, {flag: None}, command)) for flag in flags]
@@ -214,7 +214,7 @@ def _option_repairs(items: list[Item], error: Any, command: Any) -> list[list[It
     return [*repairs, [*before, *after]]
 
 
-def _verb_repairs(words: list[str], depth: int, command: Any, error: Any) -> list[list[str]]:
+def _verb_repairs(words: list[str], depth: int, command: Any) -> list[list[str]]:
     """Repairs of a verb that does not exist, or of an option before any verb."""
     if len(words) <= depth:
         return []
