@@ -100,7 +100,8 @@ def test_errors_are_one_line_and_status_2(
 
 
 @pytest.mark.parametrize(
-    ("words", "status"), [(["plan", "llama-3-70b", "--device", "h100", "--count", "4"], 0), (["bench", "serve", "--url", "http://127.0.0.1:9"], 2)]
+    ("words", "status"),
+    [(["plan", "llama-3-70b", "--device", "h100", "--count", "4"], 0), (["bench", "serve", "--url", "http://127.0.0.1:9"], 2)],
 )
 def test_starts_in_half_a_second_without_array_libraries(words: list[str], status: int, tmp_path: Path) -> None:
     """Processor time, since other work on this machine is not the verb's; with compiled modules, as an installation has them."""
