@@ -92,6 +92,7 @@ def _engine(given: Given) -> Any:
 
 
 def _check_serve(given: Given) -> None:
+    from ridgeline.cli.serve import CHOICES
     from ridgeline.server.auth import check_exposure
 
     for name, value in given.items():
@@ -100,8 +101,9 @@ def _check_serve(given: Given) -> None:
     check_exposure(given["host"], given["api_key"])
     _check_port(given["host"], given["port"])
     _check_file("--chat-template", given["chat_template"])
-    if given["generation_config"] not in ("auto", "none"):
-        raise ConfigError("--generation-config is auto or none", fix={"--generation-config": "auto"})
+    for name, choices in CHOICES.items():
+        if given[name] not in choices:
+            raise ConfigError(f"--{name} is {given[name]!r:.40}", fix={f"--{name.replace('_', '-')}": choices[0]})
     _check_engine(_engine(given))
 
 

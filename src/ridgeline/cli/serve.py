@@ -1,6 +1,7 @@
 """`ridgeline serve`: flags to settings, start-up messages on stderr, the server."""
 
 import logging
+import os
 import sys
 import time
 from dataclasses import fields
@@ -9,15 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from ridgeline import __version__
 from ridgeline.cli.output import LoadingProgress, print_status
 from ridgeline.config.groups import EngineConfig, ServerConfig
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, RidgelineError
 
 if TYPE_CHECKING:
     from ridgeline.server.service import Model
 
+log = logging.getLogger("ridgeline.serve")
+
 DEFAULTS: Final = EngineConfig(model="")
 SERVER_DEFAULTS: Final = ServerConfig()
+CHOICES: Final = {"generation_config": ("auto", "none"), "log_level": ("info", "debug", "warning", "error"), "log_format": ("text", "json")}
+"""Settings with a few possible words, the usual one first."""
 
 
 def serve(
@@ -46,6 +52,14 @@ def serve(
     shutdown_timeout: Annotated[
         float, typer.Option(min=0, max=86400, help="Seconds that accepted requests may continue after SIGTERM.")
     ] = SERVER_DEFAULTS.shutdown_timeout,
+    max_connections: Annotated[
+        int, typer.Option(min=16, max=1 << 20, help="Open connections; the system's limit on open files may allow fewer.")
+    ] = SERVER_DEFAULTS.max_connections,
+    max_connections_per_client: Annotated[
+        int, typer.Option(min=1, max=1 << 20, help="Open connections of one address; behind a proxy that is all clients.")
+    ] = SERVER_DEFAULTS.max_connections_per_client,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = SERVER_DEFAULTS.log_level,
+    log_format: Annotated[str, typer.Option(help="text, or json: one object per line.")] = SERVER_DEFAULTS.log_format,
     runner: Annotated[str, typer.Option(help="cuda, native, numpy, or auto: the first available one.")] = DEFAULTS.runner,
     dtype: Annotated[str, typer.Option(help="On a GPU: bf16, fp16, f32, fp8 (matrices as e4m3), or auto.")] = DEFAULTS.dtype,
     kv_dtype: Annotated[str, typer.Option(help="KV cache: bf16, f32, int8, on a GPU fp16, fp8, or auto.")] = DEFAULTS.kv_dtype,
@@ -68,8 +82,10 @@ def serve(
     """Serve a model: a page and an OpenAI-compatible API."""
     given = locals()
     _check_finite(given)
-    if generation_config not in ("auto", "none"):
-        raise ConfigError(f"--generation-config is {generation_config!r}; auto and none are possible", fix={"--generation-config": "auto"})
+    for name, choices in CHOICES.items():
+        if given[name] not in choices:
+            flag, value = f"--{name.replace('_', '-')}", given[name]
+            raise ConfigError(f"{flag} is {value!r:.40}; possible are {', '.join(choices)}", fix={flag: choices[0]})
     engine = EngineConfig(**{field.name: given[field.name] for field in fields(EngineConfig) if field.name in given})
     server = {field.name: given[field.name] for field in fields(ServerConfig) if field.name in given}
     config = ServerConfig(max_waiting=max_num_queued_reqs, **server)
@@ -85,23 +101,39 @@ def _check_finite(given: dict[str, Any]) -> None:
 
 
 def _run(engine: EngineConfig, config: ServerConfig) -> None:
+    from ridgeline.observe.logs import logging_to, with_fields
     from ridgeline.server.run import run
     from ridgeline.server.service import Service
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     began = time.monotonic()
-    with LoadingProgress() as loading:
+    has_reader = sys.stderr.isatty() and config.log_format == "text"
+
+    def report(line: str, **fields: object) -> None:
+        if has_reader:
+            print_status(line)
+        else:
+            log.info(line, extra=with_fields(**fields))
+
+    with logging_to(level=config.log_level, form=config.log_format), LoadingProgress(None if has_reader else report) as loading:
+        fields = with_fields(version=__version__, model=engine.model, host=config.host, port=config.port, pid=os.getpid())
+        log.info("starting", extra=fields)
 
         def ready(model: "Model", url: str) -> None:
             loading.close()
             for note in _startup_notes(model):
-                print_status(note)
-            for decision in model.engine.decisions:
-                value = decision.value if isinstance(decision.value, str) else f"{decision.value:,}"
-                print_status(f"{decision.name} {value} ({decision.origin}: {decision.reason})")
-            print_status(f"Ridgeline serves {model.name} at {url} (ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it)")
+                report(note)
+            for each in model.engine.decisions:
+                log.debug("setting", extra=with_fields(name=each.name, value=each.value, origin=each.origin, reason=each.reason))
+            seconds = time.monotonic() - began
+            line = f"Ridgeline serves {model.name} at {url} (ready after {seconds:.1f} s; Ctrl-C ends it)"
+            report(line, model=model.name, url=url, start_seconds=seconds)
 
-        run(Service(engine, config, loading.show), ready)
+        try:
+            run(Service(engine, config, loading.show), ready)
+        except RidgelineError as error:
+            if not has_reader:
+                log.error("ended", extra=with_fields(reason=str(error)))
+            raise
 
 
 TEMPLATE_SOURCES = {

@@ -1,8 +1,8 @@
 """Log lines of a served process: one per event, timestamped, as text or as JSON, on stderr.
 
 Owns handlers, formats and levels. Loggers are called `ridgeline.<area>`; a line is a short event and named fields, passed as
-`log.info("request", extra=with_fields(status=200))`. Lines are formatted and written by a thread of their own: a log that nobody reads, or a
-full disk, delays no request. What clients send is escaped, so that no line can be forged.
+`log.info("request", extra=with_fields(status=200))`. Lines are formatted and written by a thread of their own: a log that nobody reads, or
+a full disk, delays no request. What clients send is escaped, so that no line can be forged.
 """
 
 import json
@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
-LEVELS: Final = ("debug", "info", "warning", "error")
-FORMATS: Final = ("text", "json")
 MAX_QUEUED_LINES: Final = 10_000
 """Lines that may wait to be written; further ones are dropped and counted."""
 CLOSE_SECONDS: Final = 2.0

@@ -1,7 +1,7 @@
 """One log line per request, and its id: the outermost layer of the application.
 
-Owns what a line says: never a prompt, an answer, a key or a query string. It is written once, when the answer has ended, so that streams pay
-nothing for it.
+Owns what a line says: never a prompt, an answer, a key or a query string. It is written once, when the answer has ended, so that streams
+pay nothing for it.
 """
 
 import logging
@@ -101,9 +101,9 @@ def _write(scope: Scope, request_id: str, access: Access) -> None:
     level = logging.DEBUG if path in PROBES and status < 400 else logging.INFO
     if not log.isEnabledFor(level):
         return
-    client = scope.get("client")
+    client = scope["client"][0] if scope.get("client") else None
     log.log(level, "request", extra=with_fields(
-        id=request_id, client=client[0] if client else None, method=scope["method"], path=path[:MAX_PATH], status=status, error=access.error,
+        id=request_id, client=client, method=scope["method"], path=path[:MAX_PATH], status=status, error=access.error,
         **_generation(access), total_seconds=time.monotonic() - access.began,
     ))  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The ASGI application: access log, error handling, access check, queue, router.
 
-Owns the order of these layers, and what is said where there is no endpoint. Endpoints live one file per family; the service that they share is
-passed in. `server.run` runs it.
+Owns the order of these layers, and what is said where there is no endpoint. Endpoints live one file per family; the service that they share
+is passed in. `server.run` runs it.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class ErrorHandler:
 
         try:
             _check_room(scope)
-            _strip_slashes(scope)
+            _strip_slash(scope)
             await self._app(scope, receive, send_and_note)
         except Disconnected:
             note_error(scope, "client_disconnected")
@@ -95,10 +95,11 @@ def _check_room(scope: Scope) -> None:
         raise ApiError("too_many_connections", message, headers={**CLOSE_HEADERS, "Retry-After": "1"})
 
 
-def _strip_slashes(scope: Scope) -> None:
-    """`/v1/models/` means `/v1/models`, for every layer below alike."""
-    if scope["path"].endswith("/"):
-        scope["path"] = scope["path"].rstrip("/") or "/"
+def _strip_slash(scope: Scope) -> None:
+    """`/v1/models/` means `/v1/models`, for every layer below alike. Public routes have one spelling: theirs."""
+    path: str = scope["path"]
+    if path.startswith("/v1/") and path.endswith("/"):
+        scope["path"] = path[:-1]
 
 
 def _nearest(path: str, paths: list[str]) -> str | None:

@@ -79,7 +79,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._reject(ApiError("headers_too_large", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """The client has closed its sending side, or both: only a write tells. True: the connection stays open for the answer.
 
         A stream ends here: its client is as good as gone, and what it has not been sent costs the engine time.
@@ -174,7 +174,11 @@ class HttpConnection(HttpToolsProtocol):
             else:
                 log.info("request", extra=with_fields(client=self.client and self.client[0], status=error.status, error=error.code))
             if not (self._in_body and self.cycle.response_started):
-                body = error.body
-                head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-                self.transport.write(head.encode() + body)
+                self.transport.write(_response(error))
         self.transport.close()
+
+
+def _response(error: ApiError) -> bytes:
+    body = error.body
+    head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return head.encode() + body

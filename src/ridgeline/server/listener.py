@@ -70,7 +70,10 @@ class Connections:
         self._warned_at = -WARNING_SECONDS
 
     def make_room(self, address: bytes) -> bool | None:
-        """Makes room for one more connection from there, by closing another where needed. False: it is one too many. None: there is none."""
+        """Makes room for one more connection from there, by closing another where needed.
+
+        False: it is one too many, and is only to be asked how the server is. None: it cannot be taken.
+        """
         is_address_full = self._addresses.get(address, 0) >= self._limit_per_address
         if not is_address_full and len(self._all) < self._limit:
             return True

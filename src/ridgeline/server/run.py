@@ -7,7 +7,6 @@ import asyncio
 import errno
 import gc
 import logging
-import os
 import signal
 import socket
 import time
@@ -19,8 +18,7 @@ from typing import Final, cast
 
 import uvicorn
 
-from ridgeline import __version__
-from ridgeline.errors import ConfigError, RidgelineError
+from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
 from ridgeline.observe.throughput import log_throughput
 from ridgeline.server.app import build_app
@@ -42,7 +40,7 @@ def run(service: Service, on_ready: Callable[[Model, str], None]) -> None:
     check_exposure(settings.host, settings.api_key)
     with _listening_socket(settings.host, settings.port) as listener:
         limit = connection_limit(settings.max_connections)
-        log.info("starting", extra=with_fields(version=__version__, url=_url(listener), pid=os.getpid(), max_connections=limit))
+        log.debug("listening", extra=with_fields(url=_url(listener), max_connections=limit))
         config = uvicorn.Config(
             build_app(service), http=HttpConnection, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=MIN_SHUTDOWN_SECONDS,
@@ -79,13 +77,10 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(service: Service, server: uvicorn.Server, listener: socket.socket, on_ready: Callable[[Model, str], None]) -> None:
-    began = time.monotonic()
-
     async def load() -> None:
         model = await service.start()
         gc.collect()
         gc.freeze()  # what has been loaded stays: a collection that walked over a vocabulary would hold up every stream
-        log.info("ready", extra=with_fields(model=model.name, url=_url(listener), start_seconds=time.monotonic() - began))
         on_ready(model, _url(listener))
         meter = asyncio.create_task(log_throughput(service.current_metrics, model.limits.kv.blocks))
         try:
@@ -100,9 +95,6 @@ async def _serve(service: Service, server: uvicorn.Server, listener: socket.sock
         if loading.done() and not shutdown.has_begun:  # no signal came, so this is a failure to report
             loading.result()
         await serving
-    except RidgelineError as error:
-        log.error("shutdown", extra=with_fields(reason=str(error)))
-        raise
     finally:
         server.should_exit = True
         loading.cancel()
