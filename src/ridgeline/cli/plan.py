@@ -44,7 +44,7 @@ def plan(
     html: Annotated[Path | None, typer.Option(help="Also write a page with sliders and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Say what a model needs and yields on given devices, before anything is downloaded."""
-    from ridgeline.config.env import cache_directory
+    from ridgeline.config.env import model_stores
     from ridgeline.facts.headers.read import describe_model
     from ridgeline.planning.arguments import PlanOptions, api_price_of, deployment_of, parse_objective
     from ridgeline.planning.report import make_report
@@ -69,7 +69,7 @@ def plan(
         price=price_per_hour,
     )
     objective = parse_objective(slo)
-    deployment = deployment_of(describe_model(model, cache_directory()), options)
+    deployment = deployment_of(describe_model(model, model_stores()), options)
     report = make_report(deployment, objective, users is not None, api_price_of(api_price))
     if html is not None:
         from ridgeline.cli.output import write_page
