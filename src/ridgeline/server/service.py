@@ -107,9 +107,12 @@ class Service:
             path = await asyncio.to_thread(resolve_model, name, model_stores(), self._progress)
         config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
         self._engine = engine = EngineClient(config, self._apply_events, self._progress)
-        await engine.start()
+        if self.config.chat_template is None:
+            await engine.start()  # reads weights meanwhile; the user's own template is checked first
         assets = await asyncio.to_thread(load_text_assets, name, path, self.config)
         self._template = assets.chat
+        if self.config.chat_template is not None:
+            await engine.start()
         self._model = _model(served_name(name, self.config), assets, await _ready(engine))
         self.stage = "ready"
         return self._model

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ridgeline.errors import ModelNotFoundError
+from ridgeline.errors import ModelNotFoundError, nearest
 from ridgeline.facts.files.gguf import read_header
 from ridgeline.facts.headers.checkpoint import describe_checkpoint, read_checkpoint, read_config_facts
 from ridgeline.facts.headers.config_json import read_config
@@ -62,7 +62,8 @@ def describe_model(name: str, stores: "ModelStores", progress: Progress = lambda
             return describe_files(headers)
     raise ModelNotFoundError(
         f"there is no model {name!r:.200}; give the path of a config.json, of a GGUF file or of a directory with one, "
-        f"a name of the hub (org/name), or one of: {', '.join((*PACKAGED, *known_names()))}"
+        f"a name of the hub (org/name), or one of: {', '.join((*PACKAGED, *known_names()))}",
+        fix={"MODEL": nearest(name, known_names(), 0.75) or next(iter(PACKAGED))},
     )
 
 

@@ -73,6 +73,11 @@ def find_local(name: str, stores: "ModelStores") -> Path | None:
     return None
 
 
+def is_remote(name: str, stores: "ModelStores") -> bool:
+    """True for a model that only a hub has. Asks no hub. Raises ModelNotFoundError for a path at which no model is."""
+    return name not in PACKAGED and find_path(name) is None and find_local(name, stores) is None and find_hub_name(name) is not None
+
+
 def find_hub_name(name: str) -> HubName | None:
     """What `name` means at the hub: a short name of the table, or the name of a repository; None for others."""
     entry = short_name(name)
