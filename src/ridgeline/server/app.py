@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server import chat, completions, models, openapi, status
+from ridgeline.server import chat, completions, models, openapi, page, status
 from ridgeline.server.access import PROBES, AccessLog, note_error
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.connection import CROWDED_KEY
@@ -29,7 +29,7 @@ MAX_PATH: Final = 100
 def build_app(service: Service) -> ASGIApp:
     """The whole application over `service`, which may still be loading."""
     routes = [
-        *status.routes(service), *openapi.routes(service),
+        *page.routes(), *status.routes(service), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
     ]  # fmt: skip
     router = QueueGate(Router(routes, redirect_slashes=False), service)
