@@ -57,7 +57,8 @@ class WriterHandler(logging.Handler):
         self.setFormatter(formatter)
         self._file = file
         self._queue: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_QUEUED_LINES)
-        self._dropped = 0
+        self._dropped = self._failed = self._told = 0
+        """Lines that found the queue full; lines that could not be written; lines of these that the log has told of."""
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
 
@@ -77,12 +78,12 @@ class WriterHandler(logging.Handler):
 
     def _write_all(self) -> None:
         while (record := self._queue.get()) is not None:
-            self._dropped += not self._write(record)
-            if dropped := self._dropped:
-                text = "log lines were dropped: they came faster than they could be written"
-                lost = logging.LogRecord("ridgeline.log", logging.WARNING, "", 0, text, None, None)
-                lost.__dict__ |= with_fields(lines=dropped)
-                self._dropped -= dropped * self._write(lost)
+            self._failed += not self._write(record)
+            if lost := self._dropped + self._failed - self._told:
+                text = "log lines were lost: they came faster than they could be written, or could not be written"
+                line = logging.LogRecord("ridgeline.log", logging.WARNING, "", 0, text, None, None)
+                line.__dict__ |= with_fields(lines=lost)
+                self._told += lost * self._write(line)
 
     def _write(self, record: logging.LogRecord) -> bool:
         """True if the line was written whole."""
