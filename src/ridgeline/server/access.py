@@ -25,7 +25,8 @@ PROBES: Final = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 """Paths that are asked every few seconds: answered as they should be, they are lines of level debug."""
 MAX_PATH: Final = 128
 """Characters of a path in a line."""
-CLIENT_GONE: Final = 499
+CLIENT_DISCONNECTED: Final = "client_disconnected"
+DISCONNECTED_STATUS: Final = 499
 """Status, as nginx writes it, where a client went before its answer began."""
 ACCESS_KEY: Final = "ridgeline.access"
 
@@ -97,7 +98,7 @@ def _write(scope: Scope, request_id: str, access: Access) -> None:
     rejected: ApiError | None = scope.get(REJECTED_KEY)
     if rejected is not None:
         access.status, access.error = access.status or rejected.status, rejected.code
-    path, status = scope["path"], access.status or CLIENT_GONE
+    path, status = scope["path"], access.status or DISCONNECTED_STATUS
     level = logging.DEBUG if path in PROBES and status < 400 else logging.INFO
     if not log.isEnabledFor(level):
         return
@@ -119,5 +120,5 @@ def _generation(access: Access) -> dict[str, Any]:
         "cached_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "ttft_seconds": None if first is None else first - access.began,
-        "finish": ",".join(usage.finish_reasons) or ("error" if access.error else "abort"),
+        "finish": ",".join(usage.finish_reasons) or ("abort" if access.error in (None, CLIENT_DISCONNECTED) else "error"),
     }

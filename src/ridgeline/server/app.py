@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server import chat, completions, models, openapi, page, status
-from ridgeline.server.access import PROBES, AccessLog, note_error
+from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.connection import CROWDED_KEY
 from ridgeline.server.errors import ApiError, as_api_error
@@ -70,7 +70,7 @@ class ErrorHandler:
             _strip_slash(scope)
             await self._app(scope, receive, send_and_note)
         except Disconnected:
-            note_error(scope, "client_disconnected")
+            note_error(scope, CLIENT_DISCONNECTED)
         except Exception as error:
             answer = self._routing_error(error, scope) if isinstance(error, HTTPException) else as_api_error(error)
             note_error(scope, answer.code)

@@ -6,6 +6,8 @@ has waited too long, is `server.listener`'s.
 
 import asyncio
 import logging
+import socket
+from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -51,13 +53,13 @@ class ConnectionTable(Protocol):
 class HttpConnection(HttpToolsProtocol):
     """One accepted connection. `address` is what limits count by; `is_crowded`: one more than there should be."""
 
-    def __init__(self, *arguments: Any, table: ConnectionTable, address: bytes, is_crowded: bool, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def __init__(self, *arguments: Any, table: ConnectionTable, accepted: socket.socket, address: bytes, is_crowded: bool) -> None:
+        super().__init__(*arguments)
         self.address = address
-        self.accepting: asyncio.Task[Any] | None = None
-        """The TLS handshake, while there is no transport yet."""
         self._table = table
+        self._accepted = accepted
         self._is_crowded = is_crowded
+        self._is_dropped = False
         self._head_bytes = 0
         self._in_head = self._in_body = False
 
@@ -67,6 +69,8 @@ class HttpConnection(HttpToolsProtocol):
         """Every write of the connection goes through `BufferedTransport`."""
         super().connection_made(cast(asyncio.Transport, BufferedTransport(transport, self.loop)))
         self._table.await_client(self, HEAD_TIMEOUT_SECONDS)
+        if self._is_dropped:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.remove(self)
@@ -158,10 +162,12 @@ class HttpConnection(HttpToolsProtocol):
 
     def drop(self) -> None:
         """Closes the connection now, whatever has not been sent."""
+        self._is_dropped = True
         if self.transport is not None:
             self.transport.abort()
-        elif self.accepting is not None:
-            self.accepting.cancel()
+        else:  # in the middle of a TLS handshake, which then fails
+            with suppress(OSError):
+                self._accepted.shutdown(socket.SHUT_RDWR)
 
     def _reject(self, error: ApiError) -> None:
         """Answers what came, where an answer can still be told from another's, and closes."""

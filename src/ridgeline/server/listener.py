@@ -124,8 +124,8 @@ class Connections:
             self._displaced, self._warned_at = 0, now
 
 
-MakeConnection = Callable[[Connections, bytes, bool], HttpConnection]
-"""Makes the protocol of a new connection, of its client's address, and of whether it is one too many."""
+MakeConnection = Callable[[socket.socket, bytes, bool], HttpConnection]
+"""Makes the protocol of an accepted socket, of its client's address, and of whether it is one too many."""
 
 
 class Listener:
@@ -138,6 +138,7 @@ class Listener:
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._opening: set[asyncio.Task[object]] = set()
         self._is_closed = False
 
     def start(self) -> None:
@@ -180,7 +181,7 @@ class Listener:
             if has_room is None:
                 accepted.close()
             else:
-                self._open(accepted, self._make(self._connections, address, not has_room))
+                self._open(accepted, self._make(accepted, address, not has_room))
 
     def _open(self, accepted: socket.socket, connection: HttpConnection) -> None:
         accepted.setblocking(False)
@@ -190,12 +191,14 @@ class Listener:
         )
 
         def opened(task: "asyncio.Task[object]") -> None:
+            self._opening.discard(task)
             if task.cancelled() or task.exception() is not None:  # no handshake; most often a client without TLS
                 self._connections.remove(connection)
                 accepted.close()
 
-        connection.accepting = self._loop.create_task(opening)
-        connection.accepting.add_done_callback(opened)
+        task = self._loop.create_task(opening)
+        self._opening.add(task)
+        task.add_done_callback(opened)
 
 
 def _address(host: str) -> bytes:

@@ -61,8 +61,10 @@ class _Server(uvicorn.Server):
         """Listens on the sockets."""
         await self.lifespan.startup()
 
-        def connect(table: Connections, address: bytes, is_crowded: bool) -> HttpConnection:
-            return HttpConnection(self.config, self.server_state, self.lifespan.state, table=table, address=address, is_crowded=is_crowded)
+        def connect(accepted: socket.socket, address: bytes, is_crowded: bool) -> HttpConnection:
+            return HttpConnection(
+                self.config, self.server_state, self.lifespan.state, table=table, accepted=accepted, address=address, is_crowded=is_crowded
+            )
 
         table = Connections(*self._limits)
         listeners = [Listener(each, table, connect, self.config.ssl) for each in sockets or ()]
