@@ -13,3 +13,8 @@ def cache_directory() -> Path:
     """Folder of assembled models: `$XDG_CACHE_HOME/ridgeline`, else `~/.cache/ridgeline`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return Path(base) / "ridgeline" if base else Path.home() / ".cache" / "ridgeline"
+
+
+def width_is_set() -> bool:
+    """True where `$COLUMNS` says how wide the output shall be."""
+    return os.environ.get("COLUMNS", "").isdecimal()
