@@ -29,8 +29,7 @@ class EngineConfig:
     threads                threads per step; None: the CPU cores that this process may use
     record                 path of a file for every command, plan and result, token ids included; see `engine.record`
     trace                  path of a file for a trace of all threads and phases of the native runner, for Perfetto
-    step_timeout_seconds   an engine with work that completes no step and uses no CPU for this long is killed and restarted;
-                           one that computes for twenty times as long, too
+    step_timeout_seconds   an engine with work whose executor does not move for this long is killed and restarted; a long step moves
     """
 
     model: str
@@ -55,7 +54,7 @@ class EngineConfig:
     threads: int | None = None
     record: str | None = None
     trace: str | None = None
-    step_timeout_seconds: float = 30.0
+    step_timeout_seconds: float = 8.0
 
     @property
     def rows(self) -> int:

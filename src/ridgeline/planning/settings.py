@@ -131,7 +131,8 @@ SETTING_HELP: Final[Mapping[str, SettingHelp]] = {
     "record": SettingHelp("a file with every command, plan and result; it holds token ids", "the disk fills up: set"),
     "trace": SettingHelp("a file that Perfetto opens; costs a few percent of a step", "the disk fills up: set"),
     "step_timeout_seconds": SettingHelp(
-        "a step that makes no progress for this long is a hang", "engine restarts while it computes: too short"
+        "an engine with work that does not move for this long is killed and started again; a long step moves",
+        "engine restarts while it computes: too short",
     ),
 }
 """Every field of `EngineConfig`."""

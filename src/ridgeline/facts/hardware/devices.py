@@ -111,4 +111,15 @@ _ALL = (
 DEVICES: dict[str, Device] = {device.name: device for device in _ALL}
 """Keyed by name."""
 
-ALIASES = {"a100": "a100-80gb", "h100": "h100-sxm", "a100-40": "a100-40gb", "a100-80": "a100-80gb", "4090": "rtx-4090", "3090": "rtx-3090"}
+_SHORT = {"a100": "a100-80gb", "h100": "h100-sxm", "a10040": "a100-40gb", "a10080": "a100-80gb", "4090": "rtx-4090", "3090": "rtx-3090",
+          "5090": "rtx-5090"}  # fmt: skip
+_BY_LETTERS = {name.replace("-", ""): device for name, device in DEVICES.items()} | {name: DEVICES[full] for name, full in _SHORT.items()}
+
+
+DEVICE_NAMES = (*DEVICES, *_SHORT)
+"""All names, the short ones too."""
+
+
+def known_device(name: str) -> Device | None:
+    """The device of the table that `name` means, whatever its case and separators ("RTX 4090"); None where there is none."""
+    return _BY_LETTERS.get("".join(letter for letter in name.lower() if letter.isalnum()))
