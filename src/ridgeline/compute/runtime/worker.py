@@ -32,6 +32,7 @@ from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import ConfigError, Finding
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
+from ridgeline.facts.headers.plausible import check_header
 from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
 from ridgeline.facts.hub.source import resolve_model
 
@@ -47,7 +48,7 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     open = _opener(config, is_random)
     progress("checking weights", 0.0)
-    findings = () if is_random else check_weights(facts, config.threads or 1)
+    findings = () if is_random else (*check_header(facts), *check_weights(facts, config.threads or 1))
     return start(ModelSource(config, facts, machine.memory_bytes, decisions), open, progress, findings)
 
 
