@@ -8,6 +8,7 @@ from typing import Final
 
 from ridgeline.errors import Finding
 from ridgeline.facts.model import ModelFacts, Rope
+from ridgeline.models.table import RUNNABLE
 
 CHECK: Final = "header"
 FIX: Final = "compare it with the config.json of the original model, and use another conversion"
@@ -16,15 +17,6 @@ EPS: Final = (1e-13, 1e-2)
 """Of norms: models have 1e-12 to 1e-5."""
 LEAST_NAMED_SHARE: Final = 0.8
 """Rows of the embedding whose id names a token. The padding of real models leaves 0.98 and more."""
-LEAST_ROPE_BASES: Final = (
-    ("gemma3", 1, 1, 1e6),
-    ("qwen2", 8_193, 1, 1e5),
-    ("qwen3", 8_193, 1, 1e5),
-    ("olmo2", 1, 100_000, 1e5),
-    ("llama", 8_192, 128_000, 1e5),
-)
-"""(architecture, context, rows of the embedding, RoPE base): from this context and these rows on, models have at least this base in layers
-of full attention. Files that leave the base out get 10,000."""
 
 
 def check_header(facts: ModelFacts) -> tuple[Finding, ...]:
@@ -41,9 +33,9 @@ def check_header(facts: ModelFacts) -> tuple[Finding, ...]:
 
 
 def _check_rope(facts: ModelFacts, rope: Rope) -> list[str]:
-    for architecture, context, rows, base in LEAST_ROPE_BASES:
-        if facts.architecture == architecture and facts.context >= context and facts.vocab >= rows and rope.base < base:
-            return [f"the RoPE base is {rope.base:g}; {architecture} models with a context of {facts.context} have {base:g} or more"]
+    for context, rows, base in RUNNABLE[facts.architecture].least_rope_bases:
+        if facts.context >= context and facts.vocab >= rows and rope.base < base:
+            return [f"the RoPE base is {rope.base:g}; {facts.architecture} models with a context of {facts.context} have {base:g} or more"]
     slowest = 2 * pi * rope.base ** ((rope.dim - 2) / rope.dim) * (rope.divisors[-1] if rope.divisors else 1.0)
     if facts.context > slowest and facts.long_rope is None:
         return [f"its context of {facts.context} is more than one turn of RoPE's slowest pair, {slowest:.0f}; a base or scaling is missing"]
