@@ -203,6 +203,11 @@ class Service:
             return "the server is shutting down"
         return self.stage if self._model is None or self._engine is None else f"the engine is {self._engine.state}"
 
+    @property
+    def has_priorities(self) -> bool:
+        """True if a request's priority counts."""
+        return self._engine_config.scheduling_policy == "priority"
+
     def current_metrics(self) -> Metrics:
         """Metrics without requests of an engine that has died."""
         self._detect_restart()
