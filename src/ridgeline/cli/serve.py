@@ -52,12 +52,8 @@ def serve(
     shutdown_timeout: Annotated[
         float, typer.Option(min=0, max=86400, help="Seconds that accepted requests may continue after SIGTERM.")
     ] = SERVER_DEFAULTS.shutdown_timeout,
-    max_connections: Annotated[
-        int, typer.Option(min=16, max=1 << 20, help="Open connections; the system's limit on open files may allow fewer.")
-    ] = SERVER_DEFAULTS.max_connections,
-    max_connections_per_client: Annotated[
-        int, typer.Option(min=1, max=1 << 20, help="Open connections of one address; behind a proxy that is all clients.")
-    ] = SERVER_DEFAULTS.max_connections_per_client,
+    max_connections: Annotated[int, typer.Option(min=16, max=1 << 20, help="Open connections; ulimit -n may allow fewer.")] = 4096,
+    max_connections_per_client: Annotated[int, typer.Option(min=1, max=1 << 20, help="Open connections of one address.")] = 1024,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = SERVER_DEFAULTS.log_level,
     log_format: Annotated[str, typer.Option(help="text, or json: one object per line.")] = SERVER_DEFAULTS.log_format,
     runner: Annotated[str, typer.Option(help="cuda, native, numpy, or auto: the first available one.")] = DEFAULTS.runner,

@@ -10,7 +10,9 @@ import socket
 from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from ridgeline.observe.logs import with_fields
 from ridgeline.server.errors import ApiError
@@ -53,8 +55,11 @@ class ConnectionTable(Protocol):
 class HttpConnection(HttpToolsProtocol):
     """One accepted connection. `address` is what limits count by; `is_crowded`: one more than there should be."""
 
-    def __init__(self, *arguments: Any, table: ConnectionTable, accepted: socket.socket, address: bytes, is_crowded: bool) -> None:
-        super().__init__(*arguments)
+    def __init__(
+        self, config: Config, state: ServerState, app_state: dict[str, Any], table: ConnectionTable, accepted: socket.socket, address: bytes,
+        is_crowded: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(config, state, app_state)
         self.address = address
         self._table = table
         self._accepted = accepted

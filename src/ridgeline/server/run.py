@@ -13,6 +13,7 @@ import time
 from asyncio.base_events import Server as AsyncioServer
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import ceil
 from typing import Final, cast
 
@@ -61,12 +62,8 @@ class _Server(uvicorn.Server):
         """Listens on the sockets."""
         await self.lifespan.startup()
 
-        def connect(accepted: socket.socket, address: bytes, is_crowded: bool) -> HttpConnection:
-            return HttpConnection(
-                self.config, self.server_state, self.lifespan.state, table=table, accepted=accepted, address=address, is_crowded=is_crowded
-            )
-
         table = Connections(*self._limits)
+        connect = partial(HttpConnection, self.config, self.server_state, self.lifespan.state, table)
         listeners = [Listener(each, table, connect, self.config.ssl) for each in sockets or ()]
         for each in listeners:
             each.start()
