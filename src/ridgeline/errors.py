@@ -1,7 +1,7 @@
 """Exception types of all packages. Messages of those that a user can cause say the cause, the number and the fix.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 class RidgelineError(Exception):
@@ -59,3 +59,16 @@ class LawViolation(RidgelineError):
     def __init__(self, law: int, message: str) -> None:
         super().__init__(f"law {law}: {message}")
         self.law = law
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that `word` most likely means, whatever its case and separators; None where none is similar."""
+    from difflib import get_close_matches  # needed beside an error only
+
+    by_letters = {_letters(name): name for name in known}
+    found = get_close_matches(_letters(word), by_letters, 1, cutoff)
+    return by_letters[found[0]] if found else None
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
