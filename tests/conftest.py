@@ -17,6 +17,7 @@ from fcntl import LOCK_EX, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 
 import pytest
+from processes import browser, demo_server, environment, serving  # noqa: F401  (fixtures)
 
 from ridgeline.errors import ModelNotFoundError
 from ridgeline.facts.hardware.gpu import gpu_missing

@@ -1,13 +1,16 @@
-"""Exception types of all packages. Messages of those that a user can cause say the cause, the number and the fix.
+"""Exception types of all packages, and findings, which raise nothing. Those that a user can cause say the cause, the number and the fix.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 
 class RidgelineError(Exception):
     """Base of errors caused by input, not by a bug.
 
-    fix  flag → value with which the same command works; None: without the flag. "MODEL" is the model's name.
+    fix  flag → value with which the same command may work; None: without the flag. "MODEL" is the model's name. What is no flag is a flag's
+         value as it was given
     """
 
     def __init__(self, message: str = "", *, fix: Mapping[str, str | None] | None = None) -> None:
@@ -72,3 +75,22 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 def _letters(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem of a model, found by a check at load, before the first request.
+
+    severity  error: answers are wrong or impossible; warning: they may be wrong; note: unusual, and as its authors made it
+    check     what was checked: header, tokenizer, template, weights, answers
+    cause     what is wrong, with its numbers
+    fix       what to do
+    """
+
+    severity: Literal["error", "warning", "note"]
+    check: str
+    cause: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.cause}: {self.fix}"

@@ -11,6 +11,7 @@ import pytest
 
 from ridgeline.config.groups import EngineConfig
 from ridgeline.facts.hardware import ceilings
+from ridgeline.facts.hardware.this_machine import this_machine
 from ridgeline.planning.settings import SETTING_HELP
 
 METRICS = (Path(__file__).parents[2] / "src/ridgeline/observe/prometheus.py").read_text()
@@ -50,6 +51,6 @@ def test_peaks_follow_from_clock_and_instruction_set(tmp_path: Path, flags: str,
     assert dict(ceilings.theoretical_flops(2, tmp_path)) == {"f32": 2 * 3e9 * lanes} | ({"int8": 2 * 3e9 * eight} if eight else {})
 
 
-def test_this_machine_is_a_device() -> None:
-    device = ceilings.measure_this_machine()
+def test_this_machine_is_a_device(tmp_path: Path) -> None:
+    device = this_machine(tmp_path)
     assert 1e8 < device.bytes_per_second < 5e12 and device.memory_bytes > 1e8 and device.flops("f32") > 1e9

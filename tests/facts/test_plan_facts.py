@@ -13,7 +13,7 @@ from ridgeline.facts.files.gguf import Header
 from ridgeline.facts.files.gguf_values import Value
 from ridgeline.facts.files.json_file import MAX_BYTES
 from ridgeline.facts.files.safetensors import read_file
-from ridgeline.facts.hardware.devices import ALIASES, DEVICES
+from ridgeline.facts.hardware.devices import DEVICES, known_device
 from ridgeline.facts.headers.config_json import parse_config, read_config
 from ridgeline.facts.headers.gguf import describe_gguf
 from ridgeline.facts.headers.read import describe_model
@@ -256,7 +256,8 @@ def test_gguf_and_config_agree(demo_file: Path) -> None:
 
 
 def test_devices_are_plausible() -> None:
-    assert set(ALIASES.values()) <= set(DEVICES)
+    assert known_device("RTX 4090") is known_device("rtx4090") is known_device("4090") is DEVICES["rtx-4090"]
+    assert known_device("H100") is DEVICES["h100-sxm"] and known_device("abacus") is known_device("") is None
     for name, device in DEVICES.items():
         assert device.name == name
         assert 16e9 <= device.memory_bytes <= 1e12 and 1e11 <= device.bytes_per_second <= 1e13

@@ -81,7 +81,7 @@ class Turns:
     """A template whose turns end at `!`."""
 
     stop_ids = frozenset({ord("!")})
-    warnings: tuple[str, ...] = ()
+    findings: tuple[Any, ...] = ()
     source = "model"
     is_usable = True
     variables: tuple[str, ...] = ()

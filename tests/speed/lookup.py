@@ -1,6 +1,6 @@
 """Prompt lookup on and off in turn, in one process: is it faster where text repeats, and not slower elsewhere?
 
-    python tests/speed/lookup.py [MODEL] [--rounds 5] [--tokens 96]
+    python tests/speed/lookup.py [MODEL] [--rounds 5] [--tokens 96] [--depth 2]
 
 Ratios are seconds without drafts over seconds with them, in pairs whose order changes; the tokens of each pair must be equal.
 """
@@ -35,8 +35,12 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--depth", type=int, default=2, help="steps in flight")
     options = parser.parse_args()
-    engines = {mode: LLM(options.model, speculative=mode, max_model_len=2_048, enable_prefix_caching=False) for mode in ("off", "ngram")}
+    engines = {
+        mode: LLM(options.model, speculative=mode, depth=options.depth, max_model_len=2_048, enable_prefix_caching=False)
+        for mode in ("off", "ngram")
+    }
     for name, (prompts, temperature) in LOADS.items():
         params = SamplingParams(temperature=temperature, seed=3, max_tokens=options.tokens, ignore_eos=True)
         ratios = []

@@ -67,6 +67,10 @@ class TimedExecutor:
         self.seconds += time.thread_time() - began
         return result
 
+    def beat(self) -> int:
+        """See `Executor`."""
+        return int(self._executor.beat())
+
     def close(self) -> None:
         """Closes the executor."""
         self._executor.close()

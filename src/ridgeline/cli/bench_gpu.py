@@ -34,15 +34,12 @@ def gpu(
 ) -> None:
     """Measure the GPU: decode, prefill, serving, time to first token, transformers, the batch-invariant mode, kernels. All of it takes
     less than ten minutes."""
-    from ridgeline.bench.gpu import check_gpu, format_row, make_jobs, run_jobs
-    from ridgeline.cli.output import check_writable
-    from ridgeline.facts.headers.read import find_config
+    from ridgeline.bench.gpu import check_gpu, format_row, run_jobs
 
-    jobs = make_jobs(_parse_list("--only", only), _parse_list("--dtype", dtype), find_config(model), minutes)
+    jobs = prepare_gpu(locals())
     if dry_run:
         print_budgets(jobs)
         return
-    check_writable(as_json if str(as_json) != "-" else None, "--json")
     check_gpu(jobs)
     began = time.monotonic()
 
@@ -65,6 +62,17 @@ def gpu(
         print_report(report)
     if report.failures:
         raise typer.Exit(1)
+
+
+def prepare_gpu(given: Mapping[str, Any]) -> "list[Job]":
+    """The parts to run, of the flags of `bench gpu`, by parameter. Raises what is wrong with one of them."""
+    from ridgeline.bench.gpu import make_jobs
+    from ridgeline.cli.bench_serve import check_json
+    from ridgeline.facts.headers.read import find_config
+
+    check_json(given["as_json"])
+    only, dtypes = _parse_list("--only", given["only"]), _parse_list("--dtype", given["dtype"])
+    return make_jobs(only, dtypes, find_config(given["model"]), given["minutes"])
 
 
 def _parse_list(flag: str, text: str | None) -> list[str]:

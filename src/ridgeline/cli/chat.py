@@ -44,8 +44,8 @@ def chat(
             raise ConfigError(f"{why}; give one with --chat-template FILE, or let it continue texts with: ridgeline generate")
         if template.source == "built in":
             print_status("this model has no chat template of its own and may not be trained to chat; Ridgeline's default is used")
-        for warning in template.warnings:
-            print_status(f"warning: {warning}")
+        for finding in template.findings:
+            print_status(f"{finding.severity}: {finding}")
         params = make_sampling_params(sampling, llm.get_default_sampling_params(None))
         llm.prepare("x", params)  # a flag out of range is told before anything is typed
         if sys.stdin.isatty():

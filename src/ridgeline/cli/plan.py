@@ -5,24 +5,26 @@ Owns the flags, `--workload` (words or a recorded trace), and the output: a summ
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ridgeline.planning.deployment import Deployment
     from ridgeline.planning.levers import Lever
+    from ridgeline.planning.objectives import Objective
     from ridgeline.planning.report import Report
     from ridgeline.sim.fleet.traffic import Arrival
 
 def plan(
     model: Annotated[str, typer.Argument(help="A config.json, a GGUF file, a directory with one of them, `demo` or a known name.")],
-    device: Annotated[str, typer.Option(help="Name of a device; a wrong one lists all.")] = "h100-sxm",
+    device: Annotated[str, typer.Option(help="Device: `this` machine, or a name (h100, rtx-4090, m4 …); a wrong one lists all.")] = "this",
     count: Annotated[int, typer.Option(help="Devices in all.")] = 1,
     dtype: Annotated[str | None, typer.Option(help="Weight format: bf16, fp8, int8, int4, awq, q4_k … [as stored].")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="KV cache: f32, f16, bf16, fp8, int8, int4 [f16].")] = None,
@@ -43,48 +45,51 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, seconds, dollars.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with sliders and plots to this file; it needs no network.")] = None,
 ) -> None:
-    """Say what a model needs and yields on given devices, before anything is downloaded."""
-    from ridgeline.config.env import cache_directory
-    from ridgeline.facts.headers.read import describe_model
-    from ridgeline.planning.arguments import PlanOptions, api_price_of, deployment_of, parse_objective
+    """Say what a model needs and yields on given devices, before anything is downloaded. Ends with 1 where it does not fit."""
     from ridgeline.planning.report import make_report
 
-    words, longest = read_workload(workload)
-    options = PlanOptions(
-        device=device,
-        count=count,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        context=longest if context is None else context,
-        users=users,
-        workload=words,
-        tensor=tensor_parallel_size,
-        pipeline=pipeline_parallel_size,
-        expert=expert_parallel_size,
-        utilisation=memory_utilization,
-        chunk=max_num_batched_tokens,
-        memory_gb=memory,
-        bandwidth_gb=bandwidth,
-        tflops=tflops,
-        price=price_per_hour,
-    )
-    objective = parse_objective(slo)
-    deployment = deployment_of(describe_model(model, cache_directory()), options)
-    report = make_report(deployment, objective, users is not None, api_price_of(api_price))
+    deployment, objective, api = prepare_plan(locals())
+    report = make_report(deployment, objective, users is not None, api)
     if html is not None:
         from ridgeline.cli.output import write_page
         from ridgeline.planning.page import plan_page
 
         write_page(html, plan_page(deployment, objective, users is not None))
-    _print(report, as_json)
-
-
-def _print(report: "Report", as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
-        return
+    else:
+        print_report(report)
+    if not report.fits:
+        raise typer.Exit(1)
 
-    print_report(report)
+
+def prepare_plan(given: Mapping[str, Any]) -> "tuple[Deployment, Objective, float | None]":
+    """(deployment, objective, price of an API) of the flags of `plan`, by parameter. Raises what is wrong with one of them."""
+    from ridgeline.config.env import cache_directory
+    from ridgeline.facts.headers.read import describe_model
+    from ridgeline.planning.arguments import PlanOptions, api_price_of, deployment_of, parse_objective
+
+    words, longest = read_workload(given["workload"])
+    options = PlanOptions(
+        device=given["device"],
+        count=given["count"],
+        dtype=given["dtype"],
+        kv_dtype=given["kv_dtype"],
+        context=longest if given["context"] is None else given["context"],
+        users=given["users"],
+        workload=words,
+        tensor=given["tensor_parallel_size"],
+        pipeline=given["pipeline_parallel_size"],
+        expert=given["expert_parallel_size"],
+        utilisation=given["memory_utilization"],
+        chunk=given["max_num_batched_tokens"],
+        memory_gb=given["memory"],
+        bandwidth_gb=given["bandwidth"],
+        tflops=given["tflops"],
+        price=given["price_per_hour"],
+    )
+    objective, api = parse_objective(given["slo"]), api_price_of(given["api_price"])
+    return deployment_of(describe_model(given["model"], cache_directory()), options), objective, api
 
 
 SLICES = 60

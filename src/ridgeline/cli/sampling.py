@@ -11,7 +11,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from ridgeline.core.params import OPTIONS, Option, SamplingParams
+from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.errors import ConfigError
+
+MANY: Final = 1 << 20
+"""Ids and positions of a model that refuses no number because of its size."""
 
 
 def _flag(option: Option) -> Any:
@@ -62,6 +67,13 @@ def _parse_bias(text: str) -> tuple[int, float]:
     return int(token), float(bias)
 
 
+def check_sampling(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError or RequestError for a value that no model takes, before one is loaded."""
+    params = make_sampling_params({name: value for name, value in given.items() if value is not None}, SamplingParams())
+    limits = ModelLimits(MANY, MANY, frozenset(), KVShape((KVGroup("full", (0,)),), 16, MANY, b""))
+    admit([0], params, limits, request_id="", draw_seed=int, bad_words=[[0] for _ in params.bad_words])
+
+
 _ITEM_PARSERS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "stop_token_ids": (int, "a token id"),
     "allowed_token_ids": (int, "a token id"),
@@ -78,7 +90,7 @@ def _parse_item(name: str, text: str) -> Any:
     try:
         return read(text)
     except ValueError:
-        raise ConfigError(f"{name} has {text[:40]!r}, {kind} was expected") from None
+        raise ConfigError(f"{name} has {text[:40]!r}, {kind} was expected", fix={text: None}) from None
 
 
 def parse_value(name: str, text: str) -> Any:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ridgeline.server.service import Model
 
 
-@with_setting_flags
+@with_setting_flags()
 def serve(
     model: Annotated[str | None, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")] = None,
     **given: Any,
@@ -71,4 +71,4 @@ def _startup_notes(model: "Model") -> list[str]:
         chat = f"chat template: {TEMPLATE_SOURCES[model.chat.source]}; turns end at {ends}"
     recommended = ", ".join(f"{name} {value}" for name, value in model.defaults.items())
     defaults = [f"defaults of the model: {recommended} (--generation-config none ignores them)"] if recommended else []
-    return [chat, *defaults, *(f"warning: {each}" for each in (model.chat.warnings if model.chat else ()))]
+    return [chat, *defaults, *(f"{each.severity}: {each}" for each in (model.chat.findings if model.chat else ()))]

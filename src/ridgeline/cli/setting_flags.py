@@ -21,17 +21,24 @@ from ridgeline.errors import ConfigError
 CONFIG_HELP: Final = "File of settings, YAML or TOML: `max_model_len: 8k`. Flags and RIDGELINE_* variables override it."
 
 
-def with_setting_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Replaces the `**given` parameter of `verb` by the flags of all settings, and by `config`; those not given are None."""
-    signature = inspect.signature(verb)
-    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    types: dict[str, Any] = {"config": Annotated[str | None, typer.Option(help=CONFIG_HELP, metavar="FILE")]}
-    types |= {name: _flag(name, each) for name, each in public_fields(*reversed(GROUPS)).items() if name != "model"}
-    types |= {f"other_{number}": _foreign_flag(each) for number, each in enumerate(FOREIGN)}
-    flags = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in types.items()]
-    verb.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
-    verb.__annotations__ = {**{each.name: each.annotation for each in own}, **types}
-    return verb
+def with_setting_flags(*own_flags: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that replaces the `**given` parameter of a verb by the flags of all settings, and by `config`; those not given are None.
+
+    own_flags  flags of the verb that mean something else in other servers
+    """
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(verb)
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        types: dict[str, Any] = {"config": Annotated[str | None, typer.Option(help=CONFIG_HELP, metavar="FILE")]}
+        types |= {name: _flag(name, each) for name, each in public_fields(*reversed(GROUPS)).items() if name != "model"}
+        types |= {f"other_{number}": _foreign_flag(each) for number, each in enumerate(FOREIGN) if not {*own_flags} & {*each.names}}
+        flags = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in types.items()]
+        verb.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
+        verb.__annotations__ = {**{each.name: each.annotation for each in own}, **types}
+        return verb
+
+    return decorate
 
 
 def read_flags(given: Mapping[str, Any], model: str | None, more: Mapping[str, str] | None = None) -> Settings:
@@ -54,7 +61,8 @@ def read_flags(given: Mapping[str, Any], model: str | None, more: Mapping[str, s
         name, text = found
         before = model if name == "model" else flags.get(name)
         if before not in (None, text):
-            raise ConfigError(f"{each.names[-1]} {text!r:.60} and {before!r:.60} are the same setting, {name}; give one", fix=dict.fromkeys(each.names))
+            message = f"{each.names[-1]} {text!r:.60} and {before!r:.60} are the same setting, {name}; give one"
+            raise ConfigError(message, fix=dict.fromkeys(each.names))
         if name == "model":
             model = text
         else:
@@ -78,7 +86,7 @@ def _flag(name: str, each: "Field[Any]") -> Any:
     is_number = each.type is float or "int" in str(each.type)
     metavar = "|".join(setting.choices) or UNITS.get(setting.unit) or ("NUMBER" if is_number else "TEXT")
     kind = list[str] if each.default == () else str
-    return Annotated[kind | None, typer.Option(flag, help=text, metavar=metavar, show_default=False)]  # type: ignore[valid-type]
+    return Annotated[kind | None, typer.Option(flag, help=text, metavar=metavar, show_default=False)]
 
 
 def _foreign_flag(each: Foreign) -> Any:

@@ -109,6 +109,10 @@ class Backend(Protocol):
         enqueued."""
         ...
 
+    def beat(self) -> int:
+        """As `Executor.beat`."""
+        ...
+
     def close(self) -> None:
         """Drops steps in flight, weights and KV cache. Safe to call twice."""
         ...

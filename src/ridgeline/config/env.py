@@ -27,12 +27,12 @@ CHILD_NAMES: Final = frozenset({
     "TOKENIZERS_PARALLELISM", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CUDA_VISIBLE_DEVICES",
 })  # fmt: skip
 CHILD_PREFIXES: Final = (
-    "LC_", "XDG_", "PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "ASAN_", "UBSAN_", "LSAN_", "TSAN_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_",
-    "CUDA", "NVIDIA", "NCCL_", "TORCH", "PYTORCH_", "TRITON_", "CONDA_", "COVERAGE_",
+    "LC_", "XDG_", "PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "ASAN_", "UBSAN_", "LSAN_", "TSAN_",
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "CUDA", "NVIDIA", "NCCL_", "TORCH", "PYTORCH_", "TRITON_", "CONDA_", "COVERAGE_",
 )  # fmt: skip
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of processes that compute: what finds programs, libraries and caches, and what tunes them. All else stays here, so that
+    """The environment of child processes: what finds programs, libraries and caches, and what tunes them. All else stays here, so that
     neither a key of this server nor a token of another service is in a process that reads model files."""
     return {name: value for name, value in os.environ.items() if name in CHILD_NAMES or name.startswith(CHILD_PREFIXES)}

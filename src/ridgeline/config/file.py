@@ -81,7 +81,9 @@ def _read_yaml(path: str, text: str) -> dict[str, Any]:
         return ConfigError(f"--config {path!r:.200}, line {event.start_mark.line + 1}: {reason}")
 
     found: dict[str, Any] = {}
-    inside, key, items = False, None, None
+    inside = False
+    key: str | None = None
+    items: list[str] | None = None
     try:
         for event in yaml.parse(text, yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):

@@ -176,7 +176,8 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _nothing("threads have the priority of the process; use nice", "--prio"),
     # ── drafts, adapters, structure, tools ──
     _refused("write --speculative ngram --num-speculative-tokens 4", "--speculative-config", harmless=("none",)),
-    _refused("draft models are not supported yet; write --speculative ngram", "-md", "--model-draft", "--speculative-model", harmless=("none",)),
+    _refused("draft models are not supported yet; write --speculative ngram", "-md", "--model-draft", harmless=("none",)),
+    _refused("draft models are not supported yet; write --speculative ngram", "--speculative-model", harmless=("none",)),
     _same("num_speculative_tokens", "--draft", "--draft-n", "--draft-max"),
     _refused("adapters are not supported yet; leave it out", "--enable-lora", switch=True, harmless=("false",)),
     _refused("adapters are not supported yet; leave it out", "--lora", "--lora-modules"),
@@ -184,7 +185,8 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _refused("tool calls are not parsed yet; leave it out", "--enable-auto-tool-choice", switch=True),
     _refused("tool calls are not parsed yet; leave it out", "--tool-call-parser"),
     _refused("reasoning is not parsed yet; leave it out", "--reasoning-parser", "--reasoning-format", harmless=("none", "")),
-    _refused("structured output is not supported yet; leave it out", "--guided-decoding-backend", "--structured-outputs-config", harmless=("auto",)),
+    _refused("structured output is not supported yet; leave it out", "--guided-decoding-backend", harmless=("auto",)),
+    _refused("structured output is not supported yet; leave it out", "--structured-outputs-config", harmless=("none", "{}")),
     _refused("structured output is not supported yet; leave it out", "--grammar", "--grammar-file"),
     _refused("structured output is not supported yet; leave it out", "-j", "--json-schema"),
     # ── chats and sampling ──

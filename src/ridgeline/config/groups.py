@@ -12,7 +12,8 @@ FAKE_PREFIX: Final = "fake:"
 
 _LEAST: Final = {"-1": "auto"}
 _DTYPES: Final = {
-    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float": "f32", "float32": "f32", "fp8_e4m3": "fp8", "q8_0": "int8"
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float": "f32", "float32": "f32", "fp8_e4m3": "fp8",
+    "q8_0": "int8",
 }  # fmt: skip
 
 
@@ -147,8 +148,9 @@ class EngineConfig:
         "a file that Perfetto opens; costs a few percent of a step", "the disk fills up: set", unit="FILE",
     )  # fmt: skip
     step_timeout_seconds: float = _set(
-        30.0, "Seconds without progress of a step after which the engine is restarted.",
-        "a step that makes no progress for this long is a hang", "engine restarts while it computes: too short",
+        8.0, "Seconds after which an engine that has work and does not move is restarted.",
+        "an engine with work that does not move for this long is killed and started again; a long step moves",
+        "engine restarts while it computes: too short",
         unit="seconds", bounds=(0.01, 3_600), name="step_timeout",
     )  # fmt: skip
 

@@ -23,8 +23,12 @@ GROUPS: Final[tuple[Group, ...]] = (EngineConfig, ServerConfig)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the value of a setting stands. kind: `flag`, `environment`, `file`; place: the flag, the variable, or file and key; over: places of
-    values that it overrides."""
+    """Where the value of a setting stands.
+
+    kind   `flag`, `environment` or `file`
+    place  the flag, the variable, or file and key
+    over   places of values that it overrides
+    """
 
     kind: str
     place: str
@@ -152,10 +156,11 @@ def _of_environment(variables: Mapping[str, str], known: Mapping[str, Any], note
         if variable in names and value != "" and not (variable == "RIDGELINE_PORT" and value.startswith(("tcp://", "udp://"))):
             found[names[variable]] = variable
         elif variable in names and value != "":
-            notes.append(f"{variable}={value[:60]} is Kubernetes' (a service called ridgeline) and is not used; enableServiceLinks: false ends it")
+            notes.append(f"{variable}={value[:60]} is Kubernetes' and is not used; `enableServiceLinks: false` in the pod ends it")
         elif variable not in names and variable not in OTHER_VARIABLES and not variable.endswith(SERVICE_LINKS):
             near = nearest(variable, names)
-            notes.append(f"the environment variable {variable[:80]} is no setting and is not used" + (f"; did you mean {near}?" if near else ""))
+            hint = f"; did you mean {near}?" if near else ""
+            notes.append(f"the environment variable {variable[:80]} is no setting and is not used{hint}")
     return found
 
 

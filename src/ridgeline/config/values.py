@@ -144,7 +144,7 @@ def _kind(each: "Field[Any]") -> tuple[type, bool]:
     names = get_args(each.type) if get_origin(each.type) is not tuple else ()
     kinds = [name for name in names if name is not NoneType] or [each.type]
     kind = get_origin(kinds[0]) or kinds[0]
-    return kind, NoneType in names  # type: ignore[return-value]
+    return kind, NoneType in names
 
 
 def _items(text: str, source: str) -> tuple[str, ...]:

@@ -54,6 +54,10 @@ class Executor(Protocol):
         """Waits for the result of the oldest submitted plan; raises if that is not the ticket's."""
         ...
 
+    def beat(self) -> int:
+        """A number that changes while a step is computed, in the middle of a long one too. Any thread may ask, at any time."""
+        ...
+
     def close(self) -> None:
         """Frees the executor's resources. Safe to call twice."""
         ...

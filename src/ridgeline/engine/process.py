@@ -1,6 +1,7 @@
 """The engine process: loads, then runs the loop between two reads of its socket. Started by `engine.child` only.
 
-Owns the device and everything that is computed. Synchronous, one thread for the loop; a second one only waits for the parent's death.
+Owns the device and everything that is computed. Synchronous, one thread for the loop; a second one waits for the parent's death, and a
+third tells the parent that the executor moves, in the middle of a long step too.
 Errors that it cannot recover from it reports as `Fatal`, and ends: the parent starts another process.
 """
 
@@ -10,7 +11,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, get_args
 
@@ -20,11 +23,14 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Command
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.executor import Executor
 from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Progress, Ready, WireError, encode
 from ridgeline.engine.record import Recorder, Setup
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 
 COMMANDS = get_args(Command)
+BEATS_PER_TIMEOUT = 16
+"""Looks at the executor within `step_timeout_seconds`."""
 READ_BYTES = 1 << 18
 
 
@@ -82,13 +88,17 @@ def run(engine: Engine, connection: Connection, recorder: Recorder | None) -> No
             connection.send(Health(committed, turn.time))
 
 
-def serve(connection: Connection, config: EngineConfig) -> None:
-    """Loads, sends `Ready`, runs. Raises `Disconnected` when the front end has gone, anything else when the engine is lost."""
+def serve(connection: Connection, config: EngineConfig, beats: int) -> None:
+    """Loads, sends `Ready`, runs. Raises `Disconnected` when the front end has gone, anything else when the engine is lost.
+
+    beats  file descriptor of a pipe that gets a byte whenever the executor has moved
+    """
     engine, decisions = start_engine(config, lambda stage, fraction: connection.send(Progress(stage, fraction)))
     try:
         recorder = _recorder(engine, config)
         gc.collect()
         gc.freeze()  # loaded data stays: a collection that traversed it would delay every client
+        threading.Thread(target=_beat, args=(engine.executor, beats, config.step_timeout_seconds), daemon=True).start()
         connection.send(Ready(engine.executor.info, decisions))
         run(engine, connection, recorder)
     finally:
@@ -112,8 +122,8 @@ def _recorder(engine: Engine, config: EngineConfig) -> Recorder | None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`arguments`: the numbers of two inherited file descriptors, the socket and the lifeline. The lifeline's first line is the
-    configuration as JSON; its end means that the parent is dead."""
+    """`arguments`: the numbers of three inherited file descriptors, the socket, the lifeline and the pipe of beats. The lifeline's first
+    line is the configuration as JSON; its end means that the parent is dead."""
     # Ctrl-C and a service manager's SIGTERM reach the whole group: the parent decides when requests in flight end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -123,7 +133,7 @@ def main(arguments: Sequence[str]) -> None:
         threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
         connection = Connection(stream)
         try:
-            serve(connection, config)
+            serve(connection, config, int(arguments[2]))
         except Disconnected:
             return
         except (ConfigError, ModelFormatError, ModelNotFoundError) as error:
@@ -131,6 +141,19 @@ def main(arguments: Sequence[str]) -> None:
         except Exception as error:
             connection.send(Fatal(f"{type(error).__name__}: {error}", permanent=False))
             raise
+
+
+def _beat(executor: Executor, pipe: int, timeout_seconds: float) -> None:
+    """Writes a byte whenever the executor has moved since the last look. The parent reads them; a pipe that is full says enough."""
+    os.set_blocking(pipe, False)
+    seen = executor.beat()
+    while True:
+        time.sleep(timeout_seconds / BEATS_PER_TIMEOUT)
+        now = executor.beat()
+        if now != seen:
+            seen = now
+            with suppress(OSError):
+                os.write(pipe, b".")
 
 
 def _exit_with_parent(lifeline: BinaryIO) -> None:

@@ -138,6 +138,9 @@ class Recorder:
         self._decisions.clear()
         self._collected = None
 
+    def beat(self) -> int:
+        return self._executor.beat()
+
     def close(self) -> None:
         self._file.close()
         self._executor.close()

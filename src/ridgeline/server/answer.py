@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from ridgeline.engine import answer
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
-from ridgeline.server import wire
+from ridgeline.server import replies
 from ridgeline.server.body import StreamSettings
 from ridgeline.server.service import Model
 from ridgeline.server.transport import KEEP_ALIVE, EventStream, unless_disconnected
@@ -63,10 +63,10 @@ class UsageCounter:
         """Sum over all choices."""
         return sum(self._completion.values())
 
-    def usage(self, final: bool = False) -> wire.Usage:
+    def usage(self, final: bool = False) -> replies.Usage:
         """The usage so far; the cached part of the prompt is known at the end."""
         prompt, completion = self.prompt_tokens, self.completion_tokens
-        return wire.Usage(prompt, completion, prompt + completion, wire.PromptTokensDetails(self.cached_tokens) if final else None)
+        return replies.Usage(prompt, completion, prompt + completion, replies.PromptTokensDetails(self.cached_tokens) if final else None)
 
 
 class AnswerSource(Protocol):
@@ -126,15 +126,15 @@ class AnswerFormat(Protocol):
     @property
     def is_text_only(self) -> bool: ...
 
-    def start_event(self, start: ChoiceStart, usage: wire.Usage | None) -> msgspec.Struct: ...
+    def start_event(self, start: ChoiceStart, usage: replies.Usage | None) -> msgspec.Struct: ...
 
-    def delta_event(self, delta: ChoiceDelta, usage: wire.Usage | None) -> msgspec.Struct: ...
+    def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> msgspec.Struct: ...
 
-    def end_event(self, end: ChoiceEnd, usage: wire.Usage | None) -> msgspec.Struct: ...
+    def end_event(self, end: ChoiceEnd, usage: replies.Usage | None) -> msgspec.Struct: ...
 
-    def usage_event(self, usage: wire.Usage) -> msgspec.Struct: ...
+    def usage_event(self, usage: replies.Usage) -> msgspec.Struct: ...
 
-    def full_body(self, choices: list[CollectedChoice], usage: wire.Usage) -> msgspec.Struct: ...
+    def full_body(self, choices: list[CollectedChoice], usage: replies.Usage) -> msgspec.Struct: ...
 
 
 async def respond(request: Request, source: AnswerSource, form: AnswerFormat, n: int, streaming: StreamSettings | None) -> Response:

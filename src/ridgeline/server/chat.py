@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.errors import OverloadedError, RequestError
-from ridgeline.server import body, wire
+from ridgeline.server import body, replies, wire
 from ridgeline.server.answer import Header, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
@@ -115,47 +115,48 @@ class ChatFormat:
         """True if neither ids nor log-probabilities are asked for."""
         return not self.logprobs and not self.token_ids
 
-    def start_event(self, start: ChoiceStart, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
+    def start_event(self, start: ChoiceStart, usage: replies.Usage | None) -> replies.ChatCompletionChunk:
         """The chunk with the role."""
         prompt = list(start.prompt) if self.token_ids else None
-        delta = wire.Delta(role="assistant", content="")
-        return self._chunk([wire.ChatChunkChoice(index=start.index, delta=delta, token_ids=self._ids(()))], usage, prompt)
+        delta = replies.Delta(role="assistant", content="")
+        return self._chunk([replies.ChatChunkChoice(index=start.index, delta=delta, token_ids=self._ids(()))], usage, prompt)
 
-    def delta_event(self, delta: ChoiceDelta, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
+    def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> replies.ChatCompletionChunk:
         """A chunk with new text."""
         new = delta.delta
-        choice = wire.ChatChunkChoice(
+        choice = replies.ChatChunkChoice(
             index=delta.index,
-            delta=wire.Delta(content=new.text),
+            delta=replies.Delta(content=new.text),
             logprobs=chat_logprobs(self.names, new.ids, new.logprobs) if self.logprobs else None,
             token_ids=self._ids(new.ids),
         )
         return self._chunk([choice], usage)
 
-    def end_event(self, end: ChoiceEnd, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
+    def end_event(self, end: ChoiceEnd, usage: replies.Usage | None) -> replies.ChatCompletionChunk:
         """The last chunk of a choice."""
-        choice = wire.ChatChunkChoice(index=end.index, delta=wire.Delta(), finish_reason=end.reason.value, stop_reason=end.stop_reason)
+        delta = replies.Delta()
+        choice = replies.ChatChunkChoice(index=end.index, delta=delta, finish_reason=end.reason.value, stop_reason=end.stop_reason)
         return self._chunk([choice], usage)
 
-    def usage_event(self, usage: wire.Usage) -> wire.ChatCompletionChunk:
+    def usage_event(self, usage: replies.Usage) -> replies.ChatCompletionChunk:
         """The chunk after all choices."""
         return self._chunk([], usage)
 
-    def full_body(self, choices: Sequence[CollectedChoice], usage: wire.Usage) -> wire.ChatCompletion:
+    def full_body(self, choices: Sequence[CollectedChoice], usage: replies.Usage) -> replies.ChatCompletion:
         """All choices at once."""
         start, header = choices[0].start, self.header
         of_prompt = None
         if self.prompt_logprobs is not None:
             of_prompt = prompt_logprobs(self.names, start.prompt, start.prompt_logprobs, self.prompt_logprobs)
-        return wire.ChatCompletion(
+        return replies.ChatCompletion(
             header.id, "chat.completion", header.created, header.model, header.fingerprint, [self._choice(each) for each in choices], usage,
             prompt_logprobs=of_prompt, prompt_token_ids=list(start.prompt) if self.token_ids else None,
         )  # fmt: skip
 
-    def _choice(self, choice: CollectedChoice) -> wire.ChatChoice:
-        return wire.ChatChoice(
+    def _choice(self, choice: CollectedChoice) -> replies.ChatChoice:
+        return replies.ChatChoice(
             index=choice.end.index,
-            message=wire.AssistantMessage("assistant", choice.text),
+            message=replies.AssistantMessage("assistant", choice.text),
             logprobs=chat_logprobs(self.names, choice.ids, choice.logprobs) if self.logprobs else None,
             finish_reason=choice.end.reason.value,
             stop_reason=choice.end.stop_reason,
@@ -166,10 +167,10 @@ class ChatFormat:
         return list(ids) if self.token_ids else msgspec.UNSET
 
     def _chunk(
-        self, choices: list[wire.ChatChunkChoice], usage: wire.Usage | None, prompt: list[int] | None = None
-    ) -> wire.ChatCompletionChunk:
+        self, choices: list[replies.ChatChunkChoice], usage: replies.Usage | None, prompt: list[int] | None = None
+    ) -> replies.ChatCompletionChunk:
         header = self.header
-        return wire.ChatCompletionChunk(
+        return replies.ChatCompletionChunk(
             header.id, "chat.completion.chunk", header.created, header.model, header.fingerprint, choices, usage, prompt
         )
 

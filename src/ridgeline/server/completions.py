@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
-from ridgeline.server import body, wire
+from ridgeline.server import body, replies, wire
 from ridgeline.server.answer import Header, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
@@ -129,46 +129,46 @@ class CompletionFormat:
         """True if neither ids nor log-probabilities are asked for."""
         return self.logprobs is None and not self.token_ids
 
-    def start_event(self, start: ChoiceStart, usage: wire.Usage | None) -> wire.Completion:
+    def start_event(self, start: ChoiceStart, usage: replies.Usage | None) -> replies.Completion:
         """The event with the prompt."""
         text, logprobs = self._echo(start) if self.echo else ("", None)
         self._echoed[start.index] = len(text)
-        choice = wire.Choice(
+        choice = replies.Choice(
             index=start.index, text=text, logprobs=logprobs, prompt_token_ids=self._ids(start.prompt), token_ids=self._ids(())
         )
         return self._body([choice], usage)
 
-    def delta_event(self, delta: ChoiceDelta, usage: wire.Usage | None) -> wire.Completion:
+    def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> replies.Completion:
         """An event with new text."""
         new = delta.delta
         logprobs = None
         if self.logprobs is not None:
             echoed = self._echoed.get(delta.index, 0)
             logprobs = completion_logprobs(self.names, new.ids, new.logprobs, new.offsets, echoed, self.logprobs)
-        return self._body([wire.Choice(index=delta.index, text=new.text, logprobs=logprobs, token_ids=self._ids(new.ids))], usage)
+        return self._body([replies.Choice(index=delta.index, text=new.text, logprobs=logprobs, token_ids=self._ids(new.ids))], usage)
 
-    def end_event(self, end: ChoiceEnd, usage: wire.Usage | None) -> wire.Completion:
+    def end_event(self, end: ChoiceEnd, usage: replies.Usage | None) -> replies.Completion:
         """The last event of a choice."""
-        choice = wire.Choice(index=end.index, text="", finish_reason=end.reason.value, stop_reason=end.stop_reason)
+        choice = replies.Choice(index=end.index, text="", finish_reason=end.reason.value, stop_reason=end.stop_reason)
         return self._body([choice], usage)
 
-    def usage_event(self, usage: wire.Usage) -> wire.Completion:
+    def usage_event(self, usage: replies.Usage) -> replies.Completion:
         """The event after all choices."""
         return self._body([], usage)
 
-    def full_body(self, choices: Sequence[CollectedChoice], usage: wire.Usage) -> wire.Completion:
+    def full_body(self, choices: Sequence[CollectedChoice], usage: replies.Usage) -> replies.Completion:
         """All choices at once."""
         return self._body([self._choice(each) for each in choices], usage)
 
-    def _choice(self, choice: CollectedChoice) -> wire.Choice:
+    def _choice(self, choice: CollectedChoice) -> replies.Choice:
         text, logprobs = self._echo(choice.start) if self.echo else ("", None)
         if self.logprobs is not None:
             own = completion_logprobs(self.names, choice.ids, choice.logprobs, choice.offsets, len(text), self.logprobs)
             logprobs = own if logprobs is None else joined(logprobs, own)
-        of_prompt: wire.PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+        of_prompt: replies.PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
         if self.prompt_logprobs is not None:
             of_prompt = prompt_logprobs(self.names, choice.start.prompt, choice.start.prompt_logprobs, self.prompt_logprobs)
-        return wire.Choice(
+        return replies.Choice(
             index=choice.end.index,
             text=text + choice.text,
             logprobs=logprobs,
@@ -179,7 +179,7 @@ class CompletionFormat:
             token_ids=self._ids(choice.ids),
         )
 
-    def _echo(self, start: ChoiceStart) -> tuple[str, wire.Logprobs | None]:
+    def _echo(self, start: ChoiceStart) -> tuple[str, replies.Logprobs | None]:
         """The prompt's text and log-probabilities."""
         prompt = prompt_text(self.names.tokenizer, start.prompt)
         text = "".join(prompt.texts)
@@ -190,6 +190,6 @@ class CompletionFormat:
     def _ids(self, ids: Sequence[int]) -> list[int] | msgspec.UnsetType:
         return list(ids) if self.token_ids else msgspec.UNSET
 
-    def _body(self, choices: list[wire.Choice], usage: wire.Usage | None) -> wire.Completion:
+    def _body(self, choices: list[replies.Choice], usage: replies.Usage | None) -> replies.Completion:
         header = self.header
-        return wire.Completion(header.id, "text_completion", header.created, header.model, header.fingerprint, choices, usage)
+        return replies.Completion(header.id, "text_completion", header.created, header.model, header.fingerprint, choices, usage)

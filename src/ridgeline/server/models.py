@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.errors import RequestError
-from ridgeline.server import body, wire
+from ridgeline.server import body, replies, wire
 from ridgeline.server.chat import tokenise_chat
 from ridgeline.server.completions import LONG_TEXT_CHARACTERS
 from ridgeline.server.errors import ApiError
@@ -25,7 +25,7 @@ def routes(service: Service) -> list[BaseRoute]:
     """The routes of this family."""
 
     async def models(request: Request) -> Response:
-        return json_response(wire.ModelList("list", [_card(service.model)]))
+        return json_response(replies.ModelList("list", [_card(service.model)]))
 
     async def model(request: Request) -> Response:
         service.model.check_name(request.path_params["name"])
@@ -48,7 +48,8 @@ def routes(service: Service) -> list[BaseRoute]:
             raise ApiError("missing_field", "tokens is missing; send a list of token ids", param="tokens")
         if any(not 0 <= token < loaded.limits.vocab for token in payload.tokens):
             raise RequestError(f"tokens contains an id outside 0 to {loaded.limits.vocab - 1}.", param="tokens")
-        return json_response(wire.DetokenizeResponse(await _run_long(len(payload.tokens), loaded.tokenizer.decode, payload.tokens, False)))
+        text = await _run_long(len(payload.tokens), loaded.tokenizer.decode, payload.tokens, False)
+        return json_response(replies.DetokenizeResponse(text))
 
     return [
         Route("/v1/models", models, methods=["GET"]),
@@ -77,13 +78,13 @@ async def _tokenise(payload: wire.TokenizeRequest, model: Model) -> list[int]:
     return await _run_long(len(payload.prompt), model.tokenizer.encode, payload.prompt, add_bos, special=True)
 
 
-def _tokens(payload: wire.TokenizeRequest, model: Model, ids: list[int]) -> wire.TokenizeResponse:
+def _tokens(payload: wire.TokenizeRequest, model: Model, ids: list[int]) -> replies.TokenizeResponse:
     strings = [token_text(model.tokenizer, token) for token in ids] if payload.return_token_strs else None
-    return wire.TokenizeResponse(len(ids), model.limits.max_model_len, ids, strings)
+    return replies.TokenizeResponse(len(ids), model.limits.max_model_len, ids, strings)
 
 
-def _card(model: Model) -> wire.ModelCard:
-    return wire.ModelCard(
+def _card(model: Model) -> replies.ModelCard:
+    return replies.ModelCard(
         id=model.name,
         object="model",
         created=model.created,

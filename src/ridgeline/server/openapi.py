@@ -20,7 +20,7 @@ from ridgeline import __version__
 from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, Bound
 from ridgeline.engine import admit
 from ridgeline.engine.beams import MAX_LENGTH_PENALTY
-from ridgeline.server import body, chat, wire
+from ridgeline.server import body, chat, replies, wire
 from ridgeline.server.auth import PUBLIC
 from ridgeline.server.completions import MAX_PROMPTS
 from ridgeline.server.errors import CATALOGUE, ErrorBody
@@ -58,24 +58,24 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/livez", "Liveness of the process", "text/plain"),
     Endpoint("GET", "/readyz", "Readiness: 200 if a request would be accepted now", "text/plain", NEEDS_MODEL),
     Endpoint("GET", "/health", "The same as /readyz", "text/plain", NEEDS_MODEL),
-    Endpoint("GET", "/version", "The server's version", wire.Version),
+    Endpoint("GET", "/version", "The server's version", replies.Version),
     Endpoint("GET", "/metrics", "Metrics in Prometheus' text format", "text/plain", NEEDS_MODEL),
     Endpoint("GET", "/openapi.json", "The OpenAPI document", dict[str, Any]),
-    Endpoint("GET", "/v1/models", "The model, as a list of one", wire.ModelList, NEEDS_MODEL),
-    Endpoint("GET", "/v1/models/{name}", "The model, by its name", wire.ModelCard, (404, 503)),
-    Endpoint("POST", "/v1/completions", "Text completion", wire.Completion, GENERATES, wire.CompletionRequest, wire.Completion),
+    Endpoint("GET", "/v1/models", "The model, as a list of one", replies.ModelList, NEEDS_MODEL),
+    Endpoint("GET", "/v1/models/{name}", "The model, by its name", replies.ModelCard, (404, 503)),
+    Endpoint("POST", "/v1/completions", "Text completion", replies.Completion, GENERATES, wire.CompletionRequest, replies.Completion),
     Endpoint(
         "POST", "/v1/chat/completions", "Chat completion",
-        wire.ChatCompletion, GENERATES, wire.ChatCompletionRequest, wire.ChatCompletionChunk,
+        replies.ChatCompletion, GENERATES, wire.ChatCompletionRequest, replies.ChatCompletionChunk,
     ),
-    Endpoint("POST", "/tokenize", "Token ids of a text or a conversation", wire.TokenizeResponse, BODY, wire.TokenizeRequest),
-    Endpoint("POST", "/detokenize", "Text of token ids", wire.DetokenizeResponse, BODY, wire.DetokenizeRequest),
+    Endpoint("POST", "/tokenize", "Token ids of a text or a conversation", replies.TokenizeResponse, BODY, wire.TokenizeRequest),
+    Endpoint("POST", "/detokenize", "Text of token ids", replies.DetokenizeResponse, BODY, wire.DetokenizeRequest),
 )  # fmt: skip
 
 
 def routes(service: Service) -> list[BaseRoute]:
     """The route of the document, which is fixed at start."""
-    encoded = msgspec.json.encode(document(locked=service.config.api_key is not None))
+    encoded = msgspec.json.encode(document(locked=service.config.needs_key))
 
     async def openapi(request: Request) -> Response:
         return Response(encoded, media_type="application/json")

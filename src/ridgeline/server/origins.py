@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.errors import ConfigError
 
-ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]{0,31}://[A-Za-z0-9_.-]{1,253}(:[0-9]{1,5})?|[a-z][a-z0-9+.-]{0,31}://\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
+ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]{0,31}://([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 HEADER_NAME: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 MAX_HEADERS: Final = 64
 EVERY: Final = "*"
@@ -28,7 +28,8 @@ def parse_origins(origins: Sequence[str]) -> frozenset[str]:
     flag = "--allowed-origins"
     for each in origins:
         if each == "null":
-            raise ConfigError(f"{flag} null is the origin of files and of frames that hide theirs, so it allows every site; write *", fix={flag: EVERY})
+            message = f"{flag} null is the origin of files and of frames that hide theirs, so it would allow every site; write *"
+            raise ConfigError(message, fix={flag: EVERY})
         if each != EVERY and ORIGIN.fullmatch(each) is None:
             cut = re.match(r"[a-z][a-z0-9+.-]*://[^/]+", each.lower())
             fix = cut[0] if cut and ORIGIN.fullmatch(cut[0]) else None

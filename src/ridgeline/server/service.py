@@ -24,6 +24,7 @@ from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, Requ
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
 from ridgeline.observe.metrics import Metrics
+from ridgeline.server.keys import ApiKeys
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.prompt_cache import Encoder, PromptCache
@@ -85,6 +86,7 @@ class Service:
         self, engine_config: EngineConfig, config: ServerConfig, on_progress: Callable[[str, float], None] = lambda stage, fraction: None
     ) -> None:
         self.config = config
+        self.keys = ApiKeys(config.api_key, config.api_key_file)
         self.metrics = Metrics()
         self.stage = "starting"
         self._engine_config = engine_config
@@ -107,9 +109,12 @@ class Service:
             path = await asyncio.to_thread(resolve_model, name, cache_directory(), self._progress)
         config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
         self._engine = engine = EngineClient(config, self._apply_events, self._progress)
-        await engine.start()
+        if self.config.chat_template is None:
+            await engine.start()  # reads weights meanwhile; the user's own template is checked first
         assets = await asyncio.to_thread(load_text_assets, name, path, self.config)
         self._template = assets.chat
+        if self.config.chat_template is not None:
+            await engine.start()
         self._model = _model(served_name(name, self.config), assets, await _ready(engine))
         self.stage = "ready"
         return self._model

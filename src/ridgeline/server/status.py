@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from ridgeline import __version__
 from ridgeline.observe.prometheus import CONTENT_TYPE, exposition
-from ridgeline.server import wire
+from ridgeline.server import replies
 from ridgeline.server.errors import RETRY_AFTER_SECONDS, ApiError
 from ridgeline.server.service import Service
 from ridgeline.server.transport import json_response
@@ -36,7 +36,7 @@ def routes(service: Service) -> list[BaseRoute]:
         raise ApiError("engine_unavailable", f"not ready: {service.not_ready_reason()}", headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
     async def version(request: Request) -> Response:
-        return json_response(wire.Version(__version__))
+        return json_response(replies.Version(__version__))
 
     async def metrics(request: Request) -> Response:
         model = service.model

@@ -2,14 +2,11 @@
 
 import ssl
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from ridgeline.config.file import check_private
 from ridgeline.config.groups import ServerConfig
 from ridgeline.errors import ConfigError
-
-HANDSHAKE_SECONDS: Final = 10.0
-"""Time for a client to complete a handshake."""
 
 
 class Certificate:
@@ -35,7 +32,7 @@ class Certificate:
         try:
             # A context of its own first: one that has half of a new pair would serve nobody.
             for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
-                context.load_cert_chain(*paths, password=_no_password)
+                context.load_cert_chain(paths[0], paths[1], _no_password)
         except OSError as error:  # SSLError is one
             reason = error.strerror if not isinstance(error, ssl.SSLError) else _reason(error)
             named = f"--ssl-certfile {certificate!r:.200}" + ("" if key is None else f" and --ssl-keyfile {key!r:.200}")
@@ -44,10 +41,10 @@ class Certificate:
 
 def _no_password() -> NoReturn:
     """OpenSSL would ask on the terminal, which a service does not have."""
-    raise ConfigError("the private key is encrypted; write it without a password (openssl pkey -in KEY -out PLAIN), readable by its owner alone")
+    raise ConfigError("the private key is encrypted; write it without a password, for its owner alone: openssl pkey -in KEY -out PLAIN")
 
 
 def _reason(error: ssl.SSLError) -> str:
-    known = {"KEY_VALUES_MISMATCH": "the key is not the certificate's", "NO_START_LINE": "a file is not PEM", "PEM_LIB": "a file is not PEM"}
     word = str(error.reason or "").upper()
+    known = {"KEY_VALUES_MISMATCH": "the key is not the certificate's", **dict.fromkeys(("NO_START_LINE", "PEM_LIB"), "a file is not PEM")}
     return known.get(word, f"OpenSSL says {word.lower().replace('_', ' ') or 'no reason'}")

@@ -153,6 +153,11 @@ class VariableBuilder:
             "add_generation_prompt": conversation.add_generation_prompt,
         }
 
+    @property
+    def unset(self) -> frozenset[str]:
+        """Names that the template reads and only a client can set."""
+        return frozenset(self.variables) - _RESERVED - self.fixed.keys()
+
     def _arguments(self, arguments: Mapping[str, object]) -> dict[str, Any]:
         for name in arguments:
             if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -160,7 +165,7 @@ class VariableBuilder:
             if name in _RESERVED or name in self.fixed:
                 raise _bad_argument(f"{name!r} in it is set by the server: leave it out")
             if name not in self.variables:
-                known = ", ".join(sorted(set(self.variables) - _RESERVED - set(self.fixed))[:20]) or "none"
+                known = ", ".join(sorted(self.unset)[:20]) or "none"
                 raise _bad_argument(f"this model's chat template reads no {name!r}; it reads: {known}")
         try:
             size = len(json.dumps(dict(arguments)))

@@ -115,7 +115,7 @@ class Sampler:
         most = min(max(0, int(rows["logprobs"].max())), self._vocab)
         samples = len(logits)
         best = np.empty((samples, most), np.int32)
-        answer = Answer(np.empty(samples, np.int32), np.empty(samples), best, np.empty(len(rows), np.int32))
+        answer = Answer(np.empty(samples, np.int32), np.empty((samples, 2)), best, np.empty(len(rows), np.int32))
         blocks = -(-self._vocab // ext.native().SAMPLE_BLOCK)
         self._native.run(
             rows.ctypes.data,
@@ -205,11 +205,12 @@ def _logprobs(
     return found
 
 
-def _scored(count: int, token: int, logits: Floats, total: float, best: NDArray[np.int32]) -> TokenLogprobs:
-    """Log-probabilities of a token and of the `count` best ids, from the logarithm of the sum of all weights."""
+def _scored(count: int, token: int, logits: Floats, sums: tuple[float, float], best: NDArray[np.int32]) -> TokenLogprobs:
+    """Log-probabilities of a token and of the `count` best ids, from the largest logit and the log of the sum of weights beside it."""
+    highest, total = sums
     if isnan(total):
         return token_logprobs(logits, token, count)
     ids = best[:count]
-    values = logits[ids].astype(np.float64) - total
+    values = logits[ids].astype(np.float64) - highest - total
     order = np.lexsort((ids, -values))
-    return TokenLogprobs(float(logits[token]) - total, tuple(zip(ids[order].tolist(), values[order].tolist(), strict=True)))
+    return TokenLogprobs(float(logits[token]) - highest - total, tuple(zip(ids[order].tolist(), values[order].tolist(), strict=True)))

@@ -81,6 +81,8 @@ class CudaBackend:
         self._state = RowState(rows)
         self._columns = SamplingColumns(rows)
         self._split: _SamplingSplit | None = None
+        self._moves = 0
+        """Steps that have been launched, and those that the device has computed."""
         self.timed_rows, self.timed_tokens = (TIMED_ROWS, TIMED_TOKENS) if runner.device.real else (0, 0)
 
     def enqueue(self, work: Work) -> _InFlight:
@@ -101,6 +103,7 @@ class CudaBackend:
             inputs = replace(inputs, select=inputs.cu_q[1:] - 1)
         launched = self.runner.launch(inputs, split.sampling)
         self._state.last[split.device_ids] = LAST
+        self._moves += 1
         return _InFlight(work, launched, split)
 
     def _split_sampling(self, rows: StepRows) -> _SamplingSplit:
@@ -121,6 +124,7 @@ class CudaBackend:
         work, split = ticket.work, ticket.split
         tokens, flags = self.runner.read(ticket.launched)
         ended, seconds = perf_counter(), self.runner.seconds(ticket.launched)
+        self._moves += 1
         ids: list[tuple[int, ...]] = [*zip(tokens)] if split.all_sample else [(tokens[index],) for index in work.rows.sampling]
         finite, logprobs, scores = bytearray(flags), None, None
         if 0 in finite:
@@ -176,6 +180,10 @@ class CudaBackend:
             return self.runner.seconds(launched)
         self.runner.logits(self.runner.hidden(len(inputs.ids))[inputs.select])
         return perf_counter() - began
+
+    def beat(self) -> int:
+        """A number that changes while a step is computed."""
+        return self._moves + (0 if self.runner is None else self.runner.marks.count())
 
     def close(self) -> None:
         """Drops steps in flight, weights and cache."""

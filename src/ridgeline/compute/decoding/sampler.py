@@ -93,10 +93,10 @@ def token_logprobs(logits: NDArray[np.float32], token: int, k: int) -> TokenLogp
     best = top_k(logits, min(k, len(logits))) if k else np.empty(0, dtype=np.int64)
     with np.errstate(over="ignore", invalid="ignore"):
         highest = logits.max()
-        total = float(np.log(np.exp(logits - highest).sum(dtype=np.float64))) + float(highest)
-        values = logits[best].astype(np.float64) - total
+        total = float(np.log(np.exp(logits - highest).sum(dtype=np.float64)))
+        values = logits[best].astype(np.float64) - float(highest) - total  # one after the other: beside a large logit a sum would round
     top = tuple((int(best[i]), float(values[i])) for i in np.lexsort((best, -values)))
-    return TokenLogprobs(float(logits[token]) - total, top)
+    return TokenLogprobs(float(logits[token]) - float(highest) - total, top)
 
 
 def _walk(

@@ -71,6 +71,10 @@ class StepExecutor:
         flight = self._in_flight.popleft()
         return flight.result or self._read(flight)
 
+    def beat(self) -> int:
+        """A number that changes while a step is computed."""
+        return self.backend.beat()
+
     def close(self) -> None:
         """Drops steps in flight, weights and KV blocks."""
         self._closed = True

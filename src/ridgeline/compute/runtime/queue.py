@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter, process_time
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakMethod, finalize
 
 import numpy as np
@@ -68,6 +68,14 @@ def _work_loop(waiting: Waiting[In], finished: Finished[Out], do: "WeakMethod[Ca
         del call, work
 
 
+class BeatingRunner(Runner, Protocol):
+    """A runner that says how far it is in a step."""
+
+    def beat(self) -> int:
+        """A number that changes with every part of a step that is done; a part takes a thread some seconds at most. Any thread may ask."""
+        ...
+
+
 SampleRows = Callable[..., Sampled]
 """As `decoding.sampler.sample_rows`; `maxima` are the runner's."""
 
@@ -87,14 +95,16 @@ class QueueBackend:
     timed_rows, timed_tokens = TIMED_ROWS, TIMED_TOKENS
 
     def __init__(
-        self, runner: Runner, kv: Any, shape: KVShape, sample: SampleRows, score: Score, *, rows: int, vocab: int, threads: int = 1
+        self, runner: BeatingRunner, kv: Any, shape: KVShape, sample: SampleRows, score: Score, *, rows: int, vocab: int, threads: int = 1
     ) -> None:
-        self._runner: Runner | None = runner
+        self._runner: BeatingRunner | None = runner
         self._kv: Any = kv
         self._shape, self._vocab, self._threads = shape, vocab, threads
         self._sample, self._score = sample, score
         self._state = RowState(rows)
         self._thread: WorkerThread[Work, StepOutput] = WorkerThread("ridgeline-step", self._compute)
+        self._parts = 0
+        """Parts of steps outside of the runner that are done, for `beat`."""
 
     def enqueue(self, work: Work) -> None:
         """Takes a step, which is computed as soon as those before it are."""
@@ -117,6 +127,11 @@ class QueueBackend:
         self._runner.run(inputs, self._kv)
         return (process_time() - began) / self._threads
 
+    def beat(self) -> int:
+        """A number that changes while a step is computed."""
+        runner = self._runner
+        return self._parts + (0 if runner is None else runner.beat())
+
     def close(self) -> None:
         """Drops steps in flight, weights and cache."""
         self._thread.close()
@@ -132,10 +147,12 @@ class QueueBackend:
             inputs.ids[work.unknown] = self._state.last[work.unknown_rows]
         if plan.copies:
             self._kv.copy(plan.copies)
+        self._parts += 1
         values = self._runner.run(inputs, self._kv, taps=("hidden",) if plan.score else (), keep=work.keep)
         finite: NDArray[np.bool_] = values["finite"]
         whole = bool(finite.all())
         sampled = self._sampled(work, values, None if whole else finite_positions(inputs, finite))
+        self._parts += 1
         flags = bytearray(b"\1") * len(plan.row) if whole else finite_rows(work, finite, sampled.ids)
         scores = None
         if plan.score:

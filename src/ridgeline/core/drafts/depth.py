@@ -40,8 +40,8 @@ class StepCost:
         self._tokens = [tokens for tokens, _ in self._table]
         self._scale, self._is_scaled = 1.0, bool(table)
         self._ratios: dict[int, float] = {}
-        self._measured: dict[int, tuple[float, int]] = {}
-        """Since the last update: tokens → (sum of measured / estimated seconds, measurements)."""
+        self._measured: dict[int, list[float]] = {}
+        """Since the last update: tokens → measured / estimated seconds."""
         self._until_update = STEPS_PER_UPDATE
         self._estimates: dict[int, float] = {}
         self._ranges: dict[tuple[int, int], list[float]] = {}
@@ -74,8 +74,7 @@ class StepCost:
             self._estimates.clear()
             self._ranges.clear()
         ratio = seconds / (self._estimates.get(tokens) or self.seconds(tokens))
-        total, count = self._measured.get(tokens, (0.0, 0))
-        self._measured[tokens] = total + (ratio if ratio < MAX_RATIO else MAX_RATIO), count + 1
+        self._measured.setdefault(tokens, []).append(ratio if ratio < MAX_RATIO else MAX_RATIO)
         self._until_update -= 1
         if not self._until_update:
             self._update()
@@ -83,10 +82,10 @@ class StepCost:
     def _update(self) -> None:
         """Moves the estimates towards the measurements: the ratio of each measured number of tokens, and the scale of all."""
         for tokens, ratio in self._ratios.items():
-            others = STEPS_PER_UPDATE - self._measured.get(tokens, (0.0, 0))[1]
+            others = STEPS_PER_UPDATE - len(self._measured.get(tokens, ()))
             self._ratios[tokens] = 1.0 + (ratio - 1.0) * (1.0 - DECAY) ** others
-        for tokens, (total, count) in self._measured.items():
-            change = 1.0 + (1.0 - (1.0 - UPDATE_WEIGHT) ** count) * (total / count - 1.0)
+        for tokens, found in self._measured.items():
+            change = 1.0 + (1.0 - (1.0 - UPDATE_WEIGHT) ** len(found)) * (sum(found) / len(found) - 1.0)
             self._ratios[tokens] = self._ratios.get(tokens, 1.0) * change
             self._scale *= change
         self._until_update = STEPS_PER_UPDATE
@@ -127,8 +126,10 @@ def choose_depths(cost: StepCost, tokens: int, offers: Sequence[Offer], other_ro
             if total > best * duration:
                 best, chosen = total / duration, drafts
         return [chosen]
-    order = _by_chance(offers)
     longest = plain / MIN_ROW_RATE  # while a row has no drafts: it gets one id from the step, however long that takes
+    if seconds[1] + wait > longest and (other_rows or count < rows):
+        return [0] * len(offers)  # most steps of several rows: nothing to sort
+    order = _by_chance(offers)
     total, expected = float(rows), dict[int, float]()
     for drafts in range(1, count + 1):
         chance, row = order[drafts - 1]

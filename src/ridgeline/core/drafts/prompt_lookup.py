@@ -86,6 +86,7 @@ class PromptLookupDrafter:
                 predictor = sequence.draft_state
                 if predictor is None:
                     predictor = sequence.draft_state = NgramPredictor(sequence.known)
-                predictor.update()
+                if len(sequence.known) >= predictor.due:
+                    predictor.update()
         if result.timings.run > 0 and sum(plan.sample) == len(plan.tokens):
             self._cost.measure(len(plan.tokens), result.timings.run)

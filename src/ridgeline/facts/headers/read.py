@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from ridgeline.errors import ModelNotFoundError
+from ridgeline.errors import ModelNotFoundError, nearest
 from ridgeline.facts.files.gguf import read_header
 from ridgeline.facts.headers.checkpoint import describe_checkpoint, read_checkpoint, read_config_facts
 from ridgeline.facts.headers.config_json import read_config
@@ -50,7 +50,8 @@ def describe_model(name: str, cache: Path, progress: Progress = lambda stage, fr
         return describe_gguf(read_header(resolve_model(name, cache, progress)))
     raise ModelNotFoundError(
         f"there is no model {name!r}; give the path of a config.json, of a GGUF file or of a directory with one, "
-        f"or one of: {', '.join((*PACKAGED, *known_names()))}"
+        f"or one of: {', '.join((*PACKAGED, *known_names()))}",
+        fix={"MODEL": nearest(name, known_names(), 0.75) or next(iter(PACKAGED))},
     )
 
 

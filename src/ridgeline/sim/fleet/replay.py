@@ -54,6 +54,9 @@ class RecordedExecutor:
             raise ConfigError(f"the recording has no result for step {ticket.plan.step} here: its decisions are not this scheduler's")
         return replace(self.results.popleft(), scores=_scores(ticket.plan))
 
+    def beat(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.results.clear()
 

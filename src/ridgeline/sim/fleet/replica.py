@@ -145,6 +145,10 @@ class SimulatedDevice:
         self._free_at = moment
         self._clock.advance_to(moment)
 
+    def beat(self) -> int:
+        """Always 0: nobody watches it."""
+        return 0
+
     def close(self) -> None:
         """Drops steps in flight."""
         self._queue.clear()

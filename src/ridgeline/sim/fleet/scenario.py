@@ -11,7 +11,7 @@ from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape, Plan
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.step_time import UNBOUNDED, StepSeconds
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, nearest
 from ridgeline.planning.deployment import Deployment, block_bytes_of, kv_blocks
 from ridgeline.planning.memory import groups_of, host_copy_seconds, kv_bytes, sequence_blocks
 from ridgeline.planning.objectives import Objective
@@ -82,6 +82,10 @@ class Scenario:
     patience: float | None = None
     sample: DaySample | None = None
 
+    def check(self) -> None:
+        """Raises ConfigError for what would keep it from running."""
+        self._service(0)
+
     def run(self, seed: int, progress: Callable[[int], None] = lambda answered: None) -> SimulationReport:
         """Simulates it once. progress: called with the number of finished requests."""
         price = self.deployment.device.price
@@ -106,7 +110,10 @@ class Scenario:
         """Settings of one replica. Raises ConfigError where a sequence of the deployment's context does not fit."""
         deployment, knobs = self.deployment, self.knobs
         if knobs.scheduling_policy not in POLICIES:
-            raise ConfigError(f"--scheduling-policy is {knobs.scheduling_policy!r:.40}; it must be one of {', '.join(POLICIES)}")
+            raise ConfigError(
+                f"--scheduling-policy is {knobs.scheduling_policy!r:.40}; it must be one of {', '.join(POLICIES)}",
+                fix={"--scheduling-policy": nearest(knobs.scheduling_policy, POLICIES)},
+            )
         groups = groups_of(deployment.model.layer_kinds, deployment.model.window)
         if not groups:
             raise ConfigError(f"{deployment.model.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")

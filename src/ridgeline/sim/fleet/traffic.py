@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, nearest
 
 MAX_TOKENS: Final = 1 << 24
 """Longest accepted length."""
@@ -81,7 +81,8 @@ def parse_length(flag: str, text: str) -> LengthDistribution:
     if not 1 <= value <= MAX_TOKENS or (colon and shape not in DISTRIBUTIONS):
         raise ConfigError(
             f"{flag} {text!r:.40} is not understood; write a mean of 1 … {MAX_TOKENS} tokens, a range as 20-1000, or "
-            f"{':MEAN, '.join(DISTRIBUTIONS)}:MEAN"
+            f"{':MEAN, '.join(DISTRIBUTIONS)}:MEAN",
+            fix={f"--{flag.lstrip('-')}": None},
         )
     return DISTRIBUTIONS[shape or "constant"](value)
 
@@ -238,9 +239,11 @@ def _draw_arrival(time: float, load: "Traffic | ClosedLoop", rng: Random, user: 
 def parse_arrival_process(text: str, rate: float) -> ArrivalProcess:
     """`poisson`, `bursty` or `diurnal` at a mean rate. Raises ConfigError."""
     if text not in PROCESSES:
-        raise ConfigError(f"--arrivals {text!r:.40} is not known; known: {', '.join(PROCESSES)}, closed")
+        raise ConfigError(
+            f"--arrivals {text!r:.40} is not known; known: {', '.join(PROCESSES)}, closed", fix={"--arrivals": nearest(text, PROCESSES)}
+        )
     if not 1e-6 <= rate <= 1e6:
-        raise ConfigError(f"--rate is {rate:g}, outside 1e-6 … 1e6 requests per second")
+        raise ConfigError(f"--rate is {rate:g}, outside 1e-6 … 1e6 requests per second", fix={"--rate": None})
     return PROCESSES[text](rate)
 
 
@@ -251,7 +254,7 @@ MAX_SECONDS: Final = 1e9
 def read_trace(path: Path, speed: float = 1.0) -> list[Arrival]:
     """All requests of a trace, in order of time, which starts at 0; `speed` 2 plays it twice as fast. Raises ConfigError."""
     if not 1e-3 <= speed <= 1e3:
-        raise ConfigError(f"--speed is {speed:g}, outside 0.001 … 1000")
+        raise ConfigError(f"--speed is {speed:g}, outside 0.001 … 1000", fix={"--speed": None})
     try:
         with path.open(encoding="utf-8", newline="") as file:
             found = list(_read_csv(path, file) if path.suffix == ".csv" else _read_jsonl(path, file))

@@ -92,6 +92,9 @@ class CheckedExecutor:
         self._coverage.on_result(ticket.plan, result)
         return result
 
+    def beat(self) -> int:
+        return self._executor.beat()
+
     def close(self) -> None:
         self._executor.close()
 

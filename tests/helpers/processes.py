@@ -1,4 +1,5 @@
-"""Real processes for end-to-end tests: a server on a free port, and a browser that is driven over its debugging port."""
+"""Real processes for end-to-end tests: a server on a free port, and a browser that is driven over its debugging port. `tests/conftest.py`
+imports the fixtures."""
 
 import json
 import shutil
