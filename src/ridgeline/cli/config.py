@@ -56,7 +56,7 @@ def _parse_changes(changes: list[str]) -> dict[str, str]:
 
 
 def _explain(settings: Settings, device_name: str) -> list[Any]:
-    from ridgeline.config.env import cache_directory
+    from ridgeline.config.env import model_stores
     from ridgeline.config.resolve import MEMORY_SHARE, resolve
     from ridgeline.config.runner import resolve_runner
     from ridgeline.engine.compose import prefill_budget
@@ -71,14 +71,14 @@ def _explain(settings: Settings, device_name: str) -> list[Any]:
     from ridgeline.planning.step import step_seconds
 
     requested, machine, is_this = settings.engine, machine_facts(), device_name.lower() == THIS_MACHINE
-    facts = read_model_facts(resolve_model(requested.model, cache_directory()))
+    facts = read_model_facts(resolve_model(requested.model, model_stores()))
     device = device_of(PlanOptions(device=device_name))
     no_gpu = None if device.is_gpu else gpu_missing() if is_this else f"{device.name} is none"
     config, decisions = resolve_runner(requested, no_extension=extension_missing(), no_gpu=no_gpu, cpu_cores=machine.cpu_cores)
     if config.runner == "cuda" and not device.is_gpu:  # the table of devices does not have it
         device = replace(device, memory_bytes=int(next(iter(read_gpus())).memory or 0) << 20)
     options = PlanOptions(device=device_name, kv_dtype=config.kv_dtype, context=config.max_model_len or facts.context, chunk=config.tokens)
-    deployment = replace(deployment_of(describe_model(requested.model, cache_directory()), options), device=device)
+    deployment = replace(deployment_of(describe_model(requested.model, model_stores()), options), device=device)
     costs = kv_costs(facts, requested.block_size, config.tokens, config.kv_dtype)
     memory, share, host = device.memory_bytes, MEMORY_SHARE, None
     if config.runner == "cuda":
