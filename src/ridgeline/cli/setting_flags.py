@@ -3,7 +3,6 @@
 A flag is text until `config.sources` reads it, as variables and files are, so that a mistake reads the same wherever it stands.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import Field
 from typing import Annotated, Any, Final
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ridgeline.cli.output import print_status
+from ridgeline.cli.sampling import add_flags
 from ridgeline.config.env import setting_variables
 from ridgeline.config.foreign import FOREIGN, SWITCH, Foreign
 from ridgeline.config.groups import public_fields, setting_of
@@ -28,15 +28,10 @@ def with_setting_flags(*own_flags: str) -> Callable[[Callable[..., None]], Calla
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(verb)
-        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         types: dict[str, Any] = {"config": Annotated[str | None, typer.Option(help=CONFIG_HELP, metavar="FILE")]}
         types |= {name: _flag(name, each) for name, each in public_fields(*reversed(GROUPS)).items() if name != "model"}
         types |= {f"other_{number}": _foreign_flag(each) for number, each in enumerate(FOREIGN) if not {*own_flags} & {*each.names}}
-        flags = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in types.items()]
-        verb.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
-        verb.__annotations__ = {**{each.name: each.annotation for each in own}, **types}
-        return verb
+        return add_flags(verb, types)
 
     return decorate
 
@@ -90,8 +85,4 @@ def _flag(name: str, each: "Field[Any]") -> Any:
 
 
 def _foreign_flag(each: Foreign) -> Any:
-    if each.switch is True:
-        return Annotated[bool, typer.Option(*each.names, hidden=True)]
-    if each.switch == "maybe":
-        return Annotated[str | None, typer.Option(*each.names, hidden=True, is_flag=False, flag_value="on")]
-    return Annotated[str | None, typer.Option(*each.names, hidden=True)]
+    return Annotated[bool if each.switch else str | None, typer.Option(*each.names, hidden=True)]

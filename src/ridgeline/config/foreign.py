@@ -25,7 +25,7 @@ class Foreign:
     values    value → ours, "" leaves the setting open; others are passed on as they are
     harmless  values that ask for nothing that is not so anyhow; ANY: whatever it is
     advice    what to write instead, or why nothing is to be written
-    switch    takes no value; "maybe": takes one that may be left out
+    switch    takes no value
     """
 
     names: tuple[str, ...]
@@ -33,7 +33,7 @@ class Foreign:
     values: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()
     advice: str = ""
-    switch: bool | str = False
+    switch: bool = False
 
     def translate(self, value: str, written: str) -> tuple[str, str] | str:
         """(our setting, its value), or "" where the value asks for nothing, or a note where it has no effect. Raises ConfigError with what
@@ -48,7 +48,7 @@ class Foreign:
             return f"{written} has no effect: {advice}"
         if value.lower() in self.harmless:
             return ""
-        given = written if self.switch is True else f"{written} {value:.40}"
+        given = written if self.switch else f"{written} {value:.40}"
         raise ConfigError(f"{given!r} is not possible here: {advice}", fix=dict.fromkeys(() if in_python else self.names))
 
 
@@ -56,18 +56,17 @@ def _same(ours: str, *names: str) -> Foreign:
     return Foreign(names, ours)
 
 
-def _refused(advice: str, *names: str, harmless: Iterable[str] = (), switch: bool | str = False) -> Foreign:
+def _refused(advice: str, *names: str, harmless: Iterable[str] = (), switch: bool = False) -> Foreign:
     return Foreign(names, harmless=tuple(harmless), advice=advice, switch=switch)
 
 
-def _nothing(why: str, *names: str, switch: bool | str = False) -> Foreign:
+def _nothing(why: str, *names: str, switch: bool = False) -> Foreign:
     return Foreign(names, harmless=ANY, advice=why, switch=switch)
 
 
 ONE_DEVICE: Final = "a model runs on one device; leave it out"
 IN_REQUESTS: Final = "each request says it; `--generation-config none` sets Ridgeline's defaults"
 FROM_FILES: Final = "the model's files say it; leave it out"
-NOT_YET: Final = "it is not supported yet; leave it out"
 MOST: Final = ("0.8", "0.85", "0.88", "0.9", "0.92", "0.95", "0.98", "1.0", "1")
 
 FOREIGN: Final[tuple[Foreign, ...]] = (
@@ -164,7 +163,7 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _refused("a prompt that is too long is an error; leave it out", "--context-shift", switch=True),
     _nothing("contexts are never shifted", "--no-context-shift", switch=True),
     _refused("transfer of KV blocks is not supported yet; leave it out", "--kv-transfer-config", harmless=("none",)),
-    _nothing("--attention-backend chooses kernels", "-fa", "--flash-attn", switch="maybe"),
+    _nothing("--attention-backend chooses kernels", "-fa", "--flash-attn"),
     _nothing("CUDA graphs are captured where they pay; answers are the same", "--enforce-eager", switch=True),
     _nothing("graphs are captured for all steps that need them", "--max-seq-len-to-capture", "--max-context-len-to-capture"),
     _nothing("steps are compiled as they are", "-O", "--compilation-config"),

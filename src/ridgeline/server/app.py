@@ -32,7 +32,8 @@ def build_app(service: Service) -> ASGIApp:
         redirect_slashes=False,
     )  # fmt: skip
     origins = parse_origins(service.config.allowed_origins)
-    return RequestId(CrossOrigin(ErrorHandler(AccessGuard(router, service.config.host, service.keys, origins)), origins))
+    app: ASGIApp = ErrorHandler(AccessGuard(router, service.config.host, service.keys, origins))
+    return RequestId(CrossOrigin(app, origins) if origins else app)
 
 
 class ErrorHandler:

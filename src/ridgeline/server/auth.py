@@ -50,7 +50,7 @@ class AccessGuard:
 
     def __init__(self, app: ASGIApp, host: str, keys: ApiKeys, origins: frozenset[str]) -> None:
         self._app = app
-        self._keys = keys
+        self._keys = keys if keys.needed else None
         self._origins = origins
         self._hosts = {"localhost", "127.0.0.1", "[::1]", host, f"[{host}]"} if is_loopback(host) else None
 
@@ -92,7 +92,7 @@ class AccessGuard:
         return ApiError("origin_not_allowed", message, headers=CLOSE_HEADERS)
 
     def _key_error(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
-        if not self._keys.needed or (scope["method"], scope["path"]) in PUBLIC:
+        if self._keys is None or (scope["method"], scope["path"]) in PUBLIC:
             return None
         credentials = _values(headers, b"authorization")
         scheme, _, key = credentials[0].partition(" ") if len(credentials) == 1 else ("", "", "")

@@ -30,7 +30,7 @@ class ApiKeys:
 
     @property
     def needed(self) -> bool:
-        """True if a request must have a key."""
+        """True if a request must have a key, now and after `reload`."""
         return bool(self._digests)
 
     def reload(self) -> int:
