@@ -173,6 +173,17 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class StepLate:
+    """A step with decoding rows that took `seconds`, a quarter longer than `--step-ms` or more."""
+
+    step: int
+    time: float
+    seconds: float
+    decode_rows: int
+    prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimed:
     step: int
     timings: Timings
@@ -195,4 +206,5 @@ Event = (
     | Closed
     | Rejected
     | StepTimed
+    | StepLate
 )

@@ -6,18 +6,20 @@ The one place where scheduling and computing meet; used by the engine process an
 import importlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision, check_bounds
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
+from ridgeline.core.pace import Pace
 from ridgeline.core.params import Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.engine import Engine, MonotonicClock
 from ridgeline.engine.executor import Executor, ExecutorInfo
+from ridgeline.engine.record import RecordedEngine, Recorder, Setup
 from ridgeline.errors import ConfigError
 
 WORKER_MODULE: Final = "ridgeline.compute.runtime.worker"
@@ -46,6 +48,7 @@ def make_engine(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
     """An engine over a warm executor, and the decisions taken from its speed. The settings' bounds have been checked."""
     info = executor.info
     decisions: tuple[Decision, ...] = ()
+    pace = None
     limits = Limits(
         rows=info.rows if config.max_num_seqs is None else min(info.rows, config.max_num_seqs),
         token_budget=info.tokens if config.max_num_batched_tokens is None else config.max_num_batched_tokens,
@@ -55,14 +58,23 @@ def make_engine(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
         prefix_caching=config.enable_prefix_caching,
     )
     if info.seconds is not None:
-        limits = replace(limits, mixed_tokens=info.seconds.mixed_tokens(config.step_ms / 1e3), row_tokens=info.seconds.row_tokens)
+        pace = Pace(info.seconds, config.step_ms / 1e3)
         decisions = (prefill_budget(config, info.seconds),)
     drafter = None
     if config.speculative != "off":
         drafter = PromptLookupDrafter(config.num_speculative_tokens, info.price, barrier=config.depth > 1)
         decisions += (_speculation_decision(config, info),)
-    scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter)
-    return Engine(scheduler, executor, MonotonicClock(), config.depth), decisions
+    scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter, pace)
+    if config.record is None:
+        return Engine(scheduler, executor, MonotonicClock(), config.depth), decisions
+    drafts = config.num_speculative_tokens if drafter else 0
+    setup = Setup(scheduler.limits, info.kv, config.scheduling_policy, info.rows, drafts, info.price, info.seconds, config.step_ms)
+    try:
+        recorder = Recorder(executor, Path(config.record), setup)
+    except OSError as error:
+        message = f"--record {config.record}: {error.strerror}; give the path of a file that can be written"
+        raise ConfigError(message, fix={"--record": None}) from None
+    return RecordedEngine(scheduler, MonotonicClock(), config.depth, recorder), decisions
 
 
 def _speculation_decision(config: EngineConfig, info: ExecutorInfo) -> Decision:

@@ -119,7 +119,7 @@ MESSAGE_TYPES: Final[tuple[type, ...]] = (
 EVENT_TYPES: Final[tuple[type, ...]] = (
     events.Admitted, events.Waiting, events.Ready, events.Scheduled, events.Computed, events.Started, events.PrefixHit, events.PrefixMiss,
     events.Preempted, events.Evicted, events.Published, events.EndedProvisionally, events.Closed, events.Rejected, events.StepTimed,
-    events.Moved,
+    events.Moved, events.StepLate,
 )
 _MESSAGE_TAGS = {kind: tag for tag, kind in enumerate(MESSAGE_TYPES)}
 _EVENT_TAGS = {kind: tag for tag, kind in enumerate(EVENT_TYPES)}
