@@ -38,8 +38,6 @@ MIN_TURNS, MIN_BYTES, CALIBRATION_ROUNDS = 50_000, 16 << 20, 3
 """Turns of an arithmetic loop, bytes read, and rounds of the calibration of turns per round."""
 PLAN_ROUNDS = 8
 MIN_DRAM_BYTES, MAX_DRAM_BYTES, DRAM_PARTS = 256 << 20, 4 << 30, 8
-PLAN_BYTES_PER_CORE = 128 << 20
-"""Memory read per core for a plan, which shall not take seconds: a few cores of a large machine do not fill its whole cache."""
 OS_PAGE_BYTES = 4096
 
 READ_BYTES = 64 << 20
@@ -172,13 +170,14 @@ def measure_ceilings(root: Path = Path("/")) -> Ceilings:
     module = load_native()
     if module is None:
         return Ceilings(measure_bandwidth(cores), theoretical_flops(cores, root), "estimated")
-    loops = RooflineLoops(module, cores, root=root, most_bytes=max(MIN_DRAM_BYTES, cores * PLAN_BYTES_PER_CORE))
+    loops = RooflineLoops(module, cores, root=root, most_bytes=max(MIN_DRAM_BYTES, 2 * read_caches(root).l3))  # a plan shall not take long
     return Ceilings(*measure_peaks(loops, cores), loops.isa)
 
 
 def measure_peaks(loops: RooflineLoops, threads: int) -> tuple[float, Mapping[str, float]]:
     """(memory bytes per second, operations per second by data type) of all cores together: the best of some rounds, since other processes
     can only slow them down."""
+    loops.rate("dram_bytes_per_second", threads)  # of what was just written, some is still in a cache
     keys = {"f32": "f32_flops_per_second", "f16": "bf16_flops_per_second", "int8": "int8_ops_per_second"}
     best = {key: max(loops.rate(key, threads) or 0.0 for _ in range(PLAN_ROUNDS)) for key in ("dram_bytes_per_second", *keys.values())}
     return best["dram_bytes_per_second"], {kind: best[key] for kind, key in keys.items() if best[key]}
