@@ -203,7 +203,7 @@ class ServerConfig:
     max_waiting: int = _set(
         256, "Requests that may wait; more get status 429.", "a request that would wait too long hears it at once",
         "429 while vllm:num_requests_waiting falls quickly: too few; vllm:request_queue_time_seconds too high: too many",
-        bounds=(0, 1_000_000), name="max_num_queued_reqs",
+        bounds=(0, 1 << 20), name="max_num_queued_reqs",
     )  # fmt: skip
     chat_template: str | None = _set(
         None, "File with a chat template that replaces the model's.", "a model that was trained to chat has its own",
