@@ -108,12 +108,12 @@ def _open(llm: Any, params: Any, system: str | None) -> Any:
     from ridgeline.cli.run_session import Session
 
     llm.prepare("x", params)
-    template = llm.chat_template
-    is_base, reason = template is None or template.source == "built in", "its files hold no chat template"
-    if is_base:
-        chat = "; /mode chat talks with it nevertheless" if template is not None and sys.stdin.isatty() else ""
-        _print_note(f"this is a base model ({reason}): it was trained to continue texts, not to answer, so it opens as completion{chat}")
-    return Session(llm, params, system, "completion" if is_base else "chat")
+    kind = llm.kind
+    if kind.kind == "base":
+        chat = "; /mode chat talks with it nevertheless" if llm.chat_template is not None and sys.stdin.isatty() else ""
+        why = f"this is a base model ({kind.reason}): it was trained to continue texts, not to answer"
+        _print_note(f"{why}, so it opens as completion{chat}")
+    return Session(llm, params, system, "completion" if kind.kind == "base" else "chat")
 
 
 def _print_note(text: str) -> None:
