@@ -36,7 +36,7 @@ def serve(
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache of shared prefixes.")] = True,
     scheduling_policy: Annotated[str, typer.Option(help="fcfs, priority, static or one.")] = DEFAULTS.scheduling_policy,
     max_num_queued_reqs: Annotated[
-        int, typer.Option(min=0, help="Requests that may wait; more get status 429.")
+        int, typer.Option(min=0, max=1 << 20, help="Requests that may wait; more get status 429.")
     ] = SERVER_DEFAULTS.max_waiting,
     chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.")] = None,
     generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
@@ -112,7 +112,7 @@ TEMPLATE_SOURCES = {
 
 
 def _startup_notes(model: "Model") -> list[str]:
-    """Lines about the chat template and the model's defaults, warnings last."""
+    """Lines about the chat template, the model's defaults and its kind."""
     chat = "chat: no template; /v1/chat/completions needs --chat-template FILE"
     if model.chat is not None:
         names = (model.tokenizer.piece(token).decode("utf-8", "replace") for token in sorted(model.turn_end_ids))
@@ -120,4 +120,5 @@ def _startup_notes(model: "Model") -> list[str]:
         chat = f"chat template: {TEMPLATE_SOURCES[model.chat.source]}; turns end at {ends}"
     recommended = ", ".join(f"{name} {value}" for name, value in model.defaults.items())
     defaults = [f"defaults of the model: {recommended} (--generation-config none ignores them)"] if recommended else []
-    return [chat, *defaults, *(f"{each.severity}: {each}" for each in (model.chat.findings if model.chat else ()))]
+    base = [f"base model ({model.kind.reason}): it continues texts and was not trained to chat"] if model.kind.kind == "base" else []
+    return [chat, *defaults, *base]
