@@ -27,6 +27,7 @@ from ridgeline.facts.hub.source import resolve_model
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
+from ridgeline.text.statements import ModelKind, model_kind, read_statements
 from ridgeline.text.tokenizer import bad_word_ids
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -79,6 +80,11 @@ class LLM:
     def chat_template(self) -> ChatTemplate | None:
         """The model's, or the one that replaces it; None where there is none. Starts the process that renders, when first asked for."""
         return self._files.load_template()
+
+    @cached_property
+    def kind(self) -> ModelKind:
+        """Whether it was trained to chat or to continue texts, and why that is concluded."""
+        return model_kind(read_statements(self.config.model, self._files.path, self.tokenizer), self.chat_template)
 
     def get_default_sampling_params(self, max_tokens: int | None = 16) -> SamplingParams:
         """Parameters that the model's authors recommend, else Ridgeline's defaults; `max_tokens` where they recommend none."""
