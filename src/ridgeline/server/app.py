@@ -1,4 +1,4 @@
-"""The ASGI application: access log, error handling, access check, queue, router.
+"""The ASGI application: access log, pages of other origins, error handling, access check, queue, router.
 
 Owns the order of these layers, and what is said where there is no endpoint. Endpoints live one file per family; the service that they share
 is passed in. `server.run` runs it.
@@ -17,6 +17,7 @@ from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.connection import CROWDED_KEY
 from ridgeline.server.errors import ApiError, as_api_error
+from ridgeline.server.origins import CrossOrigin, parse_origins
 from ridgeline.server.service import Service
 from ridgeline.server.transport import Disconnected
 
@@ -32,8 +33,10 @@ def build_app(service: Service) -> ASGIApp:
         *page.routes(), *status.routes(service), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
     ]  # fmt: skip
-    router = QueueGate(Router(routes, redirect_slashes=False), service)
-    return AccessLog(ErrorHandler(AccessGuard(router, service.config.host, service.config.api_key), routes))
+    origins = parse_origins(service.config.allowed_origins)
+    queue = QueueGate(Router(routes, redirect_slashes=False), service)
+    app: ASGIApp = ErrorHandler(AccessGuard(queue, service.config.host, service.keys, origins), routes)
+    return AccessLog(CrossOrigin(app, origins) if origins else app)
 
 
 class QueueGate:

@@ -56,8 +56,8 @@ class HttpConnection(HttpToolsProtocol):
     """One accepted connection. `address` is what limits count by; `is_crowded`: one more than there should be."""
 
     def __init__(
-        self, config: Config, state: ServerState, app_state: dict[str, Any], table: ConnectionTable, accepted: socket.socket, address: bytes,
-        is_crowded: bool,
+        self, config: Config, state: ServerState, app_state: dict[str, Any], table: ConnectionTable,
+        accepted: socket.socket, address: bytes, is_crowded: bool,
     ) -> None:  # fmt: skip
         super().__init__(config, state, app_state)
         self.address = address
