@@ -36,7 +36,7 @@ def test_prefill_and_decode_per_second() -> None:
 
 def test_hit_rate_and_queue() -> None:
     metrics = after(
-        events.Admitted("a", 0.0, 80, 2), events.Started("a", 0, 1, 0.0, False), events.PrefixHit("a", 0, 20), *step(1, (60,), (1,))
+        events.Admitted("a", 0.0, 80, 2, 0.0), events.Started("a", 0, 1, 0.0, False), events.PrefixHit("a", 0, 20), *step(1, (60,), (1,))
     )
     assert throughput.throughput(Totals.read(Metrics(), 0.0), Totals.read(metrics, 10.0))["prefix_hit_rate"] == 0.25
     assert queue(metrics, 100) == {"running": 1, "waiting": 1, "kv_cache_usage": pytest.approx(0.2)}

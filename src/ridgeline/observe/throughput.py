@@ -63,5 +63,4 @@ def throughput(before: Totals, now: Totals) -> dict[str, float | None]:
 
 def queue(metrics: Metrics, blocks: int) -> dict[str, float]:
     """Sequences that run and wait, and the share of KV blocks that they hold."""
-    free = blocks if metrics.free_blocks is None else metrics.free_blocks + metrics.cached_blocks
-    return {"running": metrics.running, "waiting": metrics.waiting, "kv_cache_usage": 1 - free / blocks if blocks else 0.0}
+    return {"running": metrics.running, "waiting": metrics.waiting, "kv_cache_usage": metrics.kv_cache_usage(blocks)}
