@@ -33,7 +33,7 @@ ALLOWED = {
     "bench/http.py:on_header(value)": "httptools calls it",
     "bench/report.py:LatencySummary.*": "written to the report as a whole",
     "bench/report.py:LoadReport.*": "written to the report as a whole",
-    "cli/chat.py:stop(frame)": "the signature of a signal's handler",
+    "cli/run.py:stop(frame)": "the signature of a signal's handler",
     "cli/sim.py:justify": "read by rich",
     "cli/main.py:__signature__": "read by typer",
     "cli/sampling.py:__*__": "read by typer",

@@ -137,6 +137,12 @@ def _check_generate(given: Given) -> None:
     _check_engine(replace(engine, max_num_seqs=1) if "prompts" not in given else engine)
 
 
+def _check_run(given: Given) -> None:
+    if given["model"] is None:
+        raise ConfigError("no model was named", fix={"MODEL": "demo"})
+    _check_generate(given)
+
+
 def _check_plan(given: Given) -> None:
     from ridgeline.cli.output import check_writable
     from ridgeline.cli.plan import prepare_plan
@@ -244,7 +250,7 @@ def _check_bench_gpu(given: Given) -> None:
 
 CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "serve": _check_serve,
-    "chat": _check_generate,
+    "run": _check_run,
     "generate": _check_generate,
     "plan": _check_plan,
     "config": _check_config,

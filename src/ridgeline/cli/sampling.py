@@ -6,7 +6,7 @@ Ranges are checked in `engine.admit`.
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -14,6 +14,8 @@ from ridgeline.core.params import OPTIONS, Option, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.errors import ConfigError
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 MANY: Final = 1 << 20
 """Ids and positions of a model that refuses no number because of its size."""
@@ -42,7 +44,7 @@ FLAGS: Final[Mapping[str, Any]] = {
 """Field of `SamplingParams` → its flag."""
 
 
-def with_sampling_flags(verb: Callable[..., None]) -> Callable[..., None]:
+def with_sampling_flags(verb: Verb) -> Verb:
     """Replaces the `**sampling` parameter of `verb` by the flags of the table, passed as keywords, None where not given."""
     signature = inspect.signature(verb)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]

@@ -82,3 +82,9 @@ def state_directory() -> Path:
     """Folder of what runs now: `$XDG_RUNTIME_DIR/ridgeline`, else `$XDG_STATE_HOME/ridgeline`, else `~/.local/state/ridgeline`."""
     base = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "ridgeline"
+
+
+def history_file() -> Path:
+    """File of the messages typed into `ridgeline run`: `$XDG_STATE_HOME/ridgeline/history.jsonl`, else below `~/.local/state`."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "ridgeline" / "history.jsonl"

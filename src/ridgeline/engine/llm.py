@@ -28,7 +28,7 @@ from ridgeline.facts.hub.source import resolve_model
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
-from ridgeline.text.statements import ModelKind
+from ridgeline.text.statements import ModelKind, model_kind, read_statements
 from ridgeline.text.tokenizer import bad_word_ids
 from ridgeline.text.tokenizer_check import check_vocabulary
 
@@ -80,10 +80,10 @@ class LLM:
         """The model's, or the one that replaces it; None where there is none. Starts the process that renders, when first asked for."""
         return self._files.load_template()
 
-    @property
+    @cached_property
     def kind(self) -> ModelKind:
-        """Base or instruct, and why."""
-        return self._files.check(self.chat_template)[0]
+        """Whether it was trained to chat or to continue texts, and why that is concluded."""
+        return model_kind(read_statements(self.config.model, self._files.path, self.tokenizer), self.chat_template)
 
     def check(self) -> tuple[Finding, ...]:
         """Problems of the model that its header, weights, tokenizer and template show, and one short step: what a server checks before its
