@@ -45,13 +45,17 @@ FLAGS: Final[Mapping[str, Any]] = {
 
 
 def with_sampling_flags(verb: Verb) -> Verb:
-    """Replaces the `**sampling` parameter of `verb` by the flags of the table, passed as keywords, None where not given."""
+    """Replaces the `**sampling` parameter of `verb` by the flags of the table."""
+    return add_flags(verb, FLAGS)
+
+
+def add_flags(verb: Verb, types: Mapping[str, Any]) -> Verb:
+    """Replaces the `**` parameter of `verb` by flags of these annotated types, passed as keywords, None where not given."""
     signature = inspect.signature(verb)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    flags = [inspect.Parameter(name, keyword, default=None, annotation=annotation) for name, annotation in FLAGS.items()]
+    flags = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in types.items()]
     verb.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
-    verb.__annotations__ = {**{each.name: each.annotation for each in own}, **FLAGS}
+    verb.__annotations__ = {**{each.name: each.annotation for each in own}, **types}
     return verb
 
 

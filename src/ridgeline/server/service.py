@@ -29,6 +29,7 @@ from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
+from ridgeline.server.keys import ApiKeys
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.prompt_cache import Encoder, PromptCache
@@ -99,6 +100,7 @@ class Service:
         self, engine_config: EngineConfig, config: ServerConfig, on_progress: Callable[[str, float], None] = lambda stage, fraction: None
     ) -> None:
         self.config = config
+        self.keys = ApiKeys(config.api_key, config.api_key_file)
         self.metrics = Metrics()
         self._late_steps = LateSteps(engine_config.step_ms)
         self.stage = "starting"
