@@ -63,7 +63,6 @@ ALLOWED = {
     "server/wire.py:*": "fields that clients send",
     "server/replies.py:*": "fields that clients read",
     "sim/fleet/measures.py:*": "written to the report as a whole",
-    "core/events.py:Preempted.why": "for listeners: whether a row or blocks were short",
     "sim/laws/oracle.py:logprobs(index)": "sources of answers in tests read it",
     "text/chat_sandbox.py:deny(args)": "jinja2 calls it",
 }
