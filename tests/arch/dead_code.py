@@ -60,6 +60,7 @@ ALLOWED = {
     "server/run.py:_Server.capture_signals": "uvicorn calls it",
     "server/run.py:should_exit": "read by uvicorn",
     "server/signals.py:timeout_graceful_shutdown": "read by uvicorn",
+    "server/signals.py:should_exit": "read by uvicorn",
     "server/wire.py:*": "fields that clients send",
     "server/replies.py:*": "fields that clients read",
     "sim/fleet/measures.py:*": "written to the report as a whole",
