@@ -87,7 +87,8 @@ def test_a_deleted_conversation_stays_deleted_and_a_draft_waits(page: Any) -> No
 def test_files_go_out_and_come_back(page: Any, tmp_path: Path) -> None:
     folder = tmp_path / "downloads"
     folder.mkdir()
-    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    context = page.call("Target.getTargetInfo")["targetInfo"]["browserContextId"]
+    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder), browserContextId=context)
     fill(page, "system", "Be brief.")
     chat(page, "Hello there!", 4)
     answer = page.value("sent")[-1]["messages"]
