@@ -38,6 +38,14 @@ def _option(default: Any, bound: Bound, help: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar that an output follows from its first token on. `text` is llguidance's; `digest` (SHA-256 of it) names it."""
+
+    digest: bytes
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of a request as clients send them. Names are vLLM's where the meaning is the same.
 
@@ -51,6 +59,7 @@ class SamplingParams:
     min_tokens   output tokens before which no stop counts
     logprobs     None: off; k: the sampled token's log-probability and the k best (after temperature 1, before filters)
     prompt_logprobs  None: off; k: the same for every prompt token but the first
+    grammar      that the output follows; None: any text
     """
 
     n: int = 1
@@ -77,6 +86,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    grammar: Grammar | None = None
 
 
 OPTIONS: Final[Mapping[str, Option]] = MappingProxyType({
@@ -92,6 +102,7 @@ class Sampling:
     allowed_ids  ascending; None: all
     bad_words    ids of each: the last one is banned where those before it are the newest ids of prompt and outputs
     logprobs     None: off; k: the sampled token's log-probability and the k best
+    grammar      None: any text
     """
 
     temperature: float = 1.0
@@ -105,6 +116,7 @@ class Sampling:
     allowed_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

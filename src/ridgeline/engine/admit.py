@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ridgeline.core.admission import blocks_needed
-from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, OPTIONS, Admitted, Bound, Sampling, SamplingParams
+from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, OPTIONS, Admitted, Bound, Grammar, Sampling, SamplingParams
 from ridgeline.core.plan import KVShape
 from ridgeline.errors import RequestError
 
@@ -38,6 +38,7 @@ OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"
 FLAGS: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_IDS = 4, 64, 64
 MAX_LOGIT_BIASES, MAX_ALLOWED_IDS = 300, 1024
+MAX_GRAMMAR_CHARACTERS = 1 << 20
 LOGIT_BIAS_BOUND: Final = Bound(-100, 100, whole=False)
 MAX_BAD_WORD_SEQUENCES, MAX_BAD_WORD_IDS = 2 * MAX_BAD_WORDS, 4 * MAX_BAD_WORD_CHARACTERS + 4
 """Bad words as ids: each with and without a space before it, of at most four ids per character."""
@@ -151,7 +152,21 @@ def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab:
         allowed_ids=None if allowed is None else tuple(sorted(set(allowed))),
         bad_words=tuple(sorted({tuple(word) for word in bad_words})),
         logprobs=0 if params.logprobs is None and _choices(params) > params.n else params.logprobs,
+        grammar=_grammar(params),
     )
+
+
+def _grammar(params: SamplingParams) -> Grammar | None:
+    """The output's grammar. Raises RequestError for wishes that it leaves no room for."""
+    grammar = params.grammar
+    if grammar is not None:
+        if len(grammar.text) > MAX_GRAMMAR_CHARACTERS:
+            message = f"the grammar has {len(grammar.text)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed."
+            raise RequestError(message, param="structured_outputs")
+        for name, is_asked in (("ignore_eos", params.ignore_eos), ("allowed_token_ids", params.allowed_token_ids is not None)):
+            if is_asked:
+                raise RequestError(f"{name} and a structured output exclude each other; leave one of them out.", param=name)
+    return grammar
 
 
 def _choices(params: SamplingParams) -> int:

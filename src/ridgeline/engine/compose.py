@@ -7,8 +7,11 @@ import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final
 
+from ridgeline.config.env import cache_directory
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision, check_bounds
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
@@ -19,6 +22,8 @@ from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.engine import Engine, MonotonicClock
 from ridgeline.engine.executor import Executor, ExecutorInfo
 from ridgeline.errors import ConfigError
+from ridgeline.facts.headers.read import RANDOM_PREFIX
+from ridgeline.facts.hub.source import resolve_model
 
 WORKER_MODULE: Final = "ridgeline.compute.runtime.worker"
 FAKE_EXECUTOR_MODULE: Final = "ridgeline.sim.laws.executor"
@@ -93,7 +98,23 @@ def start_executor(config: EngineConfig, progress: Progress) -> tuple[Executor, 
     if config.model.startswith(FAKE_PREFIX):
         return _start_fake(config.model.removeprefix(FAKE_PREFIX)), ()
     worker = importlib.import_module(WORKER_MODULE).build(config, progress)
+    worker.use_grammars(partial(_vocabulary, config.model, worker.info.vocab))
     return worker, worker.decisions
+
+
+def _vocabulary(model: str, vocab: int) -> Any:
+    """The vocabulary in which outputs follow grammars, with the fields of `compute.decoding.grammar.Vocabulary`."""
+    from ridgeline.text.files import read_files  # loads a tokenizer's library: with the first grammar
+
+    path = None if model.startswith(RANDOM_PREFIX) else resolve_model(model, cache_directory())
+    files = read_files(model, path, chat_template=None, generation_config="none")
+    tokenizer, size = files.tokenizer, files.vocab(vocab)
+    return SimpleNamespace(
+        pieces=[tokenizer.piece(token) for token in range(size)],
+        control=[token for token in range(size) if tokenizer.is_control(token)],
+        ends=sorted(files.eos_ids(size)),
+        encode=lambda text: tokenizer.encode(text, add_bos=False),
+    )
 
 
 def _start_fake(text: str) -> Executor:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from ridgeline.core.commands import GrammarReady
+from ridgeline.core.params import Grammar
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.step_time import StepSeconds
 
@@ -40,8 +42,38 @@ class Ticket:
     plan: Plan
 
 
+class Grammars(Protocol):
+    """Compiles grammars, off the engine's loop. Once one is ready, rows may follow it."""
+
+    def warm_up(self) -> None:
+        """Begins to prepare for the first grammar; returns at once."""
+        ...
+
+    def compile(self, grammar: Grammar) -> None:
+        """Starts to compile the grammar, unless it has been compiled; returns at once. `take` reports it in both cases."""
+        ...
+
+    def take(self) -> list[GrammarReady]:
+        """Returns the grammars that became ready, or failed, since the last call."""
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """True while `take` has something to report, or will have."""
+        ...
+
+    def fileno(self) -> int:
+        """A file descriptor that can be read while `take` has something to report."""
+        ...
+
+
 class Executor(Protocol):
-    """Executes plans in order. At most as many plans are in flight as the depth it was built for."""
+    """Executes plans in order. At most as many plans are in flight as the depth it was built for.
+
+    grammars  None where rows follow none: requests with one run without
+    """
+
+    grammars: Grammars | None
 
     @property
     def info(self) -> ExecutorInfo: ...

@@ -7,6 +7,7 @@ Errors that it cannot recover from it reports as `Fatal`, and ends: the parent s
 
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Command
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.executor import Grammars
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Progress, Ready, WireError, encode
 from ridgeline.engine.record import Recorder, Setup
@@ -52,6 +54,10 @@ class Connection:
         except (BrokenPipeError, ConnectionResetError):
             raise Disconnected from None
 
+    def wait(self, others: Sequence[Grammars]) -> None:
+        """Waits for a command, or for news of the others."""
+        select.select([self._stream, *others], [], [])
+
     def receive(self, wait: bool) -> list[Command]:
         """All commands that have arrived; with `wait`, at least one."""
         commands: list[Command] = []
@@ -72,9 +78,12 @@ class Connection:
 
 def run(engine: Engine, connection: Connection, recorder: Recorder | None) -> None:
     """Runs the loop until the front end closes. Reads without waiting while there is work, waits when there is none."""
-    committed, busy = 0, False
+    committed, busy, grammars = 0, False, engine.executor.grammars
     while True:
-        commands = connection.receive(wait=not busy)
+        compiling = grammars is not None and grammars.pending
+        if compiling and not busy:
+            connection.wait([grammars])
+        commands = engine.prepare(connection.receive(wait=not busy and not compiling))
         if recorder is not None:
             recorder.begin(commands)
         turn = engine.turn(commands)
@@ -100,6 +109,8 @@ def serve(connection: Connection, config: EngineConfig, beats: int) -> None:
         gc.freeze()  # loaded data stays: a collection that traversed it would delay every client
         threading.Thread(target=_beat, args=(engine.executor, beats, config.step_timeout_seconds), daemon=True).start()
         connection.send(Ready(engine.executor.info, decisions))
+        if engine.executor.grammars is not None:
+            engine.executor.grammars.warm_up()
         run(engine, connection, recorder)
     finally:
         engine.executor.close()
