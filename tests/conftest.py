@@ -17,8 +17,10 @@ from fcntl import LOCK_EX, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 
 import pytest
+from pages import chat_server, page  # noqa: F401  (fixtures)
 from processes import browser, demo_server, environment, serving  # noqa: F401  (fixtures)
 
+from ridgeline.config.env import ModelStores
 from ridgeline.errors import ModelNotFoundError
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hub.source import resolve_model
@@ -132,6 +134,6 @@ def demo_file(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFact
     cache = getattr(pytestconfig, "cache", None)
     folder = tmp_path_factory.getbasetemp() if cache is None else cache.mkdir("models")
     try:
-        return resolve_model("demo", folder)
+        return resolve_model("demo", ModelStores(folder))
     except ModelNotFoundError as missing:
         pytest.skip(str(missing))

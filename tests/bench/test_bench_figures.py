@@ -13,7 +13,7 @@ from ridgeline.bench.report import LatencySummary, LoadReport, as_dict, format_v
 from ridgeline.bench.servers import ServerSize, parse_spec, resident_bytes
 from ridgeline.bench.session import FIRST_WORD, WORDS, Measurement, Prompts, TokenCosts, _measure_costs
 from ridgeline.cli.bench_serve import LoadOptions, make_loads
-from ridgeline.config.env import cache_directory
+from ridgeline.config.env import model_stores
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.objectives import Objective
@@ -254,7 +254,7 @@ def test_ceilings_are_those_of_memory_and_of_arithmetic(tmp_path: Path) -> None:
         "int8_ops_per_second": None,
     }
     file.write_text(json.dumps(found))
-    shape = describe_model("llama-3-8b", cache_directory())
+    shape = describe_model("llama-3-8b", model_stores())
     one, every = (ceilings(SCENARIOS["streams-1"], shape, read_roofline(file, threads, shape)) for threads in (1, 2))
     # 16 GB of weights, less an embedding of 1 GB that is looked up, at 10 GB/s; 2 · 7.5 · 10⁹ operations a token at 2 · 10¹¹.
     assert every["decode_tokens_per_second"] == pytest.approx(10 / 15.0, rel=0.02)

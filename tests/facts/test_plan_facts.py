@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from ridgeline.config.env import ModelStores
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.gguf import Header
 from ridgeline.facts.files.gguf_values import Value
@@ -49,7 +50,7 @@ def shape(**values: object) -> ModelFacts:
 
 
 def described(model: str) -> ModelFacts:
-    return describe_model(model, NOWHERE)
+    return describe_model(model, ModelStores(NOWHERE))
 
 
 def described_gguf(of: Header) -> ModelFacts:
@@ -224,7 +225,7 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
 
 def test_unknown_name_lists_what_would_work() -> None:
     with pytest.raises(ModelNotFoundError, match=r"demo.*llama-3-8b"):
-        describe_model("no-such-model", NOWHERE)
+        describe_model("no-such-model", ModelStores(NOWHERE))
 
 
 @pytest.mark.parametrize("name", known_names())
@@ -402,7 +403,7 @@ def test_bytes_of_a_checkpoint_in_two_files(tmp_path: Path) -> None:
     assert sum(class_bytes(found, None).values()) == 29_440 != sum(class_bytes(found, "bf16").values())
     safetensors(tmp_path / "again.safetensors", {"lm_head.weight": ("BF16", [1])})
     with pytest.raises(ModelFormatError, match="is in again"):
-        describe_model(str(tmp_path), NOWHERE)
+        describe_model(str(tmp_path), ModelStores(NOWHERE))
 
 
 def test_experts_of_a_checkpoint(tmp_path: Path) -> None:

@@ -40,26 +40,33 @@ def _nothing(given: Given) -> None:
 
 def check_model(name: str) -> None:
     """Raises where there is no such model on this machine, or where it is damaged or not supported; Unchecked for one of a hub."""
-    from ridgeline.config.env import cache_directory
+    from ridgeline.config.env import model_stores
     from ridgeline.config.groups import FAKE_PREFIX
     from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
-    from ridgeline.facts.hub.source import PACKAGED, resolve_model
+    from ridgeline.facts.hub.source import resolve_model
 
     if name.startswith(FAKE_PREFIX):
         return
     if name.startswith(RANDOM_PREFIX):
         read_random_facts(name)
-    elif name in PACKAGED or Path(name).expanduser().exists():
-        read_model_facts(resolve_model(name, cache_directory()))
-    elif "/" in name:
+        return
+    _check_local(name)
+    read_model_facts(resolve_model(name, model_stores()))
+
+
+def _check_local(name: str) -> None:
+    """Raises Unchecked for a model that only a hub could tell about."""
+    from ridgeline.config.env import model_stores
+    from ridgeline.facts.hub.source import is_remote
+    from ridgeline.models.table import known_names
+
+    if name.lower() not in known_names() and is_remote(name, model_stores()):
         raise Unchecked
-    else:
-        resolve_model(name, cache_directory())
 
 
 def _check_engine(config: Any) -> None:
     """Raises what is wrong with the settings of an engine on this machine, the model's last."""
-    from ridgeline.config.env import cache_directory
+    from ridgeline.config.env import model_stores
     from ridgeline.config.groups import FAKE_PREFIX
     from ridgeline.config.resolve import check_bounds, resolve
     from ridgeline.config.runner import resolve_runner
@@ -80,7 +87,7 @@ def _check_engine(config: Any) -> None:
     config, _ = resolve_runner(config, no_extension=extension_missing(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     check_model(config.model)
     if not config.model.startswith(FAKE_PREFIX) and config.runner != "cuda":
-        facts = read_model_facts(resolve_model(config.model, cache_directory()))
+        facts = read_model_facts(resolve_model(config.model, model_stores()))
         costs = kv_costs(facts, config.block_size, config.tokens, config.kv_dtype)
         resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
 
@@ -135,18 +142,21 @@ def _check_plan(given: Given) -> None:
     from ridgeline.cli.plan import prepare_plan
 
     check_writable(given["html"])
+    _check_local(given["model"])
     prepare_plan(given)
 
 
 def _check_sim(given: Given) -> None:
     from ridgeline.cli.sim import prepare_sim
 
+    _check_local(given["model"])
     prepare_sim(given)
 
 
 def _check_whatif(given: Given) -> None:
     from ridgeline.cli.sim import prepare_whatif
 
+    _check_local(given["model"])
     prepare_whatif(given)
 
 
@@ -159,6 +169,7 @@ def _check_replay(given: Given) -> None:
 def _check_config(given: Given) -> None:
     from ridgeline.cli.config import config
 
+    _check_local(given["model"])
     config(**{**given, "as_json": True})
 
 

@@ -50,7 +50,7 @@ def _parse_value(name: str, kind: str, text: str) -> Any:
 
 
 def _explain(requested: EngineConfig, device: str) -> list[Any]:
-    from ridgeline.config.env import cache_directory
+    from ridgeline.config.env import model_stores
     from ridgeline.config.resolve import resolve
     from ridgeline.config.runner import resolve_runner
     from ridgeline.engine.compose import prefill_budget
@@ -63,14 +63,14 @@ def _explain(requested: EngineConfig, device: str) -> list[Any]:
     from ridgeline.planning.settings import CostInput, explain
     from ridgeline.planning.step import step_seconds
 
-    facts = read_model_facts(resolve_model(requested.model, cache_directory()))
+    facts = read_model_facts(resolve_model(requested.model, model_stores()))
     machine = machine_facts()
     config, decisions = resolve_runner(requested, no_extension=extension_missing(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     costs = kv_costs(facts, requested.block_size, config.tokens, config.kv_dtype)
     resolved = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
     resolved = replace(resolved, decisions=decisions + resolved.decisions)
     options = PlanOptions(device=device, kv_dtype=config.kv_dtype, context=resolved.config.max_model_len, chunk=config.tokens)
-    deployment = deployment_of(describe_model(requested.model, cache_directory()), options)
+    deployment = deployment_of(describe_model(requested.model, model_stores()), options)
     budget = prefill_budget(resolved.config, step_seconds(deployment, config.tokens))
     return explain(requested, resolved, CostInput(resolved.config, resolved.blocks, costs, facts, deployment, budget))
 

@@ -24,7 +24,7 @@ from ridgeline.facts.hardware.gpu import (
     torch_cuda,
 )
 from ridgeline.facts.hardware.machine import machine_facts
-from ridgeline.facts.hub.source import PACKAGED
+from ridgeline.facts.hub.packaged import PACKAGED
 
 
 @dataclass(frozen=True, slots=True)

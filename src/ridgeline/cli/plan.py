@@ -65,7 +65,7 @@ def plan(
 
 def prepare_plan(given: Mapping[str, Any]) -> "tuple[Deployment, Objective, float | None]":
     """(deployment, objective, price of an API) of the flags of `plan`, by parameter. Raises what is wrong with one of them."""
-    from ridgeline.config.env import cache_directory
+    from ridgeline.config.env import model_stores
     from ridgeline.facts.headers.read import describe_model
     from ridgeline.planning.arguments import PlanOptions, api_price_of, deployment_of, parse_objective
 
@@ -89,7 +89,7 @@ def prepare_plan(given: Mapping[str, Any]) -> "tuple[Deployment, Objective, floa
         price=given["price_per_hour"],
     )
     objective, api = parse_objective(given["slo"]), api_price_of(given["api_price"])
-    return deployment_of(describe_model(given["model"], cache_directory()), options), objective, api
+    return deployment_of(describe_model(given["model"], model_stores()), options), objective, api
 
 
 SLICES = 60

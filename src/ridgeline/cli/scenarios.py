@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
-from ridgeline.config.env import cache_directory
+from ridgeline.config.env import model_stores
 from ridgeline.errors import ConfigError, nearest
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import PlanOptions, deployment_of, parse_objective
@@ -148,7 +148,7 @@ def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -
         name: setting.read(name, settings[name]) if name in settings else setting.default for name, setting in SETTINGS.items()
     }
     deployment = deployment_of(
-        describe_model(model, cache_directory()),
+        describe_model(model, model_stores()),
         PlanOptions(
             device=value["device"],
             count=value["tensor_parallel_size"] * value["pipeline_parallel_size"],

@@ -36,7 +36,7 @@ BOUNDS: Final = MappingProxyType({
 })
 OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs", "best_of"})
 FLAGS: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
-MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_IDS = 4, 64, 64
+MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_IDS = 64, 64, 64
 MAX_LOGIT_BIASES, MAX_ALLOWED_IDS = 300, 1024
 MAX_GRAMMAR_CHARACTERS = 1 << 20
 LOGIT_BIAS_BOUND: Final = Bound(-100, 100, whole=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ridgeline.config.env import cache_directory
+from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.core.params import SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source
@@ -55,7 +55,7 @@ class LLM:
         if generation_config not in ("auto", "none"):
             raise ConfigError(f"generation_config is {generation_config!r}; auto and none are possible")
         self.config = EngineConfig(model, **settings)
-        path = None if model.startswith((FAKE_PREFIX, RANDOM_PREFIX)) else resolve_model(model, cache_directory(), on_progress)
+        path = None if model.startswith((FAKE_PREFIX, RANDOM_PREFIX)) else resolve_model(model, model_stores(), on_progress)
         self._files = read_files(model, path, chat_template=chat_template, generation_config=generation_config)
         self.tokenizer = self._files.tokenizer
         if chat_template is not None:

@@ -20,6 +20,7 @@ from ridgeline.engine import answer
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.server import replies
 from ridgeline.server.body import StreamSettings
+from ridgeline.server.notes import Notes
 from ridgeline.server.service import Model
 from ridgeline.server.transport import KEEP_ALIVE, EventStream, unless_disconnected
 from ridgeline.text.stream import TextDelta
@@ -130,19 +131,25 @@ class AnswerFormat(Protocol):
 
     def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> msgspec.Struct: ...
 
-    def end_event(self, end: ChoiceEnd, usage: replies.Usage | None) -> msgspec.Struct: ...
+    def end_event(self, end: ChoiceEnd, last: ChoiceDelta | None, usage: replies.Usage | None) -> msgspec.Struct: ...
 
     def usage_event(self, usage: replies.Usage) -> msgspec.Struct: ...
 
     def full_body(self, choices: list[CollectedChoice], usage: replies.Usage) -> msgspec.Struct: ...
 
 
-async def respond(request: Request, source: AnswerSource, form: AnswerFormat, n: int, streaming: StreamSettings | None) -> Response:
+async def respond(
+    request: Request, source: AnswerSource, form: AnswerFormat, n: int, streaming: StreamSettings | None, notes: Notes
+) -> Response:
     """The answer of `n` choices per prompt; without `streaming` when it is whole. The source is aborted whatever happens."""
+    headers = notes.tell()
     if streaming is not None:
-        return EventStream(_events(source, form, streaming), source.abort)
+        stream = EventStream(_events(source, form, streaming), source.abort)
+        stream.headers.update(headers)
+        return stream
     try:
-        return Response(await unless_disconnected(request.receive, _full_answer(source, form, n)), media_type="application/json")
+        answer = await unless_disconnected(request.receive, _full_answer(source, form, n))
+        return Response(answer, headers=headers, media_type="application/json")
     finally:
         source.abort()
 
@@ -155,8 +162,12 @@ async def _full_answer(source: AnswerSource, form: AnswerFormat, n: int) -> byte
 
 async def _events(source: AnswerSource, form: AnswerFormat, streaming: StreamSettings) -> AsyncGenerator[bytes, None]:
     texts = TextEvents(lambda delta: form.delta_event(delta, None)) if form.is_text_only and not streaming.continuous_usage else None
+    last: dict[int, ChoiceDelta] = {}
     async with aclosing(source.parts(streaming.keep_alive_seconds)) as parts:
         async for part in parts:
+            if isinstance(part, ChoiceDelta) and part.is_last:
+                last[part.index] = part  # its event says why the choice ended
+                continue
             if texts is not None and isinstance(part, ChoiceDelta):
                 yield texts.encode(part)
                 continue
@@ -167,7 +178,7 @@ async def _events(source: AnswerSource, form: AnswerFormat, streaming: StreamSet
                 case ChoiceDelta():
                     yield _ENCODE(form.delta_event(part, usage))
                 case ChoiceEnd():
-                    yield _ENCODE(form.end_event(part, usage))
+                    yield _ENCODE(form.end_event(part, last.pop(part.index, None), usage))
                 case Idle():
                     yield KEEP_ALIVE
     if streaming.final_usage:

@@ -18,6 +18,7 @@ from ridgeline.server import wire
 from ridgeline.server.answer import AnswerSource, Idle, Part, UsageCounter
 from ridgeline.server.beams import MAX_CONCURRENT_SEARCHES, BeamGeneration
 from ridgeline.server.errors import ApiError
+from ridgeline.server.notes import Notes
 from ridgeline.server.service import Service
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -30,6 +31,7 @@ def start_generation(
     payload: wire.GenerationRequest,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
+    notes: Notes,
     stop_ids: frozenset[int] = frozenset(),
 ) -> AnswerSource:
     """Admits and submits the prompts. `stop_ids` end a sequence as EOS does.
@@ -37,6 +39,8 @@ def start_generation(
     Raises RequestError, OverloadedError or EngineDeadError; then nothing has been submitted.
     """
     priority, salt = payload.priority or 0, payload.cache_salt or ""
+    if priority and not service.has_priorities:
+        notes.ignore("priority", "requests are served in order of arrival, --scheduling-policy priority was not given")
     admit = service.admitter(params, priority=priority, salt=salt, stop_ids=stop_ids)
     requests = [admit(prompt) for prompt in prompts]
     _check_prompt_logprobs(requests, params, "logprobs" if payload.prompt_logprobs is None else "prompt_logprobs")

@@ -49,13 +49,27 @@ class Choice(Struct, frozen=True, kw_only=True):
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
-class Completion(Struct, frozen=True, omit_defaults=True):
-    """A whole answer, or one event of a stream."""
+class Completion(Struct, frozen=True):
+    """A whole answer."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: Usage
+    service_tier: None = None
+    kv_transfer_params: None = None
+
+
+class CompletionChunk(Struct, frozen=True, omit_defaults=True):
+    """One event of a streamed answer."""
 
     id: str
     object: Literal["text_completion"]
@@ -88,6 +102,11 @@ class AssistantMessage(Struct, frozen=True):
     role: Literal["assistant"]
     content: str
     refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    reasoning: None = None
+    reasoning_content: None = None
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -96,10 +115,10 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str
     stop_reason: str | int | None = None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | None = None
 
 
-class ChatCompletion(Struct, frozen=True, omit_defaults=True):
+class ChatCompletion(Struct, frozen=True):
     """A whole answer to a chat."""
 
     id: str
@@ -111,6 +130,8 @@ class ChatCompletion(Struct, frozen=True, omit_defaults=True):
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
+    service_tier: None = None
+    kv_transfer_params: None = None
 
 
 class Delta(Struct, frozen=True, omit_defaults=True):
@@ -124,11 +145,11 @@ class ChatChunkChoice(Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatCompletionChunk(Struct, frozen=True, omit_defaults=True):
-    """One event of a streamed answer to a chat."""
+    """One event of a streamed answer to a chat. `prompt_token_ids` is in the first alone, null unless asked for."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -137,7 +158,7 @@ class ChatCompletionChunk(Struct, frozen=True, omit_defaults=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ModelCard(Struct, frozen=True):

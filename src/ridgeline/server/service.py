@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Final
 
-from ridgeline.config.env import cache_directory
+from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
 from ridgeline.core.events import Event
 from ridgeline.core.params import Admitted, SamplingParams
@@ -104,7 +104,7 @@ class Service:
         name = self._engine_config.model
         path = None
         if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
-            path = await asyncio.to_thread(resolve_model, name, cache_directory(), self._progress)
+            path = await asyncio.to_thread(resolve_model, name, model_stores(), self._progress)
         config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
         self._engine = engine = EngineClient(config, self._apply_events, self._progress)
         if self.config.chat_template is None:
@@ -182,6 +182,11 @@ class Service:
         if self._draining:
             return "the server is shutting down"
         return self.stage if self._model is None or self._engine is None else f"the engine is {self._engine.state}"
+
+    @property
+    def has_priorities(self) -> bool:
+        """True if a request's priority counts."""
+        return self._engine_config.scheduling_policy == "priority"
 
     def current_metrics(self) -> Metrics:
         """Metrics without requests of an engine that has died."""

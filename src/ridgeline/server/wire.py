@@ -1,7 +1,7 @@
 """The shapes of request bodies: typed structs. `server.body` reads them, `server.openapi` publishes them; `server.replies` has answers'.
 
-Owns which fields exist. Null means absent everywhere: clients send it for what they leave open. Ranges are `engine.admit`'s business,
-what fields mean, and which known fields are rejected, is `server.body`'s.
+Owns which fields exist. Null means absent, as clients send it for what they leave open; only a completion's `max_tokens` has a meaning for
+it. Ranges are `engine.admit`'s business, what fields mean is `server.body`'s, which names are rejected `server.unsupported`'s.
 """
 
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +30,11 @@ class GenerationRequest(SamplerOptions, frozen=True):
     """Fields that all requests that generate have in common."""
 
     model: str | None = None
-    max_tokens: int | None = None
+    max_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_completion_tokens: int | None = None
+    n_predict: int | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -59,7 +63,6 @@ class CompletionRequest(GenerationRequest, frozen=True):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     echo: bool | None = None
-    logprobs: int | None = None
 
 
 class ContentPart(Struct, frozen=True):
@@ -116,9 +119,7 @@ class ChatCompletionRequest(GenerationRequest, frozen=True):
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class TokenizeRequest(Struct, frozen=True):

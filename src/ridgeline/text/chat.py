@@ -184,6 +184,10 @@ class ChatTemplate:
         """Names that it reads (`tools`, `enable_thinking` …)."""
         return frozenset() if self._renderer is None else self._renderer.variables
 
+    def unread(self, arguments: Mapping[str, object]) -> frozenset[str]:
+        """Names of a client's variables that it does not read, which rendering rejects. For a template that is usable."""
+        return self._builder.unread(arguments)
+
     def render(self, conversation: Conversation) -> str:
         """The prompt as text, for display: encoded again, a client's text may become control tokens; `encode` prevents that.
 

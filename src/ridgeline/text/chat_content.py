@@ -153,6 +153,11 @@ class VariableBuilder:
             "add_generation_prompt": conversation.add_generation_prompt,
         }
 
+    def unread(self, arguments: Mapping[str, object]) -> frozenset[str]:
+        """Names that the template does not read, and that it might: `build` rejects them."""
+        names = {name for name in arguments if _NAME.fullmatch(name)}
+        return frozenset(names - set(self.variables) - _RESERVED - set(self.fixed))
+
     @property
     def unset(self) -> frozenset[str]:
         """Names that the template reads and only a client can set."""

@@ -23,7 +23,7 @@ from ridgeline.compute.opening import ModelSource, OpenedModel, OpenModel, Progr
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.measure import price, step_seconds
 from ridgeline.compute.runtime.queue import QueueBackend
-from ridgeline.config.env import cache_directory
+from ridgeline.config.env import model_stores
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.config.runner import resolve_runner
@@ -41,7 +41,7 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     Raises ModelNotFoundError, ModelFormatError or ConfigError where the model or the settings are at fault.
     """
     is_random = config.model.startswith(RANDOM_PREFIX)
-    facts = read_random_facts(config.model) if is_random else read_model_facts(resolve_model(config.model, cache_directory(), progress))
+    facts = read_random_facts(config.model) if is_random else read_model_facts(resolve_model(config.model, model_stores(), progress))
     machine = machine_facts()
     config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     return start(ModelSource(config, facts, machine.memory_bytes, decisions), _opener(config, is_random), progress)
