@@ -134,7 +134,10 @@ class Masks(NamedTuple):
     failures: dict[int, str]
 
     def apply(self, sampling: Sequence[int], sampled: Sampled, flags: bytearray) -> tuple[tuple[int, str], ...]:
-        """Takes back what rows have sampled that cannot go on. Returns `Result.failures`; `sampling` are indices of the rows that sample."""
+        """Takes back what rows have sampled that cannot go on. Returns `Result.failures`.
+
+        sampling  indices of the rows that sample
+        """
         for number in self.failures:
             sampled.ids[number], flags[sampling[number]] = (), 0
             if sampled.logprobs[number] is not None:

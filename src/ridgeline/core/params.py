@@ -3,7 +3,7 @@
 Plain values, validated once in `engine.admit`. The state of a request follows from its `Admitted` and its output ids alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final
@@ -46,6 +46,28 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """The form of an output; exactly one of the first six is set. Names are vLLM's.
+
+    json            a JSON Schema, as an object or as text
+    json_object     any JSON object
+    regex           a regular expression that the whole output matches (Rust's syntax, without look-around)
+    choice          one of these texts
+    grammar         a context-free grammar: Lark's, or GBNF
+    structural_tag  text in which a trigger begins a part with a schema of its own
+    whitespace_pattern  of JSON: a regular expression for the space between its tokens; None: one space, or a new line and its indentation
+    """
+
+    json: Mapping[str, Any] | str | bool | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    structural_tag: Mapping[str, Any] | str | None = None
+    whitespace_pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of a request as clients send them. Names are vLLM's where the meaning is the same.
 
@@ -59,7 +81,7 @@ class SamplingParams:
     min_tokens   output tokens before which no stop counts
     logprobs     None: off; k: the sampled token's log-probability and the k best (after temperature 1, before filters)
     prompt_logprobs  None: off; k: the same for every prompt token but the first
-    grammar      that the output follows; None: any text
+    structured_outputs  the form of the output; None: any text
     """
 
     n: int = 1
@@ -86,7 +108,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
-    grammar: Grammar | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 OPTIONS: Final[Mapping[str, Option]] = MappingProxyType({

@@ -38,7 +38,6 @@ OPTIONAL: Final = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"
 FLAGS: Final = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_IDS = 64, 64, 64
 MAX_LOGIT_BIASES, MAX_ALLOWED_IDS = 300, 1024
-MAX_GRAMMAR_CHARACTERS = 1 << 20
 LOGIT_BIAS_BOUND: Final = Bound(-100, 100, whole=False)
 MAX_BAD_WORD_SEQUENCES, MAX_BAD_WORD_IDS = 2 * MAX_BAD_WORDS, 4 * MAX_BAD_WORD_CHARACTERS + 4
 """Bad words as ids: each with and without a space before it, of at most four ids per character."""
@@ -68,6 +67,7 @@ def admit(
     request_id: str,
     draw_seed: Callable[[], int],
     bad_words: Sequence[Sequence[int]] = (),
+    grammar: Grammar | None = None,
     domain: bytes = b"",
     priority: int = 0,
 ) -> Admitted:
@@ -75,6 +75,7 @@ def admit(
 
     draw_seed  gives 63 random bits when the client sent no seed
     bad_words  `params.bad_words` as ids (`text.tokenizer.bad_word_ids`)
+    grammar    `params.structured_outputs` compiled (`text.structured`)
     domain     the tenant's
     Raises `RequestError` that names the field, the number, the bound and the fix.
     """
@@ -86,7 +87,8 @@ def admit(
     check_strings("stop", params.stop, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
     _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab, limit=MAX_STOP_IDS)
     _check_prompt(prompt, limits)
-    sampling = _sampling(params, bad_words, limits.vocab)
+    _check_grammar(params, grammar)
+    sampling = _sampling(params, bad_words, grammar, limits.vocab)
     max_tokens = _max_tokens(len(prompt), params, limits)
     _check_fit(len(prompt), max_tokens, limits.kv)
     seed = draw_seed() if params.seed is None else params.seed
@@ -133,7 +135,7 @@ def _check_bound(name: str, value: object, bound: Bound) -> None:
         raise _invalid(name, value, f"it must be {above} {bound.low} and at most {bound.high}")
 
 
-def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab: int) -> Sampling:
+def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], grammar: Grammar | None, vocab: int) -> Sampling:
     """The sampler's parameters. With `best_of` above `n`, log-probabilities are computed even where they are not asked for."""
     allowed = params.allowed_token_ids
     if allowed is not None:
@@ -152,21 +154,18 @@ def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab:
         allowed_ids=None if allowed is None else tuple(sorted(set(allowed))),
         bad_words=tuple(sorted({tuple(word) for word in bad_words})),
         logprobs=0 if params.logprobs is None and _choices(params) > params.n else params.logprobs,
-        grammar=_grammar(params),
+        grammar=grammar,
     )
 
 
-def _grammar(params: SamplingParams) -> Grammar | None:
-    """The output's grammar. Raises RequestError for wishes that it leaves no room for."""
-    grammar = params.grammar
+def _check_grammar(params: SamplingParams, grammar: Grammar | None) -> None:
+    """Raises RequestError for wishes that a structured output leaves no room for."""
+    if (params.structured_outputs is None) != (grammar is None):
+        raise RequestError("structured_outputs have no compiled grammar; send them without one.", param="structured_outputs")
     if grammar is not None:
-        if len(grammar.text) > MAX_GRAMMAR_CHARACTERS:
-            message = f"the grammar has {len(grammar.text)} characters; at most {MAX_GRAMMAR_CHARACTERS} are allowed."
-            raise RequestError(message, param="structured_outputs")
         for name, is_asked in (("ignore_eos", params.ignore_eos), ("allowed_token_ids", params.allowed_token_ids is not None)):
             if is_asked:
                 raise RequestError(f"{name} and a structured output exclude each other; leave one of them out.", param=name)
-    return grammar
 
 
 def _choices(params: SamplingParams) -> int:

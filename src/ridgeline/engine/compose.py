@@ -11,7 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
-from ridgeline.config.env import cache_directory
+from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision, check_bounds
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
@@ -106,7 +106,7 @@ def _vocabulary(model: str, vocab: int) -> Any:
     """The vocabulary in which outputs follow grammars, with the fields of `compute.decoding.grammar.Vocabulary`."""
     from ridgeline.text.files import read_files  # loads a tokenizer's library: with the first grammar
 
-    path = None if model.startswith(RANDOM_PREFIX) else resolve_model(model, cache_directory())
+    path = None if model.startswith(RANDOM_PREFIX) else resolve_model(model, model_stores())
     files = read_files(model, path, chat_template=None, generation_config="none")
     tokenizer, size = files.tokenizer, files.vocab(vocab)
     return SimpleNamespace(

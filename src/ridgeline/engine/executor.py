@@ -68,12 +68,12 @@ class Grammars(Protocol):
 
 
 class Executor(Protocol):
-    """Executes plans in order. At most as many plans are in flight as the depth it was built for.
+    """Executes plans in order. At most as many plans are in flight as the depth it was built for."""
 
-    grammars  None where rows follow none: requests with one run without
-    """
-
-    grammars: Grammars | None
+    @property
+    def grammars(self) -> Grammars | None:
+        """Compiles grammars that rows follow; None where they cannot."""
+        ...
 
     @property
     def info(self) -> ExecutorInfo: ...

@@ -24,7 +24,6 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Command
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.executor import Grammars
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Progress, Ready, WireError, encode
 from ridgeline.engine.record import Recorder, Setup
@@ -54,9 +53,9 @@ class Connection:
         except (BrokenPipeError, ConnectionResetError):
             raise Disconnected from None
 
-    def wait(self, others: Sequence[Grammars]) -> None:
-        """Waits for a command, or for news of the others."""
-        select.select([self._stream, *others], [], [])
+    def wait(self, other: int) -> None:
+        """Waits for a command, or until the other file descriptor can be read."""
+        select.select([self._stream.fileno(), other], [], [])
 
     def receive(self, wait: bool) -> list[Command]:
         """All commands that have arrived; with `wait`, at least one."""
@@ -80,10 +79,11 @@ def run(engine: Engine, connection: Connection, recorder: Recorder | None) -> No
     """Runs the loop until the front end closes. Reads without waiting while there is work, waits when there is none."""
     committed, busy, grammars = 0, False, engine.executor.grammars
     while True:
-        compiling = grammars is not None and grammars.pending
-        if compiling and not busy:
-            connection.wait([grammars])
-        commands = engine.prepare(connection.receive(wait=not busy and not compiling))
+        wait = not busy
+        if wait and grammars is not None and grammars.pending:
+            connection.wait(grammars.fileno())
+            wait = False
+        commands = engine.prepare(connection.receive(wait))
         if recorder is not None:
             recorder.begin(commands)
         turn = engine.turn(commands)

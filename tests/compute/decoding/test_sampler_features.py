@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from single import single
 from transformers import MinPLogitsWarper, NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-from ridgeline.compute.decoding.edits import EDITS, edited, history_of
+from ridgeline.compute.decoding.edits import EDITS, Context, edited, history_of
 from ridgeline.compute.decoding.filters import min_p
 from ridgeline.compute.decoding.rng import gumbel
 from ridgeline.compute.decoding.sampler import sample_rows

@@ -1,4 +1,4 @@
-"""Edits of a row's logits before temperature: a grammar, allowed ids, bad words, min_tokens, bias, penalties, and the history they look back at.
+"""Edits of a row's logits before temperature: grammar, allowed ids, bad words, min_tokens, bias, penalties; the history they look back at.
 
 A feature is a function and its line in `EDITS`, which apply in the order of the table (vLLM's). A row that asks for none of them pays for
 none: its logits are not even copied. Numbers are computed in float64 and rounded once.

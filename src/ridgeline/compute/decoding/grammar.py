@@ -152,10 +152,14 @@ class GrammarCompiler:
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-        self._tokenizer = self._read_vocabulary()
+        lost = None
+        try:
+            self._tokenizer = self._read_vocabulary()
+        except Exception as error:  # a library's, or of the model's files: no grammar can be followed, and all else goes on
+            lost = f"no grammar can be followed: {type(error).__name__}: {error}"
         while (grammar := self._waiting.get()) is not None:
-            matcher = self._compiled.get(grammar.digest) or self._make(grammar)
-            self._report(GrammarReady(grammar.digest, matcher.get_error() or None))
+            reason = lost or (self._compiled.get(grammar.digest) or self._make(grammar)).get_error() or None
+            self._report(GrammarReady(grammar.digest, reason))
 
     def _make(self, grammar: Grammar) -> Any:
         """Compiles a grammar; one without errors is kept."""

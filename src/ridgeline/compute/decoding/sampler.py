@@ -57,8 +57,12 @@ def sample_rows(
     first = 0
     for row, drafted, position, history, mask in zip(params, drafts, positions, histories, masks or [None] * len(params), strict=True):
 
-        def choose(at: int, place: int, row: RowParams = row, history: History | None = history, mask: Mask | None = mask) -> int:
-            context = Context(history, None if mask is None else mask[at - first])
+        masks_from = None if mask is None else (mask, first)
+
+        def choose(
+            at: int, place: int, row: RowParams = row, history: History | None = history, masks: tuple[Mask, int] | None = masks_from
+        ) -> int:
+            context = Context(history, None if masks is None else masks[0][at - masks[1]])
             return _sample(logits[at], likeliest[at], row, place, context)
 
         tokens = _walk(choose, first, position, drafted, history, finite)
