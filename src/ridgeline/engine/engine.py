@@ -82,7 +82,9 @@ class Engine:
                     found.append(GrammarReady(grammar.digest, "no grammar can be followed here; send the request without one"))
                 else:
                     grammars.compile(grammar)
-        return found if grammars is None or not grammars.pending else [*found, *grammars.take()]
+        if grammars is not None and grammars.pending:
+            found += [GrammarReady(*each) for each in grammars.take()]
+        return found
 
     def turn(self, commands: Sequence[Command] = ()) -> Turn:
         """Runs one round of the loop: `commands` first, then the oldest step in flight. Effects of commands are reported as events."""

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from ridgeline.core.commands import GrammarReady
 from ridgeline.core.params import Grammar
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.step_time import StepSeconds
@@ -53,8 +52,8 @@ class Grammars(Protocol):
         """Starts to compile the grammar, unless it has been compiled; returns at once. `take` reports it in both cases."""
         ...
 
-    def take(self) -> list[GrammarReady]:
-        """Returns the grammars that became ready, or failed, since the last call."""
+    def take(self) -> list[tuple[bytes, str | None]]:
+        """Returns digests of the grammars that became ready since the last call, each with its error if it cannot be followed."""
         ...
 
     @property

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.decoding.edits import Mask
-from ridgeline.core.commands import GrammarReady
 from ridgeline.core.params import Grammar
 
 MAX_COMPILED: Final = 256
@@ -47,9 +46,10 @@ class GrammarError(Exception):
 class RowGrammar:
     """A row's place in its grammar."""
 
-    def __init__(self, matcher: Any, ends: Mask) -> None:
+    def __init__(self, matcher: Any, ends: Mask, mask_bytes: int) -> None:
+        """ends: mask of the ids that end an output. mask_bytes: of masks as the library writes them, which padding follows."""
         self._matcher = matcher
-        self._ends = ends
+        self._ends, self._mask_bytes = ends, mask_bytes
 
     def masks(self, drafts: Sequence[int], found: NDArray[np.uint32]) -> None:
         """Writes a mask for the next position, and one behind each draft as far as the grammar takes them, to `found` [1 + drafts, W].
@@ -58,14 +58,15 @@ class RowGrammar:
         """
         matcher, taken = self._matcher, 0
         for place in range(len(drafts) + 1):
-            if matcher.is_stopped() and not matcher.is_error():
-                found[place] = self._ends
-            else:
-                matcher.unsafe_compute_mask_ptr(found[place].ctypes.data, self._ends.nbytes)
+            if not matcher.is_stopped():
+                matcher.unsafe_compute_mask_ptr(found[place].ctypes.data, self._mask_bytes)
             if matcher.is_error():
                 raise GrammarError(matcher.get_error())
-            if place == len(drafts) or not _has(found[place], drafts[place]) or not matcher.consume_token(drafts[place]):
-                break
+            if matcher.is_stopped():
+                found[place] = self._ends
+            if place == len(drafts) or not _has(found[place], drafts[place]) or _has(self._ends, drafts[place]):
+                break  # behind an end nothing counts
+            matcher.consume_token(drafts[place])
             taken += 1
         if taken:
             matcher.rollback(taken)
@@ -89,9 +90,10 @@ class GrammarCompiler:
         self.words = -(-vocab // MASK_BLOCK) * (MASK_BLOCK // 32)
         """Width of masks."""
         self._ends = np.zeros(self.words, np.uint32)
+        self._mask_bytes = 0
         self._compiled: OrderedDict[bytes, Any] = OrderedDict()
         self._waiting: SimpleQueue[Grammar | None] = SimpleQueue()
-        self._ready: SimpleQueue[GrammarReady] = SimpleQueue()
+        self._ready: SimpleQueue[tuple[bytes, str | None]] = SimpleQueue()
         self._open = 0
         self._signal, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
@@ -107,11 +109,11 @@ class GrammarCompiler:
         self.warm_up()
         self._open += 1
         if grammar.digest in self._compiled:
-            self._report(GrammarReady(grammar.digest))
+            self._report(grammar.digest, None)
         else:
             self._waiting.put(grammar)
 
-    def take(self) -> list[GrammarReady]:
+    def take(self) -> list[tuple[bytes, str | None]]:
         """See `engine.executor.Grammars.take`."""
         found = []
         while not self._ready.empty():
@@ -132,7 +134,7 @@ class GrammarCompiler:
     def start(self, grammar: Grammar, ids: Sequence[int]) -> RowGrammar:
         """A row's place behind `ids`, its outputs so far. The grammar has been compiled."""
         matcher = self._compiled.get(grammar.digest) or self._make(grammar)
-        row = RowGrammar(matcher.deep_copy(), self._ends)
+        row = RowGrammar(matcher.deep_copy(), self._ends, self._mask_bytes)
         row.advance(ids)
         return row
 
@@ -146,8 +148,8 @@ class GrammarCompiler:
             os.close(self._wake)
             self._signal = -1
 
-    def _report(self, ready: GrammarReady) -> None:
-        self._ready.put(ready)
+    def _report(self, digest: bytes, error: str | None) -> None:
+        self._ready.put((digest, error))
         os.write(self._wake, b".")
 
     def _run(self) -> None:
@@ -159,7 +161,7 @@ class GrammarCompiler:
             lost = f"no grammar can be followed: {type(error).__name__}: {error}"
         while (grammar := self._waiting.get()) is not None:
             reason = lost or (self._compiled.get(grammar.digest) or self._make(grammar)).get_error() or None
-            self._report(GrammarReady(grammar.digest, reason))
+            self._report(grammar.digest, reason)
 
     def _make(self, grammar: Grammar) -> Any:
         """Compiles a grammar; one without errors is kept."""
@@ -176,6 +178,7 @@ class GrammarCompiler:
         from llguidance import LLTokenizer, TokenizerWrapper
 
         vocabulary = self._load()
+        self._mask_bytes = 4 * -(-len(vocabulary.pieces) // 32)
         for token in vocabulary.ends:
             self._ends[token // 32] |= np.uint32(1 << token % 32)
         return LLTokenizer(TokenizerWrapper(_Table(vocabulary)), n_vocab=len(vocabulary.pieces), eos_token=sorted(vocabulary.ends))
