@@ -21,7 +21,7 @@ UsageError: Final[Any] = typer.BadParameter.__base__
 
 VERBS: Final = {
     "serve": "Serve a model: a page and an OpenAI-compatible API.",
-    "chat": "Talk with a model, in this process.",
+    "run": "Talk with a model, in this process.",
     "generate": "Continue prompts with a model, in this process.",
     "plan": "Say what a model needs and yields on given devices, before anything is downloaded.",
     "config": "Explain each setting of an engine: value, origin, reason, cost, and the metric that shows it is wrong.",

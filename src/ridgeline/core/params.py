@@ -3,11 +3,13 @@
 Plain values, validated once in `engine.admit`. The state of a request follows from its `Admitted` and its output ids alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import wraps
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from ridgeline.core.arguments import check_other
 from ridgeline.core.step_time import UNBOUNDED
 
 MAX_BAD_WORDS: Final = 64
@@ -35,6 +37,24 @@ class Option:
 
 def _option(default: Any, bound: Bound, help: str) -> Any:
     return field(default=default, metadata={"option": Option(bound, help)})
+
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def with_known_arguments(call: Call) -> Call:
+    """`call`, with a RequestError in place of a TypeError for keyword arguments that it does not have (`core.arguments`)."""
+    code, owner = call.__code__, call.__qualname__.removesuffix(".__init__")
+    known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    names = frozenset(known)
+
+    @wraps(call)
+    def checked(*args: Any, **given: Any) -> Any:
+        for name in given.keys() - names:
+            check_other(name, given.pop(name), known, owner)
+        return call(*args, **given)
+
+    return checked  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +131,8 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
 
 
+SamplingParams.__init__ = with_known_arguments(SamplingParams.__init__)  # type: ignore[method-assign]
+
 OPTIONS: Final[Mapping[str, Option]] = MappingProxyType({
     each.name: each.metadata["option"] for each in fields(SamplingParams) if each.metadata
 })  # fmt: skip
@@ -173,6 +195,7 @@ class Admitted:
     two_phase     an end is provisional until the front end closes the choice (it looks for stop strings, or wants the prompt alone)
     domain        tenant of the prefix cache (an HMAC made by the front end); blocks are shared within it
     priority      smaller runs first, under the priority policy
+    arrived       when the front end had the request, seconds of the machine's monotonic clock; None: when the engine takes it
     """
 
     request_id: str
@@ -187,6 +210,7 @@ class Admitted:
     two_phase: bool = False
     domain: bytes = b""
     priority: int = 0
+    arrived: float | None = None
 
     def row_params(self, choice: int) -> RowParams:
         """Returns the sampling parameters of one choice."""
@@ -201,6 +225,8 @@ class Admitted:
         )
 
 
+MAX_WAITING: Final = 1 << 20
+"""Requests that may wait in an engine, whatever its front end lets through."""
 MIN_PREFILL_SHARE: Final = 1 / 8
 """Share of `mixed_tokens` that prefill always gets: no first token waits for ever, however many rows decode."""
 

@@ -70,6 +70,7 @@ def admit(
     grammar: Grammar | None = None,
     domain: bytes = b"",
     priority: int = 0,
+    arrived: float | None = None,
 ) -> Admitted:
     """The accepted request.
 
@@ -77,6 +78,7 @@ def admit(
     bad_words  `params.bad_words` as ids (`text.tokenizer.bad_word_ids`)
     grammar    `params.structured_outputs` compiled (`text.structured`)
     domain     the tenant's
+    arrived    see `Admitted`
     Raises `RequestError` that names the field, the number, the bound and the fix.
     """
     for name in BOUNDS:
@@ -107,6 +109,7 @@ def admit(
         two_phase=bool(params.stop) or params.max_tokens == 0,
         domain=domain,
         priority=priority,
+        arrived=arrived,
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+from ridgeline.config.env import child_environment
 from ridgeline.errors import OverloadedError
 from ridgeline.text.sandbox_frames import FrameError, frame, receive, send
 
@@ -35,7 +36,7 @@ class SandboxProcess:
                 # -P: the working directory is no place to import from.
                 [sys.executable, "-P", "-m", module, str(child_stream.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=(child_stream.fileno(),),
+                pass_fds=(child_stream.fileno(),), env=child_environment(),
                 process_group=0,  # Ctrl-C in the terminal is the parent's alone.
             )  # fmt: skip
         except BaseException:

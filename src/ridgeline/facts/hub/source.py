@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.errors import ModelNotFoundError
-from ridgeline.facts.hub.client import HubClient
-from ridgeline.facts.hub.download import OnBytes, Selection, download_selection, select_remote
 from ridgeline.facts.hub.local import find_in_hub
 from ridgeline.facts.hub.names import HubName, is_short_name, parse_hub_name, short_name, short_names
 from ridgeline.facts.hub.others import find_in_llama, find_in_ollama
@@ -16,6 +14,8 @@ from ridgeline.facts.hub.records import note_use
 
 if TYPE_CHECKING:
     from ridgeline.config.env import ModelStores
+    from ridgeline.facts.hub.client import HubClient
+    from ridgeline.facts.hub.download import OnBytes, Selection
 
 
 def resolve_model(name: str, stores: "ModelStores", progress: Progress = lambda stage, fraction: None) -> Path:
@@ -84,11 +84,13 @@ def find_hub_name(name: str) -> HubName | None:
     return entry.hub if entry is not None else parse_hub_name(name)
 
 
-def pull_model(name: str, stores: "ModelStores", progress: Progress, on_bytes: OnBytes | None = None) -> Path:
+def pull_model(name: str, stores: "ModelStores", progress: Progress, on_bytes: "OnBytes | None" = None) -> Path:
     """Fetches what this machine lacks of the hub's newest files for `name`; returns the path as `resolve_model`.
 
     on_bytes  called instead of `progress` during the transfer
     """
+    from ridgeline.facts.hub.download import download_selection
+
     client, selection = find_remote(name, stores)
     assert stores.hub is not None, "a name was pulled without a place for it"
     stage = f"downloading {selection.repository.name.repository}"
@@ -98,8 +100,11 @@ def pull_model(name: str, stores: "ModelStores", progress: Progress, on_bytes: O
     return path
 
 
-def find_remote(name: str, stores: "ModelStores") -> tuple[HubClient, Selection]:
+def find_remote(name: str, stores: "ModelStores") -> "tuple[HubClient, Selection]":
     """The hub's client, and the files that `name` means there. Raises ModelNotFoundError for what is no name of the hub."""
+    from ridgeline.facts.hub.client import HubClient  # with TLS and all, which takes longer than most verbs do
+    from ridgeline.facts.hub.download import select_remote
+
     hub_name = find_hub_name(name)
     if hub_name is None:
         raise ModelNotFoundError(_unknown(name))
