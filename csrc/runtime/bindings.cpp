@@ -201,6 +201,7 @@ void bind_plan(nb::module_& m) {
     nb::class_<Plan> plan(m, "Plan");
     plan.def("__init__", [](Plan* self, int level, std::shared_ptr<Team> team) { new (self) Plan(kernels(level), std::move(team)); });
     plan.def_prop_ro("phases", &Plan::phases);
+    plan.def_prop_ro("beat", &Plan::beat);
     // What follows is added to the phase that was begun last.
     plan.def("begin", [](Plan& p, const std::string& kind, bool selected, std::size_t factor) {
         const OpKind begun = kind == "rows" ? OpKind::rows : kind == "products" ? OpKind::products : kind == "experts" ? OpKind::experts : OpKind::attention;

@@ -188,6 +188,12 @@ void Plan::run(const Step& step, size_t first, size_t last, Trace* trace, const 
         wanted.best[row] = kernels_.sample->argmax_merge(&best_values_[row * slices], &best_ids_[row * slices], slices);
 }
 
+uint64_t Plan::beat() const {
+    uint64_t sum = 0;
+    for (const Counter& counter : counters_) sum += counter.next.load(std::memory_order_relaxed) + counter.done.load(std::memory_order_relaxed);
+    return sum;
+}
+
 void Plan::cut_attention() {
     size_t partial_floats = 0;
     for (Cut& cut : cuts_) {

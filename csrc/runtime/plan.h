@@ -73,6 +73,8 @@ public:
     void add_screen();
 
     size_t phases() const { return phases_.size(); }
+    // Changes whenever a chunk is claimed or finished; any thread may ask while a step runs.
+    uint64_t beat() const;
     Screen::Counts screened() const { return screen_ ? screen_->counts() : Screen::Counts{}; }
 
     // Runs phases first … last - 1. `trace` [threads, phases] or null. Not to be called by two threads at a time.

@@ -61,7 +61,7 @@ Edited edit(BlockRow& row, const Place& place);
 void weigh(const float* x, Scale scale, double* weights);                // [kBlock] each
 double mass_of(const BlockRow& row, Cut cut, Scale scale);               // sum of the survivors' weights
 double mass_nearly(const BlockRow& row, Cut cut, Scale scale, double* error);   // the same within a share `error` of it, in half the time
-double log_sum_exp(const BlockRow& row, float highest);
+double log_sum_exp(const BlockRow& row, float highest);                  // above `highest`
 
 // select.cpp
 const float* survivors(const BlockRow& row, size_t block, Cut cut, float* memory);  // [kBlock]: -infinity for tokens that do not survive

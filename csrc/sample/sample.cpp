@@ -12,11 +12,9 @@ namespace RIDGELINE_LEVEL {
 namespace {
 
 void log_probabilities(const BlockRow& row, float highest, const SampleStep& step, size_t at, int64_t most) {
-    if (!isfinite(highest)) {
-        step.log_sum_exp[at] = NAN;
-        return;
-    }
-    step.log_sum_exp[at] = log_sum_exp(row, highest);
+    step.log_sum_exp[2 * at] = highest;
+    step.log_sum_exp[2 * at + 1] = isfinite(highest) ? log_sum_exp(row, highest) : NAN;
+    if (!isfinite(highest)) return;
     const size_t wanted = static_cast<size_t>(most);
     if (wanted > 0) ids_of(row, top_k(row, wanted < row.vocab ? wanted : row.vocab), step.best_ids + at * step.best_stride);
 }

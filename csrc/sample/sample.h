@@ -22,7 +22,8 @@ struct SampleStep {
     const int32_t* drafts;               // behind each position: it goes on where this is what it samples; -1 at a row's end; null: no row has any
 
     int32_t* ids;                        // answers, as far as walks go
-    double* log_sum_exp;                 // of the logits as they came; NaN, and no best ids, where their largest is not finite
+    double* log_sum_exp;                 // [S, 2] the largest logit as it came, and the log of the sum of e^(logit - largest): their sum would
+                                         // round. The second NaN, and no best ids, where the largest is not finite
     int32_t* best_ids;                   // [S, min(logprobs, vocab)] ascending, `best_stride` apart
     size_t best_stride;
     int32_t* returned;                   // [rows]: how many ids each row samples; -1: it names an id outside the vocabulary

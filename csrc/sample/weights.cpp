@@ -42,19 +42,18 @@ inline float exponential_of(float x) {
 }
 
 // What weights in one type need of a scale. Multiplying by the inverse of a temperature instead of dividing moves a weight by its last bits.
+// The difference is bounded, not the logit: beside a logit of 10^9 a bound some units below it rounds to the logit itself.
 template <typename Real>
 struct Weight {
     Weight(Scale scale, double lowest)
-        : highest(static_cast<Real>(scale.highest)),
-          inverse(static_cast<Real>(1.0 / scale.temperature)),
-          least(static_cast<Real>(scale.highest + lowest * scale.temperature)) {}
+        : highest(static_cast<Real>(scale.highest)), inverse(static_cast<Real>(1.0 / scale.temperature)), lowest(static_cast<Real>(lowest)) {}
 
     Real operator()(float logit) const {
-        const Real x = static_cast<Real>(logit);
-        return exponential_of(((x > least ? x : least) - highest) * inverse);
+        const Real x = (static_cast<Real>(logit) - highest) * inverse;
+        return exponential_of(x > lowest ? x : lowest);
     }
 
-    Real highest, inverse, least;        // logits below `least` weigh what it does: nothing beside 1
+    Real highest, inverse, lowest;       // what is further below weighs what `lowest` does: nothing beside 1
 };
 
 const double kLowest = -708.0, kLowestFloat = -86.0;
@@ -96,7 +95,7 @@ double mass_nearly(const BlockRow& row, Cut cut, Scale scale, double* error) {
 
 double log_sum_exp(const BlockRow& row, float highest) {
     const Scale plain = {highest, 1.0};
-    return log(sum_of_weights(row, {-INFINITY, INT32_MAX}, Weight<float>(plain, kLowestFloat))) + plain.highest;
+    return log(sum_of_weights(row, {-INFINITY, INT32_MAX}, Weight<float>(plain, kLowestFloat)));
 }
 
 }  // namespace RIDGELINE_LEVEL

@@ -13,7 +13,7 @@ from ridgeline.bench.report import LatencySummary, LoadReport, as_dict, format_v
 from ridgeline.bench.servers import ServerSize, parse_spec, resident_bytes
 from ridgeline.bench.session import FIRST_WORD, WORDS, Measurement, Prompts, TokenCosts, _measure_costs
 from ridgeline.cli.bench_serve import LoadOptions, make_loads
-from ridgeline.config.env import cache_directory
+from ridgeline.config.env import model_stores
 from ridgeline.errors import ConfigError
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.objectives import Objective
@@ -35,9 +35,9 @@ def measured(*outcomes: RequestOutcome) -> Measurement:
 
 
 def test_percentiles_are_the_nearest_rank() -> None:
-    assert LatencySummary.of([float(value) for value in range(1, 101)]) == LatencySummary(50.0, 90.0, 95.0, 99.0, 50.5)
-    assert LatencySummary.of([3.0, 1.0]) == LatencySummary(1.0, 3.0, 3.0, 3.0, 2.0)
-    assert LatencySummary.of([]) == LatencySummary(0, 0, 0, 0, 0)
+    assert LatencySummary.of([float(value) for value in range(1, 101)]) == LatencySummary(50.0, 90.0, 95.0, 99.0, 50.5, 100.0, 100)
+    assert LatencySummary.of([3.0, 1.0]) == LatencySummary(1.0, 3.0, 3.0, 3.0, 2.0, 3.0, 2)
+    assert LatencySummary.of([]) == LatencySummary(0, 0, 0, 0, 0, 0, 0)
 
 
 def test_figures_of_four_requests() -> None:
@@ -75,7 +75,9 @@ def test_what_must_be_known_is_said() -> None:
     assert any("fewer" in note or "before as many" in note for note in said)
     assert any("by events" in note for note in said)
     assert any("the mean is 12.0" in note for note in said)
-    assert not report_notes(make_report(measured(outcome(0.0, 1.0, 2.0, 4)), Objective()))
+    few = report_notes(make_report(measured(outcome(0.0, 1.0, 2.0, 4)), Objective()))
+    assert len(few) == 1 and few[0].startswith("1 requests: a percentile needs")
+    assert not report_notes(make_report(measured(*[outcome(0.0, 1.0, 2.0, 4)] * 100), Objective()))
 
 
 def test_an_answer_of_one_token_has_no_tpot() -> None:
@@ -254,7 +256,7 @@ def test_ceilings_are_those_of_memory_and_of_arithmetic(tmp_path: Path) -> None:
         "int8_ops_per_second": None,
     }
     file.write_text(json.dumps(found))
-    shape = describe_model("llama-3-8b", cache_directory())
+    shape = describe_model("llama-3-8b", model_stores())
     one, every = (ceilings(SCENARIOS["streams-1"], shape, read_roofline(file, threads, shape)) for threads in (1, 2))
     # 16 GB of weights, less an embedding of 1 GB that is looked up, at 10 GB/s; 2 · 7.5 · 10⁹ operations a token at 2 · 10¹¹.
     assert every["decode_tokens_per_second"] == pytest.approx(10 / 15.0, rel=0.02)

@@ -8,9 +8,9 @@ import pytest
 from ridgeline.cli.main import main
 
 WRONG = [
-    ("bench gpu --model no-such-model --only decode", "no-such-model", "bench gpu --only decode"),
-    ("bench gpu --only decode --model=no-such-model", "no-such-model", "bench gpu --only decode"),
-    ("bench gpu --minutes nan --only soak", "--minutes is nan", "bench gpu --only soak"),
+    ("bench gpu --model no-such-model --only decode --dry-run", "no-such-model", "bench gpu --only decode --dry-run"),
+    ("bench gpu --dry-run --only decode --model=no-such-model", "no-such-model", "bench gpu --dry-run --only decode"),
+    ("bench gpu --minutes nan --only soak --dry-run", "--minutes is nan", "bench gpu --only soak --dry-run"),
     ("bench gpu --dtype '' --dry-run", "--dtype is ''", "bench gpu --dry-run"),
     ("serve demo --port 0 --swap-space nan", "--swap-space is nan", "serve demo --port 0"),
     ("serve demo --shutdown-timeout=nan --port 0", "--shutdown-timeout is nan", "serve demo --port 0"),

@@ -71,7 +71,7 @@ def test_tables(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_what_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "llama-3-70b", "--device", "a100", "--users", "32") == 0
+    assert run(monkeypatch, "llama-3-70b", "--device", "a100", "--users", "32") == 1
     shown = capsys.readouterr().out
     assert "It does not fit" in shown and "3 devices are enough" in shown and "Levers" not in shown
 
@@ -85,7 +85,7 @@ def test_objective_out_of_reach(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     ("words", "cause"),
     [
         (("no-such-model",), "there is no model 'no-such-model'"),
-        (("llama-3-8b", "--device", "abacus"), "known: a100-40gb"),
+        (("llama-3-8b", "--device", "abacus"), "known: this, a100-40gb"),
         (("llama-3-8b", "--slo", "itl=50"), "write itl=50ms"),
         (("llama-3-8b", "--context", "1000000"), "outside 2 … 8192"),
         (("llama-3-8b", "--api-price", "-3"), "--api-price is -3"),
@@ -100,7 +100,8 @@ def test_errors_are_one_line_and_status_2(
 
 
 @pytest.mark.parametrize(
-    ("words", "status"), [(["plan", "llama-3-70b", "--count", "4"], 0), (["bench", "serve", "--url", "http://127.0.0.1:9"], 2)]
+    ("words", "status"),
+    [(["plan", "llama-3-70b", "--device", "h100", "--count", "4"], 0), (["bench", "serve", "--url", "http://127.0.0.1:9"], 2)],
 )
 def test_starts_in_half_a_second_without_array_libraries(words: list[str], status: int, tmp_path: Path) -> None:
     """Processor time, since other work on this machine is not the verb's; with compiled modules, as an installation has them."""

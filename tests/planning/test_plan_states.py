@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.config.env import ModelStores
 from ridgeline.errors import ConfigError, ModelFormatError
 from ridgeline.facts.headers.config_json import parse_config
 from ridgeline.facts.headers.read import describe_model
@@ -38,7 +39,7 @@ def shape(**values: object) -> ModelFacts:
 
 
 def planned(model: str, device: str = "h100", **asked: object) -> Deployment:
-    return deployment_of(describe_model(model, NOWHERE), PlanOptions(device, **asked))  # type: ignore[arg-type]
+    return deployment_of(describe_model(model, ModelStores(NOWHERE)), PlanOptions(device, **asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_small_hybrids(values: dict[str, object], parameters: int, attending: in
 )
 def test_known_hybrids(name: str, parameters: int, active: float, megabytes: float) -> None:
     """Totals are those that the models' publishers name: 52, 80, 8, 7.6 and 32 B."""
-    found = describe_model(name, NOWHERE)
+    found = describe_model(name, ModelStores(NOWHERE))
     assert found.total_parameters == parameters
     assert found.active_parameters == pytest.approx(active, rel=0.02)
     assert found.state_bytes / 1e6 == pytest.approx(megabytes, abs=0.06)

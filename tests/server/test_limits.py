@@ -12,6 +12,7 @@ import pytest
 
 from ridgeline.engine.admit import BOUNDS
 from ridgeline.server import wire
+from ridgeline.server.body import LENGTHS
 from ridgeline.server.errors import CATALOGUE
 from ridgeline.server.openapi import ENDPOINTS
 
@@ -88,19 +89,22 @@ def generation(path: str) -> dict[str, list[Case]]:
     fields = {name: integers(int(bound.low), int(bound.high)) for name, bound in BOUNDS.items() if bound.whole}
     fields |= {name: numbers(bound.low, bound.high, bound.above) for name, bound in BOUNDS.items() if not bound.whole}
     fields |= {
-        "max_tokens": integers(0, CONTEXT - prompt_tokens),
+        **dict.fromkeys(LENGTHS, integers(-1, CONTEXT - prompt_tokens)),
+        "logprobs": [case for case in integers(0, 20) if case[1] != "true"] + booleans()[:2],
+        "top_logprobs": integers(0, 20),
         "min_tokens": integers(0, 2),
         "length_penalty": numbers(-10, 10),
         "stop": [
-            *lists("x" * 64, 4, bad=("", "x" * 65, 1, None), string=True),
-            ("empty", '""', False),
+            *lists("x" * 64, 64, bad=("x" * 65, 1, None), string=True),
+            ("empty", '""', True),
+            ("empty", '["", "x"]', True),
             ("max+1", literal("x" * 65), False),
         ],
         "stop_token_ids": lists(VOCAB - 1, 64, bad=IDS),
         "allowed_token_ids": lists(VOCAB - 1, 1024, least=1, bad=IDS),
         "bad_words": lists("é" * 64, 64, bad=("", "x" * 65, 1, None)),
         "logit_bias": biases(),
-        "stream_options": [("wrong type", each, False) for each in ("1", "[]", '""', "true", "{}")] + NULL,
+        "stream_options": [("wrong type", each, False) for each in ("1", "[]", '""', "true", '{"include_usage": true}')] + NULL,
         "cache_salt": [("empty", '""', True), ("wrong type", "1", False), *NULL, *NOWHERE],
         "model": [("empty", '""', False), ("wrong type", "1", False), ("unknown", '"other"', False), *NULL, *NOWHERE],
     }
@@ -139,9 +143,7 @@ def own(path: str) -> dict[str, list[Case]]:
     if path == CHAT:
         return {
             "messages": messages(),
-            "max_completion_tokens": generation(CHAT)["max_tokens"],
-            "top_logprobs": integers(0, 20),
-            "logprobs": booleans(),
+            "reasoning_effort": [("min", '"none"', True), ("max", '"max"', False), ("unknown", '"deep"', False), *NULL],
             "add_generation_prompt": booleans(),
             "tools": [
                 ("empty", "[]", True),
@@ -196,7 +198,7 @@ def table(path: str) -> dict[str, list[Case]]:
 def bodies(path: str, field: str) -> Iterator[tuple[str, bytes, bool]]:
     """The table's cases as bodies; of the first good and the first bad value also both as equal keys, of which the last counts."""
     cases = table(path)[field]
-    rest = {name: value for name, value in GOOD[path].items() if name != field and (field, name) != ("max_completion_tokens", "max_tokens")}
+    rest = {name: value for name, value in GOOD[path].items() if name not in (field, "max_tokens" if field in LENGTHS else "")}
     start = literal(rest | BESIDE.get(field, {}))[:-1]
     start += ", " if start != "{" else ""
     for label, text, taken in cases:

@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gold import TEMPLATES
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
 from ridgeline.text.chat import ChatTemplate, TemplateFiles, find_template, load_chat_template, no_template
 from ridgeline.text.chat_content import Conversation, MessageFormat
+from ridgeline.text.chat_roles import ALL_ROLES
 from ridgeline.text.files import load_tokenizer
 
 TOKENIZER = NamedTokenizer(["<s>", "</s>", "<|im_start|>", "<|im_end|>"], bos="<s>", eos=["</s>"])
@@ -116,7 +118,7 @@ def test_a_file_that_the_user_names_wins(tmp_path: Path) -> None:
     template = load_chat_template(path, "m", TOKENIZER, mine)
     assert template is not None
     with closing(template):
-        assert (template.source, template.stop_ids, template.warnings) == ("file", {END}, ())
+        assert (template.source, template.stop_ids, template.findings) == ("file", {END}, ())
         assert template.encode(HI, TOKENIZER)[0] == BOS
 
 
@@ -150,10 +152,10 @@ def test_the_demo_gets_turns_that_are_built_in(demo_file: Path) -> None:
     template = load_chat_template(demo_file, "demo", tokenizer, None)
     assert template is not None
     with closing(template):
-        assert (template.source, template.stop_ids, template.warnings) == ("built in", {106}, ())
+        assert (template.source, template.stop_ids, template.findings) == ("built in", {106}, ())
         text = template.render(Conversation([{"role": "system", "content": " Be brief. "}, *HI.messages]))
         assert text == "<bos><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\n"
-        for roles in (["system"], ["assistant"], ["user", "user"], ["user", "system"], ["system", "system", "user"]):
+        for roles in (["system"], ["assistant"], ["assistant", "user"]):
             with pytest.raises(RequestError) as refused:
                 template.render(Conversation([{"role": role, "content": "x"} for role in roles]))
             assert refused.value.code == "template_refused"
@@ -187,15 +189,15 @@ def test_the_demo_s_turns_are_those_of_its_family(demo_file: Path) -> None:
 )
 def test_the_format_that_a_template_takes(text: str, form: MessageFormat) -> None:
     with loaded(text) as template:
-        assert template._builder.format == form
+        assert replace(template._builder.format, roles=ALL_ROLES, roles_with_tools=ALL_ROLES) == form
 
 
 def test_a_good_template_passes_in_silence() -> None:
     with loaded(GOOD) as template:
-        assert (template.stop_ids, template.warnings) == ({END}, ())
+        assert (template.stop_ids, template.findings) == ({END}, ())
 
 
-END_BY_NEXT_TURN = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}" + PROMPT
+END_BY_NEXT_TURN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}" + PROMPT
 EOS_AFTER_END = GOOD + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"
 SEVERAL = GOOD.replace("<|im_end|>", "<|im_end|></s>")
 
@@ -203,7 +205,7 @@ SEVERAL = GOOD.replace("<|im_end|>", "<|im_end|></s>")
 @pytest.mark.parametrize(("text", "end"), [(END_BY_NEXT_TURN, END - 1), (EOS_AFTER_END, END), (SEVERAL, EOS)])
 def test_the_token_that_ends_a_turn(text: str, end: int) -> None:
     with loaded(text) as template:
-        assert (template.stop_ids, template.warnings) == ({end}, ())
+        assert (template.stop_ids, template.findings) == ({end}, ())
 
 
 DAMAGED: dict[str, tuple[str, str]] = {
@@ -211,8 +213,8 @@ DAMAGED: dict[str, tuple[str, str]] = {
     "turn end of another family": (GOOD.replace("<|im_end|>", "<end_of_turn>"), "'<end_of_turn>', is no single token"),
     "turn end in plain words": (GOOD.replace("<|im_end|>", "### User:"), "'### User:', is no single token"),
     "only new lines": ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "so roles run together"),
-    "BOS twice": ("<s>" + GOOD, "BOS more than once"),
-    "BOS in every turn": (GOOD.replace("<|im_start|>", "<s><|im_start|>"), "BOS more than once"),
+    "BOS twice": ("<s>" + GOOD, "BOS 2 times"),
+    "BOS in every turn": (GOOD.replace("<|im_start|>", "<s><|im_start|>"), "BOS 3 times"),
     "content misspelt": (GOOD.replace("m.content", "m.contnet"), "leaves out what the user says"),
     "content under another name": (GOOD.replace("m.content", "m.value"), "leaves out what the user says"),
     "cut short": (GOOD[:30], "does not compile"),
@@ -226,23 +228,35 @@ DAMAGED: dict[str, tuple[str, str]] = {
     "a wrong type": (GOOD.replace("m.role", "m.role + 1"), "cannot be rendered"),
     "the assistant left out": (
         GOOD.replace("{{ m.content }}", "{{ m.content if m.role != 'assistant' }}"),
-        "leaves out what the assistant says",
+        "leaves out what the assistant said",
     ),
     "the user left out": (GOOD.replace("{{ m.content }}", "{{ m.content if m.role != 'user' }}"), "leaves out what the user says"),
     "the system left out": (GOOD.replace("{{ m.content }}", "{{ m.content if m.role != 'system' }}"), "leaves out system messages"),
     "everything refused": ("{{ raise_exception('no') }}", "cannot be rendered (no)"),
     "for tools only": ("{{ tools|length }}" + GOOD, "only conversations with tools"),
+    "no header for the answer": (GOOD.removesuffix(PROMPT), "no generation prompt"),
+    "one role for all": (GOOD.replace("{{ m.role }}", "user"), "begins every turn with '<|im_end|>"),
+    "turns backwards": (GOOD.replace("in messages", "in messages|reverse"), "another order"),
+    "everything twice": (GOOD.replace("{{ m.content }}", "{{ m.content }} {{ m.content }}"), "what the user says 2 times"),
+    "the last turn alone": (GOOD.replace("in messages", "in messages[:2]"), "leaves out a user's second turn"),
+    "a start misspelt": (GOOD.replace("<|im_start|>", "<|im_strat|>"), "'<|im_strat|>', which is no token of this model"),
     "empty": ("", "leaves out what the user says"),
     "an error page": ("<!DOCTYPE html><html>404: not found</html>", "leaves out what the user says"),
 }
+
+
+SPOILT = ("leaves out what the assistant said", "leaves out a user's second turn", "another order")
+"""Errors with which single questions still work."""
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_damaged_templates_are_flagged_at_load_with_what_to_do(damage: str) -> None:
     text, said = DAMAGED[damage]
     with loaded(text) as template:
-        assert any(said in warning for warning in template.warnings), template.warnings
-        assert all("--chat-template FILE" in warning for warning in template.warnings)
+        assert any(said in finding.cause for finding in template.findings), template.findings
+        assert all("--chat-template FILE" in finding.fix for finding in template.findings)
+        # Without the user's words, or where nothing is ever rendered, there is no chat: it does not begin with a warning.
+        assert template.is_usable == (template.findings[0].severity != "error" or said in SPOILT)
 
 
 def test_a_template_that_does_not_compile_answers_with_the_reason() -> None:
@@ -257,22 +271,25 @@ ODD = {
     "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "only conversations with tools",
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "only conversations with tools",
     "fireworks-ai-llama-3-firefunction-v2": "'functions' is undefined",
-    "llama-cpp-rwkv-world": "nothing ends an assistant's turn",
 }
-"""Exceptions in the corpus: variants for tools, one that needs a variable of its own, and one whose turns end in empty lines."""
+"""Exceptions in the corpus: variants for tools, and one that needs variables of its own."""
+OWN_ENDS = {"llama-cpp-rwkv-world": "\n\n"}
+"""EOS of families whose EOS is no name."""
 
 
 def test_real_templates_give_no_false_alarm_and_their_turn_end() -> None:
     ends: dict[str, str] = {}
     with corpus() as real:
         for stem, text in real.texts.items():
-            tokenizer = NamedTokenizer(sorted(set(NAMES.findall(text))), bos="<s>", eos=["</s>"])
-            template = real.load(stem, tokenizer)
-            assert all(ODD.get(stem, "nothing to say") in warning for warning in template.warnings), (stem, template.warnings)
-            assert bool(template.warnings) == (stem in ODD)
+            names = sorted(set(NAMES.findall(text)))
+            template = real.load(stem, tokenizer := NamedTokenizer(names, bos="<s>", eos=[OWN_ENDS.get(stem, "</s>")]))
+            assert template.is_usable, (stem, template.findings)
+            assert all(ODD.get(stem, "nothing to say") in note.cause for note in template.findings), (stem, template.findings)
+            assert bool(template.findings) == (stem in ODD)
+            assert all(note.severity == "note" for note in template.findings)
             ends[stem] = "".join(tokenizer.piece(token).decode() for token in template.stop_ids)
     assert len(ends) >= 50
-    assert {stem for stem, end in ends.items() if not end} == set(ODD)
+    assert {stem for stem, end in ends.items() if not end} == {*ODD, *OWN_ENDS}
     assert ends["Qwen-Qwen3-0.6B"] == "<|im_end|>" and ends["meta-llama-Llama-3.1-8B-Instruct"] == "<|eot_id|>"
     assert ends["microsoft-Phi-3.5-mini-instruct"] == "<|end|>" and ends["google-gemma-2-2b-it"] == "<end_of_turn>"
     assert ends["Mistral-Small-3.2-24B-Instruct-2506"] == "</s>" and ends["GLM-4.7-Flash"] == "<|user|>"

@@ -291,7 +291,8 @@ def test_twenty_bombs_leave_others_their_pace() -> None:
 def test_a_model_s_template_that_runs_away_disables_chat_and_nothing_else() -> None:
     template = ChatTemplate(found(BOMBS["loops"]), NamedTokenizer(["</s>"], eos=["</s>"]))
     try:
-        assert len(template.warnings) == 1 and "more than 0.4 s" in template.warnings[0] and "--chat-template" in template.warnings[0]
+        (finding,) = template.findings
+        assert finding.severity == "error" and "more than 0.4 s" in finding.cause and "--chat-template" in finding.fix
         start = time.monotonic()
         with pytest.raises(RequestError, match="chat is not possible"):
             template.render(Conversation([{"role": "user", "content": "Hi"}]))

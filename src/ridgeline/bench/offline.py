@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Final
 
 from ridgeline.bench.processes import busy_processes
-from ridgeline.config.env import cache_directory
+from ridgeline.config.env import model_stores
 from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Admit
 from ridgeline.core.events import StepTimed
@@ -123,7 +123,7 @@ def offline(config: EngineConfig, load: OfflineLoad, progress: Progress = lambda
     settings = replace(config, max_model_len=length, max_num_seqs=max(max_batch, config.max_num_seqs or 0), enable_prefix_caching=False)
     settings = replace(settings, step_ms=PREFILL_STEP_MS)
     question = PlanOptions(device="this", context=length, users=max_batch, kv_dtype=None if config.kv_dtype == "auto" else config.kv_dtype)
-    deployment = deployment_of(describe_model(config.model, cache_directory()), question)
+    deployment = deployment_of(describe_model(config.model, model_stores()), question)
     engine, _ = start_engine(settings, progress)
     watch, figures, rng = NoiseMonitor(), [], random.Random(0)
     try:

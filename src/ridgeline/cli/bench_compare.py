@@ -35,7 +35,7 @@ from ridgeline.bench.compare import (
 from ridgeline.bench.report import METRIC_LABELS, RATE, SECONDS, as_dict
 from ridgeline.bench.servers import SERVER_KINDS, ServerSize, ServerSpec, parse_spec
 from ridgeline.bench.session import RequestOptions
-from ridgeline.config.env import cache_directory
+from ridgeline.config.env import model_stores
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
@@ -80,7 +80,7 @@ def read_ceilings(scenarios: Sequence[LoadScenario], roofline: Path | None, shap
     name = shape or (shlex.split(detail)[0] if kind in SERVER_KINDS else None)
     if name is None:
         raise ConfigError("--roofline needs the model's size, and the first server is not started here; give the model with --shape")
-    model = describe_model(name, cache_directory())
+    model = describe_model(name, model_stores())
     device = read_roofline(roofline, threads or machine_facts().cpu_cores, model)
     return {each.name: ceilings(each, model, device) for each in scenarios}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli.output import print_table
+from ridgeline.cli.output import print_notes, print_table
 from ridgeline.errors import ConfigError
 from ridgeline.models.table import MEASURED
 
@@ -34,15 +34,12 @@ def gpu(
 ) -> None:
     """Measure the GPU: decode, prefill, serving, time to first token, transformers, the batch-invariant mode, kernels. All of it takes
     less than ten minutes."""
-    from ridgeline.bench.gpu import check_gpu, format_row, make_jobs, run_jobs
-    from ridgeline.cli.output import check_writable
-    from ridgeline.facts.headers.read import find_config
+    from ridgeline.bench.gpu import check_gpu, format_row, run_jobs
 
-    jobs = make_jobs(_parse_list("--only", only), _parse_list("--dtype", dtype), find_config(model), minutes)
+    jobs = prepare_gpu(locals())
     if dry_run:
         print_budgets(jobs)
         return
-    check_writable(as_json if str(as_json) != "-" else None, "--json")
     check_gpu(jobs)
     began = time.monotonic()
 
@@ -67,6 +64,17 @@ def gpu(
         raise typer.Exit(1)
 
 
+def prepare_gpu(given: Mapping[str, Any]) -> "list[Job]":
+    """The parts to run, of the flags of `bench gpu`, by parameter. Raises what is wrong with one of them."""
+    from ridgeline.bench.gpu import make_jobs
+    from ridgeline.cli.bench_serve import check_json
+    from ridgeline.facts.headers.read import find_config
+
+    check_json(given["as_json"])
+    only, dtypes = _parse_list("--only", given["only"]), _parse_list("--dtype", given["dtype"])
+    return make_jobs(only, dtypes, find_config(given["model"]), given["minutes"])
+
+
 def _parse_list(flag: str, text: str | None) -> list[str]:
     items = [item.strip() for item in (text or "").split(",") if item.strip()]
     if text is not None and not items:
@@ -83,9 +91,10 @@ def print_budgets(jobs: "Sequence[Job]") -> None:
 
     rows = [[job.name, f"{job.budget_seconds:.0f}"] for job in jobs]
     total = sum(job.budget_seconds for job in jobs)
-    print_table("parts", ["part", "seconds"], [*rows, ["all", f"{total:.0f}"]])
+    print_table("Parts and their time budgets", ["part", "seconds"], [*rows, ["all", f"{total:.0f}"]])
     if total <= MAX_TOTAL_SECONDS:
-        print(f"each is killed when its seconds, and those that earlier parts left, are over: {MAX_TOTAL_SECONDS:.0f} s at most for all")
+        most = f"{MAX_TOTAL_SECONDS:.0f} s at most for all"
+        print_notes(f"each is killed when its seconds, and those that earlier parts left, are over: {most}")
 
 
 def print_report(report: "Report") -> None:
@@ -105,15 +114,15 @@ def print_report(report: "Report") -> None:
             elif result.job.part in ("ttft", "host", "soak") and "about" not in row:
                 others.append((result.job, row))
     if steps:
-        heads = ["", "size", "tok/s", "ms", "device ms", "idle ms", "p99", "host ms", "p99", "target"]
-        print_table(f"{report.model}, random weights", heads, steps)
+        heads = ["part", "size", "tok/s", "ms", "device ms", "idle ms", "idle p99", "host ms", "host p99", "target"]
+        print_table(f"Steps of {report.model}, random weights", heads, steps, optional=("host p99", "idle p99", "host ms", "idle ms"))
     for job, row in others:
-        print(f"{job.name}: {format_row(row)}")
+        print_notes(f"{job.name}: {format_row(row)}")
     if kernels:
-        print_table("kernels", ["op", "shape", "µs", "GB/s", "TFLOP/s", "of ceiling", "which"], kernels)
+        print_table("Kernels beside the GPU's ceilings", ["op", "shape", "µs", "GB/s", "TFLOP/s", "of ceiling", "bottleneck"], kernels)
     for cost in batch_invariant_costs(report.rows):
         lost = f"{cost['share_lost']:.1%} of tokens per second"
-        print(f"batch-invariant mode, {cost['dtype']}, batch {cost['batch']}: {cost['tokens_per_second']:,.0f} tok/s, costs {lost}")
+        print_notes(f"batch-invariant mode, {cost['dtype']}, batch {cost['batch']}: {cost['tokens_per_second']:,.0f} tok/s, costs {lost}")
     _print_targets(report.target_results)
     for failure in report.failures:
         print(f"FAILED  {failure}")
@@ -146,7 +155,7 @@ def _print_targets(compare_with_targets: "Sequence[TargetResult]") -> None:
     """Prints measurements against their targets, then the commands that measure the rest."""
     measured = [each for each in compare_with_targets if each.measured is not None]
     if measured:
-        print_table("targets of one H200", ["what", "measured", "target", "stretch", ""], [_target_row(each) for each in measured])
+        print_table("Targets of one H200", ["metric", "measured", "target", "stretch", "met"], [_target_row(each) for each in measured])
     for command, count in Counter(each.command for each in compare_with_targets if each.measured is None).items():
         print(f"not measured: {count} {'target' if count == 1 else 'targets'}, by {command}")
 

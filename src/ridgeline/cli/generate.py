@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TextIO
 
 import typer
 
-from ridgeline.cli.sampling import make_sampling_params, with_sampling_flags
+from ridgeline.cli.sampling import check_sampling, make_sampling_params, with_sampling_flags
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
 from ridgeline.facts.files.json_file import parse_object
 from ridgeline.text.chat_content import Conversation
@@ -49,6 +49,7 @@ def generate(
 
     inputs = read_prompts(prompts or [], input_file)
     sampling |= {"n": n, "best_of": best_of, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    check_sampling(sampling)
     settings: dict[str, Any] = {"chat_template": chat_template, "generation_config": generation_config}
     settings |= {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "kv_cache_memory_bytes": kv_cache_memory_bytes}
     with _open_output(output) as out, LoadingProgress() as loading, LLM(model, on_progress=loading.show, **settings) as llm:

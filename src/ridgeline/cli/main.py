@@ -1,28 +1,27 @@
 """The command `ridgeline`: a table of verbs; a verb is imported when the command line or shell completion names it.
 
-Owns the exit status and the form of errors: one line with cause, number and fix, then a command that works (the same with the wrong flag
-changed or removed), status 2.
+Owns the exit status and the form of errors: one line with cause, number and fix, then a command that works where one was found and checked
+(`cli.suggest`), status 2.
 """
 
 import importlib
-import shlex
+import inspect
 import sys
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
 import typer.core
 
 from ridgeline import __version__
-from ridgeline.errors import ModelFormatError, ModelNotFoundError, RidgelineError
+from ridgeline.errors import RidgelineError
 
 UsageError: Final[Any] = typer.BadParameter.__base__
 """click's class, or typer's copy of it."""
 
 VERBS: Final = {
     "serve": "Serve a model: a page and an OpenAI-compatible API.",
-    "chat": "Talk with a model, in this process.",
+    "run": "Talk with a model, in this process.",
     "generate": "Continue prompts with a model, in this process.",
     "plan": "Say what a model needs and yields on given devices, before anything is downloaded.",
     "config": "Explain each setting of an engine: value, origin, reason, cost, and the metric that shows it is wrong.",
@@ -37,6 +36,11 @@ MODULES: Final = {"whatif": "sim", "replay": "sim", "laws": "sim"}
 """Modules of verbs whose module has another name."""
 EXIT_INTERRUPTED: Final = 130
 EXIT_USAGE: Final = 2
+PROGRAM: Final = "ridgeline"
+HELP_FLAGS: Final = {"help_option_names": ["--help", "-h"]}
+
+Check = Callable[[Mapping[str, Any]], None]
+"""Checks the arguments of a verb, by parameter name, without running it. Raises what the verb would."""
 
 
 def main() -> None:
@@ -47,7 +51,7 @@ def main() -> None:
         status = command.main(words, PROGRAM, standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
     except RidgelineError as error:
-        fail(str(error), working_command(words, error, command))
+        fail(str(error), words, error)
     except UsageError as error:
         _usage(error, words, command)
     except BrokenPipeError:
@@ -57,15 +61,20 @@ def main() -> None:
         fail(f"{error.filename or 'the system'}: {error.strerror or error}")
     except MemoryError:
         fail("there is not enough memory; lower --kv-cache-memory-bytes or --max-model-len, or take a smaller model")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        print(f"{PROGRAM}: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
 
 
-def fail(message: str, suggestion: str | None = None) -> NoReturn:
-    """Prints an error, and a command that works where one is known, and exits with status 2."""
+def fail(message: str, words: list[str] | None = None, error: Exception | None = None) -> NoReturn:
+    """Prints an error, and for the command line `words` that led to `error` one that works, if one is found, and exits with status 2."""
     print(f"{PROGRAM}: {message}", file=sys.stderr)
-    if suggestion is not None:
-        print(f"This works: {suggestion}", file=sys.stderr)
+    if words and error is not None:
+        from ridgeline.cli.suggest import find_suggestion
+
+        suggestion = find_suggestion(words, error)
+        if suggestion is not None:
+            print(suggestion, file=sys.stderr)
     sys.exit(EXIT_USAGE)
 
 
@@ -77,14 +86,19 @@ def _usage(error: Any, words: list[str], command: Any) -> NoReturn:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message())
         sys.exit(EXIT_USAGE)
-    verb = words[0] if words[0] in VERBS else nearest_verb(words[0], list(VERBS))
-    if verb != words[0] and not words[0].startswith("-"):
-        fail(error.format_message(), None if verb is None else shlex.join([PROGRAM, verb, *words[1:]]))
-    fail(error.format_message(), working_command(words, error, command))
+    message, wanted = error.format_message(), getattr(getattr(error, "param", None), "help", None)
+    if type(error).__name__ == "MissingParameter" and wanted:
+        message = f"{message.rstrip('.')}: {wanted}"
+    if words[0] not in VERBS and not words[0].startswith("-"):
+        from ridgeline.cli.suggest import unknown_verb
+
+        message = unknown_verb(words[0])
+    fail(message, words, error)
 
 
 def make_app() -> typer.Typer:
-    """The app with all verbs, none of them imported."""
+    """The app with all verbs, none of them imported. If its context's `obj` is a function from the path of a verb ("bench serve") to a
+    `Check`, verbs are checked, not run."""
     app = group(VERBS, MODULES, add_completion=True)
     app.callback()(ridgeline)
     return app
@@ -112,84 +126,37 @@ def group(table: Mapping[str, str], modules: Mapping[str, str], add_completion: 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             """Imports and returns the verb that the first word names."""
             if args and args[0] in table:
-                self.commands[args[0]] = _load_verb(args[0], modules.get(args[0], args[0]))
+                find_check, path = ctx.find_root().obj, f"{ctx.command_path} {args[0]}".removeprefix(f"{PROGRAM} ")
+                self.commands[args[0]] = load_verb(args[0], modules.get(args[0], args[0]), find_check and find_check(path))
             return super().resolve_command(ctx, args)
 
-    app = typer.Typer(cls=Verbs, no_args_is_help=True, add_completion=add_completion, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app = typer.Typer(
+        cls=Verbs, no_args_is_help=True, add_completion=add_completion, pretty_exceptions_enable=False, rich_markup_mode=None,
+        context_settings=HELP_FLAGS,
+    )  # fmt: skip
     for verb, text in table.items():
         app.command(verb, help=text)(_unloaded_verb)
     return app
 
 
-def _load_verb(verb: str, module: str) -> Any:
+def load_verb(verb: str, module: str, check: Check | None = None) -> Any:
+    """The command or group `verb`, imported. With `check`, a command of the same flags that calls it in place of the verb."""
     found = getattr(importlib.import_module(f"ridgeline.cli.{module}"), verb)
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(verb)(found)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=HELP_FLAGS)
+    app.command(verb)(found if check is None else _checking(found, check))
     return typer.main.get_command(app)
+
+
+def _checking(verb: Callable[..., None], check: Check) -> Callable[..., None]:
+    def checked(**given: Any) -> None:
+        check(given)
+
+    checked.__signature__ = inspect.signature(verb)  # type: ignore[attr-defined]
+    checked.__annotations__ = verb.__annotations__
+    return checked
 
 
 def _unloaded_verb() -> None:
     raise AssertionError("a verb was run that was not imported")
-
-
-PROGRAM = "ridgeline"
-DEMO = {"MODEL": "demo"}
-Command = Any
-"""click's Command class, or typer's copy of it in some versions."""
-
-
-def working_command(words: Sequence[str], error: Exception, command: Command) -> str | None:
-    """A corrected command line for `words` (verb first), from the error's fix; None without one.
-
-    command  the whole program, with the flags of the imported verbs
-    """
-    fix, inner, verb = _fix(error), 0, command.commands.get(words[0])
-    while hasattr(verb, "commands") and inner + 1 < len(words):
-        inner += 1
-        verb = verb.commands.get(words[inner])
-    if not fix or verb is None:
-        return None
-    return shlex.join([PROGRAM, *words[:inner], *apply_fix(words[inner:], fix, verb)])
-
-
-def apply_fix(words: Sequence[str], fix: Mapping[str, str | None], command: Command) -> list[str]:
-    """`words` with every flag of `fix` replaced or added, or removed for None. "MODEL" is the first word that is not a flag; for a verb
-    without arguments it is --model, which is removed."""
-    options = [option for option in command.params if option.param_type_name == "option" and option.is_flag]
-    switches = {name for option in options for name in (*option.opts, *option.secondary_opts)}
-    kept, flags = [words[0]], dict(fix)
-    model = flags.pop("MODEL", None)
-    if model is not None and all(param.param_type_name == "option" for param in command.params):
-        flags["--model"], model = None, None
-    rest = iter(words[1:])
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        tokens = [name] if word.startswith("-") and (equals or name in switches) else [name, next(rest, "")] if word.startswith("-") else []
-        if not tokens:
-            kept.append(model if model is not None else word)
-            model = None
-        elif name not in flags:
-            kept += [word] if len(tokens) == 1 else [word, tokens[1]]
-    if model is not None:
-        kept.insert(1, model)
-    for name, value in flags.items():
-        kept += [] if value is None else [name, value]
-    return kept
-
-
-def _fix(error: Exception) -> Mapping[str, str | None]:
-    if isinstance(error, RidgelineError):
-        return error.fix or (DEMO if isinstance(error, (ModelNotFoundError, ModelFormatError)) else {})
-    option, param = getattr(error, "option_name", None), getattr(error, "param", None)
-    if option is not None:
-        return {option: None}
-    if param is not None and param.param_type_name == "option":
-        return {param.opts[0]: None}
-    return DEMO if param is not None and param.name == "model" else {}
-
-
-def nearest_verb(word: str, verbs: Sequence[str]) -> str | None:
-    """The verb most similar to a mistyped one; None without one."""
-    return next(iter(get_close_matches(word, verbs, 1)), None)

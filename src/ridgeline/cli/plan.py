@@ -5,24 +5,24 @@ Owns the flags, `--workload` (words or a recorded trace), and the output: a summ
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from ridgeline.planning.deployment import Deployment
     from ridgeline.planning.levers import Lever
+    from ridgeline.planning.objectives import Objective
     from ridgeline.planning.report import Report
     from ridgeline.sim.fleet.traffic import Arrival
 
 def plan(
     model: Annotated[str, typer.Argument(help="A config.json, a GGUF file, a directory with one of them, `demo` or a known name.")],
-    device: Annotated[str, typer.Option(help="Name of a device; a wrong one lists all.")] = "h100-sxm",
+    device: Annotated[str, typer.Option(help="Device: `this` machine, or a name (h100, rtx-4090, m4 …); a wrong one lists all.")] = "this",
     count: Annotated[int, typer.Option(help="Devices in all.")] = 1,
     dtype: Annotated[str | None, typer.Option(help="Weight format: bf16, fp8, int8, int4, awq, q4_k … [as stored].")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="KV cache: f32, f16, bf16, fp8, int8, int4 [f16].")] = None,
@@ -43,48 +43,51 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object: bytes, seconds, dollars.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write a page with sliders and plots to this file; it needs no network.")] = None,
 ) -> None:
-    """Say what a model needs and yields on given devices, before anything is downloaded."""
-    from ridgeline.config.env import cache_directory
-    from ridgeline.facts.headers.read import describe_model
-    from ridgeline.planning.arguments import PlanOptions, api_price_of, deployment_of, parse_objective
+    """Say what a model needs and yields on given devices, before anything is downloaded. Ends with 1 where it does not fit."""
     from ridgeline.planning.report import make_report
 
-    words, longest = read_workload(workload)
-    options = PlanOptions(
-        device=device,
-        count=count,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        context=longest if context is None else context,
-        users=users,
-        workload=words,
-        tensor=tensor_parallel_size,
-        pipeline=pipeline_parallel_size,
-        expert=expert_parallel_size,
-        utilisation=memory_utilization,
-        chunk=max_num_batched_tokens,
-        memory_gb=memory,
-        bandwidth_gb=bandwidth,
-        tflops=tflops,
-        price=price_per_hour,
-    )
-    objective = parse_objective(slo)
-    deployment = deployment_of(describe_model(model, cache_directory()), options)
-    report = make_report(deployment, objective, users is not None, api_price_of(api_price))
+    deployment, objective, api = prepare_plan(locals())
+    report = make_report(deployment, objective, users is not None, api)
     if html is not None:
         from ridgeline.cli.output import write_page
         from ridgeline.planning.page import plan_page
 
         write_page(html, plan_page(deployment, objective, users is not None))
-    _print(report, as_json)
-
-
-def _print(report: "Report", as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.as_dict(), ensure_ascii=False))
-        return
+    else:
+        print_report(report)
+    if not report.fits:
+        raise typer.Exit(1)
 
-    print_report(report)
+
+def prepare_plan(given: Mapping[str, Any]) -> "tuple[Deployment, Objective, float | None]":
+    """(deployment, objective, price of an API) of the flags of `plan`, by parameter. Raises what is wrong with one of them."""
+    from ridgeline.config.env import model_stores
+    from ridgeline.facts.headers.read import describe_model
+    from ridgeline.planning.arguments import PlanOptions, api_price_of, deployment_of, parse_objective
+
+    words, longest = read_workload(given["workload"])
+    options = PlanOptions(
+        device=given["device"],
+        count=given["count"],
+        dtype=given["dtype"],
+        kv_dtype=given["kv_dtype"],
+        context=longest if given["context"] is None else given["context"],
+        users=given["users"],
+        workload=words,
+        tensor=given["tensor_parallel_size"],
+        pipeline=given["pipeline_parallel_size"],
+        expert=given["expert_parallel_size"],
+        utilisation=given["memory_utilization"],
+        chunk=given["max_num_batched_tokens"],
+        memory_gb=given["memory"],
+        bandwidth_gb=given["bandwidth"],
+        tflops=given["tflops"],
+        price=given["price_per_hour"],
+    )
+    objective, api = parse_objective(given["slo"]), api_price_of(given["api_price"])
+    return deployment_of(describe_model(given["model"], model_stores()), options), objective, api
 
 
 SLICES = 60
@@ -119,23 +122,32 @@ def describe_arrivals(arrivals: "Sequence[Arrival]") -> str:
     return f"in={prompt},out={output},prefix={share:.3f},burst={burst:.2f}"
 
 
-WIDTH = 118
-
-
 def print_report(report: "Report") -> None:
-    """Prints the report to stdout."""
-    from rich.console import Console
+    """Prints the report to stdout: a summary, tables, what follows from them."""
+    from ridgeline.cli.output import print_notes, print_table
 
-    console = Console(highlight=False)
-    if console.width > WIDTH or not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
-    console.print(*_summary_lines(report), sep="\n")
-    tables = [memory_table(report), physics_table(report), curve_table(report)]
+    print_notes(*_summary_lines(report), "")
+    print_table(*memory_table(report))
+    print_notes("")
+    print_table(*physics_table(report))
+    print_notes("")
+    print_table(*curve_table(report))
     if report.batch_table:
-        tables += [batch_table(report), lever_table(report)]
-    for table in tables:
-        console.print(table)
-    console.print(*_closing_lines(report), sep="\n")
+        print_notes("")
+        print_table(*batch_table(report), optional=("decode tok/s", "KV GB", "$/M tokens"))
+        if report.levers:
+            print_notes("")
+            print_table(*lever_table(report), optional=("sequences", "$/M tokens", "batch"), wrapped="why")
+    print_notes("")
+    print_notes(*_closing_lines(report))
+    if report.flags:
+        print_notes("")
+        rows = [[flag.name, flag.value, flag.reason] for flag in report.flags]
+        print_table("Flags (names of ridgeline serve and vLLM)", ["flag", "value", "why"], rows, wrapped="why")
+
+
+Tabulated = tuple[str, list[str], list[list[str]]]
+"""Title, heads, rows."""
 
 
 def gigabytes(value: float) -> str:
@@ -159,109 +171,97 @@ def _summary_lines(report: "Report") -> list[str]:
     size = f"{report.parameters / 1e9:.2f} B parameters{active}"
     lines = [
         f"{report.model}: {size}, {report.attention}, weights {report.dtype}, KV {report.kv_dtype}",
-        f"{report.devices} × {report.device} ({sharding}), {report.users} × {report.context} tokens",
+        f"{report.devices} × {report.device}, {sharding}; {report.users:,} × {report.context:,} tokens",
     ]
     if report.fits:
-        lines.append(f"It fits: up to {report.max_sequences} sequences of {report.context} tokens.")
+        lines.append(f"It fits: up to {report.max_sequences:,} sequences of {report.context:,} tokens.")
     else:
         least = f"{report.min_devices} devices are enough" if report.min_devices else "1,024 of these devices are not enough"
         missing = gigabytes(report.shortfall_bytes)
-        lines.append(f"It does not fit: {missing} are missing; {least}, or lower --users, --context, --dtype or --kv-dtype.")
+        lines.append(
+            f"It does not fit: {missing} are missing; {least}, or lower --users, --context, --dtype or --kv-dtype, "
+            "or take another --device."
+        )
     return lines
 
 
-def _table(title: str, *columns: str) -> "Table":
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
-    return table
-
-
-def memory_table(report: "Report") -> "Table":
+def memory_table(report: "Report") -> Tabulated:
     """Memory by use."""
-    table = _table("Memory of one replica", "what", "bytes", "share")
-    rows = {
+    uses = {
         "weights": report.weights_bytes,
         "activations (tiled attention)": report.activation_bytes,
         "driver and framework": report.overhead_bytes,
-        "reserve": report.reserve_bytes,
-        "left for KV": report.kv_budget_bytes,
-        "all devices": report.memory_bytes,
+        "reserve (--memory-utilization)": report.reserve_bytes,
+        "left for the KV cache": report.kv_budget_bytes,
+        "all": report.memory_bytes,
     }
-    for name, value in rows.items():
-        table.add_row(name, gigabytes(value), f"{value / report.memory_bytes:.1%}")
-    table.add_section()
-    for name, size in report.weights_by_class_bytes.items():
-        if size:
-            table.add_row(f"weights: {name}", gigabytes(size), "")
-    table.add_row("KV per token", f"{report.kv_bytes_per_token:,} B", "")
-    table.add_row(f"KV of {report.context} tokens", gigabytes(report.kv_bytes_per_sequence), "")
+    rows = [[name, gigabytes(value), f"{value / report.memory_bytes:.1%}"] for name, value in uses.items()]
+    parts = {f"of the weights: {name}": size for name, size in report.weights_by_class_bytes.items() if size}
+    parts |= {f"KV cache of {report.context:,} tokens": report.kv_bytes_per_sequence}
     if report.state_bytes_per_sequence:
-        table.add_row("state per sequence", gigabytes(report.state_bytes_per_sequence), "")
-    table.add_row("activations if scores were stored", gigabytes(report.untiled_activation_bytes), "")
-    return table
+        parts["state of a sequence"] = report.state_bytes_per_sequence
+    parts["activations, if scores were stored"] = report.untiled_activation_bytes
+    rows += [[name, gigabytes(size), ""] for name, size in parts.items()]
+    rows.append(["KV cache per token", f"{report.kv_bytes_per_token:,} B", ""])
+    return "Memory of one replica, on all its devices", ["use", "bytes", "share"], rows
 
 
-def physics_table(report: "Report") -> "Table":
+def physics_table(report: "Report") -> Tabulated:
     """Arithmetic intensities, bottleneck, floors."""
-    table = _table("Physics", "what", "value")
-    table.add_row("ridge point", f"{report.ridge_intensity:,.0f} FLOP/B")
-    table.add_row("prefill intensity", f"{report.prefill_intensity:,.0f} FLOP/B")
-    table.add_row(f"decode intensity at {max(1, report.recommended_batch)}", f"{report.decode_intensity:,.1f} FLOP/B")
-    table.add_row("bottleneck", report.bound_by)
-    table.add_row("floor between tokens, one user", milliseconds(report.decode_floor_seconds))
-    table.add_row("floor of a prompt", milliseconds(report.prefill_floor_seconds))
-    table.add_row("estimate of a prompt", milliseconds(report.prefill_seconds))
-    return table
+    rows = [
+        ["ridge point", f"{report.ridge_intensity:,.0f} FLOP/B"],
+        ["intensity of prefill", f"{report.prefill_intensity:,.0f} FLOP/B"],
+        [f"intensity of decode at batch {max(1, report.recommended_batch)}", f"{report.decode_intensity:,.1f} FLOP/B"],
+        ["bottleneck of decode", report.bound_by],
+        ["floor between tokens, one sequence", milliseconds(report.decode_floor_seconds)],
+        ["floor of a prompt's prefill", milliseconds(report.prefill_floor_seconds)],
+        ["estimate of a prompt's prefill", milliseconds(report.prefill_seconds)],
+    ]
+    return "Physics: what memory and arithmetic allow", ["quantity", "value"], rows
 
 
-def curve_table(report: "Report") -> "Table":
+def curve_table(report: "Report") -> Tabulated:
     """Sequences that fit by context length."""
-    table = _table("Context against users", "tokens each", "sequences")
-    for point in report.context_curve:
-        table.add_row(f"{point.context:,}", f"{point.max_sequences:,}")
-    table.add_section()
-    table.add_row(f"longest, {report.users} at once", f"{report.max_context_tokens:,} tokens")
-    return table
+    rows = [[f"{point.context:,}", f"{point.max_sequences:,}"] for point in report.context_curve]
+    rows.append([f"longest for {report.users} at once", f"{report.max_context_tokens:,} tokens"])
+    return "Context against users: sequences that fit at once", ["tokens of each", "sequences"], rows
 
 
-def batch_table(report: "Report") -> "Table":
+def batch_table(report: "Report") -> Tabulated:
     """Speed by batch size; the knee and the recommended batch are marked."""
-    table = _table(
-        "Batches (estimates)", "batch", "ms per token", "with prompts", "tok/s", "decode tok/s", "compute", "KV", "bottleneck", "$/M tokens"
-    )
-    for point in report.batch_table:
-        marks = (" knee" if point.batch == report.knee_batch else "") + (" ←" if point.batch == report.recommended_batch else "")
-        table.add_row(
-            f"{point.batch}{marks}",
-            milliseconds(point.itl),
-            milliseconds(point.mixed_itl),
+    heads = ["batch", "ITL ms", "with prefill", "tok/s", "decode tok/s", "compute", "KV GB", "bottleneck", "$/M tokens", ""]
+    rows = [
+        [
+            f"{point.batch}",
+            f"{point.itl * 1e3:,.1f}",
+            f"{point.mixed_itl * 1e3:,.1f}",
             f"{point.tokens_per_second:,.0f}",
             f"{point.decode_tokens_per_second:,.0f}",
             f"{point.utilisation:.0%}",
-            gigabytes(point.kv_bytes),
+            f"{point.kv_bytes / 1e9:,.2f}",
             point.bound_by,
             money(point.cost),
-        )
-    return table
+            " ".join(
+                mark for mark, at in (("knee", report.knee_batch), ("← run", report.recommended_batch)) if point.batch == at
+            ),
+        ]
+        for point in report.batch_table
+    ]  # fmt: skip
+    lengths = f"{report.workload['prompt']:,} prompt and {report.workload['output']:,} output tokens"
+    return f"Batches, estimated for requests of {lengths}", heads, rows
 
 
-def lever_table(report: "Report") -> "Table":
+def lever_table(report: "Report") -> Tabulated:
     """The effect of each lever alone."""
-    table = _table("Levers, each alone", "lever", "sequences", "batch", "tok/s", "$/M tokens")
-    table.add_column("why", justify="left")
-    for lever in report.levers:
-        table.add_row(*_lever_row(lever, report))
-    return table
+    heads = ["lever", "sequences", "batch", "tok/s", "change", "$/M tokens", "why"]
+    return "Levers, each alone, at the same ITL or objective", heads, [_lever_row(lever, report) for lever in report.levers]
 
 
-def _lever_row(lever: "Lever", report: "Report") -> tuple[str, ...]:
+def _lever_row(lever: "Lever", report: "Report") -> list[str]:
     effect = lever.effect
     change = f"{effect.tokens_per_second / report.tokens_per_second - 1:+.0%}" if report.tokens_per_second else ""
-    rate = f"{effect.tokens_per_second:,.0f} {change}".rstrip()
-    return lever.name, f"{effect.max_sequences:,}", f"{effect.batch:,}", rate, money(effect.cost), lever.note
+    rate = f"{effect.tokens_per_second:,.0f}"
+    return [lever.name, f"{effect.max_sequences:,}", f"{effect.batch:,}", rate, change, money(effect.cost), lever.note]
 
 
 def _closing_lines(report: "Report") -> list[str]:
@@ -285,6 +285,4 @@ def _closing_lines(report: "Report") -> list[str]:
         even = f"{host.break_even_tokens_per_day:,.0f} tokens per day"
         lines.append(f"Against an API at ${host.api_price_per_million:g}/M: even at {even}; {host.advice}.")
     lines += [f"As traffic grows ({row.shape}): {row.symptom} → {row.action}." for row in report.scaling]
-    if report.flags:
-        lines += ["Flags:", *(f"  {flag.name} {flag.value}    {flag.reason}" for flag in report.flags)]
     return lines

@@ -6,12 +6,19 @@ Ranges are checked in `engine.admit`.
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
 from ridgeline.core.params import OPTIONS, Option, SamplingParams
+from ridgeline.core.plan import KVGroup, KVShape
+from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.errors import ConfigError
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+MANY: Final = 1 << 20
+"""Ids and positions of a model that refuses no number because of its size."""
 
 
 def _flag(option: Option) -> Any:
@@ -37,14 +44,18 @@ FLAGS: Final[Mapping[str, Any]] = {
 """Field of `SamplingParams` → its flag."""
 
 
-def with_sampling_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Replaces the `**sampling` parameter of `verb` by the flags of the table, passed as keywords, None where not given."""
+def with_sampling_flags(verb: Verb) -> Verb:
+    """Replaces the `**sampling` parameter of `verb` by the flags of the table."""
+    return add_flags(verb, FLAGS)
+
+
+def add_flags(verb: Verb, types: Mapping[str, Any]) -> Verb:
+    """Replaces the `**` parameter of `verb` by flags of these annotated types, passed as keywords, None where not given."""
     signature = inspect.signature(verb)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    flags = [inspect.Parameter(name, keyword, default=None, annotation=annotation) for name, annotation in FLAGS.items()]
+    flags = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in types.items()]
     verb.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
-    verb.__annotations__ = {**{each.name: each.annotation for each in own}, **FLAGS}
+    verb.__annotations__ = {**{each.name: each.annotation for each in own}, **types}
     return verb
 
 
@@ -60,6 +71,13 @@ def make_sampling_params(sampling: Mapping[str, Any], default: SamplingParams) -
 def _parse_bias(text: str) -> tuple[int, float]:
     token, _, bias = text.partition("=")
     return int(token), float(bias)
+
+
+def check_sampling(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError or RequestError for a value that no model takes, before one is loaded."""
+    params = make_sampling_params({name: value for name, value in given.items() if value is not None}, SamplingParams())
+    limits = ModelLimits(MANY, MANY, frozenset(), KVShape((KVGroup("full", (0,)),), 16, MANY, b""))
+    admit([0], params, limits, request_id="", draw_seed=int, bad_words=[[0] for _ in params.bad_words])
 
 
 _ITEM_PARSERS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
@@ -78,7 +96,7 @@ def _parse_item(name: str, text: str) -> Any:
     try:
         return read(text)
     except ValueError:
-        raise ConfigError(f"{name} has {text[:40]!r}, {kind} was expected") from None
+        raise ConfigError(f"{name} has {text[:40]!r}, {kind} was expected", fix={text: None}) from None
 
 
 def parse_value(name: str, text: str) -> Any:

@@ -5,11 +5,13 @@ Owns the names, their bounds and their defaults. Model facts come from a header 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
-from ridgeline.config.env import cache_directory
-from ridgeline.errors import ConfigError
+from ridgeline.config.env import model_stores
+from ridgeline.errors import ConfigError, nearest
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import PlanOptions, deployment_of, parse_objective
 from ridgeline.sim.fleet.durations import ConstantDurations, Durations, ObservedStep, fit_constant
@@ -30,7 +32,10 @@ class SettingSpec:
 def _whole(low: int, high: int) -> Callable[[str, str], int]:
     def read(name: str, text: str) -> int:
         if not text.strip().lstrip("-").isdecimal() or len(text) > 20 or not low <= int(text) <= high:
-            raise ConfigError(f"{name}={text[:40]} is not understood; a whole number of {low} … {high} was expected")
+            raise ConfigError(
+                f"{name}={text[:40]} is not understood; a whole number of {low} … {high} was expected",
+                fix={_flag_of(name): _nearest_bound(text, low, high)},
+            )
         return int(text)
 
     return read
@@ -43,7 +48,10 @@ def _number(low: float, high: float) -> Callable[[str, str], float]:
         except ValueError:
             value = float("nan")
         if not low <= value <= high:
-            raise ConfigError(f"{name}={text[:40]} is not understood; a number of {low:g} … {high:g} was expected")
+            raise ConfigError(
+                f"{name}={text[:40]} is not understood; a number of {low:g} … {high:g} was expected",
+                fix={_flag_of(name): _nearest_bound(text, low, high)},
+            )
         return value
 
     return read
@@ -55,8 +63,21 @@ def _text(name: str, text: str) -> str:
 
 def _flag(name: str, text: str) -> bool:
     if text not in ("true", "false"):
-        raise ConfigError(f"{name}={text[:40]} is not understood; write true or false")
+        raise ConfigError(f"{name}={text[:40]} is not understood; write true or false", fix={_flag_of(name): None})
     return text == "true"
+
+
+def _flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _nearest_bound(text: str, low: float, high: float) -> str | None:
+    """The bound that a number out of range is nearest to; None for what is no number."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return f"{low if value < low else high:.12g}" if not low <= value <= high and isfinite(value) else None
 
 
 MAX_TOKENS: Final = 1 << 24
@@ -104,13 +125,20 @@ SETTINGS: Final[Mapping[str, SettingSpec]] = {
 }
 
 
-def parse_changes(changes: list[str]) -> dict[str, str]:
-    """Settings of `name=value` texts, each name known and once. Raises ConfigError."""
+def parse_changes(changes: list[str], flag: str = "--set") -> dict[str, str]:
+    """Settings of `name=value` texts, each name known and once; "-" in a name is "_". Raises ConfigError."""
     found: dict[str, str] = {}
     for change in changes:
         name, equals, value = change.partition("=")
-        if not equals or name not in SETTINGS or name in found:
-            raise ConfigError(f"--set {change[:60]!r} is not understood; write name=value, each name once, of: {', '.join(SETTINGS)}")
+        name = name.replace("-", "_")
+        if name in found:
+            raise ConfigError(f"{flag} {name} is given twice; give it once", fix={change: None})
+        if not equals or name not in SETTINGS:
+            near = nearest(name, SETTINGS, 0.75) if equals else None
+            raise ConfigError(
+                f"{flag} {change[:60]!r} is not understood; write name=value with one of: {', '.join(SETTINGS)}",
+                fix={change: f"{near}={value}" if near else None},
+            )
         found[name] = value
     return found
 
@@ -121,7 +149,7 @@ def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -
         name: setting.read(name, settings[name]) if name in settings else setting.default for name, setting in SETTINGS.items()
     }
     deployment = deployment_of(
-        describe_model(model, cache_directory()),
+        describe_model(model, model_stores()),
         PlanOptions(
             device=value["device"],
             count=value["tensor_parallel_size"] * value["pipeline_parallel_size"],
@@ -154,10 +182,43 @@ def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -
     )
 
 
+def describe_scenario(scenario: Scenario, settings: Mapping[str, str], trace: Path | None) -> list[str]:
+    """What is simulated, in lines: model and devices, traffic, settings of the engine, times of steps."""
+    deployment, knobs = scenario.deployment, scenario.knobs
+    value = {name: settings.get(name, setting.default) for name, setting in SETTINGS.items()}
+    if isinstance(scenario.load, tuple):
+        arrivals = scenario.load[: scenario.requests]
+        span = arrivals[-1].time - arrivals[0].time
+        prompt, output = (fmean(lengths) for lengths in zip(*((each.prompt, each.output) for each in arrivals), strict=True))
+        rate = f" ({len(arrivals) / span:.3g}/s)" if span else ""
+        traffic = f"{trace.name if trace else 'a trace'}: {len(arrivals):,} requests in {span:,.3g} s{rate}"
+        traffic += f", mean prompt {prompt:,.0f} and output {output:,.0f} tokens"
+    else:
+        if isinstance(scenario.load, ClosedLoop):
+            arrivals_text = f"{scenario.load.users:,} users, each waits for its answer, then thinks {scenario.load.think:g} s"
+        else:
+            arrivals_text = f"{value['arrivals']} arrivals at {float(value['rate']):g} requests/s"
+        share = f", {scenario.load.prefixes} shared prefixes of {scenario.load.shared} tokens" if scenario.load.prefixes else ""
+        traffic = f"{scenario.requests:,} requests: {arrivals_text}; prompt {value['prompt']}, output {value['output']} tokens{share}"
+    devices = f"{deployment.layout.ranks} × {deployment.device.name}"
+    decoders = f" and {scenario.decode_replicas} that decode" if scenario.decode_replicas else ""
+    servers = f"{scenario.replicas} replica{'s' * (scenario.replicas > 1)}{decoders} of {devices}"
+    objective = [f"objective: {value['slo']}"] if value["slo"] else []
+    return [
+        f"{deployment.model.name}, weights {deployment.dtype or deployment.model.dtype}, KV {deployment.kv_dtype}, on {servers}",
+        traffic,
+        f"at most {knobs.max_num_seqs} sequences at once, {knobs.max_num_batched_tokens:,} tokens per step, {deployment.context:,} per "
+        f"sequence; policy {knobs.scheduling_policy}, step times: {value['step_time']}",
+        *objective,
+    ]
+
+
 def scenario_at_rate(model: str, settings: Mapping[str, str], trace: Path | None) -> Callable[[float], Scenario]:
     """Function from an arrival rate to the scenario; a trace is replayed up to 1,000 times faster or slower. Raises ConfigError."""
     if settings.get("arrivals") == "closed" and trace is None:
-        raise ConfigError("a knee is searched by arrival rate, and a closed loop has none; give --rate instead of --users")
+        raise ConfigError(
+            "a knee is searched by arrival rate, and a closed loop has none; give --rate instead of --users", fix={"--knee": None}
+        )
     if trace is None:
         return lambda rate: make_scenario(model, {**settings, "rate": f"{rate:g}"}, None)
     arrivals = read_trace(trace)
@@ -179,9 +240,14 @@ def _sample(value: Mapping[str, Any], settings: Mapping[str, str], trace: Path |
     if value["sample"] is None:
         return None
     if trace is not None or value["arrivals"] != "diurnal" or "requests" in settings:
-        raise ConfigError("sample takes a share of a diurnal day; set arrivals=diurnal and a rate, and leave requests and traces out")
+        raise ConfigError(
+            "sample takes a share of a diurnal day; set arrivals=diurnal and a rate, and leave requests and traces out",
+            fix={"--sample": None},
+        )
     if value["autoscale"] is not None or value["mtbf"] is not None:
-        raise ConfigError("sample begins every window with a whole fleet; leave autoscale and mtbf out, or simulate the whole day")
+        raise ConfigError(
+            "sample begins every window with a whole fleet; leave autoscale and mtbf out, or simulate the whole day", fix={"--sample": None}
+        )
     return DaySample(value["sample"], settle=value["settle"])
 
 
@@ -199,7 +265,7 @@ def _scaling(text: str | None, cold_start: float) -> Scaling | None:
     minimum, _, maximum = text.partition(":")
     low, high = _whole(1, 1024)("autoscale", minimum), _whole(1, 1024)("autoscale", maximum or minimum)
     if low > high:
-        raise ConfigError(f"autoscale={text} has its minimum above its maximum; write {high}:{low}")
+        raise ConfigError(f"autoscale={text} has its minimum above its maximum; write {high}:{low}", fix={"--autoscale": f"{high}:{low}"})
     return Scaling(low, high, cold_start=cold_start)
 
 
@@ -210,6 +276,8 @@ def _durations(text: str) -> Durations | None:
     if text.startswith("constant:"):
         parts = text.removeprefix("constant:").split(",")
         if len(parts) > 3:
-            raise ConfigError(f"step_time={text[:60]} has {len(parts)} numbers; write constant:STEP,TOKEN,CACHED in seconds")
+            raise ConfigError(
+                f"step_time={text[:60]} has {len(parts)} numbers; write constant:STEP,TOKEN,CACHED in seconds", fix={"--step-time": None}
+            )
         return ConstantDurations(*[_number(0, 3600)("step_time", part) for part in parts])
     return fit_constant([ObservedStep(*each) for each in read_steps(Path(text))])

@@ -4,8 +4,9 @@ Owns the flags; `cli.scenarios` turns them into scenarios, `cli.sim_runs` runs t
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +14,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ridgeline.cli.sim_runs import SimulationRuns
+    from ridgeline.sim.fleet.scenario import Scenario
     from ridgeline.sim.laws.swarm import Tally
+
+
+TRACE_HELP = (
+    "Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT). Record it: `ridgeline serve MODEL --record FILE`, "
+    "then `ridgeline replay FILE --trace trace.jsonl`."
+)
 
 
 def sim(
@@ -26,7 +34,7 @@ def sim(
     output: Annotated[str | None, typer.Option(help="Output tokens, the same way.")] = None,
     requests: Annotated[int | None, typer.Option(help="Requests to simulate [2000, or the whole trace].")] = None,
     sample: Annotated[float | None, typer.Option(help="Simulate this share of a diurnal day, in windows of all its hours.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")] = None,
+    trace: Annotated[Path | None, typer.Option(help=TRACE_HELP)] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, name=value; a wrong name lists all.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different seeds; two or more give intervals.")] = 1,
@@ -36,18 +44,11 @@ def sim(
     html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Simulate serving with the real scheduler: throughput, latency, queues, KV use and cost."""
-    from ridgeline.cli.output import check_writable
-    from ridgeline.cli.scenarios import make_scenario, parse_changes, scenario_at_rate
+    from ridgeline.cli.scenarios import describe_scenario, scenario_at_rate
     from ridgeline.cli.sim_runs import SimulationRuns
 
-    flags = {"device": device, "replicas": replicas, "rate": rate, "users": users, "prompt": prompt, "output": output}
-    flags |= {"requests": requests, "slo": slo, "sample": sample}
-    flags |= {"arrivals": "closed" if users is not None else "diurnal" if sample is not None else None}
-    given = {name: str(value) for name, value in flags.items() if value is not None}
-    settings = given | parse_changes(change or [])
-    check_writable(html)
+    settings, scenario = prepare_sim(locals())
     with SimulationRuns(seeds, quiet=as_json) as runs:
-        scenario = make_scenario(model, settings, trace)
         runs.run("as set", scenario)
         runs.note_sample()
         runs.note_drafts()
@@ -55,10 +56,31 @@ def sim(
             runs.find_replicas(scenario)
         if find_knee:
             runs.find_knee(scenario_at_rate(model, settings, trace))
-    _report(runs, html, as_json)
+    _report(runs, html, as_json, describe_scenario(scenario, settings, trace))
 
 
-def _report(runs: "SimulationRuns", html: Path | None, as_json: bool) -> None:
+SIM_FLAGS = ("device", "replicas", "rate", "users", "prompt", "output", "requests", "slo", "sample")
+"""Flags of `sim` that are settings of a scenario."""
+
+
+def prepare_sim(given: Mapping[str, Any]) -> "tuple[dict[str, str], Scenario]":
+    """(settings, scenario) of the flags of `sim`, by parameter. Raises what is wrong with one of them."""
+    from ridgeline.cli.output import check_writable
+    from ridgeline.cli.scenarios import make_scenario, parse_changes, scenario_at_rate
+
+    settings = {name: str(given[name]) for name in SIM_FLAGS if given[name] is not None}
+    if given["users"] is not None or given["sample"] is not None:
+        settings["arrivals"] = "closed" if given["users"] is not None else "diurnal"
+    settings |= parse_changes(given["change"] or [])
+    check_writable(given["html"])
+    scenario = make_scenario(given["model"], settings, given["trace"])
+    scenario.check()
+    if given["find_knee"]:
+        scenario_at_rate(given["model"], settings, given["trace"])
+    return settings, scenario
+
+
+def _report(runs: "SimulationRuns", html: Path | None, as_json: bool, scenario: list[str]) -> None:
     """Writes the page, if asked for, and prints the table or its JSON."""
     from ridgeline.cli.output import write_page
     from ridgeline.cli.sim_runs import print_runs
@@ -70,11 +92,11 @@ def _report(runs: "SimulationRuns", html: Path | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(runs.as_dict(), ensure_ascii=False))
     else:
-        print_runs(runs)
+        print_runs(runs, scenario)
 
 
 def whatif(
-    trace: Annotated[Path, typer.Argument(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")],
+    trace: Annotated[Path, typer.Argument(help=TRACE_HELP)],
     model: Annotated[str, typer.Option(help="A config.json, a GGUF file, a directory, `demo` or a known name.")] = "demo",
     today: Annotated[list[str] | None, typer.Option("--today", help="A setting as it is now, name=value.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="A setting to try, name=value; a wrong name lists all.")] = None,
@@ -88,27 +110,42 @@ def whatif(
     html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Try other settings on recorded traffic, with the real scheduler, and compare with today's."""
-    from ridgeline.cli.output import check_writable
-    from ridgeline.cli.scenarios import make_scenario, parse_changes, scenario_at_rate
+    from ridgeline.cli.scenarios import describe_scenario, make_scenario, scenario_at_rate
     from ridgeline.cli.sim_runs import SimulationRuns
     from ridgeline.sim.fleet.experiment import candidate_levers
 
-    objective = {} if slo is None else {"slo": slo}
-    base = objective | parse_changes(today or [])
-    changed = parse_changes(change or []) | ({} if replicas is None else {"replicas": str(replicas)})
-    check_writable(html)
+    base, changed, now, then = prepare_whatif(locals())
     with SimulationRuns(seeds, quiet=as_json) as runs:
-        now = make_scenario(model, base, trace)
         runs.run("today", now)
         if changed:
-            runs.run(" ".join(f"{name}={value}" for name, value in changed.items()), make_scenario(model, base | changed, trace))
+            runs.run(" ".join(f"{name}={value}" for name, value in changed.items()), then)
         if levers:
             runs.try_levers(lambda settings: make_scenario(model, base | settings, trace), candidate_levers(now))
         if find_knee:
             runs.find_knee(scenario_at_rate(model, base | changed, trace))
         if find_replicas:
-            runs.find_replicas(make_scenario(model, base | changed, trace))
-    _report(runs, html, as_json)
+            runs.find_replicas(then)
+    _report(runs, html, as_json, describe_scenario(now, base, trace))
+
+
+def prepare_whatif(given: Mapping[str, Any]) -> "tuple[dict[str, str], dict[str, str], Scenario, Scenario]":
+    """(settings of today, those to change, scenario of today, with the changes) of the flags of `whatif`, by parameter.
+
+    Raises what is wrong with one of them.
+    """
+    from ridgeline.cli.output import check_writable
+    from ridgeline.cli.scenarios import make_scenario, parse_changes, scenario_at_rate
+
+    base = ({} if given["slo"] is None else {"slo": given["slo"]}) | parse_changes(given["today"] or [], "--today")
+    changed = parse_changes(given["change"] or []) | ({} if given["replicas"] is None else {"replicas": str(given["replicas"])})
+    check_writable(given["html"])
+    now = make_scenario(given["model"], base, given["trace"])
+    then = make_scenario(given["model"], base | changed, given["trace"]) if changed else now
+    for scenario in (now, then):
+        scenario.check()
+    if given["find_knee"]:
+        scenario_at_rate(given["model"], base | changed, given["trace"])
+    return base, changed, now, then
 
 
 def replay(

@@ -28,8 +28,6 @@ SIZES: Final = {
 }
 """Default sizes of a step, with their reasons."""
 
-MAX_THREADS: Final = 1_024
-
 
 def resolve_runner(
     config: EngineConfig, *, no_extension: str | None, no_gpu: str | None, cpu_cores: int
@@ -43,6 +41,9 @@ def resolve_runner(
     """
     decisions = [_runner(config, no_extension, no_gpu)]
     runner = str(decisions[0].value)
+    if config.trace is not None and runner != "native":
+        fix = {"--runner": "native"} if no_extension is None else {"--trace": None}
+        raise ConfigError(f"--trace shows the threads of the native runner; the {runner} runner writes none", fix=fix)
     decisions += _gpu_settings(config, runner)
     dtype = next((str(each.value) for each in decisions if each.name == "dtype"), "")
     decisions += [_kv_dtype(config, runner, dtype), _threads(config, cpu_cores)]
@@ -109,6 +110,4 @@ def _kv_dtype(config: EngineConfig, runner: str, dtype: str) -> Decision:
 def _threads(config: EngineConfig, cpu_cores: int) -> Decision:
     if config.threads is None:
         return Decision("threads", cpu_cores, "machine", "the CPU cores that this process may use")
-    if not 1 <= config.threads <= MAX_THREADS:
-        raise ConfigError(f"--threads is {config.threads}, outside 1 … {MAX_THREADS}", fix={"--threads": None})
     return Decision("threads", config.threads, "flag", "--threads")

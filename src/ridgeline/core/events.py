@@ -13,10 +13,11 @@ from ridgeline.core.plan import IntColumn, Timings
 
 class Wait(StrEnum):
     """Reasons for which a sequence cannot be scheduled although its turn has come (`Sequence.waiting_for`): another sequence computes a
-    block of its prefix, or steps in flight still use its row."""
+    block of its prefix, steps in flight still use its row, or its grammar is being compiled."""
 
     PREFIX = "prefix"
     DRAIN = "drain"
+    GRAMMAR = "grammar"
 
 
 class Finish(StrEnum):
@@ -30,10 +31,13 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
+    """A request enters the queue. `arrived`: when it reached the front end, on the engine's clock, at most `time`."""
+
     request_id: str
     time: float
     prompt_tokens: int
     choices: int
+    arrived: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,16 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """No step is in flight, and none can be planned before the next command: the state of the block pools until then."""
+
+    time: float
+    free_blocks: int
+    cached_blocks: int
+    host_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """A choice takes a row; links the sequence number to the request. `resumed`: after a preemption."""
 
@@ -116,7 +130,7 @@ class Preempted:
 
 
 class Evicted(NamedTuple):
-    """The content of a published block is lost. A named tuple like `Moved` and `Published`, as there is one per block."""
+    """The content of a published block is lost. A named tuple like `Moved`, as there is one per block."""
 
     block_id: int
 
@@ -131,12 +145,6 @@ class Moved(NamedTuple):
     def out(self) -> bool:
         """True if the content left the device."""
         return self.to > self.block_id
-
-
-class Published(NamedTuple):
-    block_id: int
-    group: int
-    key: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +181,17 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class StepLate:
+    """A step with decoding rows that took `seconds`, a quarter longer than `--step-ms` or more."""
+
+    step: int
+    time: float
+    seconds: float
+    decode_rows: int
+    prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimed:
     step: int
     timings: Timings
@@ -190,9 +209,10 @@ Event = (
     | Preempted
     | Evicted
     | Moved
-    | Published
     | EndedProvisionally
     | Closed
     | Rejected
     | StepTimed
+    | StepLate
+    | Idle
 )

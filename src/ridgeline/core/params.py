@@ -3,11 +3,13 @@
 Plain values, validated once in `engine.admit`. The state of a request follows from its `Admitted` and its output ids alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import wraps
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from ridgeline.core.arguments import check_other
 from ridgeline.core.step_time import UNBOUNDED
 
 MAX_BAD_WORDS: Final = 64
@@ -37,6 +39,54 @@ def _option(default: Any, bound: Bound, help: str) -> Any:
     return field(default=default, metadata={"option": Option(bound, help)})
 
 
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def with_known_arguments(call: Call) -> Call:
+    """`call`, with a RequestError in place of a TypeError for keyword arguments that it does not have (`core.arguments`)."""
+    code, owner = call.__code__, call.__qualname__.removesuffix(".__init__")
+    known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    names = frozenset(known)
+
+    @wraps(call)
+    def checked(*args: Any, **given: Any) -> Any:
+        for name in given.keys() - names:
+            check_other(name, given.pop(name), known, owner)
+        return call(*args, **given)
+
+    return checked  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar that an output follows from its first token on. `text` is llguidance's; `digest` (SHA-256 of it) names it."""
+
+    digest: bytes
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """The form of an output; exactly one of the first six is set. Names are vLLM's.
+
+    json            a JSON Schema, as an object or as text
+    json_object     any JSON object
+    regex           a regular expression that the whole output matches (Rust's syntax, without look-around)
+    choice          one of these texts
+    grammar         a context-free grammar: Lark's, or GBNF
+    structural_tag  text in which a trigger begins a part with a schema of its own
+    whitespace_pattern  of JSON: a regular expression for the space between its tokens; None: one space, or a new line and its indentation
+    """
+
+    json: Mapping[str, Any] | str | bool | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    structural_tag: Mapping[str, Any] | str | None = None
+    whitespace_pattern: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of a request as clients send them. Names are vLLM's where the meaning is the same.
@@ -51,6 +101,7 @@ class SamplingParams:
     min_tokens   output tokens before which no stop counts
     logprobs     None: off; k: the sampled token's log-probability and the k best (after temperature 1, before filters)
     prompt_logprobs  None: off; k: the same for every prompt token but the first
+    structured_outputs  the form of the output; None: any text
     """
 
     n: int = 1
@@ -77,7 +128,10 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
+
+SamplingParams.__init__ = with_known_arguments(SamplingParams.__init__)  # type: ignore[method-assign]
 
 OPTIONS: Final[Mapping[str, Option]] = MappingProxyType({
     each.name: each.metadata["option"] for each in fields(SamplingParams) if each.metadata
@@ -92,6 +146,7 @@ class Sampling:
     allowed_ids  ascending; None: all
     bad_words    ids of each: the last one is banned where those before it are the newest ids of prompt and outputs
     logprobs     None: off; k: the sampled token's log-probability and the k best
+    grammar      None: any text
     """
 
     temperature: float = 1.0
@@ -105,6 +160,7 @@ class Sampling:
     allowed_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +195,7 @@ class Admitted:
     two_phase     an end is provisional until the front end closes the choice (it looks for stop strings, or wants the prompt alone)
     domain        tenant of the prefix cache (an HMAC made by the front end); blocks are shared within it
     priority      smaller runs first, under the priority policy
+    arrived       when the front end had the request, seconds of the machine's monotonic clock; None: when the engine takes it
     """
 
     request_id: str
@@ -153,6 +210,7 @@ class Admitted:
     two_phase: bool = False
     domain: bytes = b""
     priority: int = 0
+    arrived: float | None = None
 
     def row_params(self, choice: int) -> RowParams:
         """Returns the sampling parameters of one choice."""
@@ -167,6 +225,8 @@ class Admitted:
         )
 
 
+MAX_WAITING: Final = 1 << 20
+"""Requests that may wait in an engine, whatever its front end lets through."""
 MIN_PREFILL_SHARE: Final = 1 / 8
 """Share of `mixed_tokens` that prefill always gets: no first token waits for ever, however many rows decode."""
 

@@ -11,12 +11,13 @@ from collections.abc import Sequence as Items
 from heapq import merge
 from itertools import chain
 
-from ridgeline.core.commands import Abort, Admit, Close, Command, Output
+from ridgeline.core.commands import Abort, Admit, Close, Command, GrammarReady, Output
 from ridgeline.core.commit import InFlightStep, commit
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle, by_rank
+from ridgeline.core.pace import Pace
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import LAST, KVShape, Plan, Result
 from ridgeline.core.plan_builder import PlanBuilder
@@ -26,12 +27,18 @@ from ridgeline.core.sequence import Sequence, State
 
 
 class Scheduler:
-    """Decides what each step computes. `apply`, `schedule` and `commit` are called by one loop, never concurrently."""
+    """Decides what each step computes. `apply`, `schedule` and `commit` are called by one loop, never concurrently.
 
-    def __init__(self, limits: Limits, kv: KVShape, policy: Policy, drafter: Drafter | None = None) -> None:
-        self.limits = limits
+    pace  the prefill budget follows it; None: that of `limits` stays
+    """
+
+    def __init__(
+        self, limits: Limits, kv: KVShape, policy: Policy, drafter: Drafter | None = None, pace: Pace | None = None
+    ) -> None:
+        self.limits = limits if pace is None else pace.limited(limits)
         self.policy = policy
         self.drafter = drafter
+        self.pace = pace
         self.steps_in_flight: deque[InFlightStep] = deque()
         self._events: list[Event] = []
         self._emit = self._events.append
@@ -40,7 +47,6 @@ class Scheduler:
         self.preemptor = Preemptor(policy, self.cache, self.lifecycle)
         self._block_tokens = kv.block_tokens
         self._max_samples = limits.max_samples
-        self._prefill_budgets = [limits.prefill_budget(rows) for rows in range(limits.rows + 1)]
         self.step = 0
         """Number of the next step."""
         self._last: InFlightStep | None = None
@@ -67,6 +73,8 @@ class Scheduler:
                     self.lifecycle.close(request_id, choice, keep, reason, now)
                 case Abort(request_id):
                     self.lifecycle.abort(request_id, now)
+                case GrammarReady(digest, error):
+                    self.lifecycle.on_grammar(digest, error, now)
 
     def schedule(self, now: float) -> Plan | None:
         """Returns the plan of the next step, or None if nothing can run now. A plan is never empty."""
@@ -180,7 +188,7 @@ class Scheduler:
             if builder.chunks or len(builder.sequences) < decode_rows:
                 decodes = [s.target - s.scheduled == 1 and (s.target < s.limit or s.last_step == builder.step) for s in running]
                 decode_rows = sum(decodes)
-            builder.prefill_left = self._prefill_budgets[decode_rows]
+            builder.prefill_left = self.limits.prefill_budget(decode_rows)
         return builder.prefill_left
 
     def _is_at_block_boundary(self, sequence: Sequence) -> bool:
@@ -293,6 +301,8 @@ class Scheduler:
         if self.drafter is not None:
             self.drafter.on_commit(step.sequences, step.plan, result)
         self._emit(StepTimed(plan.step, result.timings))
+        if self.pace is not None and result.timings.run > 0:
+            self.limits = self.pace.on_commit(step, result.timings.run, now, self.limits, self._emit)
         return outputs
 
 

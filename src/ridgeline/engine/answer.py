@@ -5,9 +5,11 @@
 Owns the two-phase end (stop strings, answers without a token) and the order of a choice's parts. Usage is counted by the engine.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import fsum, isnan
+from typing import Final
 
 from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Closed, Finish, Usage
@@ -15,6 +17,8 @@ from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.text.stream import OutputStream, StopAutomaton, TextDelta
 from ridgeline.text.tokenizer import Tokenizer
+
+LAST_IDS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,11 @@ class ChoiceStart:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """New text, ids and log-probabilities of a choice."""
+    """New text, ids and log-probabilities of a choice. `is_last`: its end follows, at once or when the engine has confirmed it."""
 
     index: int
     delta: TextDelta
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class ChoiceEnd:
     stop_reason         the stop string or the client's stop id; None for EOS and for other ends
     cumulative_logprob  of its outputs; None where log-probabilities were not computed
     message             the engine's, where `reason` is ERROR
+    last_ids            its last outputs, at most `LAST_IDS`
     """
 
     index: int
@@ -52,6 +58,7 @@ class ChoiceEnd:
     usage: Usage
     cumulative_logprob: float | None = None
     message: str | None = None
+    last_ids: Sequence[int] = ()
 
 
 AnswerPart = ChoiceStart | ChoiceDelta | ChoiceEnd
@@ -62,6 +69,7 @@ class ChoiceBuilder:
 
     Process every `Output` of its choice, in order. Done when the engine's `Closed` arrives; `stop_reason` is then final.
 
+    has_ended        no delta will follow
     prompt_logprobs  of prompt tokens from the second on, so far; complete when the first id comes, empty where they were not asked for
     stop_reason      the stop string, or the client's stop id, that ended the choice; None for EOS and all other ends
     """
@@ -73,8 +81,9 @@ class ChoiceBuilder:
         self._prompt_only = params.max_tokens == 0
         self._client_stop_ids = frozenset(params.stop_token_ids)
         self._count = 0
-        self._has_ended = False
+        self.has_ended = False
         self._logprobs: list[float] = []
+        self.last_ids: deque[int] = deque(maxlen=LAST_IDS)
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.stop_reason: str | int | None = None
         self._stream = OutputStream(
@@ -93,13 +102,14 @@ class ChoiceBuilder:
 
     def process(self, output: Output) -> tuple[list[TextDelta], Close | None]:
         """Deltas that are final now, and the close to send, at most once. Outputs after that close are ignored."""
-        if self._has_ended:
+        if self.has_ended:
             return [], None
         if output.prompt_logprobs:
             self.prompt_logprobs += output.prompt_logprobs
         if self._prompt_only:
             return self._discard(output)
         self._count += len(output.ids)
+        self.last_ids.extend(output.ids)
         if output.logprobs:
             self._logprobs += [each.logprob for each in output.logprobs]
         deltas = [self._stream.push(output.ids, output.logprobs, ends_with_stop_id=output.end is Finish.STOP)]
@@ -107,12 +117,12 @@ class ChoiceBuilder:
             deltas.append(self._stream.finish())
         stopped = self._stream.stopped
         if stopped is not None:
-            self._has_ended, self.stop_reason = True, stopped.stop
+            self.has_ended, self.stop_reason = True, stopped.stop
             del self._logprobs[stopped.keep :]
             return deltas, Close(self._request_id, self._choice, stopped.keep, Finish.STOP)
         if output.end is None:
             return deltas, None
-        self._has_ended = True
+        self.has_ended = True
         if output.end is Finish.STOP and output.ids[-1] in self._client_stop_ids:
             self.stop_reason = output.ids[-1]
         return deltas, Close(self._request_id, self._choice, self._count, output.end) if self._two_phase else None
@@ -121,7 +131,7 @@ class ChoiceBuilder:
         """Discards the one output of a request whose prompt alone was to be computed: usage does not count it."""
         if output.end is None:
             return [], None
-        self._has_ended = True
+        self.has_ended = True
         return [], Close(self._request_id, self._choice, 0, output.end if output.end is Finish.ERROR else Finish.LENGTH)
 
 
@@ -158,11 +168,16 @@ class AnswerBuilder:
             for delta in deltas:
                 if delta.ids:
                     parts.append(ChoiceDelta(index, delta))
+            if choice.has_ended and parts and isinstance(last := parts[-1], ChoiceDelta):
+                parts[-1] = replace(last, is_last=True)
         else:
             if number not in self._started:
                 parts.append(self._start(number))
             self.open_choices -= 1
-            parts.append(ChoiceEnd(index, item.reason, choice.stop_reason, item.usage, choice.cumulative_logprob, item.message))
+            end = ChoiceEnd(
+                index, item.reason, choice.stop_reason, item.usage, choice.cumulative_logprob, item.message, tuple(choice.last_ids)
+            )
+            parts.append(end)
         if self._prompt_logprobs is None:
             self._held += parts
             return [], close

@@ -5,11 +5,15 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from ridgeline.config.env import child_environment
 from ridgeline.config.groups import EngineConfig
+
+PIPE_BYTES: Final = 1 << 16
+"""What a pipe holds: a read takes all beats."""
 
 
 class EngineProcess:
@@ -19,32 +23,38 @@ class EngineProcess:
     """
 
     def __init__(
-        self, process: "subprocess.Popen[bytes]", lifeline: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, process: "subprocess.Popen[bytes]", lifeline: int, beats: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._process = process
         self._lifeline = lifeline
+        self._beats = beats
         self.reader = reader
         self.writer = writer
 
     @classmethod
     async def spawn(cls, config: EngineConfig) -> "EngineProcess":
-        """Starts `python -m ridgeline.engine.process`, which inherits one end of a socket pair and of a pipe, and nothing else."""
+        """Starts `python -m ridgeline.engine.process`, which inherits one end of a socket pair and of two pipes, and what
+        `child_environment` lets through, and nothing else."""
         parent_socket, child_socket = socket.socketpair()
         read_end, lifeline = os.pipe()
+        beats, beats_end = os.pipe()
+        inherited = child_socket.fileno(), read_end, beats_end
         process = None
         try:
             process = subprocess.Popen(
                 # -P: the working directory is no place to import from.
-                [sys.executable, "-P", "-m", "ridgeline.engine.process", str(child_socket.fileno()), str(read_end)],
-                stdin=subprocess.DEVNULL, pass_fds=(child_socket.fileno(), read_end),
+                [sys.executable, "-P", "-m", "ridgeline.engine.process", *map(str, inherited)],
+                stdin=subprocess.DEVNULL, pass_fds=inherited, env=child_environment(),
                 process_group=0,  # Ctrl-C in the terminal is the parent's alone, even before the child can ignore it.
             )  # fmt: skip
             os.write(lifeline, msgspec.json.encode(config) + b"\n")
             parent_socket.setblocking(False)
+            os.set_blocking(beats, False)
             reader, writer = await asyncio.open_unix_connection(sock=parent_socket)
         except BaseException:
             parent_socket.close()
             os.close(lifeline)
+            os.close(beats)
             if process is not None:
                 process.kill()
                 process.wait()
@@ -52,19 +62,19 @@ class EngineProcess:
         finally:
             child_socket.close()
             os.close(read_end)
-        return cls(process, lifeline, reader, writer)
+            os.close(beats_end)
+        return cls(process, lifeline, beats, reader, writer)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def cpu_seconds(self) -> float:
-        """CPU time that the process has used; 0 where the system does not say."""
+    def has_beaten(self) -> bool:
+        """True if the executor has moved since the last call. Its process looks `BEATS_PER_TIMEOUT` times per step timeout."""
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            return bool(os.read(self._beats, PIPE_BYTES))
+        except BlockingIOError:
+            return False
 
     def kill(self) -> None:
         """Ends the process now, whatever it is doing, stopped or not."""
@@ -81,4 +91,5 @@ class EngineProcess:
         finally:
             if self._lifeline >= 0:
                 os.close(self._lifeline)
+                os.close(self._beats)
                 self._lifeline = -1

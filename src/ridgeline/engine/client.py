@@ -1,11 +1,12 @@
 """The front end's client of the engine: requests in, streams of outputs out, restarts when the engine process dies.
 
 Owns the engine process, the open requests, and the state of the engine as clients may see it. Runs on one asyncio loop; touches no array,
-admits nothing. Health is progress: an engine that has work, commits no step and does not compute for `step_timeout_seconds` is killed and
-started anew.
+admits nothing. Health is progress: an engine that has work, and whose executor does not move for `step_timeout_seconds`, is killed and
+started anew. A long step moves; a process that is stopped, deadlocked or in an endless loop does not.
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -20,17 +21,15 @@ from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message
 from ridgeline.engine.streams import OpenRequests, RequestStream, Wakeup
 from ridgeline.errors import ConfigError, EngineDeadError
 
+_log: Final = logging.getLogger("ridgeline.engine")
 READ_BYTES: Final = 1 << 18
 EXIT_TIMEOUT_SECONDS: Final = 5.0
 """Time for an engine that was asked to end, before it is killed."""
 STABLE_SECONDS: Final = 10.0
 """An engine that was ready for at least this long did not fail to start: the next one follows at once."""
 CHECKS_PER_TIMEOUT: Final = 8
-"""Checks of an engine's progress within `step_timeout_seconds`."""
-COMPUTING_SHARE: Final = 0.1
-"""A process that uses more than this share of one CPU core computes; a stopped or deadlocked one does not."""
-COMPUTING_TIMEOUTS: Final = 20
-"""A step that computes may take this many times `step_timeout_seconds`."""
+"""Checks of an engine's progress within `step_timeout_seconds`; one more without a beat, and it hangs. Checks are counted, not seconds:
+when this process itself was stopped, its engine has not hung meanwhile."""
 
 
 class State(StrEnum):
@@ -76,8 +75,8 @@ class EngineClient:
         self._permanent = False
         self._state_changed = asyncio.Condition()
         self._steps = 0
-        self._expecting_since: float | None = None
-        """Start of the wait for a step; None while the engine has nothing to do."""
+        self._is_busy = False
+        """True from a command until the engine says that it has nothing to do."""
         self._supervisor: asyncio.Task[None] | None = None
 
     # ── lifecycle ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -147,8 +146,7 @@ class EngineClient:
         if self._child is not None and self.state is State.READY:
             if not self._child.writer.is_closing():  # else the engine is dead, and the reader is about to see the end of the socket
                 self._child.writer.write(encode(command))
-            if self._expecting_since is None:
-                self._expecting_since = asyncio.get_running_loop().time()
+            self._is_busy = True
 
     # ── supervision ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -185,6 +183,7 @@ class EngineClient:
                     self._handle(message)
                 if self._ready is not None and self.state is not State.READY:
                     ready_at = loop.time()
+                    _log.info("engine ready", extra={"fields": {"pid": child.pid, "starts": self.starts}})
                     await self._set_state(State.READY)
         except WireError as error:
             self._cause = str(error)
@@ -195,34 +194,31 @@ class EngineClient:
             raise
         finally:
             watchdog.cancel()
+            failed = len(self._open)
             self._fail_open_requests()
             status = await child.end(EXIT_TIMEOUT_SECONDS)
             self.last_failure = self._cause or f"the engine process ended with status {status}"
+        if not self._permanent:
+            _log.error("engine ended, and is started again", extra={"fields": {"reason": self.last_failure, "failed_requests": failed}})
         return max(0.0, loop.time() - ready_at)
 
     async def _watch_progress(self, child: EngineProcess) -> None:
-        """Kills an engine that makes no progress although it should. Its socket then closes, which is handled like any other end.
+        """Kills an engine that does not move although it has work. Its socket then closes, which is handled like any other end.
 
-        A step that computes is not hung, however long it takes within reason: a large one on few cores may need minutes.
+        A step that moves is not hung, however long it takes: a large one on few cores may need minutes.
         """
-        limit, loop = self._config.step_timeout_seconds, asyncio.get_running_loop()
-        used, computing_at = 0.0, -math.inf
-        while True:
+        limit = self._config.step_timeout_seconds
+        silent, steps = 0, 0
+        while silent <= CHECKS_PER_TIMEOUT:
             await asyncio.sleep(limit / CHECKS_PER_TIMEOUT)
-            before, used = used, child.cpu_seconds()
-            if used - before > COMPUTING_SHARE * limit / CHECKS_PER_TIMEOUT:
-                computing_at = loop.time()
-            since = self._expecting_since
-            if since is None:
-                continue
-            if loop.time() - max(since, computing_at) > limit or loop.time() - since > COMPUTING_TIMEOUTS * limit:
-                self._cause = f"no step was completed in {loop.time() - since:.1f} s although requests were open"
-                child.kill()
-                return
+            has_moved = child.has_beaten() or self._steps != steps or not self._is_busy
+            silent, steps = 0 if has_moved else silent + 1, self._steps
+        self._cause = f"the engine hung: its executor has not moved for {limit:g} s although requests were open"
+        child.kill()
 
     def _fail_open_requests(self) -> None:
         self.state = State.DEAD
-        self._child, self._ready, self._expecting_since = None, None, None
+        self._child, self._ready, self._is_busy = None, None, False
         self._open.fail_all("the engine ended while this request was open; send it again")
 
     async def _set_state(self, state: State) -> None:
@@ -235,13 +231,12 @@ class EngineClient:
     def _handle(self, message: Message) -> None:
         match message:
             case Frame():
-                if message.step > self._steps:
-                    self._steps, self._expecting_since = message.step, asyncio.get_running_loop().time()
+                self._steps = message.step
                 for request_id in self._open.deliver(message):
                     self.send(Abort(request_id))
                 self._on_events(message.events)
             case Health():
-                self._steps, self._expecting_since = message.step, None
+                self._steps, self._is_busy = message.step, False
             case Progress():
                 self._on_progress(message.stage, message.fraction)
             case Ready():

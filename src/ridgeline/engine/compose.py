@@ -6,19 +6,26 @@ The one place where scheduling and computing meet; used by the engine process an
 import importlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Final
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
 
+from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
-from ridgeline.config.resolve import Decision, check_bounds
+from ridgeline.config.resolve import Decision
+from ridgeline.config.values import check_settings
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
-from ridgeline.core.params import Limits
+from ridgeline.core.pace import Pace
+from ridgeline.core.params import MAX_WAITING, Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.engine import Engine, MonotonicClock
 from ridgeline.engine.executor import Executor, ExecutorInfo
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, unwritable
+from ridgeline.facts.headers.read import RANDOM_PREFIX
+from ridgeline.facts.hub.source import resolve_model
 
 WORKER_MODULE: Final = "ridgeline.compute.runtime.worker"
 FAKE_EXECUTOR_MODULE: Final = "ridgeline.sim.laws.executor"
@@ -31,12 +38,7 @@ def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tupl
 
     Raises ConfigError, ModelNotFoundError or ModelFormatError where the settings or the model are at fault.
     """
-    check_bounds(config)
-    if config.scheduling_policy not in POLICIES:
-        raise ConfigError(
-            f"--scheduling-policy is {config.scheduling_policy!r}; it must be one of {', '.join(POLICIES)}",
-            fix={"--scheduling-policy": next(iter(POLICIES))},
-        )
+    check_settings(config)
     executor, decisions = start_executor(config, progress)
     engine, more = make_engine(executor, config)
     return engine, decisions + more
@@ -46,23 +48,40 @@ def make_engine(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
     """An engine over a warm executor, and the decisions taken from its speed. The settings' bounds have been checked."""
     info = executor.info
     decisions: tuple[Decision, ...] = ()
+    pace = None
     limits = Limits(
         rows=info.rows if config.max_num_seqs is None else min(info.rows, config.max_num_seqs),
         token_budget=info.tokens if config.max_num_batched_tokens is None else config.max_num_batched_tokens,
         samples=info.samples,
         depth=config.depth,
         max_model_len=info.max_model_len,
+        max_waiting=MAX_WAITING,
         prefix_caching=config.enable_prefix_caching,
     )
     if info.seconds is not None:
-        limits = replace(limits, mixed_tokens=info.seconds.mixed_tokens(config.step_ms / 1e3), row_tokens=info.seconds.row_tokens)
+        pace = Pace(info.seconds, config.step_ms / 1e3)
         decisions = (prefill_budget(config, info.seconds),)
     drafter = None
     if config.speculative != "off":
         drafter = PromptLookupDrafter(config.num_speculative_tokens, info.price, barrier=config.depth > 1)
         decisions += (_speculation_decision(config, info),)
-    scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter)
+    scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter, pace)
+    if config.record is not None:
+        return _recorded(scheduler, executor, config, Path(config.record)), decisions
     return Engine(scheduler, executor, MonotonicClock(), config.depth), decisions
+
+
+def _recorded(scheduler: Scheduler, executor: Executor, config: EngineConfig, path: Path) -> Engine:
+    """An engine that records itself. Raises ConfigError where the file cannot be written."""
+    from ridgeline.engine.record import RecordedEngine, Recorder, Setup  # needs msgspec, which `LLM` does without
+
+    info, drafts = executor.info, config.num_speculative_tokens if scheduler.drafter else 0
+    setup = Setup(scheduler.limits, info.kv, config.scheduling_policy, info.rows, drafts, info.price, info.seconds, config.step_ms)
+    try:
+        recorder = Recorder(executor, path, setup)
+    except OSError as error:
+        raise unwritable("--record", path, error) from None
+    return RecordedEngine(scheduler, MonotonicClock(), config.depth, recorder)
 
 
 def _speculation_decision(config: EngineConfig, info: ExecutorInfo) -> Decision:
@@ -91,9 +110,27 @@ def prefill_budget(config: EngineConfig, seconds: StepSeconds) -> Decision:
 def start_executor(config: EngineConfig, progress: Progress) -> tuple[Executor, tuple[Decision, ...]]:
     """Starts the executor for `config.model`; also returns the decisions that it took."""
     if config.model.startswith(FAKE_PREFIX):
+        if config.trace is not None:
+            raise ConfigError("--trace needs the native runner; a fake model has no threads to trace", fix={"--trace": None})
         return _start_fake(config.model.removeprefix(FAKE_PREFIX)), ()
     worker = importlib.import_module(WORKER_MODULE).build(config, progress)
+    worker.use_grammars(partial(_vocabulary, config.model, worker.info.vocab))
     return worker, worker.decisions
+
+
+def _vocabulary(model: str, vocab: int) -> Any:
+    """The vocabulary in which outputs follow grammars, with the fields of `compute.decoding.grammar.Vocabulary`."""
+    from ridgeline.text.files import read_files  # loads a tokenizer's library: with the first grammar
+
+    path = None if model.startswith(RANDOM_PREFIX) else resolve_model(model, model_stores())
+    files = read_files(model, path, chat_template=None, generation_config="none")
+    tokenizer, size = files.tokenizer, files.vocab(vocab)
+    return SimpleNamespace(
+        pieces=[tokenizer.piece(token) for token in range(size)],
+        control=[token for token in range(size) if tokenizer.is_control(token)],
+        ends=sorted(files.eos_ids(size)),
+        encode=lambda text: tokenizer.encode(text, add_bos=False),
+    )
 
 
 def _start_fake(text: str) -> Executor:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from ridgeline.core.params import Grammar
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.step_time import StepSeconds
+from ridgeline.errors import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,7 @@ class ExecutorInfo:
     tokens         of a step at most
     price          (tokens, samples, seconds) of steps in which a row verifies drafts, measured after warm-up; empty where it is unknown
     samples        positions of a step that sample at most, drafts among them; 0: one per row
+    findings       problems of the model's header and weights
     """
 
     kv: KVShape
@@ -31,6 +34,7 @@ class ExecutorInfo:
     tokens: int = 512
     price: tuple[tuple[int, int, float], ...] = ()
     samples: int = 0
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,38 @@ class Ticket:
     plan: Plan
 
 
+class Grammars(Protocol):
+    """Compiles grammars, off the engine's loop. Once one is ready, rows may follow it."""
+
+    def warm_up(self) -> None:
+        """Begins to prepare for the first grammar; returns at once."""
+        ...
+
+    def compile(self, grammar: Grammar) -> None:
+        """Starts to compile the grammar, unless it has been compiled; returns at once. `take` reports it in both cases."""
+        ...
+
+    def take(self) -> list[tuple[bytes, str | None]]:
+        """Returns digests of the grammars that became ready since the last call, each with its error if it cannot be followed."""
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """True while `take` has something to report, or will have."""
+        ...
+
+    def fileno(self) -> int:
+        """A file descriptor that can be read while `take` has something to report."""
+        ...
+
+
 class Executor(Protocol):
     """Executes plans in order. At most as many plans are in flight as the depth it was built for."""
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """Compiles grammars that rows follow; None where they cannot."""
+        ...
 
     @property
     def info(self) -> ExecutorInfo: ...
@@ -52,6 +86,10 @@ class Executor(Protocol):
 
     def collect(self, ticket: Ticket) -> Result:
         """Waits for the result of the oldest submitted plan; raises if that is not the ticket's."""
+        ...
+
+    def beat(self) -> int:
+        """A number that changes while a step is computed, in the middle of a long one too. Any thread may ask, at any time."""
         ...
 
     def close(self) -> None:

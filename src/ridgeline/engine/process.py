@@ -1,17 +1,20 @@
 """The engine process: loads, then runs the loop between two reads of its socket. Started by `engine.child` only.
 
-Owns the device and everything that is computed. Synchronous, one thread for the loop; a second one only waits for the parent's death.
+Owns the device and everything that is computed. Synchronous, one thread for the loop; a second one waits for the parent's death, and a
+third tells the parent that the executor moves, in the middle of a long step too.
 Errors that it cannot recover from it reports as `Fatal`, and ends: the parent starts another process.
 """
 
 import gc
 import os
+import select
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import BinaryIO, get_args
 
 import msgspec
@@ -20,11 +23,13 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.core.commands import Command
 from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.executor import Executor
 from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Progress, Ready, WireError, encode
-from ridgeline.engine.record import Recorder, Setup
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 
 COMMANDS = get_args(Command)
+BEATS_PER_TIMEOUT = 16
+"""Looks at the executor within `step_timeout_seconds`."""
 READ_BYTES = 1 << 18
 
 
@@ -46,6 +51,10 @@ class Connection:
         except (BrokenPipeError, ConnectionResetError):
             raise Disconnected from None
 
+    def wait(self, other: int) -> None:
+        """Waits for a command, or until the other file descriptor can be read."""
+        select.select([self._stream.fileno(), other], [], [])
+
     def receive(self, wait: bool) -> list[Command]:
         """All commands that have arrived; with `wait`, at least one."""
         commands: list[Command] = []
@@ -64,16 +73,15 @@ class Connection:
                 commands.append(message)
 
 
-def run(engine: Engine, connection: Connection, recorder: Recorder | None) -> None:
+def run(engine: Engine, connection: Connection) -> None:
     """Runs the loop until the front end closes. Reads without waiting while there is work, waits when there is none."""
-    committed, busy = 0, False
+    committed, busy, grammars = 0, False, engine.executor.grammars
     while True:
-        commands = connection.receive(wait=not busy)
-        if recorder is not None:
-            recorder.begin(commands)
-        turn = engine.turn(commands)
-        if recorder is not None:
-            recorder.end(turn)
+        wait = not busy
+        if wait and grammars is not None and grammars.pending:
+            connection.wait(grammars.fileno())
+            wait = False
+        turn = engine.turn(engine.prepare(connection.receive(wait)))
         busy = turn.progressed
         committed += busy
         if turn.outputs or turn.events:
@@ -82,38 +90,27 @@ def run(engine: Engine, connection: Connection, recorder: Recorder | None) -> No
             connection.send(Health(committed, turn.time))
 
 
-def serve(connection: Connection, config: EngineConfig) -> None:
-    """Loads, sends `Ready`, runs. Raises `Disconnected` when the front end has gone, anything else when the engine is lost."""
+def serve(connection: Connection, config: EngineConfig, beats: int) -> None:
+    """Loads, sends `Ready`, runs. Raises `Disconnected` when the front end has gone, anything else when the engine is lost.
+
+    beats  file descriptor of a pipe that gets a byte whenever the executor has moved
+    """
     engine, decisions = start_engine(config, lambda stage, fraction: connection.send(Progress(stage, fraction)))
     try:
-        recorder = _recorder(engine, config)
         gc.collect()
         gc.freeze()  # loaded data stays: a collection that traversed it would delay every client
+        threading.Thread(target=_beat, args=(engine.executor, beats, config.step_timeout_seconds), daemon=True).start()
         connection.send(Ready(engine.executor.info, decisions))
-        run(engine, connection, recorder)
+        if engine.executor.grammars is not None:
+            engine.executor.grammars.warm_up()
+        run(engine, connection)
     finally:
         engine.executor.close()
 
 
-def _recorder(engine: Engine, config: EngineConfig) -> Recorder | None:
-    """Puts a recorder before the executor where one is asked for. Raises ConfigError where its file cannot be written."""
-    if config.record is None:
-        return None
-    scheduler, info = engine.scheduler, engine.executor.info
-    try:
-        drafts = 0 if scheduler.drafter is None else config.num_speculative_tokens
-        setup = Setup(scheduler.limits, info.kv, config.scheduling_policy, info.rows, drafts, info.price)
-        recorder = Recorder(engine.executor, Path(config.record), setup)
-    except OSError as error:
-        message = f"--record {config.record}: {error.strerror}; give the path of a file that can be written"
-        raise ConfigError(message, fix={"--record": None}) from None
-    engine.executor = recorder
-    return recorder
-
-
 def main(arguments: Sequence[str]) -> None:
-    """`arguments`: the numbers of two inherited file descriptors, the socket and the lifeline. The lifeline's first line is the
-    configuration as JSON; its end means that the parent is dead."""
+    """`arguments`: the numbers of three inherited file descriptors, the socket, the lifeline and the pipe of beats. The lifeline's first
+    line is the configuration as JSON; its end means that the parent is dead."""
     # Ctrl-C and a service manager's SIGTERM reach the whole group: the parent decides when requests in flight end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -123,7 +120,7 @@ def main(arguments: Sequence[str]) -> None:
         threading.Thread(target=_exit_with_parent, args=(lifeline,), daemon=True).start()
         connection = Connection(stream)
         try:
-            serve(connection, config)
+            serve(connection, config, int(arguments[2]))
         except Disconnected:
             return
         except (ConfigError, ModelFormatError, ModelNotFoundError) as error:
@@ -131,6 +128,19 @@ def main(arguments: Sequence[str]) -> None:
         except Exception as error:
             connection.send(Fatal(f"{type(error).__name__}: {error}", permanent=False))
             raise
+
+
+def _beat(executor: Executor, pipe: int, timeout_seconds: float) -> None:
+    """Writes a byte whenever the executor has moved since the last look. The parent reads them; a pipe that is full says enough."""
+    os.set_blocking(pipe, False)
+    seen = executor.beat()
+    while True:
+        time.sleep(timeout_seconds / BEATS_PER_TIMEOUT)
+        now = executor.beat()
+        if now != seen:
+            seen = now
+            with suppress(OSError):
+                os.write(pipe, b".")
 
 
 def _exit_with_parent(lifeline: BinaryIO) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.core import events
 from ridgeline.core.events import Event, Finish
+from ridgeline.observe.ends import AnswerEnds
 
 SECONDS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0,
@@ -37,7 +38,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class _OpenRequest:
-    admitted_at: float
+    arrived: float
     prompt_tokens: int
     open_choices: int
     choices: dict[int, "_StartedChoice"] = field(default_factory=dict)
@@ -53,7 +54,8 @@ class _StartedChoice:
 
 
 class Metrics:
-    """`apply` each event once, in order; read the attributes at any time. Times are seconds, sizes tokens or blocks."""
+    """`apply` each event once, in order; read the attributes at any time. Times are seconds, those of requests since their arrival at the
+    front end; sizes are tokens or blocks."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
@@ -68,15 +70,18 @@ class Metrics:
         self.blocks_to_host = 0
         self.blocks_from_host = 0
         self.host_blocks = 0
-        """Blocks of the host that held something at the last step."""
+        """Blocks of the host that hold something, as of the last plan."""
         self.host_hits = 0
         """Tokens taken from the prefix cache, prompts' or not, of which blocks were copied back from the host."""
         self.steps = 0
+        self.late_steps = 0
         self.rejected = 0
         self.finished: dict[Finish, int] = dict.fromkeys(Finish, 0)
         self.free_blocks: int | None = None
-        """Blocks without holder or content at the last step; None before the first."""
+        """Blocks without holder or content, as of the last plan, or now where the engine is idle; None before either."""
         self.cached_blocks = 0
+        self.ends = AnswerEnds()
+        """Of answers, as the front end sees them: events hold no ids."""
         self.time_to_first_token = Histogram(SECONDS)
         self.inter_token = Histogram(SECONDS)
         self.end_to_end = Histogram(SECONDS)
@@ -101,9 +106,13 @@ class Metrics:
         """Choices without a row: not started yet, or preempted."""
         return sum(request.open_choices for request in self._open.values()) - self.running
 
+    def kv_cache_usage(self, blocks: int) -> float:
+        """Share of so many KV blocks that somebody holds."""
+        return 0.0 if not blocks or self.free_blocks is None else 1 - (self.free_blocks + self.cached_blocks) / blocks
+
     @property
     def mean_request_seconds(self) -> float:
-        """Mean time from admission to end of all choices so far; 0 before the first."""
+        """Mean time from arrival to end of all choices so far; 0 before the first."""
         return self.end_to_end.sum / max(1, self.end_to_end.count)
 
     def apply(self, event: Event) -> None:
@@ -123,8 +132,12 @@ class Metrics:
                 self.blocks_from_host += not event.out
             case events.StepTimed():
                 self.step_run.observe(event.timings.run)
+            case events.Idle():
+                self.free_blocks, self.cached_blocks, self.host_blocks = event.free_blocks, event.cached_blocks, event.host_blocks
+            case events.StepLate():
+                self.late_steps += 1
             case events.Admitted():
-                self._open[event.request_id] = _OpenRequest(event.time, event.prompt_tokens, event.choices)
+                self._open[event.request_id] = _OpenRequest(event.arrived, event.prompt_tokens, event.choices)
                 self.prompt_tokens += event.prompt_tokens
             case events.Started():
                 self._started(event)
@@ -157,7 +170,7 @@ class Metrics:
         if choice is None:
             choice = request.choices[event.choice] = _StartedChoice(request, event.sequence)
             self.prefix_queries += request.prompt_tokens
-            self.queue.observe(event.time - request.admitted_at)
+            self.queue.observe(event.time - request.arrived)
         choice.sequence = event.sequence
         self._rows[event.sequence] = choice
 
@@ -172,7 +185,7 @@ class Metrics:
             if choice is None:
                 continue
             if choice.last_token_at is None:
-                self.time_to_first_token.observe(event.time - choice.request.admitted_at)
+                self.time_to_first_token.observe(event.time - choice.request.arrived)
             else:
                 self.inter_token.observe((event.time - choice.last_token_at) / sampled)
             choice.last_token_at = event.time
@@ -184,7 +197,7 @@ class Metrics:
         if request is None:
             return
         self._free_row(event.request_id, event.choice)
-        self.end_to_end.observe(event.time - request.admitted_at)
+        self.end_to_end.observe(event.time - request.arrived)
         self.request_prompt.observe(event.usage.prompt_tokens)
         self.request_generation.observe(event.usage.completion_tokens)
         request.open_choices -= 1

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import ceil, isfinite
 
-from ridgeline.errors import ConfigError
-from ridgeline.facts.hardware.ceilings import measure_this_machine
-from ridgeline.facts.hardware.devices import ALIASES, DEVICES, GB, TERA, Device, Price
+from ridgeline.config.env import cache_directory
+from ridgeline.errors import ConfigError, nearest
+from ridgeline.facts.hardware.devices import DEVICE_NAMES, DEVICES, GB, TERA, Device, Price, known_device
+from ridgeline.facts.hardware.this_machine import this_machine
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.deployment import MAX_DEVICES, Deployment, Layout, Workload, automatic_layout
 from ridgeline.planning.formats import KV_BITS, WEIGHT_FORMATS
@@ -68,11 +69,12 @@ def deployment_of(model: ModelFacts, options: PlanOptions) -> Deployment:
 def device_of(options: PlanOptions) -> Device:
     """Device by name, with the numbers that the options override."""
     name = options.device.lower()
-    device = measure_this_machine() if name == THIS_MACHINE else DEVICES.get(ALIASES.get(name, name))
+    device = this_machine(cache_directory()) if name == THIS_MACHINE else known_device(name)
     if device is None:
         raise ConfigError(
-            f"--device {options.device!r:.60} is not known; known: {', '.join(DEVICES)}, {THIS_MACHINE} (machine); "
-            "or change one by --bandwidth and the like"
+            f"--device {options.device!r:.60} is not known; known: {', '.join((THIS_MACHINE, *DEVICES))}; "
+            "or change one by --bandwidth and the like",
+            fix={"--device": nearest(options.device, (THIS_MACHINE, *DEVICE_NAMES))},
         )
     if options.memory_gb is not None:
         device = replace(device, memory_bytes=int(_bounded("--memory", options.memory_gb, 0.1, 1e5) * GB))
@@ -97,7 +99,8 @@ def parse_objective(text: str | None) -> Objective:
         scale = 1e-3 if value.endswith("ms") else 1.0
         digits = value.removesuffix("ms") if value.endswith("ms") else value.removesuffix("s")
         if digits == value:
-            raise ConfigError(f"--slo {key}={value} has no unit; write {key}={value}ms or {key}={value}s")
+            fixed = ",".join(part + "ms" if part.strip() == f"{key}={value}" else part for part in (text or "").split(","))
+            raise ConfigError(f"--slo {key}={value} has no unit; write {key}={value}ms or {key}={value}s", fix={"--slo": fixed})
         times[key] = _bounded(f"--slo {key}", _number(f"--slo {key}", digits) * scale, 1e-6, 86_400.0)
     return Objective(times.get("ttft"), times.get("itl"))
 
@@ -116,7 +119,10 @@ def _context(model: ModelFacts, asked: int | None, load: Mapping[str, float]) ->
     if context is None:
         return min(DEFAULT_CONTEXT, model.context)
     if not 2 <= context <= model.context:
-        raise ConfigError(f"a context of {context} tokens is outside 2 … {model.context}, what {model.name} was trained for; set --context")
+        raise ConfigError(
+            f"a context of {context} tokens is outside 2 … {model.context}, what {model.name} was trained for; set --context",
+            fix={"--workload": None} if asked is None else {"--context": str(max(2, min(context, model.context)))},
+        )
     return context
 
 
@@ -125,7 +131,10 @@ def _load_within(context: int, load: Mapping[str, float]) -> Workload:
     output = int(load.get("out", max(1, context // 8 if "in" not in load else context - load["in"])))
     prompt = int(load.get("in", context - output))
     if prompt < 1 or output < 1 or prompt + output > context:
-        raise ConfigError(f"{prompt} tokens in and {output} out do not fit a context of {context}; set --context {max(2, prompt + output)}")
+        needed = max(2, prompt + output)
+        raise ConfigError(
+            f"{prompt} tokens in and {output} out do not fit a context of {context}; set --context {needed}", fix={"--context": str(needed)}
+        )
     return Workload(prompt, output, load.get("prefix", 0.0), load.get("burst", 1.0))
 
 
@@ -139,14 +148,23 @@ def _layout(model: ModelFacts, options: PlanOptions) -> Layout:
     if routed % expert:
         have = f"{routed} routed experts" if model.experts else "no experts"
         widths = [str(width) for width in range(1, 65) if routed % width == 0]
-        raise ConfigError(f"--expert-parallel-size {expert}: {model.name} has {have}; take one of {', '.join(widths)}")
+        raise ConfigError(
+            f"--expert-parallel-size {expert}: {model.name} has {have}; take one of {', '.join(widths)}",
+            fix={"--expert-parallel-size": None},
+        )
     if model.heads % tensor:
         widths = [str(width) for width in range(1, 65) if model.heads % width == 0]
-        raise ConfigError(f"--tensor-parallel-size {tensor} does not divide {model.heads} heads; take one of {', '.join(widths)}")
+        raise ConfigError(
+            f"--tensor-parallel-size {tensor} does not divide {model.heads} heads; take one of {', '.join(widths)}",
+            fix={"--tensor-parallel-size": next(width for width in reversed(widths) if int(width) < tensor)},
+        )
     ranks = tensor * pipeline * expert
     if options.count % ranks:
         split = f"{tensor} × {pipeline}" + (f" × {expert}" if expert > 1 else "")
-        raise ConfigError(f"--count {options.count} is not a multiple of {split} ranks; set --count {ranks} or a multiple of it")
+        raise ConfigError(
+            f"--count {options.count} is not a multiple of {split} ranks; set --count {ranks} or a multiple of it",
+            fix={"--count": str(ceil(options.count / ranks) * ranks)},
+        )
     return Layout(tensor, pipeline, expert, replicas=options.count // ranks)
 
 
@@ -161,7 +179,10 @@ def _pairs(flag: str, text: str | None, known: set[str]) -> dict[str, str]:
             continue
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or key not in known or key in found:
-            raise ConfigError(f"{flag} {part.strip()!r:.60} is not understood; write each of {', '.join(sorted(known))} once, as key=value")
+            raise ConfigError(
+                f"{flag} {part.strip()!r:.60} is not understood; write each of {', '.join(sorted(known))} once, as key=value",
+                fix={flag: ",".join(each for each in (text or "").split(",") if each != part) or None},
+            )
         found[key] = value
     return found
 
@@ -170,17 +191,18 @@ def _number(flag: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{flag}={text!r:.40} is not a number") from None
+        raise ConfigError(f"{flag}={text!r:.40} is not a number", fix={flag.partition(" ")[0]: None}) from None
 
 
 def _bounded(flag: str, value: float, low: float, high: float) -> float:
     if not isfinite(value) or not low <= value <= high:
-        raise ConfigError(f"{flag} is {value:g}, outside {low:g} … {high:g}")
+        fix = None if " " in flag or not isfinite(value) else f"{max(low, min(high, value)):.12g}"
+        raise ConfigError(f"{flag} is {value:g}, outside {low:g} … {high:g}", fix={flag.partition(" ")[0]: fix})
     return value
 
 
 def _choice(flag: str, value: str | None, known: Mapping[str, object]) -> str:
     name = (value or "").lower()
     if name not in known:
-        raise ConfigError(f"{flag} {value!r:.40} is not known; known: {', '.join(known)}")
+        raise ConfigError(f"{flag} {value!r:.40} is not known; known: {', '.join(known)}", fix={flag: nearest(name, known)})
     return name

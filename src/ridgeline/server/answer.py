@@ -18,8 +18,10 @@ from starlette.responses import Response
 
 from ridgeline.engine import answer
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
-from ridgeline.server import wire
+from ridgeline.server import replies
+from ridgeline.server.access import note_usage
 from ridgeline.server.body import StreamSettings
+from ridgeline.server.notes import Notes
 from ridgeline.server.service import Model
 from ridgeline.server.transport import KEEP_ALIVE, EventStream, unless_disconnected
 from ridgeline.text.stream import TextDelta
@@ -47,26 +49,37 @@ class UsageCounter:
     choices_per_prompt: int
     prompt_tokens: int
     cached_tokens: int = 0
+    first_token_at: float | None = None
+    """Time of the first output, by `time.monotonic`; the start of a choice comes with it."""
     _completion: dict[int, int] = field(default_factory=dict)
+    _finish_reasons: dict[str, None] = field(default_factory=dict)
 
     def add(self, part: Part) -> None:
         """Counts ids as they are answered; at its end a choice counts what the engine says."""
         if isinstance(part, ChoiceDelta):
             self._completion[part.index] = self._completion.get(part.index, 0) + len(part.delta.ids)
         elif isinstance(part, ChoiceEnd):
+            self._finish_reasons[part.reason.value] = None
             self._completion[part.index] = part.usage.completion_tokens
             if part.index % self.choices_per_prompt == 0:
                 self.cached_tokens += part.usage.cached_tokens
+        elif self.first_token_at is None:
+            self.first_token_at = time.monotonic()
 
     @property
     def completion_tokens(self) -> int:
         """Sum over all choices."""
         return sum(self._completion.values())
 
-    def usage(self, final: bool = False) -> wire.Usage:
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Each reason for which a choice has ended, once."""
+        return list(self._finish_reasons)
+
+    def usage(self, final: bool = False) -> replies.Usage:
         """The usage so far; the cached part of the prompt is known at the end."""
         prompt, completion = self.prompt_tokens, self.completion_tokens
-        return wire.Usage(prompt, completion, prompt + completion, wire.PromptTokensDetails(self.cached_tokens) if final else None)
+        return replies.Usage(prompt, completion, prompt + completion, replies.PromptTokensDetails(self.cached_tokens) if final else None)
 
 
 class AnswerSource(Protocol):
@@ -126,23 +139,30 @@ class AnswerFormat(Protocol):
     @property
     def is_text_only(self) -> bool: ...
 
-    def start_event(self, start: ChoiceStart, usage: wire.Usage | None) -> msgspec.Struct: ...
+    def start_event(self, start: ChoiceStart, usage: replies.Usage | None) -> msgspec.Struct: ...
 
-    def delta_event(self, delta: ChoiceDelta, usage: wire.Usage | None) -> msgspec.Struct: ...
+    def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> msgspec.Struct: ...
 
-    def end_event(self, end: ChoiceEnd, usage: wire.Usage | None) -> msgspec.Struct: ...
+    def end_event(self, end: ChoiceEnd, last: ChoiceDelta | None, usage: replies.Usage | None) -> msgspec.Struct: ...
 
-    def usage_event(self, usage: wire.Usage) -> msgspec.Struct: ...
+    def usage_event(self, usage: replies.Usage) -> msgspec.Struct: ...
 
-    def full_body(self, choices: list[CollectedChoice], usage: wire.Usage) -> msgspec.Struct: ...
+    def full_body(self, choices: list[CollectedChoice], usage: replies.Usage) -> msgspec.Struct: ...
 
 
-async def respond(request: Request, source: AnswerSource, form: AnswerFormat, n: int, streaming: StreamSettings | None) -> Response:
+async def respond(
+    request: Request, source: AnswerSource, form: AnswerFormat, n: int, streaming: StreamSettings | None, notes: Notes
+) -> Response:
     """The answer of `n` choices per prompt; without `streaming` when it is whole. The source is aborted whatever happens."""
+    note_usage(request.scope, source.usage)
+    headers = notes.tell()
     if streaming is not None:
-        return EventStream(_events(source, form, streaming), source.abort)
+        stream = EventStream(_events(source, form, streaming), source.abort)
+        stream.headers.update(headers)
+        return stream
     try:
-        return Response(await unless_disconnected(request.receive, _full_answer(source, form, n)), media_type="application/json")
+        answer = await unless_disconnected(request.receive, _full_answer(source, form, n))
+        return Response(answer, headers=headers, media_type="application/json")
     finally:
         source.abort()
 
@@ -155,8 +175,12 @@ async def _full_answer(source: AnswerSource, form: AnswerFormat, n: int) -> byte
 
 async def _events(source: AnswerSource, form: AnswerFormat, streaming: StreamSettings) -> AsyncGenerator[bytes, None]:
     texts = TextEvents(lambda delta: form.delta_event(delta, None)) if form.is_text_only and not streaming.continuous_usage else None
+    last: dict[int, ChoiceDelta] = {}
     async with aclosing(source.parts(streaming.keep_alive_seconds)) as parts:
         async for part in parts:
+            if isinstance(part, ChoiceDelta) and part.is_last:
+                last[part.index] = part  # its event says why the choice ended
+                continue
             if texts is not None and isinstance(part, ChoiceDelta):
                 yield texts.encode(part)
                 continue
@@ -167,7 +191,7 @@ async def _events(source: AnswerSource, form: AnswerFormat, streaming: StreamSet
                 case ChoiceDelta():
                     yield _ENCODE(form.delta_event(part, usage))
                 case ChoiceEnd():
-                    yield _ENCODE(form.end_event(part, usage))
+                    yield _ENCODE(form.end_event(part, last.pop(part.index, None), usage))
                 case Idle():
                     yield KEEP_ALIVE
     if streaming.final_usage:

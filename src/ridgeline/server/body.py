@@ -1,11 +1,12 @@
 """Request bodies, from bytes to a typed value and on to `SamplingParams`: strict JSON, bounded depth, errors that name the field.
 
-Owns how bodies are read, the rejection of known fields that are not supported (`server.unsupported`; unknown fields are ignored), and what
-fields mean together. Which fields exist is `server.wire`'s, ranges are `engine.admit`'s.
+Owns how bodies are read, and what fields mean together: those that several clients spell differently too. Which fields exist is
+`server.wire`'s, which of them are unsupported or unknown is `server.fields`'s, ranges are `engine.admit`'s.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
@@ -13,10 +14,12 @@ import msgspec
 
 from ridgeline.config.groups import ServerConfig
 from ridgeline.core.params import OPTIONS, SamplingParams
-from ridgeline.engine.admit import MAX_LOGIT_BIASES
+from ridgeline.engine.admit import BOUNDS, MAX_LOGIT_BIASES
 from ridgeline.engine.beams import MAX_LENGTH_PENALTY
-from ridgeline.server import unsupported, wire
+from ridgeline.errors import RequestError
+from ridgeline.server import wire
 from ridgeline.server.errors import ApiError
+from ridgeline.server.notes import Notes
 
 MAX_JSON_DEPTH: Final = 32
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -28,12 +31,17 @@ Body = TypeVar("Body")
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
-    """Decodes the body as `kind`. Raises ApiError that names the field; its text has types and places, never what the client sent."""
+    """Decodes the body as `kind`, at most MAX_JSON_DEPTH levels deep. Raises as `decode`."""
+    parsed = decode(kind, body)
+    if is_deeper_than(body, MAX_JSON_DEPTH):
+        raise ApiError("json_too_deep", f"the body nests deeper than {MAX_JSON_DEPTH} levels; flatten it")
+    return parsed
+
+
+def decode(kind: type[Body], data: bytes | msgspec.Raw) -> Body:
+    """Decodes JSON as `kind`. Raises ApiError that names the field; its text has types and places, never what the client sent."""
     try:
-        parsed = msgspec.json.decode(body, type=kind)
-        if is_deeper_than(body, MAX_JSON_DEPTH):
-            raise ApiError("json_too_deep", f"the body nests deeper than {MAX_JSON_DEPTH} levels; flatten it")
-        return parsed
+        return msgspec.json.decode(data, type=kind)
     except RecursionError:
         raise ApiError("json_too_deep", f"the body nests deeper than {MAX_JSON_DEPTH} levels; flatten it") from None
     except msgspec.ValidationError as error:
@@ -61,40 +69,12 @@ def _type_error(message: str) -> ApiError:
     return ApiError("invalid_type", f"{where}{text[:1].lower()}{text[1:].replace('`', '')}", param=param)
 
 
-# ── fields that are not supported ───────────────────────────────────────────────────────────────────────────────────
-
-
-class UnsupportedFields:
-    """The unsupported fields of one endpoint. `fields`: name → values beside null that ask for nothing."""
-
-    def __init__(self, fields: unsupported.Fields) -> None:
-        self.fields = fields
-        self._kind = msgspec.defstruct("_Unsupported", [(name, Any, None) for name in fields], frozen=True)
-
-    def check(self, body: bytes) -> None:
-        """Raises ApiError naming the first field that asks for something."""
-        values = parse(self._kind, body)
-        for name, neutral in self.fields.items():
-            value = getattr(values, name)
-            if value is not None and value not in neutral:
-                reason = unsupported.REASONS.get(name, f"{name} is not supported by this server; leave it out")
-                raise ApiError("unsupported_parameter", reason, param=name)
-
-
-COMPLETION: Final = UnsupportedFields(unsupported.COMPLETION)
-CHAT: Final = UnsupportedFields(unsupported.CHAT)
-TOKENIZE: Final = UnsupportedFields(unsupported.TOKENIZE)
-
-
-# ── what fields mean ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     """Options of a stream.
 
-    final_usage         usage in an event at its end
-    continuous_usage    usage in every event
+    final_usage         usage in an event of its own, at its end
+    continuous_usage    usage so far in every other event
     keep_alive_seconds  time without an event after which a comment is sent
     """
 
@@ -118,6 +98,63 @@ def sampling_params(payload: wire.GenerationRequest, defaults: Mapping[str, int 
     return SamplingParams(**given | overrides)
 
 
+LENGTHS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
+"""Names of the same number: OpenAI's old and new one, and llama.cpp's."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLimit:
+    """The length of an answer as a client states it, under the name `field`. tokens None: as many as fit."""
+
+    field: str
+    tokens: int | None
+
+
+def output_limit(payload: wire.GenerationRequest, notes: Notes) -> OutputLimit | None:
+    """The smallest of the lengths that the client states; names of larger ones are noted. -1 is as many as fit. None: it states none."""
+    bound = BOUNDS["max_tokens"]
+    given: dict[str, int] = {}
+    for name in LENGTHS:
+        value = getattr(payload, name)
+        if isinstance(value, int):
+            if value != -1 and not bound.low <= value <= bound.high:
+                message = f"{name} is out of range; it must be at least {bound.low} and at most {bound.high}, or -1 for as many as fit"
+                raise ApiError("invalid_value", message, param=name)
+            given[name] = int(bound.high) + 1 if value == -1 else value
+    if not given:
+        return None
+    field = min(given, key=lambda name: given[name])
+    for name, value in given.items():
+        if value != given[field]:
+            notes.ignore(name, f"{field} is smaller")
+    return OutputLimit(field, None if given[field] > bound.high else given[field])
+
+
+def num_logprobs(payload: wire.GenerationRequest) -> int | None:
+    """Number of likeliest ids beside each token, from chat's form (true, and `top_logprobs`) or completions' (their number). None: no
+    log-probabilities."""
+    asked, top = payload.logprobs, payload.top_logprobs
+    if asked is None or asked is False:
+        if top:
+            raise ApiError("invalid_value", "top_logprobs works only with logprobs: true", param="top_logprobs")
+        return None
+    numbers = [0 if asked is True else asked, *([] if top is None else [top])]
+    return min(numbers) if min(numbers) < 0 else max(numbers)
+
+
+@contextmanager
+def client_field_names(payload: wire.GenerationRequest, limit: OutputLimit | None) -> Iterator[None]:
+    """Makes a RequestError name the field that the client sent."""
+    names = {"logprobs": "logprobs" if payload.top_logprobs is None else "top_logprobs", "max_tokens": limit.field if limit else None}
+    try:
+        yield
+    except RequestError as error:
+        name = names.get(error.param or "")
+        if name is None or name == error.param:
+            raise
+        raise RequestError(error.message.replace(str(error.param), name), param=name, code=error.code, status=error.status) from None
+
+
 def check_generation(payload: wire.GenerationRequest) -> None:
     """Raises ApiError for fields that exclude each other."""
     _check_stream(payload)
@@ -126,11 +163,9 @@ def check_generation(payload: wire.GenerationRequest) -> None:
 
 def _check_stream(payload: wire.GenerationRequest) -> None:
     options = payload.stream_options
-    if options is not None and not payload.stream:
-        raise ApiError("invalid_value", "stream_options is allowed only with stream: true", param="stream_options")
-    if options is not None and options.continuous_usage_stats and not options.include_usage:
-        raise ApiError("invalid_value", "continuous_usage_stats works only with include_usage: true", param="stream_options")
     if not payload.stream:
+        if options is not None and (options.include_usage or options.continuous_usage_stats):
+            raise ApiError("invalid_value", "stream_options is allowed only with stream: true", param="stream_options")
         return
     if payload.best_of is not None and payload.best_of != (payload.n or 1):
         raise _not_streamable("best_of", "which answers are best is known at their end")
@@ -152,8 +187,9 @@ def _check_beams(payload: wire.GenerationRequest) -> None:
     if payload.length_penalty is not None and abs(payload.length_penalty) > MAX_LENGTH_PENALTY:
         message = f"length_penalty is out of range; it must be at least -{MAX_LENGTH_PENALTY} and at most {MAX_LENGTH_PENALTY}"
         raise ApiError("invalid_value", message, param="length_penalty")
-    if payload.max_tokens == 0:
-        raise ApiError("invalid_value", "max_tokens is 0; a beam search needs at least 1", param="max_tokens")
+    for name in LENGTHS:
+        if getattr(payload, name) == 0:
+            raise ApiError("invalid_value", f"{name} is 0; a beam search needs at least 1", param=name)
 
 
 def stream_settings(payload: wire.GenerationRequest, config: ServerConfig) -> StreamSettings | None:
@@ -161,8 +197,7 @@ def stream_settings(payload: wire.GenerationRequest, config: ServerConfig) -> St
     if not payload.stream:
         return None
     options = payload.stream_options or wire.StreamOptions()
-    with_usage = bool(options.include_usage)
-    return StreamSettings(with_usage, with_usage and bool(options.continuous_usage_stats), config.sse_keep_alive_interval)
+    return StreamSettings(bool(options.include_usage), bool(options.continuous_usage_stats), config.sse_keep_alive_interval)
 
 
 def _not_streamable(name: str, reason: str) -> ApiError:
@@ -181,7 +216,8 @@ def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
 
 
 def _stop(stop: str | list[str]) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+    """An empty string stops nothing: clients send it for what they leave open."""
+    return tuple(each for each in ([stop] if isinstance(stop, str) else stop) if each)
 
 
 _CONVERT: Final[Mapping[str, Any]] = {
@@ -190,6 +226,6 @@ _CONVERT: Final[Mapping[str, Any]] = {
 _NO_EFFECT_ON_BEAMS: Final[Mapping[str, tuple[object, ...]]] = {
     **{name: (getattr(SamplingParams(), name),) for name in OPTIONS}, "temperature": (0, 1), "top_k": (0, -1),
     "logit_bias": ({},), "allowed_token_ids": (), "bad_words": ([],), "stop": ([],), "min_tokens": (0,),
-    "include_stop_str_in_output": (), "logprobs": (), "prompt_logprobs": (),
+    "include_stop_str_in_output": (), "logprobs": (), "top_logprobs": (0,), "prompt_logprobs": (),
 }  # fmt: skip
 """Fields without effect on a beam search, which samples nothing; with the values, beside null and false, that ask for nothing."""

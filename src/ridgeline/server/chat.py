@@ -5,84 +5,59 @@ conversation and the fields that say how it is rendered. Templates are `text.cha
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
-from ridgeline.errors import OverloadedError, RequestError
-from ridgeline.server import body, wire
+from ridgeline.errors import OverloadedError
+from ridgeline.server import body, fields, replies, wire
 from ridgeline.server.answer import Header, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
 from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from ridgeline.server.notes import Notes
 from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import read_body
-from ridgeline.text.chat import no_template
+from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import MAX_MESSAGES, Conversation
+from ridgeline.text.stream import TextDelta
 
 
 def routes(service: Service) -> list[BaseRoute]:
     """The routes of this family."""
 
     async def chat(request: Request) -> Response:
-        data = await read_body(request)
-        payload = body.parse(wire.ChatCompletionRequest, data)
-        body.CHAT.check(data)
+        payload, notes = fields.CHAT.read(await read_body(request))
         model = service.model
         model.check_name(payload.model)
         body.check_generation(payload)
-        check_tools(payload)
-        logprobs = _num_logprobs(payload)
-        prompt = await tokenise_chat(payload, model)
-        params = body.sampling_params(payload, model.defaults, logprobs=logprobs, max_tokens=_max_tokens(payload, model, len(prompt)))
-        with _client_field_names(payload):
-            source = start_generation(service, payload, [prompt], params, stop_ids=model.turn_end_ids)
+        logprobs, limit = body.num_logprobs(payload), body.output_limit(payload, notes)
+        prompt = await tokenise_chat(payload, model, notes)
+        max_tokens = limit.tokens if limit else _default_max_tokens(payload, model, len(prompt))
+        params = body.sampling_params(payload, model.defaults, logprobs=logprobs, max_tokens=max_tokens)
+        with body.client_field_names(payload, limit):
+            source = start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids)
         header = Header.make(model, f"chatcmpl-{source.id}")
         names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
         form = ChatFormat(header, names, logprobs is not None, payload.prompt_logprobs, bool(payload.return_token_ids))
-        return await respond(request, source, form, params.n, body.stream_settings(payload, service.config))
+        return await respond(request, source, form, params.n, body.stream_settings(payload, service.config), notes)
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
 
 
-@contextmanager
-def _client_field_names(payload: wire.ChatCompletionRequest) -> Iterator[None]:
-    """Makes a RequestError name the field that the client sent."""
-    names = {"logprobs": "top_logprobs"} | ({"max_tokens": "max_completion_tokens"} if payload.max_tokens is None else {})
-    try:
-        yield
-    except RequestError as error:
-        name = names.get(error.param or "")
-        if name is None or getattr(payload, name) is None:
-            raise
-        raise RequestError(error.message.replace(str(error.param), name), param=name, code=error.code, status=error.status) from None
-
-
-def _num_logprobs(payload: wire.ChatCompletionRequest) -> int | None:
-    """Number of likeliest ids per token, from chat's two fields; None: no log-probabilities."""
-    if payload.logprobs:
-        return payload.top_logprobs or 0
-    if payload.top_logprobs:
-        raise ApiError("invalid_value", "top_logprobs works only with logprobs: true", param="top_logprobs")
-    return None
-
-
-def _max_tokens(payload: wire.ChatCompletionRequest, model: Model, prompt_tokens: int) -> int | None:
-    """The field by its new or its old name, else the model's default, at most what the context allows. None: the rest of the context."""
-    new, old = payload.max_completion_tokens, payload.max_tokens
-    if new is not None and old is not None and new != old:
-        raise ApiError("invalid_value", f"max_tokens is {old} and max_completion_tokens {new}; send one of them", param="max_tokens")
+def _default_max_tokens(payload: wire.ChatCompletionRequest, model: Model, prompt_tokens: int) -> int | None:
+    """The model's default, at most what the context allows. None: as many as fit."""
     default = model.defaults.get("max_tokens")
-    if new is not None or old is not None or default is None:
-        return new if new is not None else old
+    if default is None:
+        return None
     context = model.limits.max_model_len
     return max(1, min(int(default), context - prompt_tokens, context // max(1, payload.n or 1, payload.best_of or 1)))
 
@@ -115,61 +90,67 @@ class ChatFormat:
         """True if neither ids nor log-probabilities are asked for."""
         return not self.logprobs and not self.token_ids
 
-    def start_event(self, start: ChoiceStart, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
+    def start_event(self, start: ChoiceStart, usage: replies.Usage | None) -> replies.ChatCompletionChunk:
         """The chunk with the role."""
         prompt = list(start.prompt) if self.token_ids else None
-        delta = wire.Delta(role="assistant", content="")
-        return self._chunk([wire.ChatChunkChoice(index=start.index, delta=delta, token_ids=self._ids(()))], usage, prompt)
+        delta = replies.Delta(role="assistant", content="")
+        return self._chunk([replies.ChatChunkChoice(index=start.index, delta=delta, token_ids=self._ids(()))], usage, prompt)
 
-    def delta_event(self, delta: ChoiceDelta, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
+    def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> replies.ChatCompletionChunk:
         """A chunk with new text."""
-        new = delta.delta
-        choice = wire.ChatChunkChoice(
-            index=delta.index,
-            delta=wire.Delta(content=new.text),
-            logprobs=chat_logprobs(self.names, new.ids, new.logprobs) if self.logprobs else None,
-            token_ids=self._ids(new.ids),
-        )
-        return self._chunk([choice], usage)
+        return self._chunk([self._delta(delta)], usage)
 
-    def end_event(self, end: ChoiceEnd, usage: wire.Usage | None) -> wire.ChatCompletionChunk:
-        """The last chunk of a choice."""
-        choice = wire.ChatChunkChoice(index=end.index, delta=wire.Delta(), finish_reason=end.reason.value, stop_reason=end.stop_reason)
-        return self._chunk([choice], usage)
+    def end_event(self, end: ChoiceEnd, last: ChoiceDelta | None, usage: replies.Usage | None) -> replies.ChatCompletionChunk:
+        """The last chunk of a choice, with its last text."""
+        choice = self._delta(ChoiceDelta(end.index, TextDelta(0)) if last is None else last)
+        delta = choice.delta if choice.delta.content else replies.Delta()
+        return self._chunk([structs.replace(choice, delta=delta, finish_reason=end.reason.value, stop_reason=end.stop_reason)], usage)
 
-    def usage_event(self, usage: wire.Usage) -> wire.ChatCompletionChunk:
+    def usage_event(self, usage: replies.Usage) -> replies.ChatCompletionChunk:
         """The chunk after all choices."""
         return self._chunk([], usage)
 
-    def full_body(self, choices: Sequence[CollectedChoice], usage: wire.Usage) -> wire.ChatCompletion:
+    def full_body(self, choices: Sequence[CollectedChoice], usage: replies.Usage) -> replies.ChatCompletion:
         """All choices at once."""
         start, header = choices[0].start, self.header
         of_prompt = None
         if self.prompt_logprobs is not None:
             of_prompt = prompt_logprobs(self.names, start.prompt, start.prompt_logprobs, self.prompt_logprobs)
-        return wire.ChatCompletion(
+        return replies.ChatCompletion(
             header.id, "chat.completion", header.created, header.model, header.fingerprint, [self._choice(each) for each in choices], usage,
             prompt_logprobs=of_prompt, prompt_token_ids=list(start.prompt) if self.token_ids else None,
         )  # fmt: skip
 
-    def _choice(self, choice: CollectedChoice) -> wire.ChatChoice:
-        return wire.ChatChoice(
+    def _delta(self, delta: ChoiceDelta) -> replies.ChatChunkChoice:
+        new = delta.delta
+        return replies.ChatChunkChoice(
+            index=delta.index,
+            delta=replies.Delta(content=new.text),
+            logprobs=chat_logprobs(self.names, new.ids, new.logprobs) if self.logprobs and new.ids else None,
+            token_ids=self._ids(new.ids),
+        )
+
+    def _choice(self, choice: CollectedChoice) -> replies.ChatChoice:
+        return replies.ChatChoice(
             index=choice.end.index,
-            message=wire.AssistantMessage("assistant", choice.text),
+            message=replies.AssistantMessage("assistant", choice.text),
             logprobs=chat_logprobs(self.names, choice.ids, choice.logprobs) if self.logprobs else None,
             finish_reason=choice.end.reason.value,
             stop_reason=choice.end.stop_reason,
             token_ids=self._ids(choice.ids),
         )
 
-    def _ids(self, ids: Sequence[int]) -> list[int] | msgspec.UnsetType:
-        return list(ids) if self.token_ids else msgspec.UNSET
+    def _ids(self, ids: Sequence[int]) -> list[int] | None:
+        return list(ids) if self.token_ids else None
 
     def _chunk(
-        self, choices: list[wire.ChatChunkChoice], usage: wire.Usage | None, prompt: list[int] | None = None
-    ) -> wire.ChatCompletionChunk:
+        self,
+        choices: list[replies.ChatChunkChoice],
+        usage: replies.Usage | None,
+        prompt: list[int] | msgspec.UnsetType | None = msgspec.UNSET,
+    ) -> replies.ChatCompletionChunk:
         header = self.header
-        return wire.ChatCompletionChunk(
+        return replies.ChatCompletionChunk(
             header.id, "chat.completion.chunk", header.created, header.model, header.fingerprint, choices, usage, prompt
         )
 
@@ -187,7 +168,7 @@ _TEMPLATE_THREADS: Final = ThreadPoolExecutor(4, "template")
 """Threads of their own: conversations that make a template expensive hold up other conversations and nothing else."""
 
 
-async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, model: Model) -> list[int]:
+async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, model: Model, notes: Notes) -> list[int]:
     """The ids of the prompt. Raises ApiError and RequestError for what is no conversation, or none that this model can have."""
     template = model.chat
     if template is None:
@@ -195,9 +176,15 @@ async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeReque
     for name in ("tools", "documents"):
         if getattr(payload, name) and template.is_usable and name not in template.variables:
             raise ApiError("unsupported_parameter", f"this model's chat template does not read {name}; leave them out", param=name)
-    salt = payload.cache_salt if isinstance(payload, wire.ChatCompletionRequest) else None
+    salt = None
+    if isinstance(payload, wire.ChatCompletionRequest):
+        salt = payload.cache_salt
+        _check_tools(payload)
     encoder = model.prompt_encoder(salt)
-    encoding = asyncio.get_running_loop().run_in_executor(_TEMPLATE_THREADS, template.encode, conversation(payload), encoder)
+    asked = conversation(payload, _arguments(payload, template, notes))
+    if template.is_usable:
+        notes.folded += template.folded_roles(asked)
+    encoding = asyncio.get_running_loop().run_in_executor(_TEMPLATE_THREADS, template.encode, asked, encoder)
     try:
         async with asyncio.timeout(TOKENISE_TIMEOUT_SECONDS):
             return await encoding
@@ -206,7 +193,29 @@ async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeReque
         raise OverloadedError(message, RETRY_AFTER_SECONDS) from None
 
 
-def conversation(payload: wire.ChatCompletionRequest | wire.TokenizeRequest) -> Conversation:
+def _arguments(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, template: ChatTemplate, notes: Notes) -> dict[str, object]:
+    """`chat_template_kwargs` that the template reads, and what `reasoning_effort` means to it; notes the others.
+
+    Raises ApiError for an effort that the template does not read.
+    """
+    given = payload.chat_template_kwargs or {}
+    unread = template.unread(given) if template.is_usable else ()
+    for name in unread:
+        notes.ignore(f"chat_template_kwargs.{name}", "this model's chat template does not read it")
+    found = {name: value for name, value in given.items() if name not in unread}
+    effort = payload.reasoning_effort if isinstance(payload, wire.ChatCompletionRequest) else None
+    if effort == "none":
+        if "enable_thinking" in template.variables:
+            found.setdefault("enable_thinking", False)
+    elif effort is not None:
+        if "reasoning_effort" not in template.variables:
+            message = 'this model\'s chat template does not read reasoning_effort; leave it out, or send "none"'
+            raise ApiError("unsupported_parameter", message, param="reasoning_effort")
+        found.setdefault("reasoning_effort", effort)
+    return found
+
+
+def conversation(payload: wire.ChatCompletionRequest | wire.TokenizeRequest, arguments: Mapping[str, object]) -> Conversation:
     """The part of the body that a template reads. A final message is continued, or else followed by the assistant's turn."""
     continued = bool(payload.continue_final_message)
     return Conversation(
@@ -215,18 +224,20 @@ def conversation(payload: wire.ChatCompletionRequest | wire.TokenizeRequest) -> 
         documents=_plain_objects("documents", payload.documents, MAX_DOCUMENTS),
         add_generation_prompt=not continued if payload.add_generation_prompt is None else payload.add_generation_prompt,
         continue_final_message=continued,
-        arguments=payload.chat_template_kwargs or {},
+        arguments=arguments,
     )
 
 
-def check_tools(payload: wire.ChatCompletionRequest) -> None:
-    """Raises ApiError where a client may expect tool calls: answers are text here, and nothing parses calls out of them."""
+def _check_tools(payload: wire.ChatCompletionRequest) -> None:
+    """Raises ApiError where a client may expect tool calls: answers are text here, and nothing parses calls out of them. Tools that the
+    template does not read have been rejected before, so that no hint leads to another error."""
     if payload.tool_choice not in (None, "none", "auto"):
-        raise ApiError("unsupported_parameter", 'tool_choice can only be "none": this server does not parse calls', param="tool_choice")
+        message = "this server does not parse tool calls yet, so an answer cannot be made to be one; leave tool_choice out"
+        raise ApiError("unsupported_parameter", message, param="tool_choice")
     if payload.tools and payload.tool_choice != "none":
         raise ApiError(
             "unsupported_parameter",
-            'this server does not parse tool calls; send tool_choice: "none" to show the tools to the model and get its answer as text',
+            'this server does not parse tool calls yet; send tool_choice: "none" to show the tools to the model and get its answer as text',
             param="tools",
         )
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
-from ridgeline.server import body, wire
+from ridgeline.server import body, fields, replies, wire
 from ridgeline.server.answer import Header, respond
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
@@ -22,9 +22,11 @@ from ridgeline.server.logprobs import TokenNames, completion_logprobs, joined, p
 from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import read_body
 from ridgeline.text.prompt_cache import Encoder
+from ridgeline.text.stream import TextDelta
 from ridgeline.text.token_text import prompt_text
 
 MAX_PROMPTS: Final = 64
+DEFAULT_MAX_TOKENS: Final = 16
 LONG_TEXT_CHARACTERS: Final = 8_192
 """Characters beyond which tokenising would hold up other requests: it then happens in a thread."""
 
@@ -33,29 +35,37 @@ def routes(service: Service) -> list[BaseRoute]:
     """The routes of this family."""
 
     async def completions(request: Request) -> Response:
-        data = await read_body(request)
-        payload = body.parse(wire.CompletionRequest, data)
-        body.COMPLETION.check(data)
+        payload, notes = fields.COMPLETION.read(await read_body(request))
         model = service.model
         model.check_name(payload.model)
         body.check_generation(payload)
-        params = body.sampling_params(payload, model.defaults, prompt_logprobs=_num_prompt_logprobs(payload))
+        logprobs, limit = body.num_logprobs(payload), body.output_limit(payload, notes)
+        of_prompt = _num_prompt_logprobs(payload, logprobs)
+        params = body.sampling_params(
+            payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit)
+        )
         prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model.prompt_encoder(payload.cache_salt)))
-        source = start_generation(service, payload, prompts, params)
+        with body.client_field_names(payload, limit):
+            source = start_generation(service, payload, prompts, params, notes)
         header = Header.make(model, f"cmpl-{source.id}")
         names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
-        form = CompletionFormat(
-            header, names, payload.logprobs, payload.prompt_logprobs, bool(payload.echo), bool(payload.return_token_ids)
-        )
-        return await respond(request, source, form, params.n, body.stream_settings(payload, service.config))
+        form = CompletionFormat(header, names, logprobs, payload.prompt_logprobs, bool(payload.echo), bool(payload.return_token_ids))
+        return await respond(request, source, form, params.n, body.stream_settings(payload, service.config), notes)
 
     return [Route("/v1/completions", completions, methods=["POST"])]
 
 
-def _num_prompt_logprobs(payload: wire.CompletionRequest) -> int | None:
+def _max_tokens(payload: wire.CompletionRequest, limit: body.OutputLimit | None) -> int | None:
+    """What the client states; where it sends nothing at all OpenAI's default. None: as many as fit."""
+    if limit is not None or payload.max_tokens is None:
+        return limit.tokens if limit else None
+    return DEFAULT_MAX_TOKENS
+
+
+def _num_prompt_logprobs(payload: wire.CompletionRequest, logprobs: int | None) -> int | None:
     """Number of likeliest ids per prompt token: an echo with log-probabilities has the prompt's too."""
-    if payload.echo and payload.logprobs is not None:
-        return max(payload.logprobs, payload.prompt_logprobs or 0)
+    if payload.echo and logprobs is not None:
+        return max(logprobs, payload.prompt_logprobs or 0)
     return payload.prompt_logprobs
 
 
@@ -129,46 +139,50 @@ class CompletionFormat:
         """True if neither ids nor log-probabilities are asked for."""
         return self.logprobs is None and not self.token_ids
 
-    def start_event(self, start: ChoiceStart, usage: wire.Usage | None) -> wire.Completion:
+    def start_event(self, start: ChoiceStart, usage: replies.Usage | None) -> replies.CompletionChunk:
         """The event with the prompt."""
         text, logprobs = self._echo(start) if self.echo else ("", None)
         self._echoed[start.index] = len(text)
-        choice = wire.Choice(
+        choice = replies.Choice(
             index=start.index, text=text, logprobs=logprobs, prompt_token_ids=self._ids(start.prompt), token_ids=self._ids(())
         )
-        return self._body([choice], usage)
+        return self._event([choice], usage)
 
-    def delta_event(self, delta: ChoiceDelta, usage: wire.Usage | None) -> wire.Completion:
+    def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> replies.CompletionChunk:
         """An event with new text."""
-        new = delta.delta
-        logprobs = None
-        if self.logprobs is not None:
+        return self._event([self._delta(delta)], usage)
+
+    def end_event(self, end: ChoiceEnd, last: ChoiceDelta | None, usage: replies.Usage | None) -> replies.CompletionChunk:
+        """The last event of a choice, with its last text."""
+        choice = self._delta(ChoiceDelta(end.index, TextDelta(0)) if last is None else last)
+        return self._event([structs.replace(choice, finish_reason=end.reason.value, stop_reason=end.stop_reason)], usage)
+
+    def usage_event(self, usage: replies.Usage) -> replies.CompletionChunk:
+        """The event after all choices."""
+        return self._event([], usage)
+
+    def full_body(self, choices: Sequence[CollectedChoice], usage: replies.Usage) -> replies.Completion:
+        """All choices at once."""
+        header = self.header
+        of_prompts = [self._choice(each) for each in choices]
+        return replies.Completion(header.id, "text_completion", header.created, header.model, header.fingerprint, of_prompts, usage)
+
+    def _delta(self, delta: ChoiceDelta) -> replies.Choice:
+        new, logprobs = delta.delta, None
+        if self.logprobs is not None and new.ids:
             echoed = self._echoed.get(delta.index, 0)
             logprobs = completion_logprobs(self.names, new.ids, new.logprobs, new.offsets, echoed, self.logprobs)
-        return self._body([wire.Choice(index=delta.index, text=new.text, logprobs=logprobs, token_ids=self._ids(new.ids))], usage)
+        return replies.Choice(index=delta.index, text=new.text, logprobs=logprobs, token_ids=self._ids(new.ids))
 
-    def end_event(self, end: ChoiceEnd, usage: wire.Usage | None) -> wire.Completion:
-        """The last event of a choice."""
-        choice = wire.Choice(index=end.index, text="", finish_reason=end.reason.value, stop_reason=end.stop_reason)
-        return self._body([choice], usage)
-
-    def usage_event(self, usage: wire.Usage) -> wire.Completion:
-        """The event after all choices."""
-        return self._body([], usage)
-
-    def full_body(self, choices: Sequence[CollectedChoice], usage: wire.Usage) -> wire.Completion:
-        """All choices at once."""
-        return self._body([self._choice(each) for each in choices], usage)
-
-    def _choice(self, choice: CollectedChoice) -> wire.Choice:
+    def _choice(self, choice: CollectedChoice) -> replies.Choice:
         text, logprobs = self._echo(choice.start) if self.echo else ("", None)
         if self.logprobs is not None:
             own = completion_logprobs(self.names, choice.ids, choice.logprobs, choice.offsets, len(text), self.logprobs)
             logprobs = own if logprobs is None else joined(logprobs, own)
-        of_prompt: wire.PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+        of_prompt = None
         if self.prompt_logprobs is not None:
             of_prompt = prompt_logprobs(self.names, choice.start.prompt, choice.start.prompt_logprobs, self.prompt_logprobs)
-        return wire.Choice(
+        return replies.Choice(
             index=choice.end.index,
             text=text + choice.text,
             logprobs=logprobs,
@@ -179,7 +193,7 @@ class CompletionFormat:
             token_ids=self._ids(choice.ids),
         )
 
-    def _echo(self, start: ChoiceStart) -> tuple[str, wire.Logprobs | None]:
+    def _echo(self, start: ChoiceStart) -> tuple[str, replies.Logprobs | None]:
         """The prompt's text and log-probabilities."""
         prompt = prompt_text(self.names.tokenizer, start.prompt)
         text = "".join(prompt.texts)
@@ -187,9 +201,9 @@ class CompletionFormat:
             return text, None
         return text, completion_logprobs(self.names, start.prompt, start.prompt_logprobs, prompt.offsets, 0, self.logprobs)
 
-    def _ids(self, ids: Sequence[int]) -> list[int] | msgspec.UnsetType:
-        return list(ids) if self.token_ids else msgspec.UNSET
+    def _ids(self, ids: Sequence[int]) -> list[int] | None:
+        return list(ids) if self.token_ids else None
 
-    def _body(self, choices: list[wire.Choice], usage: wire.Usage | None) -> wire.Completion:
+    def _event(self, choices: list[replies.Choice], usage: replies.Usage | None) -> replies.CompletionChunk:
         header = self.header
-        return wire.Completion(header.id, "text_completion", header.created, header.model, header.fingerprint, choices, usage)
+        return replies.CompletionChunk(header.id, "text_completion", header.created, header.model, header.fingerprint, choices, usage)

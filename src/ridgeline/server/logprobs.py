@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ridgeline.core.plan import TokenLogprobs
-from ridgeline.server import wire
+from ridgeline.server import replies
 from ridgeline.text.token_text import token_text
 from ridgeline.text.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ class TokenNames:
 
 def completion_logprobs(
     names: TokenNames, ids: Sequence[int], found: Sequence[TokenLogprobs | None], offsets: Sequence[int], start: int, top: int
-) -> wire.Logprobs:
+) -> replies.Logprobs:
     """OpenAI's completions form: columns over `ids`, with the `top` likeliest ids of each position and the token itself.
 
     offsets  characters before each token; those in the answer count from `start` characters on
@@ -35,7 +35,7 @@ def completion_logprobs(
     def top_logprobs(token: int, each: TokenLogprobs) -> dict[str, float]:
         return {names.name(other): value for other, value in (*each.top[:top], (token, each.logprob))}
 
-    return wire.Logprobs(
+    return replies.Logprobs(
         tokens=[names.name(token) for token in ids],
         token_logprobs=[None if each is None else each.logprob for each in found],
         top_logprobs=[None if each is None else top_logprobs(token, each) for token, each in zip(ids, found, strict=True)],
@@ -43,9 +43,9 @@ def completion_logprobs(
     )
 
 
-def joined(first: wire.Logprobs, second: wire.Logprobs) -> wire.Logprobs:
+def joined(first: replies.Logprobs, second: replies.Logprobs) -> replies.Logprobs:
     """The columns of both, one after the other."""
-    return wire.Logprobs(
+    return replies.Logprobs(
         first.tokens + second.tokens,
         first.token_logprobs + second.token_logprobs,
         first.top_logprobs + second.top_logprobs,
@@ -53,26 +53,26 @@ def joined(first: wire.Logprobs, second: wire.Logprobs) -> wire.Logprobs:
     )
 
 
-def chat_logprobs(names: TokenNames, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> wire.ChatLogprobs:
+def chat_logprobs(names: TokenNames, ids: Sequence[int], found: Sequence[TokenLogprobs]) -> replies.ChatLogprobs:
     """OpenAI's chat form: one object per token, with the bytes of each."""
 
     def piece(token: int) -> list[int]:
         return list(names.tokenizer.piece(token))
 
-    def entry(token: int, each: TokenLogprobs) -> wire.ChatLogprob:
-        top = [wire.TopLogprob(names.name(other), value, piece(other)) for other, value in each.top]
-        return wire.ChatLogprob(names.name(token), each.logprob, piece(token), top)
+    def entry(token: int, each: TokenLogprobs) -> replies.ChatLogprob:
+        top = [replies.TopLogprob(names.name(other), value, piece(other)) for other, value in each.top]
+        return replies.ChatLogprob(names.name(token), each.logprob, piece(token), top)
 
-    return wire.ChatLogprobs([entry(token, each) for token, each in zip(ids, found, strict=True)])
+    return replies.ChatLogprobs([entry(token, each) for token, each in zip(ids, found, strict=True)])
 
 
-def prompt_logprobs(names: TokenNames, ids: Sequence[int], found: Sequence[TokenLogprobs | None], top: int) -> wire.PromptLogprobs:
+def prompt_logprobs(names: TokenNames, ids: Sequence[int], found: Sequence[TokenLogprobs | None], top: int) -> replies.PromptLogprobs:
     """vLLM's form: for each token of a prompt the `top` likeliest ids and its own, by id; null for the first."""
 
-    def by_id(token: int, each: TokenLogprobs) -> dict[int, wire.PromptLogprob]:
+    def by_id(token: int, each: TokenLogprobs) -> dict[int, replies.PromptLogprob]:
         rank = next((place for place, (other, _) in enumerate(each.top, 1) if other == token), None)
-        own = {token: wire.PromptLogprob(each.logprob, rank, names.name(token))}
+        own = {token: replies.PromptLogprob(each.logprob, rank, names.name(token))}
         likeliest = enumerate(each.top[:top], 1)
-        return own | {other: wire.PromptLogprob(value, place, names.name(other)) for place, (other, value) in likeliest}
+        return own | {other: replies.PromptLogprob(value, place, names.name(other)) for place, (other, value) in likeliest}
 
     return [None if each is None else by_id(token, each) for token, each in zip(ids, found, strict=True)]

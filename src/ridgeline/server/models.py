@@ -9,10 +9,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.errors import RequestError
-from ridgeline.server import body, wire
+from ridgeline.server import fields, replies, wire
 from ridgeline.server.chat import tokenise_chat
 from ridgeline.server.completions import LONG_TEXT_CHARACTERS
 from ridgeline.server.errors import ApiError
+from ridgeline.server.notes import Notes
 from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import json_response, read_body
 from ridgeline.text.token_text import token_text
@@ -25,30 +26,33 @@ def routes(service: Service) -> list[BaseRoute]:
     """The routes of this family."""
 
     async def models(request: Request) -> Response:
-        return json_response(wire.ModelList("list", [_card(service.model)]))
+        return json_response(replies.ModelList("list", [_card(service.model)]))
 
     async def model(request: Request) -> Response:
         service.model.check_name(request.path_params["name"])
         return json_response(_card(service.model))
 
     async def tokenize(request: Request) -> Response:
-        data = await read_body(request)
-        payload = body.parse(wire.TokenizeRequest, data)
-        body.TOKENIZE.check(data)
+        payload, notes = fields.TOKENIZE.read(await read_body(request))
         loaded = service.model
         loaded.check_name(payload.model)
-        ids = await _tokenise(payload, loaded)
-        return json_response(await _run_long(len(ids), _tokens, payload, loaded, ids))
+        ids = await _tokenise(payload, loaded, notes)
+        answer = json_response(await _run_long(len(ids), _tokens, payload, loaded, ids))
+        answer.headers.update(notes.tell())
+        return answer
 
     async def detokenize(request: Request) -> Response:
-        payload = body.parse(wire.DetokenizeRequest, await read_body(request))
+        payload, notes = fields.DETOKENIZE.read(await read_body(request))
         loaded = service.model
         loaded.check_name(payload.model)
         if payload.tokens is None:
             raise ApiError("missing_field", "tokens is missing; send a list of token ids", param="tokens")
         if any(not 0 <= token < loaded.limits.vocab for token in payload.tokens):
             raise RequestError(f"tokens contains an id outside 0 to {loaded.limits.vocab - 1}.", param="tokens")
-        return json_response(wire.DetokenizeResponse(await _run_long(len(payload.tokens), loaded.tokenizer.decode, payload.tokens, False)))
+        text = await _run_long(len(payload.tokens), loaded.tokenizer.decode, payload.tokens, False)
+        answer = json_response(replies.DetokenizeResponse(text))
+        answer.headers.update(notes.tell())
+        return answer
 
     return [
         Route("/v1/models", models, methods=["GET"]),
@@ -63,27 +67,27 @@ async def _run_long(length: int, work: Callable[P, Result], *arguments: P.args, 
     return await asyncio.to_thread(work, *arguments, **more) if length > LONG_TEXT_CHARACTERS else work(*arguments, **more)
 
 
-async def _tokenise(payload: wire.TokenizeRequest, model: Model) -> list[int]:
+async def _tokenise(payload: wire.TokenizeRequest, model: Model, notes: Notes) -> list[int]:
     """Ids of a text, or of a conversation."""
     if payload.messages is not None:
         if payload.prompt is not None:
             raise ApiError("invalid_value", "prompt and messages exclude each other; send one of them", param="prompt")
         if payload.add_special_tokens:
             raise ApiError("unsupported_parameter", "the template writes the special tokens of messages", param="add_special_tokens")
-        return await tokenise_chat(payload, model)
+        return await tokenise_chat(payload, model, notes)
     if payload.prompt is None:
         raise ApiError("missing_field", "prompt is missing; send a string, or messages", param="prompt")
     add_bos = payload.add_special_tokens is not False
     return await _run_long(len(payload.prompt), model.tokenizer.encode, payload.prompt, add_bos, special=True)
 
 
-def _tokens(payload: wire.TokenizeRequest, model: Model, ids: list[int]) -> wire.TokenizeResponse:
+def _tokens(payload: wire.TokenizeRequest, model: Model, ids: list[int]) -> replies.TokenizeResponse:
     strings = [token_text(model.tokenizer, token) for token in ids] if payload.return_token_strs else None
-    return wire.TokenizeResponse(len(ids), model.limits.max_model_len, ids, strings)
+    return replies.TokenizeResponse(len(ids), model.limits.max_model_len, ids, strings)
 
 
-def _card(model: Model) -> wire.ModelCard:
-    return wire.ModelCard(
+def _card(model: Model) -> replies.ModelCard:
+    return replies.ModelCard(
         id=model.name,
         object="model",
         created=model.created,
@@ -92,4 +96,10 @@ def _card(model: Model) -> wire.ModelCard:
         parent=None,
         max_model_len=model.limits.max_model_len,
         chat=model.chat is not None and model.chat.is_usable,
+        ridgeline=replies.ModelNotes(
+            model.kind.kind,
+            model.kind.reason,
+            [replies.CheckFinding(each.severity, each.check, each.cause, each.fix) for each in model.findings],
+            model.defaults,
+        ),
     )

@@ -20,10 +20,12 @@ from ridgeline import __version__
 from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, Bound
 from ridgeline.engine import admit
 from ridgeline.engine.beams import MAX_LENGTH_PENALTY
-from ridgeline.server import body, chat, wire
+from ridgeline.server import chat, replies, wire
 from ridgeline.server.auth import PUBLIC
+from ridgeline.server.body import LENGTHS
 from ridgeline.server.completions import MAX_PROMPTS
 from ridgeline.server.errors import CATALOGUE, ErrorBody
+from ridgeline.server.fields import UNSUPPORTED
 from ridgeline.server.service import Service
 from ridgeline.text.chat_content import MAX_MESSAGES
 
@@ -58,24 +60,24 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/livez", "Liveness of the process", "text/plain"),
     Endpoint("GET", "/readyz", "Readiness: 200 if a request would be accepted now", "text/plain", NEEDS_MODEL),
     Endpoint("GET", "/health", "The same as /readyz", "text/plain", NEEDS_MODEL),
-    Endpoint("GET", "/version", "The server's version", wire.Version),
+    Endpoint("GET", "/version", "The server's version", replies.Version),
     Endpoint("GET", "/metrics", "Metrics in Prometheus' text format", "text/plain", NEEDS_MODEL),
     Endpoint("GET", "/openapi.json", "The OpenAPI document", dict[str, Any]),
-    Endpoint("GET", "/v1/models", "The model, as a list of one", wire.ModelList, NEEDS_MODEL),
-    Endpoint("GET", "/v1/models/{name}", "The model, by its name", wire.ModelCard, (404, 503)),
-    Endpoint("POST", "/v1/completions", "Text completion", wire.Completion, GENERATES, wire.CompletionRequest, wire.Completion),
+    Endpoint("GET", "/v1/models", "The model, as a list of one", replies.ModelList, NEEDS_MODEL),
+    Endpoint("GET", "/v1/models/{name}", "The model, by its name", replies.ModelCard, (404, 503)),
+    Endpoint("POST", "/v1/completions", "Text completion", replies.Completion, GENERATES, wire.CompletionRequest, replies.CompletionChunk),
     Endpoint(
         "POST", "/v1/chat/completions", "Chat completion",
-        wire.ChatCompletion, GENERATES, wire.ChatCompletionRequest, wire.ChatCompletionChunk,
+        replies.ChatCompletion, GENERATES, wire.ChatCompletionRequest, replies.ChatCompletionChunk,
     ),
-    Endpoint("POST", "/tokenize", "Token ids of a text or a conversation", wire.TokenizeResponse, BODY, wire.TokenizeRequest),
-    Endpoint("POST", "/detokenize", "Text of token ids", wire.DetokenizeResponse, BODY, wire.DetokenizeRequest),
+    Endpoint("POST", "/tokenize", "Token ids of a text or a conversation", replies.TokenizeResponse, BODY, wire.TokenizeRequest),
+    Endpoint("POST", "/detokenize", "Text of token ids", replies.DetokenizeResponse, BODY, wire.DetokenizeRequest),
 )  # fmt: skip
 
 
 def routes(service: Service) -> list[BaseRoute]:
     """The route of the document, which is fixed at start."""
-    encoded = msgspec.json.encode(document(locked=service.config.api_key is not None))
+    encoded = msgspec.json.encode(document(locked=service.config.needs_key))
 
     async def openapi(request: Request) -> Response:
         return Response(encoded, media_type="application/json")
@@ -180,11 +182,12 @@ def _range(bound: Bound) -> dict[str, Schema]:
 
 
 _ID: Final[Schema] = {"type": "integer", "minimum": 0}
-_STOP: Final[Schema] = {"minLength": 1, "maxLength": admit.MAX_STOP_CHARACTERS}
+_STOP: Final[Schema] = {"maxLength": admit.MAX_STOP_CHARACTERS}
+_LENGTH: Final[Schema] = {"integer": {"minimum": -1, "maximum": admit.BOUNDS["max_tokens"].high}}
 _IDS: Final[Schema] = {"type": "array", "minItems": 1, "items": _ID}
 _KEYWORDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     **{name: _range(bound) for name, bound in admit.BOUNDS.items()},
-    "max_completion_tokens": _range(admit.BOUNDS["max_tokens"]),
+    **dict.fromkeys(LENGTHS, _LENGTH),
     "top_logprobs": _range(admit.BOUNDS["logprobs"]),
     "length_penalty": {"number": {"minimum": -MAX_LENGTH_PENALTY, "maximum": MAX_LENGTH_PENALTY}},
     "truncate_prompt_tokens": {"integer": {"minimum": -1, "not": {"const": 0}}},
@@ -239,9 +242,6 @@ _ANY_OF: Final[Mapping[type, list[Schema]]] = {
     ]
 }
 """Alternatives of which one must hold."""
-_UNSUPPORTED: Final[Mapping[type, body.UnsupportedFields]] = {
-    wire.CompletionRequest: body.COMPLETION, wire.ChatCompletionRequest: body.CHAT, wire.TokenizeRequest: body.TOKENIZE
-}  # fmt: skip
 _NARROWED: Final = (*_REQUIRED, wire.TokenizeRequest, wire.ChatMessage)
 
 
@@ -260,9 +260,7 @@ def _narrow(shape: type, schema: Schema) -> None:
         schema["required"] = list(_REQUIRED[shape])
     if shape in _ANY_OF:
         schema["anyOf"] = _ANY_OF[shape]
-    fields = _UNSUPPORTED.get(shape)
-    if fields is not None:
-        properties.update((name, _unsupported(values)) for name, values in fields.fields.items())
+    properties.update((name, _unsupported(values)) for name, values in UNSUPPORTED.get(shape, {}).items())
 
 
 def _branches(schema: Schema) -> list[Schema]:

@@ -6,6 +6,7 @@ engine) and the bound on waiting requests. Knows no HTTP.
 
 import asyncio
 import hashlib
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,21 +14,33 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Final
 
-from ridgeline.config.env import cache_directory
+from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
-from ridgeline.core.events import Event
+from ridgeline.core.commands import Output
+from ridgeline.core.events import Event, Finish, StepLate
 from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source, tenant_domain
+from ridgeline.engine.answer import ChoiceEnd
+from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
-from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
+from ridgeline.errors import ConfigError, EngineDeadError, Finding, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
+from ridgeline.observe.ends import repeats
+from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
+from ridgeline.server.keys import ApiKeys
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.prompt_cache import Encoder, PromptCache
+from ridgeline.text.statements import ModelKind
 from ridgeline.text.tokenizer import Tokenizer, bad_word_ids
+from ridgeline.text.tokenizer_check import check_vocabulary
+
+_LOG = logging.getLogger("ridgeline.server")
+_LEVELS: Final = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,9 @@ class Model:
     """A loaded model.
 
     created   seconds since 1970
+    kind      base or instruct, and why
     chat      None: the model has no template
+    findings  problems that checks found before the first request
     defaults  values that its authors recommend for fields that a client leaves out, by the names of `SamplingParams`
     """
 
@@ -45,7 +60,9 @@ class Model:
     engine: Ready
     created: int
     prompts: PromptCache
+    kind: ModelKind
     chat: ChatTemplate | None = None
+    findings: tuple[Finding, ...] = ()
     defaults: Mapping[str, int | float] = field(default_factory=dict)
 
     def check_name(self, name: str | None) -> None:
@@ -85,7 +102,9 @@ class Service:
         self, engine_config: EngineConfig, config: ServerConfig, on_progress: Callable[[str, float], None] = lambda stage, fraction: None
     ) -> None:
         self.config = config
+        self.keys = ApiKeys(config.api_key, config.api_key_file)
         self.metrics = Metrics()
+        self._late_steps = LateSteps(engine_config.step_ms)
         self.stage = "starting"
         self._engine_config = engine_config
         self._on_progress = on_progress
@@ -104,15 +123,25 @@ class Service:
         name = self._engine_config.model
         path = None
         if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
-            path = await asyncio.to_thread(resolve_model, name, cache_directory(), self._progress)
+            path = await asyncio.to_thread(resolve_model, name, model_stores(), self._progress)
         config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
         self._engine = engine = EngineClient(config, self._apply_events, self._progress)
-        await engine.start()
+        if self.config.chat_template is None:
+            await engine.start()  # reads weights meanwhile; the user's own template is checked first
         assets = await asyncio.to_thread(load_text_assets, name, path, self.config)
         self._template = assets.chat
-        self._model = _model(served_name(name, self.config), assets, await _ready(engine))
+        if self.config.chat_template is not None:
+            await engine.start()
+        model = _model(served_name(name, self.config), assets, await _ready(engine))
+        if path is not None:
+            self._progress("checking answers", 0.0)
+            model = replace(model, findings=(*model.findings, *await _check_answers(engine, model)))
+        for finding in model.findings:
+            _LOG.log(_LEVELS[finding.severity], "%s", finding)
+        self.metrics.ends.chats = model.kind.kind == "instruct"
+        self._model = model
         self.stage = "ready"
-        return self._model
+        return model
 
     async def wait_failed(self) -> None:
         """Waits until no engine will ever run again; raises ConfigError with the reason. Call it after `start`."""
@@ -132,7 +161,7 @@ class Service:
         True if all have ended."""
         self._draining = True
         end = time.monotonic() + seconds
-        while self._engine is not None and self._engine.open_requests:
+        while self.open_requests:
             if time.monotonic() >= end:
                 return False
             await asyncio.sleep(DRAIN_POLL_SECONDS)
@@ -143,15 +172,27 @@ class Service:
         self._on_progress(stage, fraction)
 
     def _apply_events(self, events: Sequence[Event]) -> None:
+        if self._model is None:
+            return  # of the check of answers
         self._detect_restart()
         for event in events:
             self.metrics.apply(event)
+            if type(event) is StepLate:
+                self._late_steps.apply(event)
 
     def _detect_restart(self) -> None:
         """Closes, in the metrics, the requests of an engine that died: no event will."""
         if self._engine is not None and (self._engine.starts != self._engine_starts or not self._engine.is_ready):
             self._engine_starts = self._engine.starts
             self.metrics.engine_lost()
+
+    def answer_ended(self, end: ChoiceEnd) -> None:
+        """Counts how an answer ended, and logs once where many end as no sound model's do."""
+        by_itself = end.reason is Finish.STOP and end.stop_reason is None
+        loops = end.reason is Finish.LENGTH and repeats(end.last_ids)
+        suspicion = self.metrics.ends.add(end.reason, end.usage.completion_tokens, by_itself=by_itself, loops=loops)
+        if suspicion is not None:
+            _LOG.warning("%s", suspicion)
 
     # ── used by endpoints ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -180,13 +221,25 @@ class Service:
             return "the server is shutting down"
         return self.stage if self._model is None or self._engine is None else f"the engine is {self._engine.state}"
 
+    @property
+    def open_requests(self) -> int:
+        """Requests that the engine has not ended yet."""
+        return 0 if self._engine is None else self._engine.open_requests
+
+    @property
+    def has_priorities(self) -> bool:
+        """True if a request's priority counts."""
+        return self._engine_config.scheduling_policy == "priority"
+
     def current_metrics(self) -> Metrics:
         """Metrics without requests of an engine that has died."""
         self._detect_restart()
         return self.metrics
 
-    def admitter(self, params: SamplingParams, *, priority: int, salt: str, stop_ids: frozenset[int] = frozenset()) -> Admitter:
-        """Returns a function that admits prompts with these parameters. `stop_ids` end a sequence as EOS does.
+    def admitter(
+        self, params: SamplingParams, *, priority: int, salt: str, stop_ids: frozenset[int] = frozenset(), arrived: float | None = None
+    ) -> Admitter:
+        """Returns a function that admits prompts with these parameters. `stop_ids` end a sequence as EOS does; `arrived`: see `Admitted`.
 
         It raises RequestError, and never looks at the load: that is `check_capacity`'s.
         """
@@ -198,7 +251,7 @@ class Service:
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
             return admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
-                priority=priority,
+                priority=priority, arrived=arrived,
             )  # fmt: skip
 
         return admit_prompt
@@ -237,4 +290,20 @@ def _model(name: str, assets: TextAssets, ready: Ready) -> Model:
     files, info = assets.files, ready.info
     vocab = files.vocab(info.vocab)
     limits = ModelLimits(vocab, info.max_model_len, files.eos_ids(vocab), info.kv)
-    return Model(name, files.tokenizer, limits, ready, int(time.time()), assets.prompts, assets.chat, files.generation.sampling)
+    findings = (*info.findings, *assets.findings)
+    if files.path is not None:
+        findings += tuple(check_vocabulary(files.tokenizer, info.vocab))
+    now, defaults = int(time.time()), files.generation.sampling
+    return Model(name, files.tokenizer, limits, ready, now, assets.prompts, assets.kind, assets.chat, findings, defaults)
+
+
+async def _check_answers(engine: EngineClient, model: Model) -> tuple[Finding, ...]:
+    """Problems that show in a first answer. Raises ModelFormatError where there is none, as its numbers are not finite."""
+    request, scores, end = canary_request(model.tokenizer, model.limits), list[TokenLogprobs](), Finish.LENGTH
+    if request is not None:
+        async for item in engine.submit(request):
+            if isinstance(item, Output):
+                scores += item.prompt_logprobs or ()
+            else:
+                end = item.reason
+    return judge(scores, end, model.limits.vocab)

@@ -1,6 +1,7 @@
-"""Fields of OpenAI's and vLLM's requests that are known and not supported, per endpoint, as data.
+"""Fields that clients of OpenAI's API, vLLM, SGLang and llama.cpp send and that no endpoint acts on, as data.
 
-Each name has the values, beside null, that ask for nothing and are accepted; any other value is rejected by name (`server.body`).
+Unsupported ones have the values, beside null, that ask for nothing; any other value is rejected by name (`server.body`), since it would
+change the answer. Those without effect are taken silently. Every other name is unknown: ignored, and told (`server.notes`).
 """
 
 from collections.abc import Mapping
@@ -8,45 +9,96 @@ from typing import Final
 
 Fields = Mapping[str, tuple[object, ...]]
 
-_GENERATION: Final[Fields] = {
+_OFF, _NONE = (False,), (0,)
+_STRUCTURED: Final[Fields] = {
+    "ebnf": ("",),
+    "format": ("",),
+    "grammar": ("",),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
+    "json_schema": (),
+    "regex": ("",),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+}
+_SAMPLERS: Final[Fields] = {
+    "adaptive_target": (-1,),
+    "dry_multiplier": _NONE,
+    "dynatemp_range": _NONE,
+    "mirostat": _NONE,
+    "no_repeat_ngram_size": _NONE,
+    "repeat_penalty": (1,),
+    "samplers": ([],),
+    "tfs_z": (1,),
+    "top_a": _NONE,
+    "top_n_sigma": (-1, 0),
+    "typ_p": (1,),
+    "typical_p": (1,),
+    "xtc_probability": _NONE,
+}
+_GENERATION: Final[Fields] = {
+    **_STRUCTURED,
+    **_SAMPLERS,
+    "image_data": ([],),
     "kv_transfer_params": (),
     "logprob_token_ids": ([],),
+    "lora": ([],),
+    "max_new_tokens": (),
+    "n_indent": _NONE,
+    "n_probs": _NONE,
+    "num_predict": (),
     "repetition_detection": (),
-    "request_id": (),
-    "response_format": ({"type": "text"},),
-    "return_prompt_text": (False,),
-    "session_id": (),
+    "return_prompt_text": _OFF,
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
-    "structured_outputs": (),
-    "thinking_token_budget": (),
+    "t_max_predict_ms": _NONE,
+    "think": _OFF,
+    "thinking": ({"type": "disabled"},),
+    "thinking_token_budget": (-1,),
     "vllm_xargs": ({},),
+    "watermarking": _OFF,
 }
 REASONS: Final[Mapping[str, str]] = {
+    **{name: f"{name} is not supported: this server has no structured output yet; leave it out" for name in _STRUCTURED},
     "chat_template": "chat_template is never taken from a request; start the server with --chat-template FILE",
-    "response_format": "response_format is not supported by this server; leave it out, or send type text",
+    "max_new_tokens": "max_new_tokens is not supported by this server; send max_tokens",
+    "n_probs": "n_probs is not supported by this server; send logprobs",
+    "num_predict": "num_predict is not supported by this server; send max_tokens",
+    "repeat_penalty": "repeat_penalty is not supported by this server; send repetition_penalty, which counts the whole prompt and output",
+    "response_format": "response_format is not supported: this server has no structured output yet; leave it out, or send type text",
+    "think": "think is not supported by this server; send chat_template_kwargs with what the model's template reads",
+    "thinking": "thinking is not supported by this server; send chat_template_kwargs with what the model's template reads",
 }
 
 COMPLETION: Final[Fields] = {**_GENERATION, "prompt_embeds": (), "suffix": ("",), "truncation_side": ("left",)}
 CHAT: Final[Fields] = {
     **_GENERATION,
-    "add_special_tokens": (False,),
+    "add_special_tokens": _OFF,
     "audio": (),
     "chat_template": (),
-    "echo": (False,),
+    "echo": _OFF,
     "function_call": ("none",),
     "functions": ([],),
-    "include_reasoning": (),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
     "truncate_prompt_tokens": (),
     "verbosity": (),
     "web_search_options": (),
 }
 TOKENIZE: Final[Fields] = {"chat_template": (), "mm_processor_kwargs": ({},)}
+
+WITHOUT_EFFECT: Final = frozenset({
+    # who asks, and how it is billed or stored elsewhere
+    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "session_id", "store", "user",
+    # how a server is to compute or keep what it computed
+    "cache_prompt", "id_slot", "keep_alive", "n_keep",
+    # details of samplers that are off
+    "adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "min_keep",
+    "mirostat_eta", "mirostat_tau", "repeat_last_n", "xtc_threshold",
+    # of a stream, and of what a model that thinks says: nothing is parsed out of it here
+    "include_reasoning", "stream_options.include_obfuscation",
+})  # fmt: skip
+"""Known names whose values change no answer."""

@@ -1,7 +1,7 @@
-"""The shapes of request and response bodies: typed structs. `server.body` reads them, `server.openapi` publishes them.
+"""The shapes of request bodies: typed structs. `server.body` reads them, `server.openapi` publishes them; `server.replies` has answers'.
 
-Owns which fields exist. Null means absent everywhere: clients send it for what they leave open. Ranges are `engine.admit`'s business,
-what fields mean, and which known fields are rejected, is `server.body`'s.
+Owns which fields exist. Null means absent, as clients send it for what they leave open; only a completion's `max_tokens` has a meaning for
+it. Ranges are `engine.admit`'s business, what fields mean is `server.body`'s, which names are rejected `server.unsupported`'s.
 """
 
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,8 +10,6 @@ import msgspec
 from msgspec import Struct
 
 from ridgeline.core.params import OPTIONS
-
-# ── requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class StreamOptions(Struct, frozen=True):
@@ -32,7 +30,11 @@ class GenerationRequest(SamplerOptions, frozen=True):
     """Fields that all requests that generate have in common."""
 
     model: str | None = None
-    max_tokens: int | None = None
+    max_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_completion_tokens: int | None = None
+    n_predict: int | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -61,7 +63,6 @@ class CompletionRequest(GenerationRequest, frozen=True):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     echo: bool | None = None
-    logprobs: int | None = None
 
 
 class ContentPart(Struct, frozen=True):
@@ -118,9 +119,7 @@ class ChatCompletionRequest(GenerationRequest, frozen=True):
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class TokenizeRequest(Struct, frozen=True):
@@ -141,169 +140,3 @@ class TokenizeRequest(Struct, frozen=True):
 class DetokenizeRequest(Struct, frozen=True):
     model: str | None = None
     tokens: list[int] | None = None
-
-
-# ── answers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class PromptTokensDetails(Struct, frozen=True):
-    cached_tokens: int
-
-
-class Usage(Struct, frozen=True, omit_defaults=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | None = None
-    """Absent while the answer is under way."""
-
-
-class PromptLogprob(Struct, frozen=True):
-    """`rank` 1 is the likeliest id; null where the id is not among the likeliest that were asked for."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
-
-
-PromptLogprobs = list[dict[int, PromptLogprob] | None]
-"""For each token of the prompt the log-probabilities by id; null for the first, which nothing precedes."""
-
-
-class Logprobs(Struct, frozen=True):
-    """Columns over tokens. The first token of an echoed prompt has null."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class Choice(Struct, frozen=True, kw_only=True):
-    index: int
-    text: str
-    logprobs: Logprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-
-
-class Completion(Struct, frozen=True, omit_defaults=True):
-    """A whole answer, or one event of a stream."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[Choice]
-    usage: Usage | None = None
-
-
-class TopLogprob(Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatLogprob(Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(Struct, frozen=True):
-    content: list[ChatLogprob]
-    refusal: None = None
-
-
-class AssistantMessage(Struct, frozen=True):
-    role: Literal["assistant"]
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(Struct, frozen=True, kw_only=True):
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str
-    stop_reason: str | int | None = None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-
-
-class ChatCompletion(Struct, frozen=True, omit_defaults=True):
-    """A whole answer to a chat."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage
-    prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class Delta(Struct, frozen=True, omit_defaults=True):
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChatChunkChoice(Struct, frozen=True, kw_only=True):
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-
-
-class ChatCompletionChunk(Struct, frozen=True, omit_defaults=True):
-    """One event of a streamed answer to a chat."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class ModelCard(Struct, frozen=True):
-    """`chat`: whether the model has a template, so that `/v1/chat/completions` answers."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int
-    chat: bool
-
-
-class ModelList(Struct, frozen=True):
-    object: Literal["list"]
-    data: list[ModelCard]
-
-
-class TokenizeResponse(Struct, frozen=True):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class DetokenizeResponse(Struct, frozen=True):
-    prompt: str
-
-
-class Version(Struct, frozen=True):
-    version: str

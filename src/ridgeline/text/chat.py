@@ -1,21 +1,21 @@
 """Chat: a conversation to a prompt, by the template that belongs to the model.
 
 Owns one model's template: its source (a GGUF header, the files of a directory, a file that the user names, or Ridgeline's own), its
-compilation and check at load (the message format that it takes, the end of an assistant's turn, warnings), and its rendering within limits
-by a process of its own (`chat_process`). A template never comes from a request.
+compilation, and its rendering within limits by a process of its own (`chat_process`). `chat_check` checks it at load. A template never
+comes from a request.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError, OverloadedError, RequestError
 from ridgeline.facts.files.gguf import Header, read_header
 from ridgeline.facts.files.json_file import read_object, read_text
-from ridgeline.text.chat_content import AS_SENT, ControlNames, Conversation, MessageFormat, VariableBuilder, cut_at_tag, unmasked
+from ridgeline.text.chat_check import TOOLS, TemplateCheck, check_template, detect_format, probe_roles, unusable
+from ridgeline.text.chat_content import AS_SENT, ControlNames, Conversation, VariableBuilder, cut_at_tag, own_markup, unmasked
 from ridgeline.text.chat_process import Renderer
 from ridgeline.text.prompt_cache import Encoder
 from ridgeline.text.tokenizer import Tokenizer
@@ -137,129 +137,6 @@ def _object(path: Path) -> dict[str, Any]:
     return read_object(path, MAX_JSON_BYTES) if path.is_file() else {}
 
 
-Render = Callable[[Conversation], str]
-"""Raises `RequestError`."""
-
-_USER, _ANSWER, _SYSTEM, _SECOND_USER = "Zebra crossing", "Quiet harbour", "Amber lantern", "Velvet orbit"
-"""Contents of test messages, which no template writes by itself."""
-_PARAMETERS: Final = {"type": "object", "properties": {"place": {"type": "string", "description": "Where."}}, "required": ["place"]}
-_TOOLS: Final = ({"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": _PARAMETERS}},)
-_FIX: Final = "give the template that belongs to this model with --chat-template FILE"
-_MAX_QUOTED_CHARACTERS: Final = 40
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateCheck:
-    """Results of checking a template.
-
-    stop_ids   ids that end an assistant's turn
-    warnings   problems, each with what to do
-    is_usable  False: every conversation would fail
-    """
-
-    stop_ids: frozenset[int]
-    warnings: tuple[str, ...]
-    is_usable: bool = True
-
-
-def detect_format(render: Render) -> MessageFormat:
-    """The message format that a template takes: parts of a content, a tool call's arguments. `render` passes on both as they are."""
-    as_text = _render_or_empty(render, _message("user", _USER))
-    as_parts = _render_or_empty(render, _message("user", [{"type": "text", "text": _USER}]))
-    written_out = any(as_parts.count(key) > as_text.count(key) for key in ("'text'", '"text"'))
-    as_object = _render_or_empty(render, _message("user", _USER), _tool_call({"place": _ANSWER}))
-    as_string = _render_or_empty(render, _message("user", _USER), _tool_call(f'{{"place": "{_ANSWER}"}}'))
-    return MessageFormat(_USER in as_parts and not written_out, object_arguments=_ANSWER in as_object or _ANSWER not in as_string)
-
-
-def check_template(render: Render, tokenizer: Tokenizer) -> TemplateCheck:
-    """Renders a user's, an assistant's and a system's turn and looks for known errors of real files."""
-    try:
-        asked = render(Conversation((_message("user", _USER),), add_generation_prompt=False))
-        prompted = render(Conversation((_message("user", _USER),)))
-        answered = render(Conversation((_message("user", _USER), _message("assistant", _ANSWER)), add_generation_prompt=False))
-    except RequestError as error:
-        return _check_failure(render, error)
-    warnings = []
-    for who, content, text in (("user", _USER, asked), ("assistant", _ANSWER, answered)):
-        if content not in text:
-            warnings.append(f"the chat template leaves out what the {who} says: {_FIX}")
-    system = _render_or_empty(render, _message("system", _SYSTEM), _message("user", _USER))
-    if system and _SYSTEM not in system:
-        warnings.append(f"the chat template leaves out system messages without refusing them: {_FIX}, or send none")
-    if prompted == asked and not asked.rpartition(_USER)[2].strip():
-        warnings.append(f"the chat template writes nothing between a user's turn and the answer, so roles run together: {_FIX}")
-    if tokenizer.bos is not None and _ids(prompted, tokenizer).count(tokenizer.bos) > 1:
-        warnings.append(f"the chat template begins a prompt with BOS more than once, which models are not trained on: {_FIX}")
-    if _ANSWER not in answered:
-        return TemplateCheck(frozenset(), tuple(warnings))
-    followed = _render_or_empty(render, _message("user", _USER), _message("assistant", _ANSWER), _message("user", _SECOND_USER))
-    end, between = answered.rpartition(_ANSWER)[2], followed.rpartition(_ANSWER)[2].partition(_SECOND_USER)[0]
-    stop_ids = _turn_end(end, between, tokenizer)
-    if not stop_ids and tokenizer.eos_ids.isdisjoint(_ids(end, tokenizer)):
-        warnings.append(_no_end_warning(end or between))
-    return TemplateCheck(stop_ids, tuple(warnings))
-
-
-def _check_failure(render: Render, error: RequestError) -> TemplateCheck:
-    """The result for a template that cannot render a plain conversation: some need tools. One that exceeds its limits is not retried."""
-    if error.code == "template_budget":
-        return TemplateCheck(frozenset(), (f"a single message cannot be rendered ({error.message}): {_FIX}",), is_usable=False)
-    try:
-        render(Conversation((_message("user", _USER),), tools=_TOOLS))
-    except RequestError:
-        return TemplateCheck(frozenset(), (f"a plain conversation cannot be rendered ({error.message}): {_FIX}",))
-    return TemplateCheck(frozenset(), (f"only conversations with tools can be rendered ({error.message}): {_FIX}, or send tools",))
-
-
-def _turn_end(end: str, between: str, tokenizer: Tokenizer) -> frozenset[int]:
-    """The token that ends an assistant's turn, given the text after its content: at the end, and before the next turn.
-
-    Their common prefix is the turn's end; where that is empty, the start of the next turn is. EOS is preferred to other tokens in it.
-    """
-    at_end, at_next = _ids(end.lstrip(), tokenizer), _ids(between.lstrip(), tokenizer)
-    shared = [one for one, other in takewhile(lambda pair: pair[0] == pair[1], zip(at_end, at_next, strict=False))]
-    ids = shared or at_end or at_next
-    for token in ids:
-        if token in tokenizer.eos_ids:
-            return frozenset({token})
-    for token in ids[:2]:  # some tokenizers put a space first
-        name = tokenizer.piece(token).decode("utf-8", "replace")
-        tag = len(name) > 2 and name[0] in "<[" and name[-1] in ">]"
-        if tag or tokenizer.is_control(token):
-            return frozenset({token})
-        if name.strip(" ▁"):
-            break
-    return frozenset()
-
-
-def _no_end_warning(tail: str) -> str:
-    quoted = tail.strip()[:_MAX_QUOTED_CHARACTERS]
-    what = f"what ends an assistant's turn, {quoted!r}, is no single token of this model" if quoted else "nothing ends an assistant's turn"
-    return f"{what}, so answers may run on: {_FIX}, or send stop strings"
-
-
-def _ids(text: str, tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(text, add_bos=False, special=True)
-
-
-def _render_or_empty(render: Render, *messages: dict[str, Any]) -> str:
-    """The rendered text; empty where the template raises an error."""
-    try:
-        return render(Conversation(messages, add_generation_prompt=False))
-    except RequestError:
-        return ""
-
-
-def _message(role: str, content: object) -> dict[str, Any]:
-    return {"role": role, "content": content}
-
-
-def _tool_call(arguments: object) -> dict[str, Any]:
-    function = {"name": "find", "arguments": arguments}
-    return {"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "type": "function", "function": function}]}
-
-
 Clock = Callable[[], datetime]
 
 
@@ -268,7 +145,7 @@ class ChatTemplate:
 
     source    the model's files, the file that `--chat-template` names, or Ridgeline itself
     stop_ids  ids that end an assistant's turn, found at load; an answer to a chat ends at them as at EOS
-    warnings  problems that the check at load found, each with what to do
+    findings  problems that the check at load found
     """
 
     def __init__(self, files: TemplateFiles, tokenizer: Tokenizer, clock: Clock = datetime.now) -> None:
@@ -281,21 +158,24 @@ class ChatTemplate:
         self._reason = ""
         try:
             self._renderer = Renderer(files.texts)
-            self._builder = VariableBuilder(ControlNames.from_tokenizer(tokenizer), AS_SENT, files.tokens, self._renderer.variables)
+            names = ControlNames.from_tokenizer(tokenizer)
+            own = own_markup(tokenizer.markup, files.texts.values())
+            assistant = ControlNames.from_tokenizer(tokenizer, own) if own else names
+            self._builder = VariableBuilder(names, assistant, AS_SENT, files.tokens, self._renderer.variables)
             result = self._check(tokenizer)
         except (ModelFormatError, OverloadedError) as error:
-            self.close()
-            fix = "" if self.source == "file" else ": give another with --chat-template FILE"
-            result = TemplateCheck(frozenset(), (f"{error}{fix}",), False)
+            result = unusable(str(error))
         except BaseException:
             self.close()
             raise
         if not result.is_usable:
-            self._reason = result.warnings[0]
+            self.close()
+            problem = result.findings[0]
+            self._reason = f"{problem.cause}: {problem.fix}"
             if self.source == "file":
                 raise ConfigError(f"--chat-template: {self._reason}", fix={"--chat-template": None})
         self.stop_ids = result.stop_ids
-        self.warnings = result.warnings
+        self.findings = result.findings
 
     @property
     def is_usable(self) -> bool:
@@ -306,6 +186,14 @@ class ChatTemplate:
     def variables(self) -> Collection[str]:
         """Names that it reads (`tools`, `enable_thinking` …)."""
         return frozenset() if self._renderer is None else self._renderer.variables
+
+    def unread(self, arguments: Mapping[str, object]) -> frozenset[str]:
+        """Names of a client's variables that it does not read, which rendering rejects. For a template that is usable."""
+        return self._builder.unread(arguments)
+
+    def folded_roles(self, conversation: Conversation) -> list[str]:
+        """Roles whose messages it is told in another role or turn, since it refuses them or leaves them out. For one that is usable."""
+        return self._builder.format.fold(conversation)[1]
 
     def render(self, conversation: Conversation) -> str:
         """The prompt as text, for display: encoded again, a client's text may become control tokens; `encode` prevents that.
@@ -340,7 +228,12 @@ class ChatTemplate:
             return self._render(self._builder.build(conversation))
 
         self._builder = replace(self._builder, format=detect_format(attempt))
-        return check_template(attempt, tokenizer)
+        roles = probe_roles(attempt)
+        with_tools = probe_roles(attempt, TOOLS) if "tools" in self.variables or TOOL_USE in self._variants else roles
+        form = replace(self._builder.format, roles=roles, roles_with_tools=with_tools)
+        result = check_template(attempt, tokenizer, self._builder.unset)
+        self._builder = replace(self._builder, format=form)
+        return result
 
 
 def load_chat_template(path: Path | None, model: str, tokenizer: Tokenizer, file: Path | None) -> ChatTemplate | None:

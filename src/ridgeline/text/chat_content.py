@@ -8,10 +8,11 @@ from becoming control tokens: `MASK` is put after the first character of a name,
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ridgeline.errors import RequestError
+from ridgeline.text.chat_roles import ALL_ROLES, Message, Roles, fold
 from ridgeline.text.tokenizer import MASK, Tokenizer, longest_match_pattern
 
 
@@ -39,8 +40,16 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 """Roles that templates know by name. They are part of names such as `<|user|>` and stay what they are."""
 
 
+def own_markup(markup: frozenset[str], templates: Collection[str]) -> frozenset[str]:
+    """Tags around parts of an assistant's text that a template itself names (`<think>` and `</think>`, `<tool_call>` …). The model wrote
+    them as tokens, and templates look for them, so what an assistant said keeps them."""
+    pairs = ((f"<{name[1:-1]}>", f"</{name[1:-1]}>") for name in markup if name.startswith("<") and name.endswith(">"))
+    tags = {name for pair in pairs if markup >= set(pair) for name in pair}
+    return frozenset(name for name in tags if any(name in text for text in templates))
+
+
 class ControlNames:
-    """The names of a tokenizer's control tokens. Names of a single character, which no real vocabulary has, are not masked."""
+    """The names of a tokenizer's control tokens and markup. Names of a single character, which no real vocabulary has, are not masked."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(name for name in names if len(name) > 1)
@@ -49,10 +58,10 @@ class ControlNames:
         self._at = re.compile(f"(?={longest_match_pattern(self._names)})") if self._names else None
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer) -> "ControlNames":
-        """The names of all control tokens; takes some 0.05 s for 262,144 ids."""
+    def from_tokenizer(cls, tokenizer: Tokenizer, kept: Collection[str] = ()) -> "ControlNames":
+        """The names of all control tokens and of all markup but what is `kept`; takes some 0.05 s for 262,144 ids."""
         ids = filter(tokenizer.is_control, range(tokenizer.vocab_size))
-        return cls([tokenizer.piece(token).decode("utf-8", "replace") for token in ids])
+        return cls([*(tokenizer.piece(token).decode("utf-8", "replace") for token in ids), *(tokenizer.markup - set(kept))])
 
     def mask(self, value: object) -> object:
         """The same data with every string in it masked, keys too."""
@@ -101,6 +110,7 @@ _RESERVED = frozenset(
 )
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which a message's reasoning is sent; templates read the first, or the second."""
+_SAID = frozenset({"content", *_REASONING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +119,18 @@ class MessageFormat:
 
     parts             it walks over the parts of a content; else they are joined to a string
     object_arguments  it writes a tool call's arguments as JSON itself; else it wants the string
+    roles             the roles that it takes
+    roles_with_tools  the same, in conversations with tools
     """
 
     parts: bool = True
     object_arguments: bool = True
+    roles: Roles = ALL_ROLES
+    roles_with_tools: Roles = ALL_ROLES
+
+    def fold(self, conversation: Conversation) -> tuple[list[Message], list[str]]:
+        """The conversation's messages in roles that the template takes, and the roles of those that were folded."""
+        return fold(conversation.messages, self.roles_with_tools if conversation.tools else self.roles)
 
 
 AS_SENT: Final = MessageFormat(parts=True, object_arguments=False)
@@ -123,13 +141,15 @@ AS_SENT: Final = MessageFormat(parts=True, object_arguments=False)
 class VariableBuilder:
     """Builds a template's variables.
 
-    names      control tokens, masked in clients' text
+    names      control tokens and markup, masked in clients' text
+    assistant  the same for what an assistant said, which may hold more
     format     the message format that the template takes
     fixed      variables that the model sets (`bos_token`, …)
     variables  names that the template reads
     """
 
     names: ControlNames
+    assistant: ControlNames
     format: MessageFormat
     fixed: Mapping[str, str]
     variables: Collection[str]
@@ -141,7 +161,8 @@ class VariableBuilder:
                 "continue_final_message continues the last message, add_generation_prompt starts a new one: set one of them to false",
                 param="continue_final_message",
             )
-        messages = [self._message(index, message) for index, message in enumerate(_checked_messages(conversation.messages))]
+        plain = [self._plain(index, message) for index, message in enumerate(_checked_messages(conversation.messages))]
+        messages = [self._masked(message) for message in self.format.fold(replace(conversation, messages=plain))[0]]
         if conversation.continue_final_message:
             messages[-1] = _tagged(messages[-1])
         return {
@@ -153,6 +174,16 @@ class VariableBuilder:
             "add_generation_prompt": conversation.add_generation_prompt,
         }
 
+    def unread(self, arguments: Mapping[str, object]) -> frozenset[str]:
+        """Names that the template does not read, and that it might: `build` rejects them."""
+        names = {name for name in arguments if _NAME.fullmatch(name)}
+        return frozenset(names - set(self.variables) - _RESERVED - set(self.fixed))
+
+    @property
+    def unset(self) -> frozenset[str]:
+        """Names that the template reads and only a client can set."""
+        return frozenset(self.variables) - _RESERVED - self.fixed.keys()
+
     def _arguments(self, arguments: Mapping[str, object]) -> dict[str, Any]:
         for name in arguments:
             if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -160,7 +191,7 @@ class VariableBuilder:
             if name in _RESERVED or name in self.fixed:
                 raise _bad_argument(f"{name!r} in it is set by the server: leave it out")
             if name not in self.variables:
-                known = ", ".join(sorted(set(self.variables) - _RESERVED - set(self.fixed))[:20]) or "none"
+                known = ", ".join(sorted(self.unset)[:20]) or "none"
                 raise _bad_argument(f"this model's chat template reads no {name!r}; it reads: {known}")
         try:
             size = len(json.dumps(dict(arguments)))
@@ -172,7 +203,7 @@ class VariableBuilder:
             )
         return {name: self.names.mask(value) for name, value in arguments.items()}
 
-    def _message(self, index: int, message: Mapping[str, object]) -> dict[str, Any]:
+    def _plain(self, index: int, message: Mapping[str, object]) -> dict[str, Any]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise _bad_message(index, "is not an object with a role: give role and content")
         plain = {str(key): value for key, value in message.items() if value is not None}
@@ -183,11 +214,14 @@ class VariableBuilder:
             plain["content"] = self._content(index, plain["content"])
         if "tool_calls" in plain:
             plain["tool_calls"] = self._tool_calls(index, plain["tool_calls"])
-        return {key: self.names.mask_role(str(value)) if key == "role" else self._mask(value) for key, value in plain.items()}
+        return plain
 
-    def _mask(self, value: object) -> Any:
+    def _masked(self, message: Message) -> dict[str, Any]:
+        role = str(message["role"])
+        said = self.assistant if role == "assistant" else self.names
         try:
-            return self.names.mask(value)
+            masked = {key: (said if key in _SAID else self.names).mask(value) for key, value in message.items()}
+            return {**masked, "role": self.names.mask_role(role)}
         except RecursionError:
             raise RequestError("a message nests too deeply: at most some 100 levels are supported", param="messages") from None
 

@@ -13,15 +13,19 @@ from typing import Any
 
 from tokenizers import Tokenizer as Library
 
-from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.errors import Finding, ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.gguf import Header, read_header
 from ridgeline.facts.files.json_file import read_object
+from ridgeline.facts.headers.checkpoint import check_config
 from ridgeline.facts.headers.generation import GenerationDefaults, read_generation
+from ridgeline.facts.headers.gguf import check_architecture
 from ridgeline.text.bpe import FastTokenizer, PieceTable, read_bpe
 from ridgeline.text.chat import ChatTemplate, load_chat_template
 from ridgeline.text.spm import SpmTokenizer
 from ridgeline.text.spm_model import read_vocabulary
+from ridgeline.text.statements import ModelKind, model_kind, read_statements
 from ridgeline.text.tokenizer import ByteTokenizer, Tokenizer
+from ridgeline.text.tokenizer_check import check_tokenizer
 from ridgeline.text.vocabulary import END_NAMES, Vocabulary
 
 MAX_BYTES = 64 << 20
@@ -150,7 +154,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
     Raises ModelFormatError where it is malformed or of a kind that is not supported, ModelNotFoundError where a directory has none.
     """
-    return checkpoint_tokenizer(path) if path.is_dir() else gguf_tokenizer(read_header(path))
+    if path.is_dir():
+        return checkpoint_tokenizer(path)
+    header = read_header(path)
+    check_architecture(header)
+    return gguf_tokenizer(header)
 
 
 def gguf_tokenizer(header: Header) -> Tokenizer:
@@ -200,12 +208,21 @@ class ModelFiles:
         """
         return load_chat_template(self.path, self.name, self.tokenizer, self.template_file)
 
+    def check(self, template: ChatTemplate | None) -> tuple[ModelKind, tuple[Finding, ...]]:
+        """Base or instruct, and problems of the tokenizer and of `template`, which is what `load_template` gave."""
+        stated = read_statements(self.name, self.path, self.tokenizer)
+        findings = [] if self.path is None else check_tokenizer(self.tokenizer, stated.ends, template)
+        findings += () if template is None else template.findings
+        return model_kind(stated, template), tuple(findings)
+
 
 def read_files(name: str, path: Path | None, *, chat_template: str | Path | None, generation_config: str) -> ModelFiles:
     """Files of the model that the user calls `name`, at `path`. generation_config "none": its authors' recommendations are left out.
 
-    Raises ModelFormatError for malformed files.
+    Raises ModelFormatError for malformed files, and first of all for an architecture that is not supported.
     """
+    if path is not None and path.is_dir():
+        check_config(path)
     tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
     generation = GenerationDefaults() if path is None else read_generation(path)
     if generation_config == "none":

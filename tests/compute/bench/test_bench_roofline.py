@@ -9,6 +9,7 @@ from ridgeline.compute.bench.roofline import NAMES, Roofline, roofline
 from ridgeline.compute.cpu import ext
 from ridgeline.facts.hardware import ceilings
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
+from ridgeline.facts.hardware.this_machine import this_machine
 
 pytestmark = pytest.mark.alone
 native = pytest.mark.skipif(ext.lost() is not None, reason=f"no native extension: {ext.lost()}")
@@ -60,8 +61,8 @@ def test_every_level_does_what_it_counts(level: str) -> None:
 
 
 @native
-def test_a_plan_takes_the_measured_ceilings() -> None:
-    device = ceilings.measure_this_machine()
+def test_a_plan_takes_the_measured_ceilings(tmp_path: Path) -> None:
+    device = this_machine(tmp_path)
     loops = ceilings.RooflineLoops(ext.native(), 1)
     one = max(loops.rate("f32_flops_per_second", 1) or 0 for _ in range(8))
     assert 0.4 * one < device.flops("f32") < 1e15
@@ -69,9 +70,9 @@ def test_a_plan_takes_the_measured_ceilings() -> None:
     assert 1e9 < device.bytes_per_second < 1e13
 
 
-def test_without_the_extension_a_plan_still_knows_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extension_a_plan_still_knows_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "load_native", lambda: None)
-    device = ceilings.measure_this_machine()
+    device = this_machine(tmp_path)
     assert dict(device.flops_per_second) == dict(ceilings.theoretical_flops(ceilings.machine_facts().cpu_cores))
 
 

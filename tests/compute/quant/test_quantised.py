@@ -13,6 +13,7 @@ from tiny import Driver, log_softmax
 
 from ridgeline.compute.load.weights import load_weights, map_weights
 from ridgeline.compute.quant.grouped import GroupedWeight
+from ridgeline.config.env import ModelStores
 from ridgeline.facts.headers.read import describe_model, read_model_facts
 from ridgeline.facts.model import ModelFacts
 from ridgeline.planning.formats import class_bytes
@@ -90,7 +91,7 @@ def test_what_files_hold_is_counted(tmp_path: Path) -> None:
         file = directory / "model.safetensors"
         header = int.from_bytes(file.read_bytes()[:8], "little")
         assert sum(facts.stored.values()) == file.stat().st_size - header - 8
-        planned = describe_model(str(directory), tmp_path)
+        planned = describe_model(str(directory), ModelStores(tmp_path))
         held = sum(facts.stored.values())
         assert sum(class_bytes(planned, None).values()) == held and planned.dtype == PLANNED[name[: name.rindex("-")]]
         kinds = {tensor.kind for tensor in facts.tensors.values()} - {"F16", "BF16", "F32"}

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ridgeline.compute.exact.cache import allocate_kv
+from ridgeline.config.env import ModelStores
 from ridgeline.core.plan import KVShape
 from ridgeline.facts.headers.read import describe_model, read_model_facts
 from ridgeline.planning.arguments import PlanOptions, deployment_of
@@ -11,7 +12,8 @@ from ridgeline.planning.memory import block_bytes, kv_groups, sequence_blocks
 
 def test_kv_of_a_planned_sequence_is_what_the_runner_allocates(demo_file: Path) -> None:
     facts = read_model_facts(demo_file)
-    planned = deployment_of(describe_model(str(demo_file), demo_file.parent), PlanOptions("epyc-9654", kv_dtype="f32", context=3000))
+    facts = describe_model(str(demo_file), ModelStores(demo_file.parent))
+    planned = deployment_of(facts, PlanOptions("epyc-9654", kv_dtype="f32", context=3000))
     groups = kv_groups(facts)
     blocks = sequence_blocks(groups, planned.block_tokens, planned.context, planned.chunk)
     pool = allocate_kv(KVShape(groups, planned.block_tokens, blocks, b""), facts.kv_heads, facts.head_dim).pool

@@ -144,6 +144,10 @@ class NativeRunner:
             made |= dict(zip(stored_names(op), self._stored(op, inputs, kv), strict=False))
         return made
 
+    def beat(self) -> int:
+        """A number that changes with every chunk of a phase that a thread claims or finishes."""
+        return sum(plan.native.beat for plan in (self._plan, self._whole, self._head) if plan is not None)
+
     def close(self) -> None:
         """Ends the runner's threads. Safe to call twice."""
         self._plan = self._whole = self._head = self._team = None

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.decoding.edits import History
+from ridgeline.compute.decoding.edits import History, Mask
 from ridgeline.compute.decoding.sampler import Sampled, token_logprobs
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import TokenLogprobs
@@ -68,6 +68,7 @@ class Sampler:
         histories: Sequence[History | None],
         finite: NDArray[np.bool_] | None = None,
         maxima: Floats | None = None,
+        masks: Sequence[Mask | None] | None = None,
     ) -> Sampled:
         """Walks the rows that sample: see `decoding.sampler.sample_rows`.
 
@@ -83,6 +84,9 @@ class Sampler:
         if not params:
             return Sampled([], [])
         rows = self._records(params, positions, histories, counts)
+        for index, mask in enumerate(masks or ()):
+            if mask is not None:
+                rows[index]["masks"] = mask.ctypes.data, mask.shape[1]
         following = None if single else np.array([token for drafted in drafts for token in (*drafted, -1)], np.int32)
         answer = self._answer(rows, logits, finite, following, maxima)
         ids = _ids(answer, counts if finite is None else counts or [1] * samples)
@@ -115,7 +119,7 @@ class Sampler:
         most = min(max(0, int(rows["logprobs"].max())), self._vocab)
         samples = len(logits)
         best = np.empty((samples, most), np.int32)
-        answer = Answer(np.empty(samples, np.int32), np.empty(samples), best, np.empty(len(rows), np.int32))
+        answer = Answer(np.empty(samples, np.int32), np.empty((samples, 2)), best, np.empty(len(rows), np.int32))
         blocks = -(-self._vocab // ext.native().SAMPLE_BLOCK)
         self._native.run(
             rows.ctypes.data,
@@ -205,11 +209,12 @@ def _logprobs(
     return found
 
 
-def _scored(count: int, token: int, logits: Floats, total: float, best: NDArray[np.int32]) -> TokenLogprobs:
-    """Log-probabilities of a token and of the `count` best ids, from the logarithm of the sum of all weights."""
+def _scored(count: int, token: int, logits: Floats, sums: tuple[float, float], best: NDArray[np.int32]) -> TokenLogprobs:
+    """Log-probabilities of a token and of the `count` best ids, from the largest logit and the log of the sum of weights beside it."""
+    highest, total = sums
     if isnan(total):
         return token_logprobs(logits, token, count)
     ids = best[:count]
-    values = logits[ids].astype(np.float64) - total
+    values = logits[ids].astype(np.float64) - highest - total
     order = np.lexsort((ids, -values))
-    return TokenLogprobs(float(logits[token]) - total, tuple(zip(ids[order].tolist(), values[order].tolist(), strict=True)))
+    return TokenLogprobs(float(logits[token]) - highest - total, tuple(zip(ids[order].tolist(), values[order].tolist(), strict=True)))

@@ -42,6 +42,9 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Waits until the device reaches the event."""
 
+    def query(self) -> bool:
+        """True if the device has reached the event, or if it was never recorded."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -123,6 +126,9 @@ class _HostEvent:
 
     def synchronize(self) -> None:
         pass
+
+    def query(self) -> bool:
+        return True
 
 
 def open_device() -> Device:

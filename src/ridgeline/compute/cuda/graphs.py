@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ridgeline.compute.cuda.attention import AttentionBackend
-from ridgeline.compute.cuda.buckets import Bucket
+from ridgeline.compute.cuda.buckets import SEGMENT_TOKENS, Bucket
 from ridgeline.compute.cuda.cache import DeviceKVCache
-from ridgeline.compute.cuda.device import Graph
+from ridgeline.compute.cuda.device import Event, Graph
 from ridgeline.compute.cuda.plan import Binding, DevicePlan, Run
 from ridgeline.compute.cuda.providers import PROVIDERS, Provider
 from ridgeline.compute.cuda.sampler import SampledIds
@@ -24,6 +24,8 @@ from ridgeline.compute.lowering.lower import head_of
 
 MAX_BUCKETS: Final = 1024
 """Buckets whose launches are kept: a list, and one attention per layer, each."""
+MARKS: Final = 128
+"""Layers by which the host may be ahead of the device until marks are reused."""
 
 Capture = Callable[[Callable[[], None], Any], Graph]
 """(what launches, memory pool) → the graph of it."""
@@ -43,11 +45,31 @@ class BucketLaunches(NamedTuple):
     tail: list[Launch]
 
 
+class Marks:
+    """Events behind the attentions of steps that are launched op by op: how far the device is in a long one. Where it is behind by more
+    than there are events, the later marks count."""
+
+    def __init__(self, event: Callable[[], Event]) -> None:
+        self._events = [event() for _ in range(MARKS)]
+        self._placed = self._passed = 0
+
+    def place(self) -> None:
+        """Places a mark behind all launches so far."""
+        self._events[self._placed % MARKS].record()
+        self._placed += 1
+
+    def count(self) -> int:
+        """Marks that have been placed, and those that the device has passed. For one thread, which may be another than places them."""
+        while self._passed < self._placed and self._events[self._passed % MARKS].query():
+            self._passed += 1
+        return self._placed + self._passed
+
+
 class LaunchCache:
     """Launches of the buckets of one plan, over the cache that is attached; bound when a bucket is first met. Launches nothing itself."""
 
-    def __init__(self, plan: DevicePlan, buffers: StepBuffers, ids: SampledIds, attention: AttentionBackend) -> None:
-        self._plan, self._buffers, self._ids, self._attention = plan, buffers, ids, attention
+    def __init__(self, plan: DevicePlan, buffers: StepBuffers, ids: SampledIds, attention: AttentionBackend, marks: Marks) -> None:
+        self._plan, self._buffers, self._ids, self._attention, self._marks = plan, buffers, ids, attention, marks
         self._providers: Mapping[str, Provider] = {**PROVIDERS, "attention": attention.bind}
         self._select = head_of(plan.oplist) - 1
         self._results = plan.oplist.outputs["logits"], plan.oplist.taps["hidden"]
@@ -101,8 +123,17 @@ class LaunchCache:
         return [Launch(self.bind(binding, op), op if op.name == "attention" else None) for op in ops]
 
     def _rebound(self, binding: Binding, launch: Launch) -> Launch:
-        """The launch for another bucket of as many tokens: itself, unless it is an attention."""
-        return launch if launch.attention is None else Launch(self.bind(binding, launch.attention), launch.attention)
+        """The launch for another bucket of as many tokens: itself, unless it is an attention. One of a large step places a mark."""
+        if launch.attention is None:
+            return launch
+        run = self.bind(binding, launch.attention)
+        is_large = binding.inputs.bucket.tokens > SEGMENT_TOKENS[-1]
+        return Launch(partial(_run_and_mark, run, self._marks) if is_large else run, launch.attention)
+
+
+def _run_and_mark(run: Run, marks: Marks) -> None:
+    run()
+    marks.place()
 
 
 def run_all(launches: Sequence[Launch]) -> None:

@@ -16,7 +16,7 @@ from ridgeline.compute.cuda.attention import TRITON, AttentionBackend, BackendSi
 from ridgeline.compute.cuda.buckets import Bucket, Buckets
 from ridgeline.compute.cuda.cache import DeviceKVCache
 from ridgeline.compute.cuda.device import Device, Event
-from ridgeline.compute.cuda.graphs import BucketLaunches, Graphs, LaunchCache, run_all
+from ridgeline.compute.cuda.graphs import BucketLaunches, Graphs, LaunchCache, Marks, run_all
 from ridgeline.compute.cuda.memory import scratch_bytes
 from ridgeline.compute.cuda.plan import DevicePlan
 from ridgeline.compute.cuda.sampler import SampledIds
@@ -105,7 +105,8 @@ class CudaRunner:
         self._results = [_result_buffer(device, largest.rows) for _ in range(depth + 1)]
         self._next = 0
         self._current = largest
-        self._launches = LaunchCache(self.plan, self.buffers, self.ids, attention)
+        self.marks = Marks(device.event)
+        self._launches = LaunchCache(self.plan, self.buffers, self.ids, attention, self.marks)
         self._graphs = Graphs(device.capture if device.real else None, device.graph_pool()) if graphs is None else graphs
 
     @property

@@ -56,15 +56,6 @@ class _Step:
             values.update(zip(self.op.outputs, made or (), strict=True))
 
 
-def _run(steps: Sequence[_Step], values: Values) -> None:
-    """Runs ops over named values, which it makes and, after their last use, drops."""
-    with one_blas_thread(), np.errstate(all="ignore"):
-        for step in steps:
-            step.run(values)
-            for name in step.dead:
-                del values[name]
-
-
 class NumpyRunner:
     """Runs one op list over given weights. `shape` says which layers share a KV group, and the tokens in a block.
 
@@ -77,6 +68,7 @@ class NumpyRunner:
         self.oplist = lower(oplist, "numpy")
         self._shape = shape
         self._team = Team(threads)
+        self._ops_done = 0
         self._groups = {layer: number for number, group in enumerate(shape.groups) for layer in group.layers}
         kernels = providers(self._team)
         self._steps = [
@@ -91,7 +83,7 @@ class NumpyRunner:
         is true of a token if its final hidden state is.
         """
         values = self._start(inputs, kv)
-        _run(self._steps, values)
+        self._run(self._steps, values)
         results = {name: values[value] for name, value in self.oplist.outputs.items()}
         finite = finite_tokens(values[self.oplist.taps["hidden"]])
         return results | {name: values[self.oplist.taps[name]] for name in taps} | {"finite": finite}
@@ -103,7 +95,7 @@ class NumpyRunner:
         """
         head = head_of(self.oplist)
         values: Values = {self._steps[head - 1].op.outputs[0]: hidden}
-        _run(self._steps[head:], values)
+        self._run(self._steps[head:], values)
         logits: Floats = values[self.oplist.outputs["logits"]]
         return logits
 
@@ -132,9 +124,22 @@ class NumpyRunner:
         }
         return check_exactness(matrices, heads, self._team)
 
+    def beat(self) -> int:
+        """A number that changes with every op, and with every piece of one that a thread has done."""
+        return self._ops_done + self._team.done
+
     def close(self) -> None:
         """Ends the runner's threads. Safe to call twice."""
         self._team.close()
+
+    def _run(self, steps: Sequence[_Step], values: Values) -> None:
+        """Runs ops over named values, which it makes and, after their last use, drops."""
+        with one_blas_thread(), np.errstate(all="ignore"):
+            for step in steps:
+                step.run(values)
+                self._ops_done += 1
+                for name in step.dead:
+                    del values[name]
 
     def _start(self, inputs: StepInputs, kv: KVCache) -> Values:
         values: Values = {

@@ -24,17 +24,19 @@ class Team:
 
     def __init__(self, threads: int = 1) -> None:
         self.threads = max(1, threads)
+        self.done = 0
+        """Items so far; threads that count at the same time may lose one of another."""
         self._pool = ThreadPoolExecutor(self.threads - 1, "ridgeline-numpy") if threads > 1 else None
 
     def each(self, work: Callable[[Item], None], items: Sequence[Item]) -> None:
         """Calls `work` for every item; thread t takes items t, t + threads, …; returns when all are done."""
         if self._pool is None or len(items) < 2:
-            _serve(work, items)
+            self._serve(work, items)
             return
         shares = [items[t :: self.threads] for t in range(min(self.threads, len(items)))]
-        others = [self._pool.submit(_serve, work, share) for share in shares[1:]]
+        others = [self._pool.submit(self._serve, work, share) for share in shares[1:]]
         try:
-            _serve(work, shares[0])
+            self._serve(work, shares[0])
         finally:
             for other in others:
                 other.result()
@@ -44,12 +46,12 @@ class Team:
         if self._pool is not None:
             self._pool.shutdown()
 
-
-def _serve(work: Callable[[Item], None], items: Sequence[Item]) -> None:
-    # Not a number and infinity are values here, found by whoever looks at results; numpy keeps this setting a thread.
-    with np.errstate(all="ignore"):
-        for item in items:
-            work(item)
+    def _serve(self, work: Callable[[Item], None], items: Sequence[Item]) -> None:
+        # Not a number and infinity are values here, found by whoever looks at results; numpy keeps this setting a thread.
+        with np.errstate(all="ignore"):
+            for item in items:
+                work(item)
+                self.done += 1
 
 
 @contextmanager

@@ -17,20 +17,22 @@ from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.decoding.sampler import sample_rows, score
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.exact.runner import NumpyRunner
+from ridgeline.compute.load.check import check_weights
 from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.opening import ModelSource, OpenedModel, OpenModel, Progress
 from ridgeline.compute.runtime.executor import StepExecutor
 from ridgeline.compute.runtime.measure import price, step_seconds
 from ridgeline.compute.runtime.queue import QueueBackend
-from ridgeline.config.env import cache_directory
+from ridgeline.config.env import model_stores
 from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.config.runner import resolve_runner
 from ridgeline.engine.executor import ExecutorInfo
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, Finding, unwritable
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
+from ridgeline.facts.headers.plausible import check_header
 from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
 from ridgeline.facts.hub.source import resolve_model
 
@@ -41,14 +43,20 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     Raises ModelNotFoundError, ModelFormatError or ConfigError where the model or the settings are at fault.
     """
     is_random = config.model.startswith(RANDOM_PREFIX)
-    facts = read_random_facts(config.model) if is_random else read_model_facts(resolve_model(config.model, cache_directory(), progress))
+    facts = read_random_facts(config.model) if is_random else read_model_facts(resolve_model(config.model, model_stores(), progress))
     machine = machine_facts()
     config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
-    return start(ModelSource(config, facts, machine.memory_bytes, decisions), _opener(config, is_random), progress)
+    open = _opener(config, is_random)
+    progress("checking weights", 0.0)
+    findings = () if is_random else (*check_header(facts), *check_weights(facts, config.threads or 1))
+    return start(ModelSource(config, facts, machine.memory_bytes, decisions), open, progress, findings)
 
 
-def start(source: ModelSource, open: OpenModel, progress: Progress) -> StepExecutor:
-    """Opens a model and returns the executor over it, timed. The cost of drafts is measured only with --speculative."""
+def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tuple[Finding, ...] = ()) -> StepExecutor:
+    """Opens a model and returns the executor over it, timed. The cost of drafts is measured only with --speculative.
+
+    findings  of the checks of its files
+    """
     opened = open(source, progress)
     backend, source = opened.backend, opened.source
     config, longest = source.config, min(source.config.tokens, source.positions)
@@ -65,6 +73,7 @@ def start(source: ModelSource, open: OpenModel, progress: Progress) -> StepExecu
         tokens=config.tokens,
         price=price(backend.seconds, min(longest, source.samples)) if config.speculative != "off" and backend.timed_tokens else (),
         samples=source.samples,
+        findings=findings,
     )
     return StepExecutor(info, source.decisions + opened.decisions, backend)
 
@@ -94,6 +103,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     """The native runner over packed weights."""
     source = _sized(source)
     config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
+    trace = _trace(config.trace)
     weights = pack_weights(facts, threads, progress)
     runner = NativeRunner(
         record(facts)["step"],
@@ -103,7 +113,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
         selected=source.samples,
         vocab=facts.tokens,
         threads=threads,
-        trace=None if config.trace is None else StepTrace(Path(config.trace)),
+        trace=trace,
     )
     sampler = Sampler(facts.tokens, runner.team)
     kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
@@ -117,6 +127,14 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     _warm_up(backend, progress)
     stored = sum(weight.nbytes for weight in weights.values())
     return OpenedModel(backend, source, shape, f"native, {ext.isa()}", stored, decisions)
+
+
+def _trace(path: str | None) -> StepTrace | None:
+    """The file of `--trace`, opened before the weights are read. Raises ConfigError where it cannot be written."""
+    try:
+        return None if path is None else StepTrace(Path(path))
+    except OSError as error:
+        raise unwritable("--trace", path, error) from None
 
 
 def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:

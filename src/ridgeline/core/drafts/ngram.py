@@ -34,10 +34,12 @@ class NgramPredictor:
     acceptance       the estimated chance that a predicted id is right if those before it are; 0 without a match
     """
 
-    __slots__ = ("_ids", "_last", "_previous", "acceptance", "compared", "due", "match", "match_length", "right")
+    __slots__ = ("_ids", "_last", "_previous", "_seen", "acceptance", "compared", "due", "match", "match_length", "right")
 
     def __init__(self, ids: list[int]) -> None:
         self._ids = ids
+        self._seen = 0
+        """Ids that have been compared with the predicted ones."""
         self._last: dict[tuple[int, int], int] = {}
         """Pair → the position of its second id at the newest occurrence."""
         self._previous: list[int] = []
@@ -48,47 +50,55 @@ class NgramPredictor:
         self.acceptance = 0.0
 
     def update(self) -> bool:
-        """Indexes the ids that came since the last call, `MAX_IDS_PER_UPDATE` at most, and compares them with the predicted ones, up to
-        the first that differs. Returns False while ids are left to index."""
-        ids, previous, last, match = self._ids, self._previous, self._last, self.match
+        """Compares the ids that came since the last call with the predicted ones, up to the first that differs, and finds another match
+        unless a long one goes on. Returns False while ids are left to index."""
+        match, end = self.match, len(self._ids)
+        length = self._compare(self._ids[self._seen :]) if match >= 0 and self._seen < end else 0
+        self._seen = end
+        if length < MAX_MATCH_LENGTH:
+            self.match, self.match_length = -1, 0
+            if not self._index():
+                return False
+            if self._previous and self._previous[-1] >= 0:
+                self._search()
+        self.acceptance = (self.right + PRIOR_WEIGHT * PRIOR_ACCEPTANCE[self.match_length]) / (self.compared + PRIOR_WEIGHT)
+        self.due = end + (1 if self.match >= 0 else IDS_PER_SEARCH)
+        return True
+
+    def _compare(self, new: list[int]) -> int:
+        """Holds `new` against the ids behind the match. Returns the length of the match if it goes on behind them, else 0."""
+        ids, match, count = self._ids, self.match, len(new)
+        right, compared, length = self.right, self.compared, 0
+        if ids[match + 1 : match + 1 + count] == new:
+            self.match = match + count
+            self.match_length = length = min(self.match_length + count, MAX_MATCH_LENGTH)
+            weight = COMPARISON_DECAY**count
+            right = weight * right + (1.0 - weight) / (1.0 - COMPARISON_DECAY)  # `count` comparisons of which the last counts 1
+            compared = weight * compared + (1.0 - weight) / (1.0 - COMPARISON_DECAY)
+        else:
+            for place, token in enumerate(new, match + 1):
+                compared = COMPARISON_DECAY * compared + 1.0
+                right = COMPARISON_DECAY * right + (token == ids[place])
+                if token != ids[place]:
+                    break
+        self.right, self.compared = right, compared
+        return length
+
+    def _index(self) -> bool:
+        """Indexes the ids that came since it last did, `MAX_IDS_PER_UPDATE` at most; returns False while some are left."""
+        ids, previous, last = self._ids, self._previous, self._last
         if not previous and ids:
             previous.append(-1)
         position = len(previous)
-        new = ids[position : position + MAX_IDS_PER_UPDATE]
-        if new:
+        if position < len(ids):
             before, append, find = ids[position - 1], previous.append, last.get
-            for token in new:
+            for token in ids[position : position + MAX_IDS_PER_UPDATE]:
                 pair = before, token
                 append(find(pair, -1))
                 last[pair] = position
                 position += 1
                 before = token
-            if position < len(ids):
-                return False
-        right, compared = self.right, self.compared
-        length = 0
-        if match >= 0 and new:
-            count = len(new)
-            if ids[match + 1 : match + 1 + count] == new:  # the match moves on
-                self.match = match + count
-                self.match_length = length = min(self.match_length + count, MAX_MATCH_LENGTH)
-                weight = COMPARISON_DECAY**count
-                right = weight * right + (1.0 - weight) / (1.0 - COMPARISON_DECAY)  # `count` comparisons of which the last counts 1
-                compared = weight * compared + (1.0 - weight) / (1.0 - COMPARISON_DECAY)
-            else:
-                for place, token in enumerate(new, match + 1):
-                    compared = COMPARISON_DECAY * compared + 1.0
-                    right = COMPARISON_DECAY * right + (token == ids[place])
-                    if token != ids[place]:
-                        break
-            self.right, self.compared = right, compared
-        if length < MAX_MATCH_LENGTH:
-            self.match, self.match_length = -1, 0
-            if previous and previous[-1] >= 0:
-                self._search()
-        self.acceptance = (right + PRIOR_WEIGHT * PRIOR_ACCEPTANCE[self.match_length]) / (compared + PRIOR_WEIGHT)
-        self.due = len(ids) + (1 if self.match >= 0 else IDS_PER_SEARCH)
-        return True
+        return position == len(ids)
 
     def _search(self) -> None:
         """Finds the earlier occurrence of the newest pair, which has one, whose preceding ids agree longest; of equals the newest."""

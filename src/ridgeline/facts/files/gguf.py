@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.facts.files.formats import BY_ID, UNSUPPORTED
-from ridgeline.facts.files.gguf_values import Cursor, StringArray, Value
+from ridgeline.facts.files.gguf_values import MAX_HEADER_BYTES, Cursor, StringArray, TruncatedHeaderError, Value
 from ridgeline.facts.files.values import bounded_integer, bounded_number, open_file, quoted
 from ridgeline.facts.model import TensorFacts
 
@@ -122,12 +122,23 @@ def _read_file(path: Path) -> Header:
             raise ModelFormatError(f"{path.name} has {size} bytes; a GGUF file has at least 24")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
             try:
-                return _parse(path, data)
+                return _parse(path, data, size)
             except ModelFormatError as error:
                 raise ModelFormatError(f"{path.name}: {error}") from None
 
 
-def _parse(path: Path, data: memoryview) -> Header:
+def has_whole_header(data: bytes, file_bytes: int) -> bool:
+    """True if `data`, the first bytes of a GGUF file of `file_bytes`, holds its header. Raises ModelFormatError where it is malformed."""
+    try:
+        _parse(Path(), memoryview(data), file_bytes)
+    except TruncatedHeaderError:
+        if len(data) >= min(file_bytes, MAX_HEADER_BYTES):
+            raise
+        return False
+    return True
+
+
+def _parse(path: Path, data: memoryview, file_bytes: int) -> Header:
     cursor = Cursor(data)
     tensor_count, pair_count = _preamble(cursor)
     metadata: dict[str, Value] = {}
@@ -142,7 +153,11 @@ def _parse(path: Path, data: memoryview) -> Header:
         raise ModelFormatError(f"general.alignment is {alignment}, a power of two was expected")
     declared = [_tensor(cursor) for _ in range(tensor_count)]
     start = -(-cursor.position // alignment) * alignment
-    return Header(metadata, _place(path, declared, start, alignment, len(data)), (path,))
+    for name, _, kind, _ in declared:
+        if kind not in BY_ID:
+            architecture, stored = quoted(metadata.get("general.architecture")), UNSUPPORTED.get(kind, f"type {kind}")
+            raise ModelFormatError(f"architecture {architecture}: tensor {name!r} is stored as {stored}, which is not supported")
+    return Header(metadata, _place(path, declared, start, alignment, file_bytes), (path,))
 
 
 def _preamble(cursor: Cursor) -> tuple[int, int]:
@@ -180,9 +195,7 @@ def _place(
     tensors: dict[str, TensorFacts] = {}
     expected = 0
     for name, shape, kind, offset in declared:
-        stored = BY_ID.get(kind)
-        if stored is None:
-            raise ModelFormatError(f"tensor {name!r} is stored as {UNSUPPORTED.get(kind, f'type {kind}')}, which is not supported")
+        stored = BY_ID[kind]
         if shape[0] % stored.block_elements:
             raise ModelFormatError(
                 f"tensor {name!r} has rows of {shape[0]}, not a multiple of {stored.name}'s block of {stored.block_elements}"

@@ -45,6 +45,10 @@ class StringArray:
 Value = int | float | bool | str | StringArray | list["Value"] | array  # type: ignore[type-arg]
 
 
+class TruncatedHeaderError(ModelFormatError):
+    """The bytes end before the header does."""
+
+
 class Cursor:
     """Reads little-endian values from `data` and never past `MAX_HEADER_BYTES` or its end."""
 
@@ -58,7 +62,7 @@ class Cursor:
         """Skips `length` bytes and returns their offset."""
         start = self.position
         if length > self.end - start:
-            raise ModelFormatError(
+            raise TruncatedHeaderError(
                 f"the header needs {length} bytes at offset {start}, but only {self.end - start} are left "
                 f"(file {len(self.data)} bytes, header limit {MAX_HEADER_BYTES}); the file is truncated or damaged: download it again"
             )

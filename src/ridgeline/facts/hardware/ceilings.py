@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from ridgeline.facts.hardware.devices import Device
 from ridgeline.facts.hardware.machine import machine_facts
 
 NATIVE: Final = "ridgeline.compute.cpu._C"
@@ -38,7 +38,10 @@ ROUND_SECONDS = 0.004
 MIN_TURNS, MIN_BYTES, CALIBRATION_ROUNDS = 50_000, 16 << 20, 3
 """Turns of an arithmetic loop, bytes read, and rounds of the calibration of turns per round."""
 PLAN_ROUNDS = 8
+PLAN_PATIENCE_SECONDS = 0.1
 MIN_DRAM_BYTES, MAX_DRAM_BYTES, DRAM_PARTS = 256 << 20, 4 << 30, 8
+LEAST_DRAM_BYTES = 128 << 20
+"""Of a system that provides memory slowly."""
 OS_PAGE_BYTES = 4096
 
 READ_BYTES = 64 << 20
@@ -64,23 +67,30 @@ class Caches:
 class RooflineLoops:
     """The extension's measuring loops over one memory range that is larger than the caches.
 
-    threads  of the larger team; each measurement uses 1 or `threads` threads
-    level    number of the ISA level; None: the fastest
+    threads   of the larger team; each measurement uses 1 or `threads` threads
+    level     number of the ISA level; None: the fastest
+    patience  seconds for the system to provide memory: where it takes longer, a smaller range is read
     """
 
-    def __init__(self, module: ModuleType, threads: int, level: int | None = None, root: Path = Path("/")) -> None:
+    def __init__(
+        self, module: ModuleType, threads: int, level: int | None = None, root: Path = Path("/"), patience: float = inf
+    ) -> None:
         self._native = module
         self._level = max(number for number, _ in module.levels()) if level is None else level
         self._teams: dict[int, Any] = {count: module.Team(count) for count in {1, threads}}
         self.isa: str = dict(module.levels())[self._level]
         self.caches = read_caches(root)
         spare = machine_facts(root).available_bytes // 4
-        self.dram_bytes = max(MIN_DRAM_BYTES, min(4 * self.caches.l3, MAX_DRAM_BYTES, spare))
+        most = max(MIN_DRAM_BYTES, min(4 * self.caches.l3, MAX_DRAM_BYTES, spare)) // MIN_DRAM_BYTES * MIN_DRAM_BYTES
         # Private: a shared mapping, mmap's default, is never backed by huge pages.
-        self._memory = mmap.mmap(-1, self.dram_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory = mmap.mmap(-1, most, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._memory[::OS_PAGE_BYTES] = b"\1" * (self.dram_bytes // OS_PAGE_BYTES)  # unwritten OS pages share one page of zeros
+        began, self.dram_bytes = time.perf_counter(), 0
+        while self.dram_bytes < most and (self.dram_bytes < LEAST_DRAM_BYTES or time.perf_counter() - began < patience):
+            end = self.dram_bytes + LEAST_DRAM_BYTES
+            self._memory[self.dram_bytes : end : OS_PAGE_BYTES] = b"\1" * (LEAST_DRAM_BYTES // OS_PAGE_BYTES)  # unwritten ones share one
+            self.dram_bytes = end
         self._turns: dict[tuple[str, int], int] = {}
         self._at = 0
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -153,28 +163,29 @@ def read_caches(root: Path = Path("/")) -> Caches:
     return Caches(second, sum(third.values()))
 
 
-def measure_this_machine(root: Path = Path("/")) -> Device:
-    """This machine as a `Device`, measured within the process's limits. Takes some tenths of a second."""
-    facts = machine_facts()
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Memory bytes per second and operations per second by data type of all CPU cores together; `isa`: the ISA level, or "estimated"."""
+
+    bytes_per_second: float
+    flops_per_second: Mapping[str, float]
+    isa: str
+
+
+def measure_ceilings(root: Path = Path("/")) -> Ceilings:
+    """The ceilings of this machine, measured within the process's limits. Takes some tenths of a second."""
+    cores = machine_facts(root).cpu_cores
     module = load_native()
     if module is None:
-        bandwidth, flops = measure_bandwidth(facts.cpu_cores), theoretical_flops(facts.cpu_cores, root)
-    else:
-        bandwidth, flops = measure_peaks(RooflineLoops(module, facts.cpu_cores, root=root), facts.cpu_cores)
-    return Device(
-        name="this machine",
-        memory_bytes=facts.memory_bytes,
-        bytes_per_second=bandwidth,
-        flops_per_second=flops,
-        link_bytes_per_second=1.25e9,
-        hop_seconds=50e-6,
-        overhead_bytes=500_000_000,
-    )
+        return Ceilings(measure_bandwidth(cores), theoretical_flops(cores, root), "estimated")
+    loops = RooflineLoops(module, cores, root=root, patience=PLAN_PATIENCE_SECONDS)
+    return Ceilings(*measure_peaks(loops, cores), loops.isa)
 
 
 def measure_peaks(loops: RooflineLoops, threads: int) -> tuple[float, Mapping[str, float]]:
     """(memory bytes per second, operations per second by data type) of all cores together: the best of some rounds, since other processes
     can only slow them down."""
+    loops.rate("dram_bytes_per_second", threads)  # of what was just written, some is still in a cache
     keys = {"f32": "f32_flops_per_second", "f16": "bf16_flops_per_second", "int8": "int8_ops_per_second"}
     best = {key: max(loops.rate(key, threads) or 0.0 for _ in range(PLAN_ROUNDS)) for key in ("dram_bytes_per_second", *keys.values())}
     return best["dram_bytes_per_second"], {kind: best[key] for kind, key in keys.items() if best[key]}
@@ -199,7 +210,7 @@ def measure_bandwidth(cpu_cores: int) -> float:
 
 def theoretical_flops(cpu_cores: int, root: Path = Path("/")) -> Mapping[str, float]:
     """Peak operations per second by data type: cores · clock · operations per cycle. Sustained rates are lower."""
-    flags, hertz = _read_cpuinfo(root)
+    flags, hertz = _flags_and_clock(root)
     f32_ops, int8_ops = SCALAR_OPS, 0
     for flag, lanes, dot_flag, dot_lanes in SIMD_OPS:
         if flag in flags:
@@ -209,15 +220,28 @@ def theoretical_flops(cpu_cores: int, root: Path = Path("/")) -> Mapping[str, fl
     return {**found, "int8": cpu_cores * hertz * int8_ops} if int8_ops else found
 
 
-def _read_cpuinfo(root: Path) -> tuple[frozenset[str], float]:
+def cpu_name(root: Path = Path("/")) -> str:
+    """The CPU's name, or its architecture where the system does not say."""
+    name = _read_cpuinfo(root).get("model name", "")
+    return " ".join(name.replace("(R)", "").replace("(TM)", "").split()) or platform.machine()
+
+
+def _flags_and_clock(root: Path) -> tuple[frozenset[str], float]:
     """(flags, clock in Hz) of the first core in /proc/cpuinfo."""
-    try:
-        text = (root / "proc/cpuinfo").read_text()
-    except OSError:
+    fields = _read_cpuinfo(root)
+    if not fields:
         return frozenset({"asimd"} if platform.machine() in ("arm64", "aarch64") else ()), CLOCK_HERTZ
-    fields = {key.strip(): value for key, _, value in (line.partition(":") for line in text.splitlines())}
     flags = frozenset((fields.get("flags") or fields.get("Features") or "").split())
     try:
         return flags, float(fields["cpu MHz"]) * 1e6
     except (KeyError, ValueError):
         return flags, CLOCK_HERTZ
+
+
+def _read_cpuinfo(root: Path) -> dict[str, str]:
+    """Fields of a core in /proc/cpuinfo; {} where it is absent."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}

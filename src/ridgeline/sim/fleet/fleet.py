@@ -16,7 +16,7 @@ from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.routing import ROUTING, ReplicaLoad, RoutedRequest
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.engine import Turn
-from ridgeline.errors import ConfigError, RequestError
+from ridgeline.errors import ConfigError, RequestError, nearest
 from ridgeline.sim.fleet.measures import Tally
 from ridgeline.sim.fleet.replica import VOCAB_SIZE, FinishedRequest, Replica, ReplicaConfig
 from ridgeline.sim.fleet.traffic import CONTENT_BLOCK, Arrival
@@ -97,7 +97,10 @@ class Fleet:
         on_turn: Callable[[Turn], None] | None = None,
     ) -> None:
         if config.routing not in ROUTING:
-            raise ConfigError(f"--routing {config.routing!r:.40} is not known; known: {', '.join(ROUTING)}")
+            raise ConfigError(
+                f"--routing {config.routing!r:.40} is not known; known: {', '.join(ROUTING)}",
+                fix={"--routing": nearest(config.routing, ROUTING)},
+            )
         self.config = config
         self.tally = Tally()
         self._limits = ModelLimits(VOCAB_SIZE, config.replica.limits.max_model_len, frozenset(), config.replica.kv)

@@ -11,7 +11,7 @@ from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape, Plan
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.step_time import UNBOUNDED, StepSeconds
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, nearest
 from ridgeline.planning.deployment import Deployment, block_bytes_of, kv_blocks
 from ridgeline.planning.memory import groups_of, host_copy_seconds, kv_bytes, sequence_blocks
 from ridgeline.planning.objectives import Objective
@@ -82,6 +82,10 @@ class Scenario:
     patience: float | None = None
     sample: DaySample | None = None
 
+    def check(self) -> None:
+        """Raises ConfigError for what would keep it from running."""
+        self._service(0)
+
     def run(self, seed: int, progress: Callable[[int], None] = lambda answered: None) -> SimulationReport:
         """Simulates it once. progress: called with the number of finished requests."""
         price = self.deployment.device.price
@@ -106,7 +110,10 @@ class Scenario:
         """Settings of one replica. Raises ConfigError where a sequence of the deployment's context does not fit."""
         deployment, knobs = self.deployment, self.knobs
         if knobs.scheduling_policy not in POLICIES:
-            raise ConfigError(f"--scheduling-policy is {knobs.scheduling_policy!r:.40}; it must be one of {', '.join(POLICIES)}")
+            raise ConfigError(
+                f"--scheduling-policy is {knobs.scheduling_policy!r:.40}; it must be one of {', '.join(POLICIES)}",
+                fix={"--scheduling-policy": nearest(knobs.scheduling_policy, POLICIES)},
+            )
         groups = groups_of(deployment.model.layer_kinds, deployment.model.window)
         if not groups:
             raise ConfigError(f"{deployment.model.name} has no keys and values, hence no blocks to schedule; try `ridgeline plan`")
@@ -132,9 +139,10 @@ class Scenario:
         seconds = step_seconds(durations, knobs.max_num_batched_tokens)
         if shape.host_blocks:
             durations = DurationsWithCopies(durations, host_copy_seconds(size, deployment.device.link_bytes_per_second))
-        limits = replace(limits, mixed_tokens=seconds.mixed_tokens(knobs.step_ms / 1e3), row_tokens=seconds.row_tokens)
-        drafts = knobs.num_speculative_tokens
-        return ReplicaConfig(limits, shape, durations, knobs.scheduling_policy, drafts=drafts, acceptance=knobs.acceptance)
+        return ReplicaConfig(
+            limits, shape, durations, knobs.scheduling_policy, drafts=knobs.num_speculative_tokens, acceptance=knobs.acceptance,
+            seconds=seconds, step_ms=knobs.step_ms,
+        )  # fmt: skip
 
     def _can_share_blocks(self, groups: tuple[KVGroup, ...], blocks: int) -> bool:
         """True if a cached block can ever be reused: by a request with a shared prefix, or by one that resumes after a preemption.
@@ -159,7 +167,7 @@ class Scenario:
         token_budget = max(config.limits.token_budget, deployment.context + config.limits.rows)
         # A prompt is taken in one step: it was computed elsewhere, so the token budget does not apply.
         limits = replace(config.limits, token_budget=token_budget, mixed_tokens=UNBOUNDED)
-        pool = replace(config, limits=limits, durations=DecodePoolDurations(config.durations))
+        pool = replace(config, limits=limits, seconds=None, durations=DecodePoolDurations(config.durations))
         link = deployment.device.link_bytes_per_second
         fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.model.state_bytes, link)
         fleet = FleetConfig(pool, self.decode_replicas, self.routing, patience=self.patience)

@@ -9,10 +9,11 @@ block: token, position, identity and group of every slot are checked with one co
 from collections import deque
 
 from ridgeline.core.plan import KVGroup, KVShape, Plan, Result, Timings, TokenLogprobs
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import MovableClock, SleepingClock, VirtualClock
-from ridgeline.sim.laws.model import FakeModel, Latency
+from ridgeline.sim.laws.model import FakeModel, HungModel, Latency
 from ridgeline.sim.laws.rows import ResidentRow
 
 Span = tuple[ResidentRow, int, list[int], int, list[int]]
@@ -25,6 +26,8 @@ class SimExecutor:
 
     Both happen on real devices, and the answer must not depend on it.
     """
+
+    grammars = None
 
     def __init__(
         self,
@@ -85,6 +88,10 @@ class SimExecutor:
         _, spans, done_at = self._queue.popleft()
         self._clock.advance_to(done_at)
         return self._eager_results.popleft() if self._eager else self._run(ticket.plan, spans)
+
+    def beat(self) -> int:
+        """A number that changes while a step takes its time."""
+        return self._clock.moves
 
     def close(self) -> None:
         """Drops all steps in flight and all rows."""
@@ -187,7 +194,9 @@ class SimExecutor:
             self._read(resident, first)
             resident.in_flight.popleft()
             if scored:
-                scores.append(tuple([self._score(resident, position) for position in scored]))
+                best = resident.params.prompt_logprobs or 0
+                known = [(resident.chain[position], resident.ids[position + 1]) for position in scored]
+                scores.append(tuple([self._model.logprobs(stamp, following, best) for stamp, following in known]))
             begin = len(resident.chain) - samples
             ids = self._sample_row(resident, begin, tokens[len(tokens) - samples + 1 :]) if samples else []
             sampled.append(tuple(ids))
@@ -256,10 +265,6 @@ class SimExecutor:
             return None
         return tuple([self._model.logprobs(resident.chain[begin + index], token, best) for index, token in enumerate(ids)])
 
-    def _score(self, resident: ResidentRow, position: int) -> TokenLogprobs:
-        """Log-probabilities of the prompt token after `position`."""
-        return self._model.logprobs(resident.chain[position], resident.ids[position + 1], resident.params.prompt_logprobs or 0)
-
     def _wrong_block(self, resident: ResidentRow, group: int, block: int) -> LawViolation:
         block_id = resident.tables[group][block]
         owner = self._owner[block_id]
@@ -284,10 +289,12 @@ def fake_executor(
     step_seconds: float = 0.0,
     token_seconds: float = 0.0,
     host_blocks: int = 0,
+    hang: str = "",
 ) -> SimExecutor:
     """An executor for tests of the layers above it: needs no weights and samples printable ASCII by default.
 
     `windows` has one entry per KV group, 0 for full attention. With `step_seconds` or `token_seconds` a step takes that long in real time.
+    `hang`: see `HungModel`.
     """
     groups = tuple(KVGroup("window" if window else "full", (layer,), window) for layer, window in enumerate(windows))
     info = ExecutorInfo(
@@ -299,7 +306,8 @@ def fake_executor(
         runner="fake",
         weights_bytes=0,
         kv_bytes=0,
+        seconds=StepSeconds(step_seconds, token_seconds, token_seconds) if step_seconds or token_seconds else None,
     )
     latency = Latency(step_seconds, token_seconds)
     clock: MovableClock = SleepingClock() if step_seconds or token_seconds else VirtualClock()
-    return SimExecutor(info, model or FakeModel(), clock, latency)
+    return SimExecutor(info, HungModel(hang=hang) if hang else model or FakeModel(), clock, latency)

@@ -7,11 +7,13 @@ Hashes are of tuples of integers, which Python does not randomise between proces
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from threading import Event
 
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import Plan, TokenLogprobs
 
 NOT_FINITE = 0x4E614E
+HANG_POSITION = 12
 PRINTABLE = tuple(range(32, 127))
 
 
@@ -98,6 +100,20 @@ class FakeModel:
         others = [other for other in self.alphabet[: best + 1] if other != token][: max(best - 1, 0)]
         top = ((token, value), *((other, value - 1 - rank) for rank, other in enumerate(others)))
         return TokenLogprobs(value, top[:best])
+
+
+@dataclass(frozen=True, slots=True)
+class HungModel(FakeModel):
+    """A model that never answers at `HANG_POSITION`: it waits for a lock that nobody frees ("lock"), or computes for ever ("spin")."""
+
+    hang: str = "lock"
+
+    def sample(self, stamp: int, params: RowParams, position: int, past: Sequence[int] | None = None) -> int:
+        """The id at `position`, before the one at which it hangs."""
+        while position >= HANG_POSITION:
+            if self.hang != "spin":
+                Event().wait()
+        return FakeModel.sample(self, stamp, params, position, past)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ class SeedOutcome:
 class CheckedExecutor:
     """Wraps an executor: checks each plan (law 5), passes it on, and records it for coverage and trace."""
 
+    grammars = None
+
     def __init__(self, executor: Executor, scheduler: Scheduler, coverage: Coverage, trace: Listener | None) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -92,6 +94,9 @@ class CheckedExecutor:
         self._coverage.on_result(ticket.plan, result)
         return result
 
+    def beat(self) -> int:
+        return self._executor.beat()
+
     def close(self) -> None:
         self._executor.close()
 
@@ -117,7 +122,7 @@ class Simulation:
         self.clock = clock
         self.front_end = FrontEnd(world, source, not_finite, self._send)
         drafter = OracleDrafter(world.seed, world.drafts, world.model, source, self._on_drafts_proposed) if world.drafts else None
-        self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy], drafter)
+        self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy], drafter, world.pace())
         self._drafted_step = -1
         self._check_preemptions()
         PrefillBudgetChecker(self.scheduler)

@@ -1,0 +1,68 @@
+"""The fields of each endpoint's bodies: a body becomes a typed value and notes about what is ignored of it.
+
+Owns which of the names that a client sends are known here, unsupported (`server.unsupported`) or unknown.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from ridgeline.server import unsupported, wire
+from ridgeline.server.body import decode, parse
+from ridgeline.server.errors import ApiError
+from ridgeline.server.notes import Notes
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_STREAM_OPTIONS: Final = "stream_options"
+
+
+class FieldTable(Generic[Body]):
+    """The fields of one endpoint.
+
+    shape        type of its bodies
+    unsupported  name → values beside null that ask for nothing
+    known        all names that have a meaning here; those of stream options with a dot
+    """
+
+    def __init__(self, shape: type[Body], unsupported_fields: unsupported.Fields) -> None:
+        self.shape = shape
+        self.unsupported = unsupported_fields
+        names = _names(shape)
+        inner = {f"{_STREAM_OPTIONS}.{name}" for name in _names(wire.StreamOptions)} if _STREAM_OPTIONS in names else set()
+        self.known: frozenset[str] = frozenset(names | inner | unsupported_fields.keys() | unsupported.WITHOUT_EFFECT)
+
+    def read(self, body: bytes) -> tuple[Body, Notes]:
+        """Raises ApiError for what is malformed, and for the first unsupported field that asks for something."""
+        payload, notes = parse(self.shape, body), Notes(known=self.known)
+        present = decode(dict[str, msgspec.Raw], body)
+        for name, value in present.items():
+            if name not in self.known:
+                notes.ignore(name)
+            elif name in self.unsupported:
+                self._check_unsupported(name, decode(Any, value))
+        if getattr(payload, _STREAM_OPTIONS, None) is not None:
+            inner = [f"{_STREAM_OPTIONS}.{name}" for name in decode(dict[str, msgspec.Raw], present[_STREAM_OPTIONS])]
+            for name in inner:
+                if name not in self.known:
+                    notes.ignore(name)
+        return payload, notes
+
+    def _check_unsupported(self, name: str, value: Any) -> None:
+        if value is not None and value not in self.unsupported[name]:
+            reason = unsupported.REASONS.get(name, f"{name} is not supported by this server; leave it out")
+            raise ApiError("unsupported_parameter", reason, param=name)
+
+
+def _names(shape: type[msgspec.Struct]) -> set[str]:
+    return {field.encode_name for field in msgspec.structs.fields(shape)}
+
+
+COMPLETION: Final = FieldTable(wire.CompletionRequest, unsupported.COMPLETION)
+CHAT: Final = FieldTable(wire.ChatCompletionRequest, unsupported.CHAT)
+TOKENIZE: Final = FieldTable(wire.TokenizeRequest, unsupported.TOKENIZE)
+DETOKENIZE: Final = FieldTable(wire.DetokenizeRequest, {})
+UNSUPPORTED: Final[Mapping[type, unsupported.Fields]] = {
+    each.shape: each.unsupported for each in (COMPLETION, CHAT, TOKENIZE, DETOKENIZE)
+}  # fmt: skip

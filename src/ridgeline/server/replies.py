@@ -1,0 +1,219 @@
+"""The shapes of response bodies: typed structs. Endpoints fill them, `server.openapi` publishes them.
+
+Owns which fields answers have. Beside OpenAI's, whole answers have vLLM's, null where nothing was asked for: its clients read them without
+looking whether they are there.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True, omit_defaults=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+    """Absent while the answer is under way."""
+
+
+class PromptLogprob(Struct, frozen=True):
+    """`rank` 1 is the likeliest id; null where the id is not among the likeliest that were asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""For each token of the prompt the log-probabilities by id; null for the first, which nothing precedes."""
+
+
+class Logprobs(Struct, frozen=True):
+    """Columns over tokens. The first token of an echoed prompt has null."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+class Completion(Struct, frozen=True):
+    """A whole answer."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: Usage
+    service_tier: None = None
+    kv_transfer_params: None = None
+
+
+class CompletionChunk(Struct, frozen=True, omit_defaults=True):
+    """One event of a streamed answer."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
+class TopLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(Struct, frozen=True):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    reasoning: None = None
+    reasoning_content: None = None
+
+
+class ChatChoice(Struct, frozen=True, kw_only=True):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(Struct, frozen=True):
+    """A whole answer to a chat."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    service_tier: None = None
+    kv_transfer_params: None = None
+
+
+class Delta(Struct, frozen=True, omit_defaults=True):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(Struct, frozen=True, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletionChunk(Struct, frozen=True, omit_defaults=True):
+    """One event of a streamed answer to a chat. `prompt_token_ids` is in the first alone, null unless asked for."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class CheckFinding(Struct, frozen=True):
+    """A problem that a check of the model found before the first request."""
+
+    severity: Literal["error", "warning", "note"]
+    check: str
+    cause: str
+    fix: str
+
+
+class ModelNotes(Struct, frozen=True):
+    """What Ridgeline found out about a model.
+
+    kind      base: it continues texts; instruct: it was trained to chat
+    reason    from what that was concluded
+    sampling  values that its authors recommend, which fields have that a client leaves out
+    """
+
+    kind: Literal["base", "instruct"]
+    reason: str
+    checks: list[CheckFinding]
+    sampling: Mapping[str, int | float]
+
+
+class ModelCard(Struct, frozen=True):
+    """`chat`: whether the model has a template that works, so that `/v1/chat/completions` answers."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+    chat: bool
+    ridgeline: ModelNotes
+
+
+class ModelList(Struct, frozen=True):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class TokenizeResponse(Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(Struct, frozen=True):
+    prompt: str
+
+
+class Version(Struct, frozen=True):
+    version: str

@@ -1,0 +1,136 @@
+"""X1: an engine that hangs is noticed within 10 s, told to its clients, and replaced; a long step that moves is no hang."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from native import NativeDriver
+from tiny import Driver, open_tiny
+
+from ridgeline.compute.cpu import ext
+from ridgeline.compute.cpu.packing import pack_weights
+from ridgeline.compute.cuda.device import interpreted
+from ridgeline.compute.cuda.graphs import MARKS, Marks
+from ridgeline.config.groups import EngineConfig
+from ridgeline.core.params import SamplingParams
+from ridgeline.engine.admit import ModelLimits, admit
+from ridgeline.engine.client import CHECKS_PER_TIMEOUT, EngineClient
+from ridgeline.errors import EngineDeadError
+
+LONG = 512
+
+
+def test_x1_a_hang_is_noticed_within_ten_seconds() -> None:
+    """The watch kills an engine at its first check behind `step_timeout_seconds` without a beat."""
+    assert EngineConfig("m").step_timeout_seconds * (1 + 1 / CHECKS_PER_TIMEOUT) < 10
+
+
+@pytest.mark.alone
+def test_x1_a_real_engine_that_is_stopped_is_replaced_and_a_long_step_is_not(demo_file: Path) -> None:
+    """A prompt that takes longer than the timeout in one step is answered; SIGSTOP in the middle of an answer ends it with an error."""
+
+    async def main() -> None:
+        sizes = {"max_model_len": 2048, "max_num_seqs": 2, "max_num_batched_tokens": 1536, "threads": 1}
+        config = EngineConfig(str(demo_file), **sizes, step_timeout_seconds=1.0)
+        client = EngineClient(config, delay=lambda failures: 60.0)
+        await client.start()
+        try:
+            info = (await client.ready()).info
+            limits = ModelLimits(info.vocab, info.max_model_len, frozenset(), info.kv)
+
+            def asked(name: str, prompt: int, tokens: int) -> Any:
+                return admit(tuple(range(5, 5 + prompt)), SamplingParams(max_tokens=tokens), limits, request_id=name, draw_seed=lambda: 1)
+
+            began = time.monotonic()
+            assert [item async for item in client.submit(asked("long", 1536, 1))]
+            assert time.monotonic() - began > 1.3 and client.starts == 1, "the step is too short to tell"
+            stream = client.submit(asked("a", 8, 2000))
+            await anext(stream)
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGSTOP)
+            stopped = time.monotonic()
+            with pytest.raises(EngineDeadError):
+                _ = [item async for item in stream]
+            assert time.monotonic() - stopped < 4
+            while client.last_failure is None:
+                await asyncio.sleep(0.01)
+            assert "has not moved for 1 s" in client.last_failure
+        finally:
+            await client.shutdown()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def beats_within(step: Callable[[], object], beat: Callable[[], int]) -> int:
+    """Different values of `beat`, read by another thread while a step runs."""
+    seen: set[int] = set()
+    thread = Thread(target=step)
+    thread.start()
+    while thread.is_alive():
+        seen.add(beat())
+        time.sleep(0.0002)
+    thread.join()
+    return len(seen)
+
+
+def test_x1_a_step_of_the_native_runner_moves(demo_file: Path) -> None:
+    if not ext.isa_levels():
+        pytest.skip(f"native extension not built: {ext.lost()}")
+    from ridgeline.facts.headers.read import read_model_facts
+
+    facts = read_model_facts(demo_file)
+    driver = NativeDriver(facts, pack_weights(facts, 1, lambda stage, fraction: None), pages=512, tokens=LONG)
+    driver.step((0, range(5, 9)), select=[3])
+    assert beats_within(lambda: driver.step((1, range(5, 5 + LONG)), select=[LONG - 1]), driver.runner.beat) > 20
+    still = driver.runner.beat()
+    time.sleep(0.01)
+    assert driver.runner.beat() == still, "it beats only while it computes"
+
+
+def test_x1_a_step_of_the_numpy_runner_moves(tmp_path: Path) -> None:
+    driver = Driver(*open_tiny(tmp_path / "tiny.gguf"), threads=2)
+    assert beats_within(lambda: driver.step((0, range(5, 200))), driver.runner.beat) > 5
+    still = driver.runner.beat()
+    time.sleep(0.01)
+    assert driver.runner.beat() == still
+
+
+def test_x1_a_large_step_of_a_gpu_moves_layer_by_layer() -> None:
+    """Marks count when they are placed and when the device has passed them; where it is far behind they are used again."""
+
+    class Event:
+        def __init__(self) -> None:
+            self.passed = True
+
+        def record(self) -> None:
+            self.passed = False
+
+        def query(self) -> bool:
+            return self.passed
+
+        def synchronize(self) -> None: ...
+
+    events: list[Event] = []
+
+    def event() -> Event:
+        events.append(Event())
+        return events[-1]
+
+    marks = Marks(event)
+    assert marks.count() == 0 and len(events) == MARKS
+    for _ in range(3):
+        marks.place()
+    assert marks.count() == 3
+    events[0].passed = True
+    assert marks.count() == 4
+    events[1].passed = events[2].passed = True
+    assert marks.count() == 6 == marks.count()
+    host = Marks(lambda: interpreted(1 << 20).event())
+    host.place()
+    assert host.count() == 2
