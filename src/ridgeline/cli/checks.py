@@ -166,6 +166,22 @@ def _check_replay(given: Given) -> None:
     read_recording(given["recording"])
 
 
+def _check_show(given: Given) -> None:
+    from ridgeline.config.env import model_stores
+    from ridgeline.facts.headers.read import describe_files
+    from ridgeline.facts.hub.source import resolve_model
+
+    _check_local(given["model"])
+    describe_files(resolve_model(given["model"], model_stores()))
+
+
+def _check_rm(given: Given) -> None:
+    from ridgeline.cli.library import find_own
+    from ridgeline.config.env import model_stores
+
+    find_own(given["name"], model_stores())
+
+
 def _check_config(given: Given) -> None:
     from ridgeline.cli.config import config
 
@@ -241,6 +257,11 @@ def _check_bench_gpu(given: Given) -> None:
 
 CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "serve": _check_serve,
+    "pull": _check_show,
+    "show": _check_show,
+    "list": _nothing,
+    "rm": _check_rm,
+    "ps": _nothing,
     "chat": _check_generate,
     "generate": _check_generate,
     "plan": _check_plan,

@@ -63,6 +63,9 @@ def serve(
     ] = DEFAULTS.num_speculative_tokens,
     seed: Annotated[int | None, typer.Option(help="Seed from which requests without a seed draw theirs.")] = None,
     record: Annotated[str | None, typer.Option(help="File for every command, plan and result, token ids included; see `replay`.")] = None,
+    expect_sha256: Annotated[
+        str | None, typer.Option(help="SHA-256 that the weights must have, or a file as sha256sum writes it.")
+    ] = None,
     trace: Annotated[str | None, typer.Option(help="File for a trace of every thread in every step, for Perfetto (native runner).")] = None,
 ) -> None:
     """Serve a model: a page and an OpenAI-compatible API."""

@@ -29,6 +29,7 @@ class EngineConfig:
     threads                threads per step; None: the CPU cores that this process may use
     record                 path of a file for every command, plan and result, token ids included; see `engine.record`
     trace                  path of a file for a trace of all threads and phases of the native runner, for Perfetto
+    expect_sha256          SHA-256 that the weights must have, or the path of a file as sha256sum writes it; None: not checked
     step_timeout_seconds   an engine with work whose executor does not move for this long is killed and restarted; a long step moves
     """
 
@@ -54,6 +55,7 @@ class EngineConfig:
     threads: int | None = None
     record: str | None = None
     trace: str | None = None
+    expect_sha256: str | None = None
     step_timeout_seconds: float = 8.0
 
     @property

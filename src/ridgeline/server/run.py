@@ -15,9 +15,11 @@ from typing import Final
 
 import uvicorn
 
+from ridgeline.config.env import state_directory
 from ridgeline.errors import ConfigError
 from ridgeline.server.app import build_app
 from ridgeline.server.auth import check_exposure
+from ridgeline.server.running import announced
 from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import HttpProtocol
 
@@ -29,7 +31,10 @@ BACKLOG: Final = 2048
 def run(service: Service, on_ready: Callable[[Model, str], None]) -> None:
     """Serves until SIGINT or SIGTERM. `on_ready` gets the model and the URL. Raises a RidgelineError where it cannot start."""
     check_exposure(service.config.host, service.config.api_key)
-    with _listening_socket(service.config.host, service.config.port) as listener:
+    with (
+        _listening_socket(service.config.host, service.config.port) as listener,
+        announced(state_directory(), url=_url(listener), model=service.name),
+    ):
         config = uvicorn.Config(
             build_app(service), http=HttpProtocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=MIN_SHUTDOWN_SECONDS,

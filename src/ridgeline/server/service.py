@@ -113,9 +113,14 @@ class Service:
         self._template = assets.chat
         if self.config.chat_template is not None:
             await engine.start()
-        self._model = _model(served_name(name, self.config), assets, await _ready(engine))
+        self._model = _model(self.name, assets, await _ready(engine))
         self.stage = "ready"
         return self._model
+
+    @property
+    def name(self) -> str:
+        """The name by which clients call the model, from the start on."""
+        return served_name(self._engine_config.model, self.config)
 
     async def wait_failed(self) -> None:
         """Waits until no engine will ever run again; raises ConfigError with the reason. Call it after `start`."""

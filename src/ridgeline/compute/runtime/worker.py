@@ -32,7 +32,9 @@ from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
+from ridgeline.facts.hub.digests import check_digests
 from ridgeline.facts.hub.source import resolve_model
+from ridgeline.facts.model import ModelFacts
 
 
 def build(config: EngineConfig, progress: Progress) -> StepExecutor:
@@ -41,10 +43,18 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     Raises ModelNotFoundError, ModelFormatError or ConfigError where the model or the settings are at fault.
     """
     is_random = config.model.startswith(RANDOM_PREFIX)
-    facts = read_random_facts(config.model) if is_random else read_model_facts(resolve_model(config.model, model_stores(), progress))
+    facts = read_random_facts(config.model) if is_random else _read_model(config, progress)
     machine = machine_facts()
     config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     return start(ModelSource(config, facts, machine.memory_bytes, decisions), _opener(config, is_random), progress)
+
+
+def _read_model(config: EngineConfig, progress: Progress) -> ModelFacts:
+    """Facts of the model of `config`, whose weights are checked against the digests that it expects."""
+    path = resolve_model(config.model, model_stores(), progress)
+    if config.expect_sha256 is not None:
+        check_digests(path, config.expect_sha256, progress)
+    return read_model_facts(path)
 
 
 def start(source: ModelSource, open: OpenModel, progress: Progress) -> StepExecutor:

@@ -71,7 +71,7 @@ def hub_models(hub: Path) -> Iterator[LocalModel]:
         repository = folder.name.removeprefix("models--").replace("--", "/", 1)
         if parse_hub_name(repository) is None:
             continue
-        references = {reference.name: _reference(reference) for reference in sorted((folder / "refs").glob("*"))}
+        references = {reference.name: _reference(reference) for reference in sorted((folder / "refs").glob("[!.]*"))}
         for snapshot in sorted((folder / "snapshots").glob("*")):
             if _COMMIT.fullmatch(snapshot.name):
                 known = [name for name, commit in references.items() if commit == snapshot.name]
