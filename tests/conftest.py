@@ -17,6 +17,7 @@ from fcntl import LOCK_EX, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
 
 import pytest
+from pages import chat_server, page  # noqa: F401  (fixtures)
 from processes import browser, demo_server, environment, serving  # noqa: F401  (fixtures)
 
 from ridgeline.config.env import ModelStores

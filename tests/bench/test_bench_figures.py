@@ -35,9 +35,9 @@ def measured(*outcomes: RequestOutcome) -> Measurement:
 
 
 def test_percentiles_are_the_nearest_rank() -> None:
-    assert LatencySummary.of([float(value) for value in range(1, 101)]) == LatencySummary(50.0, 90.0, 95.0, 99.0, 50.5)
-    assert LatencySummary.of([3.0, 1.0]) == LatencySummary(1.0, 3.0, 3.0, 3.0, 2.0)
-    assert LatencySummary.of([]) == LatencySummary(0, 0, 0, 0, 0)
+    assert LatencySummary.of([float(value) for value in range(1, 101)]) == LatencySummary(50.0, 90.0, 95.0, 99.0, 50.5, 100.0, 100)
+    assert LatencySummary.of([3.0, 1.0]) == LatencySummary(1.0, 3.0, 3.0, 3.0, 2.0, 3.0, 2)
+    assert LatencySummary.of([]) == LatencySummary(0, 0, 0, 0, 0, 0, 0)
 
 
 def test_figures_of_four_requests() -> None:
@@ -75,7 +75,9 @@ def test_what_must_be_known_is_said() -> None:
     assert any("fewer" in note or "before as many" in note for note in said)
     assert any("by events" in note for note in said)
     assert any("the mean is 12.0" in note for note in said)
-    assert not report_notes(make_report(measured(outcome(0.0, 1.0, 2.0, 4)), Objective()))
+    few = report_notes(make_report(measured(outcome(0.0, 1.0, 2.0, 4)), Objective()))
+    assert len(few) == 1 and few[0].startswith("1 requests: a percentile needs")
+    assert not report_notes(make_report(measured(*[outcome(0.0, 1.0, 2.0, 4)] * 100), Objective()))
 
 
 def test_an_answer_of_one_token_has_no_tpot() -> None:

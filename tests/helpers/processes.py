@@ -142,8 +142,8 @@ class Browser:
         self.wait("document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
-        """What JavaScript says."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """What JavaScript says, or what a promise comes to."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 

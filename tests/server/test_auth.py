@@ -9,6 +9,7 @@ import pytest
 from ridgeline.config.groups import EngineConfig, ServerConfig
 from ridgeline.errors import ConfigError
 from ridgeline.server.auth import PUBLIC, check_exposure
+from ridgeline.server.page import FILES
 
 KEY = "open sesame"
 ROUTES = {
@@ -63,15 +64,15 @@ async def call(site: Any, method: str, path: str, headers: list[tuple[str, str]]
 
 
 def test_every_route_is_in_the_table(site: Any) -> None:
-    assert {route.path for route in router(site).routes} == ROUTES
+    assert {route.path for route in router(site).routes} == ROUTES | FILES.keys()
 
 
 def test_public_routes_exist(site: Any) -> None:
-    assert {path for _, path in PUBLIC} <= ROUTES and {method for method, _ in PUBLIC} == {"GET"}
+    assert {path for _, path in PUBLIC} <= ROUTES | FILES.keys() and {method for method, _ in PUBLIC} == {"GET"}
 
 
 def every_spelling() -> Iterator[tuple[str, str]]:
-    for route in sorted(ROUTES):
+    for route in sorted({*ROUTES, "/ui/app.js"}):
         for method in METHODS:
             for spelling in SPELLINGS:
                 yield method, spelling.format(route.replace("{name:path}", "fake"))

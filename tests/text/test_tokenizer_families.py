@@ -24,7 +24,7 @@ SPM = ("llama-spm", "phi-3")
 
 @cache
 def tokenizer(family: str) -> Tokenizer:
-    return load_tokenizer(vocabulary(family))
+    return gguf_tokenizer(read_header(vocabulary(family)))
 
 
 @cache

@@ -13,27 +13,30 @@ from ridgeline.bench.session import Measurement
 from ridgeline.planning.objectives import FinishedRequest, Objective, request_goodput, token_goodput
 from ridgeline.sim.fleet.measures import compute_curve
 
+MISSING: Final = "–"
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """Percentiles by the nearest rank, and the mean; all 0 without values."""
+    """Percentiles by the nearest rank, the mean and the largest of `count` values; all 0 without values."""
 
     p50: float
     p90: float
     p95: float
     p99: float
     mean: float
+    max: float
+    count: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "LatencySummary":
         """The summary of any number of values."""
         if not values:
-            return cls(0.0, 0.0, 0.0, 0.0, 0.0)
+            return cls(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
         ranked = sorted(values)
         p50, p90, p95, p99 = (ranked[ceil(share * len(ranked)) - 1] for share in PERCENTILES.values())
-        return cls(p50, p90, p95, p99, sum(ranked) / len(ranked))
+        return cls(p50, p90, p95, p99, sum(ranked) / len(ranked), ranked[-1], len(ranked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +151,17 @@ SECONDS, RATE, SHARE, COUNT = "s", "/s", "%", ""
 METRIC_LABELS: Final[Mapping[str, tuple[str, str]]] = {
     "requests": ("requests answered", COUNT), "failed": ("requests failed", COUNT), "seconds": ("time", SECONDS),
     "at_once": ("in progress, mean", COUNT),
-    "output_tokens_per_second": ("output tokens", RATE), "total_tokens_per_second": ("prompt and output tokens", RATE),
-    "requests_per_second": ("requests", RATE), "decode_tokens_per_second": ("output tokens of one stream", RATE),
+    "output_tokens_per_second": ("throughput, output tokens", RATE), "total_tokens_per_second": ("throughput, all tokens", RATE),
+    "requests_per_second": ("throughput, requests", RATE), "decode_tokens_per_second": ("output tokens of one stream", RATE),
     "prefill_tokens_per_second": ("prompt tokens over TTFT", RATE),
     "goodput_tokens": ("goodput, useful tokens", RATE), "goodput_requests": ("goodput, requests within the objective", RATE),
     "met": ("requests within the objective", SHARE),
-    **{f"{key}.{share}": (f"{key.upper()} {share}", SECONDS) for key in ("ttft", "itl", "tpot", "e2e") for share in (*PERCENTILES, "mean")},
-    "prompt_tokens": ("prompt tokens", COUNT), "output_tokens": ("output tokens", COUNT), "tokens_per_event": ("tokens per event", COUNT),
+    **{
+        f"{key}.{share}": (f"{key.upper()} {share}", SECONDS)
+        for key in ("ttft", "itl", "tpot", "e2e") for share in (*PERCENTILES, "max", "mean")
+    },
+    "prompt_tokens": ("prompt tokens, in all", COUNT), "output_tokens": ("output tokens, in all", COUNT),
+    "tokens_per_event": ("tokens per event", COUNT),
     "cached_share": ("prompt tokens from the prefix cache", SHARE), "exact": ("prompts of the requested length", SHARE),
     "lag.p99": ("sent late, p99", SECONDS), "client": ("CPU cores kept busy by this client", COUNT),
 }  # fmt: skip
@@ -170,20 +177,33 @@ def get_metric(found: LoadReport, key: str) -> float:
 
 
 def table_rows(runs: Sequence[LoadReport], objective: bool) -> list[tuple[str, ...]]:
-    """Table rows: a label and a text per run. Rows on the objective only where there is one."""
+    """Table rows: a label and a text per run. Rows on the objective only where there is one, and percentiles that some run has."""
     keys = [key for key in METRIC_LABELS if objective or key not in ("goodput_requests", "met")]
+    keys = [key for key in keys if any(has_percentile(each, key) for each in runs)]
     return [(METRIC_LABELS[key][0], *[_cell(each, key) for each in runs]) for key in keys]
 
 
+def has_percentile(found: LoadReport, key: str) -> bool:
+    """True unless `key` is a percentile that the slowest request alone decides: p99 of fewer than 100 values is their maximum."""
+    name, _, share = key.partition(".")
+    if share not in PERCENTILES:
+        return True
+    count: int = getattr(found, name).count
+    return count == 0 or share == "p50" or count * (1 - PERCENTILES[share]) > 1 - 1e-9
+
+
 def _cell(found: LoadReport, key: str) -> str:
-    """Text of a metric; a dash for times without answered requests."""
+    """Text of a metric; a dash for times without answered requests, and for percentiles of too few values."""
     unit = METRIC_LABELS[key][1]
-    return "–" if unit == SECONDS and not found.requests and key != "lag.p99" else format_value(get_metric(found, key), unit)
+    is_missing = (unit == SECONDS and not found.requests and key != "lag.p99") or not has_percentile(found, key)
+    return MISSING if is_missing else format_value(get_metric(found, key), unit)
 
 
 def report_notes(found: LoadReport) -> list[str]:
     """Notes on failures and on limits of the measurement."""
     notes = [f"{each.count} failed, {kind}: {each.example}" for kind, each in found.failures.items()]
+    if found.requests and not has_percentile(found, "ttft.p99"):
+        notes.append(f"{found.requests} requests: a percentile needs 10 (p90), 20 (p95) or 100 (p99) values, else it is their maximum")
     if found.short:
         notes.append(f"{found.short} answers have fewer tokens than requested; --ignore-eos asks the server to continue")
     if found.requests and found.counted < 1:

@@ -15,12 +15,11 @@ from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from ridgeline.bench.client import Api, RequestOutcome
 from ridgeline.bench.report import LoadReport, as_dict, make_report, report_notes, table_rows
 from ridgeline.bench.session import Load, Measurement, RequestOptions, Session
-from ridgeline.cli.output import check_writable
+from ridgeline.cli.output import check_writable, make_console, print_table
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 from ridgeline.planning.objectives import Objective
@@ -133,6 +132,8 @@ def _trace_load(options: LoadOptions, max_streams: int | None) -> Load:
     return Load(options.trace.name, [each for each in found if seconds is None or each.time < seconds], max_streams, is_open_loop=True)
 
 
+RUNS_PER_TABLE = 4
+"""Columns of runs that fit beside the labels in 80 columns."""
 PROMPTS_PER_RUN = 1 << 20
 """Prompt numbers reserved for each run, so that no two runs share a prompt."""
 
@@ -176,7 +177,7 @@ class ServeRuns:
 
     def notes(self) -> list[str]:
         """Notes on the method, then on each run."""
-        how = f"{self._model} at {self._url}; prompts of seed {self._seed}, tokens counted by {self._source}"
+        how = f"prompts of seed {self._seed}, tokens counted by {self._source}"
         return [how, "percentiles by the nearest rank; latency counts from when a request should have been sent", *self._notes]
 
     def as_dict(self) -> dict[str, Any]:
@@ -205,16 +206,14 @@ class ServeRuns:
 
     def show(self) -> None:
         """Prints the table and the notes to stdout."""
-        console = Console(highlight=False)
-        table = Table(box=None, pad_edge=False)
-        table.add_column("")
-        for load, *_ in self._done:
-            table.add_column(load.name, justify="right")
-        for row in self.table():
-            table.add_row(*row)
-        console.print(table)
+        console, rows = make_console(), self.table()
+        for first in range(0, len(self._done), RUNS_PER_TABLE):
+            names = [load.name for load, *_ in self._done[first : first + RUNS_PER_TABLE]]
+            title = f"{self._model} at {self._url}"
+            print_table(title, ["metric", *names], [[row[0], *row[first + 1 : first + 1 + len(names)]] for row in rows])
+            console.print()
         for note in self.notes():
-            console.print(note, soft_wrap=True, markup=False)
+            console.print(note, markup=False)
 
 
 def request_columns(measured: Measurement) -> dict[str, list[Any]]:

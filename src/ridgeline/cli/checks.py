@@ -140,8 +140,11 @@ def _check_generate(given: Given) -> None:
 def _check_plan(given: Given) -> None:
     from ridgeline.cli.output import check_writable
     from ridgeline.cli.plan import prepare_plan
+    from ridgeline.planning.arguments import PlanOptions, device_of, parse_objective
 
     check_writable(given["html"])
+    parse_objective(given["slo"])
+    device_of(PlanOptions(given["device"]))
     _check_local(given["model"])
     prepare_plan(given)
 

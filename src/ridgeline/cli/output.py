@@ -5,11 +5,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from ridgeline.config.env import width_is_set
 from ridgeline.errors import ConfigError
 
-WIDTH: Final = 110
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH: Final = 100
+"""Most columns of what is printed."""
+LEAST_TEXT: Final = 26
+"""Columns of a text that is wrapped in a table."""
+GAP: Final = 2
+"""Spaces between columns."""
 
 
 def check_writable(path: Path | None, flag: str = "--html") -> None:
@@ -48,20 +57,48 @@ def print_json(report: Mapping[str, object]) -> None:
     print(json.dumps(report, ensure_ascii=False))
 
 
-def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table: the first column is text, left aligned; others are numbers, right aligned."""
+def make_console() -> "Console":
+    """The console of stdout: as wide as the terminal, at most `WIDTH`; without a terminal `WIDTH`, or $COLUMNS where that is less."""
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console(highlight=False)
-    if not console.is_terminal or console.width > WIDTH:
+    console = Console(highlight=False, soft_wrap=False)
+    if console.width > WIDTH or (not console.is_terminal and not width_is_set()):
         console = Console(highlight=False, width=WIDTH)
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    return console
+
+
+def print_table(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, optional: Sequence[str] = (), wrapped: str | None = None
+) -> None:
+    """Prints a table: the first column is text, left aligned; others are numbers, right aligned.
+
+    optional  heads of columns that are left out, in this order, while the table is wider than the console
+    wrapped   head of a column of text that may take several lines
+    """
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    console = make_console()
+    lengths = [max(cell_len(text) for text in (head, *(row[number] for row in rows))) for number, head in enumerate(heads)]
+    widths = {head: min(length, LEAST_TEXT) if head == wrapped else length for head, length in zip(heads, lengths, strict=True)}
+    hidden = []
+    for head in optional:
+        if sum(widths.values()) + GAP * (len(widths) - 1) <= console.width:
+            break
+        del widths[head]
+        hidden.append(head)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     for number, head in enumerate(heads):
-        table.add_column(head, justify="right" if number else "left", no_wrap=True)
+        if head in widths:
+            is_text = number == 0 or head == wrapped
+            table.add_column(Text(head), justify="left" if is_text else "right", no_wrap=head != wrapped, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(text) for head, text in zip(heads, row, strict=True) if head in widths))
+    console.print(Text(title, style="bold"))
     console.print(table)
+    if hidden:
+        console.print(f"(not in {console.width} columns: {', '.join(hidden)})", style="dim")
 
 
 def format_giga(value: float) -> str:
@@ -80,6 +117,7 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
     def __init__(self) -> None:
         self._status: Any = None
         self._stage = ""
+        self._is_loading = True
         if sys.stderr.isatty():
             from rich.console import Console
 
@@ -95,9 +133,14 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
         self._stage = stage
 
     def close(self) -> None:
-        """Removes the line. Safe to call twice."""
+        """Removes the line: the model is loaded. Safe to call twice."""
         if self._status is not None:
             self._status.stop()
+        self._is_loading = False
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Says of an interrupt what it interrupted."""
+        was_loading = self._is_loading
         self.close()
+        if kind is KeyboardInterrupt and was_loading:
+            raise KeyboardInterrupt(f"interrupted while loading ({self._stage or 'starting'})") from None

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ridgeline.planning.deployment import Deployment
     from ridgeline.planning.levers import Lever
     from ridgeline.planning.objectives import Objective
@@ -124,23 +122,33 @@ def describe_arrivals(arrivals: "Sequence[Arrival]") -> str:
     return f"in={prompt},out={output},prefix={share:.3f},burst={burst:.2f}"
 
 
-WIDTH = 118
-
-
 def print_report(report: "Report") -> None:
-    """Prints the report to stdout."""
-    from rich.console import Console
+    """Prints the report to stdout: a summary, tables, what follows from them."""
+    from ridgeline.cli.output import make_console, print_table
 
-    console = Console(highlight=False)
-    if console.width > WIDTH or not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
-    console.print(*_summary_lines(report), sep="\n")
-    tables = [memory_table(report), physics_table(report), curve_table(report)]
+    console = make_console()
+    console.print(*_summary_lines(report), "", sep="\n", markup=False)
+    print_table(*memory_table(report))
+    console.print()
+    print_table(*physics_table(report))
+    console.print()
+    print_table(*curve_table(report))
     if report.batch_table:
-        tables += [batch_table(report), lever_table(report)]
-    for table in tables:
-        console.print(table)
-    console.print(*_closing_lines(report), sep="\n")
+        console.print()
+        print_table(*batch_table(report), optional=("decode tok/s", "KV GB", "$/M tokens"))
+        if report.levers:
+            console.print()
+            print_table(*lever_table(report), optional=("sequences", "$/M tokens", "batch"), wrapped="why")
+    console.print()
+    console.print(*_closing_lines(report), sep="\n", markup=False)
+    if report.flags:
+        console.print()
+        rows = [[flag.name, flag.value, flag.reason] for flag in report.flags]
+        print_table("Flags (names of ridgeline serve and vLLM)", ["flag", "value", "why"], rows, wrapped="why")
+
+
+Tabulated = tuple[str, list[str], list[list[str]]]
+"""Title, heads, rows."""
 
 
 def gigabytes(value: float) -> str:
@@ -164,109 +172,97 @@ def _summary_lines(report: "Report") -> list[str]:
     size = f"{report.parameters / 1e9:.2f} B parameters{active}"
     lines = [
         f"{report.model}: {size}, {report.attention}, weights {report.weights_format}, KV {report.kv_dtype}",
-        f"{report.devices} × {report.device} ({sharding}), {report.users} × {report.context} tokens",
+        f"{report.devices} × {report.device}, {sharding}; {report.users:,} × {report.context:,} tokens",
     ]
     if report.fits:
-        lines.append(f"It fits: up to {report.max_sequences} sequences of {report.context} tokens.")
+        lines.append(f"It fits: up to {report.max_sequences:,} sequences of {report.context:,} tokens.")
     else:
         least = f"{report.min_devices} devices are enough" if report.min_devices else "1,024 of these devices are not enough"
         missing = gigabytes(report.shortfall_bytes)
-        lines.append(f"It does not fit: {missing} are missing; {least}, or lower --users, --context, --dtype or --kv-dtype.")
+        lines.append(
+            f"It does not fit: {missing} are missing; {least}, or lower --users, --context, --dtype or --kv-dtype, "
+            "or take another --device."
+        )
     return lines
 
 
-def _table(title: str, *columns: str) -> "Table":
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
-    return table
-
-
-def memory_table(report: "Report") -> "Table":
+def memory_table(report: "Report") -> Tabulated:
     """Memory by use."""
-    table = _table("Memory of one replica", "what", "bytes", "share")
-    rows = {
+    uses = {
         "weights": report.weights_bytes,
         "activations (tiled attention)": report.activation_bytes,
         "driver and framework": report.overhead_bytes,
-        "reserve": report.reserve_bytes,
-        "left for KV": report.kv_budget_bytes,
-        "all devices": report.memory_bytes,
+        "reserve (--memory-utilization)": report.reserve_bytes,
+        "left for the KV cache": report.kv_budget_bytes,
+        "all": report.memory_bytes,
     }
-    for name, value in rows.items():
-        table.add_row(name, gigabytes(value), f"{value / report.memory_bytes:.1%}")
-    table.add_section()
-    for name, size in report.weights_by_class_bytes.items():
-        if size:
-            table.add_row(f"weights: {name}", gigabytes(size), "")
-    table.add_row("KV per token", f"{report.kv_bytes_per_token:,} B", "")
-    table.add_row(f"KV of {report.context} tokens", gigabytes(report.kv_bytes_per_sequence), "")
+    rows = [[name, gigabytes(value), f"{value / report.memory_bytes:.1%}"] for name, value in uses.items()]
+    parts = {f"of the weights: {name}": size for name, size in report.weights_by_class_bytes.items() if size}
+    parts |= {f"KV cache of {report.context:,} tokens": report.kv_bytes_per_sequence}
     if report.state_bytes_per_sequence:
-        table.add_row("state per sequence", gigabytes(report.state_bytes_per_sequence), "")
-    table.add_row("activations if scores were stored", gigabytes(report.untiled_activation_bytes), "")
-    return table
+        parts["state of a sequence"] = report.state_bytes_per_sequence
+    parts["activations, if scores were stored"] = report.untiled_activation_bytes
+    rows += [[name, gigabytes(size), ""] for name, size in parts.items()]
+    rows.append(["KV cache per token", f"{report.kv_bytes_per_token:,} B", ""])
+    return "Memory of one replica, on all its devices", ["use", "bytes", "share"], rows
 
 
-def physics_table(report: "Report") -> "Table":
+def physics_table(report: "Report") -> Tabulated:
     """Arithmetic intensities, bottleneck, floors."""
-    table = _table("Physics", "what", "value")
-    table.add_row("ridge point", f"{report.ridge_intensity:,.0f} FLOP/B")
-    table.add_row("prefill intensity", f"{report.prefill_intensity:,.0f} FLOP/B")
-    table.add_row(f"decode intensity at {max(1, report.recommended_batch)}", f"{report.decode_intensity:,.1f} FLOP/B")
-    table.add_row("bottleneck", report.bound_by)
-    table.add_row("floor between tokens, one user", milliseconds(report.decode_floor_seconds))
-    table.add_row("floor of a prompt", milliseconds(report.prefill_floor_seconds))
-    table.add_row("estimate of a prompt", milliseconds(report.prefill_seconds))
-    return table
+    rows = [
+        ["ridge point", f"{report.ridge_intensity:,.0f} FLOP/B"],
+        ["intensity of prefill", f"{report.prefill_intensity:,.0f} FLOP/B"],
+        [f"intensity of decode at batch {max(1, report.recommended_batch)}", f"{report.decode_intensity:,.1f} FLOP/B"],
+        ["bottleneck of decode", report.bound_by],
+        ["floor between tokens, one sequence", milliseconds(report.decode_floor_seconds)],
+        ["floor of a prompt's prefill", milliseconds(report.prefill_floor_seconds)],
+        ["estimate of a prompt's prefill", milliseconds(report.prefill_seconds)],
+    ]
+    return "Physics: what memory and arithmetic allow", ["quantity", "value"], rows
 
 
-def curve_table(report: "Report") -> "Table":
+def curve_table(report: "Report") -> Tabulated:
     """Sequences that fit by context length."""
-    table = _table("Context against users", "tokens each", "sequences")
-    for point in report.context_curve:
-        table.add_row(f"{point.context:,}", f"{point.max_sequences:,}")
-    table.add_section()
-    table.add_row(f"longest, {report.users} at once", f"{report.max_context_tokens:,} tokens")
-    return table
+    rows = [[f"{point.context:,}", f"{point.max_sequences:,}"] for point in report.context_curve]
+    rows.append([f"longest for {report.users} at once", f"{report.max_context_tokens:,} tokens"])
+    return "Context against users: sequences that fit at once", ["tokens of each", "sequences"], rows
 
 
-def batch_table(report: "Report") -> "Table":
+def batch_table(report: "Report") -> Tabulated:
     """Speed by batch size; the knee and the recommended batch are marked."""
-    table = _table(
-        "Batches (estimates)", "batch", "ms per token", "with prompts", "tok/s", "decode tok/s", "compute", "KV", "bottleneck", "$/M tokens"
-    )
-    for point in report.batch_table:
-        marks = (" knee" if point.batch == report.knee_batch else "") + (" ←" if point.batch == report.recommended_batch else "")
-        table.add_row(
-            f"{point.batch}{marks}",
-            milliseconds(point.itl),
-            milliseconds(point.mixed_itl),
+    heads = ["batch", "ITL ms", "with prefill", "tok/s", "decode tok/s", "compute", "KV GB", "bottleneck", "$/M tokens", ""]
+    rows = [
+        [
+            f"{point.batch}",
+            f"{point.itl * 1e3:,.1f}",
+            f"{point.mixed_itl * 1e3:,.1f}",
             f"{point.tokens_per_second:,.0f}",
             f"{point.decode_tokens_per_second:,.0f}",
             f"{point.utilisation:.0%}",
-            gigabytes(point.kv_bytes),
+            f"{point.kv_bytes / 1e9:,.2f}",
             point.bound_by,
             money(point.cost),
-        )
-    return table
+            " ".join(
+                mark for mark, at in (("knee", report.knee_batch), ("← run", report.recommended_batch)) if point.batch == at
+            ),
+        ]
+        for point in report.batch_table
+    ]  # fmt: skip
+    lengths = f"{report.workload['prompt']:,} prompt and {report.workload['output']:,} output tokens"
+    return f"Batches, estimated for requests of {lengths}", heads, rows
 
 
-def lever_table(report: "Report") -> "Table":
+def lever_table(report: "Report") -> Tabulated:
     """The effect of each lever alone."""
-    table = _table("Levers, each alone", "lever", "sequences", "batch", "tok/s", "$/M tokens")
-    table.add_column("why", justify="left")
-    for lever in report.levers:
-        table.add_row(*_lever_row(lever, report))
-    return table
+    heads = ["lever", "sequences", "batch", "tok/s", "change", "$/M tokens", "why"]
+    return "Levers, each alone, at the same ITL or objective", heads, [_lever_row(lever, report) for lever in report.levers]
 
 
-def _lever_row(lever: "Lever", report: "Report") -> tuple[str, ...]:
+def _lever_row(lever: "Lever", report: "Report") -> list[str]:
     effect = lever.effect
     change = f"{effect.tokens_per_second / report.tokens_per_second - 1:+.0%}" if report.tokens_per_second else ""
-    rate = f"{effect.tokens_per_second:,.0f} {change}".rstrip()
-    return lever.name, f"{effect.max_sequences:,}", f"{effect.batch:,}", rate, money(effect.cost), lever.note
+    rate = f"{effect.tokens_per_second:,.0f}"
+    return [lever.name, f"{effect.max_sequences:,}", f"{effect.batch:,}", rate, change, money(effect.cost), lever.note]
 
 
 def _closing_lines(report: "Report") -> list[str]:
@@ -290,6 +286,4 @@ def _closing_lines(report: "Report") -> list[str]:
         even = f"{host.break_even_tokens_per_day:,.0f} tokens per day"
         lines.append(f"Against an API at ${host.api_price_per_million:g}/M: even at {even}; {host.advice}.")
     lines += [f"As traffic grows ({row.shape}): {row.symptom} → {row.action}." for row in report.scaling]
-    if report.flags:
-        lines += ["Flags:", *(f"  {flag.name} {flag.value}    {flag.reason}" for flag in report.flags)]
     return lines

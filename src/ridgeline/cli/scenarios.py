@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from ridgeline.config.env import model_stores
@@ -179,6 +180,37 @@ def make_scenario(model: str, settings: Mapping[str, str], trace: Path | None) -
         patience=value["patience"],
         sample=sample,
     )
+
+
+def describe_scenario(scenario: Scenario, settings: Mapping[str, str], trace: Path | None) -> list[str]:
+    """What is simulated, in lines: model and devices, traffic, settings of the engine, times of steps."""
+    deployment, knobs = scenario.deployment, scenario.knobs
+    value = {name: settings.get(name, setting.default) for name, setting in SETTINGS.items()}
+    if isinstance(scenario.load, tuple):
+        arrivals = scenario.load[: scenario.requests]
+        span = arrivals[-1].time - arrivals[0].time
+        prompt, output = (fmean(lengths) for lengths in zip(*((each.prompt, each.output) for each in arrivals), strict=True))
+        rate = f" ({len(arrivals) / span:.3g}/s)" if span else ""
+        traffic = f"{trace.name if trace else 'a trace'}: {len(arrivals):,} requests in {span:,.3g} s{rate}"
+        traffic += f", mean prompt {prompt:,.0f} and output {output:,.0f} tokens"
+    else:
+        if isinstance(scenario.load, ClosedLoop):
+            arrivals_text = f"{scenario.load.users:,} users, each waits for its answer, then thinks {scenario.load.think:g} s"
+        else:
+            arrivals_text = f"{value['arrivals']} arrivals at {float(value['rate']):g} requests/s"
+        share = f", {scenario.load.prefixes} shared prefixes of {scenario.load.shared} tokens" if scenario.load.prefixes else ""
+        traffic = f"{scenario.requests:,} requests: {arrivals_text}; prompt {value['prompt']}, output {value['output']} tokens{share}"
+    devices = f"{deployment.layout.ranks} × {deployment.device.name}"
+    decoders = f" and {scenario.decode_replicas} that decode" if scenario.decode_replicas else ""
+    servers = f"{scenario.replicas} replica{'s' * (scenario.replicas > 1)}{decoders} of {devices}"
+    objective = [f"objective: {value['slo']}"] if value["slo"] else []
+    return [
+        f"{deployment.model.name}, weights {deployment.dtype or deployment.model.dtype}, KV {deployment.kv_dtype}, on {servers}",
+        traffic,
+        f"at most {knobs.max_num_seqs} sequences at once, {knobs.max_num_batched_tokens:,} tokens per step, {deployment.context:,} per "
+        f"sequence; policy {knobs.scheduling_policy}, step times: {value['step_time']}",
+        *objective,
+    ]
 
 
 def scenario_at_rate(model: str, settings: Mapping[str, str], trace: Path | None) -> Callable[[float], Scenario]:

@@ -115,7 +115,7 @@ TEMPLATE_SOURCES = {
 
 
 def _startup_notes(model: "Model") -> list[str]:
-    """Lines about the chat template and the model's defaults, warnings last."""
+    """Lines about the chat template, the model's defaults and its kind."""
     chat = "chat: no template; /v1/chat/completions needs --chat-template FILE"
     if model.chat is not None:
         names = (model.tokenizer.piece(token).decode("utf-8", "replace") for token in sorted(model.turn_end_ids))
@@ -123,4 +123,5 @@ def _startup_notes(model: "Model") -> list[str]:
         chat = f"chat template: {TEMPLATE_SOURCES[model.chat.source]}; turns end at {ends}"
     recommended = ", ".join(f"{name} {value}" for name, value in model.defaults.items())
     defaults = [f"defaults of the model: {recommended} (--generation-config none ignores them)"] if recommended else []
-    return [chat, *defaults, *(f"{each.severity}: {each}" for each in (model.chat.findings if model.chat else ()))]
+    base = [f"base model ({model.kind.reason}): it continues texts and was not trained to chat"] if model.kind.kind == "base" else []
+    return [chat, *defaults, *base]

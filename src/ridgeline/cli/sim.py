@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from ridgeline.sim.laws.swarm import Tally
 
 
+TRACE_HELP = (
+    "Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT). Record it: `ridgeline serve MODEL --record FILE`, "
+    "then `ridgeline replay FILE --trace trace.jsonl`."
+)
+
+
 def sim(
     model: Annotated[str, typer.Argument(help="A config.json, a GGUF file, a directory with one of them, `demo` or a known name.")],
     device: Annotated[str | None, typer.Option(help="Device of the planner's table [h100-sxm].")] = None,
@@ -28,7 +34,7 @@ def sim(
     output: Annotated[str | None, typer.Option(help="Output tokens, the same way.")] = None,
     requests: Annotated[int | None, typer.Option(help="Requests to simulate [2000, or the whole trace].")] = None,
     sample: Annotated[float | None, typer.Option(help="Simulate this share of a diurnal day, in windows of all its hours.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")] = None,
+    trace: Annotated[Path | None, typer.Option(help=TRACE_HELP)] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Any other setting, name=value; a wrong name lists all.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs with different seeds; two or more give intervals.")] = 1,
@@ -38,7 +44,7 @@ def sim(
     html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Simulate serving with the real scheduler: throughput, latency, queues, KV use and cost."""
-    from ridgeline.cli.scenarios import scenario_at_rate
+    from ridgeline.cli.scenarios import describe_scenario, scenario_at_rate
     from ridgeline.cli.sim_runs import SimulationRuns
 
     settings, scenario = prepare_sim(locals())
@@ -50,7 +56,7 @@ def sim(
             runs.find_replicas(scenario)
         if find_knee:
             runs.find_knee(scenario_at_rate(model, settings, trace))
-    _report(runs, html, as_json)
+    _report(runs, html, as_json, describe_scenario(scenario, settings, trace))
 
 
 SIM_FLAGS = ("device", "replicas", "rate", "users", "prompt", "output", "requests", "slo", "sample")
@@ -74,7 +80,7 @@ def prepare_sim(given: Mapping[str, Any]) -> "tuple[dict[str, str], Scenario]":
     return settings, scenario
 
 
-def _report(runs: "SimulationRuns", html: Path | None, as_json: bool) -> None:
+def _report(runs: "SimulationRuns", html: Path | None, as_json: bool, scenario: list[str]) -> None:
     """Writes the page, if asked for, and prints the table or its JSON."""
     from ridgeline.cli.output import write_page
     from ridgeline.cli.sim_runs import print_runs
@@ -86,11 +92,11 @@ def _report(runs: "SimulationRuns", html: Path | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(runs.as_dict(), ensure_ascii=False))
     else:
-        print_runs(runs)
+        print_runs(runs, scenario)
 
 
 def whatif(
-    trace: Annotated[Path, typer.Argument(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")],
+    trace: Annotated[Path, typer.Argument(help=TRACE_HELP)],
     model: Annotated[str, typer.Option(help="A config.json, a GGUF file, a directory, `demo` or a known name.")] = "demo",
     today: Annotated[list[str] | None, typer.Option("--today", help="A setting as it is now, name=value.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="A setting to try, name=value; a wrong name lists all.")] = None,
@@ -104,7 +110,7 @@ def whatif(
     html: Annotated[Path | None, typer.Option(help="Also write a page with table and plots to this file; it needs no network.")] = None,
 ) -> None:
     """Try other settings on recorded traffic, with the real scheduler, and compare with today's."""
-    from ridgeline.cli.scenarios import make_scenario, scenario_at_rate
+    from ridgeline.cli.scenarios import describe_scenario, make_scenario, scenario_at_rate
     from ridgeline.cli.sim_runs import SimulationRuns
     from ridgeline.sim.fleet.experiment import candidate_levers
 
@@ -119,7 +125,7 @@ def whatif(
             runs.find_knee(scenario_at_rate(model, base | changed, trace))
         if find_replicas:
             runs.find_replicas(then)
-    _report(runs, html, as_json)
+    _report(runs, html, as_json, describe_scenario(now, base, trace))
 
 
 def prepare_whatif(given: Mapping[str, Any]) -> "tuple[dict[str, str], dict[str, str], Scenario, Scenario]":

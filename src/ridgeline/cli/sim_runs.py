@@ -1,6 +1,6 @@
-"""Runs of the simulator: progress on stderr, then a table with one column per scenario. Owns rounding and units."""
+"""Runs of the simulator: progress on stderr, then tables: a column per scenario, a row per lever. Owns rounding and units."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
@@ -8,14 +8,16 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from ridgeline.cli.output import make_console, print_table
+from ridgeline.planning.objectives import Objective
 from ridgeline.sim.fleet.experiment import (
     Interval,
     LeverResult,
     compute_intervals,
     find_bottleneck,
     find_min_replicas,
+    lever_gain,
     mean_curves,
     rank_levers,
     search_knee,
@@ -32,7 +34,7 @@ SECONDS, RATE, SHARE, COUNT, MONEY = "s", "/s", "%", "", "$"
 ROWS: dict[str, tuple[str, str]] = {
     "requests": ("requests answered", COUNT), "rejected": ("requests rejected", COUNT),
     "aborted": ("requests aborted", COUNT), "seconds": ("simulated time", SECONDS),
-    "output_tokens_per_second": ("output tokens", RATE), "requests_per_second": ("requests", RATE),
+    "output_tokens_per_second": ("throughput, output tokens", RATE), "requests_per_second": ("throughput, requests", RATE),
     "goodput_tokens": ("goodput, useful tokens", RATE), "goodput_requests": ("goodput, requests within the objective", RATE),
     "met": ("requests within the objective", SHARE),
     "ttft.p50": ("TTFT p50", SECONDS), "ttft.p90": ("TTFT p90", SECONDS), "ttft.p99": ("TTFT p99", SECONDS),
@@ -46,6 +48,13 @@ ROWS: dict[str, tuple[str, str]] = {
     "cost": ("cost per million output tokens", MONEY),
 }  # fmt: skip
 """Metric → label and unit."""
+OF_OBJECTIVES = ("goodput_requests", "met")
+OF_BACKGROUND = ("background.p50", "background.p99")
+"""Metrics that only a scenario with an objective, or with background requests, has."""
+LONGEST_HEAD = 24
+"""Characters of the name of a run above its column."""
+LEAST_GAIN = 1.02
+"""Gain from which a lever is worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,11 @@ class Run:
     name: str
     scenario: Scenario
     reports: list[SimulationReport]
+
+    @property
+    def has_objective(self) -> bool:
+        """True if the scenario has an objective."""
+        return self.scenario.objective != Objective()
 
     @property
     def intervals(self) -> dict[str, Interval]:
@@ -70,6 +84,7 @@ class SimulationRuns(AbstractContextManager["SimulationRuns"]):
         self.done: list[Run] = []
         self.notes: list[str] = []
         self.results: dict[str, Any] = {}
+        self.levers: dict[str, float] = {}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet)
         self._bar.start()
@@ -120,11 +135,21 @@ class SimulationRuns(AbstractContextManager["SimulationRuns"]):
         for name, settings in levers.items():
             run = self.run(name, changed(settings))
             tried.append(LeverResult(name, run.reports[0], _num_devices(run.scenario) / _num_devices(today.scenario)))
-        best = rank_levers(today.reports[0], tried, today.scenario.objective.ttft is not None or today.scenario.objective.itl is not None)
+        best = rank_levers(today.reports[0], tried, today.has_objective)
         order = {lever.name: number for number, lever in enumerate(best)}
         self.done.sort(key=lambda run: order.get(run.name, -1))
-        self.results |= {"binding": find_bottleneck(today.scenario, today.reports[0]), "levers": [lever.name for lever in best]}
-        self.notes.append(f"Bottleneck today: {self.results['binding']}. The lever with the largest gain per device: {best[0].name}.")
+        self.levers = {lever.name: lever_gain(today.reports[0], lever, today.has_objective) for lever in best}
+        self.results |= {"bottleneck": find_bottleneck(today.scenario, today.reports[0]), "levers": [lever.name for lever in best]}
+        name, gain = next(iter(self.levers.items()))
+        helps = f"What helps most, per device: {name}, {gain:.2f} × ({self.gain_text})."
+        none = f"No lever gains {LEAST_GAIN - 1:.0%} per device ({self.gain_text})."
+        self.notes.append(f"Bottleneck today: {self.results['bottleneck']}. {helps if gain >= LEAST_GAIN else none}")
+
+    @property
+    def gain_text(self) -> str:
+        """What the gain of a lever is."""
+        of_objective = ", times requests within the objective over today's" if self.done[0].has_objective else ""
+        return f"mean E2E latency today over the lever's{of_objective}"
 
     def find_replicas(self, scenario: Scenario) -> None:
         """Finds the fewest replicas with which 99 % of requests meet the objective."""
@@ -160,34 +185,60 @@ class SimulationRuns(AbstractContextManager["SimulationRuns"]):
             **self.results,
         }
 
-    def table(self) -> list[list[str]]:
-        """One row per metric: its label, then each run's value as text."""
-        found = [run.intervals for run in self.done]
+    def table(self, runs: Sequence[Run] | None = None) -> list[list[str]]:
+        """One row per metric that the scenarios have: its label, then the value of each run (all runs, if not given) as text."""
+        shown = self.done if runs is None else runs
+        found = [run.intervals for run in shown]
+        hidden = set(() if any(run.has_objective for run in shown) else OF_OBJECTIVES)
+        hidden |= set(() if any(each["background.p99"].mean for each in found) else OF_BACKGROUND)
         return [
             [label, *[_format_interval(each[name], unit) if name in each else "–" for each in found]]
             for name, (label, unit) in ROWS.items()
-            if any(name in each for each in found)
+            if name not in hidden and any(name in each for each in found)
         ]
+
+    def lever_table(self) -> list[list[str]]:
+        """One row per lever, the best first: its gain and the metrics of `LEVER_HEADS`."""
+        rows = []
+        for run in self.done:
+            if run.name in self.levers:
+                found, units = run.intervals, {name: unit for name, (_, unit) in ROWS.items()}
+                cells = [_format_value(found[name].mean, units[name]) if name in found else "–" for name in LEVER_HEADS.values()]
+                rows.append([run.name, f"{self.levers[run.name]:.2f} ×", *cells])
+        return rows
+
+
+LEVER_HEADS = {"tokens/s": "output_tokens_per_second", "TTFT p99": "ttft.p99", "ITL p99": "itl.p99", "E2E p50": "e2e.p50",
+               "in objective": "met", "$/M tokens": "cost"}  # fmt: skip
+"""Head of the table of levers → metric."""
 
 
 def _num_devices(scenario: Scenario) -> int:
     return (scenario.replicas + scenario.decode_replicas) * scenario.deployment.layout.ranks
 
 
-def print_runs(runs: SimulationRuns) -> None:
-    """Prints a table of the runs, then the notes."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=60 + 24 * len(runs.done))
-    table = Table(title="simulated with the real scheduler", title_justify="left")
-    table.add_column("")
-    for run in runs.done:
-        table.add_column(run.name, justify="right")
-    for row in runs.table():
-        table.add_row(*row)
-    console.print(table)
+def print_runs(runs: SimulationRuns, scenario: Sequence[str]) -> None:
+    """Prints what is simulated (lines of `describe_scenario`), a table of the runs, one of the levers, then the notes."""
+    console = make_console()
+    count = len(runs.seeds)
+    seeds = f"{count} runs with seeds 1 … {count}, ± 95 % intervals" if count > 1 else "1 run, seed 1"
+    console.print("Simulated with the real scheduler:", *scenario, f"{seeds}", "", sep="\n", markup=False)
+    shown = [run for run in runs.done if run.name not in runs.levers]
+    heads = [run.name if len(run.name) <= LONGEST_HEAD else "changed" for run in shown]
+    console.print(*(f"changed: {run.name}\n" for run in shown if len(run.name) > LONGEST_HEAD), sep="", end="", markup=False)
+    print_table("Results", ["metric", *heads], runs.table(shown))
+    if runs.levers:
+        console.print()
+        title = f"Levers on the same requests, each alone; gain, per device: {runs.gain_text}"
+        print_table(title, ["lever", "gain", *LEVER_HEADS], runs.lever_table(), optional=_dispensable(runs))
+    console.print()
     for note in runs.notes:
-        console.print(note)
+        console.print(note, markup=False)
+
+
+def _dispensable(runs: SimulationRuns) -> list[str]:
+    """Heads of the table of levers that may be left out, where it is narrow."""
+    return [*([] if runs.done[0].has_objective else ["in objective"]), "ITL p99", "$/M tokens"]
 
 
 def _format_interval(value: Interval, unit: str) -> str:
@@ -201,4 +252,6 @@ def _format_value(value: float, unit: str) -> str:
         return f"{value * 1e3:,.1f} ms" if value < 1 else f"{value:,.2f} s"
     if unit == SHARE:
         return f"{value:.1%}"
+    if unit == COUNT and value == int(value):
+        return f"{value:,.0f}"
     return f"${value:,.3f}" if unit == MONEY else f"{value:,.1f}{unit}"

@@ -43,6 +43,11 @@ def cache_directory() -> Path:
     return Path(base) / "ridgeline" if base else Path.home() / ".cache" / "ridgeline"
 
 
+def width_is_set() -> bool:
+    """True where `$COLUMNS` says how wide the output shall be."""
+    return os.environ.get("COLUMNS", "").isdecimal()
+
+
 def model_stores(environment: Mapping[str, str] = os.environ) -> ModelStores:
     """Stores of this user, by the variables that the programs which own them read: HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_TOKEN,
     HF_TOKEN_PATH, HF_HUB_OFFLINE, OLLAMA_MODELS, LLAMA_CACHE."""

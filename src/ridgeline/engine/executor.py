@@ -5,6 +5,7 @@ from typing import Protocol
 
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.step_time import StepSeconds
+from ridgeline.errors import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class ExecutorInfo:
     tokens         of a step at most
     price          (tokens, samples, seconds) of steps in which a row verifies drafts, measured after warm-up; empty where it is unknown
     samples        positions of a step that sample at most, drafts among them; 0: one per row
+    findings       problems of the model's header and weights
     """
 
     kv: KVShape
@@ -31,6 +33,7 @@ class ExecutorInfo:
     tokens: int = 512
     price: tuple[tuple[int, int, float], ...] = ()
     samples: int = 0
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,8 @@ class Architecture:
     Numbers:
     has_rope           positions are encoded by RoPE; False: by a learned table
     window_rope_base   RoPE base of window layers where the file does not say; None: that of the full layers
+    least_rope_bases   (context, rows of the embedding, base): published models with at least this context and these rows have at least this
+                       RoPE base in layers of full attention; files that leave the base out get 10,000
     eps_key            key of a GGUF file for the epsilon of norms
     softcaps           of scores and of logits, where a GGUF file does not say
     hidden_scaled_layers  models with so many layers scale scores by (hidden / heads)^-½ instead of head_dim^-½; GGUF files do not say
@@ -108,6 +110,7 @@ class Architecture:
     parallel_recurrence: bool = False
     has_rope: bool = True
     window_rope_base: float | None = None
+    least_rope_bases: tuple[tuple[int, int, float], ...] = ()
     eps_key: str = "attention.layer_norm_rms_epsilon"
     softcaps: tuple[float, float] = (0.0, 0.0)
     hidden_scaled_layers: tuple[int, ...] = ()

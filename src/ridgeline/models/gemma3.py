@@ -57,6 +57,7 @@ ARCHITECTURE = Architecture(
     window_pattern=6,
     window_rope_base=10_000.0,
     hidden_scaled_layers=(62,),
+    least_rope_bases=((1, 1, 1e6),),
 )
 
 

@@ -22,6 +22,7 @@ ARCHITECTURE = Architecture(
     interleaved=("attn_q", "attn_k"),
     rope_tensors=("rope_freqs",),
     windows_everywhere=("gguf",),  # files of Mistral call themselves llama
+    least_rope_bases=((8_192, 128_000, 1e5),),
 )
 
 

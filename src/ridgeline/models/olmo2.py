@@ -30,6 +30,7 @@ ARCHITECTURE = Architecture(
     defaults={**UNTIED, "rms_norm_eps": 1e-5},
     checkpoint=TensorNames({**LAYER_NAMES, **HEAD_NORM_NAMES, **POST_NORM_NAMES}),
     biases=ATTENTION_BIASES,
+    least_rope_bases=((1, 100_000, 1e5),),
 )
 
 

@@ -16,6 +16,7 @@ ARCHITECTURE = Architecture(
     defaults={**UNTIED, "use_sliding_window": False, "max_window_layers": 28},
     checkpoint=DECODER_NAMES,
     biases=dict.fromkeys(QKV, "always"),
+    least_rope_bases=((8_193, 1, 1e5),),
 )
 
 

@@ -30,6 +30,7 @@ ARCHITECTURE = Architecture(
     required_config=(("mlp_bias", False),),
     checkpoint=TensorNames({**LAYER_NAMES, **HEAD_NORM_NAMES}),
     biases=ATTENTION_BIASES,
+    least_rope_bases=((8_193, 1, 1e5),),
 )
 
 

@@ -61,6 +61,7 @@ class Report:
     ..._floor_seconds lower bounds, at the data sheet's peaks; the batch table and values from it are estimates
     weights_format    name of the weights' format as users know it; Q4_K_M is several formats, of which `dtype` is the most frequent
     bound_by          the bottleneck
+    workload          an average request: tokens of prompt and output, share of the prompt in the cache, peak over mean arrivals
     recommended_batch sequences at once, 0 where nothing fits or no batch meets the objective; limited_by is its limit
     objective_met     True where the estimates meet the objective for all users; None without an objective
     """
@@ -78,6 +79,7 @@ class Report:
     kv_dtype: str
     context: int
     users: int
+    workload: dict[str, float]
     fits: bool
     memory_bytes: int
     weights_bytes: int
@@ -129,7 +131,6 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
     table = [batch_point(deployment, each) for each in _table_batches(deployment, batch)]
     run = next((point for point in table if point.batch == batch), None)
     price = deployment.device.price
-    prefill = prefill_work(deployment)
     return Report(
         model=model.name,
         architecture=model.architecture,
@@ -144,6 +145,7 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         kv_dtype=deployment.kv_dtype,
         context=deployment.context,
         users=deployment.users,
+        workload=asdict(deployment.workload),
         fits=memory.fits,
         memory_bytes=memory.total,
         weights_bytes=memory.weights,
@@ -160,7 +162,7 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         max_sequences=memory.max_sequences,
         max_context_tokens=memory.max_context,
         context_curve=_curve(deployment),
-        prefill_intensity=prefill.intensity,
+        prefill_intensity=prefill_work(deployment).intensity,
         decode_intensity=decode_work(deployment, max(1, batch)).intensity,
         ridge_intensity=ridge(deployment),
         bound_by=bottleneck(deployment, batch),

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server import chat, completions, models, openapi, status
+from ridgeline.server import chat, completions, models, openapi, page, status
 from ridgeline.server.auth import AccessGuard
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.service import Service
@@ -25,7 +25,7 @@ def build_app(service: Service) -> ASGIApp:
     """The whole application over `service`, which may still be loading."""
     router = Router(
         [
-            *status.routes(service), *openapi.routes(service),
+            *page.routes(), *status.routes(service), *openapi.routes(service),
             *models.routes(service), *completions.routes(service), *chat.routes(service),
         ],
         redirect_slashes=False,

@@ -12,9 +12,10 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.errors import ConfigError
+from ridgeline.server import page
 from ridgeline.server.errors import ApiError
 
-PUBLIC: Final = frozenset({("GET", "/"), ("GET", "/livez"), ("GET", "/readyz"), ("GET", "/health"), ("GET", "/version")})
+PUBLIC: Final = frozenset(("GET", path) for path in (*page.FILES, "/livez", "/readyz", "/health", "/version"))
 """Routes that stay open when a key is set: literal pairs, nothing is matched by prefix."""
 MAX_HEADER_BYTES: Final = 16 * 1024
 CLOSE_HEADERS: Final = {"Connection": "close"}

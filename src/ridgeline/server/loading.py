@@ -6,19 +6,27 @@ from pathlib import Path
 
 from ridgeline.config.groups import FAKE_PREFIX, ServerConfig
 from ridgeline.engine.admit import check_number
-from ridgeline.errors import ConfigError, RequestError
+from ridgeline.errors import ConfigError, Finding, RequestError
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.files import ModelFiles, read_files
 from ridgeline.text.prompt_cache import PromptCache
+from ridgeline.text.statements import ModelKind, model_kind, read_statements
+from ridgeline.text.tokenizer_check import check_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class TextAssets:
-    """The text side of a model. `chat` is None where it has no template."""
+    """The text side of a model.
+
+    chat      None where it has no template
+    findings  problems of tokenizer and template
+    """
 
     files: ModelFiles
     prompts: PromptCache
     chat: ChatTemplate | None
+    kind: ModelKind
+    findings: tuple[Finding, ...]
 
 
 def load_text_assets(name: str, path: Path | None, config: ServerConfig) -> TextAssets:
@@ -28,7 +36,11 @@ def load_text_assets(name: str, path: Path | None, config: ServerConfig) -> Text
     """
     files = read_files(name, path, chat_template=config.chat_template, generation_config=config.generation_config)
     _check_defaults(files.generation.sampling)
-    return TextAssets(files, PromptCache(files.tokenizer), files.load_template())
+    chat = files.load_template()
+    stated = read_statements(name, path, files.tokenizer)
+    findings = [] if path is None else check_tokenizer(files.tokenizer, stated.ends, chat)
+    findings += () if chat is None else chat.findings
+    return TextAssets(files, PromptCache(files.tokenizer), chat, model_kind(stated, chat), tuple(findings))
 
 
 def _check_defaults(sampling: Mapping[str, int | float]) -> None:

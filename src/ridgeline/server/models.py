@@ -96,4 +96,9 @@ def _card(model: Model) -> replies.ModelCard:
         parent=None,
         max_model_len=model.limits.max_model_len,
         chat=model.chat is not None and model.chat.is_usable,
+        ridgeline=replies.ModelNotes(
+            model.kind.kind,
+            model.kind.reason,
+            [replies.CheckFinding(each.severity, each.check, each.cause, each.fix) for each in model.findings],
+        ),
     )

@@ -161,8 +161,29 @@ class ChatCompletionChunk(Struct, frozen=True, omit_defaults=True):
     prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
+class CheckFinding(Struct, frozen=True):
+    """A problem that a check of the model found before the first request."""
+
+    severity: Literal["error", "warning", "note"]
+    check: str
+    cause: str
+    fix: str
+
+
+class ModelNotes(Struct, frozen=True):
+    """What Ridgeline found out about a model.
+
+    kind    base: it continues texts; instruct: it was trained to chat
+    reason  from what that was concluded
+    """
+
+    kind: Literal["base", "instruct"]
+    reason: str
+    checks: list[CheckFinding]
+
+
 class ModelCard(Struct, frozen=True):
-    """`chat`: whether the model has a template, so that `/v1/chat/completions` answers."""
+    """`chat`: whether the model has a template that works, so that `/v1/chat/completions` answers."""
 
     id: str
     object: Literal["model"]
@@ -172,6 +193,7 @@ class ModelCard(Struct, frozen=True):
     parent: str | None
     max_model_len: int
     chat: bool
+    ridgeline: ModelNotes
 
 
 class ModelList(Struct, frozen=True):

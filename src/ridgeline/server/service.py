@@ -6,6 +6,7 @@ engine) and the bound on waiting requests. Knows no HTTP.
 
 import asyncio
 import hashlib
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +16,26 @@ from typing import Final
 
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
-from ridgeline.core.events import Event
+from ridgeline.core.commands import Output
+from ridgeline.core.events import Event, Finish
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source, tenant_domain
+from ridgeline.engine.canary import FIX, TEXT, canary_request, judge, scores_of
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
-from ridgeline.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
+from ridgeline.errors import ConfigError, EngineDeadError, Finding, ModelFormatError, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
 from ridgeline.observe.metrics import Metrics
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.prompt_cache import Encoder, PromptCache
+from ridgeline.text.statements import ModelKind
 from ridgeline.text.tokenizer import Tokenizer, bad_word_ids
+from ridgeline.text.tokenizer_check import check_vocabulary
+
+_LOG = logging.getLogger("ridgeline.server")
+_LEVELS: Final = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,9 @@ class Model:
     """A loaded model.
 
     created   seconds since 1970
+    kind      base or instruct, and why
     chat      None: the model has no template
+    findings  problems that checks found before the first request
     defaults  values that its authors recommend for fields that a client leaves out, by the names of `SamplingParams`
     """
 
@@ -45,7 +55,9 @@ class Model:
     engine: Ready
     created: int
     prompts: PromptCache
+    kind: ModelKind
     chat: ChatTemplate | None = None
+    findings: tuple[Finding, ...] = ()
     defaults: Mapping[str, int | float] = field(default_factory=dict)
 
     def check_name(self, name: str | None) -> None:
@@ -113,9 +125,15 @@ class Service:
         self._template = assets.chat
         if self.config.chat_template is not None:
             await engine.start()
-        self._model = _model(self.name, assets, await _ready(engine))
+        model = _model(self.name, assets, await _ready(engine))
+        if path is not None:
+            self._progress("checking answers", 0.0)
+            model = replace(model, findings=(*model.findings, *await _check_answers(engine, model)))
+        for finding in model.findings:
+            _LOG.log(_LEVELS[finding.severity], "%s", finding)
+        self._model = model
         self.stage = "ready"
-        return self._model
+        return model
 
     @property
     def name(self) -> str:
@@ -151,6 +169,8 @@ class Service:
         self._on_progress(stage, fraction)
 
     def _apply_events(self, events: Sequence[Event]) -> None:
+        if self._model is None:
+            return  # of the check of answers
         self._detect_restart()
         for event in events:
             self.metrics.apply(event)
@@ -250,4 +270,22 @@ def _model(name: str, assets: TextAssets, ready: Ready) -> Model:
     files, info = assets.files, ready.info
     vocab = files.vocab(info.vocab)
     limits = ModelLimits(vocab, info.max_model_len, files.eos_ids(vocab), info.kv)
-    return Model(name, files.tokenizer, limits, ready, int(time.time()), assets.prompts, assets.chat, files.generation.sampling)
+    findings = (*info.findings, *assets.findings)
+    if files.path is not None:
+        findings += tuple(check_vocabulary(files.tokenizer, info.vocab))
+    now, defaults = int(time.time()), files.generation.sampling
+    return Model(name, files.tokenizer, limits, ready, now, assets.prompts, assets.kind, assets.chat, findings, defaults)
+
+
+async def _check_answers(engine: EngineClient, model: Model) -> tuple[Finding, ...]:
+    """Problems that show in a first answer. Raises ModelFormatError where there is none, as its numbers are not finite."""
+    request = canary_request(model.tokenizer, model.limits)
+    if request is None:
+        return ()
+    outputs = []
+    async for item in engine.submit(request):
+        if isinstance(item, Output):
+            outputs.append(item)
+        elif item.reason is Finish.ERROR:
+            raise ModelFormatError(f"the model's numbers are not finite when it reads {TEXT!r}: {FIX}")
+    return judge(scores_of(outputs), model.limits.vocab)

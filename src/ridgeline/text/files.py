@@ -16,7 +16,9 @@ from tokenizers import Tokenizer as Library
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.gguf import Header, read_header
 from ridgeline.facts.files.json_file import read_object
+from ridgeline.facts.headers.checkpoint import check_config
 from ridgeline.facts.headers.generation import GenerationDefaults, read_generation
+from ridgeline.facts.headers.gguf import check_architecture
 from ridgeline.text.bpe import FastTokenizer, PieceTable, read_bpe
 from ridgeline.text.chat import ChatTemplate, load_chat_template
 from ridgeline.text.spm import SpmTokenizer
@@ -150,7 +152,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
     Raises ModelFormatError where it is malformed or of a kind that is not supported, ModelNotFoundError where a directory has none.
     """
-    return checkpoint_tokenizer(path) if path.is_dir() else gguf_tokenizer(read_header(path))
+    if path.is_dir():
+        return checkpoint_tokenizer(path)
+    header = read_header(path)
+    check_architecture(header)
+    return gguf_tokenizer(header)
 
 
 def gguf_tokenizer(header: Header) -> Tokenizer:
@@ -204,8 +210,10 @@ class ModelFiles:
 def read_files(name: str, path: Path | None, *, chat_template: str | Path | None, generation_config: str) -> ModelFiles:
     """Files of the model that the user calls `name`, at `path`. generation_config "none": its authors' recommendations are left out.
 
-    Raises ModelFormatError for malformed files.
+    Raises ModelFormatError for malformed files, and first of all for an architecture that is not supported.
     """
+    if path is not None and path.is_dir():
+        check_config(path)
     tokenizer = ByteTokenizer() if path is None else load_tokenizer(path)
     generation = GenerationDefaults() if path is None else read_generation(path)
     if generation_config == "none":

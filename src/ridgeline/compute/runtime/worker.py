@@ -17,6 +17,7 @@ from ridgeline.compute.cpu.sampling import Sampler
 from ridgeline.compute.decoding.sampler import sample_rows, score
 from ridgeline.compute.exact.cache import allocate_kv
 from ridgeline.compute.exact.runner import NumpyRunner
+from ridgeline.compute.load.check import check_weights
 from ridgeline.compute.load.record import record
 from ridgeline.compute.load.weights import load_weights
 from ridgeline.compute.opening import ModelSource, OpenedModel, OpenModel, Progress
@@ -28,9 +29,10 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.config.runner import resolve_runner
 from ridgeline.engine.executor import ExecutorInfo
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, Finding
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
+from ridgeline.facts.headers.plausible import check_header
 from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
 from ridgeline.facts.hub.digests import check_digests
 from ridgeline.facts.hub.source import resolve_model
@@ -46,7 +48,10 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     facts = read_random_facts(config.model) if is_random else _read_model(config, progress)
     machine = machine_facts()
     config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
-    return start(ModelSource(config, facts, machine.memory_bytes, decisions), _opener(config, is_random), progress)
+    open = _opener(config, is_random)
+    progress("checking weights", 0.0)
+    findings = () if is_random else (*check_header(facts), *check_weights(facts, config.threads or 1))
+    return start(ModelSource(config, facts, machine.memory_bytes, decisions), open, progress, findings)
 
 
 def _read_model(config: EngineConfig, progress: Progress) -> ModelFacts:
@@ -57,8 +62,11 @@ def _read_model(config: EngineConfig, progress: Progress) -> ModelFacts:
     return read_model_facts(path)
 
 
-def start(source: ModelSource, open: OpenModel, progress: Progress) -> StepExecutor:
-    """Opens a model and returns the executor over it, timed. The cost of drafts is measured only with --speculative."""
+def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tuple[Finding, ...] = ()) -> StepExecutor:
+    """Opens a model and returns the executor over it, timed. The cost of drafts is measured only with --speculative.
+
+    findings  of the checks of its files
+    """
     opened = open(source, progress)
     backend, source = opened.backend, opened.source
     config, longest = source.config, min(source.config.tokens, source.positions)
@@ -75,6 +83,7 @@ def start(source: ModelSource, open: OpenModel, progress: Progress) -> StepExecu
         tokens=config.tokens,
         price=price(backend.seconds, min(longest, source.samples)) if config.speculative != "off" and backend.timed_tokens else (),
         samples=source.samples,
+        findings=findings,
     )
     return StepExecutor(info, source.decisions + opened.decisions, backend)
 

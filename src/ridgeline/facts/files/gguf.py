@@ -153,6 +153,10 @@ def _parse(path: Path, data: memoryview, file_bytes: int) -> Header:
         raise ModelFormatError(f"general.alignment is {alignment}, a power of two was expected")
     declared = [_tensor(cursor) for _ in range(tensor_count)]
     start = -(-cursor.position // alignment) * alignment
+    for name, _, kind, _ in declared:
+        if kind not in BY_ID:
+            architecture, stored = quoted(metadata.get("general.architecture")), UNSUPPORTED.get(kind, f"type {kind}")
+            raise ModelFormatError(f"architecture {architecture}: tensor {name!r} is stored as {stored}, which is not supported")
     return Header(metadata, _place(path, declared, start, alignment, file_bytes), (path,))
 
 
@@ -191,9 +195,7 @@ def _place(
     tensors: dict[str, TensorFacts] = {}
     expected = 0
     for name, shape, kind, offset in declared:
-        stored = BY_ID.get(kind)
-        if stored is None:
-            raise ModelFormatError(f"tensor {name!r} is stored as {UNSUPPORTED.get(kind, f'type {kind}')}, which is not supported")
+        stored = BY_ID[kind]
         if shape[0] % stored.block_elements:
             raise ModelFormatError(
                 f"tensor {name!r} has rows of {shape[0]}, not a multiple of {stored.name}'s block of {stored.block_elements}"

@@ -39,6 +39,11 @@ def read_checkpoint(directory: Path) -> ModelFacts:
     return add_tensors(facts, tensors, fingerprint(files, stored.values(), config.text.encode()))
 
 
+def check_config(directory: Path) -> None:
+    """Raises ModelFormatError where no runner has the architecture that a checkpoint's config.json names."""
+    _supported_names(read_config(directory / "config.json"))
+
+
 def read_config_facts(file: Path) -> ModelFacts:
     """Facts of the model that a config.json describes, without weights: all tensors are bf16 and have no data.
 

@@ -42,10 +42,7 @@ _REQUIRED_VALUES: tuple[tuple[str, float | str | bool], ...] = (
 
 def model_facts(header: Header) -> ModelFacts:
     """Facts for runners of a GGUF header. Raises ModelFormatError for what is not supported."""
-    name = header.text("general.architecture")
-    architecture = RUNNABLE.get(name)
-    if architecture is None:
-        raise ModelFormatError(f"architecture {quoted(name)} is not supported; supported: {', '.join(sorted(RUNNABLE))}")
+    architecture, name = check_architecture(header), header.text("general.architecture")
     _check_required_values(header, name)
     facts = describe_gguf(header)
     _check_heads(header, name, facts)
@@ -71,6 +68,14 @@ def model_facts(header: Header) -> ModelFacts:
     required, optional = expected_shapes(architecture, sizes, (_PLAIN,) * facts.layers, tied=facts.tied, flags=None)
     tensors = canonical_tensors(header.tensors, _tensor_names(architecture), required, optional, name)
     return add_tensors(complete, tensors, fingerprint(header.files, header.tensors.values()))
+
+
+def check_architecture(header: Header) -> Architecture:
+    """The architecture of a GGUF header. Raises ModelFormatError where no runner has it."""
+    name = header.text("general.architecture")
+    if name not in RUNNABLE:
+        raise ModelFormatError(f"architecture {quoted(name)} is not supported; supported: {', '.join(sorted(RUNNABLE))}")
+    return RUNNABLE[name]
 
 
 def describe_gguf(header: Header) -> ModelFacts:

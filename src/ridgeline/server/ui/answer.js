@@ -1,51 +1,50 @@
-"use strict";
-// Streams one answer into an element, measures it, and can be stopped. Chat and text differ in how an event is parsed.
-const answers = (() => {
-  const tokensPerSecond = (count, milliseconds) => (count > 1 && milliseconds > 0 ? ((count - 1) * 1000) / milliseconds : null);
+// Streams one answer and measures it. Chat and completion differ in how a choice is parsed.
+import { events } from "./api.js";
 
-  function summary(usage, reason, start, first, last) {
-    const parts = [];
-    if (usage) parts.push(`${usage.completion_tokens} tokens`);
-    const speed = usage && tokensPerSecond(usage.completion_tokens, last - first);
-    if (speed) parts.push(`${speed.toFixed(1)} tok/s`);
-    if (first) parts.push(`first token ${Math.round(first - start)} ms`);
-    if (usage) parts.push(`${usage.prompt_tokens_details?.cached_tokens ?? 0} of ${usage.prompt_tokens} prompt tokens cached`);
-    parts.push(`ended by ${reason}`);
-    return parts.join(" · ");
-  }
+// The measures of an answer as a line.
+export function describe(stats) {
+  const parts = [];
+  if (stats.rate) parts.push(`${stats.rate.toFixed(stats.rate < 100 ? 1 : 0)} tok/s`);
+  if (stats.tokens) parts.push(`${stats.tokens} tokens`);
+  if (stats.first) parts.push(`first token ${stats.first < 1000 ? `${Math.round(stats.first)} ms` : `${(stats.first / 1000).toFixed(1)} s`}`);
+  if (stats.prompt) parts.push(`${stats.cached} of ${stats.prompt} prompt tokens cached`);
+  if (stats.reason === "length") parts.push("ended by max tokens");
+  if (stats.reason === "you") parts.push("stopped by you");
+  return parts.join(" · ");
+}
 
-  // parse(choice) → { text, tokens }, tokens empty without log-probabilities. Returns the text; throws the server's errors, except for a stop.
-  async function run({ path, body, parse, output, stats, signal, onText }) {
-    const start = performance.now();
-    let [first, last, reason, usage, text] = [0, 0, "you", null, ""];
-    const request = { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
-    output.classList.add("busy");
-    output.ariaBusy = "true"; // screen readers wait for the whole answer
-    try {
-      for await (const event of api.events(path, request, signal)) {
-        if (event.usage) usage = event.usage;
-        for (const choice of event.choices) {
-          const piece = parse(choice);
-          if (piece.text !== "" || piece.tokens.length) {
-            last = performance.now();
-            first ||= last;
-          }
-          text += piece.text;
-          if (piece.tokens.length) tokens.append(output, piece.tokens);
-          else output.append(piece.text);
-          if (choice.finish_reason) reason = choice.finish_reason;
+function measure(usage, reason, start, first, last) {
+  const tokens = usage?.completion_tokens ?? 0;
+  return {
+    tokens, reason,
+    rate: tokens > 1 && last > first ? ((tokens - 1) * 1000) / (last - first) : 0,
+    first: first ? first - start : 0,
+    prompt: usage?.prompt_tokens ?? 0,
+    cached: usage?.prompt_tokens_details?.cached_tokens ?? 0,
+  };
+}
+
+// parse(choice) → { text, tokens }, tokens empty without log-probabilities; onPart gets it. Returns the measures once the answer has ended or
+// was stopped by the signal. Throws the server's errors.
+export async function stream({ path, body, parse, signal, onPart }) {
+  const start = performance.now();
+  let [first, last, reason, usage] = [0, 0, "", null];
+  try {
+    for await (const event of events(path, { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } }, signal)) {
+      if (event.usage) usage = event.usage;
+      for (const choice of event.choices) {
+        const part = parse(choice);
+        if (part.text !== "" || part.tokens.length) {
+          last = performance.now();
+          first ||= last;
+          onPart(part);
         }
-        onText?.();
+        if (choice.finish_reason) reason = choice.finish_reason;
       }
-    } catch (error) {
-      if (error.name !== "AbortError") throw error;
-    } finally {
-      output.classList.remove("busy");
-      output.ariaBusy = "false";
-      if (first || reason !== "you") stats.textContent = summary(usage, reason, start, first, last);
     }
-    return text;
+  } catch (error) {
+    if (error.name !== "AbortError") throw error;
+    reason = "you";
   }
-
-  return { run };
-})();
+  return measure(usage, reason, start, first, last);
+}

@@ -167,18 +167,19 @@ def find_bottleneck(scenario: Scenario, reports: SimulationReport) -> str:
         return "sequences at once: requests wait although the KV cache has room"
     if reports.utilisation >= SATURATED_SHARE:
         return "the device's time"
-    return "nothing: the servers idle part of the time"
+    return "none: the servers idle part of the time"
+
+
+def lever_gain(today: SimulationReport, lever: LeverResult, has_objective: bool) -> float:
+    """Today's mean E2E latency over the lever's, per device; with an objective times the requests within it over today's."""
+    faster = today.e2e.mean / max(1e-9, lever.report.e2e.mean)
+    met = (lever.report.met + 1e-3) / (today.met + 1e-3) if has_objective else 1.0
+    return met * faster / lever.devices
 
 
 def rank_levers(today: SimulationReport, tried: list[LeverResult], has_objective: bool) -> list[LeverResult]:
-    """The levers by gain per device, best first: by requests that meet the objective, else by mean latency."""
-
-    def gain(lever: LeverResult) -> float:
-        faster = today.e2e.mean / max(1e-9, lever.report.e2e.mean)
-        met = (lever.report.met + 1e-3) / (today.met + 1e-3) if has_objective else 1.0
-        return met * faster / lever.devices
-
-    return sorted(tried, key=gain, reverse=True)
+    """The levers by gain per device, best first."""
+    return sorted(tried, key=lambda lever: lever_gain(today, lever, has_objective), reverse=True)
 
 
 PAGE_FOLDER: Final = files("ridgeline.sim.fleet") / "page"

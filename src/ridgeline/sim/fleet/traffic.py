@@ -15,6 +15,7 @@ from itertools import islice, takewhile
 from math import cos, exp, log, pi, sqrt
 from pathlib import Path
 from random import Random
+from shlex import quote
 from typing import Any, Final
 
 from ridgeline.errors import ConfigError, nearest
@@ -248,16 +249,28 @@ def parse_arrival_process(text: str, rate: float) -> ArrivalProcess:
 
 
 MAX_LINE_CHARACTERS: Final = 1 << 20
+RECORDING: Final = b"ridgeline recording "
+"""The first bytes of a recording of any version (`engine.record`)."""
 MAX_SECONDS: Final = 1e9
 
 
 def read_trace(path: Path, speed: float = 1.0) -> list[Arrival]:
-    """All requests of a trace, in order of time, which starts at 0; `speed` 2 plays it twice as fast. Raises ConfigError."""
+    """All requests of a trace, in order of time, which starts at 0; `speed` 2 plays it twice as fast. Raises ConfigError, which says how to
+    get a trace where there is none."""
     if not 1e-3 <= speed <= 1e3:
         raise ConfigError(f"--speed is {speed:g}, outside 0.001 … 1000", fix={"--speed": None})
     try:
+        with path.open("rb") as binary:
+            is_recording = binary.read(len(RECORDING)) == RECORDING
+        if is_recording:
+            raise ConfigError(f"{path.name} is a recording; make a trace of it: ridgeline replay {quote(str(path))} --trace trace.jsonl")
         with path.open(encoding="utf-8", newline="") as file:
             found = list(_read_csv(path, file) if path.suffix == ".csv" else _read_jsonl(path, file))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no trace {str(path)!r:.200}; record one: ridgeline serve MODEL --record FILE, then ridgeline replay FILE "
+            "--trace trace.jsonl"
+        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path.name} is not UTF-8 (byte {error.start}); give a jsonl or csv trace") from None
     if not found:

@@ -1,0 +1,56 @@
+"""The page at `/` and the files that it is made of: what browsers get, and the policy under which it runs.
+
+Files are served as they lie in `ui/`: no build, nothing from elsewhere, nothing inline. The policy lets the page load from this server and
+talk to it alone, and make no HTML of a text (trusted types without a policy): what a model writes becomes neither script nor request.
+"""
+
+import hashlib
+from importlib.resources import files
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+HTML, CSS, JAVASCRIPT, SVG = "text/html; charset=utf-8", "text/css; charset=utf-8", "text/javascript; charset=utf-8", "image/svg+xml"
+SCRIPTS: Final = (
+    "answer", "api", "app", "chat", "complete", "dom", "markdown", "message", "sampling", "sidebar", "store", "theme", "tokens",
+    "vendor/markdown-it.umd.min",
+)  # fmt: skip
+FILES: Final = {
+    "/": ("index.html", HTML),
+    "/ui/icon.svg": ("icon.svg", SVG),
+    **{f"/ui/{name}.css": (f"{name}.css", CSS) for name in ("style", "text")},
+    **{f"/ui/{name}.js": (f"{name}.js", JAVASCRIPT) for name in SCRIPTS},
+}
+"""Path → file in `ui/` and its media type. Every one may be read without a key."""
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "Cache-Control": "no-cache",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def routes() -> list[BaseRoute]:
+    """The routes of the page and of its files, which are read once."""
+    return [_route(path, name, kind) for path, (name, kind) in FILES.items()]
+
+
+def _route(path: str, name: str, media_type: str) -> Route:
+    content = files("ridgeline.server").joinpath("ui", name).read_bytes()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {**HEADERS, "Content-Type": media_type, "ETag": tag}
+
+    async def answer(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers)
+
+    return Route(path, answer, methods=["GET"])
