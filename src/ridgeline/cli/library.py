@@ -64,7 +64,7 @@ def pull_with_progress(name: str, stores: "ModelStores", *, yes: bool = False) -
     from ridgeline.facts.hub.source import download_remote, find_remote
 
     client, selection = find_remote(name, stores)
-    report = read_fit(client, selection, stores)
+    report = read_fit(client, selection)
     missing = selection.bytes - report_present(selection, stores)
     print_status(describe_selection(name, selection, report))
     if not missing:
@@ -75,7 +75,7 @@ def pull_with_progress(name: str, stores: "ModelStores", *, yes: bool = False) -
         return download_remote(client, selection, stores, on_bytes)
 
 
-def read_fit(client: Any, selection: "Selection", stores: "ModelStores") -> "Report":
+def read_fit(client: Any, selection: "Selection") -> "Report":
     """The plan of a model of the hub for this machine, from its headers. Raises ModelFormatError where it cannot run."""
     from ridgeline.facts.headers.read import describe_files, read_model_facts
     from ridgeline.facts.hub.remote import remote_headers

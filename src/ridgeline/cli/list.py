@@ -19,7 +19,7 @@ def list(
     """List the models on this machine: name, size, quantisation, where they lie, last use."""
     from ridgeline.config.env import model_stores
     from ridgeline.facts.hub.library import list_models
-    from ridgeline.facts.hub.names import short_names
+    from ridgeline.facts.hub.names import short_names, starters
 
     entries = list_models(model_stores())
     short = {name: entry for name, entry in short_names().items() if ":" in name} if all_names else {}
@@ -30,7 +30,8 @@ def list(
     if entries:
         print_table("", ("name", "size", "format", "origin", "used"), [_row(entry) for entry in entries])
     else:
-        print_status("There is no model on this machine yet; try `ridgeline pull qwen3:0.6b`, or see `ridgeline list --all`.")
+        small = ", ".join(f"{entry.name} ({_about(entry)})" for entry in starters())
+        print_status(f"There is no model on this machine yet. Small ones: {small}. `ridgeline pull NAME` fetches one, `list --all` shows more.")
     if short:
         rows = [(name, _about(each), each.title, each.licence, "yes" if each.hub.sha256 else "no") for name, each in short.items()]
         print_table("\nTo pull (`show NAME` says where from)", ("short name", "size, about", "model", "licence", "digest known"), rows)
