@@ -64,6 +64,11 @@ class LawViolation(RidgelineError):
         self.law = law
 
 
+def unwritable(flag: str, path: object, error: OSError) -> ConfigError:
+    """The error for a file that a flag names and that cannot be written."""
+    return ConfigError(f"{flag} {path}: {error.strerror}; give the path of a file that can be written", fix={flag: None})
+
+
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that `word` most likely means, whatever its case and separators; None where none is similar."""
     from difflib import get_close_matches  # needed beside an error only

@@ -9,6 +9,7 @@ from ridgeline.core import laws
 from ridgeline.core.commands import Admit, Command, Output
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Closed, Event, Rejected
+from ridgeline.core.pace import Pace
 from ridgeline.core.params import Admitted, Limits
 from ridgeline.core.plan import Plan
 from ridgeline.core.policy import POLICIES
@@ -41,14 +42,18 @@ class Loop:
         model: FakeModel | None = None,
         max_model_len: int = 2048,
         drafter: Drafter | None = None,
+        pace: Pace | None = None,
+        step_seconds: float = 0.0,
+        token_seconds: float = 0.0,
         **limits: Any,
     ) -> None:
         self.model = model or FakeModel()
         self.executor = fake_executor(
-            rows, blocks, block_tokens, windows, max_model_len=max_model_len, model=self.model, host_blocks=host_blocks
-        )
+            rows, blocks, block_tokens, windows, max_model_len=max_model_len, model=self.model, host_blocks=host_blocks,
+            step_seconds=step_seconds, token_seconds=token_seconds,
+        )  # fmt: skip
         self.scheduler = Scheduler(
-            Limits(rows=rows, max_model_len=max_model_len, **limits), self.executor.info.kv, POLICIES[policy], drafter
+            Limits(rows=rows, max_model_len=max_model_len, **limits), self.executor.info.kv, POLICIES[policy], drafter, pace
         )
         self.tickets: list[Ticket] = []
         self.plans: list[Plan] = []

@@ -34,7 +34,7 @@ def closed(name: str, time: float, reason: Finish = Finish.LENGTH, choice: int =
 
 
 TWO_TOKENS = (
-    events.Admitted("a", 100.0, 30, 1),
+    events.Admitted("a", 100.0, 30, 1, 99.75),
     events.Started("a", 0, 7, 100.4, resumed=False),
     events.PrefixHit("a", 0, 16),
     scheduled(0, 100.4, {7: 14}, free=8),
@@ -50,16 +50,17 @@ def test_one_request() -> None:
     m = story(*TWO_TOKENS)
     assert (m.prompt_tokens, m.generation_tokens, m.prefix_queries, m.prefix_hits, m.steps) == (30, 2, 30, 16, 2)
     assert (m.running, m.waiting, m.finished[Finish.LENGTH]) == (0, 0, 1)
-    assert m.queue.sum == pytest.approx(0.4) and m.queue.count == 1
-    assert m.time_to_first_token.sum == pytest.approx(1.0) and m.time_to_first_token.count == 1
+    assert m.queue.sum == pytest.approx(0.65) and m.queue.count == 1
+    assert m.time_to_first_token.sum == pytest.approx(1.25) and m.time_to_first_token.count == 1
     assert m.inter_token.sum == pytest.approx(0.5) and m.inter_token.count == 1, "the last token comes after the end in the same step"
-    assert m.end_to_end.sum == pytest.approx(1.5) == m.mean_request_seconds
+    assert m.end_to_end.sum == pytest.approx(1.75) == m.mean_request_seconds
     assert (m.step_tokens.count, m.step_tokens.sum) == (2, 15)
     assert (m.request_prompt.sum, m.request_generation.sum, m.step_run.sum) == (30, 2, 0.6)
 
 
 def test_gauges_follow_rows() -> None:
-    m = story(events.Admitted("a", 0.0, 5, 3), events.Started("a", 0, 1, 0.0, resumed=False), events.Started("a", 1, 2, 0.0, resumed=False))
+    started = [events.Started("a", choice, 1 + choice, 0.0, resumed=False) for choice in range(2)]
+    m = story(events.Admitted("a", 0.0, 5, 3, 0.0), *started)
     assert (m.running, m.waiting) == (2, 1)
     m.apply(events.Preempted("a", 1, "b", "blocks"))
     assert (m.running, m.waiting, m.preemptions) == (1, 2, 1)
@@ -73,7 +74,7 @@ def test_gauges_follow_rows() -> None:
 
 def test_drafts_are_counted_and_several_ids_share_a_gap() -> None:
     m = story(
-        events.Admitted("a", 0.0, 5, 1), events.Started("a", 0, 1, 0.0, resumed=False), computed(1, 1.0, {1: 1}),
+        events.Admitted("a", 0.0, 5, 1, 0.0), events.Started("a", 0, 1, 0.0, resumed=False), computed(1, 1.0, {1: 1}),
         events.Computed(2, 3.0, (1,), array("i", [4]), drafted=5, accepted=3),
     )  # fmt: skip
     assert (m.draft_tokens, m.accepted_tokens, m.generation_tokens) == (5, 3, 5)
@@ -84,12 +85,12 @@ def test_drafts_are_counted_and_several_ids_share_a_gap() -> None:
 
 
 def test_abort_before_a_row() -> None:
-    m = story(events.Admitted("a", 0.0, 5, 1), closed("a", 1.0, Finish.ABORT, out=0))
+    m = story(events.Admitted("a", 0.0, 5, 1, 0.0), closed("a", 1.0, Finish.ABORT, out=0))
     assert (m.running, m.waiting, m.finished[Finish.ABORT], m.queue.count) == (0, 0, 1, 0)
 
 
 def test_an_engine_that_dies_leaves_nothing_open() -> None:
-    m = story(*TWO_TOKENS[:5], events.Admitted("b", 101.0, 5, 2))
+    m = story(*TWO_TOKENS[:5], events.Admitted("b", 101.0, 5, 2, 101.0))
     m.engine_lost()
     assert (m.running, m.waiting, m.finished[Finish.ERROR], m.free_blocks) == (0, 0, 3, None)
     for event in (closed("a", 102.0), computed(1, 102.0, {7: 1})):
@@ -119,7 +120,8 @@ def test_exposition() -> None:
     assert samples["vllm:kv_cache_usage_perc", None] == 0.5
     assert samples["vllm:time_to_first_token_seconds_count", None] == 1
     assert samples["vllm:time_to_first_token_seconds_bucket", "0.5"] == 0
-    assert samples["vllm:time_to_first_token_seconds_bucket", "1.0"] == 1
+    assert samples["vllm:time_to_first_token_seconds_bucket", "1.0"] == 0
+    assert samples["vllm:time_to_first_token_seconds_bucket", "2.0"] == 1
     assert samples["vllm:time_to_first_token_seconds_bucket", "+Inf"] == 1
     assert min(float(le) for name, le in samples if name == "vllm:request_queue_time_seconds_bucket") == 0.001
 

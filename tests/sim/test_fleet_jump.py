@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from ridgeline.core import fast_forward
-from ridgeline.core.events import Computed, Scheduled, StepTimed
+from ridgeline.core.events import Computed, Scheduled, StepLate, StepTimed
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVGroup, KVShape
 from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.engine import Turn
 from ridgeline.errors import LawViolation
 from ridgeline.sim.fleet import replica
@@ -38,7 +39,9 @@ def world(seed: int) -> tuple[ReplicaConfig, Traffic]:
     )
     blocks = len(groups) * (256 // size + 3) * rng.choice((1, 2, 8))
     kv = KVShape(groups, size, blocks, b"jump")
-    setting = ReplicaConfig(limits, kv, ConstantDurations(0.01, 0.0003, 1e-6), rng.choice(POLICIES))
+    setting = ReplicaConfig(limits, kv, ConstantDurations(0.01, 0.0003, 1e-6), rng.choice(POLICIES), step_ms=rng.choice((12, 15, 60)))
+    if rng.random() < 0.6:
+        setting = replace(setting, seconds=StepSeconds(0.01, 0.0, 0.001))  # the last two are wrong, and learned
     traffic = Traffic(
         poisson(rng.choice((0.2, 1.0, 10.0))), uniform(40), exponential(rng.choice((5, 60))), 255, prefixes=rng.choice((0, 2)), shared=30
     )
@@ -56,6 +59,8 @@ def state(scheduler: Scheduler) -> dict[str, Any]:
         "published": bytes(pool.published),
         "blocks": {key: (block.ids, tuple(block.block_ids)) for key, block in index.blocks.items()},
         "rows": list(scheduler.lifecycle.rows),
+        "limits": scheduler.limits,
+        "pace": scheduler.pace and (scheduler.pace.seconds, list(scheduler.pace._measured)),
         "running": [
             (s.number, list(s.known), s.computed, s.scheduled, s.target, s.capacity, s.fast_path_limit, s.tables, s.published, s.last_step)
             for s in scheduler.lifecycle.running
@@ -75,7 +80,7 @@ def decisions(setting: ReplicaConfig, traffic: Traffic, seed: int) -> tuple[list
         for event in turn.events:
             if isinstance(event, Scheduled):
                 steps[event.step] = repr(event)
-            elif not isinstance(event, (Computed, StepTimed)):
+            elif not isinstance(event, (Computed, StepTimed, StepLate)):
                 said.append(repr(event))
 
     service = Service(FleetConfig(setting), seed, on_turn=watch)
@@ -136,16 +141,16 @@ def test_a_fleet_is_that_of_single_steps(kind: str) -> None:
     assert len(found[0][0]) == 120
 
 
-@pytest.mark.parametrize("broken", ["no publishing", "one step more", "order"])
+@pytest.mark.parametrize("broken", ["no publishing", "one step more", "order", "not timed"])
 def test_a_wrong_jump_shows(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     right = fast_forward.skip_steps
 
-    def wrong(scheduler: Scheduler, steps: int, token: int) -> None:
+    def wrong(scheduler: Scheduler, steps: int, token: int, seconds: list[float]) -> None:
         if broken == "no publishing":
             monkeypatch.setattr(scheduler.cache, "publish", lambda sequence: scheduler.cache._mark_published(sequence, 0))
         if broken == "order":
             scheduler.cache.pool.free.sort()
-        right(scheduler, steps + (broken == "one step more"), token)
+        right(scheduler, steps + (broken == "one step more"), token, [] if broken == "not timed" else seconds)
 
     monkeypatch.setattr(replica, "skip_steps", wrong)
     with pytest.raises((AssertionError, LawViolation)):

@@ -12,8 +12,9 @@ import pytest
 from ridgeline import LLM, SamplingParams
 from ridgeline.core.commands import Admit, Command
 from ridgeline.core.lifecycle import Lifecycle
+from ridgeline.core.pace import Pace
 from ridgeline.core.params import Admitted, Limits
-from ridgeline.core.plan import Plan, Result
+from ridgeline.core.plan import Plan, Result, Timings
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.engine import Engine, Turn
@@ -24,6 +25,8 @@ from ridgeline.sim.laws.run import run_seed
 
 ALL = 1 << 30
 FAKE = {"blocks": 40, "rows": 4, "block_tokens": 4, "windows": [0, 8], "max_model_len": 64, "step_seconds": 2e-4, "token_seconds": 2e-5}
+STEP_SECONDS = 1e-3
+"""`--step-ms`: forty tokens by the start's measurement, fewer by the steps'."""
 
 
 def trace_of(seed: int) -> list[str]:
@@ -52,6 +55,7 @@ class Recorder:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self.plans: list[str] = []
+        self.timings: list[Timings] = []
 
     @property
     def info(self) -> ExecutorInfo:
@@ -62,7 +66,11 @@ class Recorder:
         return self._executor.submit(plan)
 
     def collect(self, ticket: Ticket) -> Result:
-        return self._executor.collect(ticket)
+        """With a time that no model of a step foresees."""
+        result = self._executor.collect(ticket)
+        noise = 1.0 + ticket.plan.step % 7 / 5
+        self.timings.append(replace(result.timings, run=noise * result.timings.run))
+        return replace(result, timings=self.timings[-1])
 
     def close(self) -> None:
         self._executor.close()
@@ -71,25 +79,27 @@ class Recorder:
 class Replayed(Recorder):
     """Lets each step end when it ended in the recorded run: the same step times."""
 
-    def __init__(self, executor: Executor, clock: VirtualClock, ends: Sequence[float]) -> None:
+    def __init__(self, executor: Executor, clock: VirtualClock, ends: Sequence[float], timings: Sequence[Timings]) -> None:
         super().__init__(executor)
         self._clock = clock
         self._ends = ends
+        self._timings = timings
 
     def collect(self, ticket: Ticket) -> Result:
         result = super().collect(ticket)
         self._clock.advance_to(self._ends[ticket.plan.step])
-        return result
+        return replace(result, timings=self._timings[ticket.plan.step])
 
 
-Recorded = tuple[Limits, ExecutorInfo, list[str], list[tuple[float, list[Command]]], list[float]]
+Recorded = tuple[Limits, ExecutorInfo, list[str], list[tuple[float, list[Command]]], list[float], list[Timings]]
 
 
 def serve(depth: int) -> Recorded:
     """The engine as `LLM` runs it, on the machine's clock with an executor that takes its time: limits, plans, commands, ends of steps."""
     turns: list[tuple[float, list[Command]]] = []
-    with LLM("fake:" + json.dumps(FAKE), depth=depth, max_num_seqs=4, max_num_batched_tokens=16, seed=1) as llm:
+    with LLM("fake:" + json.dumps(FAKE), depth=depth, max_num_seqs=4, max_num_batched_tokens=64, seed=1, step_ms=1) as llm:
         engine = llm._engine._engine
+        limits = engine.scheduler.limits
         engine.executor = recorder = Recorder(engine.executor)
         turn = engine.turn
 
@@ -99,18 +109,19 @@ def serve(depth: int) -> Recorded:
 
         engine.turn = noted  # type: ignore[method-assign]
         params = [SamplingParams(max_tokens=4 + 3 * i % 17, stop=["a"] if i % 3 == 0 else [], n=1 + (i == 4), seed=i) for i in range(12)]
-        llm.generate([f"a shared beginning, then {i % 5}" for i in range(12)], params)
+        llm.generate([f"a shared beginning, then {i % 5}" if i % 2 else f"{i} begins a prompt that is its own" for i in range(12)], params)
         ends = [time for time, _ in turns[1:]] + [engine.clock.now()]
-        return engine.scheduler.limits, recorder.info, recorder.plans, turns, ends
+        return limits, recorder.info, recorder.plans, turns, ends, recorder.timings
 
 
-def simulate(recorded: Recorded) -> list[str]:
+def simulate(recorded: Recorded, *, learns: bool = True) -> list[str]:
     """The simulator's plans for the recorded commands and step times."""
-    limits, info, _, turns, ends = recorded
+    limits, info, _, turns, ends, timings = recorded
     clock = VirtualClock()
     inner = fake_executor(**{**FAKE, "step_seconds": 0.0, "token_seconds": 0.0})  # type: ignore[arg-type]
-    executor = Replayed(inner, clock, ends)
-    engine = Engine(Scheduler(limits, info.kv, POLICIES["fcfs"]), executor, clock, limits.depth)
+    executor = Replayed(inner, clock, ends, timings)
+    pace = Pace(info.seconds, STEP_SECONDS) if learns and info.seconds else None
+    engine = Engine(Scheduler(limits, info.kv, POLICIES["fcfs"], None, pace), executor, clock, limits.depth)
     inbound = [(time, index, commands) for index, (time, commands) in enumerate(turns) if commands]
     while inbound or not engine.idle:
         due: list[Command] = []
@@ -126,6 +137,7 @@ def test_engine_and_simulator_plan_the_same(depth: int) -> None:
     recorded = serve(depth)
     assert len(recorded[2]) > 20
     assert simulate(recorded) == recorded[2]
+    assert simulate(recorded, learns=False) != recorded[2], "nothing has been learned"
 
 
 def shallow(self: Engine) -> None:

@@ -24,6 +24,7 @@ from ridgeline.facts.hardware.gpu import (
     torch_cuda,
 )
 from ridgeline.facts.hardware.machine import machine_facts
+from ridgeline.facts.hardware.this_machine import this_machine
 from ridgeline.facts.hub.packaged import PACKAGED
 
 
@@ -107,6 +108,13 @@ def _arithmetic() -> Finding:
     return Finding("arithmetic", "exact: a token's result does not depend on its batch")
 
 
+def _ceilings() -> Finding:
+    """Measures this machine for `plan`, whose kept figures may be of a busy moment."""
+    device = this_machine(cache_directory(), fresh=True)
+    rates = ", ".join(f"{kind} {rate / 1e9:,.0f}" for kind, rate in device.flops_per_second.items())
+    return Finding("ceilings", f"memory {device.bytes_per_second / 1e9:,.1f} GB/s; {rates} GOP/s: what `plan` computes with from now on")
+
+
 def _packaged_models() -> Finding:
     missing = [name for name, package in PACKAGED.items() if importlib.util.find_spec(package) is None]
     if missing:
@@ -114,7 +122,9 @@ def _packaged_models() -> Finding:
     return Finding("demo model", f"installed; assembled once into {cache_directory()}")
 
 
-CHECKS: Final[tuple[Callable[[], Finding], ...]] = (_version, _count_cpu_cores, _memory, _extension, _blas, _arithmetic, _packaged_models)
+CHECKS: Final[tuple[Callable[[], Finding], ...]] = (
+    _version, _count_cpu_cores, _memory, _extension, _blas, _arithmetic, _ceilings, _packaged_models,
+)  # fmt: skip
 """Checks in the order of the output."""
 
 

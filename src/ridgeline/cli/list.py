@@ -31,7 +31,7 @@ def list(
         print_table("", ("name", "size", "format", "origin", "used"), [_row(entry) for entry in entries])
     else:
         small = ", ".join(f"{entry.name} ({_about(entry)})" for entry in starters())
-        print_status(f"There is no model on this machine yet. Small ones: {small}. `ridgeline pull NAME` fetches one, `list --all` shows more.")
+        print_status(f"There is no model on this machine yet. `ridgeline pull NAME` fetches one: {small}; `list --all` shows more.")
     if short:
         rows = [(name, _about(each), each.title, each.licence, "yes" if each.hub.sha256 else "no") for name, each in short.items()]
         print_table("\nTo pull (`show NAME` says where from)", ("short name", "size, about", "model", "licence", "digest known"), rows)

@@ -36,7 +36,7 @@ def serve(
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache of shared prefixes.")] = True,
     scheduling_policy: Annotated[str, typer.Option(help="fcfs, priority, static or one.")] = DEFAULTS.scheduling_policy,
     max_num_queued_reqs: Annotated[
-        int, typer.Option(min=0, help="Requests that may wait; more get status 429.")
+        int, typer.Option(min=0, max=1 << 20, help="Requests that may wait; more get status 429.")
     ] = SERVER_DEFAULTS.max_waiting,
     chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.")] = None,
     generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",

@@ -30,10 +30,13 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
+    """A request enters the queue. `arrived`: when it reached the front end, on the engine's clock, at most `time`."""
+
     request_id: str
     time: float
     prompt_tokens: int
     choices: int
+    arrived: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,16 @@ class Computed:
     sampled: IntColumn
     drafted: int = 0
     accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """No step is in flight, and none can be planned before the next command: the state of the block pools until then."""
+
+    time: float
+    free_blocks: int
+    cached_blocks: int
+    host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +186,17 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class StepLate:
+    """A step with decoding rows that took `seconds`, a quarter longer than `--step-ms` or more."""
+
+    step: int
+    time: float
+    seconds: float
+    decode_rows: int
+    prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimed:
     step: int
     timings: Timings
@@ -195,4 +219,6 @@ Event = (
     | Closed
     | Rejected
     | StepTimed
+    | StepLate
+    | Idle
 )

@@ -4,6 +4,8 @@ A skip leaves exactly the state that as many calls of `schedule` and `commit` wo
 events.
 """
 
+from collections.abc import Iterable
+
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence
 
@@ -47,8 +49,9 @@ def _blocks_taken(scheduler: Scheduler, running: list[Sequence], steps: int) -> 
     return groups * sum(beyond)
 
 
-def skip_steps(scheduler: Scheduler, steps: int, token: int) -> None:
+def skip_steps(scheduler: Scheduler, steps: int, token: int, seconds: Iterable[float] = ()) -> None:
     """Lets every running sequence compute one token and sample `token`, `steps` ≤ `skippable_steps` times. Nothing may be in flight.
+    `seconds`: of each step, for a scheduler with a pace.
 
     Blocks are evicted, allocated, freed and published in the order of single steps: by step, schedule before commit, in policy order.
     """
@@ -73,6 +76,10 @@ def skip_steps(scheduler: Scheduler, steps: int, token: int) -> None:
             cache.free_out_of_window(sequence)
             cache.allocate(sequence, sequence.scheduled + 1)
             sequence.new_blocks.clear()
+    if scheduler.pace is not None:
+        updates = [scheduler.pace.measure(len(running), 0, each) for each in seconds]
+        if any(updates):
+            scheduler.limits = scheduler.pace.limited(scheduler.limits)
     scheduler.step += steps
     for start, sequence in zip(starts, running, strict=True):
         sequence.computed = sequence.scheduled = start + steps

@@ -52,7 +52,8 @@ class Lifecycle:
         if rejection is not None:
             self._emit(Rejected(request.request_id, *rejection))
             return
-        self._emit(AdmittedEvent(request.request_id, now, len(request.prompt), request.choices))
+        arrived = now if request.arrived is None else min(now, request.arrived)
+        self._emit(AdmittedEvent(request.request_id, now, len(request.prompt), request.choices, arrived))
         self.open[request.request_id] = {}
         self.unstarted.add(request.request_id)
         for choice in range(request.choices):

@@ -139,6 +139,7 @@ class Admitted:
     two_phase     an end is provisional until the front end closes the choice (it looks for stop strings, or wants the prompt alone)
     domain        tenant of the prefix cache (an HMAC made by the front end); blocks are shared within it
     priority      smaller runs first, under the priority policy
+    arrived       when the front end had the request, seconds of the machine's monotonic clock; None: when the engine takes it
     """
 
     request_id: str
@@ -153,6 +154,7 @@ class Admitted:
     two_phase: bool = False
     domain: bytes = b""
     priority: int = 0
+    arrived: float | None = None
 
     def row_params(self, choice: int) -> RowParams:
         """Returns the sampling parameters of one choice."""
@@ -167,6 +169,8 @@ class Admitted:
         )
 
 
+MAX_WAITING: Final = 1 << 20
+"""Requests that may wait in an engine, whatever its front end lets through."""
 MIN_PREFILL_SHARE: Final = 1 / 8
 """Share of `mixed_tokens` that prefill always gets: no first token waits for ever, however many rows decode."""
 

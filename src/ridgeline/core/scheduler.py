@@ -17,6 +17,7 @@ from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
 from ridgeline.core.kv_blocks import KVBlocks
 from ridgeline.core.lifecycle import Lifecycle, by_rank
+from ridgeline.core.pace import Pace
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import LAST, KVShape, Plan, Result
 from ridgeline.core.plan_builder import PlanBuilder
@@ -26,12 +27,18 @@ from ridgeline.core.sequence import Sequence, State
 
 
 class Scheduler:
-    """Decides what each step computes. `apply`, `schedule` and `commit` are called by one loop, never concurrently."""
+    """Decides what each step computes. `apply`, `schedule` and `commit` are called by one loop, never concurrently.
 
-    def __init__(self, limits: Limits, kv: KVShape, policy: Policy, drafter: Drafter | None = None) -> None:
-        self.limits = limits
+    pace  the prefill budget follows it; None: that of `limits` stays
+    """
+
+    def __init__(
+        self, limits: Limits, kv: KVShape, policy: Policy, drafter: Drafter | None = None, pace: Pace | None = None
+    ) -> None:
+        self.limits = limits if pace is None else pace.limited(limits)
         self.policy = policy
         self.drafter = drafter
+        self.pace = pace
         self.steps_in_flight: deque[InFlightStep] = deque()
         self._events: list[Event] = []
         self._emit = self._events.append
@@ -40,7 +47,6 @@ class Scheduler:
         self.preemptor = Preemptor(policy, self.cache, self.lifecycle)
         self._block_tokens = kv.block_tokens
         self._max_samples = limits.max_samples
-        self._prefill_budgets = [limits.prefill_budget(rows) for rows in range(limits.rows + 1)]
         self.step = 0
         """Number of the next step."""
         self._last: InFlightStep | None = None
@@ -180,7 +186,7 @@ class Scheduler:
             if builder.chunks or len(builder.sequences) < decode_rows:
                 decodes = [s.target - s.scheduled == 1 and (s.target < s.limit or s.last_step == builder.step) for s in running]
                 decode_rows = sum(decodes)
-            builder.prefill_left = self._prefill_budgets[decode_rows]
+            builder.prefill_left = self.limits.prefill_budget(decode_rows)
         return builder.prefill_left
 
     def _is_at_block_boundary(self, sequence: Sequence) -> bool:
@@ -293,6 +299,8 @@ class Scheduler:
         if self.drafter is not None:
             self.drafter.on_commit(step.sequences, step.plan, result)
         self._emit(StepTimed(plan.step, result.timings))
+        if self.pace is not None and result.timings.run > 0:
+            self.limits = self.pace.on_commit(step, result.timings.run, now, self.limits, self._emit)
         return outputs
 
 

@@ -1,6 +1,6 @@
 """The duration of a step as a linear model, and the prefill budget that follows from a target for it.
 
-Pure arithmetic. Seconds are measured at start-up or modelled by the planner; the scheduler sees tokens only.
+Pure arithmetic. Seconds are measured at the start and in every step since (`core.pace`), or modelled by the planner.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,10 @@ class StepSeconds:
         (1: no slope)."""
         row = max(0.0, many - one) / (rows - 1)
         return cls(max(0.0, one - row), row, max(0.0, chunk - one) / max(1, tokens - 1))
+
+    def of(self, rows: int, tokens: int) -> float:
+        """Returns the seconds of a step of `rows` decoding rows and `tokens` prefill tokens."""
+        return self.fixed + self.row * rows + self.token * tokens
 
     def target_seconds(self, target: float) -> float:
         """Returns the seconds that a mixed step may take: `target`, or, if `REFERENCE_ROWS` decoding rows exceed it, they and the excess

@@ -69,12 +69,14 @@ def admit(
     bad_words: Sequence[Sequence[int]] = (),
     domain: bytes = b"",
     priority: int = 0,
+    arrived: float | None = None,
 ) -> Admitted:
     """The accepted request.
 
     draw_seed  gives 63 random bits when the client sent no seed
     bad_words  `params.bad_words` as ids (`text.tokenizer.bad_word_ids`)
     domain     the tenant's
+    arrived    see `Admitted`
     Raises `RequestError` that names the field, the number, the bound and the fix.
     """
     for name in BOUNDS:
@@ -104,6 +106,7 @@ def admit(
         two_phase=bool(params.stop) or params.max_tokens == 0,
         domain=domain,
         priority=priority,
+        arrived=arrived,
     )
 
 

@@ -6,19 +6,20 @@ The one place where scheduling and computing meet; used by the engine process an
 import importlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision, check_bounds
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
-from ridgeline.core.params import Limits
+from ridgeline.core.pace import Pace
+from ridgeline.core.params import MAX_WAITING, Limits
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.engine import Engine, MonotonicClock
 from ridgeline.engine.executor import Executor, ExecutorInfo
-from ridgeline.errors import ConfigError
+from ridgeline.errors import ConfigError, unwritable
 
 WORKER_MODULE: Final = "ridgeline.compute.runtime.worker"
 FAKE_EXECUTOR_MODULE: Final = "ridgeline.sim.laws.executor"
@@ -46,23 +47,40 @@ def make_engine(executor: Executor, config: EngineConfig) -> tuple[Engine, tuple
     """An engine over a warm executor, and the decisions taken from its speed. The settings' bounds have been checked."""
     info = executor.info
     decisions: tuple[Decision, ...] = ()
+    pace = None
     limits = Limits(
         rows=info.rows if config.max_num_seqs is None else min(info.rows, config.max_num_seqs),
         token_budget=info.tokens if config.max_num_batched_tokens is None else config.max_num_batched_tokens,
         samples=info.samples,
         depth=config.depth,
         max_model_len=info.max_model_len,
+        max_waiting=MAX_WAITING,
         prefix_caching=config.enable_prefix_caching,
     )
     if info.seconds is not None:
-        limits = replace(limits, mixed_tokens=info.seconds.mixed_tokens(config.step_ms / 1e3), row_tokens=info.seconds.row_tokens)
+        pace = Pace(info.seconds, config.step_ms / 1e3)
         decisions = (prefill_budget(config, info.seconds),)
     drafter = None
     if config.speculative != "off":
         drafter = PromptLookupDrafter(config.num_speculative_tokens, info.price, barrier=config.depth > 1)
         decisions += (_speculation_decision(config, info),)
-    scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter)
+    scheduler = Scheduler(limits, info.kv, POLICIES[config.scheduling_policy], drafter, pace)
+    if config.record is not None:
+        return _recorded(scheduler, executor, config, Path(config.record)), decisions
     return Engine(scheduler, executor, MonotonicClock(), config.depth), decisions
+
+
+def _recorded(scheduler: Scheduler, executor: Executor, config: EngineConfig, path: Path) -> Engine:
+    """An engine that records itself. Raises ConfigError where the file cannot be written."""
+    from ridgeline.engine.record import RecordedEngine, Recorder, Setup  # needs msgspec, which `LLM` does without
+
+    info, drafts = executor.info, config.num_speculative_tokens if scheduler.drafter else 0
+    setup = Setup(scheduler.limits, info.kv, config.scheduling_policy, info.rows, drafts, info.price, info.seconds, config.step_ms)
+    try:
+        recorder = Recorder(executor, path, setup)
+    except OSError as error:
+        raise unwritable("--record", path, error) from None
+    return RecordedEngine(scheduler, MonotonicClock(), config.depth, recorder)
 
 
 def _speculation_decision(config: EngineConfig, info: ExecutorInfo) -> Decision:
@@ -91,6 +109,8 @@ def prefill_budget(config: EngineConfig, seconds: StepSeconds) -> Decision:
 def start_executor(config: EngineConfig, progress: Progress) -> tuple[Executor, tuple[Decision, ...]]:
     """Starts the executor for `config.model`; also returns the decisions that it took."""
     if config.model.startswith(FAKE_PREFIX):
+        if config.trace is not None:
+            raise ConfigError("--trace needs the native runner; a fake model has no threads to trace", fix={"--trace": None})
         return _start_fake(config.model.removeprefix(FAKE_PREFIX)), ()
     worker = importlib.import_module(WORKER_MODULE).build(config, progress)
     return worker, worker.decisions

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ridgeline.core.commands import Command, Output
-from ridgeline.core.events import Event
+from ridgeline.core.events import Event, Idle
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.executor import Executor, Ticket
 
@@ -84,7 +84,11 @@ class Engine:
             result = self.executor.collect(ticket)
             step = ticket.plan.step
             outputs = self.scheduler.commit(ticket.plan, result, self.clock.now())
-        return Turn(step, self.clock.now(), outputs, self.scheduler.take_events())
+        now, events = self.clock.now(), self.scheduler.take_events()
+        if step is None:
+            cache = self.scheduler.cache
+            events.append(Idle(now, len(cache.pool.free), len(cache.pool.cached), len(cache.host.cached)))
+        return Turn(step, now, outputs, events)
 
     def _submit(self) -> None:
         while len(self._in_flight) < self.depth:

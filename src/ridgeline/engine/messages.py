@@ -117,10 +117,10 @@ MESSAGE_TYPES: Final[tuple[type, ...]] = (
     commands.Admit, commands.Close, commands.Abort, Progress, Ready, Frame, Health, Fatal
 )
 EVENT_TYPES: Final[tuple[type, ...]] = (
-    events.Admitted, events.Waiting, events.Ready, events.Scheduled, events.Computed, events.Started, events.PrefixHit, events.PrefixMiss,
-    events.Preempted, events.Evicted, events.Published, events.EndedProvisionally, events.Closed, events.Rejected, events.StepTimed,
-    events.Moved,
+    events.Admitted, events.Scheduled, events.Computed, events.Started, events.PrefixHit, events.Preempted, events.Evicted, events.Moved,
+    events.Closed, events.Rejected, events.StepTimed, events.StepLate, events.Idle,
 )
+"""Events that the front end reads. The others are for listeners in the engine's own process, and are not sent."""
 _MESSAGE_TAGS = {kind: tag for tag, kind in enumerate(MESSAGE_TYPES)}
 _EVENT_TAGS = {kind: tag for tag, kind in enumerate(EVENT_TYPES)}
 _MESSAGE_DECODERS = tuple(_decoder(_WireFrame if kind is Frame else kind) for kind in MESSAGE_TYPES)
@@ -131,7 +131,8 @@ def encode(message: Message) -> bytes:
     """Returns header and payload. Raises `WireError` if the payload exceeds 64 MiB."""
     body: Any = message
     if isinstance(message, Frame):
-        tagged = [(_EVENT_TAGS[type(event)], event) for event in message.events]
+        tags = _EVENT_TAGS
+        tagged = [(tags[kind], event) for event in message.events if (kind := type(event)) in tags]
         body = {"step": message.step, "time": message.time, "outputs": message.outputs, "events": tagged}
     payload = _ENCODER.encode(body)
     if len(payload) > MAX_PAYLOAD:

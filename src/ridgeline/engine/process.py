@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import BinaryIO, get_args
 
 import msgspec
@@ -25,7 +24,6 @@ from ridgeline.engine.compose import start_engine
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.executor import Executor
 from ridgeline.engine.messages import Fatal, Frame, FrameBuffer, Health, Message, Progress, Ready, WireError, encode
-from ridgeline.engine.record import Recorder, Setup
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError
 
 COMMANDS = get_args(Command)
@@ -70,16 +68,11 @@ class Connection:
                 commands.append(message)
 
 
-def run(engine: Engine, connection: Connection, recorder: Recorder | None) -> None:
+def run(engine: Engine, connection: Connection) -> None:
     """Runs the loop until the front end closes. Reads without waiting while there is work, waits when there is none."""
     committed, busy = 0, False
     while True:
-        commands = connection.receive(wait=not busy)
-        if recorder is not None:
-            recorder.begin(commands)
-        turn = engine.turn(commands)
-        if recorder is not None:
-            recorder.end(turn)
+        turn = engine.turn(connection.receive(wait=not busy))
         busy = turn.progressed
         committed += busy
         if turn.outputs or turn.events:
@@ -95,30 +88,13 @@ def serve(connection: Connection, config: EngineConfig, beats: int) -> None:
     """
     engine, decisions = start_engine(config, lambda stage, fraction: connection.send(Progress(stage, fraction)))
     try:
-        recorder = _recorder(engine, config)
         gc.collect()
         gc.freeze()  # loaded data stays: a collection that traversed it would delay every client
         threading.Thread(target=_beat, args=(engine.executor, beats, config.step_timeout_seconds), daemon=True).start()
         connection.send(Ready(engine.executor.info, decisions))
-        run(engine, connection, recorder)
+        run(engine, connection)
     finally:
         engine.executor.close()
-
-
-def _recorder(engine: Engine, config: EngineConfig) -> Recorder | None:
-    """Puts a recorder before the executor where one is asked for. Raises ConfigError where its file cannot be written."""
-    if config.record is None:
-        return None
-    scheduler, info = engine.scheduler, engine.executor.info
-    try:
-        drafts = 0 if scheduler.drafter is None else config.num_speculative_tokens
-        setup = Setup(scheduler.limits, info.kv, config.scheduling_policy, info.rows, drafts, info.price)
-        recorder = Recorder(engine.executor, Path(config.record), setup)
-    except OSError as error:
-        message = f"--record {config.record}: {error.strerror}; give the path of a file that can be written"
-        raise ConfigError(message, fix={"--record": None}) from None
-    engine.executor = recorder
-    return recorder
 
 
 def main(arguments: Sequence[str]) -> None:

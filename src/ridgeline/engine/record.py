@@ -15,8 +15,10 @@ from ridgeline.core.commands import Command
 from ridgeline.core.events import Closed
 from ridgeline.core.params import Limits
 from ridgeline.core.plan import KVShape, Plan, Result, Timings
+from ridgeline.core.scheduler import Scheduler
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine import record_v2
-from ridgeline.engine.engine import Turn
+from ridgeline.engine.engine import Clock, Engine, Turn
 from ridgeline.engine.executor import Executor, ExecutorInfo, Ticket
 from ridgeline.engine.messages import MAX_PAYLOAD, FrameBuffer, encode
 from ridgeline.errors import ConfigError
@@ -30,7 +32,12 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Settings that the decisions depend on. `drafts`: ids drafted per row, at most; `price`: their cost, measured at the start."""
+    """Settings that the decisions depend on.
+
+    drafts   ids drafted per row, at most; `price`: their cost, measured at the start
+    seconds  of steps, measured at the start; None: the prefill budget is that of `limits`, whatever steps take
+    step_ms  milliseconds that a step with decoding rows may take
+    """
 
     limits: Limits
     kv: KVShape
@@ -38,6 +45,8 @@ class Setup:
     rows: int
     drafts: int = 0
     price: tuple[tuple[int, int, float], ...] = ()
+    seconds: StepSeconds | None = None
+    step_ms: int = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +158,21 @@ class Recorder:
         payload = msgspec.msgpack.encode(value)
         self._file.write(_LENGTH.pack(len(payload)) + payload)
         self._file.flush()
+
+
+class RecordedEngine(Engine):
+    """An engine that records its turns."""
+
+    def __init__(self, scheduler: Scheduler, clock: Clock, depth: int, recorder: Recorder) -> None:
+        super().__init__(scheduler, recorder, clock, depth)
+        self._recorder = recorder
+
+    def turn(self, commands: Sequence[Command] = ()) -> Turn:
+        """Runs one turn, and records it."""
+        self._recorder.begin(commands)
+        turn = super().turn(commands)
+        self._recorder.end(turn)
+        return turn
 
 
 def read_recording(path: Path) -> tuple[Setup, Iterator[RecordedTurn]]:

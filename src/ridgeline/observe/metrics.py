@@ -37,7 +37,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class _OpenRequest:
-    admitted_at: float
+    arrived: float
     prompt_tokens: int
     open_choices: int
     choices: dict[int, "_StartedChoice"] = field(default_factory=dict)
@@ -53,7 +53,8 @@ class _StartedChoice:
 
 
 class Metrics:
-    """`apply` each event once, in order; read the attributes at any time. Times are seconds, sizes tokens or blocks."""
+    """`apply` each event once, in order; read the attributes at any time. Times are seconds, those of requests since their arrival at the
+    front end; sizes are tokens or blocks."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
@@ -68,14 +69,15 @@ class Metrics:
         self.blocks_to_host = 0
         self.blocks_from_host = 0
         self.host_blocks = 0
-        """Blocks of the host that held something at the last step."""
+        """Blocks of the host that hold something, as of the last plan."""
         self.host_hits = 0
         """Tokens taken from the prefix cache, prompts' or not, of which blocks were copied back from the host."""
         self.steps = 0
+        self.late_steps = 0
         self.rejected = 0
         self.finished: dict[Finish, int] = dict.fromkeys(Finish, 0)
         self.free_blocks: int | None = None
-        """Blocks without holder or content at the last step; None before the first."""
+        """Blocks without holder or content, as of the last plan, or now where the engine is idle; None before either."""
         self.cached_blocks = 0
         self.time_to_first_token = Histogram(SECONDS)
         self.inter_token = Histogram(SECONDS)
@@ -103,7 +105,7 @@ class Metrics:
 
     @property
     def mean_request_seconds(self) -> float:
-        """Mean time from admission to end of all choices so far; 0 before the first."""
+        """Mean time from arrival to end of all choices so far; 0 before the first."""
         return self.end_to_end.sum / max(1, self.end_to_end.count)
 
     def apply(self, event: Event) -> None:
@@ -123,8 +125,12 @@ class Metrics:
                 self.blocks_from_host += not event.out
             case events.StepTimed():
                 self.step_run.observe(event.timings.run)
+            case events.Idle():
+                self.free_blocks, self.cached_blocks, self.host_blocks = event.free_blocks, event.cached_blocks, event.host_blocks
+            case events.StepLate():
+                self.late_steps += 1
             case events.Admitted():
-                self._open[event.request_id] = _OpenRequest(event.time, event.prompt_tokens, event.choices)
+                self._open[event.request_id] = _OpenRequest(event.arrived, event.prompt_tokens, event.choices)
                 self.prompt_tokens += event.prompt_tokens
             case events.Started():
                 self._started(event)
@@ -157,7 +163,7 @@ class Metrics:
         if choice is None:
             choice = request.choices[event.choice] = _StartedChoice(request, event.sequence)
             self.prefix_queries += request.prompt_tokens
-            self.queue.observe(event.time - request.admitted_at)
+            self.queue.observe(event.time - request.arrived)
         choice.sequence = event.sequence
         self._rows[event.sequence] = choice
 
@@ -172,7 +178,7 @@ class Metrics:
             if choice is None:
                 continue
             if choice.last_token_at is None:
-                self.time_to_first_token.observe(event.time - choice.request.admitted_at)
+                self.time_to_first_token.observe(event.time - choice.request.arrived)
             else:
                 self.inter_token.observe((event.time - choice.last_token_at) / sampled)
             choice.last_token_at = event.time
@@ -184,7 +190,7 @@ class Metrics:
         if request is None:
             return
         self._free_row(event.request_id, event.choice)
-        self.end_to_end.observe(event.time - request.admitted_at)
+        self.end_to_end.observe(event.time - request.arrived)
         self.request_prompt.observe(event.usage.prompt_tokens)
         self.request_generation.observe(event.usage.completion_tokens)
         request.open_choices -= 1

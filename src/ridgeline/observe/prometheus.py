@@ -44,9 +44,9 @@ class _Collector(Collector):
         used = 0.0 if not blocks else 1 - (free + m.cached_blocks) / blocks
         yield self._gauge("vllm:num_requests_running", "Choices that are running.", m.running)
         yield self._gauge("vllm:num_requests_waiting", "Choices that are waiting: not started, or preempted.", m.waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "KV cache usage: share of blocks in use at the last step (1 is all).", used)
-        yield self._gauge("ridgeline_kv_blocks_free", "Free KV blocks at the last step.", free)
-        yield self._gauge("ridgeline_kv_blocks_cached", "Cached KV blocks that no request uses, at the last step.", m.cached_blocks)
+        yield self._gauge("vllm:kv_cache_usage_perc", "KV cache usage: share of blocks in use (1 is all).", used)
+        yield self._gauge("ridgeline_kv_blocks_free", "Free KV blocks.", free)
+        yield self._gauge("ridgeline_kv_blocks_cached", "Cached KV blocks that no request uses.", m.cached_blocks)
         if self._kv.host_blocks:
             yield from self._host()
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", m.prefix_queries)
@@ -58,12 +58,13 @@ class _Collector(Collector):
         yield self._counter("vllm:generation_tokens", "Tokens sampled.", m.generation_tokens)
         yield self._finished()
         yield self._counter("ridgeline_steps", "Steps scheduled.", m.steps)
+        yield self._counter("ridgeline_late_steps", "Steps with decoding rows, a quarter longer than --step-ms or more.", m.late_steps)
         yield self._counter("ridgeline_evicted_blocks", "Cached KV blocks that were evicted.", m.evicted_blocks)
         yield self._counter("ridgeline_rejected_requests", "Requests that the engine rejected.", m.rejected)
-        yield self._histogram("vllm:time_to_first_token_seconds", "Time from admission to the first token.", m.time_to_first_token)
+        yield self._histogram("vllm:time_to_first_token_seconds", "Time from arrival to the first token.", m.time_to_first_token)
         yield self._histogram("vllm:inter_token_latency_seconds", "Time between two tokens of a choice.", m.inter_token)
-        yield self._histogram("vllm:e2e_request_latency_seconds", "Time from admission to the end of a choice.", m.end_to_end)
-        yield self._histogram("vllm:request_queue_time_seconds", "Time from admission to the first scheduling.", m.queue)
+        yield self._histogram("vllm:e2e_request_latency_seconds", "Time from arrival to the end of a choice.", m.end_to_end)
+        yield self._histogram("vllm:request_queue_time_seconds", "Time from arrival to the first scheduling.", m.queue)
         yield self._histogram("ridgeline_step_run_seconds", "Time of a step in the executor.", m.step_run)
         yield self._histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", m.step_tokens)
         yield self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a choice, at its end.", m.request_prompt)
@@ -72,7 +73,7 @@ class _Collector(Collector):
     def _host(self) -> Iterator[Metric]:
         """Metrics of the host tier of KV blocks."""
         m, size = self._metrics, self._kv.block_bytes
-        yield self._gauge("ridgeline_kv_blocks_host", "KV blocks in use in host memory, at the last step.", m.host_blocks)
+        yield self._gauge("ridgeline_kv_blocks_host", "KV blocks in use in host memory.", m.host_blocks)
         yield self._counter("ridgeline_kv_bytes_to_host", "Bytes of KV blocks copied to the host.", m.blocks_to_host * size)
         yield self._counter("ridgeline_kv_bytes_from_host", "Bytes of KV blocks copied back to the device.", m.blocks_from_host * size)
         yield self._counter("ridgeline_host_cache_hits", "Tokens not computed, since their KV was copied back from the host.", m.host_hits)

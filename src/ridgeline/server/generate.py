@@ -41,7 +41,7 @@ def start_generation(
     priority, salt = payload.priority or 0, payload.cache_salt or ""
     if priority and not service.has_priorities:
         notes.ignore("priority", "requests are served in order of arrival, --scheduling-policy priority was not given")
-    admit = service.admitter(params, priority=priority, salt=salt, stop_ids=stop_ids)
+    admit = service.admitter(params, priority=priority, salt=salt, stop_ids=stop_ids, arrived=notes.arrived)
     requests = [admit(prompt) for prompt in prompts]
     _check_prompt_logprobs(requests, params, "logprobs" if payload.prompt_logprobs is None else "prompt_logprobs")
     tokenizer = service.model.tokenizer

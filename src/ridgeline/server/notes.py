@@ -6,6 +6,7 @@ every request is told in every answer; the log has each field and each fold once
 
 import logging
 import re
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -32,11 +33,13 @@ class Notes:
     ignored  field → why it has no effect; "": it is unknown
     folded   roles of messages that the template is told in another role or turn
     known    names that an unknown field may have been meant as
+    arrived  when the request had been read: time to first token counts from here, the prompt's rendering and tokenising included
     """
 
     ignored: dict[str, str] = field(default_factory=dict)
     folded: list[str] = field(default_factory=list)
     known: Collection[str] = ()
+    arrived: float = field(default_factory=time.monotonic)
 
     def ignore(self, name: str, why: str = "") -> None:
         """Notes that a field has no effect on the answer."""

@@ -17,7 +17,7 @@ from typing import Final
 from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
 from ridgeline.core.commands import Output
-from ridgeline.core.events import Event, Finish
+from ridgeline.core.events import Event, Finish, StepLate
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source, tenant_domain
 from ridgeline.engine.canary import FIX, TEXT, canary_request, judge, scores_of
@@ -26,6 +26,7 @@ from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, Finding, ModelFormatError, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
+from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.text.chat import ChatTemplate
@@ -98,6 +99,7 @@ class Service:
     ) -> None:
         self.config = config
         self.metrics = Metrics()
+        self._late_steps = LateSteps(engine_config.step_ms)
         self.stage = "starting"
         self._engine_config = engine_config
         self._on_progress = on_progress
@@ -174,6 +176,8 @@ class Service:
         self._detect_restart()
         for event in events:
             self.metrics.apply(event)
+            if type(event) is StepLate:
+                self._late_steps.apply(event)
 
     def _detect_restart(self) -> None:
         """Closes, in the metrics, the requests of an engine that died: no event will."""
@@ -218,8 +222,10 @@ class Service:
         self._detect_restart()
         return self.metrics
 
-    def admitter(self, params: SamplingParams, *, priority: int, salt: str, stop_ids: frozenset[int] = frozenset()) -> Admitter:
-        """Returns a function that admits prompts with these parameters. `stop_ids` end a sequence as EOS does.
+    def admitter(
+        self, params: SamplingParams, *, priority: int, salt: str, stop_ids: frozenset[int] = frozenset(), arrived: float | None = None
+    ) -> Admitter:
+        """Returns a function that admits prompts with these parameters. `stop_ids` end a sequence as EOS does; `arrived`: see `Admitted`.
 
         It raises RequestError, and never looks at the load: that is `check_capacity`'s.
         """
@@ -231,7 +237,7 @@ class Service:
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
             return admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
-                priority=priority,
+                priority=priority, arrived=arrived,
             )  # fmt: skip
 
         return admit_prompt

@@ -34,7 +34,7 @@ BUGS = (
     (
         "a long prompt delays everyone's next token",
         "generation stalls: Agrawal et al. 2024 (Sarathi-Serve)",
-        [("_prefill_left", "self._prefill_budgets[decode_rows]", "self._prefill_budgets[0]")],
+        [("_prefill_left", "self.limits.prefill_budget(decode_rows)", "self.limits.prefill_budget(0)")],
     ),
     (
         "each of two prompts has what both may have together",

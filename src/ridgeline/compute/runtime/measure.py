@@ -1,4 +1,4 @@
-"""Seconds of steps on this machine, measured at the start: decode, prefill, verification of drafts.
+"""Seconds of steps on this machine, measured at the start: decode, prefill, verification of drafts. Steps measure themselves later.
 
 Owns which steps are measured. They write to the reserved block 0, which is never read for a request.
 """
@@ -14,7 +14,9 @@ Seconds = Callable[[Sequence[int], Sequence[int]], float]
 
 ROUNDS: Final = 4
 ROUND_SECONDS: Final = 0.25
-"""No round begins after so many seconds: a large model takes seconds for one."""
+"""No round but the second begins after so many seconds."""
+FIRST_ROUND_SECONDS: Final = 2.0
+"""No second round begins after so many: a large model takes seconds for one. The pace follows the steps that come (`core.pace`)."""
 PRICED_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 """Tokens per row whose steps are priced: the cost of a step is a staircase of these, not a line."""
 PRICE_SECONDS: Final = 0.3
@@ -26,10 +28,10 @@ def step_seconds(seconds: Seconds, rows: int, tokens: int) -> StepSeconds | None
         return None
     rows = min(rows, tokens)
     began, best = perf_counter(), [float("inf")] * 3
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         for index, counts in enumerate(([1], [1] * rows, [tokens])):
             best[index] = min(best[index], seconds(counts, [1] * len(counts)))
-        if perf_counter() - began > ROUND_SECONDS:
+        if perf_counter() - began > (ROUND_SECONDS if number else FIRST_ROUND_SECONDS):
             break
     one, many, chunk = best
     return StepSeconds.fit(one, many if rows > 1 else one, max(2, rows), chunk, tokens)

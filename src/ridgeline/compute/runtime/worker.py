@@ -29,7 +29,7 @@ from ridgeline.config.groups import EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.config.runner import resolve_runner
 from ridgeline.engine.executor import ExecutorInfo
-from ridgeline.errors import ConfigError, Finding
+from ridgeline.errors import ConfigError, Finding, unwritable
 from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.headers.plausible import check_header
@@ -113,6 +113,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     """The native runner over packed weights."""
     source = _sized(source)
     config, facts, threads, shape = source.config, source.facts, source.config.threads or 1, source.shape(str(ext.isa()))
+    trace = _trace(config.trace)
     weights = pack_weights(facts, threads, progress)
     runner = NativeRunner(
         record(facts)["step"],
@@ -122,7 +123,7 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
         selected=source.samples,
         vocab=facts.tokens,
         threads=threads,
-        trace=None if config.trace is None else StepTrace(Path(config.trace)),
+        trace=trace,
     )
     sampler = Sampler(facts.tokens, runner.team)
     kv = allocate_native_kv(shape, facts.kv_heads, facts.head_dim, config.kv_dtype)
@@ -136,6 +137,14 @@ def open_native(source: ModelSource, progress: Progress) -> OpenedModel:
     _warm_up(backend, progress)
     stored = sum(weight.nbytes for weight in weights.values())
     return OpenedModel(backend, source, shape, f"native, {ext.isa()}", stored, decisions)
+
+
+def _trace(path: str | None) -> StepTrace | None:
+    """The file of `--trace`, opened before the weights are read. Raises ConfigError where it cannot be written."""
+    try:
+        return None if path is None else StepTrace(Path(path))
+    except OSError as error:
+        raise unwritable("--trace", path, error) from None
 
 
 def open_numpy(source: ModelSource, progress: Progress) -> OpenedModel:

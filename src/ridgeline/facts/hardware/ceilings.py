@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -37,9 +38,10 @@ ROUND_SECONDS = 0.004
 MIN_TURNS, MIN_BYTES, CALIBRATION_ROUNDS = 50_000, 16 << 20, 3
 """Turns of an arithmetic loop, bytes read, and rounds of the calibration of turns per round."""
 PLAN_ROUNDS = 8
+PLAN_PATIENCE_SECONDS = 0.1
 MIN_DRAM_BYTES, MAX_DRAM_BYTES, DRAM_PARTS = 256 << 20, 4 << 30, 8
-PLAN_BYTES_PER_CORE = 128 << 20
-"""Memory read per core for a plan, which shall not take seconds: a few cores of a large machine do not fill its whole cache."""
+LEAST_DRAM_BYTES = 128 << 20
+"""Of a system that provides memory slowly."""
 OS_PAGE_BYTES = 4096
 
 READ_BYTES = 64 << 20
@@ -65,13 +67,13 @@ class Caches:
 class RooflineLoops:
     """The extension's measuring loops over one memory range that is larger than the caches.
 
-    threads     of the larger team; each measurement uses 1 or `threads` threads
-    level       number of the ISA level; None: the fastest
-    most_bytes  of memory to read
+    threads   of the larger team; each measurement uses 1 or `threads` threads
+    level     number of the ISA level; None: the fastest
+    patience  seconds for the system to provide memory: where it takes longer, a smaller range is read
     """
 
     def __init__(
-        self, module: ModuleType, threads: int, level: int | None = None, root: Path = Path("/"), most_bytes: int = MAX_DRAM_BYTES
+        self, module: ModuleType, threads: int, level: int | None = None, root: Path = Path("/"), patience: float = inf
     ) -> None:
         self._native = module
         self._level = max(number for number, _ in module.levels()) if level is None else level
@@ -79,12 +81,16 @@ class RooflineLoops:
         self.isa: str = dict(module.levels())[self._level]
         self.caches = read_caches(root)
         spare = machine_facts(root).available_bytes // 4
-        self.dram_bytes = max(MIN_DRAM_BYTES, min(4 * self.caches.l3, most_bytes, spare))
+        most = max(MIN_DRAM_BYTES, min(4 * self.caches.l3, MAX_DRAM_BYTES, spare)) // MIN_DRAM_BYTES * MIN_DRAM_BYTES
         # Private: a shared mapping, mmap's default, is never backed by huge pages.
-        self._memory = mmap.mmap(-1, self.dram_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory = mmap.mmap(-1, most, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._memory[::OS_PAGE_BYTES] = b"\1" * (self.dram_bytes // OS_PAGE_BYTES)  # unwritten OS pages share one page of zeros
+        began, self.dram_bytes = time.perf_counter(), 0
+        while self.dram_bytes < most and (self.dram_bytes < LEAST_DRAM_BYTES or time.perf_counter() - began < patience):
+            end = self.dram_bytes + LEAST_DRAM_BYTES
+            self._memory[self.dram_bytes : end : OS_PAGE_BYTES] = b"\1" * (LEAST_DRAM_BYTES // OS_PAGE_BYTES)  # unwritten ones share one
+            self.dram_bytes = end
         self._turns: dict[tuple[str, int], int] = {}
         self._at = 0
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -172,13 +178,14 @@ def measure_ceilings(root: Path = Path("/")) -> Ceilings:
     module = load_native()
     if module is None:
         return Ceilings(measure_bandwidth(cores), theoretical_flops(cores, root), "estimated")
-    loops = RooflineLoops(module, cores, root=root, most_bytes=max(MIN_DRAM_BYTES, cores * PLAN_BYTES_PER_CORE))
+    loops = RooflineLoops(module, cores, root=root, patience=PLAN_PATIENCE_SECONDS)
     return Ceilings(*measure_peaks(loops, cores), loops.isa)
 
 
 def measure_peaks(loops: RooflineLoops, threads: int) -> tuple[float, Mapping[str, float]]:
     """(memory bytes per second, operations per second by data type) of all cores together: the best of some rounds, since other processes
     can only slow them down."""
+    loops.rate("dram_bytes_per_second", threads)  # of what was just written, some is still in a cache
     keys = {"f32": "f32_flops_per_second", "f16": "bf16_flops_per_second", "int8": "int8_ops_per_second"}
     best = {key: max(loops.rate(key, threads) or 0.0 for _ in range(PLAN_ROUNDS)) for key in ("dram_bytes_per_second", *keys.values())}
     return best["dram_bytes_per_second"], {kind: best[key] for kind, key in keys.items() if best[key]}

@@ -28,7 +28,7 @@ OVERHEAD_BYTES: Final = 500_000_000
 
 
 def this_machine(cache: Path, fresh: bool = False) -> Device:
-    """This machine. Ceilings of a CPU are taken from `cache` where they are kept there, unless `fresh`, else measured in about 0.2 s."""
+    """This machine. Ceilings of a CPU are those kept in `cache`, unless `fresh` or absent, else measured: some tenths of a second."""
     gpu = next(iter(read_gpus()), None) if gpu_missing() is None else None
     device = None if gpu is None else gpu_device(gpu.name)
     if gpu is not None and device is not None:

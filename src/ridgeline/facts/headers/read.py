@@ -14,7 +14,6 @@ from ridgeline.facts.headers.checkpoint import describe_checkpoint, read_checkpo
 from ridgeline.facts.headers.config_json import read_config
 from ridgeline.facts.headers.gguf import describe_gguf, model_facts
 from ridgeline.facts.hub.packaged import PACKAGED, Progress
-from ridgeline.facts.hub.remote import remote_headers
 from ridgeline.facts.hub.source import find_hub_name, find_local, find_path, find_remote, resolve_model
 from ridgeline.facts.model import ModelFacts
 from ridgeline.models.table import KNOWN, known_names
@@ -57,6 +56,8 @@ def describe_model(name: str, stores: "ModelStores", progress: Progress = lambda
     if found is not None:
         return describe_files(found)
     if find_hub_name(name) is not None:
+        from ridgeline.facts.hub.remote import remote_headers
+
         progress(f"reading the header of {name}", 0.0)
         with remote_headers(*find_remote(name, stores)) as headers:
             return describe_files(headers)

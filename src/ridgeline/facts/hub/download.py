@@ -17,10 +17,11 @@ from typing import Final
 
 from ridgeline.errors import ConfigError, ModelFormatError
 from ridgeline.facts.hub.client import HubClient, RemoteFile, Repository
+from ridgeline.facts.hub.local import PARTIAL, folder_of
 from ridgeline.facts.hub.locks import writer_tag
 from ridgeline.facts.hub.names import HubName
 from ridgeline.facts.hub.select import is_safe_path, select_files
-from ridgeline.facts.hub.transfer import PARTIAL, Stopped, Transfer
+from ridgeline.facts.hub.transfer import Stopped, Transfer
 
 CONNECTIONS: Final = 4
 """Files in transfer at once."""
@@ -104,11 +105,6 @@ class RepositoryCache:
             temporary.write_text(commit)
             os.replace(temporary, reference)
         return snapshot
-
-
-def folder_of(hub: Path, repository: str) -> Path:
-    """Folder of a repository in the cache `hub`."""
-    return hub / f"models--{repository.replace('/', '--')}"
 
 
 def download_selection(client: HubClient, hub: Path, selection: Selection, on_bytes: OnBytes) -> Path:

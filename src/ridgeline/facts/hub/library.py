@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ridgeline.errors import ModelNotFoundError
-from ridgeline.facts.hub.local import LocalModel, hub_models
+from ridgeline.facts.hub.local import PARTIAL, LocalModel, hub_models
 from ridgeline.facts.hub.locks import file_lock
 from ridgeline.facts.hub.names import parse_hub_name
 from ridgeline.facts.hub.others import LLAMA, OLLAMA, llama_models, ollama_models
@@ -16,7 +16,6 @@ from ridgeline.facts.hub.packaged import PACKAGED, assembled_model
 from ridgeline.facts.hub.records import Record, forget, read_record
 from ridgeline.facts.hub.select import quantisation_of
 from ridgeline.facts.hub.source import find_hub_name, find_local, find_path
-from ridgeline.facts.hub.transfer import PARTIAL
 
 if TYPE_CHECKING:
     from ridgeline.config.env import ModelStores

@@ -12,12 +12,13 @@ from typing import Final
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.json_file import read_object
 from ridgeline.facts.files.shards import INDEX, MAX_INDEX_BYTES, SINGLE
-from ridgeline.facts.hub.download import folder_of
 from ridgeline.facts.hub.names import HubName, parse_hub_name
 from ridgeline.facts.hub.select import gguf_models, is_safe_path, select_files
 
 MAX_FILES: Final = 10_000
 """Files of a snapshot, repositories of a cache, manifests of a store: more are not looked at."""
+PARTIAL: Final = ".incomplete"
+"""End of the name of a file that is being fetched."""
 MAX_CONFIG_BYTES: Final = 1 << 20
 TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -43,6 +44,11 @@ class LocalModel:
     quantisation: str
     origin: str
     commit: str = ""
+
+
+def folder_of(hub: Path, repository: str) -> Path:
+    """Folder of a repository in the cache `hub`."""
+    return hub / f"models--{repository.replace('/', '--')}"
 
 
 def find_in_hub(hub: Path, name: HubName) -> Path | None:

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ridgeline.errors import ModelNotFoundError, nearest
-from ridgeline.facts.hub.client import HubClient
-from ridgeline.facts.hub.download import OnBytes, Selection, download_selection, select_remote
 from ridgeline.facts.hub.local import find_in_hub
 from ridgeline.facts.hub.names import HubName, is_short_name, parse_hub_name, short_name, short_names
 from ridgeline.facts.hub.others import find_in_llama, find_in_ollama
@@ -16,6 +14,8 @@ from ridgeline.facts.hub.records import note_use
 
 if TYPE_CHECKING:
     from ridgeline.config.env import ModelStores
+    from ridgeline.facts.hub.client import HubClient
+    from ridgeline.facts.hub.download import OnBytes, Selection
 
 
 def resolve_model(name: str, stores: "ModelStores", progress: Progress = lambda stage, fraction: None) -> Path:
@@ -88,16 +88,21 @@ def find_hub_name(name: str) -> HubName | None:
     return entry.hub if entry is not None else parse_hub_name(name)
 
 
-def download_remote(client: HubClient, selection: Selection, stores: "ModelStores", on_bytes: OnBytes) -> Path:
+def download_remote(client: "HubClient", selection: "Selection", stores: "ModelStores", on_bytes: "OnBytes") -> Path:
     """Fetches what this machine lacks of a selection; returns the path as `resolve_model`."""
+    from ridgeline.facts.hub.download import download_selection
+
     assert stores.hub is not None, "a model was fetched without a place for it"
     path = download_selection(client, stores.hub, selection, on_bytes)
     note_use(stores.cache, path, selection)
     return path
 
 
-def find_remote(name: str, stores: "ModelStores") -> tuple[HubClient, Selection]:
+def find_remote(name: str, stores: "ModelStores") -> "tuple[HubClient, Selection]":
     """The hub's client, and the files that `name` means there. Raises ModelNotFoundError for what is no name of the hub."""
+    from ridgeline.facts.hub.client import HubClient  # with TLS and all, which takes longer than most verbs do
+    from ridgeline.facts.hub.download import select_remote
+
     hub_name = find_hub_name(name)
     if hub_name is None:
         raise _unknown(name)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ridgeline.core import commands
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
+from ridgeline.core.pace import Pace
 from ridgeline.core.plan import Plan, Result, TokenLogprobs
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
@@ -83,7 +84,8 @@ def _decision_pairs(setup: Setup, turns: Iterator[RecordedTurn]) -> Iterator[tup
         raise ConfigError(f"the recording's policy {setup.policy!r:.40} is not known; known: {', '.join(POLICIES)}")
     executor, clock = RecordedExecutor(setup), VirtualClock()
     drafter = PromptLookupDrafter(setup.drafts, setup.price, barrier=setup.limits.depth > 1) if setup.drafts else None
-    engine = Engine(Scheduler(setup.limits, setup.kv, POLICIES[setup.policy], drafter), executor, clock, setup.limits.depth)
+    pace = None if setup.seconds is None else Pace(setup.seconds, setup.step_ms / 1e3)
+    engine = Engine(Scheduler(setup.limits, setup.kv, POLICIES[setup.policy], drafter, pace), executor, clock, setup.limits.depth)
     for turn in turns:
         clock.advance_to(turn.time)
         if turn.step >= 0:

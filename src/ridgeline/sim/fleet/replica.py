@@ -18,11 +18,13 @@ from ridgeline.core.commands import Abort, Admit, Command
 from ridgeline.core.drafts.depth import Offer, StepCost, choose_depths
 from ridgeline.core.events import Finish
 from ridgeline.core.fast_forward import skip_steps, skippable_steps
+from ridgeline.core.pace import Pace
 from ridgeline.core.params import Admitted, Limits
-from ridgeline.core.plan import KVShape, Plan, Result
+from ridgeline.core.plan import KVShape, Plan, Result, Timings
 from ridgeline.core.policy import POLICIES
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.core.sequence import Sequence as CoreSequence
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.engine import Engine, Turn
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
@@ -103,7 +105,7 @@ class SimulatedDevice:
         self._clock = clock
         self._durations = durations
         self._acceptance = AssumedAcceptance(acceptance)
-        self._queue: deque[tuple[Ticket, float]] = deque()
+        self._queue: deque[tuple[float, Timings]] = deque()
         self.busy_seconds = 0.0
         """Seconds of all steps so far."""
         self._free_at = 0.0
@@ -120,24 +122,24 @@ class SimulatedDevice:
         seconds = self._durations.seconds(plan)
         self.busy_seconds += seconds
         self._free_at = max(self._clock.now(), self._free_at) + seconds
-        self._queue.append((ticket, self._free_at))
+        self._queue.append((self._free_at, Timings(run=seconds)))
         return ticket
 
     def collect(self, ticket: Ticket) -> Result:
         """Advances the clock to the end of the step."""
-        _, done_at = self._queue.popleft()
+        done_at, timings = self._queue.popleft()
         self._clock.advance_to(done_at)
         plan = ticket.plan
         rows = len(plan.row)
         if plan.sample.count(1) == rows:
             if rows not in self._all_sample:
                 self._all_sample[rows] = ((SAMPLED_TOKEN,),) * rows, bytearray(b"\1") * rows
-            return Result(plan.step, *self._all_sample[rows])
+            return Result(plan.step, *self._all_sample[rows], None, timings)
         sampled: list[tuple[int, ...]] = [(SAMPLED_TOKEN,) if samples else () for samples in plan.sample]
         if plan.drafts:
             for index in [index for index, samples in enumerate(plan.sample) if samples > 1]:
                 sampled[index] = self._acceptance.sampled(plan, index)
-        return Result(plan.step, tuple(sampled), bytearray(b"\1") * rows)
+        return Result(plan.step, tuple(sampled), bytearray(b"\1") * rows, None, timings)
 
     def skip_until(self, moment: float) -> None:
         """Accounts for skipped steps, which took until `moment`."""
@@ -163,9 +165,10 @@ MAX_LOOK_AHEAD: Final = 64
 class ReplicaConfig:
     """Settings of one replica: the scheduler's limits and policy, the KV cache, the durations of steps.
 
-    jump        skip steps in which nothing is decided; results are the same
+    skips_steps  skip steps in which nothing is decided; results are the same
     drafts      most drafted ids per row and step; with 0, no drafts, steps can be skipped
     acceptance  probability that a draft is right
+    seconds     of steps, as an engine measures them at its start: the prefill budget then follows what steps take, up to `step_ms`
     """
 
     limits: Limits
@@ -175,6 +178,12 @@ class ReplicaConfig:
     skips_steps: bool = True
     drafts: int = 0
     acceptance: float = 0.0
+    seconds: StepSeconds | None = None
+    step_ms: int = 60
+
+    def pace(self) -> Pace | None:
+        """A pace for one replica; None where the prefill budget of `limits` stays."""
+        return None if self.seconds is None else Pace(self.seconds, self.step_ms / 1e3)
 
     def drafter(self) -> AssumedDrafter | None:
         """A drafter for one replica; None without drafts."""
@@ -222,7 +231,7 @@ class Replica:
             runner="simulated", weights_bytes=0, kv_bytes=0,
         )  # fmt: skip
         self.device = SimulatedDevice(info, self.clock, config.durations, config.acceptance)
-        self.scheduler = Scheduler(config.limits, config.kv, POLICIES[config.policy], config.drafter())
+        self.scheduler = Scheduler(config.limits, config.kv, POLICIES[config.policy], config.drafter(), config.pace())
         self.engine = Engine(self.scheduler, self.device, self.clock, config.limits.depth)
         self.open: dict[str, OpenRequest] = {}
         self._inbox: deque[Command] = deque()
@@ -232,6 +241,7 @@ class Replica:
         self._held_blocks = 0
         self._skippable_ends: list[float] = []
         """End times of the steps that will be skipped if no command comes."""
+        self._skippable_seconds: list[float] = []
         self._look_ahead_steps = 1
 
     def send(self, request: Admitted, arrival: Arrival, arrived: float, time: float) -> None:
@@ -304,9 +314,12 @@ class Replica:
         if not self.config.skips_steps or self.engine.in_flight:
             return False
         positions, now = [sequence.scheduled for sequence in self.scheduler.lifecycle.running], self.time
+        self._skippable_seconds.clear()
         for step in range(skippable_steps(self.scheduler, self._look_ahead_steps)):
-            now += self.config.durations.decode(positions, step)
+            seconds = self.config.durations.decode(positions, step)
+            now += seconds
             self._skippable_ends.append(now)
+            self._skippable_seconds.append(seconds)
         return bool(self._skippable_ends)
 
     def _skip_until(self, until: float) -> None:
@@ -322,7 +335,7 @@ class Replica:
         for before, after in pairwise(ends[:steps]):
             self._tally.add_gap(after - before, len(running))
         self.device.skip_until(ends[steps - 1])
-        skip_steps(self.scheduler, steps, SAMPLED_TOKEN)
+        skip_steps(self.scheduler, steps, SAMPLED_TOKEN, self._skippable_seconds[:steps])
         for each in known:
             each.last = self.time
         self.measure()

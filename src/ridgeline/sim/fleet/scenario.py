@@ -139,9 +139,10 @@ class Scenario:
         seconds = step_seconds(durations, knobs.max_num_batched_tokens)
         if shape.host_blocks:
             durations = DurationsWithCopies(durations, host_copy_seconds(size, deployment.device.link_bytes_per_second))
-        limits = replace(limits, mixed_tokens=seconds.mixed_tokens(knobs.step_ms / 1e3), row_tokens=seconds.row_tokens)
-        drafts = knobs.num_speculative_tokens
-        return ReplicaConfig(limits, shape, durations, knobs.scheduling_policy, drafts=drafts, acceptance=knobs.acceptance)
+        return ReplicaConfig(
+            limits, shape, durations, knobs.scheduling_policy, drafts=knobs.num_speculative_tokens, acceptance=knobs.acceptance,
+            seconds=seconds, step_ms=knobs.step_ms,
+        )  # fmt: skip
 
     def _can_share_blocks(self, groups: tuple[KVGroup, ...], blocks: int) -> bool:
         """True if a cached block can ever be reused: by a request with a shared prefix, or by one that resumes after a preemption.
@@ -166,7 +167,7 @@ class Scenario:
         token_budget = max(config.limits.token_budget, deployment.context + config.limits.rows)
         # A prompt is taken in one step: it was computed elsewhere, so the token budget does not apply.
         limits = replace(config.limits, token_budget=token_budget, mixed_tokens=UNBOUNDED)
-        pool = replace(config, limits=limits, durations=DecodePoolDurations(config.durations))
+        pool = replace(config, limits=limits, seconds=None, durations=DecodePoolDurations(config.durations))
         link = deployment.device.link_bytes_per_second
         fixed = deployment.device.hop_seconds + kv_transfer_seconds(deployment.model.state_bytes, link)
         fleet = FleetConfig(pool, self.decode_replicas, self.routing, patience=self.patience)

@@ -9,6 +9,7 @@ block: token, position, identity and group of every slot are checked with one co
 from collections import deque
 
 from ridgeline.core.plan import KVGroup, KVShape, Plan, Result, Timings, TokenLogprobs
+from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.executor import ExecutorInfo, Ticket
 from ridgeline.errors import LawViolation
 from ridgeline.sim.clock import MovableClock, SleepingClock, VirtualClock
@@ -303,6 +304,7 @@ def fake_executor(
         runner="fake",
         weights_bytes=0,
         kv_bytes=0,
+        seconds=StepSeconds(step_seconds, token_seconds, token_seconds) if step_seconds or token_seconds else None,
     )
     latency = Latency(step_seconds, token_seconds)
     clock: MovableClock = SleepingClock() if step_seconds or token_seconds else VirtualClock()

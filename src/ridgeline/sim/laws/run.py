@@ -120,7 +120,7 @@ class Simulation:
         self.clock = clock
         self.front_end = FrontEnd(world, source, not_finite, self._send)
         drafter = OracleDrafter(world.seed, world.drafts, world.model, source, self._on_drafts_proposed) if world.drafts else None
-        self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy], drafter)
+        self.scheduler = Scheduler(world.limits, world.info.kv, POLICIES[world.policy], drafter, world.pace())
         self._drafted_step = -1
         self._check_preemptions()
         PrefillBudgetChecker(self.scheduler)

@@ -8,9 +8,10 @@ from random import Random
 from typing import Any
 
 from ridgeline.core.commands import Abort, Admit, Command
+from ridgeline.core.pace import Pace
 from ridgeline.core.params import Admitted, Limits, SamplingParams
 from ridgeline.core.plan import KVGroup, KVShape
-from ridgeline.core.step_time import UNBOUNDED
+from ridgeline.core.step_time import UNBOUNDED, StepSeconds
 from ridgeline.engine.admit import ModelLimits, admit
 from ridgeline.engine.executor import ExecutorInfo
 from ridgeline.errors import RequestError
@@ -18,6 +19,8 @@ from ridgeline.sim.laws.model import FakeModel, Latency
 
 STEP_SECONDS = 0.004
 TOKEN_SECONDS = 0.0001
+PACED_TOKENS = 16
+"""Tokens of a step that takes as long as one with decoding rows may, where the pace is learned."""
 STOP_TOKEN = 1
 ALPHABET_FROM = 4
 VOCAB = 64
@@ -50,6 +53,12 @@ class World:
     repeats_close: bool
     eager: bool
     drafts: int = 0
+    prior: StepSeconds | None = None
+    """Of a scheduler that learns its pace; None: its prefill budget stays."""
+
+    def pace(self) -> Pace | None:
+        """A pace for one scheduler, whose prior is wrong."""
+        return None if self.prior is None else Pace(self.prior, self.latency.step_seconds + PACED_TOKENS * self.latency.token_seconds)
 
 
 def make_world(seed: int) -> World:
@@ -72,6 +81,7 @@ def make_world(seed: int) -> World:
         max_waiting=rng.choice((6,) + (256,) * 9),
         prefix_caching=rng.random() < 0.75,
     )
+    wrong = pace_rng.choice((0, 0, 0.3, 2.5))
     longest_blocks = len(windows) * -(-max_model_len // block_tokens)
     blocks = min(max(2 * len(windows), int(longest_blocks * rng.choice((0.4, 1.5, 3.0, 5.0, rows / 2, rows)))), 200)
     model = FakeModel(
@@ -100,6 +110,7 @@ def make_world(seed: int) -> World:
         repeats_close=rng.random() < 0.2,
         eager=rng.random() < 0.3,
         drafts=drafts,
+        prior=StepSeconds(STEP_SECONDS * wrong, TOKEN_SECONDS, TOKEN_SECONDS * wrong) if wrong else None,
     )
 
 

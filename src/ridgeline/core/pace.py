@@ -1,0 +1,120 @@
+"""The pace of steps: what decoding rows and prefill tokens cost, by the start's measurement and by every step since; steps that are late.
+
+Pure arithmetic on seconds of results, which a recording holds, so that a replay decides alike.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from ridgeline.core.commit import InFlightStep
+from ridgeline.core.events import Event, StepLate
+from ridgeline.core.params import Limits
+from ridgeline.core.step_time import StepSeconds
+
+PRIOR_STEPS: Final = ((1, 0), (16, 0), (1, 64))
+"""Steps (decoding rows, prefill tokens) at which the start's measurement counts as …"""
+PRIOR_WEIGHT: Final = 1.0
+"""… so many measured ones: noise at the start is forgotten soon, and what has never occurred since keeps its cost."""
+DECAY: Final = 1 / 64
+"""Share of what is known that a step replaces. Steps with prefill tokens replace none of those without, nor the reverse."""
+ALONE_WEIGHT: Final = 1 / 8
+"""Weight of a step without decoding rows. It has no bound, so it is often far larger than the steps that the pace is for."""
+MAX_RATIO: Final = 4.0
+"""A measurement counts as this multiple of its estimate at most: one slow step says little."""
+FAR: Final = 1.5
+"""Where measurements are further from their estimates than this, those before them are forgotten: they would say little of a machine that
+has slowed down, or behind a start that was wrong."""
+STEPS_PER_UPDATE: Final = 16
+"""Steps between two updates; the first come after 1, 2, 4 and 8."""
+SWEEPS: Final = 32
+"""Of the solver, which begins at the estimate before."""
+LATE: Final = 1.25
+"""A step with decoding rows is late if it takes this multiple of its target: estimates err by less."""
+
+Sums = list[float]
+"""Weighted sums over steps of 1, rows, tokens, rows², rows · tokens, tokens², seconds, rows · seconds, tokens · seconds."""
+
+
+class Pace:
+    """An estimate of `StepSeconds` that follows what is measured: least squares of relative errors over the last hundred steps or so, with
+    costs that are not negative.
+
+    prior   as measured at the start
+    target  seconds that a step with decoding rows may take (`--step-ms`)
+    """
+
+    def __init__(self, prior: StepSeconds, target: float) -> None:
+        self.target = target
+        self.seconds = self._prior = prior
+        self._without_prefill, self._with_prefill = _nothing(), _nothing()
+        self._measured: list[tuple[int, int, float]] = []
+        self._until_update = 1
+
+    def limited(self, limits: Limits) -> Limits:
+        """Returns `limits` with the prefill budget of this pace."""
+        return replace(limits, mixed_tokens=self.seconds.mixed_tokens(self.target), row_tokens=self.seconds.row_tokens)
+
+    def measure(self, rows: int, tokens: int, seconds: float) -> bool:
+        """Notes the time of a step of `rows` decoding rows and `tokens` prefill tokens. Returns True if the estimate has changed."""
+        self._measured.append((rows, tokens, seconds))
+        if len(self._measured) < self._until_update:
+            return False
+        self._until_update = min(STEPS_PER_UPDATE, 2 * self._until_update)
+        self._update()
+        return True
+
+    def on_commit(self, step: InFlightStep, seconds: float, now: float, limits: Limits, emit: Callable[[Event], None]) -> Limits:
+        """Notes the time of a committed step, and tells of it if it is late. Returns the limits of the next plans."""
+        plan = step.plan
+        computed, rows = len(plan.tokens), len(plan.row)
+        if computed > rows and not step.drafted:
+            rows = plan.count.count(1)
+        if seconds > LATE * self.target and rows:
+            emit(StepLate(plan.step, now, seconds, rows, computed - rows))
+        if step.drafted or not self.measure(rows, computed - rows, seconds):
+            return limits
+        return self.limited(limits)
+
+    def _update(self) -> None:
+        measured, self._measured = self._measured, []
+        expected = [_at_least(self.seconds.of(rows, tokens)) for rows, tokens, _ in measured]
+        ratios = [min(MAX_RATIO, step[2] / estimate) for step, estimate in zip(measured, expected, strict=True)]
+        mean = max(sum(ratios) / len(ratios), 1 / MAX_RATIO)
+        if not 1 / FAR < mean < FAR:
+            self._without_prefill, self._with_prefill = _nothing(), _nothing()
+        for (rows, tokens, _), estimate, ratio in zip(measured, expected, ratios, strict=True):
+            sums = self._with_prefill if tokens else self._without_prefill
+            for index, value in enumerate(sums):
+                sums[index] = value * (1.0 - DECAY)
+            _add(sums, rows, tokens, ratio * estimate, (1.0 if rows else ALONE_WEIGHT) / (max(ratio, mean) * estimate) ** 2)
+        sums = [sum(each) for each in zip(self._without_prefill, self._with_prefill, strict=True)]
+        for rows, tokens in PRIOR_STEPS:
+            start = self._prior.of(rows, tokens)
+            _add(sums, rows, tokens, start, PRIOR_WEIGHT / _at_least(max(start, mean * self.seconds.of(rows, tokens))) ** 2)
+        self.seconds = _solve(sums, self.seconds)
+
+
+def _nothing() -> Sums:
+    return [0.0] * 9
+
+
+def _at_least(seconds: float) -> float:
+    return max(seconds, 1e-9)
+
+
+def _add(sums: Sums, rows: int, tokens: int, seconds: float, weight: float) -> None:
+    squares = rows * rows, rows * tokens, tokens * tokens
+    for index, value in enumerate((1, rows, tokens, *squares, seconds, rows * seconds, tokens * seconds)):
+        sums[index] += weight * value
+
+
+def _solve(sums: Sums, before: StepSeconds) -> StepSeconds:
+    """Minimises the squared error over costs that are not negative, one cost at a time."""
+    one, rows, tokens, rows2, mixed, tokens2, seconds, row_seconds, token_seconds = sums
+    fixed, row, token = before.fixed, before.row, before.token
+    for _ in range(SWEEPS):
+        fixed = max(0.0, (seconds - rows * row - tokens * token) / one)
+        row = max(0.0, (row_seconds - rows * fixed - mixed * token) / rows2)
+        token = max(0.0, (token_seconds - tokens * fixed - mixed * row) / tokens2)
+    return StepSeconds(fixed, row, token)
