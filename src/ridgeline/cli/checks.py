@@ -86,6 +86,8 @@ def _check_engine(config: Any) -> None:
     machine = machine_facts()
     config, _ = resolve_runner(config, no_extension=extension_missing(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     check_model(config.model)
+    if config.expect_sha256 is not None:
+        raise Unchecked  # it takes as long as reading the weights
     if not config.model.startswith(FAKE_PREFIX) and config.runner != "cuda":
         facts = read_model_facts(resolve_model(config.model, model_stores()))
         costs = kv_costs(facts, config.block_size, config.tokens, config.kv_dtype)

@@ -34,20 +34,17 @@ def pull(
 ) -> None:
     """Fetch a model, or what is new of it: says size and fit first, goes on where it stopped, checks every digest."""
     from ridgeline.config.env import model_stores
-    from ridgeline.facts.hub.digests import check_digests, weight_files
+    from ridgeline.facts.hub.digests import resolve_checked, weight_files
     from ridgeline.facts.hub.packaged import PACKAGED
-    from ridgeline.facts.hub.source import find_path, resolve_model
+    from ridgeline.facts.hub.source import find_path
 
     stores = model_stores()
     path = find_path(model)
     if path is not None:
         print_status(f"{model} is here already: {path}")
-    elif model in PACKAGED:
-        path = resolve_model(model, stores)
-    else:
+    elif model not in PACKAGED:
         path = pull_with_progress(model, stores, yes=yes)
-    if expect_sha256 is not None:
-        check_digests(path, expect_sha256, lambda stage, fraction: None)
+    path = resolve_checked(model if path is None else str(path), stores, expect_sha256, lambda stage, fraction: None)
     if as_json:
         size = sum(file.stat().st_size for file in weight_files(path))
         print_json({"name": model, "path": str(path), "bytes": size})

@@ -25,7 +25,7 @@ from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, Finding, ModelFormatError, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
-from ridgeline.facts.hub.source import resolve_model
+from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
@@ -118,7 +118,8 @@ class Service:
         name = self._engine_config.model
         path = None
         if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
-            path = await asyncio.to_thread(resolve_model, name, model_stores(), self._progress)
+            expected = self._engine_config.expect_sha256
+            path = await asyncio.to_thread(resolve_checked, name, model_stores(), expected, self._progress)
         config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
         self._engine = engine = EngineClient(config, self._apply_events, self._progress)
         if self.config.chat_template is None:

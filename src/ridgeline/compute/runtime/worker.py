@@ -34,9 +34,7 @@ from ridgeline.facts.hardware.gpu import gpu_missing
 from ridgeline.facts.hardware.machine import machine_facts
 from ridgeline.facts.headers.plausible import check_header
 from ridgeline.facts.headers.read import RANDOM_PREFIX, read_model_facts, read_random_facts
-from ridgeline.facts.hub.digests import check_digests
 from ridgeline.facts.hub.source import resolve_model
-from ridgeline.facts.model import ModelFacts
 
 
 def build(config: EngineConfig, progress: Progress) -> StepExecutor:
@@ -45,21 +43,13 @@ def build(config: EngineConfig, progress: Progress) -> StepExecutor:
     Raises ModelNotFoundError, ModelFormatError or ConfigError where the model or the settings are at fault.
     """
     is_random = config.model.startswith(RANDOM_PREFIX)
-    facts = read_random_facts(config.model) if is_random else _read_model(config, progress)
+    facts = read_random_facts(config.model) if is_random else read_model_facts(resolve_model(config.model, model_stores(), progress))
     machine = machine_facts()
     config, decisions = resolve_runner(config, no_extension=ext.lost(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     open = _opener(config, is_random)
     progress("checking weights", 0.0)
     findings = () if is_random else (*check_header(facts), *check_weights(facts, config.threads or 1))
     return start(ModelSource(config, facts, machine.memory_bytes, decisions), open, progress, findings)
-
-
-def _read_model(config: EngineConfig, progress: Progress) -> ModelFacts:
-    """Facts of the model of `config`, whose weights are checked against the digests that it expects."""
-    path = resolve_model(config.model, model_stores(), progress)
-    if config.expect_sha256 is not None:
-        check_digests(path, config.expect_sha256, progress)
-    return read_model_facts(path)
 
 
 def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tuple[Finding, ...] = ()) -> StepExecutor:

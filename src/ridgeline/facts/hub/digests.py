@@ -5,11 +5,15 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ridgeline.errors import ConfigError, ModelNotFoundError
 from ridgeline.facts.files.values import open_file
 from ridgeline.facts.hub.packaged import Progress
+from ridgeline.facts.hub.source import resolve_model
+
+if TYPE_CHECKING:
+    from ridgeline.config.env import ModelStores
 
 CHUNK_BYTES: Final = 4 << 20
 MAX_SUMS_BYTES: Final = 1 << 20
@@ -17,6 +21,14 @@ THREADS: Final = 4
 _SUM = re.compile(r"([0-9a-fA-F]{64}) [ *](.{1,1000})")
 _PART = re.compile(r"(?P<stem>.+)-00001-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 FLAG: Final = "--expect-sha256"
+
+
+def resolve_checked(name: str, stores: "ModelStores", expected: str | None, progress: Progress) -> Path:
+    """Path of the model `name` as `resolve_model` finds it, whose weights are those of `expected`; None: not checked."""
+    path = resolve_model(name, stores, progress)
+    if expected is not None:
+        check_digests(path, expected, progress)
+    return path
 
 
 def check_digests(model: Path, expected: str, progress: Progress) -> None:
