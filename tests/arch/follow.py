@@ -65,7 +65,7 @@ class Followed:
 
 def listen() -> None:
     """In a process that is followed: notes every function of the package that is called between the files `begin` and `end`, in order."""
-    folder, source = Path(os.environ["FOLLOW"]), f"{os.environ['FOLLOW_SOURCE']}/"
+    folder, source = Path(os.environ["PYTHON_FOLLOW"]), f"{os.environ['PYTHON_FOLLOW_SOURCE']}/"
     seen: dict[tuple[str, str], None] = {}
 
     def note(frame: object, event: str, argument: object) -> None:
@@ -111,7 +111,7 @@ def calls(folder: Path) -> tuple[dict[str, list[list[str]]], bool]:
     """(path and name of functions that ran, in order of first calls, for "front" and "engine"; True if the model has experts)."""
     (folder / "sitecustomize.py").write_text(BOOTSTRAP.format(here=str(Path(__file__).parent)))
     path = os.pathsep.join([str(folder), str(SOURCE.parent)])
-    environment = {**os.environ, "PYTHONPATH": path, "FOLLOW": str(folder), "FOLLOW_SOURCE": str(SOURCE)}
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHON_FOLLOW": str(folder), "PYTHON_FOLLOW_SOURCE": str(SOURCE)}
     command = [sys.executable, "-c", SERVE, "serve", "demo", "--port", "0", "--max-model-len", "512"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

@@ -4,15 +4,13 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from ridgeline.config.groups import EngineConfig
+from ridgeline.config.groups import EngineConfig, ServerConfig, public_fields, setting_of
 from ridgeline.facts.hardware import ceilings
 from ridgeline.facts.hardware.this_machine import this_machine
-from ridgeline.planning.settings import SETTING_HELP
 
 METRICS = (Path(__file__).parents[2] / "src/ridgeline/observe/prometheus.py").read_text()
 
@@ -28,15 +26,19 @@ def explain(*arguments: str) -> list[dict[str, object]]:
 
 
 def test_every_setting_is_explained_by_metrics_that_exist() -> None:
-    assert list(SETTING_HELP) == [field.name for field in fields(EngineConfig)]
-    named = {name for meaning in SETTING_HELP.values() for name in re.findall(r"vllm:(\w+)", meaning.metric)}
+    settings = {name: setting_of(field) for name, field in public_fields(EngineConfig, ServerConfig).items()}
+    assert not [name for name, setting in settings.items() if name != "model" and not (setting.help and setting.why and setting.wrong)]
+    named = {name for setting in settings.values() for name in re.findall(r"vllm:(\w+)", setting.wrong)}
     assert len(named) >= 7
     assert not [name for name in named if name not in METRICS]
 
 
 def test_values_are_those_that_the_engine_takes(demo_file: Path) -> None:
-    rows = {str(row["name"]): row for row in explain(str(demo_file), "--set", "max_num_seqs=8", "--device", "h100")}
+    found = explain(str(demo_file), "--set", "max_num_seqs=8", "--device", "epyc-9654", "--api-key", "hush")
+    rows = {str(row["name"]): row for row in found}
+    assert list(rows) == list(public_fields(EngineConfig, ServerConfig))
     assert (rows["max_num_seqs"]["value"], rows["max_num_seqs"]["origin"]) == (8, "flag")
+    assert (rows["api_key"]["value"], rows["port"]["value"], rows["port"]["origin"]) == ("set", 8000, "default")
     assert (rows["max_model_len"]["value"], rows["max_model_len"]["origin"]) == (32768, "model")
     assert rows["kv_cache_memory_bytes"]["value"] == rows["kv_cache_memory_bytes"]["bytes"]
     assert rows["block_size"]["origin"] == "default"

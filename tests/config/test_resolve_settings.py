@@ -44,7 +44,7 @@ def test_context_shrinks_to_what_the_share_holds_and_says_so() -> None:
         (EngineConfig("m", max_num_seqs=64, speculative="eagle"), "--speculative is 'eagle'; it must be one of off, ngram"),
         (EngineConfig("m", max_num_seqs=64, swap_space=1.0), r"--swap-space is 1 GiB, outside 0 … 0.8 GiB"),
         (EngineConfig("m", max_num_seqs=64, swap_space=-1.0), "--swap-space is -1 GiB"),
-        (EngineConfig("m", max_num_seqs=64, swap_space=float("nan")), "--swap-space is nan GiB"),
+        (EngineConfig("m", max_num_seqs=64, swap_space=float("nan")), "--swap-space is nan, which is not a number"),
         (EngineConfig("m", max_num_seqs=64, swap_space=1e-9), "--swap-space 1e-09 GiB holds no block of 1000 bytes"),
         (EngineConfig("m", max_num_seqs=64, swap_space=0.1, enable_prefix_caching=False), "--no-enable-prefix-caching turns off"),
     ],

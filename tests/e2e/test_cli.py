@@ -35,10 +35,10 @@ def test_help_is_fast_and_needs_no_arrays(run: Callable[..., Any]) -> None:
         best = min(best, time.monotonic() - began)
         assert done.returncode == 0, done.stderr
     assert best < 0.3, f"{best:.2f} s"
-    assert all(verb in done.stdout for verb in ("serve", "chat", "generate", "doctor", "laws"))
+    assert all(verb in done.stdout for verb in ("serve", "run", "generate", "doctor", "laws"))
 
 
-@pytest.mark.parametrize("verb", ["serve", "chat", "generate", "doctor", "laws"])
+@pytest.mark.parametrize("verb", ["serve", "run", "generate", "doctor", "laws"])
 def test_every_verb_has_help(run: Callable[..., Any], verb: str) -> None:
     done = run(verb, "--help", without=("numpy", "torch"))
     assert done.returncode == 0 and f"Usage: ridgeline {verb}" in done.stdout, done.stderr

@@ -46,10 +46,10 @@ def completions(line: str, environment: dict[str, str]) -> list[str]:
     ("line", "expected"),
     [
         ("ridgeline ser", {"serve"}),
-        ("ridgeline ", {"serve", "chat", "generate", "plan", "doctor"}),
+        ("ridgeline ", {"serve", "run", "generate", "plan", "doctor"}),
         ("ridgeline serve --max", {"--max-model-len", "--max-num-seqs", "--max-num-batched-tokens"}),
         ("ridgeline generate --", {"--input", "--output", "--temperature", "--best-of"}),
-        ("ridgeline chat demo --sys", {"--system"}),
+        ("ridgeline run demo --sys", {"--system"}),
     ],
 )
 def test_bash_completes(shell: dict[str, str], line: str, expected: set[str]) -> None:

@@ -32,11 +32,11 @@ WITH_BODY = [endpoint.path for endpoint in ENDPOINTS if endpoint.request is not 
 
 
 def app_routes() -> set[tuple[str, str]]:
-    """(method, path) of everything that the router answers; HEAD comes with every GET."""
+    """(method, path) of everything that the router answers but files of the page; HEAD comes with every GET."""
     app: Any = build_app(Service(EngineConfig("fake:{}"), ServerConfig()))
     while not hasattr(app, "routes"):
         app = app._app
-    found = {(method, route.path.replace(":path}", "}")) for route in app.routes for method in route.methods}
+    found = {(method, route.path.replace(":path}", "}")) for route in app.routes if route.include_in_schema for method in route.methods}
     return {(method, path) for method, path in found if method != "HEAD"}
 
 

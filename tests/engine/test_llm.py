@@ -130,12 +130,12 @@ def test_a_failed_step_closes_the_llm(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError):
         LLM(FAKE, scheduling_policy="lottery")
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match="'no_such_field' is not a setting"):
         LLM(FAKE, no_such_field=1)
 
 
 def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    llm.generate(["a", "b"], PARAMS, progress=True)
+    llm.generate(["a", "b"], PARAMS, use_tqdm=True)
     written = capsys.readouterr()
     assert "100%" in written.err
     assert written.out == ""

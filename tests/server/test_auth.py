@@ -138,16 +138,16 @@ def test_headers_are_bounded(site: Any) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "my.machine", ""])
 def test_a_reachable_address_needs_a_key(host: str) -> None:
     with pytest.raises(ConfigError, match="--api-key"):
-        check_exposure(host, None)
-    check_exposure(host, KEY)
+        check_exposure(ServerConfig(host=host))
+    check_exposure(ServerConfig(host=host, api_key=KEY))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_needs_none(host: str) -> None:
-    check_exposure(host, None)
+    check_exposure(ServerConfig(host=host))
 
 
 @pytest.mark.parametrize("key", ["", " ", " a", "a\n", "schlüssel"])
 def test_keys_that_no_header_carries(key: str) -> None:
     with pytest.raises(ConfigError):
-        check_exposure("127.0.0.1", key)
+        check_exposure(ServerConfig(api_key=key))

@@ -86,6 +86,9 @@ class Turns:
     is_usable = True
     variables: tuple[str, ...] = ()
 
+    def folded_roles(self, conversation: Any) -> list[str]:
+        return []
+
     def unread(self, arguments: Any) -> frozenset[str]:
         return frozenset(arguments)
 
@@ -130,7 +133,8 @@ def test_what_the_template_reads(chat_site: Any) -> None:
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     call = {"role": "assistant", "content": "", "tool_calls": calls}
     result = {"role": "tool", "tool_call_id": "1", "content": "42"}
-    assert rendered(chat_site, USER, call, result) == "<user>hi</>\n<assistant>[f]</>\n<tool>42</>\n<assistant>"
+    told = "<user>hi</>\n<assistant>[tool call: f]\n{}</>\n<tool>42</>\n<assistant>"
+    assert rendered(chat_site, USER, call, result) == told, "it would drop the arguments"
 
 
 def test_tools_are_shown_to_the_model_where_no_calls_are_expected(chat_site: Any) -> None:

@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gold import TEMPLATES
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
 from ridgeline.text.chat import ChatTemplate, TemplateFiles, find_template, load_chat_template, no_template
 from ridgeline.text.chat_content import Conversation, MessageFormat
+from ridgeline.text.chat_roles import ALL_ROLES
 from ridgeline.text.files import load_tokenizer
 
 TOKENIZER = NamedTokenizer(["<s>", "</s>", "<|im_start|>", "<|im_end|>"], bos="<s>", eos=["</s>"])
@@ -153,7 +155,7 @@ def test_the_demo_gets_turns_that_are_built_in(demo_file: Path) -> None:
         assert (template.source, template.stop_ids, template.findings) == ("built in", {106}, ())
         text = template.render(Conversation([{"role": "system", "content": " Be brief. "}, *HI.messages]))
         assert text == "<bos><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\n"
-        for roles in (["system"], ["assistant"], ["user", "user"], ["user", "system"], ["system", "system", "user"]):
+        for roles in (["system"], ["assistant"], ["assistant", "user"]):
             with pytest.raises(RequestError) as refused:
                 template.render(Conversation([{"role": role, "content": "x"} for role in roles]))
             assert refused.value.code == "template_refused"
@@ -187,7 +189,7 @@ def test_the_demo_s_turns_are_those_of_its_family(demo_file: Path) -> None:
 )
 def test_the_format_that_a_template_takes(text: str, form: MessageFormat) -> None:
     with loaded(text) as template:
-        assert template._builder.format == form
+        assert replace(template._builder.format, roles=ALL_ROLES, roles_with_tools=ALL_ROLES) == form
 
 
 def test_a_good_template_passes_in_silence() -> None:

@@ -17,7 +17,8 @@ def test_n4_a_base_model_opens_as_completion_and_says_why(serving: Callable[...,
         browser.wait("document.getElementById('status')?.hidden")
         assert browser.value("document.getElementById('chat').hidden && !document.getElementById('text-mode').hidden")
         assert text(browser, "#kind") == "base model"
-        assert "trained to continue texts, not to answer questions, so it opens as Completion" in browser.value("document.body.innerText")
+        shown = browser.value("document.body.innerText")
+        assert "This is a base model (its files hold no chat template): it was trained to continue texts, not to answer" in shown
         press(browser, "mode-chat")
         assert "This is a base model" in browser.value("document.getElementById('chat').innerText"), "both tabs remain"
 

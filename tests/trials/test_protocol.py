@@ -93,6 +93,41 @@ def test_c3_every_combination_of_stream_options(http: httpx.Client, path: str) -
             assert all(("usage" in chunk) == bool(continuous) and chunk["choices"] for chunk in chunks)
 
 
+def turn(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def same_prompt(http: httpx.Client, sent: list[Any], folded: str, by_hand: list[Any]) -> None:
+    """The demo's template refuses what is `sent`; its ids are those of the messages as they would be written by hand."""
+    tokens = []
+    for messages, header in ((sent, folded), (by_hand, None)):
+        answer = http.post("/tokenize", json={"messages": messages})
+        assert answer.status_code == 200 and answer.headers.get(FOLDED) == header, answer.text
+        tokens.append(answer.json()["tokens"])
+        answer = chat(http, *messages, max_tokens=1)
+        assert answer.status_code == 200 and answer.headers.get(FOLDED) == header, answer.text
+    assert tokens[0] == tokens[1]
+
+
+def test_c4_developers_speak_as_system(http: httpx.Client, client: openai.OpenAI) -> None:
+    same_prompt(http, [turn("developer", "Be terse."), USER], "developer", [turn("system", "Be terse."), USER])
+    messages: Any = [turn("developer", "Be terse."), USER]
+    assert client.chat.completions.create(model="demo", messages=messages, max_tokens=1).choices
+    stream = http.post(CHAT, json={"messages": messages, "stream": True, **GREEDY})
+    assert stream.headers[FOLDED] == "developer"
+
+
+def test_c5_histories_that_the_demos_template_refuses(http: httpx.Client) -> None:
+    reply, again = turn("assistant", "Blue."), turn("user", "Another?")
+    same_prompt(http, [USER, again], "user", [turn("user", "Name a colour.\n\nAnother?")])
+    same_prompt(http, [USER, reply, turn("system", "In French."), again], "system", [USER, reply, turn("user", "In French.\n\nAnother?")])
+    same_prompt(http, [turn("system", "A"), turn("system", "B"), USER], "system", [turn("system", "A\n\nB"), USER])
+    call = turn("assistant", None, tool_calls=[{"id": "x", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}])
+    by_hand = [USER, turn("assistant", '[tool call: look]\n{"at": 1}'), turn("user", "[tool result: look]\n42")]
+    same_prompt(http, [USER, call, turn("tool", "42", tool_call_id="x")], "assistant, tool", by_hand)
+    assert chat(http, turn("assistant", "I begin"), USER).status_code == 400, "what no rule folds is still refused"
+
+
 def test_c7_up_to_64_stop_strings_and_empty_ones(http: httpx.Client) -> None:
     plain = ok(complete(http, max_tokens=8))["choices"][0]["text"]
     for nothing in ("", None, [], [""], ["", ""]):

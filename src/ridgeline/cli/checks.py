@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -68,18 +67,16 @@ def _check_engine(config: Any) -> None:
     """Raises what is wrong with the settings of an engine on this machine, the model's last."""
     from ridgeline.config.env import model_stores
     from ridgeline.config.groups import FAKE_PREFIX
-    from ridgeline.config.resolve import check_bounds, resolve
+    from ridgeline.config.resolve import resolve
     from ridgeline.config.runner import resolve_runner
-    from ridgeline.core.policy import POLICIES
+    from ridgeline.config.values import check_settings
     from ridgeline.facts.hardware.gpu import gpu_missing
     from ridgeline.facts.hardware.machine import extension_missing, machine_facts
     from ridgeline.facts.headers.read import read_model_facts
     from ridgeline.facts.hub.source import resolve_model
     from ridgeline.planning.memory import kv_costs
 
-    check_bounds(config)
-    if config.scheduling_policy not in POLICIES:
-        raise ConfigError(f"--scheduling-policy is {config.scheduling_policy!r:.40}", fix={"--scheduling-policy": next(iter(POLICIES))})
+    check_settings(config)
     for flag, file in (("--record", config.record), ("--trace", config.trace)):
         if file is not None and not os.access(Path(file).expanduser().resolve().parent, os.W_OK):
             raise ConfigError(f"{flag} {file[:200]!r} cannot be written", fix={flag: None})
@@ -101,17 +98,17 @@ def _engine(given: Given) -> Any:
 
 
 def _check_serve(given: Given) -> None:
+    from ridgeline.cli.setting_flags import read_flags
     from ridgeline.server.auth import check_exposure
 
-    for name, value in given.items():
-        if isinstance(value, float) and not isfinite(value):
-            raise ConfigError(f"--{name} is {value}", fix={f"--{name.replace('_', '-')}": None})
-    check_exposure(given["host"], given["api_key"])
-    _check_port(given["host"], given["port"])
-    _check_file("--chat-template", given["chat_template"])
-    if given["generation_config"] not in ("auto", "none"):
-        raise ConfigError("--generation-config is auto or none", fix={"--generation-config": "auto"})
-    _check_engine(_engine(given))
+    settings = read_flags(given, given["model"])
+    try:
+        check_exposure(settings.server)
+        _check_port(settings.server.host, settings.server.port)
+        _check_file("--chat-template", settings.server.chat_template)
+        _check_engine(settings.engine)
+    except ConfigError as error:
+        raise settings.located(error) from None
 
 
 def _check_port(host: str, port: int) -> None:
@@ -137,6 +134,12 @@ def _check_generate(given: Given) -> None:
     check_sampling({name: given[name] for name in (*FLAGS, "n", "best_of", "logprobs", "prompt_logprobs") if name in given})
     engine = _engine(given)
     _check_engine(replace(engine, max_num_seqs=1) if "prompts" not in given else engine)
+
+
+def _check_run(given: Given) -> None:
+    if given["model"] is None:
+        raise ConfigError("no model was named", fix={"MODEL": "demo"})
+    _check_generate(given)
 
 
 def _check_plan(given: Given) -> None:
@@ -267,7 +270,7 @@ CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "list": _nothing,
     "rm": _check_rm,
     "ps": _nothing,
-    "chat": _check_generate,
+    "run": _check_run,
     "generate": _check_generate,
     "plan": _check_plan,
     "config": _check_config,

@@ -1,93 +1,107 @@
-"""`ridgeline config explain`: each effective setting of an engine, its origin, reason and cost, and the metric that shows a wrong value."""
+"""`ridgeline config explain`: each effective setting of a server, its origin, reason and cost, and the metric that shows a wrong value."""
 
 import json
-from dataclasses import asdict, fields, replace
-from typing import Annotated, Any
+import shutil
+import textwrap
+from dataclasses import asdict, replace
+from typing import Annotated, Any, Final
 
 import typer
 
-from ridgeline.config.groups import EngineConfig
+from ridgeline.cli.setting_flags import read_flags, with_setting_flags
+from ridgeline.config.groups import public_fields, setting_of
+from ridgeline.config.sources import GROUPS, Settings, show_value
+from ridgeline.config.values import unknown_name
 from ridgeline.errors import ConfigError
 
+MAX_WIDTH: Final = 100
 
+
+@with_setting_flags("--device")
 def config(
     what: Annotated[str, typer.Argument(help="What to do: explain.")],
-    model: Annotated[str, typer.Argument(help="`demo`, the path of a GGUF file, or a directory.")],
+    model: Annotated[str | None, typer.Argument(help="`demo`, the path of a GGUF file, or a directory.")] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="A setting of serve, name=value.")] = None,
-    device: Annotated[str, typer.Option(help="Device for costs in milliseconds; `this` is this machine.")] = "this",
+    on: Annotated[str, typer.Option("--device", help="Device that it would run on; `this` is this machine.")] = "this",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list: bytes and seconds.")] = False,
+    **given: Any,
 ) -> None:
     """Explain each setting: value, origin, reason, cost, and the metric that shows it is wrong."""
     if what != "explain":
         raise ConfigError(f"config {what[:40]!r} is not known; write config explain MODEL")
-    rows = _explain(_parse_settings(model, change or []), device)
+    settings = read_flags(given, model, _parse_changes(change or []))
+    try:
+        rows = _explain(settings, on)
+    except ConfigError as error:
+        raise settings.located(error) from None
     if as_json:
         print(json.dumps([asdict(row) for row in rows]))
     else:
-        _print_table(rows)
+        _print(rows)
 
 
-def _parse_settings(model: str, changes: list[str]) -> EngineConfig:
-    """The requested settings. Raises ConfigError."""
-    known = {field.name: field.type for field in fields(EngineConfig) if field.name != "model"}
-    values: dict[str, Any] = {}
+def _parse_changes(changes: list[str]) -> dict[str, str]:
+    """Settings of --set. Raises ConfigError."""
+    known = [name for name in public_fields(*GROUPS) if name != "model"]
+    values: dict[str, str] = {}
     for change in changes:
         name, equals, text = change.partition("=")
         name = name.replace("-", "_")
-        if not equals or name not in known:
+        if not equals:
             raise ConfigError(f"--set {change[:60]!r} is not understood; write name=value with one of: {', '.join(known)}")
-        values[name] = _parse_value(name, str(known[name]), text)
-    return replace(EngineConfig(model), **values)
+        if name not in known:
+            raise unknown_name(name, known, "--set")
+        values[name] = text
+    return values
 
 
-def _parse_value(name: str, kind: str, text: str) -> Any:
-    if "bool" in kind and text in ("true", "false"):
-        return text == "true"
-    try:
-        return text if "str" in kind else float(text) if "float" in kind else int(text)
-    except ValueError:
-        raise ConfigError(f"--set {name}={text[:40]} is not a number") from None
-
-
-def _explain(requested: EngineConfig, device: str) -> list[Any]:
+def _explain(settings: Settings, device_name: str) -> list[Any]:
     from ridgeline.config.env import model_stores
-    from ridgeline.config.resolve import resolve
+    from ridgeline.config.resolve import MEMORY_SHARE, resolve
     from ridgeline.config.runner import resolve_runner
     from ridgeline.engine.compose import prefill_budget
-    from ridgeline.facts.hardware.gpu import gpu_missing
+    from ridgeline.facts.hardware.gpu import gpu_missing, read_gpus
     from ridgeline.facts.hardware.machine import extension_missing, machine_facts
     from ridgeline.facts.headers.read import describe_model, read_model_facts
     from ridgeline.facts.hub.source import resolve_model
-    from ridgeline.planning.arguments import PlanOptions, deployment_of
-    from ridgeline.planning.memory import kv_costs
+    from ridgeline.planning.arguments import THIS_MACHINE, PlanOptions, deployment_of, device_of
+    from ridgeline.planning.deployment import rank_kv_budget
+    from ridgeline.planning.memory import RESERVE_SHARE, kv_costs
     from ridgeline.planning.settings import CostInput, explain
     from ridgeline.planning.step import step_seconds
 
+    requested, machine, is_this = settings.engine, machine_facts(), device_name.lower() == THIS_MACHINE
     facts = read_model_facts(resolve_model(requested.model, model_stores()))
-    machine = machine_facts()
-    config, decisions = resolve_runner(requested, no_extension=extension_missing(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
+    device = device_of(PlanOptions(device=device_name))
+    no_gpu = None if device.is_gpu else gpu_missing() if is_this else f"{device.name} is none"
+    config, decisions = resolve_runner(requested, no_extension=extension_missing(), no_gpu=no_gpu, cpu_cores=machine.cpu_cores)
+    if config.runner == "cuda" and not device.is_gpu:  # the table of devices does not have it
+        device = replace(device, memory_bytes=int(next(iter(read_gpus())).memory or 0) << 20)
+    options = PlanOptions(device=device_name, kv_dtype=config.kv_dtype, context=config.max_model_len or facts.context, chunk=config.tokens)
+    deployment = replace(deployment_of(describe_model(requested.model, model_stores()), options), device=device)
     costs = kv_costs(facts, requested.block_size, config.tokens, config.kv_dtype)
-    resolved = resolve(config, context=facts.context, memory_bytes=machine.memory_bytes, costs=costs)
+    memory, share, host = device.memory_bytes, MEMORY_SHARE, None
+    if config.runner == "cuda":
+        memory, share, host = int(rank_kv_budget(replace(deployment, utilisation=1 - RESERVE_SHARE))), 1.0, machine.memory_bytes
+    resolved = resolve(config, context=facts.context, memory_bytes=memory, costs=costs, share=share, host_bytes=host)
     resolved = replace(resolved, decisions=decisions + resolved.decisions)
-    options = PlanOptions(device=device, kv_dtype=config.kv_dtype, context=resolved.config.max_model_len, chunk=config.tokens)
-    deployment = deployment_of(describe_model(requested.model, model_stores()), options)
+    deployment = replace(deployment, context=resolved.config.max_model_len or deployment.context)
     budget = prefill_budget(resolved.config, step_seconds(deployment, config.tokens))
-    return explain(requested, resolved, CostInput(resolved.config, resolved.blocks, costs, facts, deployment, budget))
+    return explain(settings, resolved, CostInput(resolved.config, resolved.blocks, costs, facts, deployment, budget))
 
 
-def _print_table(rows: list[Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)
-    table = Table(show_lines=True)
-    for name in ("setting", "value", "origin", "why", "costs", "wrong if"):
-        table.add_column(name, overflow="fold")
+def _print(rows: list[Any]) -> None:
+    """A paragraph per setting: name, value and origin, then reason, cost and the sign of a wrong value."""
+    known = public_fields(*GROUPS)
+    width = max(40, min(MAX_WIDTH, shutil.get_terminal_size().columns))
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent="    ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
+    )
     for row in rows:
-        costs = [f"{row.bytes / 1e9:.3f} GB" if row.bytes >= 1e6 else f"{row.bytes:,} B"] if row.bytes is not None else []
+        origin = f"{row.origin}: {row.place}" if row.place and row.origin != "flag" else row.place or row.origin
+        value = row.value if setting_of(known[row.name]).secret else show_value(row.value, setting_of(known[row.name]))
+        costs = [f"{row.bytes / 1e9:.3f} GB" if row.bytes >= 1e6 else f"{row.bytes:,} B"] if row.bytes else []
         costs += [f"{row.seconds * 1e3:.1f} ms"] if row.seconds is not None else []
-        value = "–" if row.value is None else f"{row.value:,}" if type(row.value) is int else str(row.value)
-        table.add_row(row.name, value, row.origin, row.reason, "\n".join(costs), row.metric)
-    console.print(table)
+        print(f"{row.name} {value}  ({origin})")
+        for line in (row.reason, f"costs {', '.join(costs)}" if costs else "", f"wrong if {row.metric}" if row.metric else ""):
+            print("\n".join(wrapper.wrap(line)), end="\n" if line else "")

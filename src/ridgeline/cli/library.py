@@ -72,6 +72,18 @@ def pull_with_progress(name: str, stores: "ModelStores", *, yes: bool = False) -
         return download_remote(client, selection, stores, on_bytes)
 
 
+def fetch_missing(name: str) -> None:
+    """Fetches the model `name` as `pull` does where only a hub has it; nothing else happens for any other name."""
+    from ridgeline.config.env import model_stores
+    from ridgeline.config.groups import FAKE_PREFIX
+    from ridgeline.facts.headers.read import RANDOM_PREFIX
+    from ridgeline.facts.hub.source import is_remote
+
+    stores = model_stores()
+    if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)) and is_remote(name, stores):
+        pull_with_progress(name, stores)
+
+
 def read_fit(client: Any, selection: "Selection") -> "Report":
     """The plan of a model of the hub for this machine, from its headers. Raises ModelFormatError where it cannot run."""
     from ridgeline.facts.headers.read import describe_files, read_model_facts

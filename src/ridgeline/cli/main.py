@@ -21,12 +21,12 @@ UsageError: Final[Any] = typer.BadParameter.__base__
 
 VERBS: Final = {
     "serve": "Serve a model: a page and an OpenAI-compatible API.",
+    "run": "Talk with a model, in this process.",
     "pull": "Fetch a model: size and fit first, resumed where it stopped, checked.",
     "list": "List the models on this machine, whatever program fetched them.",
     "show": "Show a model: facts, chat template, licence, where it comes from, whether it fits.",
     "rm": "Remove a model that was fetched.",
     "ps": "List the running servers.",
-    "chat": "Talk with a model, in this process.",
     "generate": "Continue prompts with a model, in this process.",
     "plan": "Say what a model needs and yields on given devices, before anything is downloaded.",
     "config": "Explain each setting of an engine: value, origin, reason, cost, and the metric that shows it is wrong.",

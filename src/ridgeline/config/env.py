@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 _TRUE = ("1", "on", "yes", "true")
 _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
@@ -41,6 +42,27 @@ def cache_directory() -> Path:
     """Folder of assembled models: `$XDG_CACHE_HOME/ridgeline`, else `~/.cache/ridgeline`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return Path(base) / "ridgeline" if base else Path.home() / ".cache" / "ridgeline"
+
+
+def setting_variables() -> dict[str, str]:
+    """The variables that begin with RIDGELINE_; `config.sources` reads settings from them."""
+    return {name: value for name, value in os.environ.items() if name.startswith("RIDGELINE_")}
+
+
+CHILD_NAMES: Final = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM", "NO_COLOR", "VIRTUAL_ENV", "RIDGELINE_ISA",
+    "TOKENIZERS_PARALLELISM", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CUDA_VISIBLE_DEVICES",
+})  # fmt: skip
+CHILD_PREFIXES: Final = (
+    "LC_", "XDG_", "PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "ASAN_", "UBSAN_", "LSAN_", "TSAN_",
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "CUDA", "NVIDIA", "NCCL_", "TORCH", "PYTORCH_", "TRITON_", "CONDA_", "COVERAGE_",
+)  # fmt: skip
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of child processes: what finds programs, libraries and caches, and what tunes them. All else stays here, so that
+    neither a key of this server nor a token of another service is in a process that reads model files."""
+    return {name: value for name, value in os.environ.items() if name in CHILD_NAMES or name.startswith(CHILD_PREFIXES)}
 
 
 def width_is_set() -> bool:
@@ -82,3 +104,9 @@ def state_directory() -> Path:
     """Folder of what runs now: `$XDG_RUNTIME_DIR/ridgeline`, else `$XDG_STATE_HOME/ridgeline`, else `~/.local/state/ridgeline`."""
     base = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "ridgeline"
+
+
+def history_file() -> Path:
+    """File of the messages typed into `ridgeline run`: `$XDG_STATE_HOME/ridgeline/history.jsonl`, else below `~/.local/state`."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "ridgeline" / "history.jsonl"

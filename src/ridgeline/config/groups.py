@@ -1,62 +1,163 @@
-"""Settings of engine and server, frozen. Each field has one reader; `None` means that `config.resolve` decides."""
+"""Settings of engine and server, frozen. A setting is one field here: its flag, its `RIDGELINE_*` variable, its key in a file, its line of
+help and its entry in `config explain` are made of it. `None` means that `config.resolve` decides.
+"""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Final
 
-FAKE_PREFIX = "fake:"
+FAKE_PREFIX: Final = "fake:"
 """Prefix of a model without weights, `fake:{…}`: the JSON object holds the arguments of `sim.laws.executor.fake_executor`."""
+
+
+_LEAST: Final = {"-1": "auto"}
+_DTYPES: Final = {
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float": "f32", "float32": "f32", "fp8_e4m3": "fp8",
+    "q8_0": "int8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Description of a setting.
+
+    help     what it is, for `--help`; in brackets what an open value means
+    why      what speaks for its default, or what it costs
+    wrong    metric or sign that shows a bad value
+    bounds   range of a number, both ends included
+    unit     "tokens" and "bytes" take sizes as 4k and 4GiB, "GiB" a plain number too; "seconds" and "FILE" are named in the help
+    choices  words that are possible, where they do not depend on the runner
+    also     words of other servers → ours
+    name     public name, where it is not the field's
+    secret   its value is never printed
+    """
+
+    help: str
+    why: str = ""
+    wrong: str = ""
+    bounds: tuple[float, float] | None = None
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    also: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    secret: bool = False
+
+
+def _set(default: Any, help: str, why: str = "", wrong: str = "", **more: Any) -> Any:
+    setting = Setting(help, why, wrong, **more)
+    return field(default=default, repr=not setting.secret, metadata={"setting": setting})
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Settings of the engine process, sent to it as JSON.
+    """Settings of the engine process, sent to it as JSON: there is no secret among them."""
 
-    model                  `demo`, or the path of a GGUF file (the first of a split file)
-    max_model_len          None: the model's context, or what the KV cache holds if that is less (with a message)
-    max_num_seqs           most running sequences; None: the runner's default
-    max_num_batched_tokens  most tokens per step; None: the runner's default
-    step_ms                milliseconds per step with decoding sequences; limits the prefill tokens in it
-    kv_cache_memory_bytes  None: the need, at most 30 % of the memory that this process may use
-    swap_space             GiB of host memory for evicted blocks of the prefix cache; 0: none
-    depth                  steps in flight
-    speculative            `ngram`: prompt lookup. Ids that followed the last occurrence of the newest ids are drafted, and several are
-                           verified per step where that is faster; answers stay the same. `off`: no drafts
-    num_speculative_tokens  most drafted ids per sequence and step
-    runner                 `cuda` (a GPU), `native` (the extension), `numpy`, or `auto`: the first available one
-    dtype                  compute type of a GPU: `bf16`, `fp16`, `f32`, or `fp8`: bf16 with float matrices as e4m3
-    kv_dtype               format of the KV cache: `bf16`, `f32`, `int8`, on a GPU also `fp16` and `fp8`, or `auto`: the runner's default
-    batch_invariant        on a GPU: a token's bits do not depend on the batch; slower. Other runners always are batch-invariant
-    attention_backend      on a GPU: `triton` (Ridgeline's), `flash-attention`, `flashinfer` (if installed), or `auto`: Ridgeline's
-    threads                threads per step; None: the CPU cores that this process may use
-    record                 path of a file for every command, plan and result, token ids included; see `engine.record`
-    trace                  path of a file for a trace of all threads and phases of the native runner, for Perfetto
-    expect_sha256          SHA-256 that the weights must have, or the path of a file as sha256sum writes it; None: not checked
-    step_timeout_seconds   an engine with work whose executor does not move for this long is killed and restarted; a long step moves
-    """
-
-    model: str
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    step_ms: int = 60
-    kv_cache_memory_bytes: int | None = None
-    swap_space: float = 0.0
-    block_size: int = 16
-    enable_prefix_caching: bool = True
-    scheduling_policy: str = "fcfs"
-    depth: int = 2
-    speculative: str = "off"
-    num_speculative_tokens: int = 4
-    seed: int | None = None
-    runner: str = "auto"
-    dtype: str = "auto"
-    kv_dtype: str = "auto"
-    batch_invariant: bool = False
-    attention_backend: str = "auto"
-    threads: int | None = None
-    record: str | None = None
-    trace: str | None = None
-    expect_sha256: str | None = None
-    step_timeout_seconds: float = 8.0
+    model: str = field(metadata={"setting": Setting("`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")})
+    max_model_len: int | None = _set(
+        None, "Tokens of prompt and output [what model and cache hold].", "the cost is one such sequence, and its last token",
+        'finish_reason "length" where users wanted more, 400 context_length_exceeded: too short', unit="tokens", also=_LEAST,
+    )  # fmt: skip
+    max_num_seqs: int | None = _set(
+        None, "Sequences that run at once [64, on a GPU 256].", "the cost is a step with all of them at half the context",
+        "vllm:num_requests_waiting > 0 while vllm:kv_cache_usage_perc < 0.8: too few; vllm:inter_token_latency_seconds too high: too many",
+        bounds=(1, 4_096),
+    )  # fmt: skip
+    max_num_batched_tokens: int | None = _set(
+        None, "Tokens in one step [512, on a GPU 8192].",
+        "the cost is a step of prefill alone; steps that also decode have fewer tokens (step_ms)",
+        "vllm:inter_token_latency_seconds p99 far above p50: too many; vllm:time_to_first_token_seconds too high: too few",
+        unit="tokens", bounds=(1, 1 << 20),
+    )  # fmt: skip
+    step_ms: int = _set(
+        60, "Milliseconds that a step with decode rows may take.", "bounds the time that prefill adds to steps with decoding sequences",
+        "vllm:inter_token_latency_seconds p99 above it: too many sequences; vllm:time_to_first_token_seconds too high: too short",
+        bounds=(1, 60_000),
+    )  # fmt: skip
+    kv_cache_memory_bytes: int | None = _set(
+        None, "Memory of the KV cache [as needed, up to 30 % of all; on a GPU what is left].", "all blocks together",
+        "vllm:kv_cache_usage_perc > 0.9, or vllm:num_preemptions growing: too small", unit="bytes",
+    )  # fmt: skip
+    swap_space: float = _set(
+        0.0, "GiB of host memory for evicted KV blocks.",
+        "evicted KV blocks are copied back instead of computed again; on a CPU a larger KV cache serves better",
+        "ridgeline_evicted_blocks and vllm:num_preemptions growing: too small; ridgeline_host_cache_hits stays 0: too large", unit="GiB",
+    )  # fmt: skip
+    block_size: int = _set(
+        16, "Tokens in a block of the KV cache.", "the cost is one block; a sequence wastes half a block on average",
+        "vllm:prefix_cache_hits low against vllm:prefix_cache_queries: too large", unit="tokens", bounds=(1, 1_024),
+    )  # fmt: skip
+    enable_prefix_caching: bool = _set(
+        True, "Reuse the KV cache of shared prefixes.", "no cost: free blocks keep their content until they are reused",
+        "vllm:prefix_cache_hits stays 0 although prompts share beginnings: off",
+    )  # fmt: skip
+    scheduling_policy: str = _set(
+        "fcfs", "fcfs, priority, static or one.",
+        "fcfs is fair; priority follows the requests' priority; static and one are for comparison",
+        "vllm:request_queue_time_seconds too high for some", choices=("fcfs", "priority", "static", "one"),
+    )  # fmt: skip
+    depth: int = _set(
+        2, "Steps in flight: two overlap scheduling with computing.", "with two the host plans while the device computes",
+        "time between steps longer than a step: too shallow", bounds=(1, 4),
+    )  # fmt: skip
+    speculative: str = _set(
+        "off", "Speculative decoding: ngram (drafts from repeated text of the sequence), or off.",
+        "several drafted ids are verified per step; the same answers, faster for text that repeats itself or its prompt",
+        "vllm:spec_decode_num_accepted_tokens far below vllm:spec_decode_num_draft_tokens: off", choices=("off", "ngram"),
+    )  # fmt: skip
+    num_speculative_tokens: int = _set(
+        4, "Most drafted ids per sequence and step.", "an upper bound: the number per step adapts to the acceptance",
+        "vllm:spec_decode_num_accepted_tokens close to vllm:spec_decode_num_draft_tokens: too few", bounds=(1, 8),
+    )  # fmt: skip
+    seed: int | None = _set(
+        None, "Seed from which requests without a seed draw theirs.", "requests without a seed derive theirs from it; open: random",
+        "answers repeat after a restart: set", bounds=(0, (1 << 63) - 1), also=_LEAST,
+    )  # fmt: skip
+    runner: str = _set(
+        "auto", "cuda, native, numpy, or auto: the first available one.", "a GPU if available, else the native extension, else numpy",
+        "`ridgeline doctor` says LOST and names the fix",
+    )  # fmt: skip
+    dtype: str = _set(
+        "auto", "On a GPU: bf16, fp16, f32, fp8 (matrices as e4m3), or auto.",
+        "compute type of a GPU; other runners compute with the file's own formats", "answers lose quality with fp8: bf16",
+        also=_DTYPES,
+    )  # fmt: skip
+    kv_dtype: str = _set(
+        "auto", "KV cache: bf16, f32, int8, on a GPU fp16, fp8, or auto.", "half the bytes of a token are twice the sequences",
+        "vllm:kv_cache_usage_perc > 0.9 and vllm:num_preemptions growing: too wide", also=_DTYPES,
+    )  # fmt: skip
+    batch_invariant: bool = _set(
+        False, "On a GPU: answers do not depend on the batch; slower.",
+        "on a GPU the last bits of an answer may depend on the batch; other runners are always invariant",
+        "vllm:inter_token_latency_seconds: on",
+    )  # fmt: skip
+    attention_backend: str = _set(
+        "auto", "On a GPU: triton, flash-attention or flashinfer (where installed), or auto: triton.",
+        "on a GPU: Ridgeline's kernels, or those of an installed package", "attention's rows of `ridgeline bench gpu --only kernels`",
+        also={"triton_attn": "triton", "flash_attn": "flash-attention", "fa3": "flash-attention"},
+    )  # fmt: skip
+    threads: int | None = _set(
+        None, "Threads of a step [available CPU cores].", "all CPU cores share a step", "other programs slow down: too many",
+        bounds=(1, 1_024), also=_LEAST,
+    )  # fmt: skip
+    record: str | None = _set(
+        None, "File for every command, plan and result, token ids included; see `replay`.",
+        "a file with every command, plan and result; it holds token ids", "the disk fills up: set", unit="FILE",
+    )  # fmt: skip
+    trace: str | None = _set(
+        None, "File for a trace of every thread in every step, for Perfetto (native runner).",
+        "a file that Perfetto opens; costs a few percent of a step", "the disk fills up: set", unit="FILE",
+    )  # fmt: skip
+    expect_sha256: str | None = _set(
+        None, "SHA-256 that the weights must have, or a file as sha256sum writes it.",
+        "weights that are damaged or replaced end the start; reading them takes about a second per GB",
+        "the start ends with another SHA-256: damaged weights, or a new version", unit="FILE",
+    )  # fmt: skip
+    step_timeout_seconds: float = _set(
+        8.0, "Seconds after which an engine that has work and does not move is restarted.",
+        "an engine with work that does not move for this long is killed and started again; a long step moves",
+        "engine restarts while it computes: too short",
+        unit="seconds", bounds=(0.01, 3_600), name="step_timeout",
+    )  # fmt: skip
 
     @property
     def rows(self) -> int:
@@ -73,21 +174,80 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Settings of the front end.
+    """Settings of the front end."""
 
-    max_waiting              most waiting requests; further ones get 429
-    chat_template            path of a template that replaces the model's
-    generation_config        `auto`: the model's defaults for fields that a request leaves out; `none`: Ridgeline's
-    sse_keep_alive_interval  seconds without an event until a stream sends a comment, so that proxies keep the connection
-    shutdown_timeout         seconds for accepted requests to finish after SIGTERM
-    """
+    host: str = _set(
+        "127.0.0.1", "Address to listen on; other than loopback needs an API key.", "reached from this machine alone",
+        "connections refused from other machines: loopback",
+    )  # fmt: skip
+    port: int = _set(8000, "Port to listen on; 0 takes a free one.", "vLLM's", "the server does not start: taken", bounds=(0, 65_535))
+    api_key: str | None = _set(
+        None, "Key that clients must send as a bearer token; others see it in `ps`: RIDGELINE_API_KEY and --api-key-file are not seen.",
+        "without a key everybody who reaches the server may use it", "401 for clients that have one: another", secret=True,
+    )  # fmt: skip
+    api_key_file: str | None = _set(
+        None, "File with keys, one per line as KEY or NAME KEY; read again on SIGHUP.",
+        "several keys, each of which can be withdrawn", "401 for clients that have one: not in the file", unit="FILE",
+    )  # fmt: skip
+    allowed_origins: tuple[str, ...] = _set(
+        (), "Origins of pages that may use the server, as https://host:port, or *; may be repeated [its own page's].",
+        "pages of other origins are rejected, so that no site uses this server behind its reader's back",
+        "403 origin_not_allowed for a page of yours: not listed",
+    )  # fmt: skip
+    ssl_certfile: str | None = _set(
+        None, "File with the certificate and its chain, PEM: the server speaks HTTPS.", "keys and prompts are encrypted on the way",
+        "clients report an expired certificate: send SIGHUP after its renewal", unit="FILE",
+    )  # fmt: skip
+    ssl_keyfile: str | None = _set(
+        None, "File with the private key of the certificate, PEM [the certificate's].", "only its owner may read it",
+        "the server does not start: its rights", unit="FILE",
+    )  # fmt: skip
+    served_model_name: str | None = _set(
+        None, "Name that clients use for the model [its file's or the hub's].", "clients name the model", "404 model_not_found: another",
+    )  # fmt: skip
+    max_waiting: int = _set(
+        256, "Requests that may wait; more get status 429.", "a request that would wait too long hears it at once",
+        "429 while vllm:num_requests_waiting falls quickly: too few; vllm:request_queue_time_seconds too high: too many",
+        bounds=(0, 1 << 20), name="max_num_queued_reqs",
+    )  # fmt: skip
+    chat_template: str | None = _set(
+        None, "File with a chat template that replaces the model's.", "a model that was trained to chat has its own",
+        "answers that do not end, or end at once: another", unit="FILE",
+    )  # fmt: skip
+    generation_config: str = _set(
+        "auto", "auto: sampling defaults of the model's authors; none: Ridgeline's.", "a request's own fields always win",
+        "answers differ from those of another server: its defaults", choices=("auto", "none"),
+        also={"vllm": "none"},
+    )  # fmt: skip
+    sse_keep_alive_interval: float = _set(
+        15.0, "Seconds without output after which a stream gets a comment.", "proxies close a connection that is silent for long",
+        "streams cut by a proxy: too long", unit="seconds", bounds=(0.1, 3_600),
+    )  # fmt: skip
+    shutdown_timeout: float = _set(
+        30.0, "Seconds that accepted requests may continue after SIGTERM.", "long enough for an answer, short enough for a service manager",
+        "answers cut at a restart: too short", unit="seconds", bounds=(0, 86_400),
+    )  # fmt: skip
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None
-    served_model_name: str | None = None
-    max_waiting: int = 256
-    chat_template: str | None = None
-    generation_config: str = "auto"
-    sse_keep_alive_interval: float = 15.0
-    shutdown_timeout: float = 30.0
+    @property
+    def needs_key(self) -> bool:
+        """True if clients must send a key."""
+        return self.api_key is not None or self.api_key_file is not None
+
+
+Group = type[EngineConfig] | type[ServerConfig]
+
+
+def setting_of(each: "Field[Any]") -> Setting:
+    """The description of a field of a group."""
+    found: Setting = each.metadata["setting"]
+    return found
+
+
+def public_name(each: "Field[Any]") -> str:
+    """The name of a setting in flags, variables and files."""
+    return setting_of(each).name or each.name
+
+
+def public_fields(*groups: Group) -> "dict[str, Field[Any]]":
+    """Public name → field, in the order of the groups."""
+    return {public_name(each): each for group in groups for each in fields(group)}

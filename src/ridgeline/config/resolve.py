@@ -4,25 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ridgeline.config.groups import EngineConfig
+from ridgeline.config.values import GIB, check_settings
 from ridgeline.errors import ConfigError
 
 MEMORY_SHARE = 0.30
 """Default limit of the KV cache, as a share of the memory that the process may use."""
-
-GIB = 1 << 30
-
-LIMITS = {
-    "max_num_seqs": (1, 4_096),
-    "max_num_batched_tokens": (1, 1 << 20),
-    "step_ms": (1, 60_000),
-    "block_size": (1, 1_024),
-    "depth": (1, 4),
-    "num_speculative_tokens": (1, 8),
-}
-
-DRAFTERS = ("off", "ngram")
-"""Sources of speculative drafts, the default first."""
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -69,7 +55,7 @@ def resolve(
     share         default limit of the KV cache, as a share of `memory_bytes`
     Raises ConfigError with the numbers and the flag that fixes it.
     """
-    check_bounds(config)
+    check_settings(config)
     length = _max_model_len(config, context)
     asked = int(length.value)
     cache = _cache_bytes(config, asked, memory_bytes, costs, share)
@@ -120,19 +106,6 @@ def _host_blocks(config: EngineConfig, left: int, block_bytes: int) -> int:
     if not blocks:
         raise ConfigError(f"--swap-space {config.swap_space:g} GiB holds no block of {block_bytes} bytes", fix={"--swap-space": None})
     return blocks
-
-
-def check_bounds(config: EngineConfig) -> None:
-    """Raises ConfigError for a value outside the bounds of `LIMITS`, whatever the model."""
-    for name, (low, high) in LIMITS.items():
-        value = getattr(config, name)
-        if value is not None and not low <= value <= high:
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} is {value}, outside {low} … {high}", fix={flag: str(max(low, min(high, value)))})
-    if config.speculative not in DRAFTERS:
-        raise ConfigError(
-            f"--speculative is {config.speculative!r}; it must be one of {', '.join(DRAFTERS)}", fix={"--speculative": DRAFTERS[0]}
-        )
 
 
 def _max_model_len(config: EngineConfig, context: int) -> Decision:

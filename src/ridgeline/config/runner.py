@@ -28,8 +28,6 @@ SIZES: Final = {
 }
 """Default sizes of a step, with their reasons."""
 
-MAX_THREADS: Final = 1_024
-
 
 def resolve_runner(
     config: EngineConfig, *, no_extension: str | None, no_gpu: str | None, cpu_cores: int
@@ -112,6 +110,4 @@ def _kv_dtype(config: EngineConfig, runner: str, dtype: str) -> Decision:
 def _threads(config: EngineConfig, cpu_cores: int) -> Decision:
     if config.threads is None:
         return Decision("threads", cpu_cores, "machine", "the CPU cores that this process may use")
-    if not 1 <= config.threads <= MAX_THREADS:
-        raise ConfigError(f"--threads is {config.threads}, outside 1 … {MAX_THREADS}", fix={"--threads": None})
     return Decision("threads", config.threads, "flag", "--threads")

@@ -3,11 +3,13 @@
 Plain values, validated once in `engine.admit`. The state of a request follows from its `Admitted` and its output ids alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import wraps
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from ridgeline.core.arguments import check_other
 from ridgeline.core.step_time import UNBOUNDED
 
 MAX_BAD_WORDS: Final = 64
@@ -35,6 +37,24 @@ class Option:
 
 def _option(default: Any, bound: Bound, help: str) -> Any:
     return field(default=default, metadata={"option": Option(bound, help)})
+
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def with_known_arguments(call: Call) -> Call:
+    """`call`, with a RequestError in place of a TypeError for keyword arguments that it does not have (`core.arguments`)."""
+    code, owner = call.__code__, call.__qualname__.removesuffix(".__init__")
+    known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    names = frozenset(known)
+
+    @wraps(call)
+    def checked(*args: Any, **given: Any) -> Any:
+        for name in given.keys() - names:
+            check_other(name, given.pop(name), known, owner)
+        return call(*args, **given)
+
+    return checked  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +98,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
 
+
+SamplingParams.__init__ = with_known_arguments(SamplingParams.__init__)  # type: ignore[method-assign]
 
 OPTIONS: Final[Mapping[str, Option]] = MappingProxyType({
     each.name: each.metadata["option"] for each in fields(SamplingParams) if each.metadata

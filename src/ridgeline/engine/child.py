@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from ridgeline.config.env import child_environment
 from ridgeline.config.groups import EngineConfig
 
 PIPE_BYTES: Final = 1 << 16
@@ -32,7 +33,8 @@ class EngineProcess:
 
     @classmethod
     async def spawn(cls, config: EngineConfig) -> "EngineProcess":
-        """Starts `python -m ridgeline.engine.process`, which inherits one end of a socket pair and of two pipes, and nothing else."""
+        """Starts `python -m ridgeline.engine.process`, which inherits one end of a socket pair and of two pipes, and what
+        `child_environment` lets through, and nothing else."""
         parent_socket, child_socket = socket.socketpair()
         read_end, lifeline = os.pipe()
         beats, beats_end = os.pipe()
@@ -42,7 +44,7 @@ class EngineProcess:
             process = subprocess.Popen(
                 # -P: the working directory is no place to import from.
                 [sys.executable, "-P", "-m", "ridgeline.engine.process", *map(str, inherited)],
-                stdin=subprocess.DEVNULL, pass_fds=inherited,
+                stdin=subprocess.DEVNULL, pass_fds=inherited, env=child_environment(),
                 process_group=0,  # Ctrl-C in the terminal is the parent's alone, even before the child can ignore it.
             )  # fmt: skip
             os.write(lifeline, msgspec.json.encode(config) + b"\n")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
-from ridgeline.config.resolve import Decision, check_bounds
+from ridgeline.config.resolve import Decision
+from ridgeline.config.values import check_settings
 from ridgeline.core.drafts.prompt_lookup import PromptLookupDrafter
 from ridgeline.core.pace import Pace
 from ridgeline.core.params import MAX_WAITING, Limits
@@ -32,12 +33,7 @@ def start_engine(config: EngineConfig, progress: Progress) -> tuple[Engine, tupl
 
     Raises ConfigError, ModelNotFoundError or ModelFormatError where the settings or the model are at fault.
     """
-    check_bounds(config)
-    if config.scheduling_policy not in POLICIES:
-        raise ConfigError(
-            f"--scheduling-policy is {config.scheduling_policy!r}; it must be one of {', '.join(POLICIES)}",
-            fix={"--scheduling-policy": next(iter(POLICIES))},
-        )
+    check_settings(config)
     executor, decisions = start_executor(config, progress)
     engine, more = make_engine(executor, config)
     return engine, decisions + more

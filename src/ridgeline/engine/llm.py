@@ -12,23 +12,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ridgeline.config.arguments import read_arguments
 from ridgeline.config.env import model_stores
-from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
-from ridgeline.core.params import SamplingParams
+from ridgeline.config.groups import FAKE_PREFIX
+from ridgeline.core.params import SamplingParams, with_known_arguments
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source
 from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, beam_search
+from ridgeline.engine.canary import PARAMS as CANARY
+from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.compose import Progress
 from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
-from ridgeline.errors import ConfigError, RequestError
+from ridgeline.errors import ConfigError, Finding, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
+from ridgeline.text.statements import ModelKind, model_kind, read_statements
 from ridgeline.text.tokenizer import bad_word_ids
+from ridgeline.text.tokenizer_check import check_vocabulary
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or vLLM's {"prompt": text} or {"prompt_token_ids": ids}."""
 Prompts = Prompt | Sequence[Prompt]
 Messages = Sequence[Mapping[str, object]]
 """A conversation: objects with role and content, as in OpenAI's API."""
@@ -39,12 +45,13 @@ class LLM:
 
     chat_template      path of a template that replaces the model's
     generation_config  "auto": parameters that a caller leaves out wholly are those that the model's authors recommend; "none": Ridgeline's
-    settings           fields of `config.groups.EngineConfig` (max_model_len, max_num_seqs, seed …)
+    settings           fields of `config.groups.EngineConfig` (max_model_len, max_num_seqs, seed …), sizes as "8k" too, and vLLM's names
+                       where they mean the same or ask for nothing (`config.foreign`)
     """
 
     def __init__(
         self,
-        model: str,
+        model: str | Path,
         *,
         chat_template: str | Path | None = None,
         generation_config: str = "auto",
@@ -54,8 +61,8 @@ class LLM:
         """Raises ConfigError, ModelNotFoundError or ModelFormatError where the settings or the model are at fault."""
         if generation_config not in ("auto", "none"):
             raise ConfigError(f"generation_config is {generation_config!r}; auto and none are possible")
-        self.config = EngineConfig(model, **settings)
-        path = None
+        self.config = read_arguments(model, settings)
+        model, path = self.config.model, None
         if not model.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
             path = resolve_checked(model, model_stores(), self.config.expect_sha256, on_progress)
         self._files = read_files(model, path, chat_template=chat_template, generation_config=generation_config)
@@ -78,29 +85,49 @@ class LLM:
         """The model's, or the one that replaces it; None where there is none. Starts the process that renders, when first asked for."""
         return self._files.load_template()
 
+    @cached_property
+    def kind(self) -> ModelKind:
+        """Whether it was trained to chat or to continue texts, and why that is concluded."""
+        return model_kind(read_statements(self.config.model, self._files.path, self.tokenizer), self.chat_template)
+
+    def check(self) -> tuple[Finding, ...]:
+        """Problems of the model that its header, weights, tokenizer and template show, and one short step: what a server checks before its
+        first request. Raises ModelFormatError where the model's numbers are not finite."""
+        _, findings = self._files.check(self.chat_template)
+        if self._files.path is None:
+            return findings
+        findings += (*self._engine.info.findings, *check_vocabulary(self.tokenizer, self._engine.info.vocab))
+        request = canary_request(self.tokenizer, self.limits)
+        for answered in self.run([LLMRequest(request, None, CANARY, self.tokenizer)] if request is not None else []):
+            choice = answered.choices[0]
+            findings += judge(choice.start.prompt_logprobs, choice.end.reason, self.limits.vocab)
+        return findings
+
     def get_default_sampling_params(self, max_tokens: int | None = 16) -> SamplingParams:
         """Parameters that the model's authors recommend, else Ridgeline's defaults; `max_tokens` where they recommend none."""
         return SamplingParams(**{"max_tokens": max_tokens, **self._files.generation.sampling})  # type: ignore[arg-type]
 
+    @with_known_arguments
     def generate(
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: Sequence[int] | None = None,
-        progress: bool = False,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts: a string, strings, ids, or lists of ids; parameters for all, or one per prompt.
 
-        progress  shows a bar
+        use_tqdm  shows a progress bar
         Raises RequestError before anything runs if any prompt cannot be accepted, EngineDeadError after `close` or a step that failed.
         """
         texts = _as_list(prompts)
         params = _one_per_prompt(sampling_params or self.get_default_sampling_params(), len(texts))
         ranks = priority or [0] * len(texts)
         requests = [self.prepare(text, each, priority=rank) for text, each, rank in zip(texts, params, ranks, strict=True)]
-        return self._complete(requests, progress)
+        return self._complete(requests, use_tqdm)
 
+    @with_known_arguments
     def chat(
         self,
         messages: Messages | Sequence[Messages],
@@ -110,7 +137,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
-        progress: bool = False,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """The assistant's next message of a conversation, or of several. Without parameters it may be as long as the context allows.
 
@@ -123,8 +150,9 @@ class LLM:
         params = _one_per_prompt(sampling_params or self.get_default_sampling_params(None), len(several))
         header = not continue_final_message if add_generation_prompt is None else add_generation_prompt
         conversations = [Conversation(each, tools, None, header, continue_final_message, chat_template_kwargs or {}) for each in several]
-        return self._complete([self.prepare(*pair) for pair in zip(conversations, params, strict=True)], progress)
+        return self._complete([self.prepare(*pair) for pair in zip(conversations, params, strict=True)], use_tqdm)
 
+    @with_known_arguments
     def stream(self, prompt: Prompt | Messages | Conversation, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """One answer as it comes: each output has the new part. Dropping the iterator, or closing it, aborts the request.
 
@@ -137,6 +165,7 @@ class LLM:
             raise RequestError("best_of cannot be streamed: which answers are best is known at their end; use generate", param="best_of")
         return self._engine.stream(request)
 
+    @with_known_arguments
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt that a search of `params.beam_width` beams finds, best first.
 
@@ -149,12 +178,15 @@ class LLM:
         self._engine.check_open()
         if isinstance(params.stop, str):
             params = replace(params, stop=(params.stop,))
+        if isinstance(params.logit_bias, Mapping):
+            params = replace(params, logit_bias=tuple(params.logit_bias.items()))
         limits = self.limits
         if isinstance(prompt, Conversation):
             template = self._template()
             ids: Sequence[int] = template.encode(prompt, self.tokenizer)
             limits = replace(limits, eos_ids=limits.eos_ids | template.stop_ids)
         else:
+            prompt = _plain(prompt)
             ids = self.tokenizer.encode(prompt, add_bos=True, special=True) if isinstance(prompt, str) else prompt
         request = admit(
             ids, params, limits,
@@ -213,9 +245,22 @@ def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
 
 def _as_list(prompts: Prompts) -> list[Prompt]:
     """One prompt is a string or a non-empty list of integers; anything else is several."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(each, int) for each in prompts)):
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts is {prompts!r:.60}; it must be a text, token ids, or a list of these", param="prompts")
+    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and all(isinstance(each, int) for each in prompts)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _plain(prompt: Prompt) -> str | Sequence[int]:
+    """The text or the ids of a prompt that may be an object. Raises RequestError."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    found = {name: value for name, value in prompt.items() if value is not None}
+    if len(found) == 1 and (isinstance(found.get("prompt"), str) or isinstance(found.get("prompt_token_ids"), Sequence)):
+        return next(iter(found.values()))  # type: ignore[no-any-return]
+    names = ", ".join(map(str, found)) or "nothing"
+    raise RequestError(f"a prompt has {names:.60}; give it as prompt, a text, or prompt_token_ids, a list", param="prompt")
 
 
 def _one_per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

@@ -1,4 +1,4 @@
-"""The ASGI application: request id, error handling, access check, router.
+"""The ASGI application: request id, pages of other origins, error handling, access check, router.
 
 Owns the order of these layers. Endpoints live one file per family; the service that they share is passed in. `server.run` runs it.
 """
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.server import chat, completions, models, openapi, page, status
 from ridgeline.server.auth import AccessGuard
 from ridgeline.server.errors import ApiError, as_api_error
+from ridgeline.server.origins import CrossOrigin, parse_origins
 from ridgeline.server.service import Service
 from ridgeline.server.transport import BODY_SEND_KEY, Disconnected
 
@@ -30,7 +31,9 @@ def build_app(service: Service) -> ASGIApp:
         ],
         redirect_slashes=False,
     )  # fmt: skip
-    return RequestId(ErrorHandler(AccessGuard(router, service.config.host, service.config.api_key)))
+    origins = parse_origins(service.config.allowed_origins)
+    app: ASGIApp = ErrorHandler(AccessGuard(router, service.config.host, service.keys, origins))
+    return RequestId(CrossOrigin(app, origins) if origins else app)
 
 
 class ErrorHandler:

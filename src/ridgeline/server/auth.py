@@ -1,19 +1,21 @@
 """Access control: API key, hosts, origins. Default deny; an ASGI layer around the router, so that no endpoint can forget it.
 
-Owns the public routes, the API key, the allow-list of hosts (DNS rebinding), the check of origins and the size of headers. The decision
-rests on the path that the router will match, never on a rebuilt URL. Never looks at a body.
+Owns the public routes, the demand for a key, the allow-list of hosts (DNS rebinding), the check of origins and the size of headers. The
+decision rests on the path that the router will match, never on a rebuilt URL. Never looks at a body.
 """
 
-import hashlib
-import hmac
 from ipaddress import ip_address
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ridgeline.config.groups import ServerConfig
 from ridgeline.errors import ConfigError
 from ridgeline.server import page
 from ridgeline.server.errors import ApiError
+from ridgeline.server.keys import ApiKeys
+from ridgeline.server.origins import allows, parse_origins
+from ridgeline.server.tls import Certificate
 
 PUBLIC: Final = frozenset(("GET", path) for path in (*page.FILES, "/livez", "/readyz", "/health", "/version"))
 """Routes that stay open when a key is set: literal pairs, nothing is matched by prefix."""
@@ -31,21 +33,25 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_exposure(host: str, api_key: str | None) -> None:
-    """Raises ConfigError for an address that others can reach without a key, and for a key that no header can carry."""
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key and api_key):
-        raise ConfigError("--api-key must be printable ASCII without spaces at its ends, at least 1 character", fix={"--api-key": None})
-    if api_key is None and not is_loopback(host):
-        message = f"--host {host} can be reached from other machines; add --api-key KEY, or serve on 127.0.0.1"
+def check_exposure(config: ServerConfig) -> None:
+    """Raises ConfigError for an address that others can reach without a key, and for keys, origins or a certificate that cannot work."""
+    Certificate(config)
+    parse_origins(config.allowed_origins)
+    if not ApiKeys(config.api_key, config.api_key_file).needed and not is_loopback(config.host):
+        message = f"--host {config.host} can be reached from other machines; add --api-key-file FILE, or serve on 127.0.0.1"
         raise ConfigError(message, fix={"--host": "127.0.0.1"})
 
 
 class AccessGuard:
-    """Answers 401, 403 and 431 itself and passes everything else on."""
+    """Answers 401, 403 and 431 itself and passes everything else on.
 
-    def __init__(self, app: ASGIApp, host: str, api_key: str | None) -> None:
+    origins  of pages, besides the server's own, that may use it
+    """
+
+    def __init__(self, app: ASGIApp, host: str, keys: ApiKeys, origins: frozenset[str]) -> None:
         self._app = app
-        self._key_digest = None if api_key is None else _digest(api_key.encode())
+        self._keys = keys if keys.needed else None
+        self._origins = origins
         self._hosts = {"localhost", "127.0.0.1", "[::1]", host, f"[{host}]"} if is_loopback(host) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,15 +86,17 @@ class AccessGuard:
         origins, hosts = _values(headers, b"origin"), _values(headers, b"host")
         if not origins or (len(origins) == len(hosts) == 1 and origins[0].partition("://")[2] == hosts[0]):
             return None
-        return ApiError("origin_not_allowed", "pages of another origin may not use this server", headers=CLOSE_HEADERS)
+        if len(origins) == 1 and allows(self._origins, origins[0]):
+            return None
+        message = "pages of another origin may not use this server, unless --allowed-origins names theirs"
+        return ApiError("origin_not_allowed", message, headers=CLOSE_HEADERS)
 
     def _key_error(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
-        if self._key_digest is None or (scope["method"], scope["path"]) in PUBLIC:
+        if self._keys is None or (scope["method"], scope["path"]) in PUBLIC:
             return None
         credentials = _values(headers, b"authorization")
         scheme, _, key = credentials[0].partition(" ") if len(credentials) == 1 else ("", "", "")
-        matches = hmac.compare_digest(_digest(key.strip().encode("latin-1")), self._key_digest)
-        if matches and scheme.lower() == "bearer":
+        if self._keys.accepts(key.strip()) and scheme.lower() == "bearer":
             return None
         return ApiError(
             "invalid_api_key",
@@ -105,7 +113,3 @@ def _host_name(host: str) -> str:
     """The name without its port, lower case: `[::1]:8000` → `[::1]`."""
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdigit() else host).lower()
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -182,6 +182,8 @@ async def tokenise_chat(payload: wire.ChatCompletionRequest | wire.TokenizeReque
         _check_tools(payload)
     encoder = model.prompt_encoder(salt)
     asked = conversation(payload, _arguments(payload, template, notes))
+    if template.is_usable:
+        notes.folded += template.folded_roles(asked)
     encoding = asyncio.get_running_loop().run_in_executor(_TEMPLATE_THREADS, template.encode, asked, encoder)
     try:
         async with asyncio.timeout(TOKENISE_TIMEOUT_SECONDS):

@@ -100,5 +100,6 @@ def _card(model: Model) -> replies.ModelCard:
             model.kind.kind,
             model.kind.reason,
             [replies.CheckFinding(each.severity, each.check, each.cause, each.fix) for each in model.findings],
+            model.defaults,
         ),
     )

@@ -77,7 +77,7 @@ ENDPOINTS: Final = (
 
 def routes(service: Service) -> list[BaseRoute]:
     """The route of the document, which is fixed at start."""
-    encoded = msgspec.json.encode(document(locked=service.config.api_key is not None))
+    encoded = msgspec.json.encode(document(locked=service.config.needs_key))
 
     async def openapi(request: Request) -> Response:
         return Response(encoded, media_type="application/json")

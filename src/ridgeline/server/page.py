@@ -53,4 +53,4 @@ def _route(path: str, name: str, media_type: str) -> Route:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers)
 
-    return Route(path, answer, methods=["GET"])
+    return Route(path, answer, methods=["GET"], include_in_schema=path == "/")

@@ -4,6 +4,7 @@ Owns which fields answers have. Beside OpenAI's, whole answers have vLLM's, null
 looking whether they are there.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -173,13 +174,15 @@ class CheckFinding(Struct, frozen=True):
 class ModelNotes(Struct, frozen=True):
     """What Ridgeline found out about a model.
 
-    kind    base: it continues texts; instruct: it was trained to chat
-    reason  from what that was concluded
+    kind      base: it continues texts; instruct: it was trained to chat
+    reason    from what that was concluded
+    sampling  values that its authors recommend, which fields have that a client leaves out
     """
 
     kind: Literal["base", "instruct"]
     reason: str
     checks: list[CheckFinding]
+    sampling: Mapping[str, int | float]
 
 
 class ModelCard(Struct, frozen=True):

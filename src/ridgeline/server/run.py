@@ -6,6 +6,7 @@ Owns the order of start and stop, the listening socket and the signals. Never ex
 import asyncio
 import errno
 import gc
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -21,7 +22,10 @@ from ridgeline.server.app import build_app
 from ridgeline.server.auth import check_exposure
 from ridgeline.server.running import announced
 from ridgeline.server.service import Model, Service
+from ridgeline.server.tls import Certificate
 from ridgeline.server.transport import HttpProtocol
+
+log = logging.getLogger("ridgeline.server")
 
 MIN_SHUTDOWN_SECONDS: Final = 2
 """Least time for the last bytes of answers."""
@@ -30,17 +34,20 @@ BACKLOG: Final = 2048
 
 def run(service: Service, on_ready: Callable[[Model, str], None]) -> None:
     """Serves until SIGINT or SIGTERM. `on_ready` gets the model and the URL. Raises a RidgelineError where it cannot start."""
-    check_exposure(service.config.host, service.config.api_key)
+    check_exposure(service.config)
+    certificate = Certificate(service.config)
     with (
         _listening_socket(service.config.host, service.config.port) as listener,
-        announced(state_directory(), url=_url(listener), model=service.name),
+        announced(state_directory(), url=_url(listener, certificate), model=service.name),
     ):
         config = uvicorn.Config(
             build_app(service), http=HttpProtocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=MIN_SHUTDOWN_SECONDS,
         )
+        config.load()
+        config.ssl = certificate.context
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(service, _Server(config), listener, on_ready))
+            runner.run(_serve(service, _Server(config), listener, certificate, on_ready))
 
 
 class _Server(uvicorn.Server):
@@ -51,15 +58,18 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(service: Service, server: uvicorn.Server, listener: socket.socket, on_ready: Callable[[Model, str], None]) -> None:
+async def _serve(
+    service: Service, server: uvicorn.Server, listener: socket.socket, certificate: Certificate, on_ready: Callable[[Model, str], None]
+) -> None:
     async def load() -> None:
         model = await service.start()
         gc.collect()
         gc.freeze()  # what has been loaded stays: a collection that walked over a vocabulary would hold up every stream
-        on_ready(model, _url(listener))
+        on_ready(model, _url(listener, certificate))
         await service.wait_failed()
 
     stopping = _stop_on_signals(service, server)
+    _reload_on_signal(service, certificate)
     serving, loading = asyncio.create_task(server.serve([listener])), asyncio.create_task(load())
     try:
         await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,6 +107,22 @@ def _stop_on_signals(service: Service, server: uvicorn.Server) -> set["asyncio.T
     return tasks
 
 
+def _reload_on_signal(service: Service, certificate: Certificate) -> None:
+    """SIGHUP reads keys and certificate again, where there are files of them. Open connections and requests stay."""
+
+    def reload() -> None:
+        try:
+            keys = service.keys.reload()
+            certificate.reload()
+        except ConfigError as error:
+            log.error("SIGHUP: %s; what was read before stays", error)
+        else:
+            log.warning("SIGHUP: %d keys%s are read again", keys, "" if certificate.context is None else " and the certificate")
+
+    if service.config.api_key_file is not None or certificate.context is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
 @contextmanager
 def _listening_socket(host: str, port: int) -> Iterator[socket.socket]:
     try:
@@ -109,9 +135,9 @@ def _listening_socket(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, certificate: Certificate) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{'http' if certificate.context is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

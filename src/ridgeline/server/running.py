@@ -19,7 +19,7 @@ from ridgeline.facts.files.json_file import read_object
 MAX_BYTES: Final = 16_384
 MAX_SERVERS: Final = 1_000
 _NAME = re.compile(r"server-(\d{1,10})\.json")
-_URL = re.compile(r"http://(?:[0-9.]{1,15}|\[[0-9a-f:.%a-z]{1,60}\]):\d{1,5}")
+_URL = re.compile(r"https?://(?:[0-9.]{1,15}|\[[0-9a-f:.%a-z]{1,60}\]):\d{1,5}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,17 @@ from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Event, Finish, StepLate
 from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source, tenant_domain
-from ridgeline.engine.canary import FIX, TEXT, canary_request, judge, scores_of
+from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
-from ridgeline.errors import ConfigError, EngineDeadError, Finding, ModelFormatError, OverloadedError, RequestError
+from ridgeline.errors import ConfigError, EngineDeadError, Finding, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
+from ridgeline.server.keys import ApiKeys
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.prompt_cache import Encoder, PromptCache
@@ -98,6 +100,7 @@ class Service:
         self, engine_config: EngineConfig, config: ServerConfig, on_progress: Callable[[str, float], None] = lambda stage, fraction: None
     ) -> None:
         self.config = config
+        self.keys = ApiKeys(config.api_key, config.api_key_file)
         self.metrics = Metrics()
         self._late_steps = LateSteps(engine_config.step_ms)
         self.stage = "starting"
@@ -286,13 +289,11 @@ def _model(name: str, assets: TextAssets, ready: Ready) -> Model:
 
 async def _check_answers(engine: EngineClient, model: Model) -> tuple[Finding, ...]:
     """Problems that show in a first answer. Raises ModelFormatError where there is none, as its numbers are not finite."""
-    request = canary_request(model.tokenizer, model.limits)
-    if request is None:
-        return ()
-    outputs = []
-    async for item in engine.submit(request):
-        if isinstance(item, Output):
-            outputs.append(item)
-        elif item.reason is Finish.ERROR:
-            raise ModelFormatError(f"the model's numbers are not finite when it reads {TEXT!r}: {FIX}")
-    return judge(scores_of(outputs), model.limits.vocab)
+    request, scores, end = canary_request(model.tokenizer, model.limits), list[TokenLogprobs](), Finish.LENGTH
+    if request is not None:
+        async for item in engine.submit(request):
+            if isinstance(item, Output):
+                scores += item.prompt_logprobs or ()
+            else:
+                end = item.reason
+    return judge(scores, end, model.limits.vocab)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError, OverloadedError, RequestError
 from ridgeline.facts.files.gguf import Header, read_header
 from ridgeline.facts.files.json_file import read_object, read_text
-from ridgeline.text.chat_check import TemplateCheck, check_template, detect_format, unusable
+from ridgeline.text.chat_check import TOOLS, TemplateCheck, check_template, detect_format, probe_roles, unusable
 from ridgeline.text.chat_content import AS_SENT, ControlNames, Conversation, VariableBuilder, cut_at_tag, unmasked
 from ridgeline.text.chat_process import Renderer
 from ridgeline.text.prompt_cache import Encoder
@@ -188,6 +188,10 @@ class ChatTemplate:
         """Names of a client's variables that it does not read, which rendering rejects. For a template that is usable."""
         return self._builder.unread(arguments)
 
+    def folded_roles(self, conversation: Conversation) -> list[str]:
+        """Roles whose messages it is told in another role or turn, since it refuses them or leaves them out. For one that is usable."""
+        return self._builder.format.fold(conversation)[1]
+
     def render(self, conversation: Conversation) -> str:
         """The prompt as text, for display: encoded again, a client's text may become control tokens; `encode` prevents that.
 
@@ -221,7 +225,12 @@ class ChatTemplate:
             return self._render(self._builder.build(conversation))
 
         self._builder = replace(self._builder, format=detect_format(attempt))
-        return check_template(attempt, tokenizer, self._builder.unset)
+        roles = probe_roles(attempt)
+        with_tools = probe_roles(attempt, TOOLS) if "tools" in self.variables or TOOL_USE in self._variants else roles
+        form = replace(self._builder.format, roles=roles, roles_with_tools=with_tools)
+        result = check_template(attempt, tokenizer, self._builder.unset)
+        self._builder = replace(self._builder, format=form)
+        return result
 
 
 def load_chat_template(path: Path | None, model: str, tokenizer: Tokenizer, file: Path | None) -> ChatTemplate | None:

@@ -1,6 +1,6 @@
 """Round trips of a chat template at load: short conversations are rendered, encoded, and compared with what was put in.
 
-Owns what a template's text says about itself (the message format that it takes, the token that ends an assistant's turn) and the known
+Owns what a template's text says about itself (the message format and the roles that it takes, the token that ends a turn) and the known
 errors of real files: contents left out, written twice or out of order, roles that run together, a missing header of the answer, BOS twice,
 names that are no tokens of the model. Starts no process: a `Render` is passed in.
 """
@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from ridgeline.errors import Finding, RequestError
 from ridgeline.text.chat_content import Conversation, MessageFormat
+from ridgeline.text.chat_roles import ALL_ROLES, Roles
 from ridgeline.text.tokenizer import Tokenizer
 
 Render = Callable[[Conversation], str]
@@ -21,12 +22,13 @@ Render = Callable[[Conversation], str]
 CHECK: Final = "template"
 FIX: Final = "give the template that belongs to this model with --chat-template FILE"
 
-_USER, _ANSWER, _SYSTEM, _SECOND_USER = "Zebra crossing", "Quiet harbour", "Amber lantern", "Velvet orbit"
+_USER, _ANSWER, _SYSTEM, _SECOND_USER, _RESULT = "Zebra crossing", "Quiet harbour", "Amber lantern", "Velvet orbit", "Copper meadow"
 """Contents of test messages, which no template writes by itself."""
 _PARAMETERS: Final = {"type": "object", "properties": {"place": {"type": "string", "description": "Where."}}, "required": ["place"]}
-_TOOLS: Final = ({"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": _PARAMETERS}},)
+TOOLS: Final = ({"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": _PARAMETERS}},)
 _TAG: Final = re.compile(r"<\|[^<>|\s]{1,40}\|>|<｜[^<>｜\s]{1,40}｜>|<(?:start|end)_of_[a-z]{1,20}>")
 """Names that only control tokens have; `<tool_call>`, `[INST]` and the like may be plain text."""
+_EMPTY: Final[Sequence[Mapping[str, Any]]] = ({}, {"content": None}, {"content": ""})
 _MAX_QUOTED_CHARACTERS: Final = 40
 _UNDEFINED: Final = re.compile(r"'([a-zA-Z][a-zA-Z0-9_]{0,63})' is undefined")
 _MAX_NEEDED_VARIABLES: Final = 4
@@ -59,6 +61,45 @@ def detect_format(render: Render) -> MessageFormat:
     as_object = _render_or_empty(render, _message("user", _USER), _tool_call({"place": _ANSWER}))
     as_string = _render_or_empty(render, _message("user", _USER), _tool_call(f'{{"place": "{_ANSWER}"}}'))
     return MessageFormat(_USER in as_parts and not written_out, object_arguments=_ANSWER in as_object or _ANSWER not in as_string)
+
+
+def probe_roles(render: Render, tools: Sequence[Mapping[str, Any]] | None = None) -> Roles:
+    """The roles that a template takes, in conversations with these `tools`: what a message says has to stand somewhere, and not as the
+    assistant's. A template that does not even render a user's turn is told everything as it is."""
+
+    def text(messages: Sequence[Mapping[str, Any]]) -> str:
+        return _attempt(render, Conversation(messages, tools, add_generation_prompt=False))
+
+    def takes(messages: Sequence[Mapping[str, Any]], own: Mapping[str, Any] | None = None) -> bool:
+        found = text(messages)
+        if any((message.get("content") or "") not in found for message in messages):
+            return False
+        if own is None:
+            return True
+        as_assistant, as_user = (
+            text([_message(role, own["content"]) if message is own else message for message in messages]) for role in ("assistant", "user")
+        )
+        return found != as_assistant or found == as_user
+
+    user, answer, second = _message("user", _USER), _message("assistant", _ANSWER), _message("user", _SECOND_USER)
+    if not takes([user]):
+        return ALL_ROLES
+    system, developer, other = _message("system", _SYSTEM), _message("developer", _SYSTEM), _message("assistant", _SYSTEM)
+    result = {"role": "tool", "tool_call_id": "call00001", "name": "find", "content": _RESULT}
+    plain_call = {name: value for name, value in _tool_call(f'{{"place": "{_ANSWER}"}}').items() if name != "content"}
+    empty = next((each for each in _EMPTY if _ANSWER in text([user, {**plain_call, **each}, result])), None)
+    call = answer if empty is None else {**plain_call, **empty}
+    repeated = {
+        "system": [system, _message("system", _RESULT), user], "user": [user, second], "assistant": [user, answer, other, second]
+    }  # fmt: skip
+    return Roles(
+        first=frozenset(each["role"] for each in (system, developer) if takes([each, user], each)),
+        later=frozenset(each["role"] for each in (system, developer) if takes([user, answer, each, second], each)),
+        tool=takes([user, call, result], result),
+        calls=empty is not None,
+        empty=empty or {},
+        repeated=frozenset(role for role, messages in repeated.items() if takes(messages)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +150,7 @@ def _check_failure(render: Render, error: RequestError, variables: Collection[st
     if error.code == "template_budget":
         return unusable(f"a single message cannot be rendered ({error.message})")
     user = (_message("user", _USER),)
-    if _USER in _attempt(render, Conversation(user, tools=_TOOLS)):
+    if _USER in _attempt(render, Conversation(user, tools=TOOLS)):
         return _needs(f"only conversations with tools can be rendered ({error.message})", "send tools")
     if names := _needed_variables(render, error, variables):
         return _needs(f"a plain conversation cannot be rendered ({error.message})", f"send chat_template_kwargs with {', '.join(names)}")

@@ -8,10 +8,11 @@ from becoming control tokens: `MASK` is put after the first character of a name,
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ridgeline.errors import RequestError
+from ridgeline.text.chat_roles import ALL_ROLES, Message, Roles, fold
 from ridgeline.text.tokenizer import MASK, Tokenizer, longest_match_pattern
 
 
@@ -109,10 +110,18 @@ class MessageFormat:
 
     parts             it walks over the parts of a content; else they are joined to a string
     object_arguments  it writes a tool call's arguments as JSON itself; else it wants the string
+    roles             the roles that it takes
+    roles_with_tools  the same, in conversations with tools
     """
 
     parts: bool = True
     object_arguments: bool = True
+    roles: Roles = ALL_ROLES
+    roles_with_tools: Roles = ALL_ROLES
+
+    def fold(self, conversation: Conversation) -> tuple[list[Message], list[str]]:
+        """The conversation's messages in roles that the template takes, and the roles of those that were folded."""
+        return fold(conversation.messages, self.roles_with_tools if conversation.tools else self.roles)
 
 
 AS_SENT: Final = MessageFormat(parts=True, object_arguments=False)
@@ -141,7 +150,8 @@ class VariableBuilder:
                 "continue_final_message continues the last message, add_generation_prompt starts a new one: set one of them to false",
                 param="continue_final_message",
             )
-        messages = [self._message(index, message) for index, message in enumerate(_checked_messages(conversation.messages))]
+        plain = [self._plain(index, message) for index, message in enumerate(_checked_messages(conversation.messages))]
+        messages = [self._masked(message) for message in self.format.fold(replace(conversation, messages=plain))[0]]
         if conversation.continue_final_message:
             messages[-1] = _tagged(messages[-1])
         return {
@@ -182,7 +192,7 @@ class VariableBuilder:
             )
         return {name: self.names.mask(value) for name, value in arguments.items()}
 
-    def _message(self, index: int, message: Mapping[str, object]) -> dict[str, Any]:
+    def _plain(self, index: int, message: Mapping[str, object]) -> dict[str, Any]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise _bad_message(index, "is not an object with a role: give role and content")
         plain = {str(key): value for key, value in message.items() if value is not None}
@@ -193,11 +203,11 @@ class VariableBuilder:
             plain["content"] = self._content(index, plain["content"])
         if "tool_calls" in plain:
             plain["tool_calls"] = self._tool_calls(index, plain["tool_calls"])
-        return {key: self.names.mask_role(str(value)) if key == "role" else self._mask(value) for key, value in plain.items()}
+        return plain
 
-    def _mask(self, value: object) -> Any:
+    def _masked(self, message: Message) -> dict[str, Any]:
         try:
-            return self.names.mask(value)
+            return {key: self.names.mask_role(str(value)) if key == "role" else self.names.mask(value) for key, value in message.items()}
         except RecursionError:
             raise RequestError("a message nests too deeply: at most some 100 levels are supported", param="messages") from None
 

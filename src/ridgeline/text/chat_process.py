@@ -15,6 +15,7 @@ from threading import Lock
 from time import monotonic
 from typing import Any, Final
 
+from ridgeline.config.env import child_environment
 from ridgeline.errors import EngineDeadError, ModelFormatError, OverloadedError, RequestError
 from ridgeline.text.chat_frames import FrameError, frame, receive, send
 from ridgeline.text.tokenizer import MASK
@@ -43,7 +44,7 @@ class TemplateProcess:
                 # -P: the working directory is no place to import from.
                 [sys.executable, "-P", "-m", "ridgeline.text.chat_sandbox", str(child_stream.fileno())],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=(child_stream.fileno(),),
+                pass_fds=(child_stream.fileno(),), env=child_environment(),
                 process_group=0,  # Ctrl-C in the terminal is the parent's alone.
             )  # fmt: skip
         except BaseException:

@@ -28,6 +28,7 @@ class Device:
     hop_seconds            latency of one message between neighbours
     overhead_bytes         memory of driver, context and framework
     price                  None: unknown
+    is_gpu                 True where it has a memory of its own
     """
 
     name: str
@@ -38,6 +39,7 @@ class Device:
     hop_seconds: float = 2e-6
     overhead_bytes: int = 2 * GB
     price: Price | None = None
+    is_gpu: bool = False
 
     def flops(self, kind: str) -> float:
         """FLOP/s for a data type; an unsupported type is computed as f16, and f16 as f32."""
@@ -68,6 +70,7 @@ def _gpu(
         link_bytes_per_second=link * GB,
         hop_seconds=2e-6 if link >= 200 else 8e-6,
         price=Price(price, seen) if price is not None else None,
+        is_gpu=True,
     )
 
 

@@ -24,6 +24,11 @@ _ABANDONED_SECONDS = 3_600
 _DIGEST_LINE = re.compile(r"([0-9a-f]{64}) [ *]([A-Za-z0-9._-]{1,100})\s*")
 
 
+def is_installed(name: str) -> bool:
+    """True if the package of the packaged model `name` is installed."""
+    return find_spec(PACKAGED[name]) is not None
+
+
 def assemble_model(name: str, cache: Path, progress: Progress) -> Path:
     """Path of the packaged model `name` in `cache`, assembled where it is not there yet.
 

@@ -73,7 +73,7 @@ def find_local(name: str, stores: "ModelStores") -> Path | None:
 
 def _pull(name: str, stores: "ModelStores", progress: Progress) -> Path:
     client, selection = find_remote(name, stores)
-    stage = f"downloading {selection.repository.name.repository}"
+    stage = f"downloading {selection.repository.name} ({selection.bytes / 1e9:.2f} GB)"
     return download_remote(client, selection, stores, lambda done, total: progress(stage, done / total if total else 1.0))
 
 

@@ -2,7 +2,7 @@
 import * as api from "./api.js";
 import * as chat from "./chat.js";
 import * as completion from "./complete.js";
-import { $, copy } from "./dom.js";
+import { $, copy, make } from "./dom.js";
 import * as sampling from "./sampling.js";
 import * as sidebar from "./sidebar.js";
 import * as store from "./store.js";
@@ -63,6 +63,9 @@ function showModel() {
   $("about-model").hidden = false;
   document.title = `${card.id} · Ridgeline`;
   for (const note of document.querySelectorAll(".base-note")) note.hidden = !isBase;
+  const { reason } = card.ridgeline ?? {};
+  for (const place of document.querySelectorAll(".reason")) place.textContent = reason ? ` (${reason})` : "";
+  showFindings(card.ridgeline?.checks ?? []);
   $("hello").textContent = isBase ? "Chat with a base model" : "What would you like to know?";
   $("no-template").hidden = card.chat;
   $("composer").hidden = !card.chat;
@@ -70,6 +73,15 @@ function showModel() {
   sampling.recommend(card.ridgeline?.sampling);
   $("modes").hidden = false;
   selectMode(isBase && chat.open().turns.length === 0 ? "text" : "chat");
+}
+
+// What the server's checks of the model's files have found.
+function showFindings(checks) {
+  const found = checks.filter((each) => each.severity !== "note");
+  $("findings").hidden = found.length === 0;
+  $("findings").firstElementChild.textContent = found.some((each) => each.severity === "error")
+    ? "This model seems to be damaged: its answers may make no sense" : "Checks of this model found something";
+  $("findings").lastElementChild.replaceChildren(...found.map(({ cause, fix }) => make("li", {}, fix ? `${cause}: ${fix}` : cause)));
 }
 
 async function connect() {

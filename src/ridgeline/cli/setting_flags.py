@@ -1,0 +1,88 @@
+"""Flags of all settings, made of the fields of `config.groups`, and hidden ones that other servers have: for `serve` and `config explain`.
+
+A flag is text until `config.sources` reads it, as variables and files are, so that a mistake reads the same wherever it stands.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import Field
+from typing import Annotated, Any, Final
+
+import typer
+
+from ridgeline.cli.output import print_status
+from ridgeline.cli.sampling import add_flags
+from ridgeline.config.env import setting_variables
+from ridgeline.config.foreign import FOREIGN, SWITCH, Foreign
+from ridgeline.config.groups import public_fields, setting_of
+from ridgeline.config.sources import GROUPS, Settings, gather, show_value
+from ridgeline.config.values import flag_of
+from ridgeline.errors import ConfigError
+
+CONFIG_HELP: Final = "File of settings, YAML or TOML: `max_model_len: 8k`. Flags and RIDGELINE_* variables override it."
+
+
+def with_setting_flags(*own_flags: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that replaces the `**given` parameter of a verb by the flags of all settings, and by `config`; those not given are None.
+
+    own_flags  flags of the verb that mean something else in other servers
+    """
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        types: dict[str, Any] = {"config": Annotated[str | None, typer.Option(help=CONFIG_HELP, metavar="FILE")]}
+        types |= {name: _flag(name, each) for name, each in public_fields(*reversed(GROUPS)).items() if name != "model"}
+        types |= {f"other_{number}": _foreign_flag(each) for number, each in enumerate(FOREIGN) if not {*own_flags} & {*each.names}}
+        return add_flags(verb, types)
+
+    return decorate
+
+
+def read_flags(given: Mapping[str, Any], model: str | None, more: Mapping[str, str] | None = None) -> Settings:
+    """The settings that flags, environment and file give together. Prints what should be looked at. Raises ConfigError.
+
+    given  parameters of a verb that has the flags
+    more   settings by name that count as flags
+    """
+    flags = {name: given[name] for name in public_fields(*GROUPS) if given.get(name) not in (None, [])}
+    flags |= more or {}
+    notes = []
+    for number, each in enumerate(FOREIGN):
+        value = given.get(f"other_{number}")
+        if value is None or value is False:
+            continue
+        found = each.translate(SWITCH if value is True else value, each.names[-1])
+        if isinstance(found, str):
+            notes += [found] if found else []
+            continue
+        name, text = found
+        before = model if name == "model" else flags.get(name)
+        if before not in (None, text):
+            message = f"{each.names[-1]} {text!r:.60} and {before!r:.60} are the same setting, {name}; give one"
+            raise ConfigError(message, fix=dict.fromkeys(each.names))
+        if name == "model":
+            model = text
+        else:
+            flags[name] = text
+    settings = gather(flags, setting_variables(), given.get("config"), model)
+    for note in (*notes, *settings.notes):
+        print_status(f"note: {note}")
+    return settings
+
+
+UNITS: Final = {"tokens": "TOKENS", "bytes": "BYTES", "GiB": "GIB", "seconds": "SECONDS", "FILE": "FILE"}
+
+
+def _flag(name: str, each: "Field[Any]") -> Any:
+    """The type of a setting's flag, with its help."""
+    setting, flag, text = setting_of(each), flag_of(name), setting_of(each).help
+    if each.default not in (None, (), "auto") and "[" not in text:
+        text = f"{text.removesuffix('.')} [{show_value(each.default, setting)}]."
+    if each.type is bool:
+        return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=text, show_default=False)]
+    is_number = each.type is float or "int" in str(each.type)
+    metavar = "|".join(setting.choices) or UNITS.get(setting.unit) or ("NUMBER" if is_number else "TEXT")
+    kind = list[str] if each.default == () else str
+    return Annotated[kind | None, typer.Option(flag, help=text, metavar=metavar, show_default=False)]
+
+
+def _foreign_flag(each: Foreign) -> Any:
+    return Annotated[bool if each.switch else str | None, typer.Option(*each.names, hidden=True)]

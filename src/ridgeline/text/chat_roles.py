@@ -1,0 +1,176 @@
+"""The fold: messages that a template refuses, leaves out or gives to the assistant are told in roles and turns that it has.
+
+It is exact, and happens only where `Roles` says that the template needs it; `chat_check` finds out. A developer's message becomes a system
+message; a tool's result a user's turn that begins with the line `[tool result: NAME]`, a call the line `[tool call: NAME]` and its
+arguments in the assistant's text; a system message where none may stand joins the nearest user's turn, of two equally near ones the later;
+turns of one role in a row become one. Texts are joined by a blank line.
+"""
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+Message = Mapping[str, Any]
+
+_SYSTEM: Final = ("system", "developer")
+_BETWEEN: Final = "\n\n"
+_JOINED: Final = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What a template takes.
+
+    first     of system and developer, the roles with which a conversation may begin
+    later     of these, the roles that may stand behind other turns
+    tool      it writes results of tools
+    calls     it writes the assistant's calls
+    empty     what a call that comes without a content has for one: nothing, null, or ""
+    repeated  roles of which two turns may follow each other
+    """
+
+    first: frozenset[str] = frozenset(_SYSTEM)
+    later: frozenset[str] = frozenset(_SYSTEM)
+    tool: bool = True
+    calls: bool = True
+    empty: Message = field(default_factory=dict)
+    repeated: frozenset[str] = frozenset(_JOINED)
+
+
+ALL_ROLES: Final = Roles()
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A message, and the role with which it was sent."""
+
+    message: Message
+    sent: str
+
+    @property
+    def role(self) -> str:
+        return str(self.message["role"])
+
+    def joined(self, other: "_Turn") -> "_Turn":
+        """One turn of both, under the role of this one."""
+        return replace(self, message=_join(self.message, other.message))
+
+
+def fold(messages: Sequence[Message], roles: Roles) -> tuple[list[Message], list[str]]:
+    """The messages as a template that takes `roles` can have them; and the roles, as sent, of those that were folded.
+
+    Contents are strings, lists of parts with a text, or absent. Folding twice changes nothing more.
+    """
+    folded: dict[str, None] = {}
+    turns = [_tool_as_text(message, messages, roles, folded) for message in messages]
+    turns = _place_system(_developer_as_system(turns, roles, folded), roles, folded)
+    result: list[_Turn] = []
+    for turn in turns:
+        if result and turn.role == result[-1].role and turn.role in _JOINED and turn.role not in roles.repeated:
+            folded[turn.sent] = None
+            result[-1] = result[-1].joined(turn)
+        else:
+            result.append(turn)
+    return [turn.message for turn in result], list(folded)
+
+
+def _tool_as_text(message: Message, messages: Sequence[Message], roles: Roles, folded: dict[str, None]) -> _Turn:
+    role, calls = str(message["role"]), message.get("tool_calls")
+    if role == "tool" and not roles.tool:
+        folded[role] = None
+        name = message.get("name") or _called(message.get("tool_call_id"), messages)
+        head = f"[tool result: {name}]" if name else "[tool result]"
+        return _Turn({"role": "user", "content": f"{head}\n{_text(message)}"}, role)
+    if role == "assistant" and calls and not roles.calls:
+        folded[role] = None
+        rest = {name: value for name, value in message.items() if name != "tool_calls"}
+        return _Turn({**rest, "content": _BETWEEN.join(filter(None, [_text(message), *map(_call_text, calls)]))}, role)
+    return _Turn({**message, **roles.empty} if role == "assistant" and message.get("content") is None else message, role)
+
+
+def _called(call_id: object, messages: Sequence[Message]) -> object:
+    """The name of the function that the call asked for; None where there is no such call."""
+    for message in messages if call_id is not None else ():
+        for call in message.get("tool_calls") or ():
+            if call.get("id") == call_id:
+                return _function(call).get("name")
+    return None
+
+
+def _call_text(call: Message) -> str:
+    function = _function(call)
+    arguments = function.get("arguments", "")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f"[tool call: {function.get('name')}]\n{text}"
+
+
+def _function(call: Message) -> Message:
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else {}
+
+
+def _developer_as_system(turns: Sequence[_Turn], roles: Roles, folded: dict[str, None]) -> list[_Turn]:
+    result = []
+    for at, turn in enumerate(turns):
+        if turn.role == "developer" and "developer" not in (roles.later if at else roles.first):
+            folded[turn.sent] = None
+            turn = replace(turn, message={**turn.message, "role": "system"})
+        result.append(turn)
+    return result
+
+
+def _place_system(turns: Sequence[_Turn], roles: Roles, folded: dict[str, None]) -> list[_Turn]:
+    """System messages where the template takes them: at the start, joined to the first, in their places, or in a user's turn."""
+    kept: list[_Turn] = []
+    loose: list[tuple[int, _Turn]] = []
+    """Messages with the number of turns before each."""
+    for turn in turns:
+        if turn.role not in _SYSTEM:
+            kept.append(turn)
+        elif kept and not loose and all(each.role in _SYSTEM for each in kept):
+            if turn.role == kept[-1].role or turn.role in roles.later:
+                kept.append(turn)  # equal roles are joined by `fold`, unless both may stand
+            else:
+                folded[turn.sent] = None
+                kept[-1] = kept[-1].joined(turn)
+        elif turn.role in (roles.later if kept or loose else roles.first):
+            kept.append(turn)
+        else:
+            folded[turn.sent] = None
+            loose.append((len(kept), turn))
+    return _into_user_turns(kept, loose)
+
+
+def _into_user_turns(turns: list[_Turn], loose: Sequence[tuple[int, _Turn]]) -> list[_Turn]:
+    """Each loose message in front of the next user's turn, or behind the last one where that is nearer. Without any it is one itself."""
+    users = [at for at, turn in enumerate(turns) if turn.role == "user"]
+    if not users:
+        for place, turn in reversed(loose):
+            turns.insert(place, replace(turn, message={"role": "user", "content": _text(turn.message)}))
+        return turns
+    before: dict[int, list[str]] = {}
+    behind: dict[int, list[str]] = {}
+    for place, turn in loose:
+        number = bisect_left(users, place)
+        follows = number < len(users) and (number == 0 or users[number] - place <= place - 1 - users[number - 1])
+        texts = before.setdefault(users[number], []) if follows else behind.setdefault(users[number - 1], [])
+        texts.append(_text(turn.message))
+    for at in before.keys() | behind.keys():
+        texts = [*before.get(at, []), _text(turns[at].message), *behind.get(at, [])]
+        turns[at] = replace(turns[at], message={**turns[at].message, "content": _BETWEEN.join(filter(None, texts))})
+    return turns
+
+
+def _join(first: Message, second: Message) -> dict[str, Any]:
+    found = {**second, **first, "content": _BETWEEN.join(filter(None, (_text(first), _text(second))))}
+    if calls := [*(first.get("tool_calls") or ()), *(second.get("tool_calls") or ())]:
+        found["tool_calls"] = calls
+    return found
+
+
+def _text(message: Message) -> str:
+    """The content; parts are joined by a line break, as for templates that take none."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part if isinstance(part, str) else str(part["text"]) for part in content)
