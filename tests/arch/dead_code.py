@@ -34,6 +34,8 @@ ALLOWED = {
     "bench/report.py:LatencySummary.*": "written to the report as a whole",
     "bench/report.py:LoadReport.*": "written to the report as a whole",
     "cli/run.py:stop(frame)": "the signature of a signal's handler",
+    "cli/ps.py:check_hostname": "read by ssl",
+    "cli/ps.py:verify_mode": "read by ssl",
     "cli/sim.py:justify": "read by rich",
     "cli/main.py:__signature__": "read by typer",
     "cli/sampling.py:__*__": "read by typer",
@@ -59,7 +61,6 @@ ALLOWED = {
     "server/wire.py:*": "fields that clients send",
     "server/replies.py:*": "fields that clients read",
     "sim/fleet/measures.py:*": "written to the report as a whole",
-    "core/events.py:Preempted.why": "for listeners: whether a row or blocks were short",
     "sim/laws/oracle.py:logprobs(index)": "sources of answers in tests read it",
     "text/chat_sandbox.py:deny(args)": "jinja2 calls it",
 }
