@@ -33,7 +33,7 @@ EVENTS = [
 ]
 UNSENT: list[events.Event] = [
     events.Waiting("r", 0, events.Wait.PREFIX, None), events.Ready("r", 1, events.Wait.PREFIX), events.PrefixMiss("r", 0, 1),
-    events.Published(7, 0, b"\x00" * 32), events.EndedProvisionally("r", 0, events.Finish.STOP),
+    events.EndedProvisionally("r", 0, events.Finish.STOP),
 ]
 OUTPUT = Output("r", 1, (5, 6), (TokenLogprobs(-0.5, ((5, -0.5),)), TokenLogprobs(-1.0)), events.Finish.STOP)
 SCORES = Output("r", 0, (), prompt_logprobs=(TokenLogprobs(-2.5, ((7, -0.25),)),))

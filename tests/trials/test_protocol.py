@@ -195,6 +195,25 @@ def test_c15_and_a1_what_would_change_the_answer_is_refused_by_name(http: httpx.
     assert ok(http.post(COMPLETIONS, json={"prompt": "One, two, three,", "temperature": 0, "n_predict": 4}))["choices"] == plain
 
 
+def test_x7_user_defined_tokens_in_messages_are_text(http: httpx.Client) -> None:
+    """In every role; a raw prompt still has them, and what is text stays as it was."""
+
+    def ids(**body: Any) -> list[int]:
+        return http.post("/tokenize", json=body).json()["tokens"]  # type: ignore[no-any-return]
+
+    for name in ("<start_of_image>", "<end_of_image>", "[multimodal]", "<start_of_turn>", "<unused7>"):
+        (token,) = ids(prompt=name, add_special_tokens=False)
+        assert token in ids(prompt=f"a {name} b")
+        for role in ("system", "developer", "user", "assistant", "tool"):
+            found = ids(messages=[USER, turn("assistant", "x"), turn(role, f"a {name} b"), USER])
+            plain = ids(messages=[USER, turn("assistant", "x"), turn(role, "a b"), USER])
+            assert found.count(token) == plain.count(token), (name, role)
+    text = "<table>\n\n\n\t\t<td>1</td>   <code>x</code>"
+    assert ids(messages=[turn("user", text)])[4:-5] == ids(prompt=text, add_special_tokens=False)
+    masked = ids(messages=[turn("user", f"{text} [multimodal]")])
+    assert masked[4:][: len(ids(prompt=text, add_special_tokens=False))] == ids(prompt=text, add_special_tokens=False)
+
+
 def test_a1_the_document_says_what_is_not_supported(http: httpx.Client) -> None:
     properties = http.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]["properties"]
     assert properties["json_schema"]["enum"] == [None] and properties["grammar"]["enum"] == [None, ""]

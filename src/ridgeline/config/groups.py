@@ -227,6 +227,23 @@ class ServerConfig:
         30.0, "Seconds that accepted requests may continue after SIGTERM.", "long enough for an answer, short enough for a service manager",
         "answers cut at a restart: too short", unit="seconds", bounds=(0, 86_400),
     )  # fmt: skip
+    max_connections: int = _set(
+        4_096, "Open connections, at most what the limit on open files (ulimit -n) leaves.",
+        "beyond it the connection whose client has been silent longest is closed", "log lines about connections closed to make room",
+        bounds=(16, 1 << 20),
+    )  # fmt: skip
+    max_connections_per_client: int = _set(
+        1_024, "Open connections of one client address.", "nobody takes all of them; behind a proxy all clients have its address",
+        "log lines about connections closed to make room, behind a proxy: too few", bounds=(1, 1 << 20),
+    )  # fmt: skip
+    log_level: str = _set(
+        "info", "Least level of log lines: debug, info, warning or error.", "one line per request; probes are lines of level debug",
+        "the log fills up: warning", choices=("debug", "info", "warning", "error"),
+    )  # fmt: skip
+    log_format: str = _set(
+        "text", "text: lines for people; json: one object per line.", "json is for programs that collect logs",
+        "a collector does not find the fields: text", choices=("text", "json"),
+    )  # fmt: skip
 
     @property
     def needs_key(self) -> bool:

@@ -129,7 +129,7 @@ class Preempted:
 
 
 class Evicted(NamedTuple):
-    """The content of a published block is lost. A named tuple like `Moved` and `Published`, as there is one per block."""
+    """The content of a published block is lost. A named tuple like `Moved`, as there is one per block."""
 
     block_id: int
 
@@ -144,12 +144,6 @@ class Moved(NamedTuple):
     def out(self) -> bool:
         """True if the content left the device."""
         return self.to > self.block_id
-
-
-class Published(NamedTuple):
-    block_id: int
-    group: int
-    key: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +208,6 @@ Event = (
     | Preempted
     | Evicted
     | Moved
-    | Published
     | EndedProvisionally
     | Closed
     | Rejected

@@ -167,7 +167,7 @@ class Service:
         True if all have ended."""
         self._draining = True
         end = time.monotonic() + seconds
-        while self._engine is not None and self._engine.open_requests:
+        while self.open_requests:
             if time.monotonic() >= end:
                 return False
             await asyncio.sleep(DRAIN_POLL_SECONDS)
@@ -226,6 +226,11 @@ class Service:
         if self._draining:
             return "the server is shutting down"
         return self.stage if self._model is None or self._engine is None else f"the engine is {self._engine.state}"
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that the engine has not ended yet."""
+        return 0 if self._engine is None else self._engine.open_requests
 
     @property
     def has_priorities(self) -> bool:
