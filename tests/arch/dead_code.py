@@ -34,6 +34,8 @@ ALLOWED = {
     "bench/report.py:LatencySummary.*": "written to the report as a whole",
     "bench/report.py:LoadReport.*": "written to the report as a whole",
     "cli/run.py:stop(frame)": "the signature of a signal's handler",
+    "cli/ps.py:check_hostname": "read by ssl",
+    "cli/ps.py:verify_mode": "read by ssl",
     "cli/sim.py:justify": "read by rich",
     "cli/main.py:__signature__": "read by typer",
     "cli/sampling.py:__*__": "read by typer",

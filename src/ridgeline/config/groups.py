@@ -147,6 +147,11 @@ class EngineConfig:
         None, "File for a trace of every thread in every step, for Perfetto (native runner).",
         "a file that Perfetto opens; costs a few percent of a step", "the disk fills up: set", unit="FILE",
     )  # fmt: skip
+    expect_sha256: str | None = _set(
+        None, "SHA-256 that the weights must have, or a file as sha256sum writes it.",
+        "weights that are damaged or replaced end the start; reading them takes about a second per GB",
+        "the start ends with another SHA-256: damaged weights, or a new version", unit="FILE",
+    )  # fmt: skip
     step_timeout_seconds: float = _set(
         8.0, "Seconds after which an engine that has work and does not move is restarted.",
         "an engine with work that does not move for this long is killed and started again; a long step moves",

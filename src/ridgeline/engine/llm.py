@@ -25,7 +25,7 @@ from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
 from ridgeline.errors import ConfigError, Finding, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
-from ridgeline.facts.hub.source import resolve_model
+from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
@@ -63,8 +63,9 @@ class LLM:
         if generation_config not in ("auto", "none"):
             raise ConfigError(f"generation_config is {generation_config!r}; auto and none are possible")
         self.config = read_arguments(model, settings)
-        model = self.config.model
-        path = None if model.startswith((FAKE_PREFIX, RANDOM_PREFIX)) else resolve_model(model, model_stores(), on_progress)
+        model, path = self.config.model, None
+        if not model.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
+            path = resolve_checked(model, model_stores(), self.config.expect_sha256, on_progress)
         self._files = read_files(model, path, chat_template=chat_template, generation_config=generation_config)
         self.tokenizer = self._files.tokenizer
         self._grammars = GrammarCompiler()
