@@ -91,6 +91,7 @@ class Result:
               not was met before the end of verification (ids before it are returned)
     logprobs  per row one per returned id, None for a row that did not ask; None if no row asked
     scores    per entry of `Plan.score` as many as it names; None if there are none
+    failures  (row index, reason) of rows that cannot go on for another reason; their `finite` is 0
     """
 
     step: int
@@ -99,6 +100,7 @@ class Result:
     logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] | None = None
     timings: Timings = field(default_factory=Timings)
     scores: tuple[tuple[TokenLogprobs, ...], ...] | None = None
+    failures: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ class ModelFacts:
     context     positions that the model was trained for
     tied        the output head is the embedding
     dtype       format in which most weights are stored: a key of `planning.formats.WEIGHT_FORMATS`
+    quantisation  name under which users know the mixture of a file's formats, Q4_K_M for instance; "" where it has none but `dtype`
     parameters  counts by class (`CLASSES`); a tied head counts 0 and is read as the embedding
     stored      bytes by class, {} where there are no weights
     attention, experts, state    where the network has more than plain attention and a dense feed-forward
@@ -176,6 +177,7 @@ class ModelFacts:
     window: int
     tied: bool
     dtype: str = "bf16"
+    quantisation: str = ""
     parameters: Mapping[str, int] = field(default_factory=dict)
     stored: Mapping[str, int] = field(default_factory=dict)
     attention: AttentionWidths | None = None
@@ -190,6 +192,11 @@ class ModelFacts:
     long_rope: tuple[int, Rope] | None = None
     tensors: Mapping[str, TensorFacts] = field(default_factory=dict)
     fingerprint: bytes = b""
+
+    @property
+    def format_name(self) -> str:
+        """Name of the weights' format as users know it."""
+        return self.quantisation or self.dtype
 
     @property
     def widths(self) -> AttentionWidths:

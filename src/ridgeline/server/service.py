@@ -27,7 +27,7 @@ from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, Finding, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
-from ridgeline.facts.hub.source import resolve_model
+from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
@@ -123,7 +123,8 @@ class Service:
         name = self._engine_config.model
         path = None
         if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
-            path = await asyncio.to_thread(resolve_model, name, model_stores(), self._progress)
+            expected = self._engine_config.expect_sha256
+            path = await asyncio.to_thread(resolve_checked, name, model_stores(), expected, self._progress)
         config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
         self._engine = engine = EngineClient(config, self._apply_events, self._progress)
         if self.config.chat_template is None:
@@ -132,7 +133,7 @@ class Service:
         self._template = assets.chat
         if self.config.chat_template is not None:
             await engine.start()
-        model = _model(served_name(name, self.config), assets, await _ready(engine))
+        model = _model(self.name, assets, await _ready(engine))
         if path is not None:
             self._progress("checking answers", 0.0)
             model = replace(model, findings=(*model.findings, *await _check_answers(engine, model)))
@@ -142,6 +143,11 @@ class Service:
         self._model = model
         self.stage = "ready"
         return model
+
+    @property
+    def name(self) -> str:
+        """The name by which clients call the model, from the start on."""
+        return served_name(self._engine_config.model, self.config)
 
     async def wait_failed(self) -> None:
         """Waits until no engine will ever run again; raises ConfigError with the reason. Call it after `start`."""
@@ -161,7 +167,7 @@ class Service:
         True if all have ended."""
         self._draining = True
         end = time.monotonic() + seconds
-        while self._engine is not None and self._engine.open_requests:
+        while self.open_requests:
             if time.monotonic() >= end:
                 return False
             await asyncio.sleep(DRAIN_POLL_SECONDS)
@@ -220,6 +226,11 @@ class Service:
         if self._draining:
             return "the server is shutting down"
         return self.stage if self._model is None or self._engine is None else f"the engine is {self._engine.state}"
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that the engine has not ended yet."""
+        return 0 if self._engine is None else self._engine.open_requests
 
     @property
     def has_priorities(self) -> bool:
