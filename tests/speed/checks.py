@@ -40,6 +40,7 @@ def measure(name: str) -> dict[str, float]:
     found = {"header": best(lambda: check_header(facts)), "weights": best(lambda: check_weights(facts, 2)), "tokenizer": text}
     with LLM(name, max_model_len=256) as llm:
         llm.generate("x")
+        _ = llm.chat_template
         first = best(llm.check, 1)
         again = best(llm.check)
     return {**found, "answer, first": first - text, "answer, later": again - text}
