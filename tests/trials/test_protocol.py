@@ -241,11 +241,13 @@ def test_a2_a_priority_without_effect_is_told(http: httpx.Client) -> None:
     ok(complete(http, priority=0))
 
 
-def test_n22_unknown_fields_are_told(http: httpx.Client) -> None:
+def test_n22_unknown_fields_are_told(http: httpx.Client, demo_server: Any) -> None:
     plain = ok(complete(http))["choices"]
     assert ok(complete(http, temprature=2, stream_optoins={}, **{"x y": 1, "é": 1, "a" * 65: 1, "": 1}), "temprature, stream_optoins")[
         "choices"
     ] == plain
+    lines = [line for line in demo_server.output().splitlines() if "temprature" in line]
+    assert len(lines) == 1 and "did you mean temperature?" in lines[0]
     many = {f"field-{number}": number for number in range(40)}
     assert complete(http, **many).headers[IGNORED] == ", ".join(list(many)[:16])
     answer = http.post(COMPLETIONS, json={"prompt": "a", **GREEDY, "stream": True, "stream_options": {"include_usgae": True}, "x": 1})
