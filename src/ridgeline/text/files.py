@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Library
 
-from ridgeline.errors import ModelFormatError, ModelNotFoundError
+from ridgeline.errors import Finding, ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.gguf import Header, read_header
 from ridgeline.facts.files.json_file import read_object
 from ridgeline.facts.headers.checkpoint import check_config
@@ -23,7 +23,9 @@ from ridgeline.text.bpe import FastTokenizer, PieceTable, read_bpe
 from ridgeline.text.chat import ChatTemplate, load_chat_template
 from ridgeline.text.spm import SpmTokenizer
 from ridgeline.text.spm_model import read_vocabulary
+from ridgeline.text.statements import ModelKind, model_kind, read_statements
 from ridgeline.text.tokenizer import ByteTokenizer, Tokenizer
+from ridgeline.text.tokenizer_check import check_tokenizer
 from ridgeline.text.vocabulary import END_NAMES, Vocabulary
 
 MAX_BYTES = 64 << 20
@@ -205,6 +207,13 @@ class ModelFiles:
         Raises ConfigError for a template that is of no use.
         """
         return load_chat_template(self.path, self.name, self.tokenizer, self.template_file)
+
+    def check(self, template: ChatTemplate | None) -> tuple[ModelKind, tuple[Finding, ...]]:
+        """Base or instruct, and problems of the tokenizer and of `template`, which is what `load_template` gave."""
+        stated = read_statements(self.name, self.path, self.tokenizer)
+        findings = [] if self.path is None else check_tokenizer(self.tokenizer, stated.ends, template)
+        findings += () if template is None else template.findings
+        return model_kind(stated, template), tuple(findings)
 
 
 def read_files(name: str, path: Path | None, *, chat_template: str | Path | None, generation_config: str) -> ModelFiles:
