@@ -114,13 +114,18 @@ def test_files_that_are_refused(tmp_path: Path, text: str) -> None:
 
 def test_what_is_no_file_of_settings(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
-    for path, message in (
-        (tmp_path / "none.yaml", "No such file"), (tmp_path, "not a regular|Is a directory"), (tmp_path / "pipe.yaml", "not a regular file"),
-        (Path(write(tmp_path / "r.json", "{}")), "neither YAML nor TOML"), (Path(write(tmp_path / "r.yaml", b"host: \xff")), "not UTF-8 .byte 6"),
-        (Path(write(tmp_path / "r.toml", "a = 1\na = 2")), "is not TOML"), (Path(write(tmp_path / "d.toml", "a = " + "[" * 50_000)), "is not TOML"),
-    ):  # fmt: skip
+    (tmp_path / "folder.yaml").mkdir()
+    texts = {
+        "r.json": ("{}", "neither YAML nor TOML"),
+        "r.yaml": (b"host: \xff", "not UTF-8 .byte 6"),
+        "r.toml": ("a = 1\na = 2", "is not TOML"),
+        "deep.toml": ("a = " + "[" * 50_000, "is not TOML"),
+    }
+    messages = {write(tmp_path / name, text): message for name, (text, message) in texts.items()}
+    others = {"none.yaml": "No such file", "folder.yaml": "not a regular|Is a directory", "pipe.yaml": "not a regular file"}
+    for path, message in (messages | {str(tmp_path / name): message for name, message in others.items()}).items():
         with pytest.raises(ConfigError, match=message):
-            gather({}, {}, str(path), "m")
+            gather({}, {}, path, "m")
     assert gather({}, {}, write(tmp_path / "empty.yaml", "# nothing\n"), "m").origins.keys() == {"model"}
     assert gather({}, {}, write(tmp_path / "open.yaml", "port: null\nhost:\n"), "m").server == ServerConfig()
 
