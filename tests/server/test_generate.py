@@ -11,6 +11,7 @@ from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart
 from ridgeline.engine.streams import RequestStream, Wakeup
+from ridgeline.observe.ends import AnswerEnds
 from ridgeline.server.answer import Idle, Part, UsageCounter
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import Generation
@@ -111,3 +112,19 @@ def test_a_wait_is_measured_from_its_own_start_whatever_timer_runs() -> None:
     found, took = asyncio.run(run())
     assert found == [True, False, True, False]
     assert 0.19 < took < 1
+
+
+def test_answers_that_end_at_once_or_loop_are_counted_and_told(
+    site: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = AnswerEnds()
+    monkeypatch.setattr(site.service.metrics, "ends", ends)
+    for _ in range(50):
+        assert site.complete(prompt="a", allowed_token_ids=[257], max_tokens=64).json()["choices"][0]["finish_reason"] == "stop"
+    for number in range(3):
+        site.complete(prompt="a", allowed_token_ids=[97], max_tokens=64, stream=number == 1)
+    site.complete(prompt="a", allowed_token_ids=[97], max_tokens=64, ignore_eos=True)
+    assert (ends.immediate, ends.runaway) == (50, 3)
+    assert sum("ended at their first token" in record.message for record in caplog.records) == 1
+    text = site.request("GET", "/metrics").text
+    assert f'ridgeline_immediate_ends_total{{model_name="fake"}} 50.0' in text

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ridgeline.cli.main import group
-from ridgeline.cli.output import format_giga, print_json, print_table, progress_bar
+from ridgeline.cli.output import format_giga, print_json, print_notes, print_table, progress_bar
 from ridgeline.errors import ConfigError
 
 VERBS: Final[dict[str, str]] = {
@@ -180,10 +180,11 @@ def print_roofline(report: Any, names: dict[str, str]) -> None:
         unit = "GB/s" if key.endswith("bytes_per_second") else "GFLOP/s" if "flops" in key else "GOP/s"
         cells = ["–"] * 4 if rate is None else [format_giga(each) for each in (rate.one, rate.median_one, rate.all, rate.median_all)]
         rows.append([name, unit, *cells])
-    title = f"level {report.isa}, {report.clock_hertz / 1e9:.2f} GHz; the best round, and the median one"
-    print_table(title, ["ceiling", "", "1 thread", "median", f"{report.threads} threads", "median"], rows)
-    print(f"threads: {report.entry_seconds * 1e6:.1f} µs to start a team, {report.phase_seconds * 1e9:.0f} ns per phase without work")
-    print(report.noise.summary())
+    title = f"Ceilings of this machine, level {report.isa}, {report.clock_hertz / 1e9:.2f} GHz: best and median round"
+    heads = ["ceiling", "unit", "1 thread", "its median", f"{report.threads} threads", "their median"]
+    print_table(title, heads, rows, optional=("its median", "their median"))
+    print_notes(f"threads: {report.entry_seconds * 1e6:.1f} µs to start a team, {report.phase_seconds * 1e9:.0f} ns per phase without work")
+    print_notes(report.noise.summary())
 
 
 def kernels(
@@ -204,7 +205,7 @@ def kernels(
     if as_json:
         print_json(report.as_dict())
         return
-    heads = ["format", "tokens", "outputs x inputs", "µs", "median µs", "GB/s", "GOP/s", "of ceiling", "which", "× 1 token"]
+    heads = ["format", "tokens", "outputs x inputs", "µs", "median µs", "GB/s", "GOP/s", "of ceiling", "bottleneck", "× 1 token"]
     rows = [
         [
             each.case.kind, str(each.case.tokens), f"{each.case.n}x{each.case.k}", f"{each.best * 1e6:,.0f}",
@@ -216,10 +217,11 @@ def kernels(
     ]  # fmt: skip
     missing_shapes = [] if kinds else bench.without_kernel(parse_shapes("--shape", shape))
     memory = format_giga(report.ceilings.best("dram_bytes_per_second", report.threads))
-    print_table(f"{report.threads} threads, level {report.ceilings.isa}; memory {memory} GB/s; GB/s of packed weights", heads, rows)
+    title = f"Products with packed weights, {report.threads} threads, level {report.ceilings.isa}, memory {memory} GB/s"
+    print_table(title, heads, rows, optional=("median µs", "GOP/s"))
     if missing_shapes:
-        print(f"no kernel for these shapes: {', '.join(missing_shapes)}")
-    print(report.noise.summary())
+        print_notes(f"no kernel for these shapes: {', '.join(missing_shapes)}")
+    print_notes(report.noise.summary())
 
 
 def offline(
@@ -252,7 +254,7 @@ def offline(
     if as_json:
         print_json(report.as_dict())
         return
-    heads = ["batch", "prompt tok/s", "of bound", "output tok/s", "of bound", "step ms", "slowest", "computing", "preparing", "rest"]
+    heads = ["batch", "prompt tok/s", "of its bound", "output tok/s", "of bound", "step ms", "slowest", "computing", "preparing", "rest"]
     rows = [
         [
             str(each.batch), f"{each.prefill_tokens_per_second:,.0f}", f"{each.prefill_tokens_per_second / each.prefill_bound:.0%}",
@@ -261,13 +263,14 @@ def offline(
         ]
         for each in report.figures
     ]  # fmt: skip
-    print_table(f"{report.model}, {report.runner}: prompts of {load.prompt_tokens}, answers of {load.output_tokens} tokens", heads, rows)
+    title = f"{report.model}, {report.runner}: prompts of {load.prompt_tokens}, answers of {load.output_tokens} tokens; steps in ms"
+    print_table(title, heads, rows, optional=("rest", "preparing", "slowest"))
     for each in report.figures:
         if each.contended_tokens_per_second is not None:
             idle, contended = each.whole_tokens_per_second, each.contended_tokens_per_second
             others = f"{busy_processes} busy process{'es' * (busy_processes > 1)}"
             rates = f"{idle:,.1f} tok/s, beside {others} {contended:,.1f}: {idle / contended:.2f} × slower"
-            print(f"batch {each.batch}, whole answers: {rates}")
+            print_notes(f"batch {each.batch}, whole answers: {rates}")
     peaks = [f"{kind} {rate / 1e9:,.0f} GFLOP/s" for kind, rate in report.flops_per_second.items()]
-    print(f"bounds: memory {report.bytes_per_second / 1e9:.1f} GB/s, {', '.join(peaks)}")
-    print(report.noise.summary())
+    print_notes(f"bounds: memory {report.bytes_per_second / 1e9:.1f} GB/s, {', '.join(peaks)}")
+    print_notes(report.noise.summary())

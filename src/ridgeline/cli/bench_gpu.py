@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ridgeline.cli.output import print_table
+from ridgeline.cli.output import print_notes, print_table
 from ridgeline.errors import ConfigError
 from ridgeline.models.table import MEASURED
 
@@ -91,9 +91,10 @@ def print_budgets(jobs: "Sequence[Job]") -> None:
 
     rows = [[job.name, f"{job.budget_seconds:.0f}"] for job in jobs]
     total = sum(job.budget_seconds for job in jobs)
-    print_table("parts", ["part", "seconds"], [*rows, ["all", f"{total:.0f}"]])
+    print_table("Parts and their time budgets", ["part", "seconds"], [*rows, ["all", f"{total:.0f}"]])
     if total <= MAX_TOTAL_SECONDS:
-        print(f"each is killed when its seconds, and those that earlier parts left, are over: {MAX_TOTAL_SECONDS:.0f} s at most for all")
+        most = f"{MAX_TOTAL_SECONDS:.0f} s at most for all"
+        print_notes(f"each is killed when its seconds, and those that earlier parts left, are over: {most}")
 
 
 def print_report(report: "Report") -> None:
@@ -113,15 +114,15 @@ def print_report(report: "Report") -> None:
             elif result.job.part in ("ttft", "host", "soak") and "about" not in row:
                 others.append((result.job, row))
     if steps:
-        heads = ["", "size", "tok/s", "ms", "device ms", "idle ms", "p99", "host ms", "p99", "target"]
-        print_table(f"{report.model}, random weights", heads, steps)
+        heads = ["part", "size", "tok/s", "ms", "device ms", "idle ms", "idle p99", "host ms", "host p99", "target"]
+        print_table(f"Steps of {report.model}, random weights", heads, steps, optional=("host p99", "idle p99", "host ms", "idle ms"))
     for job, row in others:
-        print(f"{job.name}: {format_row(row)}")
+        print_notes(f"{job.name}: {format_row(row)}")
     if kernels:
-        print_table("kernels", ["op", "shape", "µs", "GB/s", "TFLOP/s", "of ceiling", "which"], kernels)
+        print_table("Kernels beside the GPU's ceilings", ["op", "shape", "µs", "GB/s", "TFLOP/s", "of ceiling", "bottleneck"], kernels)
     for cost in batch_invariant_costs(report.rows):
         lost = f"{cost['share_lost']:.1%} of tokens per second"
-        print(f"batch-invariant mode, {cost['dtype']}, batch {cost['batch']}: {cost['tokens_per_second']:,.0f} tok/s, costs {lost}")
+        print_notes(f"batch-invariant mode, {cost['dtype']}, batch {cost['batch']}: {cost['tokens_per_second']:,.0f} tok/s, costs {lost}")
     _print_targets(report.target_results)
     for failure in report.failures:
         print(f"FAILED  {failure}")
@@ -154,7 +155,7 @@ def _print_targets(compare_with_targets: "Sequence[TargetResult]") -> None:
     """Prints measurements against their targets, then the commands that measure the rest."""
     measured = [each for each in compare_with_targets if each.measured is not None]
     if measured:
-        print_table("targets of one H200", ["what", "measured", "target", "stretch", ""], [_target_row(each) for each in measured])
+        print_table("Targets of one H200", ["metric", "measured", "target", "stretch", "met"], [_target_row(each) for each in measured])
     for command, count in Counter(each.command for each in compare_with_targets if each.measured is None).items():
         print(f"not measured: {count} {'target' if count == 1 else 'targets'}, by {command}")
 

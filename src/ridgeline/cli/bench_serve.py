@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ridgeline.bench.client import Api, RequestOutcome
 from ridgeline.bench.report import LoadReport, as_dict, make_report, report_notes, table_rows
 from ridgeline.bench.session import Load, Measurement, RequestOptions, Session
-from ridgeline.cli.output import check_writable, make_console, print_table
+from ridgeline.cli.output import check_writable, print_notes, print_table
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.noise import Noise, NoiseMonitor
 from ridgeline.planning.objectives import Objective
@@ -206,14 +206,13 @@ class ServeRuns:
 
     def show(self) -> None:
         """Prints the table and the notes to stdout."""
-        console, rows = make_console(), self.table()
+        rows = self.table()
         for first in range(0, len(self._done), RUNS_PER_TABLE):
             names = [load.name for load, *_ in self._done[first : first + RUNS_PER_TABLE]]
             title = f"{self._model} at {self._url}"
             print_table(title, ["metric", *names], [[row[0], *row[first + 1 : first + 1 + len(names)]] for row in rows])
-            console.print()
-        for note in self.notes():
-            console.print(note, markup=False)
+            print_notes("")
+        print_notes(*self.notes())
 
 
 def request_columns(measured: Measurement) -> dict[str, list[Any]]:

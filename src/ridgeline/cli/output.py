@@ -101,6 +101,13 @@ def print_table(
         console.print(f"(not in {console.width} columns: {', '.join(hidden)})", style="dim")
 
 
+def print_notes(*notes: str) -> None:
+    """Prints lines of text to stdout, wrapped at the console's width."""
+    console = make_console()
+    for note in notes:
+        console.print(note, markup=False)
+
+
 def format_giga(value: float) -> str:
     """A value in units of 10⁹."""
     return f"{value / 1e9:,.1f}" if value < 1e11 else f"{value / 1e9:,.0f}"

@@ -124,25 +124,24 @@ def describe_arrivals(arrivals: "Sequence[Arrival]") -> str:
 
 def print_report(report: "Report") -> None:
     """Prints the report to stdout: a summary, tables, what follows from them."""
-    from ridgeline.cli.output import make_console, print_table
+    from ridgeline.cli.output import print_notes, print_table
 
-    console = make_console()
-    console.print(*_summary_lines(report), "", sep="\n", markup=False)
+    print_notes(*_summary_lines(report), "")
     print_table(*memory_table(report))
-    console.print()
+    print_notes("")
     print_table(*physics_table(report))
-    console.print()
+    print_notes("")
     print_table(*curve_table(report))
     if report.batch_table:
-        console.print()
+        print_notes("")
         print_table(*batch_table(report), optional=("decode tok/s", "KV GB", "$/M tokens"))
         if report.levers:
-            console.print()
+            print_notes("")
             print_table(*lever_table(report), optional=("sequences", "$/M tokens", "batch"), wrapped="why")
-    console.print()
-    console.print(*_closing_lines(report), sep="\n", markup=False)
+    print_notes("")
+    print_notes(*_closing_lines(report))
     if report.flags:
-        console.print()
+        print_notes("")
         rows = [[flag.name, flag.value, flag.reason] for flag in report.flags]
         print_table("Flags (names of ridgeline serve and vLLM)", ["flag", "value", "why"], rows, wrapped="why")
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ridgeline.cli.output import make_console, print_table
+from ridgeline.cli.output import print_notes, print_table
 from ridgeline.planning.objectives import Objective
 from ridgeline.sim.fleet.experiment import (
     Interval,
@@ -86,7 +86,8 @@ class SimulationRuns(AbstractContextManager["SimulationRuns"]):
         self.results: dict[str, Any] = {}
         self.levers: dict[str, float] = {}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet)
+        console = Console(stderr=True)
+        self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self._bar.start()
 
     def __exit__(self, *_: object) -> None:
@@ -219,21 +220,18 @@ def _num_devices(scenario: Scenario) -> int:
 
 def print_runs(runs: SimulationRuns, scenario: Sequence[str]) -> None:
     """Prints what is simulated (lines of `describe_scenario`), a table of the runs, one of the levers, then the notes."""
-    console = make_console()
     count = len(runs.seeds)
     seeds = f"{count} runs with seeds 1 … {count}, ± 95 % intervals" if count > 1 else "1 run, seed 1"
-    console.print("Simulated with the real scheduler:", *scenario, f"{seeds}", "", sep="\n", markup=False)
+    print_notes("Simulated with the real scheduler:", *scenario, seeds, "")
     shown = [run for run in runs.done if run.name not in runs.levers]
     heads = [run.name if len(run.name) <= LONGEST_HEAD else "changed" for run in shown]
-    console.print(*(f"changed: {run.name}\n" for run in shown if len(run.name) > LONGEST_HEAD), sep="", end="", markup=False)
+    print_notes(*(f"changed: {run.name}" for run in shown if len(run.name) > LONGEST_HEAD))
     print_table("Results", ["metric", *heads], runs.table(shown))
     if runs.levers:
-        console.print()
+        print_notes("")
         title = f"Levers on the same requests, each alone; gain, per device: {runs.gain_text}"
         print_table(title, ["lever", "gain", *LEVER_HEADS], runs.lever_table(), optional=_dispensable(runs))
-    console.print()
-    for note in runs.notes:
-        console.print(note, markup=False)
+    print_notes("", *runs.notes)
 
 
 def _dispensable(runs: SimulationRuns) -> list[str]:

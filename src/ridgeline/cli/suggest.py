@@ -76,7 +76,7 @@ def _repair(words: list[str], error: Exception) -> tuple[list[str], Exception | 
         found = check_line(line)
         if found is None or isinstance(found, Unchecked):
             return line, found
-        if not best[0] or _lacks_or_exceeds(best[1]):
+        if not best[0] or (_lacks_or_exceeds(best[1]) and not _lacks_or_exceeds(found)):
             best = line, found
     return best
 

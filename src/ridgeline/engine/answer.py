@@ -5,9 +5,11 @@
 Owns the two-phase end (stop strings, answers without a token) and the order of a choice's parts. Usage is counted by the engine.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import fsum, isnan
+from typing import Final
 
 from ridgeline.core.commands import Close, Output
 from ridgeline.core.events import Closed, Finish, Usage
@@ -15,6 +17,8 @@ from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.text.stream import OutputStream, StopAutomaton, TextDelta
 from ridgeline.text.tokenizer import Tokenizer
+
+LAST_IDS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class ChoiceEnd:
     stop_reason         the stop string or the client's stop id; None for EOS and for other ends
     cumulative_logprob  of its outputs; None where log-probabilities were not computed
     message             the engine's, where `reason` is ERROR
+    last_ids            its last outputs, at most `LAST_IDS`
     """
 
     index: int
@@ -53,6 +58,7 @@ class ChoiceEnd:
     usage: Usage
     cumulative_logprob: float | None = None
     message: str | None = None
+    last_ids: Sequence[int] = ()
 
 
 AnswerPart = ChoiceStart | ChoiceDelta | ChoiceEnd
@@ -77,6 +83,7 @@ class ChoiceBuilder:
         self._count = 0
         self.has_ended = False
         self._logprobs: list[float] = []
+        self.last_ids: deque[int] = deque(maxlen=LAST_IDS)
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.stop_reason: str | int | None = None
         self._stream = OutputStream(
@@ -102,6 +109,7 @@ class ChoiceBuilder:
         if self._prompt_only:
             return self._discard(output)
         self._count += len(output.ids)
+        self.last_ids.extend(output.ids)
         if output.logprobs:
             self._logprobs += [each.logprob for each in output.logprobs]
         deltas = [self._stream.push(output.ids, output.logprobs, ends_with_stop_id=output.end is Finish.STOP)]
@@ -166,7 +174,10 @@ class AnswerBuilder:
             if number not in self._started:
                 parts.append(self._start(number))
             self.open_choices -= 1
-            parts.append(ChoiceEnd(index, item.reason, choice.stop_reason, item.usage, choice.cumulative_logprob, item.message))
+            end = ChoiceEnd(
+                index, item.reason, choice.stop_reason, item.usage, choice.cumulative_logprob, item.message, tuple(choice.last_ids)
+            )
+            parts.append(end)
         if self._prompt_logprobs is None:
             self._held += parts
             return [], close

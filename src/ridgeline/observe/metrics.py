@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.core import events
 from ridgeline.core.events import Event, Finish
+from ridgeline.observe.ends import AnswerEnds
 
 SECONDS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0,
@@ -79,6 +80,8 @@ class Metrics:
         self.free_blocks: int | None = None
         """Blocks without holder or content, as of the last plan, or now where the engine is idle; None before either."""
         self.cached_blocks = 0
+        self.ends = AnswerEnds()
+        """Of answers, as the front end sees them: events hold no ids."""
         self.time_to_first_token = Histogram(SECONDS)
         self.inter_token = Histogram(SECONDS)
         self.end_to_end = Histogram(SECONDS)

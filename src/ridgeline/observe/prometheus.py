@@ -57,6 +57,8 @@ class _Collector(Collector):
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.", m.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Tokens sampled.", m.generation_tokens)
         yield self._finished()
+        yield self._counter("ridgeline_immediate_ends", "Choices that ended at their first token.", m.ends.immediate)
+        yield self._counter("ridgeline_runaway_answers", "Choices that reached their limit repeating themselves.", m.ends.runaway)
         yield self._counter("ridgeline_steps", "Steps scheduled.", m.steps)
         yield self._counter("ridgeline_late_steps", "Steps with decoding rows, a quarter longer than --step-ms or more.", m.late_steps)
         yield self._counter("ridgeline_evicted_blocks", "Cached KV blocks that were evicted.", m.evicted_blocks)

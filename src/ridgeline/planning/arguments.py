@@ -121,7 +121,7 @@ def _context(model: ModelFacts, asked: int | None, load: Mapping[str, float]) ->
     if not 2 <= context <= model.context:
         raise ConfigError(
             f"a context of {context} tokens is outside 2 … {model.context}, what {model.name} was trained for; set --context",
-            fix={"--context": str(max(2, min(context, model.context)))},
+            fix={"--workload": None} if asked is None else {"--context": str(max(2, min(context, model.context)))},
         )
     return context
 

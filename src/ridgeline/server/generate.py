@@ -4,7 +4,7 @@ Nothing is awaited between admission and submission, so that the next client's r
 parts of answers is `engine.answer`'s.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 from ridgeline.core.events import Finish
@@ -46,7 +46,8 @@ def start_generation(
     _check_prompt_logprobs(requests, params, "logprobs" if payload.prompt_logprobs is None else "prompt_logprobs")
     tokenizer = service.model.tokenizer
     if not payload.use_beam_search:
-        return Generation(service.check_capacity(len(requests)), tokenizer, requests, params)
+        on_end = None if params.ignore_eos else service.answer_ended
+        return Generation(service.check_capacity(len(requests)), tokenizer, requests, params, on_end)
     engine = service.check_capacity(sum(request.choices for request in requests[:MAX_CONCURRENT_SEARCHES]))
     admit_step = service.admitter(step_params(requests[0].choices), priority=priority, salt=salt)
 
@@ -72,8 +73,16 @@ def _check_prompt_logprobs(requests: Sequence[Admitted], params: SamplingParams,
 class Generation:
     """All choices of one HTTP request, submitted when it is made. `abort` it whatever happens."""
 
-    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, requests: Sequence[Admitted], params: SamplingParams) -> None:
-        """Raises EngineDeadError while no engine takes requests."""
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        requests: Sequence[Admitted],
+        params: SamplingParams,
+        on_end: Callable[[ChoiceEnd], None] | None = None,
+    ) -> None:
+        """`on_end` is called with the end of each choice. Raises EngineDeadError while no engine takes requests."""
+        self._on_end = on_end
         self._engine = engine
         self._requests = requests
         self._wakeup = Wakeup()
@@ -110,6 +119,8 @@ class Generation:
                                 remaining -= 1
                                 if part.reason is Finish.ERROR:
                                     raise ApiError("engine_failed", part.message or "the engine ended this request with an error")
+                                if self._on_end is not None:
+                                    self._on_end(part)
                             self.usage.add(part)
                             yield part
         finally:

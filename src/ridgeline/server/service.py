@@ -21,12 +21,14 @@ from ridgeline.core.events import Event, Finish, StepLate
 from ridgeline.core.params import Admitted, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source, tenant_domain
+from ridgeline.engine.answer import ChoiceEnd
 from ridgeline.engine.canary import canary_request, judge
 from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, Finding, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
 from ridgeline.facts.hub.source import resolve_model
+from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
 from ridgeline.server.keys import ApiKeys
@@ -136,6 +138,7 @@ class Service:
             model = replace(model, findings=(*model.findings, *await _check_answers(engine, model)))
         for finding in model.findings:
             _LOG.log(_LEVELS[finding.severity], "%s", finding)
+        self.metrics.ends.chats = model.kind.kind == "instruct"
         self._model = model
         self.stage = "ready"
         return model
@@ -182,6 +185,14 @@ class Service:
         if self._engine is not None and (self._engine.starts != self._engine_starts or not self._engine.is_ready):
             self._engine_starts = self._engine.starts
             self.metrics.engine_lost()
+
+    def answer_ended(self, end: ChoiceEnd) -> None:
+        """Counts how an answer ended, and logs once where many end as no sound model's do."""
+        by_itself = end.reason is Finish.STOP and end.stop_reason is None
+        loops = end.reason is Finish.LENGTH and repeats(end.last_ids)
+        suspicion = self.metrics.ends.add(end.reason, end.usage.completion_tokens, by_itself=by_itself, loops=loops)
+        if suspicion is not None:
+            _LOG.warning("%s", suspicion)
 
     # ── used by endpoints ───────────────────────────────────────────────────────────────────────────────────────
 
