@@ -1,4 +1,4 @@
-"""N6, N7, N14, N21, N22, A5, A9, A10, A12, C6: keys, origins and certificates of a real server; settings of every source; `LLM`'s arguments."""
+"""N6, N7, N14, N21, N22, A5, A9, A10, A12, C6: keys, origins and certificates of a real server; settings; `LLM`'s arguments."""
 
 import json
 import signal
@@ -179,7 +179,8 @@ def site() -> Iterator[str]:
 def test_n6_a_real_browser(serving: Callable[..., Any], browser: Any, site: str) -> None:
     """A page of an allowed origin gets its answer; the same page under another name does not."""
     with serving("fake:{}", "--allowed-origins", site, RIDGELINE_API_KEY="hush") as server:
-        options = '{method: "POST", body: "{\\"prompt\\": \\"a\\"}", headers: {Authorization: "Bearer hush", "Content-Type": "application/json"}}'
+        headers = '{Authorization: "Bearer hush", "Content-Type": "application/json"}'
+        options = '{method: "POST", body: "{\\"prompt\\": \\"a\\"}", headers: ' + headers + "}"
         ask = f'fetch("{server.url}/tokenize", {options}).then(r => r.text()).catch(e => "blocked").then(t => window.answer = t); 1'
         for url, expected in ((site, "count"), (site.replace("127.0.0.1", "localhost"), "blocked")):
             browser.open(url)
@@ -189,7 +190,7 @@ def test_n6_a_real_browser(serving: Callable[..., Any], browser: Any, site: str)
 
 
 def explain(*words: str, **more: str) -> str:
-    done = subprocess.run([*COMMAND, "config", "explain", *words], capture_output=True, text=True, timeout=60, check=False, env=more or None)
+    done = subprocess.run([*COMMAND, "config", "explain", *words], capture_output=True, text=True, timeout=60, check=False, env=more)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -241,7 +242,7 @@ def test_a9_a_script_for_vllm_runs() -> None:
             (answer,) = llm.generate(prompts, params, use_tqdm=False, lora_request=None)  # type: ignore[call-arg, arg-type]
             assert answer.prompt_token_ids == (256, *b"Hello") and len(answer.outputs[0].token_ids) == 4
         for call, message in (
-            (partial(llm.generate, "a", sampling_param=params), "LLM.generate has no argument 'sampling_param'; did you mean sampling_params"),
+            (partial(llm.generate, "a", sampling_param=params), "no argument 'sampling_param'; did you mean sampling_params"),
             (partial(llm.generate, "a", lora_request=1), "adapters are not supported yet"),
             (partial(llm.generate, {"promt": "a"}), "a prompt has promt"),
             (partial(llm.generate, 5), "prompts is 5"),
