@@ -70,7 +70,7 @@ def test_the_first_published_block_is_kept() -> None:
     assert index.publish(who, 0) == []
     index.remove(1)
     assert not index.blocks and not index.by_block_id
-    assert index.publish(who, 0) == [(0, 7)]
+    assert index.publish(who, 0) == [7]
 
 
 def plain_hit(windows: tuple[int, ...], present: list[list[bool]], first: int) -> int:

@@ -67,6 +67,7 @@ class NamedTokenizer:
         self.names = tuple(dict.fromkeys([*names, *([bos] if bos else []), *eos]))
         self.bos = self.id_of(bos) if bos else None
         self.eos_ids = frozenset(256 + self.names.index(name) for name in eos)
+        self.markup = frozenset[str]()
         self.vocab_size = 256 + len(self.names)
         longest_first = sorted(map(re.escape, self.names), key=len, reverse=True)
         self._at = re.compile(f"({'|'.join(longest_first)})") if self.names else None

@@ -229,7 +229,7 @@ def test_tokenizer_routes_answer_in_vllms_shapes(site: Any) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "status", "code"), [
-    ("GET", "/nothing", 404, "not_found"), ("GET", "/v1/completions/", 404, "not_found"), ("GET", "/V1/models", 404, "not_found"),
+    ("GET", "/nothing", 404, "not_found"), ("GET", "/v1/completions/", 405, "method_not_allowed"), ("GET", "/V1/models", 404, "not_found"),
     ("GET", "/v1/completions", 405, "method_not_allowed"), ("DELETE", "/v1/models", 405, "method_not_allowed"),
     ("POST", "/", 405, "method_not_allowed"), ("GET", "/v1/models/other", 404, "model_not_found"),
 ])  # fmt: skip

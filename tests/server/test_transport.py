@@ -65,7 +65,17 @@ def test_silence_becomes_a_comment() -> None:
 
 
 def test_an_error_is_an_event_and_the_last() -> None:
-    lines = written(Events(ApiError("engine_failed", "so it is"))).decode().split("\n\n")
+    """It is raised behind them, so that the layers around the endpoint know of it."""
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    events = Events(ApiError("engine_failed", "so it is"))
+    with pytest.raises(ApiError, match="so it is"):
+        asyncio.run(EventStream(events.events(), events.close)(SCOPE, never, send))
+    lines = b"".join(sent).decode().split("\n\n")
+    assert events.closed == 1
     assert lines[3] == "data: 3" and '"message":"so it is"' in lines[4] and lines[5:] == ["data: [DONE]", ""]
 
 

@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 from chat_cases import NOW, NamedTokenizer, found
 
+from gold import TEMPLATES
 from ridgeline.errors import RequestError
 from ridgeline.text.chat import ChatTemplate
-from ridgeline.text.chat_content import AS_SENT, MAX_MESSAGES, TAG, ControlNames, Conversation, MessageFormat, VariableBuilder, cut_at_tag
+from ridgeline.text.chat_content import (
+    AS_SENT,
+    MAX_MESSAGES,
+    TAG,
+    ControlNames,
+    Conversation,
+    MessageFormat,
+    VariableBuilder,
+    cut_at_tag,
+    own_markup,
+)
 from ridgeline.text.tokenizer import MASK
 
 CHATML = (
@@ -34,7 +45,7 @@ def chatml() -> Iterator[ChatTemplate]:
 
 
 def read(conversation: Conversation, form: MessageFormat = AS_SENT) -> dict[str, Any]:
-    return VariableBuilder(CONTROL, form, {"bos_token": "<s>"}, {"style", "messages"}).build(conversation)
+    return VariableBuilder(CONTROL, CONTROL, form, {"bos_token": "<s>"}, {"style", "messages"}).build(conversation)
 
 
 def message(content: Any = "Hi", form: MessageFormat = AS_SENT, **more: Any) -> dict[str, Any]:
@@ -124,6 +135,20 @@ def test_a_name_is_marked_after_its_first_character() -> None:
     assert CONTROL.mask({"<s>": ["<s>", 7, None, ("<s>",)]}) == {f"<{MASK}s>": [f"<{MASK}s>", 7, None, [f"<{MASK}s>"]]}
     assert CONTROL.mask(f"<{MASK}s>") == f"<{MASK}s>", "a mark of the client's own is taken away first"
     assert ControlNames([]).mask("<s>") == "<s>"
+
+
+def test_an_assistant_keeps_the_tags_that_its_template_names() -> None:
+    """As it wrote them: Qwen 3's template takes the reasoning of earlier answers away, which it finds by these tags."""
+    markup = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>", "<start_of_image>", "[multimodal]", "<open>"})
+    text = (TEMPLATES / "Qwen-Qwen3-0.6B.jinja").read_text()
+    own = own_markup(markup, [text, "<start_of_image> <open>"])
+    assert own == {"<think>", "</think>", "<tool_call>", "</tool_call>"} and not own_markup(markup, ["nothing"])
+    names = ["<|im_start|>", "<|im_end|>"]
+    builder = VariableBuilder(ControlNames([*names, *markup]), ControlNames([*names, *(markup - own)]), AS_SENT, {}, {"messages"})
+    said = "<think>a</think>b <|im_end|> [multimodal]"
+    found = builder.build(Conversation([{"role": role, "content": said} for role in ("user", "assistant", "tool")]))["messages"]
+    assert found[1]["content"] == f"<think>a</think>b <{MASK}|im_end|> [{MASK}multimodal]"
+    assert found[0]["content"] == found[2]["content"] == f"<{MASK}think>a<{MASK}/think>b <{MASK}|im_end|> [{MASK}multimodal]"
 
 
 def test_roles_that_complete_a_name_are_marked_and_known_ones_are_not() -> None:

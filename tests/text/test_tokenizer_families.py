@@ -4,10 +4,13 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Library
 
 from gold import tokenizer_lines, vocabulary, vocabulary_cases
 from ridgeline.errors import ModelFormatError, ModelNotFoundError, RequestError
@@ -15,8 +18,8 @@ from ridgeline.facts.files.gguf import Header, read_header
 from ridgeline.text.bpe import PRE_TOKENIZERS, FastTokenizer
 from ridgeline.text.files import gguf_tokenizer, load_tokenizer
 from ridgeline.text.spm import SpmTokenizer
-from ridgeline.text.tokenizer import MASK, Tokenizer
-from ridgeline.text.vocabulary import TokenType
+from ridgeline.text.tokenizer import MASK, Tokenizer, markup_among
+from ridgeline.text.vocabulary import TokenType, Vocabulary
 
 BYTE_LEVEL = ("llama-bpe", "qwen2", "gpt-2", "deepseek-llm", "falcon", "starcoder", "mpt")
 SPM = ("llama-spm", "phi-3")
@@ -143,6 +146,45 @@ def test_a_mask_inside_no_name_changes_nothing(family: str, tmp_path: Path) -> N
             forged = found.encode(f"{text}\ufdd1{names[0][0]}{MASK}{names[0][1:]}", False, special=True)
             token = found.id_of(names[0])
             assert forged.count(token) == found.encode(text, False, special=True).count(token)
+
+
+MARKUP = ("<start_of_image>", "[multimodal]", "<tool_call>", "</tool_call>", "<img>", "]~b]")
+TEXTS = ("<table>", "</td>", "<h1>", "\n\n\n", "\t\t\t", "Zürich")
+"""User-defined tokens that are text."""
+
+
+def with_user_defined(family: str, path: Path) -> Tokenizer:
+    """The family's tokenizer with further user-defined tokens, as real vocabularies have them: of a tokenizer.json, or of a header."""
+    if family.startswith("header of "):
+        header = read_header(vocabulary(family.removeprefix("header of ")))
+        known, names = Vocabulary.from_header(header), [*MARKUP, *TEXTS]
+        kinds = [*known.kinds, *[int(TokenType.USER_DEFINED)] * len(names)]
+        return SpmTokenizer(replace(known, pieces=[*known.pieces, *names], scores=[*known.scores, *[0.0] * len(names)], kinds=kinds))
+    file = str(as_json(family, path) / "tokenizer.json")
+    library = Library.from_file(file)
+    library.add_tokens([AddedToken(name, normalized=False) for name in [*MARKUP, *TEXTS]])
+    library.save(file)
+    return load_tokenizer(path)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama-spm", "header of llama-spm", "header of phi-3"])
+def test_masked_markup_is_text_and_all_else_keeps_its_ids(family: str, tmp_path: Path) -> None:
+    plain, found = tokenizer(family.removeprefix("header of ")), with_user_defined(family, tmp_path / "model")
+    assert found.markup - plain.markup == set(MARKUP) and not found.markup & set(TEXTS)
+    for name in MARKUP:
+        token, masked = found.id_of(name), f"{name[0]}{MASK}{name[1:]}"
+        for special in (True, False):
+            assert token in found.encode(f"a {name} b", False, special=special), "in a raw prompt it is a token"
+        assert found.encode(f"a {masked} b", False, special=True) == plain.encode(f"a {name} b", False), name
+        ids = found.encode(f"x{masked}y<table>\n\n\nZürich{name}", False, special=True)
+        assert ids.count(token) == 1 and ids[-1] == token
+        assert [token for token in ids if token in map(found.id_of, TEXTS)] == list(map(found.id_of, ("<table>", "\n\n\n", "Zürich")))
+
+
+def test_a_tag_whose_opening_is_a_control_token_is_no_html() -> None:
+    assert "</s>" in tokenizer("phi-3").markup
+    assert markup_among(["<s>", "</s>", "<think>", "a b", "<|x|>", "ø", "  ", "<a", "[]"], {"<s>"}) == {"<s>", "</s>", "<think>", "<|x|>"}
+    assert markup_among(["<s>", "</s>", "<h2>", "</code>"], {"<bos>"}) == frozenset()
 
 
 def test_bos_is_never_doubled() -> None:

@@ -91,7 +91,7 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("serve org/name --port 70000", "--port", "serve org/name"),  # only tried: a hub would have to be asked
     # arguments
     ("serve --port 0", "no model is given", "serve demo --port 0"),
-    ("config explain", "Missing argument", "config explain demo"),
+    ("config explain", "no model is given", "config explain demo"),
     ("config", "Missing argument", "config explain demo"),
     ("plan llama-3-8b 8000 --device h100", "8000", "plan llama-3-8b --device h100"),
     ("whatif", "ridgeline replay", None),

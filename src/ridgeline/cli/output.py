@@ -119,13 +119,14 @@ def print_status(line: str) -> None:
 
 
 class LoadingProgress(AbstractContextManager["LoadingProgress"]):
-    """Progress while a model loads: a line that changes on a terminal, elsewhere one line per stage."""
+    """Progress while a model loads: a line that changes on a terminal, elsewhere, and where `report` is given, one line per stage."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[str], None] | None = None) -> None:
         self._status: Any = None
         self._stage = ""
         self._is_loading = True
-        if sys.stderr.isatty():
+        self._report = report or print_status
+        if report is None and sys.stderr.isatty():
             from rich.console import Console
 
             self._status = Console(stderr=True, highlight=False).status("starting")
@@ -136,7 +137,7 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
         if self._status is not None:
             self._status.update(f"{stage} {fraction:.0%}")
         elif stage != self._stage:
-            print_status(stage)
+            self._report(stage)
         self._stage = stage
 
     def close(self) -> None:

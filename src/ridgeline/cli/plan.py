@@ -172,7 +172,7 @@ def _summary_lines(report: "Report") -> list[str]:
     active = f", {report.active_parameters / 1e9:.2f} B active" if report.active_parameters < report.parameters else ""
     size = f"{report.parameters / 1e9:.2f} B parameters{active}"
     lines = [
-        f"{report.model}: {size}, {report.attention}, weights {report.dtype}, KV {report.kv_dtype}",
+        f"{report.model}: {size}, {report.attention}, weights {report.weights_format}, KV {report.kv_dtype}",
         f"{report.devices} × {report.device}, {sharding}; {report.users:,} × {report.context:,} tokens",
     ]
     if report.fits:

@@ -70,7 +70,7 @@ class EngineConfig:
     )  # fmt: skip
     step_ms: int = _set(
         60, "Milliseconds that a step with decode rows may take.", "bounds the time that prefill adds to steps with decoding sequences",
-        "vllm:inter_token_latency_seconds p99 above it: too many sequences; vllm:time_to_first_token_seconds too high: too short",
+        "ridgeline_late_steps grows: too many sequences, or too short; vllm:time_to_first_token_seconds too high: too short",
         bounds=(1, 60_000),
     )  # fmt: skip
     kv_cache_memory_bytes: int | None = _set(
@@ -147,6 +147,11 @@ class EngineConfig:
         None, "File for a trace of every thread in every step, for Perfetto (native runner).",
         "a file that Perfetto opens; costs a few percent of a step", "the disk fills up: set", unit="FILE",
     )  # fmt: skip
+    expect_sha256: str | None = _set(
+        None, "SHA-256 that the weights must have, or a file as sha256sum writes it.",
+        "weights that are damaged or replaced end the start; reading them takes about a second per GB",
+        "the start ends with another SHA-256: damaged weights, or a new version", unit="FILE",
+    )  # fmt: skip
     step_timeout_seconds: float = _set(
         8.0, "Seconds after which an engine that has work and does not move is restarted.",
         "an engine with work that does not move for this long is killed and started again; a long step moves",
@@ -221,6 +226,23 @@ class ServerConfig:
     shutdown_timeout: float = _set(
         30.0, "Seconds that accepted requests may continue after SIGTERM.", "long enough for an answer, short enough for a service manager",
         "answers cut at a restart: too short", unit="seconds", bounds=(0, 86_400),
+    )  # fmt: skip
+    max_connections: int = _set(
+        4_096, "Open connections, at most what the limit on open files (ulimit -n) leaves.",
+        "beyond it the connection whose client has been silent longest is closed", "log lines about connections closed to make room",
+        bounds=(16, 1 << 20),
+    )  # fmt: skip
+    max_connections_per_client: int = _set(
+        1_024, "Open connections of one client address.", "nobody takes all of them; behind a proxy all clients have its address",
+        "log lines about connections closed to make room, behind a proxy: too few", bounds=(1, 1 << 20),
+    )  # fmt: skip
+    log_level: str = _set(
+        "info", "Least level of log lines: debug, info, warning or error.", "one line per request; probes are lines of level debug",
+        "the log fills up: warning", choices=("debug", "info", "warning", "error"),
+    )  # fmt: skip
+    log_format: str = _set(
+        "text", "text: lines for people; json: one object per line.", "json is for programs that collect logs",
+        "a collector does not find the fields: text", choices=("text", "json"),
     )  # fmt: skip
 
     @property

@@ -13,10 +13,11 @@ from ridgeline.core.plan import IntColumn, Timings
 
 class Wait(StrEnum):
     """Reasons for which a sequence cannot be scheduled although its turn has come (`Sequence.waiting_for`): another sequence computes a
-    block of its prefix, or steps in flight still use its row."""
+    block of its prefix, steps in flight still use its row, or its grammar is being compiled."""
 
     PREFIX = "prefix"
     DRAIN = "drain"
+    GRAMMAR = "grammar"
 
 
 class Finish(StrEnum):
@@ -129,7 +130,7 @@ class Preempted:
 
 
 class Evicted(NamedTuple):
-    """The content of a published block is lost. A named tuple like `Moved` and `Published`, as there is one per block."""
+    """The content of a published block is lost. A named tuple like `Moved`, as there is one per block."""
 
     block_id: int
 
@@ -144,12 +145,6 @@ class Moved(NamedTuple):
     def out(self) -> bool:
         """True if the content left the device."""
         return self.to > self.block_id
-
-
-class Published(NamedTuple):
-    block_id: int
-    group: int
-    key: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +209,6 @@ Event = (
     | Preempted
     | Evicted
     | Moved
-    | Published
     | EndedProvisionally
     | Closed
     | Rejected

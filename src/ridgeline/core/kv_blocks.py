@@ -7,7 +7,7 @@ content moves there, and back to the device on a hit.
 from collections.abc import Callable
 
 from ridgeline.core.block_pool import BlockPool, HostBlocks
-from ridgeline.core.events import Event, Evicted, Moved, Published
+from ridgeline.core.events import Event, Evicted, Moved
 from ridgeline.core.plan import KVShape
 from ridgeline.core.prefix_cache import PrefixIndex
 from ridgeline.core.sequence import Sequence
@@ -180,11 +180,10 @@ class KVBlocks:
         if not self.index.is_shareable(sequence):
             self._mark_published(sequence, filled)
             return
-        keys, published = self.index.keys(sequence, filled), self.pool.published
+        self.index.keys(sequence, filled)
         for block in range(sequence.published, filled):
-            for group, block_id in self.index.publish(sequence, block):
-                published[block_id] = 1
-                self._emit(Published(block_id, group, keys[block]))
+            for block_id in self.index.publish(sequence, block):
+                self.pool.published[block_id] = 1
         self._mark_published(sequence, filled)
 
     def _mark_published(self, sequence: Sequence, blocks: int) -> None:

@@ -106,9 +106,9 @@ class PrefixIndex:
         """Returns the first block that a query at `position` can see through the window (0: no window)."""
         return max(0, position - window + 1) // self.shape.block_tokens if window else 0
 
-    def publish(self, sequence: Sequence, block: int) -> list[tuple[int, int]]:
-        """Publishes a full, computed block and ends the waits for it. Returns the (group, block id) that enter the index: not those whose
-        content another block holds already."""
+    def publish(self, sequence: Sequence, block: int) -> list[int]:
+        """Publishes a full, computed block, whose key has been made, and ends the waits for it. Returns the block ids that enter the index:
+        not those whose content another block holds already."""
         key, block_ids = sequence.keys[block], [table[block] for table in sequence.tables]
         self.computing.pop(key, None)
         found = self.blocks.get(key)
@@ -126,7 +126,7 @@ class PrefixIndex:
         for g, block_id in taken:
             found.block_ids[g] = block_id
             self.by_block_id[block_id] = found
-        return taken
+        return [block_id for _, block_id in taken]
 
     def remove(self, block_id: int) -> None:
         """Removes an evicted block."""

@@ -183,6 +183,7 @@ class EngineClient:
                     self._handle(message)
                 if self._ready is not None and self.state is not State.READY:
                     ready_at = loop.time()
+                    _log.info("engine ready", extra={"fields": {"pid": child.pid, "starts": self.starts}})
                     await self._set_state(State.READY)
         except WireError as error:
             self._cause = str(error)
@@ -193,11 +194,12 @@ class EngineClient:
             raise
         finally:
             watchdog.cancel()
+            failed = len(self._open)
             self._fail_open_requests()
             status = await child.end(EXIT_TIMEOUT_SECONDS)
             self.last_failure = self._cause or f"the engine process ended with status {status}"
         if not self._permanent:
-            _log.error("%s; the engine is started again", self.last_failure)
+            _log.error("engine ended, and is started again", extra={"fields": {"reason": self.last_failure, "failed_requests": failed}})
         return max(0.0, loop.time() - ready_at)
 
     async def _watch_progress(self, child: EngineProcess) -> None:

@@ -106,6 +106,10 @@ class Metrics:
         """Choices without a row: not started yet, or preempted."""
         return sum(request.open_choices for request in self._open.values()) - self.running
 
+    def kv_cache_usage(self, blocks: int) -> float:
+        """Share of so many KV blocks that somebody holds."""
+        return 0.0 if not blocks or self.free_blocks is None else 1 - (self.free_blocks + self.cached_blocks) / blocks
+
     @property
     def mean_request_seconds(self) -> float:
         """Mean time from arrival to end of all choices so far; 0 before the first."""

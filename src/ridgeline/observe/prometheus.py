@@ -41,10 +41,9 @@ class _Collector(Collector):
         m = self._metrics
         blocks = self._kv.blocks
         free = blocks if m.free_blocks is None else m.free_blocks
-        used = 0.0 if not blocks else 1 - (free + m.cached_blocks) / blocks
         yield self._gauge("vllm:num_requests_running", "Choices that are running.", m.running)
         yield self._gauge("vllm:num_requests_waiting", "Choices that are waiting: not started, or preempted.", m.waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "KV cache usage: share of blocks in use (1 is all).", used)
+        yield self._gauge("vllm:kv_cache_usage_perc", "KV cache usage: share of blocks in use (1 is all).", m.kv_cache_usage(blocks))
         yield self._gauge("ridgeline_kv_blocks_free", "Free KV blocks.", free)
         yield self._gauge("ridgeline_kv_blocks_cached", "Cached KV blocks that no request uses.", m.cached_blocks)
         if self._kv.host_blocks:

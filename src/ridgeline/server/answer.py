@@ -19,6 +19,7 @@ from starlette.responses import Response
 from ridgeline.engine import answer
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.server import replies
+from ridgeline.server.access import note_usage
 from ridgeline.server.body import StreamSettings
 from ridgeline.server.notes import Notes
 from ridgeline.server.service import Model
@@ -48,21 +49,32 @@ class UsageCounter:
     choices_per_prompt: int
     prompt_tokens: int
     cached_tokens: int = 0
+    first_token_at: float | None = None
+    """Time of the first output, by `time.monotonic`; the start of a choice comes with it."""
     _completion: dict[int, int] = field(default_factory=dict)
+    _finish_reasons: dict[str, None] = field(default_factory=dict)
 
     def add(self, part: Part) -> None:
         """Counts ids as they are answered; at its end a choice counts what the engine says."""
         if isinstance(part, ChoiceDelta):
             self._completion[part.index] = self._completion.get(part.index, 0) + len(part.delta.ids)
         elif isinstance(part, ChoiceEnd):
+            self._finish_reasons[part.reason.value] = None
             self._completion[part.index] = part.usage.completion_tokens
             if part.index % self.choices_per_prompt == 0:
                 self.cached_tokens += part.usage.cached_tokens
+        elif self.first_token_at is None:
+            self.first_token_at = time.monotonic()
 
     @property
     def completion_tokens(self) -> int:
         """Sum over all choices."""
         return sum(self._completion.values())
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Each reason for which a choice has ended, once."""
+        return list(self._finish_reasons)
 
     def usage(self, final: bool = False) -> replies.Usage:
         """The usage so far; the cached part of the prompt is known at the end."""
@@ -142,6 +154,7 @@ async def respond(
     request: Request, source: AnswerSource, form: AnswerFormat, n: int, streaming: StreamSettings | None, notes: Notes
 ) -> Response:
     """The answer of `n` choices per prompt; without `streaming` when it is whole. The source is aborted whatever happens."""
+    note_usage(request.scope, source.usage)
     headers = notes.tell()
     if streaming is not None:
         stream = EventStream(_events(source, form, streaming), source.abort)

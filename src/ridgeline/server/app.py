@@ -1,46 +1,63 @@
-"""The ASGI application: request id, pages of other origins, error handling, access check, router.
+"""The ASGI application: access log, pages of other origins, error handling, access check, queue, router.
 
-Owns the order of these layers. Endpoints live one file per family; the service that they share is passed in. `server.run` runs it.
+Owns the order of these layers, and what is said where there is no endpoint. Endpoints live one file per family; the service that they share
+is passed in. `server.run` runs it.
 """
 
-import re
-import secrets
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Final
 
 from starlette.exceptions import HTTPException
-from starlette.routing import Router
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.server import chat, completions, models, openapi, page, status
-from ridgeline.server.auth import AccessGuard
+from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error
+from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
+from ridgeline.server.connection import CROWDED_KEY
 from ridgeline.server.errors import ApiError, as_api_error
 from ridgeline.server.origins import CrossOrigin, parse_origins
 from ridgeline.server.service import Service
-from ridgeline.server.transport import BODY_SEND_KEY, Disconnected
+from ridgeline.server.transport import Disconnected
 
-REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
-"""Ids that a client may give its request; anything else is replaced, never echoed."""
+GENERATION: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
+"""Paths of requests that take a place in the queue."""
+MAX_PATH: Final = 100
+"""Characters of a path that are compared with those there are."""
 
 
 def build_app(service: Service) -> ASGIApp:
     """The whole application over `service`, which may still be loading."""
-    router = Router(
-        [
-            *page.routes(), *status.routes(service), *openapi.routes(service),
-            *models.routes(service), *completions.routes(service), *chat.routes(service),
-        ],
-        redirect_slashes=False,
-    )  # fmt: skip
+    routes = [
+        *page.routes(), *status.routes(service), *openapi.routes(service),
+        *models.routes(service), *completions.routes(service), *chat.routes(service),
+    ]  # fmt: skip
     origins = parse_origins(service.config.allowed_origins)
-    app: ASGIApp = ErrorHandler(AccessGuard(router, service.config.host, service.keys, origins))
-    return RequestId(CrossOrigin(app, origins) if origins else app)
+    queue = QueueGate(Router(routes, redirect_slashes=False), service)
+    app: ASGIApp = ErrorHandler(AccessGuard(queue, service.config.host, service.keys, origins), routes)
+    return AccessLog(CrossOrigin(app, origins) if origins else app)
+
+
+class QueueGate:
+    """Rejects what would have to wait in a full queue before its body is read: that costs little, however many come at once."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in GENERATION and scope["method"] == "POST" and self._service.is_ready:
+            self._service.check_capacity(1)
+        await self._app(scope, receive, send)
 
 
 class ErrorHandler:
     """Turns exceptions of the layers below into answers of the catalogue, unless an answer has started."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app = app
+        self._methods = {route.path: sorted((route.methods or set()) - {"HEAD"}) for route in routes if isinstance(route, Route)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # The router raises instead of answering in plain text where it finds an "app".
@@ -52,40 +69,45 @@ class ErrorHandler:
             await send(message)
 
         try:
+            _check_room(scope)
+            _strip_slash(scope)
             await self._app(scope, receive, send_and_note)
         except Disconnected:
-            return
-        except HTTPException as error:
-            await _routing_error(error, scope).response()(scope, receive, send)
+            note_error(scope, CLIENT_DISCONNECTED)
         except Exception as error:
-            answer = as_api_error(error)
+            answer = self._routing_error(error, scope) if isinstance(error, HTTPException) else as_api_error(error)
+            note_error(scope, answer.code)
             if not has_started:
                 await answer.response()(scope, receive, send)
 
+    def _routing_error(self, error: HTTPException, scope: Scope) -> ApiError:
+        path: str = scope["path"]
+        if error.status_code == 405:
+            allowed = ", ".join(self._methods.get(path, ())) or (error.headers or {}).get("Allow", "other methods")
+            return ApiError("method_not_allowed", f"{scope['method']} is not possible here; {allowed} is", headers=error.headers)
+        nearest = _nearest(path, list(self._methods))
+        advice = f"; the nearest path is {' or '.join(self._methods[nearest])} {nearest}" if nearest else ""
+        table = ", ".join(f"{' '.join(methods)} {path}" for path, methods in self._methods.items())
+        return ApiError("not_found", f"there is nothing at this path{advice}. This server has: {table}")
 
-def _routing_error(error: HTTPException, scope: Scope) -> ApiError:
-    if error.status_code == 405:
-        return ApiError("method_not_allowed", f"{scope['method']} is not allowed here", headers=error.headers)
-    return ApiError("not_found", "there is nothing at this path")
+
+def _check_room(scope: Scope) -> None:
+    """Raises ApiError on a connection that is one too many, unless it only asks how the server is."""
+    if CROWDED_KEY in scope and scope["path"] not in PROBES:
+        message = "too many connections are open; close some of yours, or try again"
+        raise ApiError("too_many_connections", message, headers={**CLOSE_HEADERS, "Retry-After": "1"})
 
 
-class RequestId:
-    """Gives every answer an `X-Request-Id`: the client's, where it sent a harmless one, or a new one."""
+def _strip_slash(scope: Scope) -> None:
+    """`/v1/models/` means `/v1/models`, for every layer below alike. Public routes have one spelling: theirs."""
+    path: str = scope["path"]
+    if path.startswith("/v1/") and path.endswith("/"):
+        scope["path"] = path[:-1]
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
-        scope[BODY_SEND_KEY] = send
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
+def _nearest(path: str, paths: list[str]) -> str | None:
+    """The path that a client may have meant; None where none resembles it."""
+    known = [each.partition("{")[0] for each in paths]
+    within = [each for each, plain in zip(paths, known, strict=True) if len(plain) > 1 and (path.endswith(plain) or plain.endswith(path))]
+    close = get_close_matches(path[:MAX_PATH].lower(), known, 1, 0.6)
+    return min(within, key=len) if within else paths[known.index(close[0])] if close else None

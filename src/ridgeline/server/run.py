@@ -1,6 +1,6 @@
 """The server's run on a socket, until a signal: binds first, loads while `/livez` answers already, drains at the end.
 
-Owns the order of start and stop, the listening socket and the signals. Never exits the process.
+Owns the order of start and stop, and the listening socket. Never exits the process.
 """
 
 import asyncio
@@ -9,44 +9,75 @@ import gc
 import logging
 import signal
 import socket
+from asyncio.base_events import Server as AsyncioServer
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import ceil
-from typing import Final
+from functools import partial
+from typing import Final, cast
 
 import uvicorn
 
+from ridgeline.config.env import state_directory
 from ridgeline.errors import ConfigError
+from ridgeline.observe.logs import with_fields
+from ridgeline.observe.throughput import log_throughput
 from ridgeline.server.app import build_app
 from ridgeline.server.auth import check_exposure
+from ridgeline.server.connection import HttpConnection
+from ridgeline.server.listener import Connections, Listener, connection_limit
+from ridgeline.server.running import announced
 from ridgeline.server.service import Model, Service
+from ridgeline.server.signals import MIN_SHUTDOWN_SECONDS, Shutdown, reload_on_signal
 from ridgeline.server.tls import Certificate
-from ridgeline.server.transport import HttpProtocol
 
 log = logging.getLogger("ridgeline.server")
 
-MIN_SHUTDOWN_SECONDS: Final = 2
-"""Least time for the last bytes of answers."""
 BACKLOG: Final = 2048
 
 
 def run(service: Service, on_ready: Callable[[Model, str], None]) -> None:
-    """Serves until SIGINT or SIGTERM. `on_ready` gets the model and the URL. Raises a RidgelineError where it cannot start."""
-    check_exposure(service.config)
-    certificate = Certificate(service.config)
-    with _listening_socket(service.config.host, service.config.port) as listener:
+    """Serves until SIGINT or SIGTERM. `on_ready` gets the model and the URL.
+
+    Raises a RidgelineError where it cannot start, KeyboardInterrupt where SIGINT comes while it loads.
+    """
+    settings = service.config
+    check_exposure(settings)
+    certificate = Certificate(settings)
+    with (
+        _listening_socket(settings.host, settings.port) as listener,
+        announced(state_directory(), url=_url(listener, certificate), model=service.name),
+    ):
+        limit = connection_limit(settings.max_connections)
+        log.debug("listening", extra=with_fields(url=_url(listener, certificate), max_connections=limit))
         config = uvicorn.Config(
-            build_app(service), http=HttpProtocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            build_app(service), http=HttpConnection, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=MIN_SHUTDOWN_SECONDS,
         )
         config.load()
         config.ssl = certificate.context
+        server = _Server(config, Connections(limit, settings.max_connections_per_client))
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(service, _Server(config), listener, certificate, on_ready))
+            if runner.run(_serve(service, server, listener, certificate, on_ready)):
+                raise KeyboardInterrupt
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handlers, which would end the process with the signal after a clean stop."""
+    """Uvicorn with limits on connections, and without its own signal handlers, which would end the process with the signal after a clean
+    stop."""
+
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
+        super().__init__(config)
+        self._connections = connections
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens on the sockets."""
+        await self.lifespan.startup()
+        connect = partial(HttpConnection, self.config, self.server_state, self.lifespan.state, self._connections)
+        listeners = [Listener(each, self._connections, connect, self.config.ssl) for each in sockets or ()]
+        for each in listeners:
+            each.start()
+        self.servers = cast(list[AsyncioServer], listeners)
+        self.started = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,67 +86,37 @@ class _Server(uvicorn.Server):
 
 async def _serve(
     service: Service, server: uvicorn.Server, listener: socket.socket, certificate: Certificate, on_ready: Callable[[Model, str], None]
-) -> None:
+) -> bool:
+    """True if it was interrupted before it was ready."""
+    is_ready = False
+
     async def load() -> None:
         model = await service.start()
         gc.collect()
         gc.freeze()  # what has been loaded stays: a collection that walked over a vocabulary would hold up every stream
+        nonlocal is_ready
+        is_ready = True
         on_ready(model, _url(listener, certificate))
-        await service.wait_failed()
+        await asyncio.gather(service.wait_failed(), log_throughput(service.current_metrics, model.limits.kv.blocks))
 
-    stopping = _stop_on_signals(service, server)
-    _reload_on_signal(service, certificate)
+    shutdown = Shutdown(service, server)
+    shutdown.listen(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    if service.config.api_key_file is not None or certificate.context is not None:
+        reload_on_signal(service, certificate)
     serving, loading = asyncio.create_task(server.serve([listener])), asyncio.create_task(load())
     try:
         await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
-        if loading.done() and not stopping:  # no signal came, so this is a failure to report
+        if loading.done() and not shutdown.has_begun:  # no signal came, so this is a failure to report
             loading.result()
         await serving
     finally:
         server.should_exit = True
-        for task in (loading, *stopping):
-            task.cancel()
+        loading.cancel()
+        shutdown.cancel()
         await service.stop()
-        await asyncio.gather(serving, loading, *stopping, return_exceptions=True)
-
-
-def _stop_on_signals(service: Service, server: uvicorn.Server) -> set["asyncio.Task[None]"]:
-    """The first signal lets accepted requests end, while new ones are rejected and `/readyz` answers 503; the second does not wait.
-
-    Returns the shutdowns under way: empty until a signal has come.
-    """
-    loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def end(seconds: float) -> None:
-        deadline = loop.time() + seconds
-        if not await service.drain(seconds):
-            await service.stop()
-        server.config.timeout_graceful_shutdown = max(MIN_SHUTDOWN_SECONDS, ceil(deadline - loop.time()))
-        server.should_exit = True
-
-    def stop() -> None:
-        tasks.add(loop.create_task(end(0.0 if tasks else service.config.shutdown_timeout)))
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    return tasks
-
-
-def _reload_on_signal(service: Service, certificate: Certificate) -> None:
-    """SIGHUP reads keys and certificate again, where there are files of them. Open connections and requests stay."""
-
-    def reload() -> None:
-        try:
-            keys = service.keys.reload()
-            certificate.reload()
-        except ConfigError as error:
-            log.error("SIGHUP: %s; what was read before stays", error)
-        else:
-            log.warning("SIGHUP: %d keys%s are read again", keys, "" if certificate.context is None else " and the certificate")
-
-    if service.config.api_key_file is not None or certificate.context is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+        await asyncio.gather(serving, loading, return_exceptions=True)
+    shutdown.log_end()
+    return not is_ready and shutdown.reason == "SIGINT"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Bytes in and out of a connection: HTTP/1.1 with bounded heads and bodies, JSON answers, server-sent events, disconnects.
+"""Bytes of one exchange: bounded bodies, JSON answers, server-sent events, disconnects.
 
 Owns the grammar of an event stream, and the bytes between an application's write and the socket. They wait less than an iteration of the
 event loop: a step has a token for every stream, so all events are made first and the system calls follow each other. Never looks into a
@@ -9,18 +9,15 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.server.errors import ApiError, as_api_error
 
-MAX_HEAD_BYTES: Final = 32 * 1024
-"""Bytes of a request line and headers that may arrive before they are complete."""
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_DISCARDED_BYTES: Final = 16 << 20
 """Bytes of a body that is too large that are read and discarded, so that the client sees the answer."""
@@ -101,7 +98,7 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events: one `data:` line per event, then `[DONE]`. An error becomes an event of its own before `[DONE]`.
+    """Server-sent events: one `data:` line per event, then `[DONE]`. An error becomes an event of its own before `[DONE]`, and is raised.
 
     `events` gives the payloads, JSON without newlines, or KEEP_ALIVE; `close` is called at the end, also when the client goes or does
     not read.
@@ -133,12 +130,16 @@ class EventStream(Response):
             await send_body({"type": "http.response.body", "body": data, "more_body": more})
             self._sending_since = math.inf
 
+        failure: ApiError | None = None
         try:
             async for event in self._events:
                 await write(COMMENT if event is KEEP_ALIVE else b"data: " + event + b"\n\n")
         except Exception as error:
-            await write(b"data: " + as_api_error(error).body + b"\n\n")
+            failure = as_api_error(error)
+            await write(b"data: " + failure.body + b"\n\n")
         await write(DONE, more=False)
+        if failure is not None:
+            raise failure
 
     async def _send_timeout(self) -> None:
         """Ends when one event has waited SEND_TIMEOUT_SECONDS for the client. Checked that rarely, so that an event costs no timer."""
@@ -180,46 +181,3 @@ class BufferedTransport:
         parts, self._parts, self._bytes = self._parts, [], 0
         if parts and not self._transport.is_closing():
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
-
-
-class HttpProtocol(HttpToolsProtocol):
-    """One connection: uvicorn's parser, whose own errors get the body that every other error has."""
-
-    _head_bytes = 0
-    _in_head = True
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Every write of the connection goes through `BufferedTransport`."""
-        super().connection_made(cast(asyncio.Transport, BufferedTransport(transport, self.loop)))
-
-    def data_received(self, data: bytes) -> None:
-        """Counts bytes since the start of a head; uvicorn's parser itself would take headers without end."""
-        self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._reject(ApiError("headers_too_large", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
-
-    def on_message_begin(self) -> None:
-        self._in_head = True
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._head_bytes = 0
-        super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """The answer to what is not HTTP. `msg` is the parser's and stays out of the answer."""
-        self._reject(ApiError("invalid_http", "this is not an HTTP/1.1 request"))
-
-    def _reject(self, error: ApiError) -> None:
-        if not (self.cycle is None or self.cycle.response_complete):
-            self.transport.close()
-            return
-        body = error.body
-        head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(head.encode() + body)
-        self.transport.close()

@@ -5,7 +5,7 @@ before merging, as data: one row per value of `tokenizer.ggml.pre`. Splitting an
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Library
 
 from ridgeline.errors import ModelFormatError, RequestError
 from ridgeline.facts.files.gguf import Header
-from ridgeline.text.tokenizer import MASK
+from ridgeline.text.tokenizer import MASK, markup_among
 from ridgeline.text.vocabulary import END_NAMES, TokenType
 
 _CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -114,15 +114,18 @@ class FastTokenizer:
         self._library = library
         self._table = table
         self._guarded: tuple[Library, Mapping[int, int]] | None = None
-        """A copy in which control tokens have guarded names, and its ids where they differ; made when a text first needs it."""
+        """A copy in which control tokens and markup have guarded names, and its ids where they differ; made when a text first needs it."""
         self._guarded_lock = Lock()
         self.bos = table.bos
         self.eos_ids = table.eos_ids
         self.vocab_size = len(table.pieces)
         self._ids = {piece: token for token, piece in enumerate(table.pieces) if piece}
-        names = sorted((table.pieces[token] for token in table.control if table.pieces[token]), key=len, reverse=True)
-        self._names = re.compile("|".join(map(re.escape, names))) if names else None
-        self._stray_guards = re.compile(f"{_GUARD}+(?={'|'.join(map(re.escape, names))})")
+        control = frozenset(table.pieces[token] for token in table.control if table.pieces[token])
+        self.markup = markup_among((table.pieces[token] for token in table.added - table.control), control)
+        self._control = _any_of(control)
+        self._marked = _any_of(self.markup)
+        self._names = _any_of(control | self.markup)
+        self._stray_guards = re.compile(f"{_GUARD}+(?={self._names.pattern if self._names else ''})")
         self._bytes = [self._piece(token, piece) for token, piece in enumerate(table.pieces)]
 
     def encode(self, text: str, add_bos: bool, special: bool = False) -> list[int]:
@@ -154,28 +157,29 @@ class FastTokenizer:
     def _encode_special(self, text: str) -> list[int]:
         if MASK not in text or self._names is None:
             return self._encode_with(self._library, text.replace(MASK, ""))
-        parts: list[str] = []
-        at = 0
-        for name in self._names.finditer(text):
-            parts += [self._strip_marks(text[at : name.start()]), _GUARD, name.group()]
-            at = name.end()
-        return self._encode_guarded("".join(parts) + self._strip_marks(text[at:]))
+        return self._encode_guarded(text, self._names)
 
     def _encode_ordinary(self, text: str) -> list[int]:
-        if self._names is None or not self._names.search(text):
+        if self._control is None or not self._control.search(text):
             return self._encode_with(self._library, text)
-        return self._encode_guarded(self._strip_marks(text))
+        return self._encode_guarded(text, self._marked)
 
-    def _strip_marks(self, text: str) -> str:
-        """Removes masks, and guards before names, which `_encode_special` alone may set."""
-        return self._stray_guards.sub("", text.replace(MASK, ""))
-
-    def _encode_guarded(self, text: str) -> list[int]:
+    def _encode_guarded(self, text: str, names: re.Pattern[str] | None) -> list[int]:
+        """Ids of a text in which `names` alone are tokens; other control tokens and markup, masked or not, are text."""
+        parts: list[str] = []
+        at = 0
+        for name in names.finditer(text) if names else ():
+            parts += [self._strip_marks(text[at : name.start()]), _GUARD, name.group()]
+            at = name.end()
         with self._guarded_lock:
             if self._guarded is None:
-                self._guarded = _guarded(self._library, self._table.control)
+                self._guarded = _guarded(self._library, self.markup, self._table.control)
         library, ids = self._guarded
-        return [ids.get(token, token) for token in self._encode_with(library, text)]
+        return [ids.get(token, token) for token in self._encode_with(library, "".join(parts) + self._strip_marks(text[at:]))]
+
+    def _strip_marks(self, text: str) -> str:
+        """Removes masks, and guards before names, which `_encode_guarded` alone may set."""
+        return self._stray_guards.sub("", text.replace(MASK, ""))
 
     @staticmethod
     def _encode_with(library: Library, text: str) -> list[int]:
@@ -200,8 +204,13 @@ class FastTokenizer:
         return bytes((int(byte[1], 16),)) if byte else piece.replace(_SPACE_MARK, " ").encode()
 
 
-def _guarded(library: Library, control: frozenset[int]) -> tuple[Library, Mapping[int, int]]:
-    """A copy of the library's tokenizer with guarded names for control tokens; ids of the copy → ids of the original."""
+def _any_of(names: Collection[str]) -> re.Pattern[str] | None:
+    """Finds the longest of the names at a position; None where there are none."""
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
+
+
+def _guarded(library: Library, markup: frozenset[str], control: frozenset[int]) -> tuple[Library, Mapping[int, int]]:
+    """A copy of the library's tokenizer with guarded names for control tokens and markup; ids of the copy → ids of the original."""
     other = Library(library.model)
     if library.normalizer is not None:
         other.normalizer = library.normalizer
@@ -209,7 +218,7 @@ def _guarded(library: Library, control: frozenset[int]) -> tuple[Library, Mappin
         other.pre_tokenizer = library.pre_tokenizer
     ids: dict[int, int] = {}
     for token, added in library.get_added_tokens_decoder().items():
-        name = _GUARD + added.content if token in control else added.content
+        name = _GUARD + added.content if token in control or added.content in markup else added.content
         flags = {flag: getattr(added, flag) for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")}
         other.add_tokens([AddedToken(name, **flags)])
         found = other.token_to_id(name)

@@ -15,7 +15,7 @@ from ridgeline.errors import ConfigError, ModelFormatError, ModelNotFoundError, 
 from ridgeline.facts.files.gguf import Header, read_header
 from ridgeline.facts.files.json_file import read_object, read_text
 from ridgeline.text.chat_check import TOOLS, TemplateCheck, check_template, detect_format, probe_roles, unusable
-from ridgeline.text.chat_content import AS_SENT, ControlNames, Conversation, VariableBuilder, cut_at_tag, unmasked
+from ridgeline.text.chat_content import AS_SENT, ControlNames, Conversation, VariableBuilder, cut_at_tag, own_markup, unmasked
 from ridgeline.text.chat_process import Renderer
 from ridgeline.text.prompt_cache import Encoder
 from ridgeline.text.tokenizer import Tokenizer
@@ -158,7 +158,10 @@ class ChatTemplate:
         self._reason = ""
         try:
             self._renderer = Renderer(files.texts)
-            self._builder = VariableBuilder(ControlNames.from_tokenizer(tokenizer), AS_SENT, files.tokens, self._renderer.variables)
+            names = ControlNames.from_tokenizer(tokenizer)
+            own = own_markup(tokenizer.markup, files.texts.values())
+            assistant = ControlNames.from_tokenizer(tokenizer, own) if own else names
+            self._builder = VariableBuilder(names, assistant, AS_SENT, files.tokens, self._renderer.variables)
             result = self._check(tokenizer)
         except (ModelFormatError, OverloadedError) as error:
             result = unusable(str(error))
@@ -222,7 +225,11 @@ class ChatTemplate:
 
     def _check(self, tokenizer: Tokenizer) -> TemplateCheck:
         def attempt(conversation: Conversation) -> str:
-            return self._render(self._builder.build(conversation))
+            variables = self._builder.build(conversation)
+            try:
+                return self._render(variables)
+            except OverloadedError:  # a busy moment of the machine is no fault of the template
+                return self._render(variables)
 
         self._builder = replace(self._builder, format=detect_format(attempt))
         roles = probe_roles(attempt)

@@ -40,8 +40,16 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 """Roles that templates know by name. They are part of names such as `<|user|>` and stay what they are."""
 
 
+def own_markup(markup: frozenset[str], templates: Collection[str]) -> frozenset[str]:
+    """Tags around parts of an assistant's text that a template itself names (`<think>` and `</think>`, `<tool_call>` …). The model wrote
+    them as tokens, and templates look for them, so what an assistant said keeps them."""
+    pairs = ((f"<{name[1:-1]}>", f"</{name[1:-1]}>") for name in markup if name.startswith("<") and name.endswith(">"))
+    tags = {name for pair in pairs if markup >= set(pair) for name in pair}
+    return frozenset(name for name in tags if any(name in text for text in templates))
+
+
 class ControlNames:
-    """The names of a tokenizer's control tokens. Names of a single character, which no real vocabulary has, are not masked."""
+    """The names of a tokenizer's control tokens and markup. Names of a single character, which no real vocabulary has, are not masked."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(name for name in names if len(name) > 1)
@@ -50,10 +58,10 @@ class ControlNames:
         self._at = re.compile(f"(?={longest_match_pattern(self._names)})") if self._names else None
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer) -> "ControlNames":
-        """The names of all control tokens; takes some 0.05 s for 262,144 ids."""
+    def from_tokenizer(cls, tokenizer: Tokenizer, kept: Collection[str] = ()) -> "ControlNames":
+        """The names of all control tokens and of all markup but what is `kept`; takes some 0.05 s for 262,144 ids."""
         ids = filter(tokenizer.is_control, range(tokenizer.vocab_size))
-        return cls([tokenizer.piece(token).decode("utf-8", "replace") for token in ids])
+        return cls([*(tokenizer.piece(token).decode("utf-8", "replace") for token in ids), *(tokenizer.markup - set(kept))])
 
     def mask(self, value: object) -> object:
         """The same data with every string in it masked, keys too."""
@@ -102,6 +110,7 @@ _RESERVED = frozenset(
 )
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which a message's reasoning is sent; templates read the first, or the second."""
+_SAID = frozenset({"content", *_REASONING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +141,15 @@ AS_SENT: Final = MessageFormat(parts=True, object_arguments=False)
 class VariableBuilder:
     """Builds a template's variables.
 
-    names      control tokens, masked in clients' text
+    names      control tokens and markup, masked in clients' text
+    assistant  the same for what an assistant said, which may hold more
     format     the message format that the template takes
     fixed      variables that the model sets (`bos_token`, …)
     variables  names that the template reads
     """
 
     names: ControlNames
+    assistant: ControlNames
     format: MessageFormat
     fixed: Mapping[str, str]
     variables: Collection[str]
@@ -206,8 +217,11 @@ class VariableBuilder:
         return plain
 
     def _masked(self, message: Message) -> dict[str, Any]:
+        role = str(message["role"])
+        said = self.assistant if role == "assistant" else self.names
         try:
-            return {key: self.names.mask_role(str(value)) if key == "role" else self.names.mask(value) for key, value in message.items()}
+            masked = {key: (said if key in _SAID else self.names).mask(value) for key, value in message.items()}
+            return {**masked, "role": self.names.mask_role(role)}
         except RecursionError:
             raise RequestError("a message nests too deeply: at most some 100 levels are supported", param="messages") from None
 

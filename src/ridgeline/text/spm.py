@@ -12,7 +12,7 @@ from sentencepiece import SentencePieceProcessor
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.text.spm_model import model_proto
-from ridgeline.text.tokenizer import MASK, longest_match_pattern
+from ridgeline.text.tokenizer import MASK, longest_match_pattern, markup_among
 from ridgeline.text.vocabulary import TokenType, Vocabulary
 
 _SPACE_MARK = "\u2581"
@@ -33,6 +33,7 @@ class SpmTokenizer:
         self._user_defined = {piece: token for token, piece in enumerate(self._pieces) if self._kinds[token] == user_defined and piece}
         self._user_defined_pattern = _split_pattern(self._user_defined)
         named = {piece: token for token, piece in enumerate(self._pieces) if self._kinds[token] in _WITHOUT_TEXT and piece}
+        self.markup = markup_among(self._user_defined, named)
         self._special = {**named, **self._user_defined}
         self._special_pattern = _split_pattern(self._special)
         self._bpe = SentencePieceProcessor()
@@ -48,24 +49,22 @@ class SpmTokenizer:
         A surrogate without its partner is no character and becomes U+FFFD."""
         if not text.isascii():
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        ids = self._split(text, self._special_pattern, self._special) if special else self._encode_ordinary(text)
+        if not special:
+            text = text.replace(MASK, "")
+        pattern, tokens = (self._special_pattern, self._special) if special else (self._user_defined_pattern, self._user_defined)
+        ids = self._split(text, pattern, tokens)
         first = self.bos if add_bos else None
         return ids if first is None or (special and ids[:1] == [first]) else [first, *ids]
 
-    def _encode_ordinary(self, text: str) -> list[int]:
-        return self._split(text.replace(MASK, ""), self._user_defined_pattern, self._user_defined)
-
     def _split(self, text: str, pattern: re.Pattern[str] | None, tokens: Mapping[str, int]) -> list[int]:
-        """Ids of text split at `tokens` by `pattern`; masked text between them is encoded as ordinary text."""
+        """Ids of text split at `tokens` by `pattern`; what is between them is ordinary, masked names too."""
         ids: list[int] = []
         prefix = " " if self._space_prefix else ""
         for index, fragment in enumerate(pattern.split(text) if pattern else (text,)):
             if index % 2:
                 ids.append(tokens[fragment])
-            elif MASK in fragment:
-                ids += self._encode_ordinary(fragment)
-            elif fragment:
-                ids += self._bpe.encode(prefix + fragment)
+            elif plain := fragment.replace(MASK, ""):
+                ids += self._bpe.encode(prefix + plain)
         return ids
 
     def id_of(self, piece: str) -> int | None:

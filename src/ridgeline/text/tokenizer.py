@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS
@@ -19,6 +19,7 @@ class Tokenizer(Protocol):
 
     bos      the id that starts every prompt; None: the model wants none
     eos_ids  ids that end a generation, from every source that names one
+    markup   names of tokens that ordinary text is split at too, and that mean something to the model as control tokens do
     """
 
     @property
@@ -28,13 +29,16 @@ class Tokenizer(Protocol):
     def eos_ids(self) -> frozenset[int]: ...
 
     @property
+    def markup(self) -> frozenset[str]: ...
+
+    @property
     def vocab_size(self) -> int: ...
 
     def encode(self, text: str, add_bos: bool, special: bool = False) -> list[int]:
         """Ids of `text`. `add_bos` puts `bos` first where there is one and, with `special`, the text does not begin with its name.
 
         special  names of control tokens become their ids, but where `MASK` stands inside the name; else they are ordinary text.
-                 `MASK` itself stands for nothing: it is removed from the text before ordinary text is encoded.
+                 So it is with `markup`, which else become their ids. `MASK` itself stands for nothing, and only here means anything.
         """
         ...
 
@@ -63,6 +67,7 @@ class ByteTokenizer:
 
     bos: int | None = _BOS
     eos_ids = frozenset({_EOS})
+    markup = frozenset[str]()
     vocab_size = 258
 
     def encode(self, text: str, add_bos: bool, special: bool = False) -> list[int]:
@@ -107,6 +112,28 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
             if ids:
                 unique[ids] = None
     return tuple(unique)
+
+
+_ELEMENTS: Final = re.compile(
+    "a|abbr|article|aside|b|blockquote|body|br|button|caption|center|cite|code|col|colgroup|dd|del|details|dfn|div|dl|dt|em|figcaption|"
+    "figure|font|footer|form|h[1-6]|head|header|hr|html|i|iframe|ins|kbd|label|legend|li|link|main|mark|meta|nav|ol|option|p|pre|q|s|samp|"
+    "script|section|select|small|span|strike|strong|style|sub|summary|sup|svg|table|tbody|td|textarea|tfoot|th|thead|time|title|tr|tt|u|ul|var"
+)
+"""HTML's elements of text. Those of media (`img`, `audio`, `video`) are names of control tokens in models that take media."""
+_TAG: Final = re.compile(r"</?([a-z][a-z0-9]*)>")
+
+
+def markup_among(names: Iterable[str], control: Collection[str]) -> frozenset[str]:
+    """Of the `names` of user-defined tokens those that mean something to the model as `control` tokens do: `<start_of_image>`,
+    `[multimodal]`, `<tool_call>`. The others are text: words, white space, tags of HTML unless the one that opens is a control token."""
+    return frozenset(name for name in names if _is_markup(name, control))
+
+
+def _is_markup(name: str, control: Collection[str]) -> bool:
+    if len(name) < 3 or name[0].isalnum() or name[-1].isalnum() or name.split() != [name] or not any(map(str.isalpha, name)):
+        return False
+    tag = _TAG.fullmatch(name)
+    return tag is None or not _ELEMENTS.fullmatch(tag[1]) or f"<{tag[1]}>" in control
 
 
 _MAX_NESTING = 64

@@ -1,0 +1,143 @@
+"""Log lines of a served process: one per event, timestamped, as text or as JSON, on stderr.
+
+Owns handlers, formats and levels. Loggers are called `ridgeline.<area>`; a line is a short event and named fields, passed as
+`log.info("request", extra=with_fields(status=200))`. Lines are formatted and written by a thread of their own: a log that nobody reads, or
+a full disk, delays no request. What clients send is escaped, so that no line can be forged.
+"""
+
+import json
+import logging
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any, Final
+
+MAX_QUEUED_LINES: Final = 10_000
+"""Lines that may wait to be written; further ones are dropped and counted."""
+CLOSE_SECONDS: Final = 2.0
+"""Time at the end of the process to write what waits."""
+STDERR: Final = 2
+
+
+def with_fields(**fields: object) -> dict[str, object]:
+    """The `extra` of a line with these fields; None leaves a field out."""
+    return {"fields": {name: value for name, value in fields.items() if value is not None}}
+
+
+@contextmanager
+def logging_to(file: int = STDERR, *, level: str = "info", form: str = "text") -> Iterator[None]:
+    """Lines of this process go to a file descriptor meanwhile: Ridgeline's from `level` on, those of libraries from warnings on."""
+    handler = WriterHandler(file, JsonFormatter() if form == "json" else TextFormatter())
+    root, own, http = logging.getLogger(), logging.getLogger("ridgeline"), logging.getLogger("uvicorn.error")
+    before = [(each, each.level) for each in (root, own, http)]
+    own.setLevel(level.upper())
+    root.setLevel(max(logging.WARNING, own.level))
+    http.setLevel(logging.ERROR)  # what it warns of has a line of its own here
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+        for logger, earlier in before:
+            logger.setLevel(earlier)
+
+
+class WriterHandler(logging.Handler):
+    """Hands records to a thread that formats and writes them. `emit` never waits.
+
+    It writes past `sys.stderr`, whose lock a blocked write would hold when the process ends.
+    """
+
+    def __init__(self, file: int, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._file = file
+        self._queue: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_QUEUED_LINES)
+        self._dropped = self._failed = self._told = 0
+        """Lines that found the queue full; lines that could not be written; lines of these that the log has told of."""
+        self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queues the record, or counts it as dropped where too many wait."""
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self._dropped += 1
+
+    def close(self) -> None:
+        """Writes what waits, for at most CLOSE_SECONDS."""
+        with suppress(queue.Full):
+            self._queue.put(None, timeout=CLOSE_SECONDS)
+            self._thread.join(CLOSE_SECONDS)
+        super().close()
+
+    def _write_all(self) -> None:
+        while (record := self._queue.get()) is not None:
+            self._failed += not self._write(record)
+            if lost := self._dropped + self._failed - self._told:
+                text = "log lines were lost: they came faster than they could be written, or could not be written"
+                line = logging.LogRecord("ridgeline.log", logging.WARNING, "", 0, text, None, None)
+                line.__dict__ |= with_fields(lines=lost)
+                self._told += lost * self._write(line)
+
+    def _write(self, record: logging.LogRecord) -> bool:
+        """True if the line was written whole."""
+        try:
+            line = memoryview((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
+            while line:
+                line = line[os.write(self._file, line) :]
+        except OSError:  # a full disk, a reader that has gone: serving goes on
+            return False
+        except Exception:
+            self.handleError(record)
+        return True
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-05-01T12:00:00.123Z INFO ridgeline.access request status=200 path=/v1/models …`; lines of tracebacks are indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, with a traceback several."""
+        fields = "".join(f" {name}={_word(value)}" for name, value in _fields(record).items())
+        line = f"{_timestamp(record)} {record.levelname} {record.name} {_escaped(record.getMessage())}{fields}"
+        return line + "".join(f"\n    {_escaped(each)}" for each in _traceback(self, record).splitlines())
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: `time`, `level`, `logger`, `message`, the fields under their own names, `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line of ASCII."""
+        line = {"time": _timestamp(record), "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        line |= _fields(record)
+        if traceback := _traceback(self, record):
+            line["exception"] = traceback
+        return json.dumps(line, default=str)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = getattr(record, "fields", {})
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in fields.items()}
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+def _word(value: object) -> str:
+    """A value of text form: bare where it is one word, else a JSON string."""
+    text = str(value)
+    return text if text.isprintable() and text and not set(text) & set(' "=') else json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _escaped(text: str) -> str:
+    return text if text.isprintable() else json.dumps(text)[1:-1]
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    return formatter.formatException(record.exc_info) if record.exc_info else ""

@@ -1,0 +1,124 @@
+"""One log line per request, and its id: the outermost layer of the application.
+
+Owns what a line says: never a prompt, an answer, a key or a query string. It is written once, when the answer has ended, so that streams
+pay nothing for it.
+"""
+
+import logging
+import re
+import secrets
+import time
+from typing import Any, Final, Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ridgeline.observe.logs import with_fields
+from ridgeline.server.connection import REJECTED_KEY
+from ridgeline.server.errors import ApiError
+from ridgeline.server.transport import BODY_SEND_KEY
+
+log = logging.getLogger("ridgeline.access")
+
+REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+"""Ids that a client may give its request; anything else is replaced, never echoed."""
+PROBES: Final = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+"""Paths that are asked every few seconds: answered as they should be, they are lines of level debug."""
+MAX_PATH: Final = 128
+"""Characters of a path in a line."""
+CLIENT_DISCONNECTED: Final = "client_disconnected"
+DISCONNECTED_STATUS: Final = 499
+"""Status, as nginx writes it, where a client went before its answer began."""
+ACCESS_KEY: Final = "ridgeline.access"
+
+
+class Usage(Protocol):
+    """What an answer cost so far. `first_token_at` is `time.monotonic`'s; None before there is one."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    first_token_at: float | None
+
+    @property
+    def completion_tokens(self) -> int: ...
+
+    @property
+    def finish_reasons(self) -> list[str]: ...
+
+
+class Access:
+    """What is known of one request."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.status: int | None = None
+        self.error: str | None = None
+        self.usage: Usage | None = None
+
+
+def note_error(scope: Scope, code: str) -> None:
+    """The request's answer is an error, or ends with one."""
+    if access := scope.get(ACCESS_KEY):
+        access.error = code
+
+
+def note_usage(scope: Scope, usage: Usage) -> None:
+    """The request generates; `usage` counts while it does."""
+    if access := scope.get(ACCESS_KEY):
+        access.usage = usage
+
+
+class AccessLog:
+    """Writes the line of each request, and gives its answer an `X-Request-Id`: the client's, where it sent a harmless one, or a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
+        scope[ACCESS_KEY] = access = Access()
+        scope[BODY_SEND_KEY] = send
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                access.status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            _write(scope, request_id.decode(), access)
+
+
+def _write(scope: Scope, request_id: str, access: Access) -> None:
+    rejected: ApiError | None = scope.get(REJECTED_KEY)
+    if rejected is not None:
+        access.status, access.error = access.status or rejected.status, rejected.code
+    path, status = scope["path"], access.status or DISCONNECTED_STATUS
+    level = logging.DEBUG if path in PROBES and status < 400 else logging.INFO
+    if not log.isEnabledFor(level):
+        return
+    client = scope["client"][0] if scope.get("client") else None
+    log.log(level, "request", extra=with_fields(
+        id=request_id, client=client, method=scope["method"], path=path[:MAX_PATH], status=status, error=access.error,
+        **_generation(access), total_seconds=time.monotonic() - access.began,
+    ))  # fmt: skip
+
+
+def _generation(access: Access) -> dict[str, Any]:
+    """Fields of a request that generates."""
+    usage = access.usage
+    if usage is None:
+        return {}
+    first = usage.first_token_at
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "ttft_seconds": None if first is None else first - access.began,
+        "finish": ",".join(usage.finish_reasons) or ("abort" if access.error in (None, CLIENT_DISCONNECTED) else "error"),
+    }

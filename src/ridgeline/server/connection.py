@@ -1,0 +1,195 @@
+"""One connection: uvicorn's HTTP/1.1 parser with bounded heads, deadlines for the client, and the error bodies of every other answer.
+
+Owns what happens to bytes that are no request, and to clients that stop in the middle of one. How many connections there are, and which one
+has waited too long, is `server.listener`'s.
+"""
+
+import asyncio
+import logging
+import socket
+from contextlib import suppress
+from typing import Any, Final, Protocol, cast
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from ridgeline.observe.logs import with_fields
+from ridgeline.server.errors import ApiError
+from ridgeline.server.transport import BODY_TIMEOUT_SECONDS, BufferedTransport
+
+log = logging.getLogger("ridgeline.access")
+
+MAX_HEAD_BYTES: Final = 32 * 1024
+"""Bytes of a request line and headers that may arrive before they are complete."""
+HEAD_TIMEOUT_SECONDS: Final = 10.0
+"""Time for a TLS handshake, and for a request line with its headers."""
+IDLE_TIMEOUT_SECONDS: Final = 75.0
+"""Time for which a connection stays open between two requests: more than the 60 s after which proxies close theirs."""
+UNREAD_BODY_SECONDS: Final = BODY_TIMEOUT_SECONDS + 5
+"""Time for a body that no endpoint reads: those that do give up earlier, with an answer of their own."""
+PROBE_SECONDS: Final = (0.0, 0.1, 1.0)
+"""Pauses before interim answers to a client that has closed its sending side; the last is repeated."""
+REJECTED_KEY: Final = "ridgeline.rejected"
+"""Key in a scope of the ApiError with which the connection itself answered the request."""
+CROWDED_KEY: Final = "ridgeline.crowded"
+"""Key in a scope: the connection is one too many, and only probes are answered on it."""
+
+
+class ConnectionTable(Protocol):
+    """All connections; knows whose turn it is to send on each."""
+
+    def await_client(self, connection: "HttpConnection", seconds: float) -> None:
+        """Calls `time_out` unless `await_server` or `remove` is called within that time."""
+        ...
+
+    def await_server(self, connection: "HttpConnection") -> None:
+        """The client may take its time from now on."""
+        ...
+
+    def remove(self, connection: "HttpConnection") -> None:
+        """The connection is closed."""
+        ...
+
+
+class HttpConnection(HttpToolsProtocol):
+    """One accepted connection. `address` is what limits count by; `is_crowded`: one more than there should be."""
+
+    def __init__(
+        self, config: Config, state: ServerState, app_state: dict[str, Any], table: ConnectionTable,
+        accepted: socket.socket, address: bytes, is_crowded: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(config, state, app_state)
+        self.address = address
+        self._table = table
+        self._accepted = accepted
+        self._is_crowded = is_crowded
+        self._is_dropped = False
+        self._head_bytes = 0
+        self._in_head = self._in_body = False
+
+    # ── events of the transport ─────────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Every write of the connection goes through `BufferedTransport`."""
+        super().connection_made(cast(asyncio.Transport, BufferedTransport(transport, self.loop)))
+        self._table.await_client(self, HEAD_TIMEOUT_SECONDS)
+        if self._is_dropped:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._table.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Counts bytes since the start of a head; uvicorn's parser itself would take headers without end."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._reject(ApiError("headers_too_large", f"the headers have more than {MAX_HEAD_BYTES} bytes"))
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client has closed its sending side, or both: only a write tells. True: the connection stays open for the answer.
+
+        A stream ends here: its client is as good as gone, and what it has not been sent costs the engine time.
+        """
+        if self._in_head or self._in_body:
+            self._reject(ApiError("invalid_http", "the client stopped sending in the middle of its request"))
+            return False
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.response_started:
+            return False
+        cycle.keep_alive = False
+        if self.scheme == "https" or cycle.scope["http_version"] == "1.0":
+            return False
+        self._probe(0)
+        return True
+
+    def _probe(self, count: int) -> None:
+        """Sends interim answers while there is no answer: the system of a client that has gone altogether ends the connection on them."""
+        if self.transport.is_closing() or self.cycle.response_started:
+            return
+        if count:
+            self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+        self.loop.call_later(PROBE_SECONDS[min(count, len(PROBE_SECONDS) - 1)], self._probe, count + 1)
+
+    # ── events of the parser ────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        if self._is_answered:
+            self._table.await_client(self, HEAD_TIMEOUT_SECONDS)
+        super().on_message_begin()
+        if self._is_crowded:
+            cast(dict[str, Any], self.scope)[CROWDED_KEY] = True
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._in_body = False, True
+        if self._is_answered:
+            self._table.await_client(self, UNREAD_BODY_SECONDS)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._head_bytes, self._in_body = 0, False
+        if self._is_answered:
+            self._table.await_client(self, IDLE_TIMEOUT_SECONDS)
+        else:
+            self._table.await_server(self)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Also called by an answer that did not wait for its request's body."""
+        super().on_response_complete()
+        self._unset_keepalive_if_required()  # the table's deadlines take its place
+        if self._is_answered:
+            seconds = HEAD_TIMEOUT_SECONDS if self._in_head else UNREAD_BODY_SECONDS if self._in_body else IDLE_TIMEOUT_SECONDS
+            self._table.await_client(self, seconds)
+
+    @property
+    def _is_answered(self) -> bool:
+        """True if no request waits for its answer."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def send_400_response(self, msg: str) -> None:
+        """The answer to what is not HTTP. `msg` is the parser's and stays out of the answer."""
+        self._reject(ApiError("invalid_http", "this is not an HTTP/1.1 request, or its body is malformed"))
+
+    # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def time_out(self) -> None:
+        """The client did not send in time: 408 in the middle of a request, else the connection is closed."""
+        if self._in_head:
+            self._reject(ApiError("client_too_slow", f"the headers did not arrive within {HEAD_TIMEOUT_SECONDS:g} s"))
+        elif self._in_body and not self._is_answered:
+            self._reject(ApiError("client_too_slow", f"the body did not arrive within {UNREAD_BODY_SECONDS:g} s"))
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        """Closes the connection now, whatever has not been sent."""
+        self._is_dropped = True
+        if self.transport is not None:
+            self.transport.abort()
+        else:  # in the middle of a TLS handshake, which then fails
+            with suppress(OSError):
+                self._accepted.shutdown(socket.SHUT_RDWR)
+
+    def _reject(self, error: ApiError) -> None:
+        """Answers what came, where an answer can still be told from another's, and closes."""
+        if self._in_body != self._is_answered:
+            if self._in_body:
+                cycle = self.cycle
+                cast(dict[str, Any], cycle.scope)[REJECTED_KEY] = error
+                cycle.disconnected = True
+                cycle.message_event.set()
+            else:
+                log.info("request", extra=with_fields(client=self.client and self.client[0], status=error.status, error=error.code))
+            if not (self._in_body and self.cycle.response_started):
+                self.transport.write(_response(error))
+        self.transport.close()
+
+
+def _response(error: ApiError) -> bytes:
+    body = error.body
+    head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return head.encode() + body

@@ -1,0 +1,305 @@
+"""What an operator meets at the socket and in the log: N5 N23 C13 C14, X2 X5 X6 X9. Real servers, raw sockets."""
+
+import json
+import re
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import pytest
+
+from ridgeline.server import connection
+
+SLOW = 'fake:{"step_seconds": 0.02}'
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(serving: Callable[..., Any]) -> Iterator[Any]:
+    with serving(SLOW, "--log-level", "debug") as server:
+        yield server
+
+
+def connect(server: Any) -> socket.socket:
+    address = urlsplit(server.url)
+    return socket.create_connection((address.hostname, address.port), timeout=10)
+
+
+def sent(server: Any, *parts: bytes, half_close: bool = False) -> bytes:
+    """All that comes back."""
+    with closing(connect(server)) as client:
+        for part in parts:
+            client.sendall(part)
+            time.sleep(0.02)
+        if half_close:
+            client.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+        return answer
+
+
+def post(server: Any, body: dict[str, Any], **headers: str) -> Any:
+    request = Request(f"{server.url}/v1/completions", json.dumps(body).encode(), headers)
+    with urlopen(request, timeout=20) as answer:
+        return answer.read()
+
+
+def lines(server: Any, wanted: str, count: int = 1) -> list[str]:
+    """Lines of the log that hold this, as soon as there are so many."""
+    end = time.monotonic() + 10
+    while len(found := [line for line in server.output().splitlines() if re.search(wanted, line)]) < count:
+        assert time.monotonic() < end, server.output()
+        time.sleep(0.02)
+    return found
+
+
+# ── the log ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_n5_each_request_has_one_line_without_its_prompt(server: Any) -> None:
+    post(server, {"prompt": "the secret prompt", "max_tokens": 4}, **{"X-Request-Id": "one"})
+    post(server, {"prompt": "the secret prompt", "max_tokens": 4, "stream": True, "n": 2}, **{"X-Request-Id": "two"})
+    [one] = lines(server, "id=one")
+    fields = "method=POST path=/v1/completions status=200 prompt_tokens=18 cached_tokens=0 output_tokens=4"
+    stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO ridgeline\.access request id=one client=127\.0\.0\.1"
+    assert re.fullmatch(rf"{stamp} {fields} ttft_seconds=0\.\d+ finish=length total_seconds=0\.\d+", one)
+    assert "output_tokens=8" in lines(server, "id=two")[0]
+    post(server, {"prompt": "x", "max_tokens": 1}, **{"X-Request-Id": "three"})
+    lines(server, "id=three")
+    assert len(lines(server, "id=(one|two)")) == 2 and "secret prompt" not in server.output()
+
+
+def test_n5_a_client_that_leaves_is_a_line_too(server: Any) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 4000, "stream": True, "ignore_eos": True}).encode()
+    with closing(connect(server)) as client:
+        client.sendall(HEAD + b"X-Request-Id: leaver\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+    [line] = lines(server, "id=leaver")
+    assert "error=client_disconnected" in line and "finish=abort" in line
+
+
+def test_n5_probes_are_lines_of_level_debug_and_queries_are_left_out(server: Any) -> None:
+    assert server.get("/livez")[0] == 200 and server.get("/v1/models?key=secret")[0] == 200
+    assert " DEBUG " in lines(server, "path=/livez")[0] and " INFO " in lines(server, "path=/v1/models")[0]
+    assert "secret" not in server.output()
+
+
+def test_n5_start_settings_and_end_are_lines_and_json_is_json(serving: Callable[..., Any]) -> None:
+    with serving(SLOW, "--log-format", "json") as server:
+        assert server.get("/v1/models")[0] == 200
+        server.process.terminate()
+        assert server.process.wait(10) == 0
+        found = [json.loads(line) for line in server.output().splitlines()]
+    events = [line["message"].split(" ")[0] for line in found if line["logger"] != "ridgeline.notes"]
+    assert events[0] == "starting" and "request" in events and events[-2:] == ["shutdown", "shutdown"]
+    assert found[-1] | {"time": 0, "seconds": 0} == {
+        "time": 0, "level": "info", "logger": "ridgeline.server", "message": "shutdown ended", "reason": "SIGTERM", "aborted_requests": 0,
+        "seconds": 0,
+    }  # fmt: skip
+    assert not [line for line in found if line["level"] == "debug"], "settings such as screened_head are for --log-level debug"
+
+
+# ── the end ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_x5_a_shutdown_that_cuts_requests_ends_with_0_and_says_how_many(serving: Callable[..., Any]) -> None:
+    with serving(SLOW, "--shutdown-timeout", "0.5") as server:
+        body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True}).encode()
+        clients = [connect(server) for _ in range(40)]
+        for client in clients:
+            client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        while server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") < 40:
+            time.sleep(0.02)
+        server.process.terminate()
+        answers = []
+        for client in clients:
+            with closing(client):
+                answers.append(client.recv(20))
+        assert server.process.wait(10) == 0
+        assert set(answers) == {b"HTTP/1.1 503 Service"}
+        assert "reason=SIGTERM open_requests=40 timeout_seconds=0.5" in lines(server, "shutdown began")[0]
+        assert "reason=SIGTERM aborted_requests=40" in lines(server, "shutdown ended")[0]
+        assert "engine ended" not in server.output() and "Traceback" not in server.output()
+
+
+# ── what is no request ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("parts", "half_close"), [
+    ((HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"zz\r\n{}\r\n0\r\n\r\n"), False),
+    ((HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",), False),
+    ((HEAD + b"Content-Length: 50\r\n\r\n", b'{"prompt":'), True),
+    ((HEAD,), True),
+    ((b"nonsense\r\n\r\n",), False),
+])  # fmt: skip
+def test_x6_what_is_malformed_or_cut_gets_a_400_before_the_end(server: Any, parts: tuple[bytes, ...], half_close: bool) -> None:
+    answer = sent(server, *parts, half_close=half_close)
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1 4") == 1
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert json.loads(body)["error"]["code"] == "invalid_http" and b"connection: close" in head
+
+
+def test_x6_a_client_that_has_closed_its_side_gets_its_answer(server: Any) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 30, "ignore_eos": True}).encode()
+    answer = sent(server, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body, half_close=True)
+    while answer.startswith(b"HTTP/1.1 102"):
+        answer = answer.partition(b"\r\n\r\n")[2]
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200") and len(json.loads(body)["choices"][0]["text"]) == 30
+
+
+def test_x6_a_client_that_has_gone_altogether_is_noticed(server: Any) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True}).encode()
+    with closing(connect(server)) as client:
+        client.sendall(HEAD + b"X-Request-Id: gone\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        time.sleep(0.1)
+    assert "error=client_disconnected" in lines(server, "id=gone")[0]
+
+
+# ── paths ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("path", "nearest"), [
+    ("/v1/modles", "GET /v1/models"), ("/chat/completions", "POST /v1/chat/completions"), ("/v1/v1/models", "GET /v1/models"),
+    ("/v1/completion", "POST /v1/completions"), ("/nothing/of/the/kind", None),
+])  # fmt: skip
+def test_n23_a_404_says_what_exists(server: Any, path: str, nearest: str | None) -> None:
+    status, body = server.get(path)
+    message = json.loads(body)["error"]["message"]
+    assert status == 404 and "POST /v1/chat/completions" in message and "GET /metrics" in message
+    assert (f"the nearest path is {nearest}." in message) if nearest else "nearest" not in message
+
+
+def test_c13_a_wrong_method_says_which_is_right(server: Any) -> None:
+    status, body = server.get("/v1/chat/completions")
+    assert status == 405 and json.loads(body)["error"]["message"] == "GET is not possible here; POST is"
+
+
+def test_c14_a_slash_at_the_end_changes_nothing(server: Any) -> None:
+    assert server.get("/v1/models/") == server.get("/v1/models") and server.get("/v1/models/")[0] == 200
+    assert json.loads(server.get("/v1/models/fake/")[1])["id"] == "fake"
+    assert server.get("/livez/")[0] == 404, "public routes have one spelling"
+
+
+# ── silent clients ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Watch:
+    """Asks `/livez` on connections of its own until it is told to end; keeps the longest time of an answer in seconds."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.longest, self.count = url, 0.0, 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            began = time.monotonic()
+            with urlopen(f"{self.url}/livez", timeout=10) as answer:
+                assert answer.status == 200
+            self.longest, self.count = max(self.longest, time.monotonic() - began), self.count + 1
+            time.sleep(0.02)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+@contextmanager
+def silent(server: Any, count: int, first: bytes = b"") -> Iterator[list[socket.socket]]:
+    """So many connections that send this much and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, count + 500)), hard))
+    sockets = []
+    try:
+        for _ in range(count):
+            sockets.append(connect(server))
+            if first:
+                sockets[-1].sendall(first)
+        yield sockets
+    finally:
+        for each in sockets:
+            each.close()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("first", [b"", HEAD, HEAD + b"Content-Length: 100\r\n\r\n{"], ids=["nothing", "half a head", "half a body"])
+def test_x2_1200_silent_sockets_leave_livez_answering(server: Any, first: bytes) -> None:
+    with Watch(server.url) as watch, silent(server, 1_200, first):
+        time.sleep(0.5)
+    assert watch.longest <= 1.0 and watch.count >= 3
+
+
+class Changed:
+    """A server started with a line of Python before it."""
+
+    def __init__(self, prelude: str, environment: dict[str, str], log: Path) -> None:
+        self.log = log
+        program = f"{prelude}; from ridgeline.cli.main import main; main()"
+        with log.open("w") as file:
+            command = [sys.executable, "-c", program, "serve", SLOW, "--port", "0"]
+            self.process = subprocess.Popen(command, stderr=file, env=environment)
+        self.url = lines(self, r"url=http")[0].split("url=")[1].split()[0]
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def __enter__(self) -> "Changed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        try:
+            assert self.process.wait(10) == 0
+        finally:
+            self.process.kill()
+
+
+@pytest.mark.alone
+def test_x2_260_silent_sockets_under_a_limit_of_200_files(environment: dict[str, str], tmp_path: Path) -> None:
+    prelude = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))"
+    with Changed(prelude, environment, tmp_path / "log") as server:
+        with Watch(server.url) as watch, silent(server, 260):
+            lines(server, "connections were closed to make room")
+            files = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+        assert watch.longest <= 1.0 and watch.count >= 3
+        assert files < 190 and "no connection can be accepted" not in server.output()
+
+
+@pytest.mark.alone
+def test_x2_who_sends_too_slowly_is_told_and_closed(environment: dict[str, str], tmp_path: Path) -> None:
+    """With deadlines of half a second in place of ten: half a head, though it drips; a connection at rest; one that never spoke."""
+    assert connection.HEAD_TIMEOUT_SECONDS <= 10
+    prelude = (
+        "from ridgeline.server import connection, listener; "
+        "connection.HEAD_TIMEOUT_SECONDS = listener.HEAD_TIMEOUT_SECONDS = connection.IDLE_TIMEOUT_SECONDS = 0.5"
+    )
+    with Changed(prelude, environment, tmp_path / "log") as server:
+        began = time.monotonic()
+        with closing(connect(server)) as mute, closing(connect(server)) as resting, closing(connect(server)) as dripping:
+            resting.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            dripping.sendall(b"GET / HTTP/1.1\r\n")
+            dripping.settimeout(0.1)
+            answer = b""
+            while not answer and time.monotonic() - began < 5:
+                dripping.sendall(b"X: y\r\n")
+                with suppress(TimeoutError):
+                    answer = dripping.recv(1000)
+            assert answer.startswith(b"HTTP/1.1 408 ") and b"the headers did not arrive" in answer
+            assert mute.recv(100) == b""
+            assert resting.recv(1000).endswith(b"ok\n") and resting.recv(100) == b""
+        assert time.monotonic() - began < 4
