@@ -32,6 +32,8 @@ def show(
         print_json(found)
         return
     for key, value in found.items():
+        if key == "bytes":
+            key, value = "size", format_bytes(value)
         if key == "chat_template":
             value = f"its own, {len(value):,} characters (--json prints it)" if value else "none"
         if value not in (None, "", [], {}):
@@ -60,7 +62,6 @@ def _describe(name: str, stores: "ModelStores", stack: ExitStack) -> dict[str, A
     return {
         "name": name,
         **provenance,
-        "size": format_bytes(sum(file.stat().st_size for file in files)),
         "bytes": sum(file.stat().st_size for file in files),
         "architecture": facts.architecture,
         "runs_here": _reason(path, read_model_facts),

@@ -50,7 +50,7 @@ def find_path(name: str) -> Path | None:
         return None
     if path.suffix == ".safetensors":
         raise ModelNotFoundError(f"{path} holds weights alone; give the directory {path.parent}, with its config.json and tokenizer")
-    return path.resolve()
+    return path.absolute()  # not resolved: a link in a hub's cache has the name of the file, by which other parts of it are found
 
 
 def find_local(name: str, stores: "ModelStores") -> Path | None:
@@ -139,4 +139,4 @@ def _find_model(directory: Path) -> Path:
         raise ModelNotFoundError(
             f"{directory} holds no checkpoint and {len(first_parts)} GGUF models, exactly one was expected; give the path of the file"
         )
-    return first_parts[0].resolve()
+    return first_parts[0].absolute()
