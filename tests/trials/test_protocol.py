@@ -175,6 +175,23 @@ def test_c11_template_arguments(http: httpx.Client) -> None:
     refused(chat(http, chat_template_kwargs={"messages": []}), "chat_template_kwargs")
 
 
+def test_c12_ranks_of_prompt_tokens_are_right_outside_the_likeliest(http: httpx.Client) -> None:
+    """Those of a few likeliest agree with those of many; a token among none of them has a rank beyond."""
+    prompt = "The capital of zebra Paris"
+    few, many = (
+        ok(complete(http, prompt=prompt, prompt_logprobs=count))["choices"][0]["prompt_logprobs"][1:] for count in (0, 20)
+    )
+    unlikely = 0
+    for alone, found in zip(few, many, strict=True):
+        ((token, own),) = alone.items()
+        assert own["rank"] == found[token]["rank"] and own["rank"] >= 1
+        likelier = [each for each in found.values() if each["logprob"] > own["logprob"]]
+        assert own["rank"] == len(likelier) + 1 if own["rank"] <= 20 else len(likelier) == 20
+        assert sorted(each["rank"] for each in found.values())[:20] == list(range(1, 21))
+        unlikely += own["rank"] > 20
+    assert unlikely
+
+
 def test_c15_and_a1_what_would_change_the_answer_is_refused_by_name(http: httpx.Client) -> None:
     for name, value in {
         "mirostat": 2, "typical_p": 0.5, "typ_p": 0.5, "dry_multiplier": 0.8, "xtc_probability": 0.5, "dynatemp_range": 0.3,

@@ -64,10 +64,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one sampled position: the sampled id's, and the k best ids in descending order."""
+    """Log-probabilities at one sampled position: the sampled id's, the k best ids in descending order, and the place of the sampled id in
+    that order of all ids, from 1."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 1
 
 
 @dataclass(frozen=True, slots=True)

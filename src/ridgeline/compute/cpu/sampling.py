@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
 from ridgeline.compute.decoding.edits import History, Mask
-from ridgeline.compute.decoding.sampler import Sampled, token_logprobs
+from ridgeline.compute.decoding.sampler import Sampled, rank, token_logprobs
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import TokenLogprobs
 
@@ -217,4 +217,5 @@ def _scored(count: int, token: int, logits: Floats, sums: tuple[float, float], b
     ids = best[:count]
     values = logits[ids].astype(np.float64) - highest - total
     order = np.lexsort((ids, -values))
-    return TokenLogprobs(float(logits[token]) - highest - total, tuple(zip(ids[order].tolist(), values[order].tolist(), strict=True)))
+    top = tuple(zip(ids[order].tolist(), values[order].tolist(), strict=True))
+    return TokenLogprobs(float(logits[token]) - highest - total, top, rank(logits, token, top))

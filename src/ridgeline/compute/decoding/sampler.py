@@ -93,7 +93,7 @@ def score(logits: NDArray[np.float32], tokens: Sequence[int], counts: Sequence[i
 
 
 def token_logprobs(logits: NDArray[np.float32], token: int, k: int) -> TokenLogprobs:
-    """Log-softmax of logits [V] at `token` and at its k best ids, in descending order, equals by id; k ≥ 0 is cut at V.
+    """Log-softmax of logits [V] at `token` and at the k best ids, in descending order, equals by id; k ≥ 0 is cut at V. And its rank.
 
     Logits that are not finite give NaN rather than an error.
     """
@@ -103,7 +103,17 @@ def token_logprobs(logits: NDArray[np.float32], token: int, k: int) -> TokenLogp
         total = float(np.log(np.exp(logits - highest).sum(dtype=np.float64)))
         values = logits[best].astype(np.float64) - float(highest) - total  # one after the other: beside a large logit a sum would round
     top = tuple((int(best[i]), float(values[i])) for i in np.lexsort((best, -values)))
-    return TokenLogprobs(float(logits[token]) - float(highest) - total, top)
+    return TokenLogprobs(float(logits[token]) - float(highest) - total, top, rank(logits, token, top))
+
+
+def rank(logits: NDArray[np.float32], token: int, top: Sequence[tuple[int, float]]) -> int:
+    """Place of `token` among the ids by descending logits [V], equals by id, from 1; where `top`, the first of them, has it, nothing is
+    counted."""
+    for place, (other, _) in enumerate(top, 1):
+        if other == token:
+            return place
+    value = logits[token]
+    return 1 + int(np.count_nonzero(logits > value)) + int(np.count_nonzero(logits[:token] == value))
 
 
 def _walk(
