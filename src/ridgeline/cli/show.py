@@ -50,13 +50,13 @@ def _describe(name: str, stores: "ModelStores", stack: ExitStack) -> dict[str, A
     """What `show` prints, in order. Files of a hub's headers live as long as `stack`."""
     from ridgeline.facts.headers.read import describe_files, read_model_facts
     from ridgeline.facts.hub.digests import weight_files
-    from ridgeline.facts.hub.source import is_remote, resolve_model
+    from ridgeline.facts.hub.source import find_here
 
-    if is_remote(name, stores):
-        path, provenance = _remote(name, stores, stack)
-    else:
-        path = resolve_model(name, stores)
+    path = find_here(name, stores)
+    if path is not None:
         provenance = _local(name, path, stores)
+    else:
+        path, provenance = _remote(name, stores, stack)
     facts, files = describe_files(path), weight_files(path)
     report = plan_here(facts)
     return {

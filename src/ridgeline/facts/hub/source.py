@@ -28,12 +28,17 @@ def resolve_model(name: str, stores: "ModelStores", progress: Progress = lambda 
     is damaged or a repository holds nothing that is accepted, ConfigError where the disk is too small.
     """
     path = find_path(name)
-    if path is not None:
-        return path
-    is_packaged = name in PACKAGED
-    found = assemble_model(name, stores.cache, progress) if is_packaged else find_local(name, stores) or _pull(name, stores, progress)
-    note_use(stores.cache, found)
-    return found
+    if path is None:
+        path = find_here(name, stores, progress) or _pull(name, stores, progress)
+        note_use(stores.cache, path)
+    return path
+
+
+def find_here(name: str, stores: "ModelStores", progress: Progress = lambda stage, fraction: None) -> Path | None:
+    """Path of the model `name` where it is on this machine, without counting as its use; None for one that only a hub can have."""
+    if name in PACKAGED:
+        return assemble_model(name, stores.cache, progress)
+    return find_path(name) or find_local(name, stores)
 
 
 def find_path(name: str) -> Path | None:
@@ -79,7 +84,7 @@ def _pull(name: str, stores: "ModelStores", progress: Progress) -> Path:
 
 def is_remote(name: str, stores: "ModelStores") -> bool:
     """True for a model that only a hub has. Asks no hub. Raises ModelNotFoundError for a path at which no model is."""
-    return name not in PACKAGED and find_path(name) is None and find_local(name, stores) is None and find_hub_name(name) is not None
+    return name not in PACKAGED and find_hub_name(name) is not None and find_path(name) is None and find_local(name, stores) is None
 
 
 def find_hub_name(name: str) -> HubName | None:
