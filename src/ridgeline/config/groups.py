@@ -70,7 +70,7 @@ class EngineConfig:
     )  # fmt: skip
     step_ms: int = _set(
         60, "Milliseconds that a step with decode rows may take.", "bounds the time that prefill adds to steps with decoding sequences",
-        "vllm:inter_token_latency_seconds p99 above it: too many sequences; vllm:time_to_first_token_seconds too high: too short",
+        "ridgeline_late_steps grows: too many sequences, or too short; vllm:time_to_first_token_seconds too high: too short",
         bounds=(1, 60_000),
     )  # fmt: skip
     kv_cache_memory_bytes: int | None = _set(

@@ -27,8 +27,10 @@ FAR: Final = 1.5
 has slowed down, or behind a start that was wrong."""
 STEPS_PER_UPDATE: Final = 16
 """Steps between two updates; the first come after 1, 2, 4 and 8."""
-SWEEPS: Final = 32
+SWEEPS: Final = 12
 """Of the solver, which begins at the estimate before."""
+TINY: Final = 1e-9
+"""Seconds that stand for none."""
 LATE: Final = 1.25
 """A step with decoding rows is late if it takes this multiple of its target: estimates err by less."""
 
@@ -77,36 +79,53 @@ class Pace:
         return self.limited(limits)
 
     def _update(self) -> None:
-        measured, self._measured = self._measured, []
-        expected = [_at_least(self.seconds.of(rows, tokens)) for rows, tokens, _ in measured]
-        ratios = [min(MAX_RATIO, step[2] / estimate) for step, estimate in zip(measured, expected, strict=True)]
-        mean = max(sum(ratios) / len(ratios), 1 / MAX_RATIO)
+        fixed, row, token = self.seconds.fixed, self.seconds.row, self.seconds.token
+        steps: list[tuple[int, int, float, float]] = []
+        total, prefilling = 0.0, 0
+        for rows, tokens, seconds in self._measured:
+            expected = fixed + row * rows + token * tokens or TINY
+            ratio = min(MAX_RATIO, seconds / expected)
+            total += ratio
+            prefilling += tokens > 0
+            steps.append((rows, tokens, expected, ratio))
+        mean = max(total / len(steps), 1 / MAX_RATIO)
         if not 1 / FAR < mean < FAR:
             self._without_prefill, self._with_prefill = _nothing(), _nothing()
-        for (rows, tokens, _), estimate, ratio in zip(measured, expected, ratios, strict=True):
-            sums = self._with_prefill if tokens else self._without_prefill
-            for index, value in enumerate(sums):
-                sums[index] = value * (1.0 - DECAY)
-            _add(sums, rows, tokens, ratio * estimate, (1.0 if rows else ALONE_WEIGHT) / (max(ratio, mean) * estimate) ** 2)
+        self._without_prefill = _faded(self._without_prefill, len(steps) - prefilling)
+        self._with_prefill = _faded(self._with_prefill, prefilling)
+        for rows, tokens, expected, ratio in steps:
+            weight = (1.0 if rows else ALONE_WEIGHT) / ((ratio if ratio > mean else mean) * expected) ** 2
+            _add(self._with_prefill if tokens else self._without_prefill, rows, tokens, ratio * expected, weight)
         sums = [sum(each) for each in zip(self._without_prefill, self._with_prefill, strict=True)]
         for rows, tokens in PRIOR_STEPS:
             start = self._prior.of(rows, tokens)
-            _add(sums, rows, tokens, start, PRIOR_WEIGHT / _at_least(max(start, mean * self.seconds.of(rows, tokens))) ** 2)
+            _add(sums, rows, tokens, start, PRIOR_WEIGHT / max(TINY, start, mean * self.seconds.of(rows, tokens)) ** 2)
         self.seconds = _solve(sums, self.seconds)
+        self._measured.clear()
 
 
 def _nothing() -> Sums:
     return [0.0] * 9
 
 
-def _at_least(seconds: float) -> float:
-    return max(seconds, 1e-9)
+def _faded(sums: Sums, steps: int) -> Sums:
+    """What is left of sums behind so many further steps."""
+    keep = (1.0 - DECAY) ** steps
+    return [keep * value for value in sums] if steps else sums
 
 
 def _add(sums: Sums, rows: int, tokens: int, seconds: float, weight: float) -> None:
-    squares = rows * rows, rows * tokens, tokens * tokens
-    for index, value in enumerate((1, rows, tokens, *squares, seconds, rows * seconds, tokens * seconds)):
-        sums[index] += weight * value
+    weighted = weight * rows
+    sums[0] += weight
+    sums[1] += weighted
+    sums[3] += weighted * rows
+    sums[6] += weight * seconds
+    sums[7] += weighted * seconds
+    if tokens:
+        sums[2] += weight * tokens
+        sums[4] += weighted * tokens
+        sums[5] += weight * tokens * tokens
+        sums[8] += weight * tokens * seconds
 
 
 def _solve(sums: Sums, before: StepSeconds) -> StepSeconds:

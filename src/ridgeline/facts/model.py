@@ -155,6 +155,7 @@ class ModelFacts:
     For runners:
     tokens      ids that the tokenizer names; rows beyond them are padding and are never sampled
     eps         of norms
+    ties_ignored  config.json ties the head to the embedding, but the files hold one, which is used
     rope        by kind of layer, {} without RoPE
     attn_scale  factor on the scores q · k
     attn_softcap, final_softcap  cap · tanh(x / cap) on scores, on logits; 0: none
@@ -185,6 +186,7 @@ class ModelFacts:
     state: StateLayers | None = None
     tokens: int = 0
     eps: float = 0.0
+    ties_ignored: bool = False
     rope: Mapping[str, Rope] = field(default_factory=dict)
     attn_scale: float = 0.0
     attn_softcap: float = 0.0
