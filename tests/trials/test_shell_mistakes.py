@@ -32,8 +32,9 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("serve {fake} --port 0 --no-such-flag", "--no-such-flag", "serve {fake} --port 0"),
     ("serve {fake} --port 0 --no-such-flag=3", "--no-such-flag", "serve {fake} --port 0"),
     ("serve --port 0 --no-such-flag {fake}", "--no-such-flag", "serve --port 0 {fake}"),
-    ("serve --model {fake} --port 0", "--model", "serve {fake} --port 0"),
-    ("serve --port 0 --model={fake}", "--model", "serve {fake} --port 0"),
+    ("serve {fake} --model demo --port 0", "the same setting, model", "serve {fake} --port 0"),
+    ("serve {fake} --port 0 --tensor-parallel-size 2", "one device", "serve {fake} --port 0"),
+    ("serve {fake} --port 0 --trust-remote-code", "no code of a model", "serve {fake} --port 0"),
     ("plan llama-3-8b --devise h100", "--devise", "plan llama-3-8b --device h100"),
     ("plan llama-3-8b --device h100 --gpus 2", "--gpus", "plan llama-3-8b --device h100"),
     ("generate {fake} hi --temprature 0.5", "--temprature", "generate {fake} hi --temperature 0.5"),
@@ -89,8 +90,8 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("config explain no-such-model", "no-such-model", "config explain demo"),
     ("serve org/name --port 70000", "--port", "serve org/name"),  # only tried: a hub would have to be asked
     # arguments
-    ("serve --port 0", "Missing argument", "serve demo --port 0"),
-    ("config explain", "Missing argument", "config explain demo"),
+    ("serve --port 0", "no model is given", "serve demo --port 0"),
+    ("config explain", "no model is given", "config explain demo"),
     ("config", "Missing argument", "config explain demo"),
     ("plan llama-3-8b 8000 --device h100", "8000", "plan llama-3-8b --device h100"),
     ("whatif", "ridgeline replay", None),

@@ -193,7 +193,8 @@ def _check_rm(given: Given) -> None:
 def _check_config(given: Given) -> None:
     from ridgeline.cli.config import config
 
-    _check_local(given["model"])
+    if given["model"] is not None:
+        _check_local(given["model"])
     config(**{**given, "as_json": True})
 
 
