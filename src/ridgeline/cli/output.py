@@ -25,7 +25,11 @@ def check_writable(path: Path | None, flag: str = "--html") -> None:
     """Checks before a long run that the file can be written. Raises ConfigError."""
     try:
         if path is not None:
-            path.expanduser().open("a").close()
+            file = path.expanduser()
+            is_new = not file.exists()
+            file.open("a").close()
+            if is_new:
+                file.unlink()  # the check of a suggestion leaves nothing behind
     except OSError as error:
         raise ConfigError(f"{flag} {str(path)!r:.200} cannot be written: {error.strerror}", fix={flag: f"page.{flag[2:]}"}) from error
 
