@@ -11,7 +11,8 @@ import pytest
 from hub_server import COMMIT, Hub, resolve, serve_hub, stores_at
 
 from ridgeline.config.env import ModelStores
-from ridgeline.errors import ModelNotFoundError
+from ridgeline.errors import ConfigError, ModelNotFoundError
+from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.facts.hub.library import find_entry, list_models, remove_model
 from ridgeline.facts.hub.names import HubName, parse_hub_name, short_name, short_names, starters
 from ridgeline.facts.hub.select import DEFAULT_ORDER, is_safe_path, quantisation_of, select_files
@@ -240,3 +241,39 @@ def test_an_incomplete_checkpoint_is_not_taken_for_whole(hub: Hub, tmp_path: Pat
         (snapshot / gone).unlink()
         assert find_local("org/c", stores) is None and not [e for e in list_models(stores) if e.model.origin == "hub"]
         assert resolve_model("org/c", stores) == snapshot and (snapshot / gone).exists()
+
+
+def test_what_was_fetched_is_found_by_hugging_faces_own_programs_and_the_other_way_round(hub: Hub, tmp_path: Path) -> None:
+    from huggingface_hub import hf_hub_download, scan_cache_dir, snapshot_download, try_to_load_from_cache
+
+    hub.files["org/c"] = {"config.json": b"{}", "tokenizer.json": b"{ }", "model.safetensors": b"weights"}
+    stores = stores_at(tmp_path, hub.url)
+    snapshot = resolve_model("org/c", stores)
+    assert try_to_load_from_cache("org/c", "model.safetensors", cache_dir=stores.hub) == str(snapshot / "model.safetensors")
+    assert snapshot_download("org/c", cache_dir=stores.hub, local_files_only=True) == str(snapshot)
+    found = scan_cache_dir(stores.hub)
+    (repository,) = found.repos
+    assert not found.warnings and repository.repo_id == "org/c" and next(iter(repository.revisions)).refs == {"main"}
+
+    hub.files["org/g"] = {"g-Q4_K_M.gguf": b"GGUF"}
+    file = hf_hub_download("org/g", "g-Q4_K_M.gguf", cache_dir=stores.hub, endpoint=hub.url)
+    hub.requests.clear()
+    assert str(resolve_model("org/g:Q4_K_M", stores)) == file and hub.requests == []
+    entry = find_entry("org/g:Q4_K_M", stores)
+    assert entry is not None and not entry.is_own
+
+
+def test_parts_of_a_split_model_are_found_by_their_names_whatever_path_leads_there(hub: Hub, tmp_path: Path) -> None:
+    parts = {f"m-Q8_0-0000{i}-of-00002.gguf": bytes([i]) * 10 for i in (1, 2)}
+    hub.files["org/split"] = parts
+    stores = stores_at(tmp_path, hub.url)
+    first = resolve_model("org/split", stores)
+    assert resolve_model(str(first), stores) == resolve_model(str(first.parent), stores) == first
+    sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in parts.items())
+    (tmp_path / "sums").write_text(sums)
+    assert resolve_checked("org/split", stores, str(tmp_path / "sums"), lambda stage, fraction: None) == first
+    (tmp_path / "sums").write_text(sums.splitlines()[0] + "\n")
+    with pytest.raises(ConfigError, match=r"has no line for m-Q8_0-00002-of-00002.gguf"):
+        resolve_checked("org/split", stores, str(tmp_path / "sums"), lambda stage, fraction: None)
+    with pytest.raises(ConfigError, match="the model has 2 files of weights"):
+        resolve_checked("org/split", stores, "0" * 64, lambda stage, fraction: None)

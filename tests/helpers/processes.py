@@ -35,7 +35,7 @@ class ServerProcess:
 
     def _wait(self, began: float) -> str:
         while time.monotonic() - began < 60:
-            lines = [line for line in self.output().splitlines() if " at http://" in line]
+            lines = [line for line in self.output().splitlines() if " at http" in line]
             if lines:
                 return lines[0].split(" at ")[1].split()[0]
             assert self.process.poll() is None, self.output()

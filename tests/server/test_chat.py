@@ -209,7 +209,7 @@ def test_what_the_template_does_not_read_is_refused(chat_site: Any, monkeypatch:
     ({"chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs"),
     ({"top_logprobs": 2}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"), ({"logprobs": 2, "top_logprobs": -1}, "top_logprobs"),
-    ({"reasoning_effort": "low"}, "reasoning_effort"), ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"), ({"response_format": {"type": "json"}}, "response_format"),
     ({"modalities": ["audio"]}, "modalities"), ({"functions": [{"name": "f"}]}, "functions"), ({"echo": True}, "echo"),
     ({"add_special_tokens": True}, "add_special_tokens"), ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream_options": {"continuous_usage_stats": True}}, "stream_options"),

@@ -139,6 +139,7 @@ def test_n12_plan_of_a_hub_name_reads_the_header_alone(run: Run, hub: Hub, tmp_p
     hub.files["org/tiny-GGUF"] = {"tiny-Q4_K_M.gguf": small_model()}
     status, out, said = run("plan org/tiny-GGUF --device rtx4090 --context 128")
     assert status == 0 and "Tiny: " in out and "weights f32" in out, said
+    assert run("config explain org/tiny-GGUF --json")[0] == 0
     assert not (tmp_path / "hf").exists(), "nothing is kept"
 
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -195,9 +195,9 @@ def test_c12_ranks_of_prompt_tokens_are_right_outside_the_likeliest(http: httpx.
 def test_c15_and_a1_what_would_change_the_answer_is_refused_by_name(http: httpx.Client) -> None:
     for name, value in {
         "mirostat": 2, "typical_p": 0.5, "typ_p": 0.5, "dry_multiplier": 0.8, "xtc_probability": 0.5, "dynatemp_range": 0.3,
-        "top_n_sigma": 1, "grammar": 'root ::= "a"', "json_schema": {"type": "object"}, "repeat_penalty": 1.1, "regex": "a+", "ebnf": "x",
-        "n_probs": 3, "guided_json": {}, "structured_outputs": {"json": {}}, "response_format": {"type": "json_object"},
-        "samplers": ["top_k"],
+        "top_n_sigma": 1, "grammar": "root ::= a", "json_schema": {"not": {}}, "repeat_penalty": 1.1, "regex": "(?=a)", "ebnf": "x",
+        "n_probs": 3, "guided_json": {"uniqueItems": True}, "structured_outputs": {"regex": "a", "json": {}}, "samplers": ["top_k"],
+        "response_format": {"type": "json_schema"}, "format": "json",
     }.items():  # fmt: skip
         for path_of in (chat, complete):
             assert name in refused(path_of(http, **{name: value}), name)
@@ -233,7 +233,7 @@ def test_x7_user_defined_tokens_in_messages_are_text(http: httpx.Client) -> None
 
 def test_a1_the_document_says_what_is_not_supported(http: httpx.Client) -> None:
     properties = http.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]["properties"]
-    assert properties["json_schema"]["enum"] == [None] and properties["grammar"]["enum"] == [None, ""]
+    assert properties["mirostat"]["enum"] == [None, 0] and "enum" not in properties["grammar"]
 
 
 def test_a2_a_priority_without_effect_is_told(http: httpx.Client) -> None:

@@ -34,17 +34,18 @@ def pull(
 ) -> None:
     """Fetch a model, or what is new of it: says size and fit first, goes on where it stopped, checks every digest."""
     from ridgeline.config.env import model_stores
-    from ridgeline.facts.hub.digests import resolve_checked, weight_files
+    from ridgeline.facts.hub.digests import check_digests, weight_files
     from ridgeline.facts.hub.packaged import PACKAGED
-    from ridgeline.facts.hub.source import find_path
+    from ridgeline.facts.hub.source import find_path, resolve_model
 
     stores = model_stores()
     path = find_path(model)
     if path is not None:
         print_status(f"{model} is here already: {path}")
-    elif model not in PACKAGED:
-        path = pull_with_progress(model, stores, yes=yes)
-    path = resolve_checked(model if path is None else str(path), stores, expect_sha256, lambda stage, fraction: None)
+    else:
+        path = resolve_model(model, stores) if model in PACKAGED else pull_with_progress(model, stores, yes=yes)
+    if expect_sha256 is not None:
+        check_digests(path, expect_sha256, lambda stage, fraction: None)
     if as_json:
         size = sum(file.stat().st_size for file in weight_files(path))
         print_json({"name": model, "path": str(path), "bytes": size})
@@ -68,8 +69,11 @@ def pull_with_progress(name: str, stores: "ModelStores", *, yes: bool = False) -
         print_status("all of it is here already")
     elif not report.fits and not yes:
         _ask(f"Fetch {format_bytes(missing)} all the same?")
-    with transfer_progress(f"{name} {format_bytes(selection.bytes)}", selection.bytes if missing else 0) as on_bytes:
-        return download_remote(client, selection, stores, on_bytes)
+    try:
+        with transfer_progress(name, selection.bytes if missing else 0) as on_bytes:
+            return download_remote(client, selection, stores, on_bytes)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; the same command goes on at {format_bytes(report_present(selection, stores))}") from None
 
 
 def fetch_missing(name: str) -> None:

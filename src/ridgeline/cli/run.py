@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ridgeline.cli.sampling import make_sampling_params, with_sampling_flags
+from ridgeline.cli.sizes import size_option
 from ridgeline.errors import ConfigError, EngineDeadError, RequestError, RidgelineError
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -33,8 +34,10 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show tokens per second and the time to the first token.")] = False,
     chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.", metavar="FILE")] = None,
     generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of the whole conversation [what model and cache hold].")] = None,
-    kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache.")] = None,
+    max_model_len: Annotated[
+        int | None, size_option("--max-model-len", "Tokens of the whole conversation [what model and cache hold].")
+    ] = None,
+    kv_cache_memory_bytes: Annotated[int | None, size_option("--kv-cache-memory-bytes", "Memory of the KV cache.", "bytes")] = None,
     expect_sha256: Annotated[str | None, typer.Option(help="SHA-256 that the weights must have, or a file as sha256sum writes it.")] = None,
     **sampling: Any,
 ) -> int:

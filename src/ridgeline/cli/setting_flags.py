@@ -68,7 +68,7 @@ def read_flags(given: Mapping[str, Any], model: str | None, more: Mapping[str, s
     return settings
 
 
-UNITS: Final = {"tokens": "TOKENS", "bytes": "BYTES", "GiB": "GIB", "seconds": "SECONDS", "FILE": "FILE"}
+UNITS: Final = {"tokens": "TOKENS", "bytes": "BYTES", "GiB": "GIB", "seconds": "SECONDS", "FILE": "FILE", "PORT": "PORT"}
 
 
 def _flag(name: str, each: "Field[Any]") -> Any:

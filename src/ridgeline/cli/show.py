@@ -32,6 +32,8 @@ def show(
         print_json(found)
         return
     for key, value in found.items():
+        if key == "bytes":
+            key, value = "size", format_bytes(value)
         if key == "chat_template":
             value = f"its own, {len(value):,} characters (--json prints it)" if value else "none"
         if value not in (None, "", [], {}):
@@ -48,19 +50,18 @@ def _describe(name: str, stores: "ModelStores", stack: ExitStack) -> dict[str, A
     """What `show` prints, in order. Files of a hub's headers live as long as `stack`."""
     from ridgeline.facts.headers.read import describe_files, read_model_facts
     from ridgeline.facts.hub.digests import weight_files
-    from ridgeline.facts.hub.source import is_remote, resolve_model
+    from ridgeline.facts.hub.source import find_here
 
-    if is_remote(name, stores):
-        path, provenance = _remote(name, stores, stack)
-    else:
-        path = resolve_model(name, stores)
+    path = find_here(name, stores)
+    if path is not None:
         provenance = _local(name, path, stores)
+    else:
+        path, provenance = _remote(name, stores, stack)
     facts, files = describe_files(path), weight_files(path)
     report = plan_here(facts)
     return {
         "name": name,
         **provenance,
-        "size": format_bytes(sum(file.stat().st_size for file in files)),
         "bytes": sum(file.stat().st_size for file in files),
         "architecture": facts.architecture,
         "runs_here": _reason(path, read_model_facts),

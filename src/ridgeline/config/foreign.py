@@ -232,6 +232,6 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
 """Ordered by subject. What is not here is an unknown flag, which is an error too."""
 
 ARGUMENTS: Final[Mapping[str, Foreign]] = {
-    name.lstrip("-").replace("-", "_"): each for each in FOREIGN for name in each.names if name.startswith("--")
+    name[2:].replace("-", "_"): each for each in FOREIGN if each.ours != "model" for name in each.names if name.startswith("--")
 }
 """Name of a Python argument → its line."""

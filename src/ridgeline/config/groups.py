@@ -25,7 +25,7 @@ class Setting:
     why      what speaks for its default, or what it costs
     wrong    metric or sign that shows a bad value
     bounds   range of a number, both ends included
-    unit     "tokens" and "bytes" take sizes as 4k and 4GiB, "GiB" a plain number too; "seconds" and "FILE" are named in the help
+    unit     "tokens" and "bytes" take sizes as 4k and 4GiB, "GiB" a plain number too; "seconds", "PORT" and "FILE" name what it is
     choices  words that are possible, where they do not depend on the runner
     also     words of other servers → ours
     name     public name, where it is not the field's
@@ -180,7 +180,7 @@ class ServerConfig:
         "127.0.0.1", "Address to listen on; other than loopback needs an API key.", "reached from this machine alone",
         "connections refused from other machines: loopback",
     )  # fmt: skip
-    port: int = _set(8000, "Port to listen on; 0 takes a free one.", "vLLM's", "the server does not start: taken", bounds=(0, 65_535))
+    port: int = _set(8000, "Port to listen on; 0 takes a free one.", "vLLM's", "the server does not start: taken", unit="PORT", bounds=(0, 65_535))
     api_key: str | None = _set(
         None, "Key that clients must send as a bearer token; others see it in `ps`: RIDGELINE_API_KEY and --api-key-file are not seen.",
         "without a key everybody who reaches the server may use it", "401 for clients that have one: another", secret=True,

@@ -60,7 +60,7 @@ class GrammarCompiler:
         finally:
             self._lock.release()
         if isinstance(found, str):
-            raise RequestError(f"{param}: {found}", param=param, code="invalid_grammar")
+            raise RequestError(f"{param}: {found}", param=param)
         return found
 
     def close(self) -> None:

@@ -28,12 +28,17 @@ def resolve_model(name: str, stores: "ModelStores", progress: Progress = lambda 
     is damaged or a repository holds nothing that is accepted, ConfigError where the disk is too small.
     """
     path = find_path(name)
-    if path is not None:
-        return path
-    is_packaged = name in PACKAGED
-    found = assemble_model(name, stores.cache, progress) if is_packaged else find_local(name, stores) or _pull(name, stores, progress)
-    note_use(stores.cache, found)
-    return found
+    if path is None:
+        path = find_here(name, stores, progress) or _pull(name, stores, progress)
+        note_use(stores.cache, path)
+    return path
+
+
+def find_here(name: str, stores: "ModelStores", progress: Progress = lambda stage, fraction: None) -> Path | None:
+    """Path of the model `name` where it is on this machine, without counting as its use; None for one that only a hub can have."""
+    if name in PACKAGED:
+        return assemble_model(name, stores.cache, progress)
+    return find_path(name) or find_local(name, stores)
 
 
 def find_path(name: str) -> Path | None:
@@ -50,7 +55,7 @@ def find_path(name: str) -> Path | None:
         return None
     if path.suffix == ".safetensors":
         raise ModelNotFoundError(f"{path} holds weights alone; give the directory {path.parent}, with its config.json and tokenizer")
-    return path.resolve()
+    return path.absolute()  # not resolved: a link in a hub's cache has the name of the file, by which other parts of it are found
 
 
 def find_local(name: str, stores: "ModelStores") -> Path | None:
@@ -79,7 +84,7 @@ def _pull(name: str, stores: "ModelStores", progress: Progress) -> Path:
 
 def is_remote(name: str, stores: "ModelStores") -> bool:
     """True for a model that only a hub has. Asks no hub. Raises ModelNotFoundError for a path at which no model is."""
-    return name not in PACKAGED and find_path(name) is None and find_local(name, stores) is None and find_hub_name(name) is not None
+    return name not in PACKAGED and find_hub_name(name) is not None and find_path(name) is None and find_local(name, stores) is None
 
 
 def find_hub_name(name: str) -> HubName | None:
@@ -139,4 +144,4 @@ def _find_model(directory: Path) -> Path:
         raise ModelNotFoundError(
             f"{directory} holds no checkpoint and {len(first_parts)} GGUF models, exactly one was expected; give the path of the file"
         )
-    return first_parts[0].resolve()
+    return first_parts[0].absolute()
