@@ -29,7 +29,7 @@ def config(
 ) -> None:
     """Explain each setting: value, origin, reason, cost, and the metric that shows it is wrong."""
     if what != "explain":
-        raise ConfigError(f"config {what[:40]!r} is not known; write config explain MODEL")
+        raise ConfigError(f"config {what[:40]!r} is not known; write config explain MODEL", fix={what: "explain"})
     settings = read_flags(given, model, _parse_changes(change or []))
     for note in settings.notes:
         print_status(f"note: {note}")
