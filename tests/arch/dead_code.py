@@ -64,7 +64,7 @@ ALLOWED = {
     "server/run.py:_Server.startup": "uvicorn calls it",
     "server/run.py:servers": "read by uvicorn",
     "server/run.py:_Server.capture_signals": "uvicorn calls it",
-    "server/run.py:should_exit": "read by uvicorn",
+    "server/*:should_exit": "read by uvicorn",
     "server/signals.py:timeout_graceful_shutdown": "read by uvicorn",
     "server/wire.py:*": "fields that clients send",
     "server/replies.py:*": "fields that clients read",

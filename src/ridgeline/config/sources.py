@@ -89,7 +89,9 @@ def show_value(value: object, setting: Setting) -> str:
         return " ".join(map(str, value))
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:,}" if type(value) is int and setting.unit in ("tokens", "bytes") else f"{value:g}" if isinstance(value, float) else str(value)
+    if type(value) is int and setting.unit in ("tokens", "bytes"):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def gather(flags: Mapping[str, Any], variables: Mapping[str, str], config: str | None = None, model: str | None = None) -> Settings:
