@@ -134,7 +134,8 @@ def forms() -> dict[str, list[Case]]:
 
     tags = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}
     schemas = [
-        *objects({"type": "string"}, {"not": {}}, literal(nested(64)), {"const": "a" * MAX_CHARACTERS}), ("empty", "{}", True), ("empty", '""', True),
+        *objects({"type": "string"}, {"not": {}}, literal(nested(64)), {"const": "a" * MAX_CHARACTERS}),
+        ("empty", "{}", True), ("empty", '""', True),
         ("max", literal(literal(nested(40))), True), ("min", "true", True), ("bad element", '"{"', False),
     ]  # fmt: skip
     grammars = texts('root ::= "a"', "start: nothing")
@@ -145,10 +146,11 @@ def forms() -> dict[str, list[Case]]:
         **dict.fromkeys(("guided_regex", "regex"), texts("a+", "(?=a)")),
         "guided_choice": [*choices[:1], *choices[1:2], ("empty", "[]", True), *choices[3:]],
         "guided_whitespace_pattern": [case for case in texts(" ?", "") if case[0] not in ("bad element", "max+1")],
-        "response_format": objects(
-            {"type": "json_object"}, {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "structural_tag"},
-            {"type": "json_schema", "json_schema": {"schema": {"not": {}}}},
-        ) + [("max", literal({"type": "structural_tag", **tags}), True), ("empty", '{"type": "text"}', True)],
+        "response_format": [
+            *objects({"type": "json_object"}, {}, {"type": "xml"}, *({"type": kind} for kind in ("json_schema", "structural_tag"))),
+            ("bad element", literal({"type": "json_schema", "json_schema": {"schema": {"not": {}}}}), False),
+            ("max", literal({"type": "structural_tag", **tags}), True), ("empty", '{"type": "text"}', True),
+        ],
         "structured_outputs": objects(
             {"json": {}}, {}, {"regex": "a", "json_object": True}, {"json": 3}, {"choice": []}, {"choice": ["a"] * 1_001}, {"regex": ""},
             {"other": 1},
