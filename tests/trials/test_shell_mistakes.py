@@ -55,7 +55,7 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("plan llama-3-8b -x", "-x", None),
     ("laws --step 50 --workers 1", "--step", "laws --steps 50 --workers 1"),
     # values
-    ("serve {fake} --port 70000", "--port", "serve {fake} --port 65535"),
+    ("serve {fake} --port 70000", "--port", "serve {fake}"),
     ("serve {fake} --port 0 --max-num-seqs 0", "--max-num-seqs is 0", "serve {fake} --port 0 --max-num-seqs 1"),
     ("serve {fake} --port 0 --scheduling-policy lifo", "lifo", "serve {fake} --port 0 --scheduling-policy fcfs"),
     ("serve {fake} --port 0 --swap-space nan", "nan", "serve {fake} --port 0"),
@@ -104,7 +104,7 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("whatif /no/such/trace.jsonl", "ridgeline replay", None),
     ("replay /no/such/recording", "/no/such/recording", None),
     ("config explain no-such-model", "no-such-model", "config explain demo"),
-    ("serve org/name --port 70000", "--port", "serve org/name --port 65535"),  # only tried: a hub would have to be asked
+    ("serve org/name --port 70000", "--port", "serve org/name"),  # only tried: a hub would have to be asked
     # arguments
     ("serve --port 0", "no model is given", "serve demo --port 0"),
     ("config explain", "no model is given", "config explain demo"),
@@ -116,7 +116,7 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("show", "Missing argument", "show demo"),
     ("run", "no model was named", "run demo"),  # only tried: stdin is no terminal
     # several at once
-    ("serv {fake} --prt 99999 --max-num-sqs 0", "'serv'", "serve {fake} --port 65535 --max-num-seqs 1"),
+    ("serv {fake} --prt 99999 --max-num-sqs 0", "'serv'", "serve {fake} --max-num-seqs 1"),
     ("rum {fake} --maxtokens 4 hi", "'rum'", "run {fake} --max-tokens 4 hi"),
     ("plan llama3-8b --device h10 --users 0 --slo itl=5", "itl=5", "plan llama-3-8b --device h100 --users 1 --slo itl=5ms"),
     ("pln llama-3-8b extra --device=rtx4091 --contxt 99999999", "'pln'", "plan llama-3-8b --device rtx-4090 --context 8192"),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ridgeline.cli.output import print_status
 from ridgeline.cli.setting_flags import read_flags, with_setting_flags
 from ridgeline.config.groups import public_fields, setting_of
 from ridgeline.config.sources import GROUPS, Settings, show_value
@@ -30,6 +31,8 @@ def config(
     if what != "explain":
         raise ConfigError(f"config {what[:40]!r} is not known; write config explain MODEL", fix={what: "explain"})
     settings = read_flags(given, model, _parse_changes(change or []))
+    for note in settings.notes:
+        print_status(f"note: {note}")
     try:
         rows = _explain(settings, on)
     except ConfigError as error:
