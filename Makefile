@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: check lint types test night extension build
+.PHONY: check lint types test night extension wheel image
 
 check: lint types
 	$(PYTHON) -m pytest -q tests/core tests/arch
@@ -22,5 +22,12 @@ night:
 extension:
 	$(PYTHON) -m pip install --no-build-isolation --no-deps -C build-dir=build/extension -e .
 
-build:
-	$(PYTHON) -m pip wheel . --no-deps --wheel-dir dist
+# A wheel for this Python, with the oldest platform tag that its symbols allow. Needs what `pip install ".[wheel]"` brings.
+wheel:
+	rm -rf build/wheel
+	$(PYTHON) -m pip wheel . --no-deps --wheel-dir build/wheel
+	$(PYTHON) -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+
+# The image of deploy/Dockerfile without a container engine, on a Debian root of its own. Needs root, buildah and debootstrap.
+image:
+	deploy/image.sh

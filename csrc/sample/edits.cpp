@@ -61,6 +61,31 @@ bool ban(BlockRow& row, const int32_t* ids, uint64_t count) {
     return true;
 }
 
+// ── a grammar ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+bool is_masked(const Place& place) { return place.row.masks.count > 0; }
+
+bool follow_grammar(BlockRow& row, const Place& place) {
+    constexpr size_t kWords = kBlock / 32;
+    if (place.row.masks.count < row.count * kWords) return false;
+    const uint32_t* words = place.row.masks.items + place.known * place.row.masks.count;
+    for (size_t b = 0; b < row.count; ++b, words += kWords) {
+        uint32_t some = 0, every = ~0u;
+        for (size_t i = 0; i < kWords; ++i) some |= words[i], every &= words[i];
+        if (every == ~0u) continue;
+        if (some == 0) {
+            row.blocks[b] = row.nothing;
+            row.maxima[b] = -INFINITY;
+            continue;
+        }
+        float* logits = own(row, b);
+        for (size_t i = 0; i < kBlock; ++i)
+            if ((words[i / 32] >> (i % 32) & 1) == 0) logits[i] = -INFINITY;
+        row.maxima[b] = largest(logits, kBlock);
+    }
+    return true;
+}
+
 // ── allowed ids ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 bool allows(const Place& place) { return place.row.allowed_ids.items != nullptr; }
@@ -186,6 +211,7 @@ struct Edit {
 };
 
 const Edit kEdits[] = {
+    {is_masked, follow_grammar},
     {allows, allow},
     {has_bad_words, ban_bad_words},
     {must_go_on, ban_stops},

@@ -27,6 +27,7 @@ struct Bias {
 struct Ids : List<int32_t> {};
 struct Words : List<int32_t> {};
 struct Biases : List<Bias> {};
+struct Masks : List<uint32_t> {};
 
 #define RIDGELINE_SAMPLE_OPTIONS(FIELD)                                                     \
     FIELD(uint64_t, seed)                /* what the noise is a function of */              \
@@ -53,7 +54,8 @@ struct Biases : List<Bias> {};
     FIELD(uint64_t, position)            /* of the token that the first samples, below 2^32 - count */ \
     FIELD(Ids, ids)                      /* prompt and outputs */                           \
     FIELD(Ids, seen)                     /* of these each once */                           \
-    FIELD(Ids, times)                    /* how often each of `seen` was an output */
+    FIELD(Ids, times)                    /* how often each of `seen` was an output */       \
+    FIELD(Masks, masks)                  /* of its grammar, for each sampling position `count` words with a bit for each id; none: no grammar */
 
 struct SampleRow {
 #define RIDGELINE_FIELD(type, name) type name;

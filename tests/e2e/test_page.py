@@ -190,7 +190,10 @@ def test_errors_are_shown_and_tried_again(page: Any) -> None:
     page.value("window.fetch = async () => { throw new TypeError('Failed to fetch'); }")
     press(page, "try-again")
     page.wait("document.getElementById('error').textContent.includes('does not answer')")
+    assert last_answer(page) == "Half an answ", "what was there stays"
+    page.wait("document.getElementById('status').textContent.includes('trying again')")
     page.value("window.fetch = realFetch")
+    page.wait("document.getElementById('status').hidden")
     press(page, "try-again")
     wait_for_the_end(page)
     assert count(page, "#turns > li") == 6 and "20 tokens" in stats(page) and text(page, "#turns > li:last-child .note") == ""

@@ -67,10 +67,28 @@ def test_an_answer_goes_on_while_another_conversation_is_open(page: Any) -> None
     assert "60 tokens" in text(page, ".assistant .stats")
 
 
+def test_a_deleted_conversation_stays_deleted_and_a_draft_waits(page: Any) -> None:
+    ask(page, "To be deleted", 100)
+    page.wait("document.querySelector('.assistant .body')?.textContent.length > 3")
+    menu(page, "act-delete")
+    page.wait("document.querySelectorAll('#turns > li').length === 0")
+    chat(page, "Another", 3)
+    assert page.value(TITLES) == ["Another"], "the end of its answer does not bring it back"
+    fill(page, "message", "half a thought")
+    press(page, "new")
+    page.wait("document.querySelectorAll('#turns > li').length === 0")
+    assert page.value("document.getElementById('message').value") == ""
+    click(page, "#conversations .open")
+    page.wait("document.querySelectorAll('#turns > li').length === 2")
+    assert page.value("document.getElementById('message').value") == "half a thought"
+    assert page.problems == []
+
+
 def test_files_go_out_and_come_back(page: Any, tmp_path: Path) -> None:
     folder = tmp_path / "downloads"
     folder.mkdir()
-    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    context = page.call("Target.getTargetInfo")["targetInfo"]["browserContextId"]
+    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder), browserContextId=context)
     fill(page, "system", "Be brief.")
     chat(page, "Hello there!", 4)
     answer = page.value("sent")[-1]["messages"]

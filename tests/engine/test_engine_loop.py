@@ -20,6 +20,8 @@ from ridgeline.sim.laws.executor import SimExecutor, fake_executor
 class LateExecutor:
     """Answers for a step only when it must: `collect` of the oldest, with as many submitted behind it as the engine lets."""
 
+    grammars = None
+
     def __init__(self, inner: SimExecutor) -> None:
         self.inner = inner
         self.waiting: list[Ticket] = []

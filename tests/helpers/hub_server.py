@@ -4,7 +4,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,8 +31,10 @@ class Hub:
     busy     statuses of the next answers
     ranges   False: a server that ignores ranges
     digests  False: the listing has none
+    states_digests  False: headers have none
     redirect host of large files; by default this server under another name
     requests (method, path, headers) of each
+    before_content called before the content of a file is sent
     """
 
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -43,10 +45,11 @@ class Hub:
     busy: list[int] = field(default_factory=list)
     ranges: bool = True
     digests: bool = True
+    states_digests: bool = True
     redirect: str = ""
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     url: str = ""
-    before_body: Callable[[], None] = lambda: None
+    before_content: Callable[[], None] = lambda: None
 
     @property
     def asked(self) -> list[str]:
@@ -121,12 +124,14 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(404, "EntryNotFound", "Entry not found")
         elif path.endswith(LARGE):
             host = self.hub.redirect or self.hub.url.replace("127.0.0.1", "localhost")
-            linked = {"X-Linked-ETag": f'"{digest_of(path, files[path])}"', "X-Linked-Size": str(len(files[path]))}
+            digest = digest_of(path, files[path]) if self.hub.states_digests else ""
+            linked = {"X-Linked-ETag": f'"{digest}"', "X-Linked-Size": str(len(files[path]))}
             self.send(302, b"", {"Location": f"{host}/large/{name}/{quote(path)}", "X-Repo-Commit": COMMIT, **linked})
         else:
             self.content(name, path)
 
     def content(self, name: str, path: str) -> None:
+        self.hub.before_content()
         whole = self.hub.files[name][path]
         whole = bytes([whole[0] ^ 1]) + whole[1:] if path in self.hub.wrong else whole
         body, status, headers = whole, 200, {"ETag": f'"{digest_of(path, whole)}"', "Accept-Ranges": "bytes"}
@@ -147,8 +152,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET":
-            self.hub.before_body()
-            self.wfile.write(body if cut is None else body[:cut])
+            with suppress(ConnectionError):  # the client was killed
+                self.wfile.write(body if cut is None else body[:cut])
         if cut is not None:
             self.close_connection = True
 

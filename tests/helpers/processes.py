@@ -35,7 +35,7 @@ class ServerProcess:
 
     def _wait(self, began: float) -> str:
         while time.monotonic() - began < 60:
-            lines = [line for line in self.output().splitlines() if " at http://" in line]
+            lines = [line for line in self.output().splitlines() if " at http" in line]
             if lines:
                 return lines[0].split(" at ")[1].split()[0]
             assert self.process.poll() is None, self.output()
@@ -164,30 +164,43 @@ class Browser:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    """Skips by name where Chromium is not installed."""
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a headless Chromium's debugging port. Skips by name where Chromium is not installed."""
     binary = shutil.which("chromium") or shutil.which("chromium-browser")
     if binary is None:
         pytest.skip("chromium is not installed (apt-get install chromium)")
-    from websockets.sync.client import connect
-
+    folder = tmp_path_factory.mktemp("chromium")
     flags = (
         "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
         "--disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-port=0 --window-size=1100,900"
     )
-    with (tmp_path / "chromium.log").open("w") as log:
-        command = [binary, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", "about:blank"]
+    with (folder / "chromium.log").open("w") as log:
+        command = [binary, *flags.split(), f"--user-data-dir={folder / 'profile'}", "about:blank"]
         process = subprocess.Popen(command, stderr=log, stdout=log)
         try:
-            port = _debugging_port(tmp_path / "profile" / "DevToolsActivePort")
-            with urlopen(f"http://127.0.0.1:{port}/json/list", timeout=10) as answer:
-                page = next(each for each in json.load(answer) if each["type"] == "page")
-            with connect(page["webSocketDebuggerUrl"], max_size=1 << 26) as socket:
-                yield Browser(socket)
+            yield f"127.0.0.1:{_debugging_port(folder / 'profile' / 'DevToolsActivePort')}"
         finally:
             process.terminate()
             process.wait(timeout=20)
+
+
+@pytest.fixture
+def browser(chromium: str) -> Iterator[Browser]:
+    """A page in a context of its own, which has no cookies, storage or cache of others."""
+    from websockets.sync.client import connect
+
+    with urlopen(f"http://{chromium}/json/version", timeout=10) as answer:
+        address = json.load(answer)["webSocketDebuggerUrl"]
+    with connect(address, max_size=1 << 26) as control:
+        owner = Browser(control)
+        context = owner.call("Target.createBrowserContext")["browserContextId"]
+        target = owner.call("Target.createTarget", url="about:blank", browserContextId=context, width=1100, height=900)["targetId"]
+        try:
+            with connect(f"ws://{chromium}/devtools/page/{target}", max_size=1 << 26) as socket:
+                yield Browser(socket)
+        finally:
+            owner.call("Target.disposeBrowserContext", browserContextId=context)
 
 
 def _debugging_port(file: Path) -> int:

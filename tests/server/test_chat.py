@@ -96,6 +96,37 @@ class Turns:
         return list(str(conversation.messages[-1]["content"]).encode())
 
 
+class Thinking(Turns):
+    """A template that reads how much is to be thought; notes what it is told."""
+
+    variables = ("enable_thinking", "reasoning_effort")
+    told: Any = None
+
+    def unread(self, arguments: Any) -> frozenset[str]:
+        return frozenset(arguments) - set(self.variables)
+
+    def encode(self, conversation: Any, tokenizer: Any) -> list[int]:
+        self.told = dict(conversation.arguments)
+        return super().encode(conversation, tokenizer)
+
+
+def test_how_much_is_thought_reaches_a_template_that_reads_it(chat_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = Thinking()
+    with_model(chat_site, monkeypatch, chat=template)
+    for fields, told, ignored in (
+        ({}, {}, None),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}, None),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False}, None),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}, None),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}, None),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "max"}}, {"reasoning_effort": "max"}, None),
+        ({"chat_template_kwargs": {"thinking": True}}, {}, "chat_template_kwargs.thinking"),
+    ):
+        answer = chat_site.chat(max_tokens=1, **fields)
+        assert answer.status_code == 200 and template.told == told, fields
+        assert answer.headers.get("x-ridgeline-ignored-fields") == ignored
+
+
 def test_the_end_of_a_turn_ends_an_answer(chat_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with_model(chat_site, monkeypatch, chat=Turns())
     ends = [chat_site.chat("go", seed=seed, max_tokens=400).json()["choices"][0] for seed in range(8)]
@@ -178,7 +209,7 @@ def test_what_the_template_does_not_read_is_refused(chat_site: Any, monkeypatch:
     ({"chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs"),
     ({"top_logprobs": 2}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"), ({"logprobs": 2, "top_logprobs": -1}, "top_logprobs"),
-    ({"reasoning_effort": "low"}, "reasoning_effort"), ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"), ({"response_format": {"type": "json"}}, "response_format"),
     ({"modalities": ["audio"]}, "modalities"), ({"functions": [{"name": "f"}]}, "functions"), ({"echo": True}, "echo"),
     ({"add_special_tokens": True}, "add_special_tokens"), ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream_options": {"continuous_usage_stats": True}}, "stream_options"),

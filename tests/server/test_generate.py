@@ -127,4 +127,4 @@ def test_answers_that_end_at_once_or_loop_are_counted_and_told(
     assert (ends.immediate, ends.runaway) == (50, 3)
     assert sum("ended at their first token" in record.message for record in caplog.records) == 1
     text = site.request("GET", "/metrics").text
-    assert f'ridgeline_immediate_ends_total{{model_name="fake"}} 50.0' in text
+    assert 'ridgeline_immediate_ends_total{model_name="fake"} 50.0' in text

@@ -192,6 +192,18 @@ def test_the_format_that_a_template_takes(text: str, form: MessageFormat) -> Non
         assert replace(template._builder.format, roles=ALL_ROLES, roles_with_tools=ALL_ROLES) == form
 
 
+def test_what_is_no_user_s_is_not_told_as_the_assistant_s() -> None:
+    """Some templates know users and assistants alone. One that tells nobody apart is told everything as it is."""
+    roles = ("system", "user", "assistant", "tool", "assistant", "developer", "user")
+    messages = [{"role": role, "content": role.upper()} for role in roles]
+    with loaded("{% for m in messages %}{{ 'U' if m.role == 'user' else 'A' }}:{{ m.content }}|{% endfor %}") as template:
+        text = template.render(Conversation(messages))
+        assert text == "U:SYSTEM\n\nUSER|A:ASSISTANT|U:[tool result]\nTOOL|A:ASSISTANT|U:DEVELOPER\n\nUSER|"
+        assert template.folded_roles(Conversation(messages)) == ["tool", "developer", "system"]
+    with loaded("{% for m in messages %}{{ m.content }}|{% endfor %}") as template:
+        assert template.render(Conversation(messages)) == "".join(f"{message['content']}|" for message in messages)
+
+
 def test_a_good_template_passes_in_silence() -> None:
     with loaded(GOOD) as template:
         assert (template.stop_ids, template.findings) == ({END}, ())

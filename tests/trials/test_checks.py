@@ -242,7 +242,7 @@ def test_n4_the_demo_is_told_to_be_a_base_model(demo_server: Any) -> None:
     status, body = demo_server.get("/v1/models")
     (card,) = json.loads(body)["data"]
     assert status == 200
-    assert card["ridgeline"] == {"kind": "base", "reason": "its files hold no chat template", "checks": []}
+    assert card["ridgeline"].items() >= {"kind": "base", "reason": "its files hold no chat template", "checks": []}.items()
     assert "base model (its files hold no chat template): it continues texts" in demo_server.output()
 
 

@@ -1,6 +1,7 @@
 """X1: an engine that hangs is noticed within 10 s, told to its clients, and replaced; a long step that moves is no hang."""
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import httpx
 import pytest
 from native import NativeDriver
 from tiny import Driver, open_tiny
@@ -65,6 +67,38 @@ def test_x1_a_real_engine_that_is_stopped_is_replaced_and_a_long_step_is_not(dem
             await client.shutdown()
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.alone
+def test_x1_clients_of_a_stopped_engine_are_told(serving: Callable[..., Any]) -> None:
+    """Streams end with an error event and `[DONE]`, whole answers with a 503; the log says why, and the next engine serves."""
+
+    async def main(server: Any) -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+
+            async def stream() -> list[str]:
+                async with client.stream("POST", "/v1/completions", json={"prompt": "p", "max_tokens": 4000, "stream": True}) as answer:
+                    return [line[6:] async for line in answer.aiter_lines() if line]
+
+            asked = [asyncio.create_task(stream()) for _ in range(3)]
+            whole = asyncio.create_task(client.post("/v1/completions", json={"prompt": "p", "max_tokens": 4000}))
+            while server.metric("vllm:num_requests_running") < 4:
+                await asyncio.sleep(0.02)
+            os.kill(server.engine_pid(), signal.SIGSTOP)
+            stopped = time.monotonic()
+            for events in await asyncio.gather(*asked):
+                assert events[-1] == "[DONE]" and json.loads(events[-2])["error"]["code"] == "engine_unavailable"
+            answer = await whole
+            assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
+            assert time.monotonic() - stopped < 5
+            while (await client.get("/readyz")).status_code != 200:
+                assert time.monotonic() - stopped < 15, "the engine does not come back"
+                await asyncio.sleep(0.05)
+            assert (await client.post("/v1/completions", json={"prompt": "p", "max_tokens": 5})).status_code == 200
+
+    with serving('fake:{"step_seconds": 0.01}', "--step-timeout", "1") as server:
+        asyncio.run(asyncio.wait_for(main(server), 60))
+        assert "the engine hung: its executor has not moved for 1 s" in server.output()
 
 
 def beats_within(step: Callable[[], object], beat: Callable[[], int]) -> int:

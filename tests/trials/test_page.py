@@ -82,7 +82,8 @@ def test_a_hundred_hostile_answers_run_nothing_and_ask_for_nothing(page: Any, ch
     page.wait(f"document.querySelectorAll('#turns > li.assistant').length === {len(ANSWERS)}")
     assert page.value("new Promise((resolve) => setTimeout(() => resolve(harm), 300))") == []
     assert page.value("window.broken") is None
-    assert {each.removeprefix(chat_server.url) for each in page.requests} <= {"/ui/markdown.js", "/ui/dom.js"}, "no other request"
+    own = {f"{chat_server.url}/ui/{name}" for name in ("markdown.js", "dom.js", "icon.svg")}
+    assert set(page.requests) <= own, "no other request"
     assert page.problems == []
 
 

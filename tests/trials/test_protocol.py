@@ -175,12 +175,29 @@ def test_c11_template_arguments(http: httpx.Client) -> None:
     refused(chat(http, chat_template_kwargs={"messages": []}), "chat_template_kwargs")
 
 
+def test_c12_ranks_of_prompt_tokens_are_right_outside_the_likeliest(http: httpx.Client) -> None:
+    """Those of a few likeliest agree with those of many; a token among none of them has a rank beyond."""
+    prompt = "The capital of zebra Paris"
+    few, many = (
+        ok(complete(http, prompt=prompt, prompt_logprobs=count))["choices"][0]["prompt_logprobs"][1:] for count in (0, 20)
+    )
+    unlikely = 0
+    for alone, found in zip(few, many, strict=True):
+        ((token, own),) = alone.items()
+        assert own["rank"] == found[token]["rank"] and own["rank"] >= 1
+        likelier = [each for each in found.values() if each["logprob"] > own["logprob"]]
+        assert own["rank"] == len(likelier) + 1 if own["rank"] <= 20 else len(likelier) == 20
+        assert sorted(each["rank"] for each in found.values())[:20] == list(range(1, 21))
+        unlikely += own["rank"] > 20
+    assert unlikely
+
+
 def test_c15_and_a1_what_would_change_the_answer_is_refused_by_name(http: httpx.Client) -> None:
     for name, value in {
         "mirostat": 2, "typical_p": 0.5, "typ_p": 0.5, "dry_multiplier": 0.8, "xtc_probability": 0.5, "dynatemp_range": 0.3,
-        "top_n_sigma": 1, "grammar": 'root ::= "a"', "json_schema": {"type": "object"}, "repeat_penalty": 1.1, "regex": "a+", "ebnf": "x",
-        "n_probs": 3, "guided_json": {}, "structured_outputs": {"json": {}}, "response_format": {"type": "json_object"},
-        "samplers": ["top_k"],
+        "top_n_sigma": 1, "grammar": "root ::= a", "json_schema": {"not": {}}, "repeat_penalty": 1.1, "regex": "(?=a)", "ebnf": "x",
+        "n_probs": 3, "guided_json": {"uniqueItems": True}, "structured_outputs": {"regex": "a", "json": {}}, "samplers": ["top_k"],
+        "response_format": {"type": "json_schema"}, "format": "json",
     }.items():  # fmt: skip
         for path_of in (chat, complete):
             assert name in refused(path_of(http, **{name: value}), name)
@@ -216,7 +233,7 @@ def test_x7_user_defined_tokens_in_messages_are_text(http: httpx.Client) -> None
 
 def test_a1_the_document_says_what_is_not_supported(http: httpx.Client) -> None:
     properties = http.get("/openapi.json").json()["components"]["schemas"]["CompletionRequest"]["properties"]
-    assert properties["json_schema"]["enum"] == [None] and properties["grammar"]["enum"] == [None, ""]
+    assert properties["mirostat"]["enum"] == [None, 0] and "enum" not in properties["grammar"]
 
 
 def test_a2_a_priority_without_effect_is_told(http: httpx.Client) -> None:
@@ -224,11 +241,13 @@ def test_a2_a_priority_without_effect_is_told(http: httpx.Client) -> None:
     ok(complete(http, priority=0))
 
 
-def test_n22_unknown_fields_are_told(http: httpx.Client) -> None:
+def test_n22_unknown_fields_are_told(http: httpx.Client, demo_server: Any) -> None:
     plain = ok(complete(http))["choices"]
     assert ok(complete(http, temprature=2, stream_optoins={}, **{"x y": 1, "é": 1, "a" * 65: 1, "": 1}), "temprature, stream_optoins")[
         "choices"
     ] == plain
+    lines = [line for line in demo_server.output().splitlines() if "temprature" in line]
+    assert len(lines) == 1 and "did you mean temperature?" in lines[0]
     many = {f"field-{number}": number for number in range(40)}
     assert complete(http, **many).headers[IGNORED] == ", ".join(list(many)[:16])
     answer = http.post(COMPLETIONS, json={"prompt": "a", **GREEDY, "stream": True, "stream_options": {"include_usgae": True}, "x": 1})

@@ -43,6 +43,8 @@ PROMPTS_PER_STEP: Final = 8
 class TimedExecutor:
     """Wraps an executor and measures the CPU seconds spent in it."""
 
+    grammars = None
+
     def __init__(self, executor: Any) -> None:
         self._executor = executor
         self.seconds = 0.0

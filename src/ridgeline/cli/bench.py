@@ -13,6 +13,7 @@ import typer
 
 from ridgeline.cli.main import group
 from ridgeline.cli.output import format_giga, print_json, print_notes, print_table, progress_bar
+from ridgeline.cli.sizes import size_option
 from ridgeline.errors import ConfigError
 
 VERBS: Final[dict[str, str]] = {
@@ -43,7 +44,7 @@ def serve(
     arrivals: Annotated[str, typer.Option(help="Arrivals of the open loop: poisson, bursty, diurnal, or burst (all at once).")] = "poisson",
     input_len: Annotated[str, typer.Option(help="Prompt tokens: 127, 20-1000, lognormal:500, uniform:500, exponential:500.")] = "127",
     output_len: Annotated[str, typer.Option(help="Output tokens, the same way.")] = "64",
-    shared_prefix: Annotated[int, typer.Option(min=0, max=1 << 20, help="Leading prompt tokens that requests share.")] = 0,
+    shared_prefix: Annotated[int, size_option("--shared-prefix", "Leading prompt tokens that requests share.", high=1 << 20)] = 0,
     prefixes: Annotated[int, typer.Option(min=1, max=1 << 20, help="Number of different shared prefixes.")] = 1,
     trace: Annotated[Path | None, typer.Option(help="Recorded traffic: jsonl (Ridgeline's, Mooncake's) or csv (BurstGPT).")] = None,
     speed: Annotated[float, typer.Option(help="Replay the trace this many times as fast.")] = 1.0,
@@ -227,14 +228,14 @@ def kernels(
 def offline(
     model: Annotated[str, typer.Argument(help="`demo`, a GGUF file, a model directory, or a name of the hub (org/name).")],
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4,16",
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 128,
-    output_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
+    prompt_tokens: Annotated[int, size_option("--prompt-tokens", "Tokens of a prompt.")] = 128,
+    output_tokens: Annotated[int, size_option("--output-tokens", "Tokens of an answer.")] = 64,
     repeats: Annotated[int, typer.Option(help="Runs of each batch size.")] = 3,
     runner: Annotated[str, typer.Option(help="auto, native or numpy.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, max=1024, help="Threads [all available CPU cores].")] = None,
     kv_dtype: Annotated[str, typer.Option(help="KV cache: auto, bf16, f32 or int8.")] = "auto",
     depth: Annotated[int, typer.Option(help="Steps in flight.")] = 1,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 512,
+    max_num_batched_tokens: Annotated[int, size_option("--max-num-batched-tokens", "Tokens in one step.", low=1, high=1 << 20)] = 512,
     busy_processes: Annotated[
         int, typer.Option("--hogs", help="Run everything again beside so many processes that keep a CPU core busy each.")
     ] = 0,

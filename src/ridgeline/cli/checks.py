@@ -83,6 +83,8 @@ def _check_engine(config: Any) -> None:
     machine = machine_facts()
     config, _ = resolve_runner(config, no_extension=extension_missing(), no_gpu=gpu_missing(), cpu_cores=machine.cpu_cores)
     check_model(config.model)
+    if config.expect_sha256 is not None:
+        raise Unchecked  # it takes as long as reading the weights
     if not config.model.startswith(FAKE_PREFIX) and config.runner != "cuda":
         facts = read_model_facts(resolve_model(config.model, model_stores()))
         costs = kv_costs(facts, config.block_size, config.tokens, config.kv_dtype)
@@ -127,17 +129,19 @@ def _check_generate(given: Given) -> None:
 
     _check_file("--input", given.get("input_file"))
     _check_file("--chat-template", given.get("chat_template"))
-    if "prompts" in given and not given["prompts"] and given["input_file"] is None and sys.stdin.isatty():
-        raise ConfigError("there are 0 prompts")
     check_sampling({name: given[name] for name in (*FLAGS, "n", "best_of", "logprobs", "prompt_logprobs") if name in given})
     engine = _engine(given)
     _check_engine(replace(engine, max_num_seqs=1) if "prompts" not in given else engine)
+    if "prompts" in given and not given["prompts"] and given["input_file"] is None:
+        raise ConfigError("there are 0 prompts") if sys.stdin.isatty() else Unchecked  # what is piped
 
 
 def _check_run(given: Given) -> None:
     if given["model"] is None:
         raise ConfigError("no model was named", fix={"MODEL": "demo"})
     _check_generate(given)
+    if not given["prompt"] and not sys.stdin.isatty():
+        raise Unchecked  # what is piped
 
 
 def _check_plan(given: Given) -> None:
@@ -172,10 +176,27 @@ def _check_replay(given: Given) -> None:
     read_recording(given["recording"])
 
 
-def _check_config(given: Given) -> None:
-    from ridgeline.cli.config import config
+def _check_show(given: Given) -> None:
+    from ridgeline.config.env import model_stores
+    from ridgeline.facts.headers.read import describe_files
+    from ridgeline.facts.hub.source import resolve_model
 
     _check_local(given["model"])
+    describe_files(resolve_model(given["model"], model_stores()))
+
+
+def _check_rm(given: Given) -> None:
+    from ridgeline.cli.library import find_own
+    from ridgeline.config.env import model_stores
+
+    find_own(given["name"], model_stores())
+
+
+def _check_config(given: Given) -> None:
+    from ridgeline.cli.config import config
+    from ridgeline.cli.setting_flags import read_flags
+
+    _check_local(read_flags(given, given["model"]).engine.model)
     config(**{**given, "as_json": True})
 
 
@@ -247,6 +268,11 @@ def _check_bench_gpu(given: Given) -> None:
 
 CHECKS: Final[Mapping[str, Callable[[Given], None]]] = {
     "serve": _check_serve,
+    "pull": _check_show,
+    "show": _check_show,
+    "list": _nothing,
+    "rm": _check_rm,
+    "ps": _nothing,
     "run": _check_run,
     "generate": _check_generate,
     "plan": _check_plan,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ridgeline.cli.output import print_status
 from ridgeline.cli.setting_flags import read_flags, with_setting_flags
 from ridgeline.config.groups import public_fields, setting_of
 from ridgeline.config.sources import GROUPS, Settings, show_value
@@ -28,8 +29,10 @@ def config(
 ) -> None:
     """Explain each setting: value, origin, reason, cost, and the metric that shows it is wrong."""
     if what != "explain":
-        raise ConfigError(f"config {what[:40]!r} is not known; write config explain MODEL")
+        raise ConfigError(f"config {what[:40]!r} is not known; write config explain MODEL", fix={what: "explain"})
     settings = read_flags(given, model, _parse_changes(change or []))
+    for note in settings.notes:
+        print_status(f"note: {note}")
     try:
         rows = _explain(settings, on)
     except ConfigError as error:
@@ -62,8 +65,7 @@ def _explain(settings: Settings, device_name: str) -> list[Any]:
     from ridgeline.engine.compose import prefill_budget
     from ridgeline.facts.hardware.gpu import gpu_missing, read_gpus
     from ridgeline.facts.hardware.machine import extension_missing, machine_facts
-    from ridgeline.facts.headers.read import describe_model, read_model_facts
-    from ridgeline.facts.hub.source import resolve_model
+    from ridgeline.facts.headers.read import describe_files, model_headers, read_model_facts
     from ridgeline.planning.arguments import THIS_MACHINE, PlanOptions, deployment_of, device_of
     from ridgeline.planning.deployment import rank_kv_budget
     from ridgeline.planning.memory import RESERVE_SHARE, kv_costs
@@ -71,14 +73,15 @@ def _explain(settings: Settings, device_name: str) -> list[Any]:
     from ridgeline.planning.step import step_seconds
 
     requested, machine, is_this = settings.engine, machine_facts(), device_name.lower() == THIS_MACHINE
-    facts = read_model_facts(resolve_model(requested.model, model_stores()))
+    with model_headers(requested.model, model_stores()) as path:
+        facts, described = read_model_facts(path), describe_files(path)
     device = device_of(PlanOptions(device=device_name))
     no_gpu = None if device.is_gpu else gpu_missing() if is_this else f"{device.name} is none"
     config, decisions = resolve_runner(requested, no_extension=extension_missing(), no_gpu=no_gpu, cpu_cores=machine.cpu_cores)
     if config.runner == "cuda" and not device.is_gpu:  # the table of devices does not have it
         device = replace(device, memory_bytes=int(next(iter(read_gpus())).memory or 0) << 20)
     options = PlanOptions(device=device_name, kv_dtype=config.kv_dtype, context=config.max_model_len or facts.context, chunk=config.tokens)
-    deployment = replace(deployment_of(describe_model(requested.model, model_stores()), options), device=device)
+    deployment = replace(deployment_of(described, options), device=device)
     costs = kv_costs(facts, requested.block_size, config.tokens, config.kv_dtype)
     memory, share, host = device.memory_bytes, MEMORY_SHARE, None
     if config.runner == "cuda":

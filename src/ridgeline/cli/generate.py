@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, TextIO
 import typer
 
 from ridgeline.cli.sampling import check_sampling, make_sampling_params, with_sampling_flags
+from ridgeline.cli.sizes import size_option
 from ridgeline.errors import ConfigError, ModelFormatError, RequestError
 from ridgeline.facts.files.json_file import parse_object
 from ridgeline.text.chat_content import Conversation
@@ -37,9 +38,9 @@ def generate(
     prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt's tokens.")] = None,
     chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.", metavar="FILE")] = None,
     generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and output [what model and cache hold].")] = None,
+    max_model_len: Annotated[int | None, size_option("--max-model-len", "Tokens of prompt and output [what model and cache hold].")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences that run at once [64, on a GPU 256].")] = None,
-    kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache.")] = None,
+    kv_cache_memory_bytes: Annotated[int | None, size_option("--kv-cache-memory-bytes", "Memory of the KV cache.", "bytes")] = None,
     **sampling: Any,
 ) -> None:
     """Continue prompts with a model, in this process."""

@@ -22,6 +22,11 @@ UsageError: Final[Any] = typer.BadParameter.__base__
 VERBS: Final = {
     "serve": "Serve a model: a page and an OpenAI-compatible API.",
     "run": "Talk with a model, in this process.",
+    "pull": "Fetch a model: size and fit first, resumed where it stopped, checked.",
+    "list": "List the models on this machine, whatever program fetched them.",
+    "show": "Show a model: facts, chat template, licence, where it comes from, whether it fits.",
+    "rm": "Remove a model that was fetched.",
+    "ps": "List the running servers.",
     "generate": "Continue prompts with a model, in this process.",
     "plan": "Say what a model needs and yields on given devices, before anything is downloaded.",
     "config": "Explain each setting of an engine: value, origin, reason, cost, and the metric that shows it is wrong.",
@@ -32,7 +37,7 @@ VERBS: Final = {
     "doctor": "Say what this machine offers, what is lost, and how to get it back.",
     "laws": "Simulate the engine over many random small worlds and check every law.",
 }
-MODULES: Final = {"whatif": "sim", "replay": "sim", "laws": "sim"}
+MODULES: Final = {"pull": "library", "rm": "library", "whatif": "sim", "replay": "sim", "laws": "sim"}
 """Modules of verbs whose module has another name."""
 EXIT_INTERRUPTED: Final = 130
 EXIT_USAGE: Final = 2

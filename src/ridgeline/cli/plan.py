@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ridgeline.cli.sizes import gigabytes_option, size_option
+
 if TYPE_CHECKING:
     from ridgeline.planning.deployment import Deployment
     from ridgeline.planning.levers import Lever
@@ -26,7 +28,7 @@ def plan(
     count: Annotated[int, typer.Option(help="Devices in all.")] = 1,
     dtype: Annotated[str | None, typer.Option(help="Weight format: bf16, fp8, int8, int4, awq, q4_k … [as stored].")] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="KV cache: f32, f16, bf16, fp8, int8, int4 [f16].")] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens of a sequence, prompt and output [4096].")] = None,
+    context: Annotated[int | None, size_option("--context", "Tokens of a sequence, prompt and output [4096].")] = None,
     users: Annotated[int | None, typer.Option(help="Sequences at once [1; then the batch to run is the knee's].")] = None,
     slo: Annotated[str | None, typer.Option(help="Objective, for instance ttft=500ms,itl=50ms.")] = None,
     workload: Annotated[str | None, typer.Option(help="Average request: in=2000,out=500,prefix=0.5,burst=3; or a recorded trace.")] = None,
@@ -34,8 +36,8 @@ def plan(
     pipeline_parallel_size: Annotated[int | None, typer.Option(help="Stages of layers [automatic].")] = None,
     expert_parallel_size: Annotated[int | None, typer.Option(help="Devices that share a mixture's experts [1].")] = None,
     memory_utilization: Annotated[float, typer.Option(help="Share of a device's memory that may be used.")] = 0.90,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 2048,
-    memory: Annotated[float | None, typer.Option(help="GB of memory of a device, instead of the table's.")] = None,
+    max_num_batched_tokens: Annotated[int, size_option("--max-num-batched-tokens", "Tokens in one step.")] = 2048,
+    memory: Annotated[float | None, gigabytes_option("--memory", "Memory of a device, instead of the table's.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="GB/s of memory bandwidth, instead of the table's.")] = None,
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s of matrix products, instead of the table's.")] = None,
     price_per_hour: Annotated[float | None, typer.Option(help="Dollars per hour for one device, instead of the table's.")] = None,
@@ -170,7 +172,7 @@ def _summary_lines(report: "Report") -> list[str]:
     active = f", {report.active_parameters / 1e9:.2f} B active" if report.active_parameters < report.parameters else ""
     size = f"{report.parameters / 1e9:.2f} B parameters{active}"
     lines = [
-        f"{report.model}: {size}, {report.attention}, weights {report.dtype}, KV {report.kv_dtype}",
+        f"{report.model}: {size}, {report.attention}, weights {report.weights_format}, KV {report.kv_dtype}",
         f"{report.devices} × {report.device}, {sharding}; {report.users:,} × {report.context:,} tokens",
     ]
     if report.fits:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ridgeline.cli.sampling import make_sampling_params, with_sampling_flags
+from ridgeline.cli.sizes import size_option
 from ridgeline.errors import ConfigError, EngineDeadError, RequestError, RidgelineError
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -33,11 +34,15 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Show tokens per second and the time to the first token.")] = False,
     chat_template: Annotated[str | None, typer.Option(help="File with a chat template that replaces the model's.", metavar="FILE")] = None,
     generation_config: Annotated[str, typer.Option(help="auto: sampling defaults of the model's authors; none: Ridgeline's.")] = "auto",
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of the whole conversation [what model and cache hold].")] = None,
-    kv_cache_memory_bytes: Annotated[int | None, typer.Option(help="Memory of the KV cache.")] = None,
+    max_model_len: Annotated[
+        int | None, size_option("--max-model-len", "Tokens of the whole conversation [what model and cache hold].")
+    ] = None,
+    kv_cache_memory_bytes: Annotated[int | None, size_option("--kv-cache-memory-bytes", "Memory of the KV cache.", "bytes")] = None,
+    expect_sha256: Annotated[str | None, typer.Option(help="SHA-256 that the weights must have, or a file as sha256sum writes it.")] = None,
     **sampling: Any,
 ) -> int:
     """Talk with a model, in this process. /help lists commands; stdin that is piped is the prompt."""
+    from ridgeline.cli.library import fetch_missing
     from ridgeline.cli.output import LoadingProgress
     from ridgeline.cli.run_input import read_pipe
     from ridgeline.engine.llm import LLM
@@ -48,7 +53,8 @@ def run(
     if not sys.stdin.isatty() and not (words or piped).strip():
         raise ConfigError("there is no prompt: stdin is empty; give a prompt behind the model, or pipe one")
     settings: dict[str, Any] = {"max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "max_num_seqs": 1}
-    settings |= {"chat_template": chat_template, "generation_config": generation_config}
+    settings |= {"chat_template": chat_template, "generation_config": generation_config, "expect_sha256": expect_sha256}
+    fetch_missing(name)
     with LoadingProgress() as loading, LLM(name, on_progress=loading.show, **settings) as llm:
         findings = llm.check()
         loading.close()

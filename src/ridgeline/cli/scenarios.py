@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from ridgeline.config.env import model_stores
+from ridgeline.config.values import parse_size
 from ridgeline.errors import ConfigError, nearest
 from ridgeline.facts.headers.read import describe_model
 from ridgeline.planning.arguments import PlanOptions, deployment_of, parse_objective
@@ -37,6 +38,16 @@ def _whole(low: int, high: int) -> Callable[[str, str], int]:
                 fix={_flag_of(name): _nearest_bound(text, low, high)},
             )
         return int(text)
+
+    return read
+
+
+def _tokens(low: int, high: int) -> Callable[[str, str], int]:
+    whole = _whole(low, high)
+
+    def read(name: str, text: str) -> int:
+        is_plain = text.strip().lstrip("-").isdecimal()
+        return whole(name, text if is_plain else str(parse_size(text, _flag_of(name), unit="tokens")))
 
     return read
 
@@ -85,12 +96,12 @@ SETTINGS: Final[Mapping[str, SettingSpec]] = {
     "device": SettingSpec(_text, "h100-sxm"),  # device of the planner's table
     "dtype": SettingSpec(_text, None),  # weight format
     "kv_dtype": SettingSpec(_text, None),  # format of the KV cache
-    "context": SettingSpec(_whole(2, 1 << 27), None),  # tokens of a sequence at most
+    "context": SettingSpec(_tokens(2, 1 << 27), None),  # tokens of a sequence at most
     "tensor_parallel_size": SettingSpec(_whole(1, 1024), 1),  # devices per matrix
     "pipeline_parallel_size": SettingSpec(_whole(1, 1024), 1),  # stages of layers
     "memory_utilization": SettingSpec(_number(0.1, 1.0), 0.9),  # share of a device's memory that may be used
     "max_num_seqs": SettingSpec(_whole(1, 4096), 256),  # sequences at once
-    "max_num_batched_tokens": SettingSpec(_whole(1, 1 << 20), 2048),  # tokens of a step
+    "max_num_batched_tokens": SettingSpec(_tokens(1, 1 << 20), 2048),  # tokens of a step
     "step_ms": SettingSpec(_whole(1, 60_000), 60),  # milliseconds that a step with decode rows may take
     "scheduling_policy": SettingSpec(_text, "fcfs"),  # order of requests
     "enable_prefix_caching": SettingSpec(_flag, True),  # reuse of shared prefixes

@@ -53,6 +53,8 @@ def _run(settings: Settings) -> None:
 
     with logging_to(level=config.log_level, form=config.log_format), LoadingProgress(None if has_reader else report) as loading:
         log.info("starting", extra=with_fields(version=__version__, model=settings.engine.model, pid=os.getpid()))
+        for note in settings.notes:
+            report(f"note: {note}", level=logging.WARNING)
 
         def ready(model: "Model", url: str) -> None:
             loading.close()
@@ -97,7 +99,9 @@ TEMPLATE_SOURCES = {
 def _startup_notes(model: "Model") -> list[str]:
     """Lines about the chat template, the model's defaults and its kind."""
     chat = "chat: no template; /v1/chat/completions needs --chat-template FILE"
-    if model.chat is not None:
+    if model.chat is not None and not model.chat.is_usable:
+        chat = f"chat: not possible, {model.chat.findings[0].cause}; give another template with --chat-template FILE"
+    elif model.chat is not None:
         names = (model.tokenizer.piece(token).decode("utf-8", "replace") for token in sorted(model.turn_end_ids))
         ends = " ".join(map(repr, names)) or "no token of their own"
         chat = f"chat template: {TEMPLATE_SOURCES[model.chat.source]}; turns end at {ends}"

@@ -12,7 +12,9 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.decoding.edits import History, history_of
+from ridgeline.compute.decoding.edits import History, Mask, history_of
+from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, RowGrammar
+from ridgeline.compute.decoding.sampler import Sampled
 from ridgeline.compute.graph import StepInputs
 from ridgeline.core.params import RowParams
 from ridgeline.core.plan import IntColumn, Plan, TokenLogprobs
@@ -35,6 +37,7 @@ class StepRows(NamedTuple):
     sampling_params  parameters of those
     sampling_ids     int32: permanent rows of those
     has_drafts       True where a row samples more than one position
+    has_grammars     True where a row that samples follows a grammar
     """
 
     row: IntColumn
@@ -45,6 +48,7 @@ class StepRows(NamedTuple):
     sampling_params: list[RowParams]
     sampling_ids: NDArray[np.int32]
     has_drafts: bool
+    has_grammars: bool
 
     def matches(self, plan: Plan) -> bool:
         """True where the plan has the same rows and samples. Plans of the same rows share their column."""
@@ -81,6 +85,7 @@ class StepOutput(NamedTuple):
     scores: tuple[tuple[TokenLogprobs, ...], ...] | None
     seconds: float
     ended: float
+    failures: tuple[tuple[int, str], ...] = ()
 
 
 class Backend(Protocol):
@@ -91,6 +96,10 @@ class Backend(Protocol):
 
     timed_rows: int
     timed_tokens: int
+
+    def use_grammars(self, compiler: GrammarCompiler) -> None:
+        """Rows may follow grammars that the compiler has compiled. Only before work is enqueued."""
+        ...
 
     def enqueue(self, work: Work) -> Any:
         """Takes the step and returns its ticket at once; never waits for a device."""
@@ -118,32 +127,75 @@ class Backend(Protocol):
         ...
 
 
+class Masks(NamedTuple):
+    """Masks of the rows that sample (`decoding.sampler.sample_rows`), and why rows cannot go on, by their number among those."""
+
+    of_rows: list[Mask | None]
+    failures: dict[int, str]
+
+    def apply(self, sampling: Sequence[int], sampled: Sampled, flags: bytearray) -> tuple[tuple[int, str], ...]:
+        """Takes back what rows have sampled that cannot go on. Returns `Result.failures`.
+
+        sampling  indices of the rows that sample
+        """
+        for number in self.failures:
+            sampled.ids[number], flags[sampling[number]] = (), 0
+            if sampled.logprobs[number] is not None:
+                sampled.logprobs[number] = ()
+        return tuple([(sampling[number], reason) for number, reason in self.failures.items()])
+
+
 class RowState:
     """State of permanent rows.
 
     last       int32 [rows]: last sampled id, to the end of the steps that have been computed
     histories  ids for penalties and bans; None for rows that need none
+    grammars   places in the grammars of rows that follow one
+    compiler   makes them; None where no row follows a grammar
     """
 
     def __init__(self, rows: int) -> None:
         self.last = np.zeros(rows, np.int32)
         self.histories: list[History | None] = [None] * rows
+        self.grammars: list[RowGrammar | None] = [None] * rows
+        self.compiler: GrammarCompiler | None = None
 
     def apply(self, plan: Plan) -> None:
         """Updates rows that come and go."""
         for row in plan.freed_rows:
-            self.histories[row] = None
+            self.histories[row] = self.grammars[row] = None
         for new in plan.new_rows:
             self.histories[new.row] = history_of(new.params, new.ids)
+            if new.params.sampling.grammar is not None:
+                assert self.compiler is not None, "a row follows a grammar where none is compiled"
+                self.grammars[new.row] = self.compiler.start(new.params.sampling.grammar, new.ids[new.params.prompt_tokens :])
 
     def sampled(self, rows: NDArray[np.int32], ids: Sequence[tuple[int, ...]]) -> None:
-        """Stores the last ids of rows that have sampled; the sampler has pushed their histories."""
+        """Stores the last ids of rows that have sampled, and advances their grammars; the sampler has pushed their histories."""
+        for row, each in zip(rows.tolist(), ids, strict=True):
+            if (grammar := self.grammars[row]) is not None:
+                grammar.advance(each)
         if all(ids):
             self.last[rows] = [each[-1] for each in ids]
         else:
             for row, each in zip(rows.tolist(), ids, strict=True):
                 if each:
                     self.last[row] = each[-1]
+
+    def masks(self, work: Work) -> Masks:
+        """Masks of the rows that sample. They are functions of ids that are known before the step computes."""
+        rows = work.rows.sampling_ids.tolist()
+        found: list[Mask | None] = [None] * len(rows)
+        failures: dict[int, str] = {}
+        for number, (row, drafts) in enumerate(zip(rows, work.drafts, strict=True)):
+            grammar = self.grammars[row]
+            if grammar is not None and self.compiler is not None:
+                found[number] = mask = np.zeros((1 + len(drafts), self.compiler.words), np.uint32)
+                try:
+                    grammar.masks(drafts, mask)
+                except GrammarError as error:
+                    failures[number] = f"the output cannot follow its grammar any further: {error}"
+        return Masks(found, failures)
 
     def prompt_token(self, row: int, position: int) -> int:
         """The id at a position of the prompt of a row whose prompt is scored. RuntimeError where the row did not ask for scores."""

@@ -184,10 +184,10 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _refused("tool calls are not parsed yet; leave it out", "--enable-auto-tool-choice", switch=True),
     _refused("tool calls are not parsed yet; leave it out", "--tool-call-parser"),
     _refused("reasoning is not parsed yet; leave it out", "--reasoning-parser", "--reasoning-format", harmless=("none", "")),
-    _refused("structured output is not supported yet; leave it out", "--guided-decoding-backend", harmless=("auto",)),
-    _refused("structured output is not supported yet; leave it out", "--structured-outputs-config", harmless=("none", "{}")),
-    _refused("structured output is not supported yet; leave it out", "--grammar", "--grammar-file"),
-    _refused("structured output is not supported yet; leave it out", "-j", "--json-schema"),
+    _nothing("structured output has one backend", "--guided-decoding-backend"),
+    _nothing("structured output has one backend", "--structured-outputs-config"),
+    _refused("each request says it, in response_format or structured_outputs; leave it out", "--grammar", "--grammar-file"),
+    _refused("each request says it, in response_format or structured_outputs; leave it out", "-j", "--json-schema"),
     # ── chats and sampling ──
     _same("chat_template", "--chat-template-file"),
     _nothing("templates are always Jinja", "--jinja", switch=True),
@@ -223,6 +223,10 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     _nothing("prompts are never logged", "--disable-log-requests", "--no-enable-log-requests", switch=True),
     _refused("prompts are never logged; leave it out", "--enable-log-requests", "--log-requests", switch=True),
     _nothing("prompts are never logged", "--max-log-len"),
+    _same("log_level", "--uvicorn-log-level"),
+    Foreign(("-v", "--verbose"), "log_level", {SWITCH: "debug"}, switch=True),
+    Foreign(("--log-disable",), "log_level", {SWITCH: "error"}, switch=True),
+    Foreign(("--disable-uvicorn-access-log",), "log_level", {SWITCH: "warning"}, switch=True),
     _nothing("/metrics has the statistics", "--disable-log-stats", switch=True),
     _nothing("usage tells cached tokens anyhow", "--enable-prompt-tokens-details", switch=True),
     _nothing("/openapi.json describes the API", "--disable-fastapi-docs", switch=True),
@@ -232,6 +236,6 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
 """Ordered by subject. What is not here is an unknown flag, which is an error too."""
 
 ARGUMENTS: Final[Mapping[str, Foreign]] = {
-    name.lstrip("-").replace("-", "_"): each for each in FOREIGN for name in each.names if name.startswith("--")
+    name[2:].replace("-", "_"): each for each in FOREIGN if each.ours != "model" for name in each.names if name.startswith("--")
 }
 """Name of a Python argument → its line."""

@@ -25,7 +25,7 @@ class Setting:
     why      what speaks for its default, or what it costs
     wrong    metric or sign that shows a bad value
     bounds   range of a number, both ends included
-    unit     "tokens" and "bytes" take sizes as 4k and 4GiB, "GiB" a plain number too; "seconds" and "FILE" are named in the help
+    unit     "tokens" and "bytes" take sizes as 4k and 4GiB, "GiB" a plain number too; "seconds", "PORT" and "FILE" name what it is
     choices  words that are possible, where they do not depend on the runner
     also     words of other servers → ours
     name     public name, where it is not the field's
@@ -70,7 +70,7 @@ class EngineConfig:
     )  # fmt: skip
     step_ms: int = _set(
         60, "Milliseconds that a step with decode rows may take.", "bounds the time that prefill adds to steps with decoding sequences",
-        "vllm:inter_token_latency_seconds p99 above it: too many sequences; vllm:time_to_first_token_seconds too high: too short",
+        "ridgeline_late_steps grows: too many sequences, or too short; vllm:time_to_first_token_seconds too high: too short",
         bounds=(1, 60_000),
     )  # fmt: skip
     kv_cache_memory_bytes: int | None = _set(
@@ -147,6 +147,11 @@ class EngineConfig:
         None, "File for a trace of every thread in every step, for Perfetto (native runner).",
         "a file that Perfetto opens; costs a few percent of a step", "the disk fills up: set", unit="FILE",
     )  # fmt: skip
+    expect_sha256: str | None = _set(
+        None, "SHA-256 that the weights must have, or a file as sha256sum writes it.",
+        "weights that are damaged or replaced end the start; reading them takes about a second per GB",
+        "the start ends with another SHA-256: damaged weights, or a new version", unit="FILE",
+    )  # fmt: skip
     step_timeout_seconds: float = _set(
         8.0, "Seconds after which an engine that has work and does not move is restarted.",
         "an engine with work that does not move for this long is killed and started again; a long step moves",
@@ -175,7 +180,9 @@ class ServerConfig:
         "127.0.0.1", "Address to listen on; other than loopback needs an API key.", "reached from this machine alone",
         "connections refused from other machines: loopback",
     )  # fmt: skip
-    port: int = _set(8000, "Port to listen on; 0 takes a free one.", "vLLM's", "the server does not start: taken", bounds=(0, 65_535))
+    port: int = _set(
+        8000, "Port to listen on; 0 takes a free one.", "vLLM's", "the server does not start: taken", unit="PORT", bounds=(0, 65_535)
+    )
     api_key: str | None = _set(
         None, "Key that clients must send as a bearer token; others see it in `ps`: RIDGELINE_API_KEY and --api-key-file are not seen.",
         "without a key everybody who reaches the server may use it", "401 for clients that have one: another", secret=True,

@@ -99,8 +99,8 @@ def check_value(each: "Field[Any]", value: Any, source: str) -> Any:
         raise ConfigError(f"{source} is {value}, which is not a number", fix=_without(source))
     if setting.bounds is not None and value is not None and not setting.bounds[0] <= value <= setting.bounds[1]:
         low, high = setting.bounds
-        nearer = low if value < low else high
-        raise ConfigError(f"{source} is {value}, outside {low} … {high}", fix={flag: str(nearer)})
+        fix = _without(source) if setting.unit == "PORT" else {flag: str(low if value < low else high)}
+        raise ConfigError(f"{source} is {value}, outside {low} … {high}", fix=fix)
     if setting.choices and value not in setting.choices:
         near = nearest(value, setting.choices) or setting.choices[0]
         raise ConfigError(f"{source} is {value!r:.60}; it must be one of {', '.join(setting.choices)}", fix={flag: near})

@@ -30,7 +30,15 @@ class Abort:
     request_id: str
 
 
-Command = Admit | Close | Abort
+@dataclass(frozen=True, slots=True)
+class GrammarReady:
+    """A grammar has been compiled, or cannot be: requests that wait for it may run, or are rejected with the message."""
+
+    digest: bytes
+    error: str | None = None
+
+
+Command = Admit | Close | Abort | GrammarReady
 
 
 class Output(NamedTuple):

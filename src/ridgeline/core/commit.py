@@ -54,7 +54,7 @@ def commit(step: InFlightStep, result: Result, lengths: bytearray, cache: KVBloc
     for sequence, count, sampled, finite, logprobs in rows:
         sequence.in_flight -= 1
         if not finite:
-            _fail_non_finite(sequence, sampled, logprobs, outputs, lifecycle, now)
+            _fail(sequence, _failure(sequences.index(sequence), result), sampled, logprobs, outputs, lifecycle, now)
         elif sequence.state is running:
             sequence.computed = computed = sequence.computed + count
             known = sequence.known
@@ -152,13 +152,20 @@ def _commit_stopped(sequence: Sequence, sampled: Ids, logprobs: Logprobs, output
         lifecycle.on_drained(sequence)
 
 
-def _fail_non_finite(sequence: Sequence, sampled: Ids, logprobs: Logprobs, outputs: list[Output], lifecycle: Lifecycle, now: float) -> None:
-    """Ends a row whose hidden states are not finite: the ids before them are sent, then the error, unless these ids end the sequence.
-    Nothing more of it is published."""
+def _failure(index: int, result: Result) -> str:
+    """Returns the reason for which a row cannot go on."""
+    return next((reason for row, reason in result.failures if row == index), NOT_FINITE)
+
+
+def _fail(
+    sequence: Sequence, reason: str, sampled: Ids, logprobs: Logprobs, outputs: list[Output], lifecycle: Lifecycle, now: float
+) -> None:
+    """Ends a row that cannot go on: the ids before that are sent, then the error, unless these ids end the sequence. Nothing more of it is
+    published."""
     if sequence.state in (State.RUNNING, State.WAITING):
         sequence.known += sampled
         if not sampled or not _emit_ids(sequence, sampled, logprobs, outputs, lifecycle, now):
-            sequence.message = NOT_FINITE
+            sequence.message = reason
             outputs.append(Output(sequence.request.request_id, sequence.choice, (), None, Finish.ERROR))
             lifecycle.end(sequence, Finish.ERROR, now)
     if not sequence.in_flight:

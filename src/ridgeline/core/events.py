@@ -13,10 +13,11 @@ from ridgeline.core.plan import IntColumn, Timings
 
 class Wait(StrEnum):
     """Reasons for which a sequence cannot be scheduled although its turn has come (`Sequence.waiting_for`): another sequence computes a
-    block of its prefix, or steps in flight still use its row."""
+    block of its prefix, steps in flight still use its row, or its grammar is being compiled."""
 
     PREFIX = "prefix"
     DRAIN = "drain"
+    GRAMMAR = "grammar"
 
 
 class Finish(StrEnum):

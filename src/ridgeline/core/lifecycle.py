@@ -62,6 +62,21 @@ class Lifecycle:
             sequence.rank = self.policy.rank(sequence)
             self.open[request.request_id][choice] = sequence
             insort(self.waiting, sequence, key=by_rank)
+            if request.sampling.grammar is not None:
+                self.add_wait(sequence, Wait.GRAMMAR, None)
+
+    def on_grammar(self, digest: bytes, error: str | None, now: float) -> None:
+        """Ends the wait of sequences for a grammar; if it cannot be compiled, the sequences too."""
+        for sequence in [each for each in self.waiting if Wait.GRAMMAR in each.waiting_for]:
+            grammar = sequence.request.sampling.grammar
+            if grammar is None or grammar.digest != digest:
+                continue
+            if error is None:
+                self.clear_wait(sequence, Wait.GRAMMAR)
+            else:
+                sequence.message = error
+                self._stop(sequence)
+                self._close(sequence, Finish.ERROR, 0, now)
 
     def _rejection(self, request: Admitted) -> tuple[str, float | None] | None:
         if request.request_id in self.open:

@@ -3,7 +3,7 @@
 Plain values, validated once in `engine.admit`. The state of a request follows from its `Admitted` and its output ids alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from types import MappingProxyType
@@ -58,6 +58,36 @@ def with_known_arguments(call: Call) -> Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """A grammar that an output follows from its first token on. `text` is llguidance's; `digest` (SHA-256 of it) names it."""
+
+    digest: bytes
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """The form of an output; exactly one of the first six is set. Names are vLLM's.
+
+    json            a JSON Schema, as an object or as text
+    json_object     any JSON object
+    regex           a regular expression that the whole output matches (Rust's syntax, without look-around)
+    choice          one of these texts
+    grammar         a context-free grammar: Lark's, or GBNF
+    structural_tag  text in which a trigger begins a part with a schema of its own
+    whitespace_pattern  of JSON: a regular expression for the space between its tokens; None: one space, or a new line and its indentation
+    """
+
+    json: Mapping[str, Any] | str | bool | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    structural_tag: Mapping[str, Any] | str | None = None
+    whitespace_pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of a request as clients send them. Names are vLLM's where the meaning is the same.
 
@@ -71,6 +101,7 @@ class SamplingParams:
     min_tokens   output tokens before which no stop counts
     logprobs     None: off; k: the sampled token's log-probability and the k best (after temperature 1, before filters)
     prompt_logprobs  None: off; k: the same for every prompt token but the first
+    structured_outputs  the form of the output; None: any text
     """
 
     n: int = 1
@@ -97,6 +128,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
 
 SamplingParams.__init__ = with_known_arguments(SamplingParams.__init__)  # type: ignore[method-assign]
@@ -114,6 +146,7 @@ class Sampling:
     allowed_ids  ascending; None: all
     bad_words    ids of each: the last one is banned where those before it are the newest ids of prompt and outputs
     logprobs     None: off; k: the sampled token's log-probability and the k best
+    grammar      None: any text
     """
 
     temperature: float = 1.0
@@ -127,6 +160,7 @@ class Sampling:
     allowed_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

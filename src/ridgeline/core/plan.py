@@ -64,10 +64,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one sampled position: the sampled id's, and the k best ids in descending order."""
+    """Log-probabilities at one sampled position: the sampled id's, the k best ids in descending order, and the place of the sampled id in
+    that order of all ids, from 1."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Result:
               not was met before the end of verification (ids before it are returned)
     logprobs  per row one per returned id, None for a row that did not ask; None if no row asked
     scores    per entry of `Plan.score` as many as it names; None if there are none
+    failures  (row index, reason) of rows that cannot go on for another reason; their `finite` is 0
     """
 
     step: int
@@ -97,6 +100,7 @@ class Result:
     logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] | None = None
     timings: Timings = field(default_factory=Timings)
     scores: tuple[tuple[TokenLogprobs, ...], ...] | None = None
+    failures: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from heapq import merge
 from itertools import chain
 
-from ridgeline.core.commands import Abort, Admit, Close, Command, Output
+from ridgeline.core.commands import Abort, Admit, Close, Command, GrammarReady, Output
 from ridgeline.core.commit import InFlightStep, commit
 from ridgeline.core.drafts.drafter import Drafter
 from ridgeline.core.events import Computed, Event, PrefixHit, PrefixMiss, Scheduled, StepTimed, Wait
@@ -73,6 +73,8 @@ class Scheduler:
                     self.lifecycle.close(request_id, choice, keep, reason, now)
                 case Abort(request_id):
                     self.lifecycle.abort(request_id, now)
+                case GrammarReady(digest, error):
+                    self.lifecycle.on_grammar(digest, error, now)
 
     def schedule(self, now: float) -> Plan | None:
         """Returns the plan of the next step, or None if nothing can run now. A plan is never empty."""

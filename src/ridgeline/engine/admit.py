@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ridgeline.core.admission import blocks_needed
-from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, OPTIONS, Admitted, Bound, Sampling, SamplingParams
+from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, OPTIONS, Admitted, Bound, Grammar, Sampling, SamplingParams
 from ridgeline.core.plan import KVShape
 from ridgeline.errors import RequestError
 
@@ -67,6 +67,7 @@ def admit(
     request_id: str,
     draw_seed: Callable[[], int],
     bad_words: Sequence[Sequence[int]] = (),
+    grammar: Grammar | None = None,
     domain: bytes = b"",
     priority: int = 0,
     arrived: float | None = None,
@@ -75,6 +76,7 @@ def admit(
 
     draw_seed  gives 63 random bits when the client sent no seed
     bad_words  `params.bad_words` as ids (`text.tokenizer.bad_word_ids`)
+    grammar    `params.structured_outputs` compiled (`text.structured`)
     domain     the tenant's
     arrived    see `Admitted`
     Raises `RequestError` that names the field, the number, the bound and the fix.
@@ -87,7 +89,8 @@ def admit(
     check_strings("stop", params.stop, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
     _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab, limit=MAX_STOP_IDS)
     _check_prompt(prompt, limits)
-    sampling = _sampling(params, bad_words, limits.vocab)
+    _check_grammar(params, grammar)
+    sampling = _sampling(params, bad_words, grammar, limits.vocab)
     max_tokens = _max_tokens(len(prompt), params, limits)
     _check_fit(len(prompt), max_tokens, limits.kv)
     seed = draw_seed() if params.seed is None else params.seed
@@ -135,7 +138,7 @@ def _check_bound(name: str, value: object, bound: Bound) -> None:
         raise _invalid(name, value, f"it must be {above} {bound.low} and at most {bound.high}")
 
 
-def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab: int) -> Sampling:
+def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], grammar: Grammar | None, vocab: int) -> Sampling:
     """The sampler's parameters. With `best_of` above `n`, log-probabilities are computed even where they are not asked for."""
     allowed = params.allowed_token_ids
     if allowed is not None:
@@ -154,7 +157,18 @@ def _sampling(params: SamplingParams, bad_words: Sequence[Sequence[int]], vocab:
         allowed_ids=None if allowed is None else tuple(sorted(set(allowed))),
         bad_words=tuple(sorted({tuple(word) for word in bad_words})),
         logprobs=0 if params.logprobs is None and _choices(params) > params.n else params.logprobs,
+        grammar=grammar,
     )
+
+
+def _check_grammar(params: SamplingParams, grammar: Grammar | None) -> None:
+    """Raises RequestError for wishes that a structured output leaves no room for."""
+    if (params.structured_outputs is None) != (grammar is None):
+        raise RequestError("structured_outputs have no compiled grammar; send them without one.", param="structured_outputs")
+    if grammar is not None:
+        for name, is_asked in (("ignore_eos", params.ignore_eos), ("allowed_token_ids", params.allowed_token_ids is not None)):
+            if is_asked:
+                raise RequestError(f"{name} and a structured output exclude each other; leave one of them out.", param=name)
 
 
 def _choices(params: SamplingParams) -> int:

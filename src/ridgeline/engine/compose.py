@@ -6,9 +6,12 @@ The one place where scheduling and computing meet; used by the engine process an
 import importlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
+from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig
 from ridgeline.config.resolve import Decision
 from ridgeline.config.values import check_settings
@@ -21,6 +24,8 @@ from ridgeline.core.step_time import StepSeconds
 from ridgeline.engine.engine import Engine, MonotonicClock
 from ridgeline.engine.executor import Executor, ExecutorInfo
 from ridgeline.errors import ConfigError, unwritable
+from ridgeline.facts.headers.read import RANDOM_PREFIX
+from ridgeline.facts.hub.source import resolve_model
 
 WORKER_MODULE: Final = "ridgeline.compute.runtime.worker"
 FAKE_EXECUTOR_MODULE: Final = "ridgeline.sim.laws.executor"
@@ -109,7 +114,23 @@ def start_executor(config: EngineConfig, progress: Progress) -> tuple[Executor, 
             raise ConfigError("--trace needs the native runner; a fake model has no threads to trace", fix={"--trace": None})
         return _start_fake(config.model.removeprefix(FAKE_PREFIX)), ()
     worker = importlib.import_module(WORKER_MODULE).build(config, progress)
+    worker.use_grammars(partial(_vocabulary, config.model, worker.info.vocab))
     return worker, worker.decisions
+
+
+def _vocabulary(model: str, vocab: int) -> Any:
+    """The vocabulary in which outputs follow grammars, with the fields of `compute.decoding.grammar.Vocabulary`."""
+    from ridgeline.text.files import read_files  # loads a tokenizer's library: with the first grammar
+
+    path = None if model.startswith(RANDOM_PREFIX) else resolve_model(model, model_stores())
+    files = read_files(model, path, chat_template=None, generation_config="none")
+    tokenizer, size = files.tokenizer, files.vocab(vocab)
+    return SimpleNamespace(
+        pieces=[tokenizer.piece(token) for token in range(size)],
+        control=[token for token in range(size) if tokenizer.is_control(token)],
+        ends=sorted(files.eos_ids(size)),
+        encode=lambda text: tokenizer.encode(text, add_bos=False),
+    )
 
 
 def _start_fake(text: str) -> Executor:

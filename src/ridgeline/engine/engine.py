@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ridgeline.core.commands import Command, Output
+from ridgeline.core.commands import Admit, Command, GrammarReady, Output
 from ridgeline.core.events import Event, Idle
 from ridgeline.core.scheduler import Scheduler
 from ridgeline.engine.executor import Executor, Ticket
@@ -72,6 +72,19 @@ class Engine:
     def idle(self) -> bool:
         """True if no step is in flight and no request is open."""
         return not self._in_flight and self.scheduler.idle
+
+    def prepare(self, commands: Sequence[Command]) -> list[Command]:
+        """Begins to compile the grammars of new requests. Returns the commands, and grammars that became ready."""
+        grammars, found = self.executor.grammars, list(commands)
+        for command in commands:
+            if isinstance(command, Admit) and (grammar := command.request.sampling.grammar) is not None:
+                if grammars is None:
+                    found.append(GrammarReady(grammar.digest, "no grammar can be followed here; send the request without one"))
+                else:
+                    grammars.compile(grammar)
+        if grammars is not None and grammars.pending:
+            found += [GrammarReady(*each) for each in grammars.take()]
+        return found
 
     def turn(self, commands: Sequence[Command] = ()) -> Turn:
         """Runs one round of the loop: `commands` first, then the oldest step in flight. Effects of commands are reported as events."""

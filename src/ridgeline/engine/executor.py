@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from ridgeline.core.params import Grammar
 from ridgeline.core.plan import KVShape, Plan, Result
 from ridgeline.core.step_time import StepSeconds
 from ridgeline.errors import Finding
@@ -43,8 +44,38 @@ class Ticket:
     plan: Plan
 
 
+class Grammars(Protocol):
+    """Compiles grammars, off the engine's loop. Once one is ready, rows may follow it."""
+
+    def warm_up(self) -> None:
+        """Begins to prepare for the first grammar; returns at once."""
+        ...
+
+    def compile(self, grammar: Grammar) -> None:
+        """Starts to compile the grammar, unless it has been compiled; returns at once. `take` reports it in both cases."""
+        ...
+
+    def take(self) -> list[tuple[bytes, str | None]]:
+        """Returns digests of the grammars that became ready since the last call, each with its error if it cannot be followed."""
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """True while `take` has something to report, or will have."""
+        ...
+
+    def fileno(self) -> int:
+        """A file descriptor that can be read while `take` has something to report."""
+        ...
+
+
 class Executor(Protocol):
     """Executes plans in order. At most as many plans are in flight as the depth it was built for."""
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """Compiles grammars that rows follow; None where they cannot."""
+        ...
 
     @property
     def info(self) -> ExecutorInfo: ...

@@ -25,11 +25,12 @@ from ridgeline.engine.local import LocalEngine
 from ridgeline.engine.outputs import LLMRequest, RequestOutput
 from ridgeline.errors import ConfigError, Finding, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
-from ridgeline.facts.hub.source import resolve_model
+from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import Conversation
 from ridgeline.text.files import read_files
 from ridgeline.text.statements import ModelKind, model_kind, read_statements
+from ridgeline.text.structured import GrammarCompiler
 from ridgeline.text.tokenizer import bad_word_ids
 from ridgeline.text.tokenizer_check import check_vocabulary
 
@@ -62,10 +63,12 @@ class LLM:
         if generation_config not in ("auto", "none"):
             raise ConfigError(f"generation_config is {generation_config!r}; auto and none are possible")
         self.config = read_arguments(model, settings)
-        model = self.config.model
-        path = None if model.startswith((FAKE_PREFIX, RANDOM_PREFIX)) else resolve_model(model, model_stores(), on_progress)
+        model, path = self.config.model, None
+        if not model.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
+            path = resolve_checked(model, model_stores(), self.config.expect_sha256, on_progress)
         self._files = read_files(model, path, chat_template=chat_template, generation_config=generation_config)
         self.tokenizer = self._files.tokenizer
+        self._grammars = GrammarCompiler()
         if chat_template is not None:
             _ = self.chat_template  # errors in it are raised before weights are read
         try:
@@ -193,6 +196,7 @@ class LLM:
             draw_seed=self._draw_seed,
             priority=priority,
             bad_words=bad_word_ids(self.tokenizer, params.bad_words) if params.bad_words else (),
+            grammar=None if params.structured_outputs is None else self._grammars.compile(params.structured_outputs),
         )  # fmt: skip
         return LLMRequest(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer)
 
@@ -208,6 +212,7 @@ class LLM:
         """Frees the model. Safe to call twice."""
         self._engine.close()
         self._close_template()
+        self._grammars.close()
 
     def __enter__(self) -> "LLM":
         return self

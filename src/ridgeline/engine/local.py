@@ -3,6 +3,7 @@
 Owns the engine, the open requests and the commands of its next turn. Knows no text. One thread at a time.
 """
 
+import select
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -27,7 +28,7 @@ class LocalEngine:
         self._engine, self.decisions = start_engine(config, on_progress)
         self._open: dict[str, LLMRequest] = {}
         self._commands: list[Command] = []
-        self._is_in_turn = False
+        self._is_in_turn = self._has_progressed = False
         self._closed = False
 
     @property
@@ -102,10 +103,15 @@ class LocalEngine:
     def _turn(self) -> None:
         """Runs one turn. One that is interrupted, by an error or by Ctrl-C, leaves the device in an unknown state: it closes the engine."""
         self.check_open()
+        grammars = self._engine.executor.grammars
+        if grammars is not None and grammars.pending and not self._has_progressed and not self._commands:
+            select.select([grammars], [], [])
         commands, self._commands = self._commands, []
         self._is_in_turn = True
         try:
-            self._deliver(self._engine.turn(commands))
+            turn = self._engine.turn(self._engine.prepare(commands))
+            self._has_progressed = turn.progressed
+            self._deliver(turn)
         except BaseException:
             self.close()
             raise

@@ -13,10 +13,10 @@ from ridgeline.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """`rank` 1 is the most likely id; None: not among those asked for."""
+    """`rank` 1 is the most likely id, of equals the lower."""
 
     logprob: float
-    rank: int | None
+    rank: int
     decoded_token: str
 
 
@@ -142,7 +142,7 @@ class LLMRequest:
 
     def _by_id(self, token: int, found: TokenLogprobs) -> dict[int, Logprob]:
         by_id = {other: Logprob(value, rank, self._token_text(other)) for rank, (other, value) in enumerate(found.top, 1)}
-        by_id.setdefault(token, Logprob(found.logprob, None, self._token_text(token)))
+        by_id.setdefault(token, Logprob(found.logprob, found.rank, self._token_text(token)))
         return by_id
 
     def _token_text(self, token: int) -> str:

@@ -7,6 +7,7 @@ Errors that it cannot recover from it reports as `Fatal`, and ends: the parent s
 
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -50,6 +51,10 @@ class Connection:
         except (BrokenPipeError, ConnectionResetError):
             raise Disconnected from None
 
+    def wait(self, other: int) -> None:
+        """Waits for a command, or until the other file descriptor can be read."""
+        select.select([self._stream.fileno(), other], [], [])
+
     def receive(self, wait: bool) -> list[Command]:
         """All commands that have arrived; with `wait`, at least one."""
         commands: list[Command] = []
@@ -70,9 +75,13 @@ class Connection:
 
 def run(engine: Engine, connection: Connection) -> None:
     """Runs the loop until the front end closes. Reads without waiting while there is work, waits when there is none."""
-    committed, busy = 0, False
+    committed, busy, grammars = 0, False, engine.executor.grammars
     while True:
-        turn = engine.turn(connection.receive(wait=not busy))
+        wait = not busy
+        if wait and grammars is not None and grammars.pending:
+            connection.wait(grammars.fileno())
+            wait = False
+        turn = engine.turn(engine.prepare(connection.receive(wait)))
         busy = turn.progressed
         committed += busy
         if turn.outputs or turn.events:
@@ -92,6 +101,8 @@ def serve(connection: Connection, config: EngineConfig, beats: int) -> None:
         gc.freeze()  # loaded data stays: a collection that traversed it would delay every client
         threading.Thread(target=_beat, args=(engine.executor, beats, config.step_timeout_seconds), daemon=True).start()
         connection.send(Ready(engine.executor.info, decisions))
+        if engine.executor.grammars is not None:
+            engine.executor.grammars.warm_up()
         run(engine, connection)
     finally:
         engine.executor.close()

@@ -109,6 +109,7 @@ class Recorder:
     def __init__(self, executor: Executor, path: Path, setup: Setup) -> None:
         """Raises OSError if the file cannot be written."""
         self._executor = executor
+        self.grammars = executor.grammars
         self._file: BinaryIO = path.open("wb")
         self._file.write(MAGIC)
         self._write(setup)

@@ -147,6 +147,7 @@ class ModelFacts:
     context     positions that the model was trained for
     tied        the output head is the embedding
     dtype       format in which most weights are stored: a key of `planning.formats.WEIGHT_FORMATS`
+    quantisation  name under which users know the mixture of a file's formats, Q4_K_M for instance; "" where it has none but `dtype`
     parameters  counts by class (`CLASSES`); a tied head counts 0 and is read as the embedding
     stored      bytes by class, {} where there are no weights
     attention, experts, state    where the network has more than plain attention and a dense feed-forward
@@ -154,6 +155,7 @@ class ModelFacts:
     For runners:
     tokens      ids that the tokenizer names; rows beyond them are padding and are never sampled
     eps         of norms
+    ties_ignored  config.json ties the head to the embedding, but the files hold one, which is used
     rope        by kind of layer, {} without RoPE
     attn_scale  factor on the scores q · k
     attn_softcap, final_softcap  cap · tanh(x / cap) on scores, on logits; 0: none
@@ -176,6 +178,7 @@ class ModelFacts:
     window: int
     tied: bool
     dtype: str = "bf16"
+    quantisation: str = ""
     parameters: Mapping[str, int] = field(default_factory=dict)
     stored: Mapping[str, int] = field(default_factory=dict)
     attention: AttentionWidths | None = None
@@ -183,6 +186,7 @@ class ModelFacts:
     state: StateLayers | None = None
     tokens: int = 0
     eps: float = 0.0
+    ties_ignored: bool = False
     rope: Mapping[str, Rope] = field(default_factory=dict)
     attn_scale: float = 0.0
     attn_softcap: float = 0.0
@@ -190,6 +194,11 @@ class ModelFacts:
     long_rope: tuple[int, Rope] | None = None
     tensors: Mapping[str, TensorFacts] = field(default_factory=dict)
     fingerprint: bytes = b""
+
+    @property
+    def format_name(self) -> str:
+        """Name of the weights' format as users know it."""
+        return self.quantisation or self.dtype
 
     @property
     def widths(self) -> AttentionWidths:

@@ -64,7 +64,8 @@ class AnswerEnds:
         if self._endless == WINDOW and self.chats:
             return self._tell("endless", f"none of {WINDOW} answers of {LONG_ANSWER} tokens and more has ended by itself so far")
         count = self._recent.count(kind)
-        if kind == "sound" or (kind == "runaway" and not self.chats) or len(self._recent) < LEAST_ANSWERS or count < SUSPICIOUS_SHARE * len(self._recent):
+        is_usual = kind == "sound" or (kind == "runaway" and not self.chats)
+        if is_usual or len(self._recent) < LEAST_ANSWERS or count < SUSPICIOUS_SHARE * len(self._recent):
             return None
         what = "ended at their first token" if kind == "immediate" else "repeat themselves up to their limit"
         return self._tell(kind, f"{count} of the last {len(self._recent)} answers {what}")

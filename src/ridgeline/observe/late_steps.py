@@ -8,6 +8,7 @@ import math
 from typing import Final
 
 from ridgeline.core.events import StepLate
+from ridgeline.observe.logs import with_fields
 
 PERIOD_SECONDS: Final = 10.0
 _log: Final = logging.getLogger("ridgeline.engine")
@@ -30,11 +31,11 @@ class LateSteps:
         if 0 <= event.time - self._logged_at < PERIOD_SECONDS:  # below 0: another engine, whose clock may be another
             return
         worst = self._longest
-        cause = "the pace follows, prompts get fewer tokens per step"
+        advice = "none: prompts get fewer tokens per step from now on"
         if not worst.prefill_tokens:
-            cause = f"{worst.decode_rows} decoding rows alone take that long; lower --max-num-seqs or raise --step-ms"
-        _log.warning(
-            "%d steps took longer than --step-ms %d; the longest took %.0f ms, with %d decoding rows and %d prompt tokens: %s",
-            self._count, self._step_ms, worst.seconds * 1e3, worst.decode_rows, worst.prefill_tokens, cause,
-        )  # fmt: skip
+            advice = "decoding alone takes that long: lower --max-num-seqs or raise --step-ms"
+        _log.warning("steps took longer than --step-ms", extra=with_fields(
+            steps=self._count, step_ms=self._step_ms, longest_ms=round(worst.seconds * 1e3), decode_rows=worst.decode_rows,
+            prompt_tokens=worst.prefill_tokens, advice=advice,
+        ))  # fmt: skip
         self._logged_at, self._count, self._longest = event.time, 0, None

@@ -69,7 +69,9 @@ def page_data(deployment: Deployment, objective: Objective, users_given: bool) -
 
 def _model_data(model: ModelFacts) -> dict[str, Any]:
     """The facts that the calculator's formulas need."""
-    names = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "layer_kinds", "window", "dtype")
+    names = (
+        "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "layer_kinds", "window", "dtype", "format_name",
+    )  # fmt: skip
     parts = {name: part and asdict(part) for name, part in (("widths", model.widths), ("experts", model.experts), ("state", model.state))}
     return {**{name: getattr(model, name) for name in names}, **parts, "parameters": dict(model.parameters), "stored": dict(model.stored)}
 

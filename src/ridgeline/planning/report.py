@@ -59,6 +59,7 @@ class Report:
     activation_bytes  with tiled attention; untiled_activation_bytes with stored scores of one layer
     overhead_bytes    driver, context and framework; reserve_bytes is not used because of --memory-utilization
     ..._floor_seconds lower bounds, at the data sheet's peaks; the batch table and values from it are estimates
+    weights_format    name of the weights' format as users know it; Q4_K_M is several formats, of which `dtype` is the most frequent
     bound_by          the bottleneck
     workload          an average request: tokens of prompt and output, share of the prompt in the cache, peak over mean arrivals
     recommended_batch sequences at once, 0 where nothing fits or no batch meets the objective; limited_by is its limit
@@ -74,6 +75,7 @@ class Report:
     devices: int
     layout: dict[str, int]
     dtype: str
+    weights_format: str
     kv_dtype: str
     context: int
     users: int
@@ -138,7 +140,7 @@ def make_report(deployment: Deployment, objective: Objective, users_given: bool,
         device=deployment.device.name,
         devices=layout.devices,
         layout=asdict(layout),
-        dtype=deployment.dtype or model.dtype,
+        dtype=deployment.dtype or model.dtype, weights_format=deployment.dtype or model.format_name,
         kv_dtype=deployment.kv_dtype,
         context=deployment.context,
         users=deployment.users,

@@ -25,6 +25,7 @@ from ridgeline.server.generate import start_generation
 from ridgeline.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from ridgeline.server.notes import Notes
 from ridgeline.server.service import Model, Service
+from ridgeline.server.structured import structured_outputs
 from ridgeline.server.transport import read_body
 from ridgeline.text.chat import ChatTemplate, no_template
 from ridgeline.text.chat_content import MAX_MESSAGES, Conversation
@@ -42,13 +43,16 @@ def routes(service: Service) -> list[BaseRoute]:
         logprobs, limit = body.num_logprobs(payload), body.output_limit(payload, notes)
         prompt = await tokenise_chat(payload, model, notes)
         max_tokens = limit.tokens if limit else _default_max_tokens(payload, model, len(prompt))
-        params = body.sampling_params(payload, model.defaults, logprobs=logprobs, max_tokens=max_tokens)
+        asked = structured_outputs(payload)
+        form = asked and asked.outputs
+        params = body.sampling_params(payload, model.defaults, logprobs=logprobs, max_tokens=max_tokens, structured_outputs=form)
+        grammar = await service.compile_grammar(asked)
         with body.client_field_names(payload, limit):
-            source = start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids)
+            source = start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
         header = Header.make(model, f"chatcmpl-{source.id}")
         names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
-        form = ChatFormat(header, names, logprobs is not None, payload.prompt_logprobs, bool(payload.return_token_ids))
-        return await respond(request, source, form, params.n, body.stream_settings(payload, service.config), notes)
+        bodies = ChatFormat(header, names, logprobs is not None, payload.prompt_logprobs, bool(payload.return_token_ids))
+        return await respond(request, source, bodies, params.n, body.stream_settings(payload, service.config), notes)
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
 

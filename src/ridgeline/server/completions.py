@@ -20,6 +20,7 @@ from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
 from ridgeline.server.logprobs import TokenNames, completion_logprobs, joined, prompt_logprobs
 from ridgeline.server.service import Model, Service
+from ridgeline.server.structured import structured_outputs
 from ridgeline.server.transport import read_body
 from ridgeline.text.prompt_cache import Encoder
 from ridgeline.text.stream import TextDelta
@@ -41,12 +42,15 @@ def routes(service: Service) -> list[BaseRoute]:
         body.check_generation(payload)
         logprobs, limit = body.num_logprobs(payload), body.output_limit(payload, notes)
         of_prompt = _num_prompt_logprobs(payload, logprobs)
+        asked = structured_outputs(payload)
         params = body.sampling_params(
-            payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit)
-        )
+            payload, model.defaults, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=_max_tokens(payload, limit),
+            structured_outputs=asked and asked.outputs,
+        )  # fmt: skip
+        grammar = await service.compile_grammar(asked)
         prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model.prompt_encoder(payload.cache_salt)))
         with body.client_field_names(payload, limit):
-            source = start_generation(service, payload, prompts, params, notes)
+            source = start_generation(service, payload, prompts, params, notes, grammar=grammar)
         header = Header.make(model, f"cmpl-{source.id}")
         names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
         form = CompletionFormat(header, names, logprobs, payload.prompt_logprobs, bool(payload.echo), bool(payload.return_token_ids))

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 from ridgeline.core.events import Finish
-from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.core.params import Admitted, Grammar, SamplingParams
 from ridgeline.engine.answer import AnswerBuilder, ChoiceEnd
 from ridgeline.engine.beams import step_params
 from ridgeline.engine.client import EngineClient
@@ -33,15 +33,16 @@ def start_generation(
     params: SamplingParams,
     notes: Notes,
     stop_ids: frozenset[int] = frozenset(),
+    grammar: Grammar | None = None,
 ) -> AnswerSource:
-    """Admits and submits the prompts. `stop_ids` end a sequence as EOS does.
+    """Admits and submits the prompts. `stop_ids` end a sequence as EOS does; `grammar` is `params.structured_outputs` compiled.
 
     Raises RequestError, OverloadedError or EngineDeadError; then nothing has been submitted.
     """
     priority, salt = payload.priority or 0, payload.cache_salt or ""
     if priority and not service.has_priorities:
         notes.ignore("priority", "requests are served in order of arrival, --scheduling-policy priority was not given")
-    admit = service.admitter(params, priority=priority, salt=salt, stop_ids=stop_ids, arrived=notes.arrived)
+    admit = service.admitter(params, priority=priority, salt=salt, stop_ids=stop_ids, arrived=notes.arrived, grammar=grammar)
     requests = [admit(prompt) for prompt in prompts]
     _check_prompt_logprobs(requests, params, "logprobs" if payload.prompt_logprobs is None else "prompt_logprobs")
     tokenizer = service.model.tokenizer

@@ -70,8 +70,7 @@ def prompt_logprobs(names: TokenNames, ids: Sequence[int], found: Sequence[Token
     """vLLM's form: for each token of a prompt the `top` likeliest ids and its own, by id; null for the first."""
 
     def by_id(token: int, each: TokenLogprobs) -> dict[int, replies.PromptLogprob]:
-        rank = next((place for place, (other, _) in enumerate(each.top, 1) if other == token), None)
-        own = {token: replies.PromptLogprob(each.logprob, rank, names.name(token))}
+        own = {token: replies.PromptLogprob(each.logprob, each.rank, names.name(token))}
         likeliest = enumerate(each.top[:top], 1)
         return own | {other: replies.PromptLogprob(value, place, names.name(other)) for place, (other, value) in likeliest}
 

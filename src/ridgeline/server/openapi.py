@@ -26,6 +26,7 @@ from ridgeline.server.body import LENGTHS
 from ridgeline.server.completions import MAX_PROMPTS
 from ridgeline.server.errors import CATALOGUE, ErrorBody
 from ridgeline.server.fields import UNSUPPORTED
+from ridgeline.server.notes import FOLDED_ROLES, IGNORED_FIELDS
 from ridgeline.server.service import Service
 from ridgeline.text.chat_content import MAX_MESSAGES
 
@@ -101,6 +102,12 @@ def document(*, locked: bool) -> Schema:
     }
 
 
+_HEADERS: Final[Schema] = {
+    IGNORED_FIELDS: {"description": "Fields of the request without effect", "schema": {"type": "string"}},
+    FOLDED_ROLES: {"description": "Roles of messages told to the chat template in others", "schema": {"type": "string"}},
+}
+
+
 def _operation(endpoint: Endpoint, locked: bool) -> Schema:
     protected = locked and (endpoint.method, endpoint.path) not in PUBLIC
     statuses = sorted({*COMMON_ERRORS, *endpoint.errors, *((401,) if protected else ())})
@@ -109,7 +116,7 @@ def _operation(endpoint: Endpoint, locked: bool) -> Schema:
         "summary": endpoint.summary,
         "security": [{"key": []}] if protected else [],
         "responses": {
-            "200": {"description": "The answer", "content": _content(endpoint)},
+            "200": {"description": "The answer", "content": _content(endpoint), **({"headers": _HEADERS} if endpoint.request else {})},
             **{str(status): {"$ref": f"#/components/responses/Error{status}"} for status in statuses},
         },
     }

@@ -24,10 +24,10 @@ class Usage(Struct, frozen=True, omit_defaults=True):
 
 
 class PromptLogprob(Struct, frozen=True):
-    """`rank` 1 is the likeliest id; null where the id is not among the likeliest that were asked for."""
+    """`rank` 1 is the likeliest id, of equals the lower."""
 
     logprob: float
-    rank: int | None
+    rank: int
     decoded_token: str
 
 

@@ -17,6 +17,7 @@ from typing import Final, cast
 
 import uvicorn
 
+from ridgeline.config.env import state_directory
 from ridgeline.errors import ConfigError
 from ridgeline.observe.logs import with_fields
 from ridgeline.observe.throughput import log_throughput
@@ -24,6 +25,7 @@ from ridgeline.server.app import build_app
 from ridgeline.server.auth import check_exposure
 from ridgeline.server.connection import HttpConnection
 from ridgeline.server.listener import Connections, Listener, connection_limit
+from ridgeline.server.running import announced
 from ridgeline.server.service import Model, Service
 from ridgeline.server.signals import MIN_SHUTDOWN_SECONDS, Shutdown, reload_on_signal
 from ridgeline.server.tls import Certificate
@@ -41,7 +43,10 @@ def run(service: Service, on_ready: Callable[[Model, str], None]) -> None:
     settings = service.config
     check_exposure(settings)
     certificate = Certificate(settings)
-    with _listening_socket(settings.host, settings.port) as listener:
+    with (
+        _listening_socket(settings.host, settings.port) as listener,
+        announced(state_directory(), url=_url(listener, certificate), model=service.name),
+    ):
         limit = connection_limit(settings.max_connections)
         log.debug("listening", extra=with_fields(url=_url(listener, certificate), max_connections=limit))
         config = uvicorn.Config(

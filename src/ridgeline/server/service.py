@@ -18,7 +18,7 @@ from ridgeline.config.env import model_stores
 from ridgeline.config.groups import FAKE_PREFIX, EngineConfig, ServerConfig
 from ridgeline.core.commands import Output
 from ridgeline.core.events import Event, Finish, StepLate
-from ridgeline.core.params import Admitted, SamplingParams
+from ridgeline.core.params import Admitted, Grammar, SamplingParams
 from ridgeline.core.plan import TokenLogprobs
 from ridgeline.engine.admit import ModelLimits, admit, make_seed_source, tenant_domain
 from ridgeline.engine.answer import ChoiceEnd
@@ -27,15 +27,17 @@ from ridgeline.engine.client import EngineClient
 from ridgeline.engine.messages import Ready
 from ridgeline.errors import ConfigError, EngineDeadError, Finding, OverloadedError, RequestError
 from ridgeline.facts.headers.read import RANDOM_PREFIX
-from ridgeline.facts.hub.source import resolve_model
+from ridgeline.facts.hub.digests import resolve_checked
 from ridgeline.observe.ends import repeats
 from ridgeline.observe.late_steps import LateSteps
 from ridgeline.observe.metrics import Metrics
 from ridgeline.server.keys import ApiKeys
 from ridgeline.server.loading import TextAssets, load_text_assets, served_name
+from ridgeline.server.structured import Asked
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.prompt_cache import Encoder, PromptCache
 from ridgeline.text.statements import ModelKind
+from ridgeline.text.structured import GrammarCompiler
 from ridgeline.text.tokenizer import Tokenizer, bad_word_ids
 from ridgeline.text.tokenizer_check import check_vocabulary
 
@@ -102,6 +104,8 @@ class Service:
         self, engine_config: EngineConfig, config: ServerConfig, on_progress: Callable[[str, float], None] = lambda stage, fraction: None
     ) -> None:
         self.config = config
+        self.name = served_name(engine_config.model, config)
+        """By which clients call the model."""
         self.keys = ApiKeys(config.api_key, config.api_key_file)
         self.metrics = Metrics()
         self._late_steps = LateSteps(engine_config.step_ms)
@@ -113,6 +117,7 @@ class Service:
         self._model: Model | None = None
         self._template: ChatTemplate | None = None
         self._draining = False
+        self._grammars = GrammarCompiler()
         self._secret = secrets.token_bytes(32)
         self._draw_seed = make_seed_source(engine_config.seed)
 
@@ -123,7 +128,8 @@ class Service:
         name = self._engine_config.model
         path = None
         if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
-            path = await asyncio.to_thread(resolve_model, name, model_stores(), self._progress)
+            expected = self._engine_config.expect_sha256
+            path = await asyncio.to_thread(resolve_checked, name, model_stores(), expected, self._progress)
         config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
         self._engine = engine = EngineClient(config, self._apply_events, self._progress)
         if self.config.chat_template is None:
@@ -132,7 +138,7 @@ class Service:
         self._template = assets.chat
         if self.config.chat_template is not None:
             await engine.start()
-        model = _model(served_name(name, self.config), assets, await _ready(engine))
+        model = _model(self.name, assets, await _ready(engine))
         if path is not None:
             self._progress("checking answers", 0.0)
             model = replace(model, findings=(*model.findings, *await _check_answers(engine, model)))
@@ -155,6 +161,7 @@ class Service:
             await self._engine.shutdown()
         if self._template is not None:
             await asyncio.to_thread(self._template.close)
+        await asyncio.to_thread(self._grammars.close)
 
     async def drain(self, seconds: float) -> bool:
         """Takes no new request from now on, and waits until those that were accepted have ended in the engine, at most `seconds`.
@@ -237,7 +244,14 @@ class Service:
         return self.metrics
 
     def admitter(
-        self, params: SamplingParams, *, priority: int, salt: str, stop_ids: frozenset[int] = frozenset(), arrived: float | None = None
+        self,
+        params: SamplingParams,
+        *,
+        priority: int,
+        salt: str,
+        stop_ids: frozenset[int] = frozenset(),
+        arrived: float | None = None,
+        grammar: Grammar | None = None,
     ) -> Admitter:
         """Returns a function that admits prompts with these parameters. `stop_ids` end a sequence as EOS does; `arrived`: see `Admitted`.
 
@@ -251,10 +265,14 @@ class Service:
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
             return admit(
                 prompt, params, limits, request_id=secrets.token_hex(16), draw_seed=self._draw_seed, bad_words=bad_words, domain=domain,
-                priority=priority, arrived=arrived,
+                priority=priority, arrived=arrived, grammar=grammar,
             )  # fmt: skip
 
         return admit_prompt
+
+    async def compile_grammar(self, asked: Asked | None) -> Grammar | None:
+        """The grammar of a structured output; None where none is asked for. Raises RequestError, OverloadedError."""
+        return None if asked is None else await asyncio.to_thread(self._grammars.compile, *asked)
 
     def check_capacity(self, requests: int) -> EngineClient:
         """The engine's client, if that many more requests may be submitted. Raises OverloadedError where too many wait already,

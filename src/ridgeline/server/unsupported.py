@@ -10,19 +10,6 @@ from typing import Final
 Fields = Mapping[str, tuple[object, ...]]
 
 _OFF, _NONE = (False,), (0,)
-_STRUCTURED: Final[Fields] = {
-    "ebnf": ("",),
-    "format": ("",),
-    "grammar": ("",),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "json_schema": (),
-    "regex": ("",),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-}
 _SAMPLERS: Final[Fields] = {
     "adaptive_target": (-1,),
     "dry_multiplier": _NONE,
@@ -39,7 +26,7 @@ _SAMPLERS: Final[Fields] = {
     "xtc_probability": _NONE,
 }
 _GENERATION: Final[Fields] = {
-    **_STRUCTURED,
+    "format": ("",),
     **_SAMPLERS,
     "image_data": ([],),
     "kv_transfer_params": (),
@@ -61,13 +48,12 @@ _GENERATION: Final[Fields] = {
     "watermarking": _OFF,
 }
 REASONS: Final[Mapping[str, str]] = {
-    **{name: f"{name} is not supported: this server has no structured output yet; leave it out" for name in _STRUCTURED},
     "chat_template": "chat_template is never taken from a request; start the server with --chat-template FILE",
     "max_new_tokens": "max_new_tokens is not supported by this server; send max_tokens",
     "n_probs": "n_probs is not supported by this server; send logprobs",
     "num_predict": "num_predict is not supported by this server; send max_tokens",
     "repeat_penalty": "repeat_penalty is not supported by this server; send repetition_penalty, which counts the whole prompt and output",
-    "response_format": "response_format is not supported: this server has no structured output yet; leave it out, or send type text",
+    "format": "format is not supported by this server; send response_format",
     "think": "think is not supported by this server; send chat_template_kwargs with what the model's template reads",
     "thinking": "thinking is not supported by this server; send chat_template_kwargs with what the model's template reads",
 }

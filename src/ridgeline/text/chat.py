@@ -225,7 +225,11 @@ class ChatTemplate:
 
     def _check(self, tokenizer: Tokenizer) -> TemplateCheck:
         def attempt(conversation: Conversation) -> str:
-            return self._render(self._builder.build(conversation))
+            variables = self._builder.build(conversation)
+            try:
+                return self._render(variables)
+            except OverloadedError:  # a busy moment of the machine is no fault of the template
+                return self._render(variables)
 
         self._builder = replace(self._builder, format=detect_format(attempt))
         roles = probe_roles(attempt)

@@ -3,28 +3,17 @@
 Owns the process in use and one spare, so that the next conversation after a timeout finds a process ready. Knows frames, not messages.
 """
 
-import os
-import select
-import socket
-import subprocess
-import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from threading import Lock
-from time import monotonic
 from typing import Any, Final
 
-from ridgeline.config.env import child_environment
 from ridgeline.errors import EngineDeadError, ModelFormatError, OverloadedError, RequestError
-from ridgeline.text.chat_frames import FrameError, frame, receive, send
+from ridgeline.text.sandbox_frames import FrameError, frame
+from ridgeline.text.sandbox_process import SandboxProcess
 from ridgeline.text.tokenizer import MASK
 
 RENDER_SECONDS: Final = 0.4
 """Wall time of one render. A conversation of 1,000 messages takes some 10 ms."""
-MIN_CPU_SECONDS: Final = 0.05
-STALL_SECONDS: Final = 2.0
-"""A render that has used less CPU time than the first was not scheduled by the system: it may take up to the second in wall time."""
 START_SECONDS: Final = 10.0
 """Wall time to start a process and compile its templates; 0.2 s is usual."""
 QUEUE_SECONDS: Final = 2.0
@@ -32,84 +21,23 @@ QUEUE_SECONDS: Final = 2.0
 MAX_REASON: Final = 200
 
 
-class TemplateProcess:
+class TemplateProcess(SandboxProcess):
     """One process with compiled templates. Not for two threads at a time."""
 
     def __init__(self, templates: Mapping[str, str]) -> None:
-        self._stream, child_stream = socket.socketpair()
-        self._description: dict[str, Any] | None = None
-        self._started = monotonic()
-        try:
-            self._process = subprocess.Popen(
-                # -P: the working directory is no place to import from.
-                [sys.executable, "-P", "-m", "ridgeline.text.chat_sandbox", str(child_stream.fileno())],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=(child_stream.fileno(),), env=child_environment(),
-                process_group=0,  # Ctrl-C in the terminal is the parent's alone.
-            )  # fmt: skip
-        except BaseException:
-            self._stream.close()
-            raise
-        finally:
-            child_stream.close()
-        with suppress(OSError):  # `ready` raises then
-            send(self._stream, frame({"templates": dict(templates), "mask": MASK}), self._started + START_SECONDS)
+        super().__init__("ridgeline.text.chat_sandbox", {"templates": dict(templates), "mask": MASK}, START_SECONDS)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def ready(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """Waits until the templates are compiled; returns their description. Raises `ModelFormatError` where they cannot be compiled."""
-        if self._description is None:
-            try:
-                # A spare process may be older than that: its answer has come and only needs to be read.
-                self._description = receive(self._stream, max(self._started + START_SECONDS, monotonic() + RENDER_SECONDS))
-            except TimeoutError:
-                raise ModelFormatError(f"the chat template is not compiled after {START_SECONDS:g} s") from None
-            except (OSError, FrameError):
-                self._description = None
-            if self._description is None:
-                raise ModelFormatError("the process that compiles the chat template ended")
-        if "failed" in self._description:
-            raise ModelFormatError(f"the chat template does not compile: {shorten(self._description['failed'])}")
-        return self._description
-
-    def ask(self, request: bytes) -> dict[str, Any] | None:
-        """The answer to a frame; None where the process ended. Raises `TimeoutError` after `RENDER_SECONDS`, `OverloadedError` after
-        `STALL_SECONDS`."""
-        start, used = monotonic(), self._cpu_seconds()
         try:
-            send(self._stream, request, start + STALL_SECONDS)
-            timeout = RENDER_SECONDS
-            while not self._answers_within(timeout):
-                if self._cpu_seconds() - used >= MIN_CPU_SECONDS:
-                    raise TimeoutError
-                if monotonic() - start >= STALL_SECONDS:
-                    raise OverloadedError(f"the machine is too busy to render a conversation within {STALL_SECONDS:g} s: try again", 1)
-                timeout = MIN_CPU_SECONDS
-            return receive(self._stream, start + STALL_SECONDS)
-        except (BrokenPipeError, ConnectionResetError, FrameError):
-            return None
-
-    def end(self) -> None:
-        """Kills the process and reaps it."""
-        self._stream.close()
-        self._process.kill()
-        self._process.wait()
-
-    def _answers_within(self, seconds: float) -> bool:
-        poll = select.poll()
-        poll.register(self._stream, select.POLLIN)
-        return bool(poll.poll(seconds * 1_000))
-
-    def _cpu_seconds(self) -> float:
-        """CPU time that the process has used; wall time where the system does not say."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return monotonic()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            found = self.ready(RENDER_SECONDS)
+        except TimeoutError:
+            raise ModelFormatError(f"the chat template is not compiled after {START_SECONDS:g} s") from None
+        if found is None:
+            raise ModelFormatError("the process that compiles the chat template ended")
+        if "failed" in found:
+            raise ModelFormatError(f"the chat template does not compile: {shorten(found['failed'])}")
+        return found
 
 
 class Renderer:
@@ -122,7 +50,7 @@ class Renderer:
         self._closed = False
         self._current = TemplateProcess(templates)
         try:
-            self.variables: frozenset[str] = frozenset(self._current.ready()["variables"])
+            self.variables: frozenset[str] = frozenset(self._current.description()["variables"])
             self._spare = TemplateProcess(templates)
         except BaseException:
             self._current.end()
@@ -161,13 +89,13 @@ class Renderer:
         if self._closed:
             raise EngineDeadError("the chat template's process has been closed: the model is no longer served")
         try:
-            self._current.ready()
+            self._current.description()
         except ModelFormatError as error:
             self._replace()
             raise OverloadedError(f"{error}: try again", 1) from None
         answer, problem = None, "ends its process"
         try:
-            answer = self._current.ask(request)
+            answer = self._current.ask(request, RENDER_SECONDS)
         except TimeoutError:
             problem = f"needs more than {RENDER_SECONDS:g} s"
         finally:

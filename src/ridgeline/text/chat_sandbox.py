@@ -26,7 +26,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from ridgeline.text.chat_frames import frame, receive, send
+from ridgeline.text.sandbox_frames import frame, receive, send
 
 MAX_TEXT: Final = 1 << 20
 """Characters of a rendered prompt, and of any string or list that a template makes by multiplication."""

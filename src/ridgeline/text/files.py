@@ -211,7 +211,7 @@ class ModelFiles:
     def check(self, template: ChatTemplate | None) -> tuple[ModelKind, tuple[Finding, ...]]:
         """Base or instruct, and problems of the tokenizer and of `template`, which is what `load_template` gave."""
         stated = read_statements(self.name, self.path, self.tokenizer)
-        findings = [] if self.path is None else check_tokenizer(self.tokenizer, stated.ends, template)
+        findings = [] if self.path is None else check_tokenizer(self.tokenizer, stated, template)
         findings += () if template is None else template.findings
         return model_kind(stated, template), tuple(findings)
 

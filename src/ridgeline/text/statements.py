@@ -3,6 +3,7 @@
 Owns the keys and files that state these. `model_kind` concludes base or instruct from them; nothing here looks at weights.
 """
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ridgeline.facts.files.gguf import read_header
-from ridgeline.facts.files.json_file import read_object
+from ridgeline.facts.files.json_file import read_object, read_text
 from ridgeline.facts.headers.generation import FILE, read_generation
 from ridgeline.text.chat import MAX_JSON_BYTES, ChatTemplate
 from ridgeline.text.tokenizer import Tokenizer
@@ -18,6 +19,7 @@ from ridgeline.text.tokenizer import Tokenizer
 Ends = Mapping[str, frozenset[int]]
 """Place that states ids that end an answer → the ids; -1 for the name of a token that does not exist."""
 
+MAX_TOKENIZER_BYTES: Final = 64 << 20
 _NAME_KEYS: Final = ("general.finetune", "general.basename", "general.name")
 _MAX_NAME: Final = 200
 _INSTRUCT: Final = re.compile(
@@ -30,10 +32,16 @@ _BASE: Final = re.compile(r"(?i)(?<![a-z])(?:base|pt|pretrain(?:ed|ing)?|foundat
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """What the files of a model state: its names, and ids that end an answer by the place that says so."""
+    """What the files of a model state.
+
+    names  of the model
+    ends   ids that end an answer, by the place that says so
+    added  (id, name) of the tokens that tokenizer.json adds to its vocabulary
+    """
 
     names: tuple[str, ...]
     ends: Ends
+    added: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,8 @@ def read_statements(name: str, path: Path | None, tokenizer: Tokenizer) -> State
         ends = {key: frozenset({value}) for key in keys if type(value := metadata.get(key)) is int}
         names.append(path.stem)
     texts = (each.rpartition("/")[2][:_MAX_NAME] for each in (*names, name) if isinstance(each, str))
-    return Statements(tuple(dict.fromkeys(filter(None, texts))), {place: ids for place, ids in ends.items() if ids})
+    added = () if path is None or not path.is_dir() else _added_tokens(path / "tokenizer.json")
+    return Statements(tuple(dict.fromkeys(filter(None, texts))), {place: ids for place, ids in ends.items() if ids}, added)
 
 
 def _of_directory(path: Path, tokenizer: Tokenizer) -> tuple[list[Any], dict[str, frozenset[int]]]:
@@ -75,6 +84,18 @@ def _of_directory(path: Path, tokenizer: Tokenizer) -> tuple[list[Any], dict[str
         found = tokenizer.id_of(text)
         ends["tokenizer_config.json"] = frozenset({-1 if found is None else found})
     return [config.get("_name_or_path"), path.name], ends
+
+
+def _added_tokens(file: Path) -> tuple[tuple[int, str], ...]:
+    """Entries of `added_tokens`, read without the vocabulary behind them, which may have 30 MB."""
+    text = read_text(file, MAX_TOKENIZER_BYTES) if file.is_file() else ""
+    start = text.find("[", text.find('"added_tokens"'))
+    try:
+        entries = json.JSONDecoder().raw_decode(text, start)[0] if '"added_tokens"' in text and start > 0 else []
+    except (RecursionError, ValueError):
+        return ()
+    pairs = ((entry.get("id"), entry.get("content")) for entry in entries if isinstance(entry, dict))
+    return tuple((token, name) for token, name in pairs if type(token) is int and isinstance(name, str))
 
 
 def _object(path: Path) -> Mapping[str, Any]:

@@ -3,12 +3,13 @@
 Owns the known errors of real vocabularies. Encodes a few short texts; reads no file.
 """
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from ridgeline.errors import Finding, RequestError
 from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.chat_content import Conversation
-from ridgeline.text.statements import Ends
+from ridgeline.text.statements import Ends, Statements
 from ridgeline.text.tokenizer import Tokenizer
 
 CHECK: Final = "tokenizer"
@@ -22,9 +23,12 @@ LEAST_NAMED_SHARE: Final = 0.8
 MOST_NAMED_SHARE: Final = 1.05
 """Some real tokenizers name a few ids that the model has no row for; those are never accepted."""
 
-def check_tokenizer(tokenizer: Tokenizer, ends: Ends, template: ChatTemplate | None) -> list[Finding]:
-    """Problems of the tokenizer of a model whose files state these ends."""
-    return [*_check_texts(tokenizer), *_check_ends(tokenizer, ends, template), *_check_bos(tokenizer), *_check_names(tokenizer)]
+def check_tokenizer(tokenizer: Tokenizer, stated: Statements, template: ChatTemplate | None) -> list[Finding]:
+    """Problems of the tokenizer of a model whose files state this."""
+    return [
+        *_check_texts(tokenizer), *_check_ends(tokenizer, stated.ends, template),
+        *_check_bos(tokenizer), *_check_names(tokenizer), *_check_added(tokenizer, stated.added),
+    ]  # fmt: skip
 
 
 def check_vocabulary(tokenizer: Tokenizer, inputs: int) -> list[Finding]:
@@ -98,6 +102,15 @@ def _check_names(tokenizer: Tokenizer) -> list[Finding]:
         if name and seen.setdefault(name, token) != token:
             return [_finding("warning", f"ids {seen[name]} and {token} are both the control token {_name(tokenizer, token)!r:.40}")]
     return []
+
+
+def _check_added(tokenizer: Tokenizer, added: Sequence[tuple[int, str]]) -> list[Finding]:
+    """Added tokens have the ids that the file gives them, each its own."""
+    wrong = [(token, name) for token, name in added if tokenizer.id_of(name) != token]
+    if not wrong:
+        return []
+    (token, name), others = wrong[0], f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return [_finding("warning", f"tokenizer.json adds {name!r:.40} as id {token}, but it is id {tokenizer.id_of(name)}{others}")]
 
 
 def _finding(severity: Literal["error", "warning", "note"], cause: str) -> Finding:

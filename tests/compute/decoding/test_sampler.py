@@ -11,7 +11,7 @@ from single import Answer, single
 
 from ridgeline.compute.decoding.filters import top_k, top_p
 from ridgeline.compute.decoding.rng import gumbel
-from ridgeline.compute.decoding.sampler import sample_rows
+from ridgeline.compute.decoding.sampler import sample_rows, score
 from ridgeline.core.params import RowParams, Sampling
 
 GREEDY = RowParams(seed=1, choice=0, prompt_tokens=0, sampling=Sampling(temperature=0.0))
@@ -205,6 +205,10 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
         assert found.logprob == pytest.approx(float(logits[token]) - total, abs=1e-6)
         assert [top[0] for top in found.top] == best
         assert [top[1] for top in found.top] == pytest.approx([float(logits[token]) - total for token in best], abs=1e-6)
+        order = ranked(logits)
+        assert found.rank == order.index(token) + 1
+        asked = [int(token) for token in rng.integers(0, size, 20)]  # any ids, those among equals too
+        assert [each.rank for each in score(np.broadcast_to(logits, (20, size)), asked, [3] * 20)] == [order.index(t) + 1 for t in asked]
 
 
 def test_logprobs_zero_gives_the_sampled_token_alone() -> None:

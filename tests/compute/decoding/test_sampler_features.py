@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from single import single
 from transformers import MinPLogitsWarper, NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-from ridgeline.compute.decoding.edits import EDITS, edited, history_of
+from ridgeline.compute.decoding.edits import EDITS, Context, edited, history_of
 from ridgeline.compute.decoding.filters import min_p
 from ridgeline.compute.decoding.rng import gumbel
 from ridgeline.compute.decoding.sampler import sample_rows
@@ -31,7 +31,7 @@ def row(**sampling: Any) -> RowParams:
 
 
 def changed(logits: NDArray[np.float32], params: RowParams, ids: tuple[int, ...] = IDS) -> NDArray[np.float32]:
-    return edited(logits, params, len(ids) - params.prompt_tokens, history_of(params, ids))
+    return edited(logits, params, len(ids) - params.prompt_tokens, Context(history_of(params, ids)))
 
 
 def drawn(logits: NDArray[np.float32], params: RowParams, ids: tuple[int, ...] = IDS) -> int:
@@ -109,7 +109,7 @@ def test_every_field_changes_what_is_sampled(name: str) -> None:
 
 
 def test_rows_without_a_feature_are_not_copied(logits: NDArray[np.float32]) -> None:
-    assert edited(logits, row(temperature=0.3, top_k=3, top_p=0.4, min_p=0.1, logprobs=5), 0, None) is logits
+    assert edited(logits, row(temperature=0.3, top_k=3, top_p=0.4, min_p=0.1, logprobs=5), 0, Context()) is logits
     assert history_of(row(logit_bias=((1, 1.0),), allowed_ids=(1, 2)), IDS) is None
 
 

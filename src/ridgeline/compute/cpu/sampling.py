@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.decoding.edits import History
-from ridgeline.compute.decoding.sampler import Sampled, token_logprobs
+from ridgeline.compute.decoding.edits import History, Mask
+from ridgeline.compute.decoding.sampler import Sampled, rank, token_logprobs
 from ridgeline.core.params import RowParams, Sampling
 from ridgeline.core.plan import TokenLogprobs
 
@@ -68,6 +68,7 @@ class Sampler:
         histories: Sequence[History | None],
         finite: NDArray[np.bool_] | None = None,
         maxima: Floats | None = None,
+        masks: Sequence[Mask | None] | None = None,
     ) -> Sampled:
         """Walks the rows that sample: see `decoding.sampler.sample_rows`.
 
@@ -83,6 +84,9 @@ class Sampler:
         if not params:
             return Sampled([], [])
         rows = self._records(params, positions, histories, counts)
+        for index, mask in enumerate(masks or ()):
+            if mask is not None:
+                rows[index]["masks"] = mask.ctypes.data, mask.shape[1]
         following = None if single else np.array([token for drafted in drafts for token in (*drafted, -1)], np.int32)
         answer = self._answer(rows, logits, finite, following, maxima)
         ids = _ids(answer, counts if finite is None else counts or [1] * samples)
@@ -213,4 +217,5 @@ def _scored(count: int, token: int, logits: Floats, sums: tuple[float, float], b
     ids = best[:count]
     values = logits[ids].astype(np.float64) - highest - total
     order = np.lexsort((ids, -values))
-    return TokenLogprobs(float(logits[token]) - highest - total, tuple(zip(ids[order].tolist(), values[order].tolist(), strict=True)))
+    top = tuple(zip(ids[order].tolist(), values[order].tolist(), strict=True))
+    return TokenLogprobs(float(logits[token]) - highest - total, top, rank(logits, token, top))

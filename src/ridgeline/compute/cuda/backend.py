@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.backend import Floats, RowState, StepOutput, StepRows, Work, finite_positions, finite_rows, sampled_rows
+from ridgeline.compute.backend import Floats, Masks, RowState, StepOutput, StepRows, Work, finite_positions, finite_rows, sampled_rows
 from ridgeline.compute.cuda.attention import AttentionCase, OptionalBackend, open_attention
 from ridgeline.compute.cuda.cache import DeviceKVCache, HostTier, allocate_device_kv
 from ridgeline.compute.cuda.device import DTYPES, Device, open_device
@@ -26,7 +26,8 @@ from ridgeline.compute.cuda.runner import CudaRunner, LaunchedStep
 from ridgeline.compute.cuda.sampler import SamplingColumns
 from ridgeline.compute.cuda.step import NO_SAMPLING, DeviceSampling
 from ridgeline.compute.cuda.weights import DeviceWeights
-from ridgeline.compute.decoding.sampler import sample_rows, score
+from ridgeline.compute.decoding.grammar import GrammarCompiler
+from ridgeline.compute.decoding.sampler import Sampled, sample_rows, score
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.graph import OpList
 from ridgeline.compute.load.record import record
@@ -85,6 +86,10 @@ class CudaBackend:
         """Steps that have been launched, and those that the device has computed."""
         self.timed_rows, self.timed_tokens = (TIMED_ROWS, TIMED_TOKENS) if runner.device.real else (0, 0)
 
+    def use_grammars(self, compiler: GrammarCompiler) -> None:
+        """Rows that follow a grammar are sampled on the host."""
+        self._state.compiler = compiler
+
     def enqueue(self, work: Work) -> _InFlight:
         """Launches the step."""
         assert self.runner is not None
@@ -126,20 +131,22 @@ class CudaBackend:
         ended, seconds = perf_counter(), self.runner.seconds(ticket.launched)
         self._moves += 1
         ids: list[tuple[int, ...]] = [*zip(tokens)] if split.all_sample else [(tokens[index],) for index in work.rows.sampling]
-        finite, logprobs, scores = bytearray(flags), None, None
+        finite, logprobs, scores, failures = bytearray(flags), None, None, ()
         if 0 in finite:
             ids = [each if finite[index] else () for index, each in zip(work.rows.sampling, ids, strict=True)]
         hidden = self.runner.hidden(work.inputs.sizes.T) if work.rows.has_drafts or work.plan.score else None
         if split.host:
-            logprobs, finite = self._on_host(work, split.host, hidden if work.rows.has_drafts else None, ids, finite)
+            masks = self._state.masks(work) if work.rows.has_grammars else None
+            logprobs, finite = self._on_host(work, split.host, hidden if work.rows.has_drafts else None, ids, finite, masks)
+            failures = () if masks is None else masks.apply(work.rows.sampling, Sampled(ids, logprobs), finite)
         if work.plan.score:
             assert hidden is not None
             scores = self._state.prompt_scores(work, hidden, self.runner.logits, self.runner.vocab, score)
         sampled, found = sampled_rows(work, ids, logprobs)
-        return StepOutput(sampled, finite, found, scores, seconds, ended)
+        return StepOutput(sampled, finite, found, scores, seconds, ended, failures)
 
     def _on_host(
-        self, work: Work, host: list[int], hidden: Floats | None, ids: list[tuple[int, ...]], finite: bytearray
+        self, work: Work, host: list[int], hidden: Floats | None, ids: list[tuple[int, ...]], finite: bytearray, masks: Masks | None
     ) -> tuple[list[tuple[TokenLogprobs, ...] | None], bytearray]:
         """Samples the rows `host` from the device's logits, and changes their `ids`. Returns log-probabilities and `Result.finite`.
 
@@ -162,7 +169,8 @@ class CudaBackend:
         first = [int(inputs.kv_len[index]) - len(draft) for index, draft in zip(indices, drafts, strict=True)]
         params, row_ids = [rows.sampling_params[number] for number in host], rows.sampling_ids[host]
         histories = [self._state.histories[row] for row in row_ids.tolist()]
-        found = sample_rows(logits[:, : self.runner.vocab], params, drafts, first, histories, all_finite)
+        given = masks and [masks.of_rows[number] for number in host]
+        found = sample_rows(logits[:, : self.runner.vocab], params, drafts, first, histories, all_finite, None, given)
         self._state.sampled(row_ids, found.ids)
         logprobs: list[tuple[TokenLogprobs, ...] | None] = [None] * len(ids)
         for number, each, logprob in zip(host, *found, strict=True):

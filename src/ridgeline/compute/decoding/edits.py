@@ -1,4 +1,4 @@
-"""Edits of a row's logits before temperature: allowed ids, bad words, min_tokens, bias, penalties, and the history they look back at.
+"""Edits of a row's logits before temperature: grammar, allowed ids, bad words, min_tokens, bias, penalties; the history they look back at.
 
 A feature is a function and its line in `EDITS`, which apply in the order of the table (vLLM's). A row that asks for none of them pays for
 none: its logits are not even copied. Numbers are computed in float64 and rounded once.
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ridgeline.core.params import RowParams
 
 Logits = NDArray[np.float32]
+Mask = NDArray[np.uint32]
 
 
 class History:
@@ -45,20 +46,38 @@ class History:
         self.times[place] += 1
 
 
+class Context(NamedTuple):
+    """What edits of a position know besides the row's parameters.
+
+    history  all ids before it; None where no edit of the row looks back
+    mask     uint32 [≥ V / 32]: bit i of word w is set where the row's grammar takes id 32 w + i; None for a row without one
+    """
+
+    history: History | None = None
+    mask: Mask | None = None
+
+
 class Edit(NamedTuple):
     """A feature.
 
     asked       tells if a row with these parameters wants it at its output number so and so (from 0)
-    apply       changes logits [V] in place; called where it is asked for, with the row's history if it looks back
+    apply       changes logits [V] in place; called where it is asked for
     looks_back  the row needs a history
     """
 
     asked: Callable[[RowParams, int], bool]
-    apply: Callable[[Logits, RowParams, History | None], None]
+    apply: Callable[[Logits, RowParams, Context], None]
     looks_back: bool = False
 
 
-def allow(logits: Logits, row: RowParams, history: History | None) -> None:
+def follow_grammar(logits: Logits, row: RowParams, context: Context) -> None:
+    """`grammar`: only ids that it takes next keep their logit."""
+    assert context.mask is not None
+    taken = np.unpackbits(context.mask.view(np.uint8), count=len(logits), bitorder="little")
+    logits[taken == 0] = -np.inf
+
+
+def allow(logits: Logits, row: RowParams, context: Context) -> None:
     """`allowed_token_ids`: only these ids keep their logit."""
     ids = list(row.sampling.allowed_ids or ())
     kept = logits[ids]
@@ -66,33 +85,33 @@ def allow(logits: Logits, row: RowParams, history: History | None) -> None:
     logits[ids] = kept
 
 
-def ban_bad_words(logits: Logits, row: RowParams, history: History | None) -> None:
+def ban_bad_words(logits: Logits, row: RowParams, context: Context) -> None:
     """`bad_words`: bans what would complete one. Prompt and outputs count alike, as in transformers (vLLM leaves the prompt out)."""
-    assert history is not None
-    ban(logits, completing(row.sampling.bad_words, history.ids))
+    assert context.history is not None
+    ban(logits, completing(row.sampling.bad_words, context.history.ids))
 
 
-def ban_stops(logits: Logits, row: RowParams, history: History | None) -> None:
+def ban_stops(logits: Logits, row: RowParams, context: Context) -> None:
     """`min_tokens`: bans the stop ids before so many outputs exist."""
     ban(logits, row.banned_until)
 
 
-def add_bias(logits: Logits, row: RowParams, history: History | None) -> None:
+def add_bias(logits: Logits, row: RowParams, context: Context) -> None:
     """`logit_bias`: a number is added to the logit of an id; ids differ from each other."""
     ids = [token for token, _ in row.sampling.logit_bias]
     values = logits[ids].astype(np.float64) + np.array([bias for _, bias in row.sampling.logit_bias])
     logits[ids] = values.astype(np.float32)
 
 
-def penalise(logits: Logits, row: RowParams, history: History | None) -> None:
+def penalise(logits: Logits, row: RowParams, context: Context) -> None:
     """Repetition, frequency and presence penalties, in this order.
 
     repetition  of ids in prompt or outputs: positive logits are divided, others multiplied (Keskar et al. 2019, as in transformers)
     frequency, presence  of ids in the outputs, c times: c · frequency + [c > 0] · presence is subtracted (OpenAI)
     """
-    assert history is not None
+    assert context.history is not None
     sampling = row.sampling
-    ids, times = np.array(history.seen), np.array(history.times, np.float64)
+    ids, times = np.array(context.history.seen), np.array(context.history.times, np.float64)
     values = logits[ids].astype(np.float64)
     values = np.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
     values -= sampling.frequency_penalty * times + sampling.presence_penalty * (times > 0)
@@ -105,6 +124,7 @@ def _penalised(row: RowParams, output: int) -> bool:
 
 
 EDITS: Final[tuple[Edit, ...]] = (
+    Edit(lambda row, output: row.sampling.grammar is not None, follow_grammar),
     Edit(lambda row, output: row.sampling.allowed_ids is not None, allow),
     Edit(lambda row, output: bool(row.sampling.bad_words), ban_bad_words, looks_back=True),
     Edit(lambda row, output: output < row.min_tokens and bool(row.banned_until), ban_stops),
@@ -113,13 +133,13 @@ EDITS: Final[tuple[Edit, ...]] = (
 )
 
 
-def edited(logits: Logits, row: RowParams, output: int, history: History | None) -> Logits:
+def edited(logits: Logits, row: RowParams, output: int, context: Context) -> Logits:
     """The logits [V] that output number `output` is chosen from: `logits` themselves where nothing changes them, else a copy."""
     edits = [edit for edit in EDITS if edit.asked(row, output)]
     if edits:
         logits = logits.copy()
     for edit in edits:
-        edit.apply(logits, row, history)
+        edit.apply(logits, row, context)
     return logits
 
 

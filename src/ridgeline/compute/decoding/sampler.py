@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.decoding.edits import History, edited
+from ridgeline.compute.decoding.edits import Context, History, Mask, edited
 from ridgeline.compute.decoding.filters import min_p, top_k, top_p
 from ridgeline.compute.decoding.rng import GUMBEL_MAX, gumbel
 from ridgeline.core.params import RowParams, Sampling
@@ -39,6 +39,7 @@ def sample_rows(
     histories: Sequence[History | None],
     finite: NDArray[np.bool_] | None = None,
     maxima: None = None,
+    masks: Sequence[Mask | None] | None = None,
 ) -> Sampled:
     """Walks the rows that sample; ids that are sampled are pushed onto their histories.
 
@@ -48,15 +49,21 @@ def sample_rows(
     histories  `edits.history_of` the row, over all ids before that position
     finite     bool [S]: a row's walk ends before the first position that is not; None: all are
     maxima     None: the runner of this sampler gives whole rows
+    masks      of each row with a grammar uint32 [1 + drafts, ≥ V / 32], a mask for each position (`edits.Context`); None: no row has one
     """
     likeliest = logits.argmax(axis=1).tolist()
     ids: list[tuple[int, ...]] = []
     logprobs: list[tuple[TokenLogprobs, ...] | None] = []
     first = 0
-    for row, drafted, position, history in zip(params, drafts, positions, histories, strict=True):
+    for row, drafted, position, history, mask in zip(params, drafts, positions, histories, masks or [None] * len(params), strict=True):
 
-        def choose(at: int, place: int, row: RowParams = row, history: History | None = history) -> int:
-            return _sample(logits[at], likeliest[at], row, place, history)
+        masks_from = None if mask is None else (mask, first)
+
+        def choose(
+            at: int, place: int, row: RowParams = row, history: History | None = history, masks: tuple[Mask, int] | None = masks_from
+        ) -> int:
+            context = Context(history, None if masks is None else masks[0][at - masks[1]])
+            return _sample(logits[at], likeliest[at], row, place, context)
 
         tokens = _walk(choose, first, position, drafted, history, finite)
         count = row.sampling.logprobs
@@ -86,7 +93,7 @@ def score(logits: NDArray[np.float32], tokens: Sequence[int], counts: Sequence[i
 
 
 def token_logprobs(logits: NDArray[np.float32], token: int, k: int) -> TokenLogprobs:
-    """Log-softmax of logits [V] at `token` and at its k best ids, in descending order, equals by id; k ≥ 0 is cut at V.
+    """Log-softmax of logits [V] at `token` and at the k best ids, in descending order, equals by id; k ≥ 0 is cut at V. And its rank.
 
     Logits that are not finite give NaN rather than an error.
     """
@@ -96,7 +103,17 @@ def token_logprobs(logits: NDArray[np.float32], token: int, k: int) -> TokenLogp
         total = float(np.log(np.exp(logits - highest).sum(dtype=np.float64)))
         values = logits[best].astype(np.float64) - float(highest) - total  # one after the other: beside a large logit a sum would round
     top = tuple((int(best[i]), float(values[i])) for i in np.lexsort((best, -values)))
-    return TokenLogprobs(float(logits[token]) - float(highest) - total, top)
+    return TokenLogprobs(float(logits[token]) - float(highest) - total, top, rank(logits, token, top))
+
+
+def rank(logits: NDArray[np.float32], token: int, top: Sequence[tuple[int, float]]) -> int:
+    """Place of `token` among the ids by descending logits [V], equals by id, from 1; where `top`, the first of them, has it, nothing is
+    counted."""
+    for place, (other, _) in enumerate(top, 1):
+        if other == token:
+            return place
+    value = logits[token]
+    return 1 + int(np.count_nonzero(logits > value)) + int(np.count_nonzero(logits[:token] == value))
 
 
 def _walk(
@@ -120,9 +137,9 @@ def _walk(
     return tuple(tokens)
 
 
-def _sample(logits: NDArray[np.float32], best: int, row: RowParams, position: int, history: History | None) -> int:
+def _sample(logits: NDArray[np.float32], best: int, row: RowParams, position: int, context: Context) -> int:
     """The token at `position`; `best` is the lowest id of the largest of logits [V]. Logits that are not finite do no harm."""
-    final = edited(logits, row, position - row.prompt_tokens, history)
+    final = edited(logits, row, position - row.prompt_tokens, context)
     if final is not logits:
         best = int(final.argmax())
     if row.sampling.temperature == 0 or not np.isfinite(final[best]):

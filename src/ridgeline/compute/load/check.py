@@ -54,6 +54,8 @@ def check_weights(facts: ModelFacts, threads: int) -> tuple[Finding, ...]:
     try:
         with ThreadPoolExecutor(threads) as pool:
             found = list(pool.map(partial(_check_tensor, files), facts.tensors.values()))
+        if facts.ties_ignored:
+            found.append(_check_head(files, facts.tensors))
     finally:
         for file in files.values():
             os.close(file)
@@ -85,6 +87,17 @@ def _check_tensor(files: Mapping[Path, int], tensor: TensorFacts) -> _Problem | 
     stored = tensor if tensor.quantised is None else tensor.quantised.scales
     parts = list(_parts(files[stored.file], stored))
     return _check_blocks(tensor, parts) if stored.kind in SCALES else _check_floats(tensor, stored.kind, parts)
+
+
+def _check_head(files: Mapping[Path, int], tensors: Mapping[str, TensorFacts]) -> _Problem | None:
+    """A problem where a head that config.json ties to the embedding is another matrix: transformers would take the embedding."""
+    embedding, head = tensors["token_embd.weight"], tensors["output.weight"]
+    if embedding.quantised or head.quantised or embedding.kind != head.kind:
+        return None
+    pairs = zip(_parts(files[embedding.file], embedding), _parts(files[head.file], head), strict=True)
+    different = sum(not np.array_equal(one, other) for one, other in pairs)
+    cause = f"is not the embedding, to which config.json ties it, and is used as the head ({different} parts differ)"
+    return _Problem(head.name, "warning", cause) if different else None
 
 
 def _parts(file: int, tensor: TensorFacts) -> Iterator[Bytes]:

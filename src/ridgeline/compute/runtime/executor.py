@@ -5,11 +5,13 @@ the device waits for little between two steps. It is safe since a row is given a
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from ridgeline.compute.backend import Backend
+from ridgeline.compute.decoding.grammar import GrammarCompiler, Vocabulary
 from ridgeline.compute.runtime.inputs import Inputs, ResidentRows
 from ridgeline.config.resolve import Decision
 from ridgeline.core.plan import Plan, Result, Timings
@@ -38,6 +40,7 @@ class StepExecutor:
         self._inputs = Inputs(self._rows, info.kv.block_tokens)
         self._in_flight: deque[_InFlight] = deque()
         self._closed = False
+        self.grammars: GrammarCompiler | None = None
         self.wait_seconds = 0.0
         """Seconds spent waiting for results since the start; the rest of the time is the host's."""
 
@@ -45,6 +48,11 @@ class StepExecutor:
     def info(self) -> ExecutorInfo:
         """Limits, KV shape and measured times of the executor."""
         return self._info
+
+    def use_grammars(self, load: Callable[[], Vocabulary]) -> None:
+        """Rows may follow grammars in the vocabulary that `load` reads. Only before the first plan."""
+        self.grammars = GrammarCompiler(load, self._info.vocab)
+        self.backend.use_grammars(self.grammars)
 
     def submit(self, plan: Plan) -> Ticket:
         """Takes the plan, which is computed as soon as those before it are. Waits for the step before only where that is serial.
@@ -80,11 +88,13 @@ class StepExecutor:
         self._closed = True
         self._in_flight.clear()
         self.backend.close()
+        if self.grammars is not None:
+            self.grammars.close()
 
     def _read(self, flight: _InFlight) -> Result:
         began = perf_counter()
-        sampled, finite, logprobs, scores, run, ended = self.backend.read(flight.work)
+        sampled, finite, logprobs, scores, run, ended, failures = self.backend.read(flight.work)
         self.wait_seconds += max(0.0, ended - began)
         timings = Timings(queue=max(0.0, ended - run - flight.enqueued_at), prepare=flight.enqueued_at - flight.submitted_at, run=run)
-        flight.result = Result(flight.ticket.plan.step, sampled, finite, logprobs, timings, scores)
+        flight.result = Result(flight.ticket.plan.step, sampled, finite, logprobs, timings, scores, failures)
         return flight.result

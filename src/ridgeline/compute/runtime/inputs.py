@@ -138,7 +138,9 @@ def step_rows(plan: Plan, rows: ResidentRows) -> StepRows:
     """The part of a plan that plans of the same rows share."""
     row_ids, params = np.array(plan.row, np.int32), [rows.params(row) for row in plan.row]
     sampling = [index for index, samples in enumerate(plan.sample) if samples]
-    return StepRows(plan.row, plan.sample, row_ids, params, sampling, [params[index] for index in sampling], row_ids[sampling], plan.drafts)
+    asked = [params[index] for index in sampling]
+    grammars = any(each.sampling.grammar is not None for each in asked)
+    return StepRows(plan.row, plan.sample, row_ids, params, sampling, asked, row_ids[sampling], plan.drafts, grammars)
 
 
 def _drafts(plan: Plan, cu_q: NDArray[np.int32]) -> list[list[int]]:

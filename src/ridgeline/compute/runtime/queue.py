@@ -15,7 +15,8 @@ from weakref import WeakMethod, finalize
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.compute.backend import RowState, Score, StepOutput, Work, finite_positions, finite_rows, sampled_rows
+from ridgeline.compute.backend import Masks, RowState, Score, StepOutput, Work, finite_positions, finite_rows, sampled_rows
+from ridgeline.compute.decoding.grammar import GrammarCompiler
 from ridgeline.compute.decoding.sampler import Sampled, accept
 from ridgeline.compute.dummy import dummy_step
 from ridgeline.compute.runner import Runner
@@ -103,8 +104,14 @@ class QueueBackend:
         self._sample, self._score = sample, score
         self._state = RowState(rows)
         self._thread: WorkerThread[Work, StepOutput] = WorkerThread("ridgeline-step", self._compute)
+        self._masks: WorkerThread[Work, Masks] | None = None
         self._parts = 0
         """Parts of steps outside of the runner that are done, for `beat`."""
+
+    def use_grammars(self, compiler: GrammarCompiler) -> None:
+        """Masks get a thread of their own: they are made while the step computes."""
+        self._state.compiler = compiler
+        self._masks = WorkerThread("ridgeline-masks", self._state.masks)
 
     def enqueue(self, work: Work) -> None:
         """Takes a step, which is computed as soon as those before it are."""
@@ -135,6 +142,8 @@ class QueueBackend:
     def close(self) -> None:
         """Drops steps in flight, weights and cache."""
         self._thread.close()
+        if self._masks is not None:
+            self._masks.close()
         if self._runner is not None:
             self._runner.close()
         self._runner = self._kv = None
@@ -147,21 +156,28 @@ class QueueBackend:
             inputs.ids[work.unknown] = self._state.last[work.unknown_rows]
         if plan.copies:
             self._kv.copy(plan.copies)
+        making_masks = self._masks if work.rows.has_grammars else None
+        if making_masks is not None:
+            making_masks.put(work)
         self._parts += 1
         values = self._runner.run(inputs, self._kv, taps=("hidden",) if plan.score else (), keep=work.keep)
         finite: NDArray[np.bool_] = values["finite"]
+        masks = None if making_masks is None else making_masks.take()
         whole = bool(finite.all())
-        sampled = self._sampled(work, values, None if whole else finite_positions(inputs, finite))
+        sampled = self._sampled(work, values, None if whole else finite_positions(inputs, finite), masks)
         self._parts += 1
         flags = bytearray(b"\1") * len(plan.row) if whole else finite_rows(work, finite, sampled.ids)
+        failures = () if masks is None else masks.apply(work.rows.sampling, sampled, flags)
         scores = None
         if plan.score:
             scores = self._state.prompt_scores(work, values["hidden"], self._runner.logits, self._vocab, self._score)
         ids, logprobs = sampled_rows(work, *sampled)
         ended = perf_counter()
-        return StepOutput(ids, flags, logprobs, scores, ended - began, ended)
+        return StepOutput(ids, flags, logprobs, scores, ended - began, ended, failures)
 
-    def _sampled(self, work: Work, values: Mapping[str, NDArray[Any]], finite: NDArray[np.bool_] | None) -> Sampled:
+    def _sampled(
+        self, work: Work, values: Mapping[str, NDArray[Any]], finite: NDArray[np.bool_] | None, masks: Masks | None
+    ) -> Sampled:
         """Ids and log-probabilities of the rows that sample; stores them as the last ids of these rows."""
         rows, state = work.rows, self._state
         if not rows.sampling:
@@ -177,6 +193,7 @@ class QueueBackend:
             if rows.has_drafts:
                 first = [position - len(drafts) for position, drafts in zip(first, work.drafts, strict=True)]
             logits = values["logits"][:, : self._vocab]
-            found = self._sample(logits, rows.sampling_params, work.drafts, first, histories, finite, values.get("maxima"))
+            given = masks and masks.of_rows
+            found = self._sample(logits, rows.sampling_params, work.drafts, first, histories, finite, values.get("maxima"), given)
         state.sampled(rows.sampling_ids, found.ids)
         return found

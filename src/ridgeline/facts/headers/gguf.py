@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import prod
 
 from ridgeline.errors import ModelFormatError
+from ridgeline.facts.files.formats import FILE_TYPES
 from ridgeline.facts.files.gguf import Header
 from ridgeline.facts.files.values import quoted
 from ridgeline.facts.headers.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
@@ -106,6 +107,7 @@ def describe_gguf(header: Header) -> ModelFacts:
         window=window,
         tied="output.weight" not in tensors,
         dtype=_dominant_format(header),
+        quantisation=_quantisation(header),
         parameters=sum_by_class((name, prod(tensor.shape)) for name, tensor in tensors.items()),
         stored=sum_by_class((name, tensor.bytes) for name, tensor in tensors.items()),
         attention=attention,
@@ -240,6 +242,13 @@ def _check_vocab(header: Header, facts: ModelFacts) -> None:
     tokens = len(header.strings(_TOKENS))
     if not 1 <= tokens <= shape[0]:
         raise ModelFormatError(f"the tokenizer has {tokens} tokens, 1 … {shape[0]} (the rows of the embedding) were expected")
+
+
+def _quantisation(header: Header) -> str:
+    """Name of the file's mixture of formats, from its metadata; "" for one without weights in blocks, whatever it states."""
+    kind = header.metadata.get("general.file_type")
+    is_mixed = any(tensor.kind not in ("F32", "F16", "BF16") for tensor in header.tensors.values())
+    return FILE_TYPES.get(kind, "") if type(kind) is int and is_mixed else ""
 
 
 def _dominant_format(header: Header) -> str:

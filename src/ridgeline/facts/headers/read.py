@@ -4,6 +4,8 @@ Owns `random:NAME`, models of a known shape with random weights: benchmarks whos
 Their tokens are bytes, since there is no vocabulary.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,7 +16,7 @@ from ridgeline.facts.headers.checkpoint import describe_checkpoint, read_checkpo
 from ridgeline.facts.headers.config_json import read_config
 from ridgeline.facts.headers.gguf import describe_gguf, model_facts
 from ridgeline.facts.hub.packaged import PACKAGED, Progress
-from ridgeline.facts.hub.source import find_hub_name, find_local, find_path, find_remote, resolve_model
+from ridgeline.facts.hub.source import find_here, find_hub_name, find_remote
 from ridgeline.facts.model import ModelFacts
 from ridgeline.models.table import KNOWN, known_names
 
@@ -50,22 +52,31 @@ def describe_model(name: str, stores: "ModelStores", progress: Progress = lambda
         return describe_checkpoint(path)
     if path.is_file() and path.suffix == ".json":
         return read_config(path).facts
-    if name in PACKAGED:
-        return describe_gguf(read_header(resolve_model(name, stores, progress)))
-    found = find_path(name) or find_local(name, stores)
-    if found is not None:
-        return describe_files(found)
-    if find_hub_name(name) is not None:
-        from ridgeline.facts.hub.remote import remote_headers
+    if find_hub_name(name) is None and find_here(name, stores, progress) is None:
+        raise ModelNotFoundError(
+            f"there is no model {name!r:.200}; give the path of a config.json, of a GGUF file or of a directory with one, "
+            f"a name of the hub (org/name), or one of: {', '.join((*PACKAGED, *known_names()))}",
+            fix={"MODEL": nearest(name, known_names(), 0.75) or next(iter(PACKAGED))},
+        )
+    with model_headers(name, stores, progress) as path:
+        return describe_files(path)
 
-        progress(f"reading the header of {name}", 0.0)
-        with remote_headers(*find_remote(name, stores)) as headers:
-            return describe_files(headers)
-    raise ModelNotFoundError(
-        f"there is no model {name!r:.200}; give the path of a config.json, of a GGUF file or of a directory with one, "
-        f"a name of the hub (org/name), or one of: {', '.join((*PACKAGED, *known_names()))}",
-        fix={"MODEL": nearest(name, known_names(), 0.75) or next(iter(PACKAGED))},
-    )
+
+@contextmanager
+def model_headers(name: str, stores: "ModelStores", progress: Progress = lambda stage, fraction: None) -> Iterator[Path]:
+    """Path of the model `name`, from which headers can be read within the context: of one that only a hub has, these alone are fetched.
+
+    Raises ModelNotFoundError, ModelFormatError.
+    """
+    found = find_here(name, stores, progress)
+    if found is not None:
+        yield found
+        return
+    from ridgeline.facts.hub.remote import remote_headers
+
+    progress(f"reading the header of {name}", 0.0)
+    with remote_headers(*find_remote(name, stores)) as headers:
+        yield headers
 
 
 def describe_files(path: Path) -> ModelFacts:

@@ -16,7 +16,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any, Final, TypeVar
 from urllib.error import URLError
 from urllib.parse import quote, urljoin, urlsplit
-from urllib.request import HTTPErrorProcessor, HTTPSHandler, Request, build_opener
+from urllib.request import HTTPErrorProcessor, Request, build_opener
 
 from ridgeline import __version__
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
@@ -84,7 +84,7 @@ class HubClient:
         self._origin = _origin(endpoint)
         self._token = token if parts.scheme == "https" or parts.hostname in _LOOPBACK else None
         self._offline = offline
-        self._opener = build_opener(_AnyStatus, HTTPSHandler(context=ssl.create_default_context()))
+        self._opener = build_opener(_AnyStatus)
 
     def repository(self, name: HubName) -> Repository:
         """The listing of a repository. Raises ModelNotFoundError with the cause and the fix."""
@@ -114,7 +114,8 @@ class HubClient:
 
         def ask() -> str:
             with self._request(url, {}, self._token, method="HEAD") as response:
-                self._check_status(repository.name, response)
+                if response.status not in _REDIRECTS:
+                    self._check_status(repository.name, response)
                 return stated_digest(response.headers)
 
         return self._retried(repository.name, ask)

@@ -17,10 +17,11 @@ from typing import Final
 
 from ridgeline.errors import ConfigError, ModelFormatError
 from ridgeline.facts.hub.client import HubClient, RemoteFile, Repository
-from ridgeline.facts.hub.local import folder_of
+from ridgeline.facts.hub.local import PARTIAL, folder_of
+from ridgeline.facts.hub.locks import writer_tag
 from ridgeline.facts.hub.names import HubName
 from ridgeline.facts.hub.select import is_safe_path, select_files
-from ridgeline.facts.hub.transfer import PARTIAL, Stopped, Transfer
+from ridgeline.facts.hub.transfer import Stopped, Transfer
 
 CONNECTIONS: Final = 4
 """Files in transfer at once."""
@@ -100,7 +101,7 @@ class RepositoryCache:
             _link(self.blob(file), link)
         if revision != commit:
             reference = self._folder / "refs" / revision
-            temporary = reference.with_name(f".{revision}.{os.getpid()}")
+            temporary = reference.with_name(f".{revision[:200]}.{writer_tag()}")
             temporary.write_text(commit)
             os.replace(temporary, reference)
         return snapshot
@@ -192,14 +193,11 @@ def _fetch_all(client: HubClient, cache: RepositoryCache, selection: Selection, 
 
 
 def _link(blob: Path, link: Path) -> None:
-    """Makes `link` a relative link to `blob`, in one step; a second name of the file where the disk knows no links."""
+    """Makes `link` a relative link to `blob`, in one step."""
     target = os.path.relpath(blob, link.parent)
     if link.is_symlink() and os.readlink(link) == target:
         return
-    temporary = link.with_name(f".{link.name[:200]}.{os.getpid()}")
+    temporary = link.with_name(f".{writer_tag()}")
     temporary.unlink(missing_ok=True)
-    try:
-        temporary.symlink_to(target)
-    except OSError:
-        os.link(blob, temporary)
+    temporary.symlink_to(target)
     os.replace(temporary, link)

@@ -17,6 +17,8 @@ from ridgeline.facts.hub.select import gguf_models, is_safe_path, select_files
 
 MAX_FILES: Final = 10_000
 """Files of a snapshot, repositories of a cache, manifests of a store: more are not looked at."""
+PARTIAL: Final = ".incomplete"
+"""End of the name of a file that is being fetched."""
 MAX_CONFIG_BYTES: Final = 1 << 20
 TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -75,7 +77,7 @@ def hub_models(hub: Path) -> Iterator[LocalModel]:
         repository = folder.name.removeprefix("models--").replace("--", "/", 1)
         if parse_hub_name(repository) is None:
             continue
-        references = {reference.name: _reference(reference) for reference in sorted((folder / "refs").glob("*"))}
+        references = {reference.name: _reference(reference) for reference in sorted((folder / "refs").glob("[!.]*"))}
         for snapshot in sorted((folder / "snapshots").glob("*")):
             if _COMMIT.fullmatch(snapshot.name):
                 known = [name for name, commit in references.items() if commit == snapshot.name]

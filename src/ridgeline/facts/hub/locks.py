@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,11 @@ def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
                 return
         finally:
             os.close(handle)
+
+
+def writer_tag() -> str:
+    """Part of the name of a temporary file that no other process or thread has."""
+    return f"{os.getpid()}-{threading.get_ident()}"
 
 
 def _try_lock(handle: int) -> bool:

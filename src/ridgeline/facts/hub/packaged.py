@@ -72,6 +72,12 @@ def assembled_model(name: str, cache: Path) -> Path | None:
     return target if target.is_file() else None
 
 
+def packaged_digest(name: str) -> dict[str, str]:
+    """SHA-256 of the packaged model `name`, by the name of its file. Raises ModelNotFoundError, ModelFormatError."""
+    digest, file_name = _read_digest(name, _package_data(name, PACKAGED[name]))
+    return {file_name: digest}
+
+
 def _read_digest(name: str, data: Path) -> tuple[str, str]:
     """(SHA-256 as hex, file name) from the package's SHA256SUMS."""
     try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.files.json_file import read_object
+from ridgeline.facts.hub.locks import writer_tag
 
 if TYPE_CHECKING:
     from ridgeline.facts.hub.download import Selection
@@ -50,7 +51,7 @@ def note_use(cache: Path, model: Path, selection: "Selection | None" = None) -> 
             values |= {"fetched": time.time(), "source": f"{repository.name.repository}@{repository.commit}", "licence": repository.licence}
             values["digests"] = digests
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary = path.with_suffix(f".{writer_tag()}")
         temporary.write_text(json.dumps(values))
         os.replace(temporary, path)
 

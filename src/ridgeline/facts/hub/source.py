@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ridgeline.errors import ModelNotFoundError
+from ridgeline.errors import ModelNotFoundError, nearest
 from ridgeline.facts.hub.local import find_in_hub
 from ridgeline.facts.hub.names import HubName, is_short_name, parse_hub_name, short_name, short_names
 from ridgeline.facts.hub.others import find_in_llama, find_in_ollama
@@ -28,14 +28,17 @@ def resolve_model(name: str, stores: "ModelStores", progress: Progress = lambda 
     is damaged or a repository holds nothing that is accepted, ConfigError where the disk is too small.
     """
     path = find_path(name)
-    if path is not None:
-        return path
+    if path is None:
+        path = find_here(name, stores, progress) or _pull(name, stores, progress)
+        note_use(stores.cache, path)
+    return path
+
+
+def find_here(name: str, stores: "ModelStores", progress: Progress = lambda stage, fraction: None) -> Path | None:
+    """Path of the model `name` where it is on this machine, without counting as its use; None for one that only a hub can have."""
     if name in PACKAGED:
-        found = assemble_model(name, stores.cache, progress)
-    else:
-        found = find_local(name, stores) or pull_model(name, stores, progress)
-    note_use(stores.cache, found)
-    return found
+        return assemble_model(name, stores.cache, progress)
+    return find_path(name) or find_local(name, stores)
 
 
 def find_path(name: str) -> Path | None:
@@ -52,7 +55,7 @@ def find_path(name: str) -> Path | None:
         return None
     if path.suffix == ".safetensors":
         raise ModelNotFoundError(f"{path} holds weights alone; give the directory {path.parent}, with its config.json and tokenizer")
-    return path.resolve()
+    return path.absolute()  # not resolved: a link in a hub's cache has the name of the file, by which other parts of it are found
 
 
 def find_local(name: str, stores: "ModelStores") -> Path | None:
@@ -73,9 +76,15 @@ def find_local(name: str, stores: "ModelStores") -> Path | None:
     return None
 
 
+def _pull(name: str, stores: "ModelStores", progress: Progress) -> Path:
+    client, selection = find_remote(name, stores)
+    stage = f"downloading {selection.repository.name} ({selection.bytes / 1e9:.2f} GB)"
+    return download_remote(client, selection, stores, lambda done, total: progress(stage, done / total if total else 1.0))
+
+
 def is_remote(name: str, stores: "ModelStores") -> bool:
     """True for a model that only a hub has. Asks no hub. Raises ModelNotFoundError for a path at which no model is."""
-    return name not in PACKAGED and find_path(name) is None and find_local(name, stores) is None and find_hub_name(name) is not None
+    return name not in PACKAGED and find_hub_name(name) is not None and find_path(name) is None and find_local(name, stores) is None
 
 
 def find_hub_name(name: str) -> HubName | None:
@@ -84,18 +93,12 @@ def find_hub_name(name: str) -> HubName | None:
     return entry.hub if entry is not None else parse_hub_name(name)
 
 
-def pull_model(name: str, stores: "ModelStores", progress: Progress, on_bytes: "OnBytes | None" = None) -> Path:
-    """Fetches what this machine lacks of the hub's newest files for `name`; returns the path as `resolve_model`.
-
-    on_bytes  called instead of `progress` during the transfer
-    """
+def download_remote(client: "HubClient", selection: "Selection", stores: "ModelStores", on_bytes: "OnBytes") -> Path:
+    """Fetches what this machine lacks of a selection; returns the path as `resolve_model`."""
     from ridgeline.facts.hub.download import download_selection
 
-    client, selection = find_remote(name, stores)
-    assert stores.hub is not None, "a name was pulled without a place for it"
-    stage = f"downloading {selection.repository.name.repository}"
-    report = on_bytes or (lambda done, total: progress(stage, done / total if total else 1.0))
-    path = download_selection(client, stores.hub, selection, report)
+    assert stores.hub is not None, "a model was fetched without a place for it"
+    path = download_selection(client, stores.hub, selection, on_bytes)
     note_use(stores.cache, path, selection)
     return path
 
@@ -107,19 +110,20 @@ def find_remote(name: str, stores: "ModelStores") -> "tuple[HubClient, Selection
 
     hub_name = find_hub_name(name)
     if hub_name is None:
-        raise ModelNotFoundError(_unknown(name))
+        raise _unknown(name)
     client = HubClient(stores.endpoint, stores.token, stores.offline)
     return client, select_remote(client, hub_name)
 
 
-def _unknown(name: str) -> str:
-    known = [*PACKAGED, *short_names()]
-    family = [each for each in known if ":" in each and each.partition(":")[0] == name.lower().partition(":")[0]]
-    listed = ", ".join(family or ["demo", *(entry for entry in known if ":" in entry)][:8])
+def _unknown(name: str) -> ModelNotFoundError:
+    known = [*PACKAGED, *(entry for entry in short_names() if ":" in entry)]
+    family = [each for each in known if each.partition(":")[0] == name.lower().partition(":")[0]]
     what = "no short name" if is_short_name(name) else "no model file"
-    return (
-        f"there is {what} {name!r:.200}; give the path of a .gguf file, of a directory with config.json and safetensors files, "
-        f"a name of the hub (org/name, org/name:Q4_K_M), or one of: {listed}{'' if family else ' …'} (`ridgeline list --all` shows all)"
+    listed = f"{', '.join((family or known)[:8])}{'' if family else ' …'} (`ridgeline list --all`)"
+    return ModelNotFoundError(
+        f"there is {what} {name!r:.200}; give the path of a .gguf file, of a directory with config.json and safetensors files, a name "
+        f"of the hub (org/name, org/name:Q4_K_M), or one of: {listed}",
+        fix={"MODEL": next(iter(family), None) or nearest(name, known) or known[0]},
     )
 
 
@@ -140,4 +144,4 @@ def _find_model(directory: Path) -> Path:
         raise ModelNotFoundError(
             f"{directory} holds no checkpoint and {len(first_parts)} GGUF models, exactly one was expected; give the path of the file"
         )
-    return first_parts[0].resolve()
+    return first_parts[0].absolute()

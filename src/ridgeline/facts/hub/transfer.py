@@ -15,13 +15,13 @@ from typing import Any, BinaryIO, Final
 
 from ridgeline.errors import ModelFormatError, ModelNotFoundError
 from ridgeline.facts.hub.client import HubClient, RemoteFile, TransferError, pause_seconds
+from ridgeline.facts.hub.local import PARTIAL
 from ridgeline.facts.hub.locks import file_lock
 from ridgeline.facts.hub.names import HubName
 
 CHUNK_BYTES: Final = 1 << 20
 MAX_FAILURES: Final = 6
 """Attempts in a row that bring no byte."""
-PARTIAL: Final = ".incomplete"
 
 
 class Stopped(Exception):

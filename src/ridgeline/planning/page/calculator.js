@@ -27,7 +27,7 @@ function formats() {
 
 const SLIDERS = [
   { name: "dtype", label: "Weight precision", values: formats,
-    show: (value) => (value === null ? `as stored (${model().dtype})` : `${value}, ${bits(WEIGHT_FORMATS[value])}`) },
+    show: (value) => (value === null ? `as stored (${model().format_name})` : `${value}, ${bits(WEIGHT_FORMATS[value])}`) },
   { name: "kv_dtype", label: "KV precision", values: () => Object.keys(KV_BITS), show: (value) => `${value}, ${KV_BITS[value]} bits` },
   { name: "memory_bytes", label: "Memory of a device", values: () => steps(1e9, 1024e9, 1e9, device().memory_bytes, state.memory_bytes), show: gigabytes },
   { name: "bytes_per_second", label: "Memory bandwidth", show: (value) => `${gigabytes(value)}/s`,

@@ -10,6 +10,7 @@ import * as tokens from "./tokens.js";
 
 const RECONNECT = 1000; // milliseconds
 let card = null;
+let reconnecting = 0;
 
 // "base": trained to continue texts; "instruct": trained to answer. A server that does not say so has a template or not.
 const kindOf = (model) => model.ridgeline?.kind ?? (model.chat ? "instruct" : "base");
@@ -85,6 +86,7 @@ function showFindings(checks) {
 }
 
 async function connect() {
+  clearTimeout(reconnecting);
   try {
     const found = await api.card();
     const isNew = card === null || JSON.stringify(card) !== JSON.stringify(found);
@@ -99,7 +101,7 @@ async function connect() {
   } catch (error) {
     if (error.status === 401) { setStatus(""); return lock(error); }
     setStatus(error.status ? error.message : "No connection to the server; trying again …");
-    setTimeout(connect, RECONNECT);
+    reconnecting = setTimeout(connect, RECONNECT);
   }
 }
 
@@ -135,9 +137,10 @@ async function newChat() {
   $("message").focus();
 }
 
+// After a failed request: a key is needed, the server has another model now, or it is gone.
 function onError(error) {
   if (error.status === 401) lock(error);
-  else setStatus(error.message ?? error);
+  else if (error.status === 404 || error.status === 0) connect();
 }
 
 function listen() {

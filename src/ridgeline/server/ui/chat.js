@@ -1,7 +1,7 @@
 // Chat: the conversation that is open, its answers, and what a person does with its messages. An answer goes on, and is kept, while another
 // conversation is looked at.
 import { stream } from "./answer.js";
-import { $ } from "./dom.js";
+import { $, toast } from "./dom.js";
 import { prepareField, setField, viewOf } from "./message.js";
 import * as sampling from "./sampling.js";
 import * as store from "./store.js";
@@ -11,6 +11,8 @@ const SAVE_EVERY = 1000; // milliseconds between two savings of an answer that i
 const views = new WeakMap(); // turn → its view
 const running = new Map(); // id → { conversation, controller }
 const failures = new Map(); // id → error of the last request
+const forgotten = new Set(); // ids of deleted conversations, whose answers may still end
+const drafts = new Map(); // id → what was typed and not sent
 let current = null;
 let host = null; // see `start`
 
@@ -32,15 +34,34 @@ function viewFor(turn) {
 // Shows a conversation: the one of this id, or a new one.
 export async function show(id) {
   const loaded = id ? running.get(id)?.conversation ?? await store.load(id) : undefined;
-  current = loaded ?? create();
-  $("turns").replaceChildren(...current.turns.map((turn) => viewFor(turn).element));
-  $("system").value = current.system;
-  setField($("message"), "");
+  if (current) drafts.set(current.id, $("message").value);
+  display(loaded ?? create());
+  setField($("message"), drafts.get(current.id) ?? "");
   history.replaceState(null, "", loaded ? `#${current.id}` : location.pathname + location.search);
-  refresh();
-  $("scroll").scrollTop = $("scroll").scrollHeight;
+  follow();
   host.onChange(current.id);
   if (loaded) host.onOpen();
+}
+
+function display(conversation) {
+  current = conversation;
+  $("turns").replaceChildren(...current.turns.map((turn) => viewFor(turn).element));
+  $("system").value = current.system;
+  refresh();
+}
+
+// Deletes a conversation, in the middle of an answer too.
+export async function forget(id) {
+  forgotten.add(id);
+  running.get(id)?.controller.abort();
+  if (current.id === id) await show(null);
+  await store.remove(id);
+}
+
+// Brings a deleted conversation back.
+export async function recall(conversation) {
+  forgotten.delete(conversation.id);
+  await store.save(conversation);
 }
 
 function refresh() {
@@ -80,8 +101,9 @@ function follow() {
 }
 
 async function keep(conversation) {
+  if (forgotten.has(conversation.id)) return;
   conversation.updated = Date.now();
-  try { await store.save(conversation); } catch (error) { host.onError(`This conversation could not be kept: ${error.message}.`); }
+  try { await store.save(conversation); } catch (error) { toast(`This conversation could not be kept: ${error.message}.`); }
   host.onChange(conversation.id);
 }
 
@@ -95,8 +117,9 @@ function messages({ system, turns }) {
   return [...head, ...turns.map(({ role, content }) => ({ role, content }))];
 }
 
-// Requests an answer to the conversation, whose last message is a user's. Without any text the message stays, to be tried again.
-async function answer(conversation) {
+// Requests an answer to the conversation, whose last message is a user's. Without any text the message stays, to be tried again, and the turns
+// that the answer was to replace come back.
+async function answer(conversation, replaced = []) {
   const { id } = conversation;
   const turn = { role: "assistant", content: "" };
   const controller = new AbortController();
@@ -124,12 +147,13 @@ async function answer(conversation) {
   } catch (error) {
     failures.set(id, error);
     if (turn.content) turn.note = "This answer is not complete.";
-    if (error.status === 401) host.onError(error);
+    host.onError(error);
   } finally {
     running.delete(id);
-    if (turn.content === "" && (!turn.stats || turn.stats.reason === "you") && conversation.turns.at(-1) === turn) {
-      conversation.turns.pop();
-      view?.element.remove();
+    if (turn.content === "" && (!turn.stats || turn.stats.reason === "you")) {
+      if (conversation.turns.at(-1) === turn) conversation.turns.pop();
+      conversation.turns.push(...replaced);
+      if (current === conversation) display(conversation);
     } else view?.finish();
     if (current === conversation) {
       const stay = atEnd();
@@ -141,14 +165,15 @@ async function answer(conversation) {
 }
 
 function cut(index) {
-  for (const turn of current.turns.splice(index)) viewFor(turn).element.remove();
+  const turns = current.turns.splice(index);
+  for (const turn of turns) viewFor(turn).element.remove();
+  return turns;
 }
 
 function retry(turn) {
   if (running.has(current.id)) return;
-  const at = current.turns.indexOf(turn);
-  cut(at);
-  if (current.turns.at(-1)?.role === "user") answer(current);
+  const replaced = cut(current.turns.indexOf(turn));
+  if (current.turns.at(-1)?.role === "user") answer(current, replaced);
 }
 
 // Sends `text` in the place of a message of the user: what follows it goes.
@@ -189,9 +214,9 @@ export const isRunning = (id) => running.has(id);
 
 // Tries the last message again after an error, in the place of a part of an answer.
 function tryAgain() {
-  if (running.has(current.id)) return;
-  if (current.turns.at(-1)?.role === "assistant") cut(current.turns.length - 1);
-  if (current.turns.at(-1)?.role === "user") answer(current);
+  const last = current.turns.at(-1);
+  if (last?.role === "assistant") retry(last);
+  else if (last && !running.has(current.id)) answer(current);
 }
 
 function editLast() {
@@ -199,7 +224,7 @@ function editLast() {
   if (last && !running.has(current.id)) viewFor(last).edit();
 }
 
-// Begins. host: { model() → its name, onOpen(), onChange(id), onError(error or text) }: a kept conversation was opened, one has changed.
+// Begins. host: { model() → its name, onOpen(), onChange(id), onError(error) }: a kept conversation was opened, one has changed.
 export function start(callbacks) {
   host = callbacks;
   prepareField($("message"), send);
@@ -225,5 +250,5 @@ export function start(callbacks) {
 // Another tab has changed the conversation that is open here.
 async function reload(id) {
   const found = await store.load(id);
-  if (found && current.id === id && found.updated > current.updated) await show(id);
+  if (found && current.id === id && found.updated > current.updated) display(found);
 }

@@ -21,8 +21,11 @@ function setBusy(on) {
 }
 
 function onPart(part) {
+  const box = $("text-mode");
+  const stay = box.scrollHeight - box.scrollTop - box.clientHeight < 80;
   if (part.tokens.length) tokens.append($("output"), part.tokens);
   else $("output").append(part.text);
+  if (stay) box.scrollTop = box.scrollHeight;
 }
 
 async function run(host) {
@@ -32,6 +35,7 @@ async function run(host) {
   $("output").replaceChildren();
   $("stats").textContent = "";
   $("result").hidden = false;
+  $("examples").hidden = true;
   running = new AbortController();
   setBusy(true);
   try {
@@ -40,7 +44,7 @@ async function run(host) {
   } catch (error) {
     $("text-error").textContent = error.message;
     $("text-error").hidden = false;
-    if (error.status === 401) host.onError(error);
+    host.onError(error);
   } finally {
     running = null;
     setBusy(false);

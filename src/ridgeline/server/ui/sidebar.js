@@ -67,10 +67,9 @@ async function exportOne(id, form) {
 
 async function remove(id) {
   const conversation = await store.load(id);
-  if (chat.open()?.id === id) { chat.stop(); await chat.show(null); }
-  await store.remove(id);
+  await chat.forget(id);
   await refresh();
-  toast(`“${conversation.title}” was deleted.`, "Undo", async () => { await store.save(conversation); await refresh(); });
+  toast(`“${conversation.title}” was deleted.`, "Undo", async () => { await chat.recall(conversation); await refresh(); });
 }
 
 async function rename(id, title) {

@@ -36,6 +36,8 @@ class Difference:
 class RecordedExecutor:
     """Implements `engine.executor.Executor` with recorded results."""
 
+    grammars = None
+
     def __init__(self, setup: Setup) -> None:
         self._info = ExecutorInfo(setup.kv, 1 << 31, setup.limits.max_model_len, setup.rows, "recorded", 0, 0)
         self.results: deque[Result] = deque()

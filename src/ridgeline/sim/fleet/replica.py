@@ -100,6 +100,8 @@ class SimulatedDevice:
     """Implements `engine.executor.Executor`: steps run in order and take the seconds of `durations`; drafts are right with probability
     `acceptance`."""
 
+    grammars = None
+
     def __init__(self, info: ExecutorInfo, clock: VirtualClock, durations: Durations, acceptance: float = 0.0) -> None:
         self._info = info
         self._clock = clock

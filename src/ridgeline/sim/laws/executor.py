@@ -27,6 +27,8 @@ class SimExecutor:
     Both happen on real devices, and the answer must not depend on it.
     """
 
+    grammars = None
+
     def __init__(
         self,
         info: ExecutorInfo,

@@ -65,6 +65,8 @@ class SeedOutcome:
 class CheckedExecutor:
     """Wraps an executor: checks each plan (law 5), passes it on, and records it for coverage and trace."""
 
+    grammars = None
+
     def __init__(self, executor: Executor, scheduler: Scheduler, coverage: Coverage, trace: Listener | None) -> None:
         self._executor = executor
         self._scheduler = scheduler

@@ -1,4 +1,4 @@
-"""Frames between the server and a template's process: JSON objects over a socket pair, each behind its length. Owns no process."""
+"""Frames between the server and a sandbox process: JSON objects over a socket pair, each behind its length. Owns no process."""
 
 import json
 import socket

@@ -1,0 +1,198 @@
+"""Grammars that outputs follow, by llguidance: compiled on a thread of low priority, and matched by rows.
+
+A matcher is a function of the ids that its row has sampled. The masks of a step are made while the step computes: they depend on ids that
+are known before it, so that a grammar costs time only where its mask takes longer than the step.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.compute.decoding.edits import Mask
+from ridgeline.core.params import Grammar
+
+MAX_COMPILED: Final = 256
+"""Grammars that are kept; the least recently used one goes first."""
+MASK_BLOCK: Final = 256
+"""Ids that a mask is padded to, as the native sampler looks at so many logits together."""
+LOW_PRIORITY: Final = 19
+
+
+class Vocabulary(NamedTuple):
+    """The vocabulary that grammars are matched in.
+
+    pieces   bytes of each id
+    control  ids that stand for no text
+    ends     ids that may end an output, where its grammar is complete
+    encode   ids of a text
+    """
+
+    pieces: Sequence[bytes]
+    control: Sequence[int]
+    ends: Sequence[int]
+    encode: Callable[[str], list[int]]
+
+
+class GrammarError(Exception):
+    """A grammar that cannot go on: too complex for its limits. The message is the library's."""
+
+
+class RowGrammar:
+    """A row's place in its grammar."""
+
+    def __init__(self, matcher: Any, ends: Mask, mask_bytes: int) -> None:
+        """ends: mask of the ids that end an output. mask_bytes: of masks as the library writes them, which padding follows."""
+        self._matcher = matcher
+        self._ends, self._mask_bytes = ends, mask_bytes
+
+    def masks(self, drafts: Sequence[int], found: NDArray[np.uint32]) -> None:
+        """Writes a mask for the next position, and one behind each draft as far as the grammar takes them, to `found` [1 + drafts, W].
+
+        Raises GrammarError.
+        """
+        matcher, taken = self._matcher, 0
+        for place in range(len(drafts) + 1):
+            if not matcher.is_stopped():
+                matcher.unsafe_compute_mask_ptr(found[place].ctypes.data, self._mask_bytes)
+            if matcher.is_error():
+                raise GrammarError(matcher.get_error())
+            if matcher.is_stopped():
+                found[place] = self._ends
+            if place == len(drafts) or not _has(found[place], drafts[place]) or _has(self._ends, drafts[place]):
+                break  # behind an end nothing counts
+            matcher.consume_token(drafts[place])
+            taken += 1
+        if taken:
+            matcher.rollback(taken)
+
+    def advance(self, ids: Sequence[int]) -> None:
+        """Takes ids that the row has sampled."""
+        if not self._matcher.is_stopped():
+            self._matcher.consume_tokens(list(ids))
+
+
+def _has(mask: Mask, token: int) -> bool:
+    return bool(mask[token // 32] >> np.uint32(token % 32) & 1)
+
+
+class GrammarCompiler:
+    """Implements `engine.executor.Grammars`. Its thread reads the vocabulary first, then compiles one grammar after the other."""
+
+    def __init__(self, load: Callable[[], Vocabulary], vocab: int) -> None:
+        """load: reads the vocabulary, of at most `vocab` ids; called by the thread."""
+        self._load, self._vocab = load, vocab
+        self.words = -(-vocab // MASK_BLOCK) * (MASK_BLOCK // 32)
+        """Width of masks."""
+        self._ends = np.zeros(self.words, np.uint32)
+        self._mask_bytes = 0
+        self._compiled: OrderedDict[bytes, Any] = OrderedDict()
+        self._waiting: SimpleQueue[Grammar | None] = SimpleQueue()
+        self._ready: SimpleQueue[tuple[bytes, str | None]] = SimpleQueue()
+        self._open = 0
+        self._signal, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread: threading.Thread | None = None
+
+    def warm_up(self) -> None:
+        """See `engine.executor.Grammars.warm_up`."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ridgeline-grammars", daemon=True)
+            self._thread.start()
+
+    def compile(self, grammar: Grammar) -> None:
+        """See `engine.executor.Grammars.compile`."""
+        self.warm_up()
+        self._open += 1
+        if grammar.digest in self._compiled:
+            self._report(grammar.digest, None)
+        else:
+            self._waiting.put(grammar)
+
+    def take(self) -> list[tuple[bytes, str | None]]:
+        """See `engine.executor.Grammars.take`."""
+        found = []
+        while not self._ready.empty():
+            found.append(self._ready.get())
+            os.read(self._signal, 1)
+        self._open -= len(found)
+        return found
+
+    @property
+    def pending(self) -> bool:
+        """See `engine.executor.Grammars.pending`."""
+        return self._open > 0
+
+    def fileno(self) -> int:
+        """See `engine.executor.Grammars.fileno`."""
+        return self._signal
+
+    def start(self, grammar: Grammar, ids: Sequence[int]) -> RowGrammar:
+        """A row's place behind `ids`, its outputs so far. The grammar has been compiled."""
+        matcher = self._compiled.get(grammar.digest) or self._make(grammar)
+        row = RowGrammar(matcher.deep_copy(), self._ends, self._mask_bytes)
+        row.advance(ids)
+        return row
+
+    def close(self) -> None:
+        """Ends the thread. Safe to call twice."""
+        if self._signal >= 0:
+            self._waiting.put(None)
+            if self._thread is not None:
+                self._thread.join()
+            os.close(self._signal)
+            os.close(self._wake)
+            self._signal = -1
+
+    def _report(self, digest: bytes, error: str | None) -> None:
+        self._ready.put((digest, error))
+        os.write(self._wake, b".")
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+        lost = None
+        try:
+            self._tokenizer = self._read_vocabulary()
+        except Exception as error:  # a library's, or of the model's files: no grammar can be followed, and all else goes on
+            lost = f"no grammar can be followed: {type(error).__name__}: {error}"
+        while (grammar := self._waiting.get()) is not None:
+            reason = lost or (self._compiled.get(grammar.digest) or self._make(grammar)).get_error() or None
+            self._report(grammar.digest, reason)
+
+    def _make(self, grammar: Grammar) -> Any:
+        """Compiles a grammar; one without errors is kept."""
+        from llguidance import LLMatcher, LLParserLimits  # loaded with the first grammar
+
+        matcher = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if not matcher.is_error():
+            self._compiled[grammar.digest] = matcher
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    def _read_vocabulary(self) -> Any:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        vocabulary = self._load()
+        self._mask_bytes = 4 * -(-len(vocabulary.pieces) // 32)
+        for token in vocabulary.ends:
+            self._ends[token // 32] |= np.uint32(1 << token % 32)
+        return LLTokenizer(TokenizerWrapper(_Table(vocabulary)), n_vocab=len(vocabulary.pieces), eos_token=sorted(vocabulary.ends))
+
+
+class _Table:
+    """A vocabulary as llguidance reads it."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens, self.special_token_ids = vocabulary.pieces, vocabulary.control
+        self.eos_token_id = min(vocabulary.ends)
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)

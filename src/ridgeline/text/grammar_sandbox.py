@@ -1,0 +1,127 @@
+"""The process that compiles clients' grammars: `python -m ridgeline.text.grammar_sandbox FD`. Started by `text.structured`.
+
+Owns what each way to ask means as a grammar of llguidance. It compiles every grammar once, without a vocabulary, so that only grammars that
+compile within its memory reach an engine. Answers each frame with one frame until the other end closes.
+"""
+
+import json
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from ridgeline.text.sandbox_frames import frame, receive, send
+
+WHITESPACE: Final = r" ?|\n {0,16}"
+"""Between tokens of JSON. The library's default takes any amount: models that fall into it never come to an end."""
+MEMORY_BYTES: Final = 512 << 20
+ORPHAN_SECONDS: Final = 8.0
+"""Work of this length has no parent any more: the kernel ends this process."""
+
+
+class Unsupported(Exception):
+    """A grammar that cannot be followed; the text says why."""
+
+
+def to_grammar(kind: str, value: Any, whitespace: str | None) -> str:
+    """A structured output (`text.structured.StructuredOutputs`) as a grammar of llguidance. Raises Unsupported."""
+    from llguidance import LLMatcher
+
+    if kind in ("json", "json_object"):
+        schema = {"type": "object"} if kind == "json_object" else value
+        if not isinstance(schema, (dict, bool)):
+            raise Unsupported("a JSON Schema is an object; send one")
+        options: Any = {"whitespace_pattern": whitespace or WHITESPACE, "lenient": False}
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(_text(kind, value))
+    if kind == "choice":
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in value))
+    if kind == "grammar":
+        return LLMatcher.grammar_from_lark(_lark(_text(kind, value)))
+    return LLMatcher.grammar_from_lark(_tags(value))
+
+
+def _text(kind: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise Unsupported(f"{kind} is a text, not empty; send one")
+    return value
+
+
+def _lark(text: str) -> str:
+    """Lark as it is; GBNF, whose rules have `::=`, converted."""
+    if "::=" not in text:
+        return text
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(text)
+    except (GbnfToLarkError, ValueError, KeyError, IndexError) as error:
+        raise Unsupported(f"the GBNF grammar cannot be read: {error}") from None
+
+
+def _tags(value: Any) -> str:
+    """A structural tag of vLLM: `structures` of begin, schema and end, and `triggers` that begin them."""
+    from llguidance import StructTag
+
+    structures = value.get("structures") if isinstance(value, dict) else None
+    triggers = value.get("triggers") if isinstance(value, dict) else None
+    if not isinstance(structures, list) or not isinstance(triggers, list) or not structures:
+        raise Unsupported("a structural tag needs structures (begin, schema, end) and triggers")
+    tags = []
+    for each in structures:
+        begin, end = (each.get(name) if isinstance(each, dict) else None for name in ("begin", "end"))
+        if not isinstance(begin, str) or not isinstance(end, str):
+            raise Unsupported("a structure needs begin, schema and end")
+        trigger = next((word for word in triggers if isinstance(word, str) and word and begin.startswith(word)), None)
+        if trigger is None:
+            raise Unsupported(f"no trigger begins the structure {begin!r:.60}; add one")
+        tags.append(StructTag(trigger=trigger, begin=begin, grammar=each.get("schema") or {}, end=end))
+    return StructTag.to_grammar(tags, assume_special=False)
+
+
+def main(descriptor: int) -> None:
+    """Loads the library, limits the process, and compiles until the other end closes."""
+    stream = socket.socket(fileno=descriptor)
+    receive(stream)
+    try:
+        import llguidance.gbnf_to_lark  # noqa: F401
+    except ImportError as error:
+        send(stream, frame({"failed": str(error)}))
+        return
+    _limit()
+    send(stream, frame({}))
+    while (request := receive(stream)) is not None:
+        signal.setitimer(signal.ITIMER_REAL, ORPHAN_SECONDS)
+        send(stream, frame(_compile(request)))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _compile(request: dict[str, Any]) -> dict[str, Any]:
+    """The grammar of a request, or why there is none. A warning counts: what the library would ignore is not followed."""
+    from llguidance import LLMatcher
+
+    try:
+        text = to_grammar(request["kind"], request["value"], request["whitespace"])
+    except (Unsupported, ValueError) as error:
+        return {"error": str(error)}
+    except (MemoryError, RecursionError):
+        return {"error": "the grammar is too large"}
+    _, messages = LLMatcher.validate_grammar_with_warnings(text)
+    return {"error": messages[0]} if messages else {"grammar": text}
+
+
+def _limit() -> None:
+    """Limits the address space (on Linux), files, processes and core dumps."""
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        resource.setrlimit(limit, (0, 0))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,142 @@
+"""Structured output: what a client asks for becomes a grammar, by llguidance, within limits of time and memory.
+
+Owns the ways to ask, the process that compiles, and the grammars that it has compiled. A schema is untrusted: it is compiled here to learn
+whether it can be, before its request is admitted, and once more where rows follow it.
+"""
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import fields
+from threading import Lock
+from typing import Any, Final
+
+from ridgeline.core.params import Grammar, StructuredOutputs
+from ridgeline.errors import ConfigError, OverloadedError, RequestError
+from ridgeline.text.sandbox_frames import FrameError, frame
+from ridgeline.text.sandbox_process import SandboxProcess
+
+COMPILE_SECONDS: Final = 1.0
+"""CPU time for one grammar; a schema of 10 kB takes some 10 ms."""
+START_SECONDS: Final = 10.0
+QUEUE_SECONDS: Final = 4.0
+"""Time for which a grammar waits for those before it."""
+MAX_CHARACTERS: Final = 256 << 10
+MAX_CHOICES: Final = 1_000
+MAX_DEPTH: Final = 64
+MAX_KEPT: Final = 512
+MAX_REASON: Final = 400
+
+
+KINDS: Final = tuple(each.name for each in fields(StructuredOutputs))[:6]
+
+
+class GrammarCompiler:
+    """Compiles in a process that starts with the first grammar. From any thread, one grammar at a time."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: SandboxProcess | None = None
+        self._known: OrderedDict[bytes, Grammar | str] = OrderedDict()
+        """By digest of the question: the grammar, or why there is none."""
+
+    def compile(self, asked: StructuredOutputs, param: str = "structured_outputs") -> Grammar:
+        """The grammar of a structured output. Raises RequestError that names what cannot be done, OverloadedError where many wait.
+
+        param  the field that the client sent
+        """
+        question = _question(asked, param)
+        key = hashlib.sha256(question).digest()
+        if not self._lock.acquire(timeout=QUEUE_SECONDS):
+            raise OverloadedError(f"other grammars have kept the compiler busy for {QUEUE_SECONDS:g} s: try again", 1)
+        try:
+            found = self._known.get(key)
+            if found is None:
+                found = self._ask(question)
+                self._known[key] = found
+                while len(self._known) > MAX_KEPT:
+                    self._known.popitem(last=False)
+        finally:
+            self._lock.release()
+        if isinstance(found, str):
+            raise RequestError(f"{param}: {found}", param=param)
+        return found
+
+    def close(self) -> None:
+        """Ends the process. Safe to call twice."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.end()
+        self._process = None
+
+    def _ask(self, question: bytes) -> Grammar | str:
+        answer = None
+        try:
+            if self._process is None:
+                self._process = SandboxProcess("ridgeline.text.grammar_sandbox", {}, START_SECONDS)
+                ready = self._process.ready(START_SECONDS)
+                if ready is None or "failed" in ready:
+                    raise ConfigError(f"structured output needs the package llguidance: {(ready or {}).get('failed', 'it does not start')}")
+            answer = self._process.ask(question, COMPILE_SECONDS)
+        except TimeoutError:
+            return f"this grammar needs more than {COMPILE_SECONDS:g} s to compile; simplify it"
+        finally:
+            if answer is None:
+                self._end()
+        if answer is None:
+            return "this grammar needs more memory or depth than one may have; simplify it"
+        if "error" in answer:
+            return _printable(str(answer["error"]))
+        text = str(answer["grammar"])
+        return Grammar(hashlib.sha256(text.encode()).digest(), text)
+
+
+def _question(asked: StructuredOutputs, param: str) -> bytes:
+    """The frame for the process: kind, value and options. Raises RequestError for what needs no compiler to be refused."""
+    given = [name for name in KINDS if getattr(asked, name) not in (None, False)]
+    if len(given) != 1:
+        raise RequestError(f"{param} has {len(given)} of {', '.join(KINDS)}; send exactly one.", param=param)
+    value = getattr(asked, given[0])
+    if value is True:
+        value = {}
+    if given[0] in ("json", "structural_tag") and isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise RequestError(f"{param}: the text of {given[0]} is no JSON; send an object.", param=param) from None
+    if given[0] == "choice" and not (0 < len(value) <= MAX_CHOICES and all(isinstance(each, str) and each for each in value)):
+        raise RequestError(f"{param}: choice needs 1 to {MAX_CHOICES} texts, none of them empty.", param=param)
+    if _depth(value) > MAX_DEPTH:
+        raise RequestError(f"{param}: {given[0]} is nested more than {MAX_DEPTH} deep; make it flatter.", param=param)
+    try:
+        made = frame({"kind": given[0], "value": value, "whitespace": asked.whitespace_pattern})
+    except FrameError as error:
+        raise RequestError(f"{param}: {given[0]} {error}.", param=param) from None
+    if len(made) > MAX_CHARACTERS:
+        raise RequestError(f"{param}: {given[0]} has {len(made)} bytes; at most {MAX_CHARACTERS} are allowed.", param=param)
+    return made
+
+
+def _depth(value: Any) -> int:
+    """Levels of objects and lists, counted up to one more than is allowed."""
+    level, depth = [value], 0
+    while level and depth <= MAX_DEPTH:
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, Mapping):
+                inner += each.values()
+            elif isinstance(each, (list, tuple)):
+                inner += each
+        level = inner
+        depth += 1
+    return depth
+
+
+def _printable(text: str) -> str:
+    """An error of the library for a client: one line, of bounded length."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return line if len(line) <= MAX_REASON else f"{line[: MAX_REASON - 1]}…"

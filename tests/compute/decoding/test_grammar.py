@@ -1,0 +1,167 @@
+"""Rows that follow a grammar: masks in every sampler, masks behind drafts, and grammars that cannot go on."""
+
+import hashlib
+import os
+import select
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.compute.cpu import ext, sampling
+from ridgeline.compute.decoding import sampler
+from ridgeline.compute.decoding.edits import history_of
+from ridgeline.compute.decoding.grammar import GrammarCompiler, GrammarError, Vocabulary
+from ridgeline.core.params import Grammar, RowParams, Sampling
+
+VOCAB, END = 300, 256
+WORDS = [bytes((token,)) for token in range(256)] + [b"<end>", b"ab", b"abc", b"bc", b'"}', b'{"']
+
+
+def grammar(text: str) -> Grammar:
+    return Grammar(hashlib.sha256(text.encode()).digest(), text)
+
+
+def vocabulary() -> Vocabulary:
+    return Vocabulary(WORDS, [END], [END], encode)
+
+
+def encode(text: str) -> list[int]:
+    """The longest word first."""
+    ids, rest = [], text.encode()
+    while rest:
+        word = max((each for each in WORDS if rest.startswith(each)), key=len)
+        ids.append(WORDS.index(word))
+        rest = rest[len(word) :]
+    return ids
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(vocabulary, VOCAB)
+    yield made
+    made.close()
+
+
+def ready(compiler: GrammarCompiler, asked: Grammar) -> str | None:
+    """Compiles a grammar; its error."""
+    compiler.compile(asked)
+    assert select.select([compiler], [], [], 20)[0]
+    ((digest, error),) = compiler.take()
+    assert digest == asked.digest and not compiler.pending
+    return error
+
+
+def allowed(mask: np.ndarray) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+def test_a_mask_has_what_the_grammar_takes_next(compiler: GrammarCompiler) -> None:
+    asked = grammar('start: "abc" | "b"')
+    assert ready(compiler, asked) is None
+    row, masks = compiler.start(asked, ()), np.zeros((1, compiler.words), np.uint32)
+    row.masks((), masks)
+    assert allowed(masks[0]) == {ord("a"), ord("b"), WORDS.index(b"ab"), WORDS.index(b"abc")}
+    row.advance([WORDS.index(b"ab")])
+    row.masks((), masks)
+    assert allowed(masks[0]) == {ord("c")}
+    row.advance([ord("c")])
+    row.masks((), masks)
+    assert allowed(masks[0]) == {END}
+    row.advance([END])
+    row.masks((), masks)
+    assert allowed(masks[0]) == {END}, "behind its end too"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([ord("a"), ord("b"), ord("c"), WORDS.index(b"ab"), WORDS.index(b"bc"), END]), max_size=5))
+def test_masks_behind_drafts_are_those_of_single_steps(compiler: GrammarCompiler, drafts: list[int]) -> None:
+    asked = grammar('start: ("abc" | "b")*')
+    assert ready(compiler, asked) is None
+    together, alone = compiler.start(asked, ()), compiler.start(asked, ())
+    masks, single = np.zeros((1 + len(drafts), compiler.words), np.uint32), np.zeros((1, compiler.words), np.uint32)
+    together.masks(drafts, masks)
+    for place in range(len(drafts) + 1):
+        alone.masks((), single)
+        assert allowed(masks[place]) == allowed(single[0])
+        if place == len(drafts) or drafts[place] not in allowed(single[0]) or drafts[place] == END:
+            break
+        alone.advance([drafts[place]])
+    together.masks((), masks[:1])
+    assert allowed(masks[0]) == allowed(masks_of(compiler, asked)), "drafts leave nothing behind"
+
+
+def masks_of(compiler: GrammarCompiler, asked: Grammar) -> np.ndarray:
+    found = np.zeros((1, compiler.words), np.uint32)
+    compiler.start(asked, ()).masks((), found)
+    return found[0]
+
+
+def test_a_place_is_a_function_of_the_outputs(compiler: GrammarCompiler) -> None:
+    asked = grammar('start: "a" "b" "c"')
+    assert ready(compiler, asked) is None
+    masks = np.zeros((1, compiler.words), np.uint32)
+    compiler.start(asked, [ord("a")]).masks((), masks)
+    assert allowed(masks[0]) == {WORDS.index(b"bc")}, "of text without a choice the tokenizer's own ids"
+
+
+def test_errors_are_reported() -> None:
+    compiler = GrammarCompiler(vocabulary, VOCAB)
+    assert "unknown" in (ready(compiler, grammar("start: nothing")) or "")
+    compiler.close()
+    compiler.close()
+
+    def lost() -> Vocabulary:
+        raise OSError("gone")
+
+    compiler = GrammarCompiler(lost, VOCAB)
+    assert ready(compiler, grammar('start: "a"')) == "no grammar can be followed: OSError: gone"
+    compiler.close()
+
+
+def test_a_grammar_that_grows_too_complex_says_so(compiler: GrammarCompiler) -> None:
+    rules = [f'r{number}: "x" "{number}"' for number in range(3_000)]
+    asked = grammar("\n".join(["start: " + " | ".join(rule.partition(":")[0] for rule in rules), *rules]))
+    assert ready(compiler, asked) is None
+    row, masks = compiler.start(asked, ()), np.zeros((1, compiler.words), np.uint32)
+    row.masks((), masks)
+    row.advance([ord("x")])
+    with pytest.raises(GrammarError, match="3000 items"):
+        row.masks((), masks)
+
+
+def samplers() -> list[sampler.Sampled]:
+    native = [sampling.Sampler(VOCAB, ext.native().Team(1), level=level) for level in ext.isa_levels()]
+    return [sampler.sample_rows, *(each.sample_rows for each in native)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from((0.0, 0.7, 1.5)), st.sampled_from((0, 3)), st.integers(1, VOCAB), st.integers(0, 2))
+def test_samplers_agree_under_masks(seed: int, temperature: float, top_k: int, count: int, drafts: int) -> None:
+    draws = np.random.default_rng(seed)
+    asked = Sampling(temperature=temperature, top_k=top_k, repetition_penalty=1.3, grammar=grammar("any"))
+    rows = [RowParams(seed % 2**63, 0, 2, asked), RowParams(seed % 2**63, 1, 2, Sampling(temperature=temperature))]
+    logits = draws.normal(size=(2 * (1 + drafts), VOCAB)).astype(np.float32)
+    bits = np.zeros((1 + drafts, 512), bool)
+    for place in range(1 + drafts):
+        bits[place, draws.choice(VOCAB, count, replace=False)] = True
+    mask = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+    drafted = [int(np.flatnonzero(bits[place])[0]) for place in range(drafts)]
+    answers = []
+    for sample in samplers():
+        histories = [history_of(row, (1, 2)) for row in rows]
+        answers.append(sample(logits, rows, [drafted, drafted], [2, 2], histories, None, None, [mask, None]).ids)
+    assert all(answer == answers[0] for answer in answers)
+    assert all(bits[place, token] for place, token in enumerate(answers[0][0]))
+
+
+def test_closing_frees_descriptors() -> None:
+    def open_files() -> Sequence[str]:
+        return os.listdir("/proc/self/fd")
+
+    before = len(open_files())
+    for _ in range(5):
+        GrammarCompiler(vocabulary, VOCAB).close()
+    assert len(open_files()) == before

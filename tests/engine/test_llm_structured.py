@@ -1,0 +1,78 @@
+"""Structured outputs of the demo model: valid, the same with drafts and in company, and free where the free answer is valid."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from ridgeline import LLM, SamplingParams, StructuredOutputs
+from ridgeline.errors import RequestError
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+PROMPTS = ["A person as JSON: ", 'Data: {"name": "Ann", "age": 7, "tags": ["a"]}\nData: ', "List of people\n", "x"]
+
+
+@pytest.fixture(scope="module")
+def llm(demo_file) -> Iterator[LLM]:
+    with LLM(str(demo_file), max_num_seqs=4, max_model_len=512, num_speculative_tokens=4, speculative="ngram") as made:
+        yield made
+
+
+def params(structured: StructuredOutputs | None, temperature: float = 0.0, **others) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=5, max_tokens=120, structured_outputs=structured, **others)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_answers_are_valid_and_those_without_drafts_and_company(llm: LLM, demo_file, temperature: float) -> None:
+    asked = params(StructuredOutputs(json=PERSON), temperature)
+    answers = [output.outputs[0] for output in llm.generate(PROMPTS, asked)]
+    for answer in answers:
+        assert answer.finish_reason == "stop"
+        found = json.loads(answer.text)
+        assert list(found) == ["name", "age", "tags"] and 0 <= found["age"] <= 120 and set(found["tags"]) <= {"a", "b"}
+    with LLM(str(demo_file), max_num_seqs=1, max_model_len=512, depth=1, runner="native") as alone:
+        assert [alone.generate(prompt, asked)[0].outputs[0].token_ids for prompt in PROMPTS] == [each.token_ids for each in answers]
+
+
+def test_a_free_answer_that_is_valid_stays_as_it_is(llm: LLM) -> None:
+    free = [output.outputs[0] for output in llm.generate(PROMPTS, params(None))]
+    for prompt, answer in zip(PROMPTS, free, strict=True):
+        anything = StructuredOutputs(regex=r"(.|\n)*")
+        constrained = llm.generate(prompt, params(anything))[0].outputs[0]
+        assert constrained.token_ids == answer.token_ids
+
+
+@pytest.mark.parametrize(
+    ("asked", "matches"),
+    [
+        (StructuredOutputs(choice=["yes", "no"]), lambda text: text in ("yes", "no")),
+        (StructuredOutputs(regex="[0-9]{3}-[a-z]{2}"), lambda text: text[:3].isdigit() and text[3] == "-" and len(text) == 6),
+        (StructuredOutputs(grammar='root ::= "(" [ab]{2} ")"'), lambda text: text.startswith("(") and text.endswith(")")),
+        (StructuredOutputs(json_object=True), lambda text: True),
+    ],
+)
+def test_other_forms(llm: LLM, asked: StructuredOutputs, matches) -> None:
+    outputs = llm.generate("Answer: ", params(asked, 1.0, n=2))[0].outputs
+    assert all(each.finish_reason in ("stop", "length") for each in outputs)
+    assert all(matches(each.text) for each in outputs if each.finish_reason == "stop")
+
+
+def test_log_probabilities_are_of_raw_logits(llm: LLM) -> None:
+    output = llm.generate("Is it? ", params(StructuredOutputs(choice=["yes"]), logprobs=1))[0].outputs[0]
+    assert output.text == "yes" and output.logprobs is not None and len(output.logprobs) == len(output.token_ids)
+
+
+def test_what_excludes_it_is_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="ignore_eos"):
+        llm.generate("x", params(StructuredOutputs(json_object=True), ignore_eos=True))
+    with pytest.raises(RequestError, match="uniqueItems"):
+        llm.generate("x", params(StructuredOutputs(json={"type": "array", "uniqueItems": True})))
