@@ -62,6 +62,17 @@ def test_files_of_keys_that_others_can_read(tmp_path: Path, mode: int) -> None:
         ApiKeys(None, file)
 
 
+def test_a_group_may_read_what_root_gives_to_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    write(file, "hush", 0o440)
+    monkeypatch.setattr("os.geteuid", lambda: 65_534)
+    if file.stat().st_uid == 0:
+        assert ApiKeys(None, str(file)).needed
+        file.chmod(0o444)
+    with pytest.raises(ConfigError, match="lets others than its owner at it"):
+        ApiKeys(None, str(file))
+
+
 def test_a_file_of_keys_opens_an_address(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--api-key-file"):
         check_exposure(ServerConfig(host="0.0.0.0"))
