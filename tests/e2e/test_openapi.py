@@ -75,6 +75,7 @@ def test_bounds_are_in_the_document(shape: type) -> None:
         assert ("exclusiveMinimum" in found) == bound.above
     assert branch(properties["n"], "integer")["maximum"] == MAX_CHOICES
     assert branch(properties["stop"], "array")["maxItems"] == MAX_STOP_STRINGS
+    assert properties["mirostat"]["enum"] == [None, 0]
 
 
 def test_a_key_is_asked_for_where_the_server_asks() -> None:
