@@ -32,7 +32,7 @@ BESIDE: dict[str, dict[str, Any]] = {"length_penalty": {"use_beam_search": True}
                                      "guided_whitespace_pattern": {"guided_json": {}}}  # fmt: skip
 """Other fields that a field needs."""
 GENERATION = (COMPLETIONS, CHAT)
-NO_GRAMMAR = "no grammar can be followed here"
+NO_GRAMMAR = "cannot be followed by this model"
 """What the fake model says of a request that asks for a form and has been admitted."""
 
 Case = tuple[str, str, bool]
