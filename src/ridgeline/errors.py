@@ -9,8 +9,8 @@ from typing import Literal
 class RidgelineError(Exception):
     """Base of errors caused by input, not by a bug.
 
-    fix  flag → value with which the same command may work; None: without the flag. "MODEL" is the model's name. What is no flag is a flag's
-         value as it was given
+    fix  flag → value with which the same command may work; None: without the flag. "MODEL" is the model's name. What is no flag is a word
+         of the command line as it was given
     """
 
     def __init__(self, message: str = "", *, fix: Mapping[str, str | None] | None = None) -> None:

@@ -45,13 +45,11 @@ def test_every_setting_has_a_variable_and_a_key(tmp_path: Path) -> None:
     for name, each in public_fields(EngineConfig, ServerConfig).items():
         setting = setting_of(each)
         kind = next(kind for kind in (bool, int, float, str) if kind.__name__ in str(each.type))
-        text = (
-            "no"
-            if each.default is True
-            else "yes"
-            if kind is bool
-            else next((c for c in setting.choices if c != each.default), samples.get(kind))
-        )
+        text = "no" if each.default is True else "yes" if kind is bool else samples[kind]
+        if setting.choices:
+            text = next(choice for choice in setting.choices if choice != each.default)
+        elif setting.bounds is not None and setting.bounds[0] > float(text):
+            text = str(setting.bounds[0])
         by_variable = gather({}, {"RIDGELINE_MODEL": "m", f"RIDGELINE_{name.upper()}": text})
         for suffix, line in ((".yaml", f"{name.replace('_', '-')}: {text}"), (".toml", f"{name} = '{text}'")):
             file = write(tmp_path / f"one{suffix}", line)

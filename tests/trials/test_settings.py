@@ -150,8 +150,8 @@ def test_the_page_and_the_metrics_work_with_keys_over_https(secured: Secured) ->
 
 def test_settings_name_their_place(secured: Secured) -> None:
     said = secured.server.output()
-    assert "max_num_queued_reqs 7 (environment: RIDGELINE_MAX_NUM_QUEUED_REQS, over " in said
-    assert f"allowed_origins {SITE} (file: " in said and "port 0 (--port, over " in said
+    assert 'name=max_num_queued_reqs value=7 origin="environment: RIDGELINE_MAX_NUM_QUEUED_REQS, over ' in said
+    assert f'name=allowed_origins value={SITE} origin="file: ' in said and 'name=port value=0 origin="--port, over ' in said
     assert "RIDGELINE_PROT is no setting and is not used; did you mean RIDGELINE_PORT?" in said
 
 
@@ -225,7 +225,7 @@ def test_a5_the_cache_of_a_gpu_is_sized_from_its_memory(demo_file: Path, environ
         (partial(LLM, "fake:{}", tensor_parallel_size=2), "'tensor_parallel_size 2' is not possible here: a model runs on one device"),
         (partial(LLM, 5), "model is '5'; text was expected"),
         (partial(SamplingParams, max_token=3), "SamplingParams has no argument 'max_token'; did you mean max_tokens"),
-        (partial(SamplingParams, structured_outputs={}), "no argument 'structured_outputs': structured output is not supported yet"),
+        (partial(SamplingParams, guided_decoding={}), "no argument 'guided_decoding': use structured_outputs"),
         (partial(SamplingParams, zzz=1), "no argument 'zzz'; there are: n, best_of, temperature"),
     ],
 )

@@ -14,7 +14,6 @@ from time import perf_counter
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
 from ridgeline.bench.compare import (
     CONFIDENCE,
@@ -35,6 +34,7 @@ from ridgeline.bench.compare import (
 from ridgeline.bench.report import METRIC_LABELS, RATE, SECONDS, as_dict
 from ridgeline.bench.servers import SERVER_KINDS, ServerSize, ServerSpec, parse_spec
 from ridgeline.bench.session import RequestOptions
+from ridgeline.cli.output import is_narrow_enough, print_table
 from ridgeline.config.env import model_stores
 from ridgeline.errors import ConfigError
 from ridgeline.facts.hardware.machine import machine_facts
@@ -240,6 +240,18 @@ class MetricRow:
             cells.append(f"{_format_spread([self._ceiling], self._unit)} ({median(ours) / self._ceiling:.0%})" if ours else "–")
         return cells
 
+    def tall_cells(self) -> list[list[str]]:
+        """A row per server: label, server, median and range, ratio, ceiling; a last one for the ratio to the best of several."""
+        _, *cells = self.cells()
+        values, ratios = cells[: len(self._rounds)], cells[len(self._rounds) :]
+        ceiling = ratios[len(self._ratios)] if len(ratios) > len(self._ratios) else ""
+        rows = [["", name, value, "", ""] for name, value in zip(self._rounds, values, strict=True)]
+        rows += [["", BEST, "", "", ""]] if BEST in self._ratios else []
+        for row, text in zip(rows[1:], ratios, strict=False):
+            row[3] = text
+        rows[0] = [self._label, *rows[0][1:4], ceiling]
+        return rows
+
     def as_dict(self) -> dict[str, Any]:
         """A dict for JSON; None for a server that did not answer in every round."""
         ratios = {name: None if each is None else asdict(each) for name, each in self._ratios.items()}
@@ -249,8 +261,6 @@ class MetricRow:
 
 BEST: Final = "best other"
 BYTES: Final = "B"
-FILE_WIDTH: Final = 200
-"""Width of a table that is not printed to a terminal."""
 SCALES: Final = {SECONDS: ((1.0, " s"), (1e-3, " ms"), (1e-6, " µs")), RATE: ((1.0, "/s"),), BYTES: ((2.0**20, " MiB"),)}
 
 
@@ -293,19 +303,22 @@ def sections(comparing: ComparisonRun) -> list[tuple[str, list[MetricRow]]]:
 
 
 def print_comparison(comparing: ComparisonRun) -> None:
-    """Prints tables and notes to stdout."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=FILE_WIDTH)
+    """Prints tables and notes to stdout: a row per metric where that fits the console, else a row per metric and server."""
     first, *others = [spec.name for spec in comparing.specs]
     denominators = [*others, *([BEST] if len(others) > 1 else [])]
-    heads = ["", first, *others, *[f"{first} / {name}" for name in denominators], *(["ceiling (share)"] if comparing.limits else [])]
+    ceiling = ["ceiling (share)"] if comparing.limits else []
+    heads = ["metric", first, *others, *[f"{first} / {name}" for name in denominators], *ceiling]
     for title, block in sections(comparing):
-        table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
-        for at, head in enumerate(heads):
-            table.add_column(head, justify="right" if at else "left", no_wrap=not at)
-        for line in block:
-            table.add_row(*line.cells())
-        console.print(table, "")
-    for note in comparing.notes():
-        console.print(note, soft_wrap=True, markup=False)
+        rows = [_padded(line.cells(), len(heads)) for line in block]
+        if is_narrow_enough(heads, rows):
+            print_table(title, heads, rows)
+        else:
+            tall_heads = ["metric", "server", "median [range]", f"{first} / it", *ceiling]
+            print_table(title, tall_heads, [row[: len(tall_heads)] for line in block for row in line.tall_cells()])
+        print()
+    print(*comparing.notes(), sep="\n")  # not wrapped: they hold commands
+
+
+def _padded(cells: list[str], count: int) -> list[str]:
+    """The cells, and empty ones for columns that the metric lacks."""
+    return [*cells, *[""] * (count - len(cells))]

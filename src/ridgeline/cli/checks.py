@@ -129,17 +129,19 @@ def _check_generate(given: Given) -> None:
 
     _check_file("--input", given.get("input_file"))
     _check_file("--chat-template", given.get("chat_template"))
-    if "prompts" in given and not given["prompts"] and given["input_file"] is None and sys.stdin.isatty():
-        raise ConfigError("there are 0 prompts")
     check_sampling({name: given[name] for name in (*FLAGS, "n", "best_of", "logprobs", "prompt_logprobs") if name in given})
     engine = _engine(given)
     _check_engine(replace(engine, max_num_seqs=1) if "prompts" not in given else engine)
+    if "prompts" in given and not given["prompts"] and given["input_file"] is None:
+        raise ConfigError("there are 0 prompts") if sys.stdin.isatty() else Unchecked  # what is piped
 
 
 def _check_run(given: Given) -> None:
     if given["model"] is None:
         raise ConfigError("no model was named", fix={"MODEL": "demo"})
     _check_generate(given)
+    if not given["prompt"] and not sys.stdin.isatty():
+        raise Unchecked  # what is piped
 
 
 def _check_plan(given: Given) -> None:
@@ -192,9 +194,9 @@ def _check_rm(given: Given) -> None:
 
 def _check_config(given: Given) -> None:
     from ridgeline.cli.config import config
+    from ridgeline.cli.setting_flags import read_flags
 
-    if given["model"] is not None:
-        _check_local(given["model"])
+    _check_local(read_flags(given, given["model"]).engine.model)
     config(**{**given, "as_json": True})
 
 

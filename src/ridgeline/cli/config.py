@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ridgeline.cli.output import print_status
 from ridgeline.cli.setting_flags import read_flags, with_setting_flags
 from ridgeline.config.groups import public_fields, setting_of
 from ridgeline.config.sources import GROUPS, Settings, show_value
@@ -28,8 +29,10 @@ def config(
 ) -> None:
     """Explain each setting: value, origin, reason, cost, and the metric that shows it is wrong."""
     if what != "explain":
-        raise ConfigError(f"config {what[:40]!r} is not known; write config explain MODEL")
+        raise ConfigError(f"config {what[:40]!r} is not known; write config explain MODEL", fix={what: "explain"})
     settings = read_flags(given, model, _parse_changes(change or []))
+    for note in settings.notes:
+        print_status(f"note: {note}")
     try:
         rows = _explain(settings, on)
     except ConfigError as error:
@@ -77,7 +80,8 @@ def _explain(settings: Settings, device_name: str) -> list[Any]:
     config, decisions = resolve_runner(requested, no_extension=extension_missing(), no_gpu=no_gpu, cpu_cores=machine.cpu_cores)
     if config.runner == "cuda" and not device.is_gpu:  # the table of devices does not have it
         device = replace(device, memory_bytes=int(next(iter(read_gpus())).memory or 0) << 20)
-    options = PlanOptions(device=device_name, kv_dtype=config.kv_dtype, context=config.max_model_len or facts.context, chunk=config.tokens)
+    context = max(2, min(config.max_model_len or facts.context, facts.context))
+    options = PlanOptions(device=device_name, kv_dtype=config.kv_dtype, context=context, chunk=config.tokens)
     deployment = replace(deployment_of(described, options), device=device)
     costs = kv_costs(facts, requested.block_size, config.tokens, config.kv_dtype)
     memory, share, host = device.memory_bytes, MEMORY_SHARE, None

@@ -25,7 +25,11 @@ def check_writable(path: Path | None, flag: str = "--html") -> None:
     """Checks before a long run that the file can be written. Raises ConfigError."""
     try:
         if path is not None:
-            path.expanduser().open("a").close()
+            file = path.expanduser()
+            is_new = not file.exists()
+            file.open("a").close()
+            if is_new:
+                file.unlink()  # the check of a suggestion leaves nothing behind
     except OSError as error:
         raise ConfigError(f"{flag} {str(path)!r:.200} cannot be written: {error.strerror}", fix={flag: f"page.{flag[2:]}"}) from error
 
@@ -75,16 +79,16 @@ def print_table(
     optional  heads of columns that are left out, in this order, while the table is wider than the console
     wrapped   head of a column of text that may take several lines
     """
-    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
     console = make_console()
-    lengths = [max(cell_len(text) for text in (head, *(row[number] for row in rows))) for number, head in enumerate(heads)]
-    widths = {head: min(length, LEAST_TEXT) if head == wrapped else length for head, length in zip(heads, lengths, strict=True)}
+    widths = _column_widths(heads, rows)
+    if wrapped is not None:
+        widths[wrapped] = min(widths[wrapped], LEAST_TEXT)
     hidden = []
     for head in optional:
-        if sum(widths.values()) + GAP * (len(widths) - 1) <= console.width:
+        if _table_width(widths) <= console.width:
             break
         del widths[head]
         hidden.append(head)
@@ -99,6 +103,21 @@ def print_table(
     console.print(table)
     if hidden:
         console.print(f"(not in {console.width} columns: {', '.join(hidden)})", style="dim")
+
+
+def is_narrow_enough(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """True if a table fits the console."""
+    return _table_width(_column_widths(heads, rows)) <= make_console().width
+
+
+def _column_widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, int]:
+    from rich.cells import cell_len
+
+    return {head: max(cell_len(text) for text in (head, *(row[number] for row in rows))) for number, head in enumerate(heads)}
+
+
+def _table_width(widths: Mapping[str, int]) -> int:
+    return sum(widths.values()) + GAP * (len(widths) - 1)
 
 
 def print_notes(*notes: str) -> None:

@@ -53,6 +53,8 @@ def _run(settings: Settings) -> None:
 
     with logging_to(level=config.log_level, form=config.log_format), LoadingProgress(None if has_reader else report) as loading:
         log.info("starting", extra=with_fields(version=__version__, model=settings.engine.model, pid=os.getpid()))
+        for note in settings.notes:
+            report(f"note: {note}", level=logging.WARNING)
 
         def ready(model: "Model", url: str) -> None:
             loading.close()

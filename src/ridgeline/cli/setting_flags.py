@@ -4,12 +4,11 @@ A flag is text until `config.sources` reads it, as variables and files are, so t
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field
+from dataclasses import Field, replace
 from typing import Annotated, Any, Final
 
 import typer
 
-from ridgeline.cli.output import print_status
 from ridgeline.cli.sampling import add_flags
 from ridgeline.config.env import setting_variables
 from ridgeline.config.foreign import FOREIGN, SWITCH, Foreign
@@ -37,7 +36,7 @@ def with_setting_flags(*own_flags: str) -> Callable[[Callable[..., None]], Calla
 
 
 def read_flags(given: Mapping[str, Any], model: str | None, more: Mapping[str, str] | None = None) -> Settings:
-    """The settings that flags, environment and file give together. Prints what should be looked at. Raises ConfigError.
+    """The settings that flags, environment and file give together. Raises ConfigError.
 
     given  parameters of a verb that has the flags
     more   settings by name that count as flags
@@ -63,9 +62,7 @@ def read_flags(given: Mapping[str, Any], model: str | None, more: Mapping[str, s
         else:
             flags[name] = text
     settings = gather(flags, setting_variables(), given.get("config"), model)
-    for note in (*notes, *settings.notes):
-        print_status(f"note: {note}")
-    return settings
+    return replace(settings, notes=(*notes, *settings.notes))
 
 
 UNITS: Final = {"tokens": "TOKENS", "bytes": "BYTES", "GiB": "GIB", "seconds": "SECONDS", "FILE": "FILE", "PORT": "PORT"}

@@ -19,6 +19,8 @@ from ridgeline.cli.main import PROGRAM, VERBS, UsageError, make_app
 from ridgeline.errors import ModelFormatError, ModelNotFoundError, RequestError, RidgelineError, nearest
 
 MAX_REPAIRS: Final = 8
+DESTRUCTIVE: Final = ("rm",)
+"""Verbs that nobody is led to by a typing mistake."""
 OTHER_NAMES: Final = {
     "chat": "run", "talk": "run", "start": "serve", "server": "serve", "up": "serve", "api_server": "serve", "launch": "serve",
     "ls": "list", "models": "list", "tags": "list", "download": "pull", "fetch": "pull", "get": "pull", "remove": "rm", "delete": "rm",
@@ -56,7 +58,7 @@ def check_line(words: Sequence[str]) -> Exception | None:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         try:
             program.main(list(words), PROGRAM, standalone_mode=False, obj=find_check)
-        except (RidgelineError, UsageError, OSError, Unchecked) as error:
+        except Exception as error:  # whatever a check meets: a line that fails is not suggested
             return error
     return None
 
@@ -106,6 +108,8 @@ def _repairs(words: list[str], error: Any) -> list[list[str]]:
     if isinstance(error, RidgelineError):
         fix = error.fix or (DEMO if isinstance(error, (ModelNotFoundError, ModelFormatError)) else {})
         return [line(*apply_fix(items, fix, command))] if fix else []
+    if not isinstance(error, UsageError):
+        return []
     if _kind(error) == "NoSuchOption":
         return [line(*each) for each in _option_repairs(items, error, command)]
     option, param = getattr(error, "option_name", None), getattr(error, "param", None)
@@ -173,9 +177,11 @@ def apply_fix(items: Sequence[Item], fix: Mapping[str, str | None], command: Any
 
 
 def _changed(item: Item, flag: str, setting: str, value: str | None) -> Item | None:
-    """The item with the new value if it is the flag, has `flag` as its value, or sets the setting; None where it is to be removed."""
+    """The item with the new value if it is the flag, is or has `flag` as a value, or sets the setting; None where it is to be removed."""
     if item.name and flag in (item.name, item.value):
         return None if value is None else Item(item.name, [item.name, value])
+    if item.words == [flag]:
+        return None if value is None else Item("", [value])
     if item.name in SETTING_FLAGS and (item.value or "").partition("=")[0].replace("-", "_") == setting:
         return None if value is None else Item(item.name, [item.name, f"{setting}={value}"])
     return item
@@ -225,7 +231,7 @@ def _verb_repairs(words: list[str], depth: int, command: Any) -> list[list[str]]
     if depth == 0 and (OTHER_NAMES.get(word.lower()) in verbs):
         rest = words[1:]
         return [[OTHER_NAMES[word.lower()], *rest]]
-    near = nearest(word, verbs)
+    near = nearest(word, [verb for verb in verbs if verb not in DESTRUCTIVE])
     if near:
         return [[*words[:depth], near, *words[depth + 1 :]]]
     is_model = depth == 0 and (word in EXAMPLES.values() or word.endswith(".gguf") or os.sep in word)

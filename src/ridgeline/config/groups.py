@@ -180,7 +180,9 @@ class ServerConfig:
         "127.0.0.1", "Address to listen on; other than loopback needs an API key.", "reached from this machine alone",
         "connections refused from other machines: loopback",
     )  # fmt: skip
-    port: int = _set(8000, "Port to listen on; 0 takes a free one.", "vLLM's", "the server does not start: taken", unit="PORT", bounds=(0, 65_535))
+    port: int = _set(
+        8000, "Port to listen on; 0 takes a free one.", "vLLM's", "the server does not start: taken", unit="PORT", bounds=(0, 65_535)
+    )
     api_key: str | None = _set(
         None, "Key that clients must send as a bearer token; others see it in `ps`: RIDGELINE_API_KEY and --api-key-file are not seen.",
         "without a key everybody who reaches the server may use it", "401 for clients that have one: another", secret=True,

@@ -104,6 +104,8 @@ class Service:
         self, engine_config: EngineConfig, config: ServerConfig, on_progress: Callable[[str, float], None] = lambda stage, fraction: None
     ) -> None:
         self.config = config
+        self.name = served_name(engine_config.model, config)
+        """By which clients call the model."""
         self.keys = ApiKeys(config.api_key, config.api_key_file)
         self.metrics = Metrics()
         self._late_steps = LateSteps(engine_config.step_ms)
@@ -146,11 +148,6 @@ class Service:
         self._model = model
         self.stage = "ready"
         return model
-
-    @property
-    def name(self) -> str:
-        """The name by which clients call the model, from the start on."""
-        return served_name(self._engine_config.model, self.config)
 
     async def wait_failed(self) -> None:
         """Waits until no engine will ever run again; raises ConfigError with the reason. Call it after `start`."""
@@ -275,7 +272,11 @@ class Service:
 
     async def compile_grammar(self, asked: Asked | None) -> Grammar | None:
         """The grammar of a structured output; None where none is asked for. Raises RequestError, OverloadedError."""
-        return None if asked is None else await asyncio.to_thread(self._grammars.compile, *asked)
+        if asked is None:
+            return None
+        if not self.model.engine.info.has_grammars:
+            raise RequestError(f"{asked.field} cannot be followed by this model; leave it out.", param=asked.field)
+        return await asyncio.to_thread(self._grammars.compile, *asked)
 
     def check_capacity(self, requests: int) -> EngineClient:
         """The engine's client, if that many more requests may be submitted. Raises OverloadedError where too many wait already,

@@ -73,6 +73,7 @@ def greedy(
     histories: Sequence[History | None],
     finite: np.ndarray | None = None,
     maxima: None = None,
+    masks: None = None,
 ) -> Sampled:
     assert len(positions) == len(histories) == len(params) == len(drafts)
     ids = accept(logits.argmax(axis=1).tolist(), drafts, histories, finite)

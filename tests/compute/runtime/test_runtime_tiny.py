@@ -154,6 +154,7 @@ def test_info_and_start_up_messages(tiny: Path, kind: tuple[str, str]) -> None:
         *("runner", "kv_dtype", "threads", "max_model_len", "kv_cache_memory_bytes", "max_num_seqs", "max_num_batched_tokens")
     }
     assert ("screened_head" in {decision.name for decision in executor.decisions}) == (runner == "native")
-    assert list(dict.fromkeys(seen)) == ["packing weights" if runner == "native" else "dequantising weights", "warming up"]
+    reading = "packing weights" if runner == "native" else "dequantising weights"
+    assert list(dict.fromkeys(seen)) == ["checking weights", reading, "warming up"]
     other = worker.build(EngineConfig(str(tiny), block_size=4, runner=runner, kv_dtype=dtype), lambda stage, fraction: None)
     assert other.info.kv.fingerprint != info.kv.fingerprint
