@@ -272,7 +272,11 @@ class Service:
 
     async def compile_grammar(self, asked: Asked | None) -> Grammar | None:
         """The grammar of a structured output; None where none is asked for. Raises RequestError, OverloadedError."""
-        return None if asked is None else await asyncio.to_thread(self._grammars.compile, *asked)
+        if asked is None:
+            return None
+        if not self.model.engine.info.has_grammars:
+            raise RequestError(f"{asked.field} cannot be followed by this model; leave it out.", param=asked.field)
+        return await asyncio.to_thread(self._grammars.compile, *asked)
 
     def check_capacity(self, requests: int) -> EngineClient:
         """The engine's client, if that many more requests may be submitted. Raises OverloadedError where too many wait already,
