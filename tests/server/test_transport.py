@@ -194,7 +194,7 @@ def test_the_grammar_of_anthropic() -> None:
         asyncio.run(EventStream(events(), lambda: None, transport.ANTHROPIC_EVENTS)(SCOPE, never, send))
     assert b"".join(message.get("body", b"") for message in sent) == (
         b'event: a\ndata: {"type":"a"}\n\nevent: ping\ndata: {"type":"ping"}\n\n'
-        b'event: error\ndata: {"error":{"type":"api_error","message":"why"},"type":"error"}\n\n'
+        b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"why"}}\n\n'
     )
     assert sent[-1]["more_body"] is False
 
