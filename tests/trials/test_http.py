@@ -93,6 +93,15 @@ def test_n5_a_client_that_leaves_is_a_line_too(server: Any) -> None:
     assert "error=client_disconnected" in line and "finish=abort" in line
 
 
+def test_n5_so_is_one_with_several_requests_under_way(server: Any) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True}).encode()
+    with closing(connect(server)) as client:
+        for name in (b"first", b"second"):
+            client.sendall(HEAD + b"X-Request-Id: %s\r\nContent-Length: %d\r\n\r\n" % (name, len(body)) + body)
+        time.sleep(0.2)
+    assert "error=client_disconnected" in lines(server, "id=first")[0]
+
+
 def test_n5_probes_are_lines_of_level_debug_and_queries_are_left_out(server: Any) -> None:
     assert server.get("/livez")[0] == 200 and server.get("/v1/models?key=secret")[0] == 200
     assert " DEBUG " in lines(server, "path=/livez")[0] and " INFO " in lines(server, "path=/v1/models")[0]
@@ -283,6 +292,20 @@ def test_x2_260_silent_sockets_under_a_limit_of_200_files(environment: dict[str,
             files = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
         assert watch.longest <= 1.0 and watch.count >= 3
         assert files < 190 and "no connection can be accepted" not in server.output()
+
+
+def test_x2_where_all_connections_are_at_work_only_probes_are_answered(serving: Callable[..., Any]) -> None:
+    with serving('fake:{"rows": 16, "step_seconds": 0.02}', "--max-connections", "16") as server:
+        busy = fill(server.url, 16)
+        [(_, status)] = burst(server.url, 1)
+        assert status == b"HTTP/1.1 429 Too Many Requests" and lines(server, "error=too_many_connections")
+        assert server.get("/livez") == (200, "ok\n") and server.get("/readyz")[0] == 200
+        assert json.loads(server.get("/v1/models")[1])["error"]["code"] == "too_many_connections"
+        busy.pop().close()
+        lines(server, "client_disconnected")
+        assert server.get("/v1/models")[0] == 200
+        for each in busy:
+            each.close()
 
 
 @pytest.mark.alone

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from ridgeline.observe.logs import with_fields
@@ -65,6 +65,8 @@ class HttpConnection(HttpToolsProtocol):
         self._accepted = accepted
         self._is_crowded = is_crowded
         self._is_dropped = False
+        self._cycles: list[RequestResponseCycle] = []
+        """Requests without a whole answer: uvicorn tells the last one alone of a client that has gone."""
         self._head_bytes = 0
         self._in_head = self._in_body = False
 
@@ -79,6 +81,9 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.remove(self)
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -128,6 +133,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._is_answered:
             self._table.await_client(self, UNREAD_BODY_SECONDS)
         super().on_headers_complete()
+        self._cycles = [each for each in self._cycles if not each.response_complete] + [self.cycle]
 
     def on_message_complete(self) -> None:
         self._head_bytes, self._in_body = 0, False

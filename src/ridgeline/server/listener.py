@@ -119,7 +119,7 @@ class Connections:
             self._owing.pop(connection, None)
             connection.time_out()
         if self._displaced and now - self._warned_at >= WARNING_SECONDS:
-            text = "connections were closed to make room: --max-connections or --max-connections-per-address is reached"
+            text = "connections were closed to make room: --max-connections or --max-connections-per-client is reached"
             log.warning(text, extra=with_fields(closed=self._displaced, open=len(self._all), limit=self._limit))
             self._displaced, self._warned_at = 0, now
 
