@@ -1,10 +1,12 @@
 """Flags of other servers: every line of the table, on a real command line and as arguments of `LLM`."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from flag_table import table
 
 from ridgeline.cli.main import PROGRAM, make_app
 from ridgeline.cli.setting_flags import read_flags
@@ -18,9 +20,14 @@ VALUES = {
     "model": "fake:{}", "max_model_len": "4096", "max_num_seqs": "8", "max_num_batched_tokens": "256", "max_num_queued_reqs": "7",
     "threads": "2", "kv_dtype": "bf16", "swap_space": "2", "seed": "5", "runner": "native", "scheduling_policy": "priority",
     "num_speculative_tokens": "3", "served_model_name": "name", "host": "::1", "chat_template": "t.jinja", "ssl_certfile": "c.pem",
-    "ssl_keyfile": "k.pem", "enable_prefix_caching": "false",
+    "ssl_keyfile": "k.pem", "log_level": "error",
 }  # fmt: skip
 """Setting → a value of other servers that is not Ridgeline's default."""
+
+
+def expected(each: Foreign) -> str:
+    """What a flag sets with the value of `VALUES`, or as a switch."""
+    return each.values[SWITCH] if each.switch else VALUES[each.ours]
 
 
 def parse(*words: str) -> Settings:
@@ -43,7 +50,7 @@ def test_every_flag(each: Foreign, name: str) -> None:
         found = parse(*model, *words)
         field = public_fields(EngineConfig, ServerConfig)[each.ours]
         value = getattr(found.engine if each.ours in public_fields(EngineConfig) else found.server, field.name)
-        assert str(value).lower() in (VALUES[each.ours], f"{VALUES[each.ours]}.0")
+        assert str(value).lower() in (expected(each), f"{expected(each)}.0")
         for word, ours in each.values.items():
             if not each.switch and ours == "":
                 assert each.ours not in parse(*model, name, word).origins
@@ -61,6 +68,11 @@ def test_every_flag(each: Foreign, name: str) -> None:
     assert set(error.value.fix) == set(each.names)
     flags = {f"--{each.replace('_', '-')}" for each in public_fields(EngineConfig, ServerConfig)}
     assert {flag.rstrip("-") for flag in re.findall(r"--[a-z][a-z-]*", each.advice)} <= flags, "advice names flags that exist"
+
+
+def test_the_document_lists_them() -> None:
+    path = Path(__file__).parents[2] / "docs/flags.md"
+    assert path.read_text() == table(), "python tests/arch/flag_table.py > docs/flags.md"
 
 
 def test_there_are_sixty_at_least_and_no_two_alike() -> None:
@@ -116,7 +128,7 @@ def test_every_argument(name: str) -> None:
         assert read_arguments("m", {name: None}) == EngineConfig("m")
         value: Any = True if each.switch else VALUES[each.ours]
         found = getattr(read_arguments("m", {name: value}), public_fields(EngineConfig)[each.ours].name)
-        assert show_value(found, public_fields(EngineConfig)[each.ours].metadata["setting"]).replace(",", "") == VALUES[each.ours]
+        assert show_value(found, public_fields(EngineConfig)[each.ours].metadata["setting"]).replace(",", "") == expected(each)
         assert not each.switch or read_arguments("m", {name: False}) == EngineConfig("m")
     elif not each.ours and each.harmless != ANY:
         with pytest.raises(ConfigError, match=rf"'{name}( something)?' is not possible here: [^-]*$|{name}"):

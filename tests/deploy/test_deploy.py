@@ -1,5 +1,6 @@
-"""What stands in deploy/: units and files that the programs they are for accept, with settings that exist."""
+"""What stands in deploy/: units and files that the programs they are for accept, with settings and metrics that exist."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -10,6 +11,9 @@ import pytest
 import yaml
 
 from ridgeline.cli.serve import serve
+from ridgeline.core.plan import KVShape
+from ridgeline.observe.metrics import Metrics
+from ridgeline.observe.prometheus import exposition
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 MAX_EXPOSURE = 1.5
@@ -72,3 +76,20 @@ def test_the_image_runs_without_rights() -> None:
     text = (DEPLOY / "Dockerfile").read_text()
     last = text.rpartition("FROM ")[2]
     assert text.count("FROM ") == 2 and "USER 10001" in last and "g++" not in last and "HEALTHCHECK" in last
+
+
+def test_dashboard_and_alerts_read_metrics_that_exist() -> None:
+    """Names of every expression are those of the exposition; Prometheus accepts its files."""
+    text = exposition(Metrics(), "m", KVShape((), 16, 1, b"")).decode()
+    exposed = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    histograms = {f"{name}_bucket" for name in exposed}
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
+    alerts = yaml.safe_load((DEPLOY / "alerts.yml").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    names = {name for text in asked for name in re.findall(r"(?:vllm:|ridgeline_)\w+", text)}
+    assert len(names) > 12 and names <= exposed | histograms
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed")
+    done = subprocess.run(["promtool", "check", "config", DEPLOY / "prometheus.yml"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

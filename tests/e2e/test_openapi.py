@@ -19,7 +19,8 @@ from ridgeline.engine.admit import BOUNDS, MAX_CHOICES, MAX_STOP_STRINGS
 from ridgeline.server import wire
 from ridgeline.server.app import build_app
 from ridgeline.server.fields import UNSUPPORTED
-from ridgeline.server.openapi import ENDPOINTS, document
+from ridgeline.server.openapi import document
+from ridgeline.server.routes import DOCUMENTED
 from ridgeline.server.service import Service
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -28,7 +29,7 @@ FAKE = 'fake:{"rows": 4, "max_model_len": 256, "windows": [0, 32], "vocab": 258}
 TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{{ tools }}{{ documents }}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
 SLOWEST_SECONDS = 5.0
-WITH_BODY = [endpoint.path for endpoint in ENDPOINTS if endpoint.request is not None]
+WITH_BODY = [row.path for row in DOCUMENTED if row.request is not None]
 
 
 def app_routes() -> set[tuple[str, str]]:
@@ -74,13 +75,14 @@ def test_bounds_are_in_the_document(shape: type) -> None:
         assert ("exclusiveMinimum" in found) == bound.above
     assert branch(properties["n"], "integer")["maximum"] == MAX_CHOICES
     assert branch(properties["stop"], "array")["maxItems"] == MAX_STOP_STRINGS
-    assert properties["response_format"]["enum"] == [None, {"type": "text"}]
+    assert properties["mirostat"]["enum"] == [None, 0]
 
 
 def test_a_key_is_asked_for_where_the_server_asks() -> None:
     paths = document(locked=True)["paths"]
     assert paths["/livez"]["get"]["security"] == [] and "401" not in paths["/livez"]["get"]["responses"]
-    assert paths["/v1/completions"]["post"]["security"] == [{"key": []}] and "401" in paths["/openapi.json"]["get"]["responses"]
+    assert paths["/v1/completions"]["post"]["security"] == [{"key": []}, {"x-api-key": []}, {"api-key": []}]
+    assert "401" in paths["/openapi.json"]["get"]["responses"]
     assert "securitySchemes" not in document(locked=False)["components"]
 
 

@@ -75,7 +75,7 @@ def test_flags_are_booleans(name: str, value: Any) -> None:
     assert refused(**{name: value}).param == name
 
 
-@pytest.mark.parametrize("stop", ["x", None, 1, (1,), (b"x",), ("",), ("x" * 65,), ("a",) * 5, {"a": 1}])
+@pytest.mark.parametrize("stop", ["x", None, 1, (1,), (b"x",), ("",), ("x" * 65,), ("a",) * 65, {"a": 1}])
 def test_stop_strings(stop: Any) -> None:
     assert refused(stop=stop).param == "stop"
     assert door(stop=("x" * 64,) * 4).two_phase
@@ -160,7 +160,7 @@ def test_every_sampling_parameter_reaches_its_row() -> None:
         "repetition_penalty": 1.5, "logit_bias": ((7, 2),), "allowed_token_ids": (7, 9), "bad_words": ("ab",), "logprobs": 2,
     }  # fmt: skip
     sampling = door(**given, words=((5,),)).row_params(0).sampling
-    expected = {**given, "allowed_ids": (7, 9), "bad_words": ((5,),)}
+    expected = {**given, "allowed_ids": (7, 9), "bad_words": ((5,),), "grammar": None}
     assert {name: getattr(sampling, name) for name in sampling.__slots__} == {name: expected[name] for name in sampling.__slots__}
 
 

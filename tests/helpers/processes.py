@@ -170,7 +170,13 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     binary = shutil.which("chromium") or shutil.which("chromium-browser")
     if binary is None:
         pytest.skip("chromium is not installed (apt-get install chromium)")
-    folder = tmp_path_factory.mktemp("chromium")
+    with open_chromium(binary, tmp_path_factory.mktemp("chromium")) as address:
+        yield address
+
+
+@contextmanager
+def open_chromium(binary: str, folder: Path) -> Iterator[str]:
+    """A headless Chromium whose files are in `folder`; address of its debugging port."""
     flags = (
         "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
         "--disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-port=0 --window-size=1100,900"
@@ -187,6 +193,12 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def browser(chromium: str) -> Iterator[Browser]:
+    with open_page(chromium) as page:
+        yield page
+
+
+@contextmanager
+def open_page(chromium: str) -> Iterator[Browser]:
     """A page in a context of its own, which has no cookies, storage or cache of others."""
     from websockets.sync.client import connect
 

@@ -14,7 +14,7 @@ from ridgeline.engine.admit import BOUNDS
 from ridgeline.server import wire
 from ridgeline.server.body import LENGTHS
 from ridgeline.server.errors import CATALOGUE
-from ridgeline.server.openapi import ENDPOINTS
+from ridgeline.server.routes import DOCUMENTED
 from ridgeline.text.structured import MAX_CHARACTERS
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "ridgeline"
@@ -32,7 +32,7 @@ BESIDE: dict[str, dict[str, Any]] = {"length_penalty": {"use_beam_search": True}
                                      "guided_whitespace_pattern": {"guided_json": {}}}  # fmt: skip
 """Other fields that a field needs."""
 GENERATION = (COMPLETIONS, CHAT)
-NO_GRAMMAR = "no grammar can be followed here"
+NO_GRAMMAR = "cannot be followed by this model"
 """What the fake model says of a request that asks for a form and has been admitted."""
 
 Case = tuple[str, str, bool]
@@ -283,10 +283,10 @@ def check_refusal(answer: Any, field: str, label: str) -> None:
 
 
 def test_the_table_has_every_route_with_a_body_and_every_number() -> None:
-    assert {endpoint.path for endpoint in ENDPOINTS if endpoint.request is not None} == set(GOOD)
+    assert {endpoint.path for endpoint in DOCUMENTED if endpoint.request is not None} == set(GOOD)
     assert all(set(BOUNDS) <= set(table(path)) for path in GENERATION)
     untested = {"documents", "chat_template_kwargs", "continue_final_message", "parallel_tool_calls"}
-    for endpoint in ENDPOINTS:
+    for endpoint in DOCUMENTED:
         if endpoint.request in (wire.CompletionRequest, wire.ChatCompletionRequest):
             assert set(endpoint.request.__struct_fields__) - untested <= set(table(endpoint.path)) | untested
 

@@ -11,7 +11,7 @@ from ridgeline.server import transport
 from ridgeline.server.errors import ApiError
 from ridgeline.server.transport import Disconnected, EventStream, read_body, unless_disconnected
 
-SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
+SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [], transport.BODY_LIMIT_KEY: 1 << 20}
 
 
 async def never() -> Any:

@@ -45,7 +45,8 @@ def _functions(module: ModuleType) -> Iterator[tuple[Any, str, Function]]:
         elif inspect.isclass(value) and value.__module__ == module.__name__:
             for member_name, member in vars(value).items():
                 function = member.fget if isinstance(member, property) else member
-                if inspect.isfunction(function) and function.__code__.co_filename == module.__file__:
+                is_own = inspect.isfunction(function) and function.__code__.co_filename == module.__file__
+                if is_own and not hasattr(function, "__wrapped__"):  # what is wrapped may be made by a decorator, without a source
                     yield value, member_name, function
 
 

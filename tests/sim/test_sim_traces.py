@@ -54,6 +54,7 @@ class Recorder:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
+        self.grammars = executor.grammars
         self.plans: list[str] = []
         self.timings: list[Timings] = []
 

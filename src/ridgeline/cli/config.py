@@ -80,7 +80,8 @@ def _explain(settings: Settings, device_name: str) -> list[Any]:
     config, decisions = resolve_runner(requested, no_extension=extension_missing(), no_gpu=no_gpu, cpu_cores=machine.cpu_cores)
     if config.runner == "cuda" and not device.is_gpu:  # the table of devices does not have it
         device = replace(device, memory_bytes=int(next(iter(read_gpus())).memory or 0) << 20)
-    options = PlanOptions(device=device_name, kv_dtype=config.kv_dtype, context=config.max_model_len or facts.context, chunk=config.tokens)
+    context = max(2, min(config.max_model_len or facts.context, facts.context))
+    options = PlanOptions(device=device_name, kv_dtype=config.kv_dtype, context=context, chunk=config.tokens)
     deployment = replace(deployment_of(described, options), device=device)
     costs = kv_costs(facts, requested.block_size, config.tokens, config.kv_dtype)
     memory, share, host = device.memory_bytes, MEMORY_SHARE, None

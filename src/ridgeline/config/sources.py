@@ -126,6 +126,8 @@ def gather(flags: Mapping[str, Any], variables: Mapping[str, str], config: str |
         raise ConfigError(message, fix={"MODEL": "demo"})
     if origins.get("api_key", Origin("", "")).kind == "flag":
         notes.append("--api-key can be seen by every user of this machine (ps); RIDGELINE_API_KEY and --api-key-file cannot")
+    if "*" in values.get("allowed_origins", ()) and not {"api_key", "api_key_file"} & values.keys():
+        notes.append("--allowed-origins * without an API key lets every site that a user of this machine visits use the server")
     engine, server = (
         {each.name: values[name] for name, each in public_fields(group).items() if name in values and values[name] is not None}
         for group in GROUPS

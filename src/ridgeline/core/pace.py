@@ -15,7 +15,8 @@ from ridgeline.core.step_time import StepSeconds
 PRIOR_STEPS: Final = ((1, 0), (16, 0), (1, 64))
 """Steps (decoding rows, prefill tokens) at which the start's measurement counts as …"""
 PRIOR_WEIGHT: Final = 1.0
-"""… so many measured ones: noise at the start is forgotten soon, and what has never occurred since keeps its cost."""
+"""… so many measured ones, scaled by how fast the machine is now: noise at the start is forgotten soon, and what has not occurred since
+keeps its share of a step."""
 DECAY: Final = 1 / 64
 """Share of what is known that a step replaces. Steps with prefill tokens replace none of those without, nor the reverse."""
 ALONE_WEIGHT: Final = 1 / 8
@@ -26,7 +27,11 @@ FAR: Final = 1.5
 """Where measurements are further from their estimates than this, those before them are forgotten: they would say little of a machine that
 has slowed down, or behind a start that was wrong."""
 STEPS_PER_UPDATE: Final = 16
-"""Steps between two updates; the first come after 1, 2, 4 and 8."""
+"""Steps between two updates; the first come after 1, 2, 4 and 8, and one behind every late step with prefill tokens."""
+MAX_GROWTH: Final = 2.0
+MAX_GAIN: Final = 8.0
+"""By which a prefill token may become cheaper in one update, and be cheaper than at the start on a machine of the same speed: where steps
+take long for other reasons, its part of them may look like nothing."""
 SWEEPS: Final = 12
 """Of the solver, which begins at the estimate before."""
 TINY: Final = 1e-9
@@ -49,6 +54,8 @@ class Pace:
     def __init__(self, prior: StepSeconds, target: float) -> None:
         self.target = target
         self.seconds = self._prior = prior
+        self._speed = 1.0
+        """Seconds of the last steps, as a multiple of what the start's measurement says of them."""
         self._without_prefill, self._with_prefill = _nothing(), _nothing()
         self._measured: list[tuple[int, int, float]] = []
         self._until_update = 1
@@ -60,7 +67,8 @@ class Pace:
     def measure(self, rows: int, tokens: int, seconds: float) -> bool:
         """Notes the time of a step of `rows` decoding rows and `tokens` prefill tokens. Returns True if the estimate has changed."""
         self._measured.append((rows, tokens, seconds))
-        if len(self._measured) < self._until_update:
+        is_too_late = tokens and rows and seconds > LATE * self.target
+        if len(self._measured) < self._until_update and not is_too_late:
             return False
         self._until_update = min(STEPS_PER_UPDATE, 2 * self._until_update)
         self._update()
@@ -81,14 +89,16 @@ class Pace:
     def _update(self) -> None:
         fixed, row, token = self.seconds.fixed, self.seconds.row, self.seconds.token
         steps: list[tuple[int, int, float, float]] = []
-        total, prefilling = 0.0, 0
+        total, speed, prefilling = 0.0, 0.0, 0
         for rows, tokens, seconds in self._measured:
             expected = fixed + row * rows + token * tokens or TINY
             ratio = min(MAX_RATIO, seconds / expected)
             total += ratio
+            speed += ratio * expected / max(TINY, self._prior.of(rows, tokens))
             prefilling += tokens > 0
             steps.append((rows, tokens, expected, ratio))
         mean = max(total / len(steps), 1 / MAX_RATIO)
+        self._speed += (speed / len(steps) - self._speed) * min(1.0, 2 * len(steps) / STEPS_PER_UPDATE)
         if not 1 / FAR < mean < FAR:
             self._without_prefill, self._with_prefill = _nothing(), _nothing()
         self._without_prefill = _faded(self._without_prefill, len(steps) - prefilling)
@@ -98,9 +108,9 @@ class Pace:
             _add(self._with_prefill if tokens else self._without_prefill, rows, tokens, ratio * expected, weight)
         sums = [sum(each) for each in zip(self._without_prefill, self._with_prefill, strict=True)]
         for rows, tokens in PRIOR_STEPS:
-            start = self._prior.of(rows, tokens)
+            start = self._speed * self._prior.of(rows, tokens)
             _add(sums, rows, tokens, start, PRIOR_WEIGHT / max(TINY, start, mean * self.seconds.of(rows, tokens)) ** 2)
-        self.seconds = _solve(sums, self.seconds)
+        self.seconds = _solve(sums, self.seconds, max(self._speed * self._prior.token / MAX_GAIN, token / MAX_GROWTH))
         self._measured.clear()
 
 
@@ -128,12 +138,12 @@ def _add(sums: Sums, rows: int, tokens: int, seconds: float, weight: float) -> N
         sums[8] += weight * tokens * seconds
 
 
-def _solve(sums: Sums, before: StepSeconds) -> StepSeconds:
-    """Minimises the squared error over costs that are not negative, one cost at a time."""
+def _solve(sums: Sums, before: StepSeconds, least_token: float) -> StepSeconds:
+    """Minimises the squared error over costs that are not negative, one cost at a time; a prefill token costs `least_token` at least."""
     one, rows, tokens, rows2, mixed, tokens2, seconds, row_seconds, token_seconds = sums
     fixed, row, token = before.fixed, before.row, before.token
     for _ in range(SWEEPS):
         fixed = max(0.0, (seconds - rows * row - tokens * token) / one)
         row = max(0.0, (row_seconds - rows * fixed - mixed * token) / rows2)
-        token = max(0.0, (token_seconds - tokens * fixed - mixed * row) / tokens2)
+        token = max(least_token, (token_seconds - tokens * fixed - mixed * row) / tokens2)
     return StepSeconds(fixed, row, token)

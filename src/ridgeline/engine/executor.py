@@ -20,6 +20,7 @@ class ExecutorInfo:
     tokens         of a step at most
     price          (tokens, samples, seconds) of steps in which a row verifies drafts, measured after warm-up; empty where it is unknown
     samples        positions of a step that sample at most, drafts among them; 0: one per row
+    has_grammars   True where rows may follow grammars
     findings       problems of the model's header and weights
     """
 
@@ -34,6 +35,7 @@ class ExecutorInfo:
     tokens: int = 512
     price: tuple[tuple[int, int, float], ...] = ()
     samples: int = 0
+    has_grammars: bool = False
     findings: tuple[Finding, ...] = ()
 
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.observe.logs import with_fields
 from ridgeline.server.connection import REJECTED_KEY
 from ridgeline.server.errors import ApiError
+from ridgeline.server.routes import dialect_of
 from ridgeline.server.transport import BODY_SEND_KEY
 
 log = logging.getLogger("ridgeline.access")
@@ -85,7 +86,10 @@ class AccessLog:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 access.status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                ids = [(b"x-request-id", request_id)]
+                if dialect_of(scope) == "anthropic":
+                    ids.append((b"request-id", request_id))
+                message["headers"] = [*message["headers"], *ids]
             await send(message)
 
         try:

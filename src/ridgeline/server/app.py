@@ -4,15 +4,14 @@ Owns the order of these layers, and what is said where there is no endpoint. End
 is passed in. `server.run` runs it.
 """
 
-from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Final
 
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ridgeline.server import chat, completions, models, openapi, page, status
+from ridgeline.server import chat, completions, models, openapi, page, routes, status
 from ridgeline.server.access import CLIENT_DISCONNECTED, PROBES, AccessLog, note_error
 from ridgeline.server.auth import CLOSE_HEADERS, AccessGuard
 from ridgeline.server.connection import CROWDED_KEY
@@ -21,43 +20,45 @@ from ridgeline.server.origins import CrossOrigin, parse_origins
 from ridgeline.server.service import Service
 from ridgeline.server.transport import Disconnected
 
-GENERATION: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
-"""Paths of requests that take a place in the queue."""
 MAX_PATH: Final = 100
 """Characters of a path that are compared with those there are."""
 
 
 def build_app(service: Service) -> ASGIApp:
-    """The whole application over `service`, which may still be loading."""
-    routes = [
+    """The whole application over `service`, which may still be loading. Raises LookupError for a route that the table does not have."""
+    built = [
         *page.routes(), *status.routes(service), *openapi.routes(service),
         *models.routes(service), *completions.routes(service), *chat.routes(service),
     ]  # fmt: skip
+    routes.check(built)
     origins = parse_origins(service.config.allowed_origins)
-    queue = QueueGate(Router(routes, redirect_slashes=False), service)
-    app: ASGIApp = ErrorHandler(AccessGuard(queue, service.config.host, service.keys, origins), routes)
+    queue = QueueGate(Router(built, redirect_slashes=False), service)
+    app: ASGIApp = ErrorHandler(AccessGuard(queue, service.config.host, service.keys, origins))
     return AccessLog(CrossOrigin(app, origins) if origins else app)
 
 
 class QueueGate:
-    """Rejects what would have to wait in a full queue before its body is read: that costs little, however many come at once."""
+    """Applies the limits of the request's row. What would have to wait in a full queue is rejected before its body is read: that costs
+    little, however many come at once."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in GENERATION and scope["method"] == "POST" and self._service.is_ready:
-            self._service.check_capacity(1)
+        row = routes.find_row(scope)
+        if row is not None:
+            routes.note_limits(scope, row)
+            if row.is_queued and self._service.is_ready:
+                self._service.check_capacity(1)
         await self._app(scope, receive, send)
 
 
 class ErrorHandler:
     """Turns exceptions of the layers below into answers of the catalogue, unless an answer has started."""
 
-    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._methods = {route.path: sorted((route.methods or set()) - {"HEAD"}) for route in routes if isinstance(route, Route)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # The router raises instead of answering in plain text where it finds an "app".
@@ -75,20 +76,21 @@ class ErrorHandler:
         except Disconnected:
             note_error(scope, CLIENT_DISCONNECTED)
         except Exception as error:
-            answer = self._routing_error(error, scope) if isinstance(error, HTTPException) else as_api_error(error)
+            answer = _routing_error(error, scope) if isinstance(error, HTTPException) else as_api_error(error)
             note_error(scope, answer.code)
             if not has_started:
-                await answer.response()(scope, receive, send)
+                await answer.response(routes.dialect_of(scope))(scope, receive, send)
 
-    def _routing_error(self, error: HTTPException, scope: Scope) -> ApiError:
-        path: str = scope["path"]
-        if error.status_code == 405:
-            allowed = ", ".join(self._methods.get(path, ())) or (error.headers or {}).get("Allow", "other methods")
-            return ApiError("method_not_allowed", f"{scope['method']} is not possible here; {allowed} is", headers=error.headers)
-        nearest = _nearest(path, list(self._methods))
-        advice = f"; the nearest path is {' or '.join(self._methods[nearest])} {nearest}" if nearest else ""
-        table = ", ".join(f"{' '.join(methods)} {path}" for path, methods in self._methods.items())
-        return ApiError("not_found", f"there is nothing at this path{advice}. This server has: {table}")
+
+def _routing_error(error: HTTPException, scope: Scope) -> ApiError:
+    path: str = scope["path"]
+    if error.status_code == 405:
+        allowed = ", ".join(dict.fromkeys(row.method for row in routes.rows_of(path)))
+        return ApiError("method_not_allowed", f"{scope['method']} is not possible here; {allowed} is", headers=error.headers)
+    nearest = _nearest(path, list(routes.METHODS))
+    advice = f"; the nearest path is {' or '.join(routes.METHODS[nearest])} {nearest}" if nearest else ""
+    table = ", ".join(f"{' '.join(methods)} {path}" for path, methods in routes.METHODS.items())
+    return ApiError("not_found", f"there is nothing at this path{advice}. This server has: {table}")
 
 
 def _check_room(scope: Scope) -> None:

@@ -1,7 +1,7 @@
 """Access control: API key, hosts, origins. Default deny; an ASGI layer around the router, so that no endpoint can forget it.
 
-Owns the public routes, the demand for a key, the allow-list of hosts (DNS rebinding), the check of origins and the size of headers. The
-decision rests on the path that the router will match, never on a rebuilt URL. Never looks at a body.
+Owns the demand for a key (`server.routes` says where), the headers that may have one, the allow-list of hosts (DNS rebinding), the check of
+origins and the size of headers. The decision rests on the path that the router will match, never on a rebuilt URL. Never looks at a body.
 """
 
 from ipaddress import ip_address
@@ -11,14 +11,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ridgeline.config.groups import ServerConfig
 from ridgeline.errors import ConfigError
-from ridgeline.server import page
 from ridgeline.server.errors import ApiError
 from ridgeline.server.keys import ApiKeys
 from ridgeline.server.origins import allows, parse_origins
+from ridgeline.server.routes import PUBLIC, dialect_of
 from ridgeline.server.tls import Certificate
 
-PUBLIC: Final = frozenset(("GET", path) for path in (*page.FILES, "/livez", "/readyz", "/health", "/version"))
-"""Routes that stay open when a key is set: literal pairs, nothing is matched by prefix."""
+KEY_HEADERS: Final = (b"x-api-key", b"api-key")
+"""Headers whose whole value is a key: Anthropic's and Azure's, beside `Authorization: Bearer`."""
 MAX_HEADER_BYTES: Final = 16 * 1024
 CLOSE_HEADERS: Final = {"Connection": "close"}
 
@@ -59,7 +59,7 @@ class AccessGuard:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             error = self._error(scope)
-            await (self._app if error is None else error.response())(scope, receive, send)
+            await (self._app if error is None else error.response(dialect_of(scope)))(scope, receive, send)
 
     def _error(self, scope: Scope) -> ApiError | None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -94,13 +94,17 @@ class AccessGuard:
     def _key_error(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
         if self._keys is None or (scope["method"], scope["path"]) in PUBLIC:
             return None
-        credentials = _values(headers, b"authorization")
-        scheme, _, key = credentials[0].partition(" ") if len(credentials) == 1 else ("", "", "")
-        if self._keys.accepts(key.strip()) and scheme.lower() == "bearer":
+        bearer = _values(headers, b"authorization")
+        plain = [_values(headers, name) for name in KEY_HEADERS]
+        keys = [values[0] for values in plain if len(values) == 1]
+        scheme, _, key = bearer[0].partition(" ") if len(bearer) == 1 else ("", "", "")
+        if scheme.lower() == "bearer":
+            keys.append(key.strip())
+        if any(self._keys.accepts(each) for each in keys):
             return None
         return ApiError(
             "invalid_api_key",
-            "an API key is needed: send the header 'Authorization: Bearer KEY'" if not credentials else "the API key is wrong",
+            "the API key is wrong" if bearer or any(plain) else "an API key is needed: send Authorization: Bearer KEY, or x-api-key: KEY",
             headers={"WWW-Authenticate": "Bearer", **CLOSE_HEADERS},
         )
 

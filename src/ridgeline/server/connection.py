@@ -190,6 +190,6 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def _response(error: ApiError) -> bytes:
-    body = error.body
+    body = error.body()
     head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     return head.encode() + body

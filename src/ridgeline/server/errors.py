@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -49,6 +49,8 @@ CATALOGUE: Final[Mapping[str, tuple[int, str]]] = MappingProxyType({
 })
 """Code → HTTP status and OpenAI error type."""
 
+TOO_LONG: Final = "prompt is too long: "
+"""Beginning of the message by which Anthropic's clients know that they have to shorten a conversation."""
 RETRY_AFTER_SECONDS: Final = 2
 """Retry-After while the engine starts or restarts."""
 
@@ -64,6 +66,30 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+Dialect = Literal["openai", "anthropic"]
+
+
+class AnthropicErrorDetail(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    error: AnthropicErrorDetail
+    type: Literal["error"] = "error"
+
+
+_ANTHROPIC_TYPES: Final[Mapping[int, str]] = MappingProxyType({
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+    500: "api_error", 503: "overloaded_error",
+})  # fmt: skip
+
+
+def anthropic_type(status: int) -> str:
+    """The type that Anthropic's API gives errors of a status."""
+    return _ANTHROPIC_TYPES.get(status, "invalid_request_error")
+
+
 class ApiError(RidgelineError):
     """An answer of the catalogue. `headers` go with it (Retry-After, Allow, Connection …)."""
 
@@ -75,14 +101,16 @@ class ApiError(RidgelineError):
         self.param = param
         self.headers = dict(headers or {})
 
-    @property
-    def body(self) -> bytes:
+    def body(self, dialect: Dialect = "openai") -> bytes:
         """The JSON that the client gets, as an answer's body or as an event of a stream."""
+        if dialect == "anthropic":
+            prefix = TOO_LONG if self.code == "context_length_exceeded" else ""
+            return msgspec.json.encode(AnthropicErrorBody(AnthropicErrorDetail(anthropic_type(self.status), prefix + self.message)))
         return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code)))
 
-    def response(self) -> Response:
+    def response(self, dialect: Dialect = "openai") -> Response:
         """The answer as ASGI."""
-        return Response(self.body, self.status, self.headers, "application/json")
+        return Response(self.body(dialect), self.status, self.headers, "application/json")
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -1,7 +1,9 @@
-"""`/v1/models`, `/tokenize`, `/detokenize`: the model and its tokenizer. Bodies are OpenAI's and vLLM's."""
+"""`/v1/models`, `/tokenize`, `/detokenize`: the model and its tokenizer. Bodies are OpenAI's and vLLM's,
+and Anthropic's where a request has its header."""
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
@@ -9,11 +11,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ridgeline.errors import RequestError
-from ridgeline.server import fields, replies, wire
+from ridgeline.server import anthropic, fields, replies, wire
 from ridgeline.server.chat import tokenise_chat
 from ridgeline.server.completions import LONG_TEXT_CHARACTERS
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
+from ridgeline.server.routes import dialect_of
 from ridgeline.server.service import Model, Service
 from ridgeline.server.transport import json_response, read_body
 from ridgeline.text.token_text import token_text
@@ -26,11 +29,15 @@ def routes(service: Service) -> list[BaseRoute]:
     """The routes of this family."""
 
     async def models(request: Request) -> Response:
-        return json_response(replies.ModelList("list", [_card(service.model)]))
+        loaded = service.model
+        if dialect_of(request.scope) == "anthropic":
+            return json_response(anthropic.ModelPage(data=[_info(loaded)], first_id=loaded.name, last_id=loaded.name))
+        return json_response(replies.ModelList("list", [_card(loaded)]))
 
     async def model(request: Request) -> Response:
-        service.model.check_name(request.path_params["name"])
-        return json_response(_card(service.model))
+        loaded = service.model
+        loaded.check_name(request.path_params["name"])
+        return json_response(_info(loaded) if dialect_of(request.scope) == "anthropic" else _card(loaded))
 
     async def tokenize(request: Request) -> Response:
         payload, notes = fields.TOKENIZE.read(await read_body(request))
@@ -84,6 +91,17 @@ async def _tokenise(payload: wire.TokenizeRequest, model: Model, notes: Notes) -
 def _tokens(payload: wire.TokenizeRequest, model: Model, ids: list[int]) -> replies.TokenizeResponse:
     strings = [token_text(model.tokenizer, token) for token in ids] if payload.return_token_strs else None
     return replies.TokenizeResponse(len(ids), model.limits.max_model_len, ids, strings)
+
+
+def _info(model: Model) -> anthropic.ModelInfo:
+    created, context = datetime.fromtimestamp(model.created, UTC), model.limits.max_model_len
+    return anthropic.ModelInfo(
+        id=model.name,
+        created_at=created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        display_name=model.name,
+        max_input_tokens=context,
+        max_tokens=context,
+    )
 
 
 def _card(model: Model) -> replies.ModelCard:

@@ -1,14 +1,14 @@
 """`/openapi.json`: every route with its request, its answers and its errors, as OpenAPI 3.1.
 
-Owns the table of endpoints, and the JSON Schema of what the server checks beyond the types of `server.wire` (ranges, lengths, required
-fields, unsupported fields). Every number comes from its owner (`engine.admit`, the endpoints, the catalogue of
-`server.errors`). It loads nothing.
+Owns the form of the document, which the table of routes (`server.routes`) fills, and the JSON Schema of what the server checks beyond the
+types of `server.wire` (ranges, lengths, required fields, unsupported fields). Every number comes from its owner (`engine.admit`, the
+endpoints, the catalogue of `server.errors`). It loads nothing.
 """
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -20,13 +20,14 @@ from ridgeline import __version__
 from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, Bound
 from ridgeline.engine import admit
 from ridgeline.engine.beams import MAX_LENGTH_PENALTY
-from ridgeline.server import chat, replies, wire
-from ridgeline.server.auth import PUBLIC
+from ridgeline.server import chat, wire
+from ridgeline.server.auth import KEY_HEADERS
 from ridgeline.server.body import LENGTHS
 from ridgeline.server.completions import MAX_PROMPTS
-from ridgeline.server.errors import CATALOGUE, ErrorBody
+from ridgeline.server.errors import CATALOGUE, AnthropicErrorBody, Dialect, ErrorBody, anthropic_type
 from ridgeline.server.fields import UNSUPPORTED
 from ridgeline.server.notes import FOLDED_ROLES, IGNORED_FIELDS
+from ridgeline.server.routes import DOCUMENTED, Row
 from ridgeline.server.service import Service
 from ridgeline.text.chat_content import MAX_MESSAGES
 
@@ -34,46 +35,6 @@ Schema = dict[str, Any]
 
 COMMON_ERRORS: Final = (400, 403, 408, 431, 500)
 """Statuses of every route: before it is found (HTTP, hosts, origins, headers), and when the server fails."""
-NEEDS_MODEL, BODY, GENERATES = (503,), (404, 413, 503), (404, 413, 429, 503)
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One operation.
-
-    response  type of the 200's JSON body, or a media type of text
-    errors    statuses beside those of `COMMON_ERRORS` and 401
-    request   type of the request's JSON body
-    event     type of a stream's events, with `stream: true`
-    """
-
-    method: str
-    path: str
-    summary: str
-    response: Any
-    errors: tuple[int, ...] = ()
-    request: type | None = None
-    event: type | None = None
-
-
-ENDPOINTS: Final = (
-    Endpoint("GET", "/", "The page", "text/html"),
-    Endpoint("GET", "/livez", "Liveness of the process", "text/plain"),
-    Endpoint("GET", "/readyz", "Readiness: 200 if a request would be accepted now", "text/plain", NEEDS_MODEL),
-    Endpoint("GET", "/health", "The same as /readyz", "text/plain", NEEDS_MODEL),
-    Endpoint("GET", "/version", "The server's version", replies.Version),
-    Endpoint("GET", "/metrics", "Metrics in Prometheus' text format", "text/plain", NEEDS_MODEL),
-    Endpoint("GET", "/openapi.json", "The OpenAPI document", dict[str, Any]),
-    Endpoint("GET", "/v1/models", "The model, as a list of one", replies.ModelList, NEEDS_MODEL),
-    Endpoint("GET", "/v1/models/{name}", "The model, by its name", replies.ModelCard, (404, 503)),
-    Endpoint("POST", "/v1/completions", "Text completion", replies.Completion, GENERATES, wire.CompletionRequest, replies.CompletionChunk),
-    Endpoint(
-        "POST", "/v1/chat/completions", "Chat completion",
-        replies.ChatCompletion, GENERATES, wire.ChatCompletionRequest, replies.ChatCompletionChunk,
-    ),
-    Endpoint("POST", "/tokenize", "Token ids of a text or a conversation", replies.TokenizeResponse, BODY, wire.TokenizeRequest),
-    Endpoint("POST", "/detokenize", "Text of token ids", replies.DetokenizeResponse, BODY, wire.DetokenizeRequest),
-)  # fmt: skip
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -89,11 +50,14 @@ def routes(service: Service) -> list[BaseRoute]:
 def document(*, locked: bool) -> Schema:
     """The whole document. `locked`: an API key is needed."""
     paths: dict[str, Schema] = {}
-    for endpoint in ENDPOINTS:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, locked)
-    components: Schema = {"schemas": _schemas(), "responses": {f"Error{status}": _error(status) for status in _statuses()}}
+    for (path, method), rows in groupby(DOCUMENTED, lambda row: (row.written_path, row.method)):
+        paths.setdefault(path, {})[method.lower()] = _operation(tuple(rows), locked)
+    components: Schema = {"schemas": _schemas(), "responses": _errors(paths)}
     if locked:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        components["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            **{name.decode(): {"type": "apiKey", "in": "header", "name": name.decode()} for name in KEY_HEADERS},
+        }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Ridgeline", "version": __version__, "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}},
@@ -108,32 +72,46 @@ _HEADERS: Final[Schema] = {
 }
 
 
-def _operation(endpoint: Endpoint, locked: bool) -> Schema:
-    protected = locked and (endpoint.method, endpoint.path) not in PUBLIC
+def _operation(rows: tuple[Row, ...], locked: bool) -> Schema:
+    """An operation, of which there is a row in each of its dialects."""
+    endpoint = rows[0]
+    protected = locked and endpoint.access != "public"
     statuses = sorted({*COMMON_ERRORS, *endpoint.errors, *((401,) if protected else ())})
+    dialects = "".join(sorted(row.dialect.capitalize() for row in rows))
     operation: Schema = {
-        "operationId": re.sub(r"\W+", "_", f"{endpoint.method.lower()} {endpoint.path}").strip("_"),
+        "operationId": re.sub(r"\W+", "_", f"{endpoint.method.lower()} {endpoint.written_path}").strip("_"),
         "summary": endpoint.summary,
-        "security": [{"key": []}] if protected else [],
+        "security": [{"key": []}, *({name.decode(): []} for name in KEY_HEADERS)] if protected else [],
         "responses": {
-            "200": {"description": "The answer", "content": _content(endpoint), **({"headers": _HEADERS} if endpoint.request else {})},
-            **{str(status): {"$ref": f"#/components/responses/Error{status}"} for status in statuses},
+            "200": {"description": "The answer", "content": _content(rows), **({"headers": _HEADERS} if endpoint.request else {})},
+            **{str(status): {"$ref": f"#/components/responses/{dialects}{status}"} for status in statuses},
         },
     }
-    if "{name}" in endpoint.path:
-        operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    names = re.findall(r"{(\w+)}", endpoint.written_path)
+    parameters = [
+        *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names),
+        *({"name": row.header.decode(), "in": "header", "schema": {"type": "string"}} for row in rows if row.header is not None),
+    ]
+    if parameters:
+        operation["parameters"] = parameters
     if endpoint.request is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _reference(endpoint.request)}}}
     return operation
 
 
-def _content(endpoint: Endpoint) -> Schema:
+def _content(rows: tuple[Row, ...]) -> Schema:
+    endpoint = rows[0]
     if isinstance(endpoint.response, str):
         return {endpoint.response: {"schema": {"type": "string"}}}
-    content: Schema = {"application/json": {"schema": _reference(endpoint.response)}}
+    content: Schema = {"application/json": {"schema": _any_of(_reference(row.response) for row in rows)}}
     if endpoint.event is not None:
         content["text/event-stream"] = {"schema": _event(endpoint.event)}
     return content
+
+
+def _any_of(schemas: Iterable[Schema]) -> Schema:
+    found = list(schemas)
+    return {"anyOf": found} if len(found) > 1 else found[0]
 
 
 def _event(shape: type) -> Schema:
@@ -154,26 +132,33 @@ def _reference(shape: Any) -> Schema:
 
 def _schemas() -> Schema:
     """Schemas of all structs of the table and of their fields; requests with what the server checks beyond their types."""
-    requests = [endpoint.request for endpoint in ENDPOINTS if endpoint.request is not None]
-    responses = [shape for endpoint in ENDPOINTS for shape in (endpoint.response, endpoint.event) if isinstance(shape, type)]
-    _, schemas = msgspec.json.schema_components([*requests, *responses, ErrorBody], ref_template="#/components/schemas/{name}")
+    requests = [row.request for row in DOCUMENTED if row.request is not None]
+    responses = [shape for row in DOCUMENTED for shape in (row.response, row.event) if isinstance(shape, type)]
+    _, schemas = msgspec.json.schema_components([*requests, *responses, *_ERRORS.values()], ref_template="#/components/schemas/{name}")
     for shape in _NARROWED:
         _narrow(shape, schemas[shape.__name__])
     error: Schema = schemas["ErrorDetail"]["properties"]
     error["code"]["enum"] = sorted(CATALOGUE)
     error["type"]["enum"] = sorted({kind for _, kind in CATALOGUE.values()})
+    schemas["AnthropicErrorDetail"]["properties"]["type"]["enum"] = sorted({anthropic_type(status) for status, _ in CATALOGUE.values()})
     return dict(sorted(schemas.items()))
 
 
-def _statuses() -> Collection[int]:
-    return sorted({status for status, _ in CATALOGUE.values() if status != 405})
+_ERRORS: Final[Mapping[Dialect, type]] = {"openai": ErrorBody, "anthropic": AnthropicErrorBody}
 
 
-def _error(status: int) -> Schema:
+def _errors(paths: Mapping[str, Schema]) -> Schema:
+    """The errors that operations refer to: those of a status, by the dialects of the operation."""
+    operations = [operation for path in paths.values() for operation in path.values()]
+    used = {answer["$ref"].rpartition("/")[2] for operation in operations for answer in operation["responses"].values() if "$ref" in answer}
+    return {name: _error(int(name[-3:]), [each for each in _ERRORS if each.capitalize() in name]) for name in sorted(used)}
+
+
+def _error(status: int, dialects: Iterable[Dialect]) -> Schema:
     codes = ", ".join(code for code, (code_status, _) in CATALOGUE.items() if code_status == status)
     response: Schema = {
         "description": f"{HTTPStatus(status).phrase}: {codes}",
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
+        "content": {"application/json": {"schema": _any_of(_reference(_ERRORS[each]) for each in dialects)}},
     }
     if status in (429, 503):
         response["headers"] = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}

@@ -8,10 +8,14 @@ import asyncio
 import hashlib
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
+from pathlib import Path
 from typing import Final
 
 from ridgeline.config.env import model_stores
@@ -129,7 +133,7 @@ class Service:
         path = None
         if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
             expected = self._engine_config.expect_sha256
-            path = await asyncio.to_thread(resolve_checked, name, model_stores(), expected, self._progress)
+            path = await _in_daemon(partial(resolve_checked, name, model_stores(), expected, self._progress))
         config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
         self._engine = engine = EngineClient(config, self._apply_events, self._progress)
         if self.config.chat_template is None:
@@ -176,7 +180,8 @@ class Service:
 
     def _progress(self, stage: str, fraction: float) -> None:
         self.stage = f"{stage} {fraction:.0%}"
-        self._on_progress(stage, fraction)
+        if not self._draining:
+            self._on_progress(stage, fraction)
 
     def _apply_events(self, events: Sequence[Event]) -> None:
         if self._model is None:
@@ -272,7 +277,11 @@ class Service:
 
     async def compile_grammar(self, asked: Asked | None) -> Grammar | None:
         """The grammar of a structured output; None where none is asked for. Raises RequestError, OverloadedError."""
-        return None if asked is None else await asyncio.to_thread(self._grammars.compile, *asked)
+        if asked is None:
+            return None
+        if not self.model.engine.info.has_grammars:
+            raise RequestError(f"{asked.field} cannot be followed by this model; leave it out.", param=asked.field)
+        return await asyncio.to_thread(self._grammars.compile, *asked)
 
     def check_capacity(self, requests: int) -> EngineClient:
         """The engine's client, if that many more requests may be submitted. Raises OverloadedError where too many wait already,
@@ -289,6 +298,32 @@ class Service:
     def _retry_after(self, waiting: int, rows: int) -> int:
         """Estimated seconds until the waiting requests have been served, by the mean time of a request so far."""
         return max(1, min(MAX_RETRY_AFTER_SECONDS, ceil(self.metrics.mean_request_seconds * waiting / rows)))
+
+
+async def _in_daemon(call: Callable[[], Path]) -> Path:
+    """The result of `call` in a thread that nobody waits for at the end: a stop does not wait for a hub that stands still."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Path] = loop.create_future()
+
+    def settle(result: Path | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        elif result is not None:
+            future.set_result(result)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except BaseException as caught:
+            error = caught
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, daemon=True, name="resolve").start()
+    return await future
 
 
 async def _ready(engine: EngineClient) -> Ready:

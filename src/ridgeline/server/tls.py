@@ -45,6 +45,6 @@ def _no_password() -> NoReturn:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    word = str(error.reason or "").upper()
-    known = {"KEY_VALUES_MISMATCH": "the key is not the certificate's", **dict.fromkeys(("NO_START_LINE", "PEM_LIB"), "a file is not PEM")}
-    return known.get(word, f"OpenSSL says {word.lower().replace('_', ' ') or 'no reason'}")
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "the key is not the certificate's"
+    return f"a file is not PEM, or has no certificate or key in it ({error.reason or 'OpenSSL says no more'})"

@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from ridgeline.server.errors import ApiError, as_api_error
 
-MAX_BODY_BYTES: Final = 1 << 20
+BODY_LIMIT_KEY: Final = "ridgeline.max_body_bytes"
+"""Key in a scope of the bytes that its body may have, as the table of routes says."""
 MAX_DISCARDED_BYTES: Final = 16 << 20
 """Bytes of a body that is too large that are read and discarded, so that the client sees the answer."""
 BODY_TIMEOUT_SECONDS: Final = 30.0
@@ -42,13 +43,14 @@ class Disconnected(Exception):
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises ApiError beyond 1 MiB or 30 s, Disconnected when the client goes.
+    """The whole body. Raises ApiError beyond the bound of its route or 30 s, Disconnected when the client goes.
 
     A body that is too large is read on for a while and discarded: closing on a client that still sends would hide the answer from it.
     """
+    limit: int = request.scope[BODY_LIMIT_KEY]
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > MAX_DISCARDED_BYTES:
-        raise _too_large()
+        raise _too_large(limit)
     body, received, more = bytearray(), 0, True
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
@@ -58,18 +60,18 @@ async def read_body(request: Request) -> bytes:
                     raise Disconnected
                 part, more = message.get("body", b""), message.get("more_body", False)
                 received += len(part)
-                if received <= MAX_BODY_BYTES:
+                if received <= limit:
                     body += part
     except TimeoutError:
         text = f"the body did not arrive within {BODY_TIMEOUT_SECONDS:g} s"
         raise ApiError("client_too_slow", text, headers={"Connection": "close"}) from None
-    if received > MAX_BODY_BYTES:
-        raise _too_large()
+    if received > limit:
+        raise _too_large(limit)
     return bytes(body)
 
 
-def _too_large() -> ApiError:
-    return ApiError("body_too_large", f"the body has more than {MAX_BODY_BYTES} bytes", headers={"Connection": "close"})
+def _too_large(limit: int) -> ApiError:
+    return ApiError("body_too_large", f"the body has more than {limit} bytes", headers={"Connection": "close"})
 
 
 def json_response(value: Any) -> Response:
@@ -136,7 +138,7 @@ class EventStream(Response):
                 await write(COMMENT if event is KEEP_ALIVE else b"data: " + event + b"\n\n")
         except Exception as error:
             failure = as_api_error(error)
-            await write(b"data: " + failure.body + b"\n\n")
+            await write(b"data: " + failure.body() + b"\n\n")
         await write(DONE, more=False)
         if failure is not None:
             raise failure

@@ -9,9 +9,11 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from ridgeline.text.json_schema import Unsupported, prepared
 from ridgeline.text.sandbox_frames import frame, receive, send
 
 WHITESPACE: Final = r" ?|\n {0,16}"
@@ -19,10 +21,14 @@ WHITESPACE: Final = r" ?|\n {0,16}"
 MEMORY_BYTES: Final = 512 << 20
 ORPHAN_SECONDS: Final = 8.0
 """Work of this length has no parent any more: the kernel ends this process."""
-
-
-class Unsupported(Exception):
-    """A grammar that cannot be followed; the text says why."""
+PLAINER: Final[Mapping[str, str]] = {
+    "Unimplemented keys: ": "keywords that cannot be followed: {}",
+    "Unknown format: ": "the format {} cannot be followed; leave it out, or send a pattern",
+    "oneOf constraints": "oneOf can be followed only where no value fits two of its schemas, as their types or a property with const show; "
+    "use anyOf",
+    "Failed to generate regex for float range: ": "a minimum or maximum is too large to be followed: {}",
+}
+"""Beginnings of the library's messages."""
 
 
 def to_grammar(kind: str, value: Any, whitespace: str | None) -> str:
@@ -31,10 +37,7 @@ def to_grammar(kind: str, value: Any, whitespace: str | None) -> str:
 
     if kind in ("json", "json_object"):
         schema = {"type": "object"} if kind == "json_object" else value
-        if not isinstance(schema, (dict, bool)):
-            raise Unsupported("a JSON Schema is an object; send one")
-        options: Any = {"whitespace_pattern": whitespace or WHITESPACE, "lenient": False}
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+        return LLMatcher.grammar_from_json_schema(json.dumps(prepared(schema, whitespace or WHITESPACE)))
     if kind == "regex":
         return LLMatcher.grammar_from_regex(_text(kind, value))
     if kind == "choice":
@@ -78,7 +81,8 @@ def _tags(value: Any) -> str:
         trigger = next((word for word in triggers if isinstance(word, str) and word and begin.startswith(word)), None)
         if trigger is None:
             raise Unsupported(f"no trigger begins the structure {begin!r:.60}; add one")
-        tags.append(StructTag(trigger=trigger, begin=begin, grammar=each.get("schema") or {}, end=end))
+        schema = prepared(each.get("schema", {}), WHITESPACE)
+        tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
     return StructTag.to_grammar(tags, assume_special=False)
 
 
@@ -110,7 +114,15 @@ def _compile(request: dict[str, Any]) -> dict[str, Any]:
     except (MemoryError, RecursionError):
         return {"error": "the grammar is too large"}
     _, messages = LLMatcher.validate_grammar_with_warnings(text)
-    return {"error": messages[0]} if messages else {"grammar": text}
+    return {"error": _explained(messages[0])} if messages else {"grammar": text}
+
+
+def _explained(message: str) -> str:
+    """The library's message; those that its users meet often in plainer words."""
+    for begin, plainer in PLAINER.items():
+        if message.startswith(begin):
+            return plainer.format(message[len(begin) :])
+    return message
 
 
 def _limit() -> None:

@@ -97,7 +97,8 @@ class GrammarCompiler:
 
 def _question(asked: StructuredOutputs, param: str) -> bytes:
     """The frame for the process: kind, value and options. Raises RequestError for what needs no compiler to be refused."""
-    given = [name for name in KINDS if getattr(asked, name) not in (None, False)]
+    nothing = StructuredOutputs()
+    given = [name for name in KINDS if getattr(asked, name) is not getattr(nothing, name)]
     if len(given) != 1:
         raise RequestError(f"{param} has {len(given)} of {', '.join(KINDS)}; send exactly one.", param=param)
     value = getattr(asked, given[0])

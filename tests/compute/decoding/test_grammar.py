@@ -132,6 +132,20 @@ def test_a_grammar_that_grows_too_complex_says_so(compiler: GrammarCompiler) -> 
         row.masks((), masks)
 
 
+def test_a_grammar_is_taken_once_its_signal_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, write = GrammarCompiler(vocabulary, VOCAB), os.write
+    seen = []
+
+    def late(descriptor: int, data: bytes) -> int:
+        seen.append(compiler.take())
+        return write(descriptor, data)
+
+    monkeypatch.setattr("ridgeline.compute.decoding.grammar.os.write", late)
+    assert ready(compiler, grammar('start: "a"')) is None
+    assert seen == [[]], "ready, and not signalled yet"
+    compiler.close()
+
+
 def samplers() -> list[sampler.Sampled]:
     native = [sampling.Sampler(VOCAB, ext.native().Team(1), level=level) for level in ext.isa_levels()]
     return [sampler.sample_rows, *(each.sample_rows for each in native)]

@@ -8,6 +8,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
@@ -116,9 +117,9 @@ class GrammarCompiler:
     def take(self) -> list[tuple[bytes, str | None]]:
         """See `engine.executor.Grammars.take`."""
         found = []
-        while not self._ready.empty():
-            found.append(self._ready.get())
-            os.read(self._signal, 1)
+        with suppress(BlockingIOError):  # the thread writes a byte behind each
+            while os.read(self._signal, 1):
+                found.append(self._ready.get())
         self._open -= len(found)
         return found
 

@@ -73,6 +73,7 @@ def start(source: ModelSource, open: OpenModel, progress: Progress, findings: tu
         tokens=config.tokens,
         price=price(backend.seconds, min(longest, source.samples)) if config.speculative != "off" and backend.timed_tokens else (),
         samples=source.samples,
+        has_grammars=True,
         findings=findings,
     )
     return StepExecutor(info, source.decisions + opened.decisions, backend)

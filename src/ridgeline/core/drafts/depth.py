@@ -40,9 +40,8 @@ class StepCost:
         self._tokens = [tokens for tokens, _ in self._table]
         self._scale, self._is_scaled = 1.0, bool(table)
         self._ratios: dict[int, float] = {}
-        self._measured: dict[int, list[float]] = {}
-        """Since the last update: tokens → measured / estimated seconds."""
-        self._until_update = STEPS_PER_UPDATE
+        self._measured: list[tuple[int, float]] = []
+        """Since the last update: (tokens, seconds)."""
         self._estimates: dict[int, float] = {}
         self._ranges: dict[tuple[int, int], list[float]] = {}
         """Answers of `seconds` and `range` since the last update."""
@@ -69,26 +68,26 @@ class StepCost:
 
     def measure(self, tokens: int, seconds: float) -> None:
         """Notes the measured time of a step of `tokens` tokens."""
+        self._measured.append((tokens, seconds))
         if not self._is_scaled:
             self._scale, self._is_scaled = seconds / self._interpolate(tokens), True
             self._estimates.clear()
             self._ranges.clear()
-        ratio = seconds / (self._estimates.get(tokens) or self.seconds(tokens))
-        self._measured.setdefault(tokens, []).append(ratio if ratio < MAX_RATIO else MAX_RATIO)
-        self._until_update -= 1
-        if not self._until_update:
+        if len(self._measured) == STEPS_PER_UPDATE:
             self._update()
 
     def _update(self) -> None:
         """Moves the estimates towards the measurements: the ratio of each measured number of tokens, and the scale of all."""
+        found: dict[int, list[float]] = {}
+        for tokens, seconds in self._measured:
+            found.setdefault(tokens, []).append(min(seconds / self.seconds(tokens), MAX_RATIO))
         for tokens, ratio in self._ratios.items():
-            others = STEPS_PER_UPDATE - len(self._measured.get(tokens, ()))
+            others = STEPS_PER_UPDATE - len(found.get(tokens, ()))
             self._ratios[tokens] = 1.0 + (ratio - 1.0) * (1.0 - DECAY) ** others
-        for tokens, found in self._measured.items():
-            change = 1.0 + (1.0 - (1.0 - UPDATE_WEIGHT) ** len(found)) * (sum(found) / len(found) - 1.0)
+        for tokens, ratios in found.items():
+            change = 1.0 + (1.0 - (1.0 - UPDATE_WEIGHT) ** len(ratios)) * (sum(ratios) / len(ratios) - 1.0)
             self._ratios[tokens] = self._ratios.get(tokens, 1.0) * change
             self._scale *= change
-        self._until_update = STEPS_PER_UPDATE
         self._measured.clear()
         self._estimates.clear()
         self._ranges.clear()

@@ -81,7 +81,7 @@ def make_world(seed: int) -> World:
         max_waiting=rng.choice((6,) + (256,) * 9),
         prefix_caching=rng.random() < 0.75,
     )
-    wrong = pace_rng.choice((0, 0, 0.3, 2.5))
+    wrong = pace_rng.choice((0, 0, 0, 0, 0, 0, 0.3, 2.5))
     longest_blocks = len(windows) * -(-max_model_len // block_tokens)
     blocks = min(max(2 * len(windows), int(longest_blocks * rng.choice((0.4, 1.5, 3.0, 5.0, rows / 2, rows)))), 200)
     model = FakeModel(

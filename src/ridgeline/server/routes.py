@@ -1,0 +1,164 @@
+"""The table of routes: what each one is, who may use it, in whose words it answers, what it may cost. Nothing is answered without a row.
+
+Authentication, the queue, bounds of bodies, the texts of 404 and 405, errors of every layer and the OpenAPI document read it. Handlers live
+one file per family; `check` holds them against the table when the application is built. Where one path serves two dialects it has a row for
+each, which a header tells apart.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from starlette.routing import BaseRoute, compile_path
+from starlette.types import Scope
+
+from ridgeline.server import anthropic, replies, wire
+from ridgeline.server.errors import Dialect
+from ridgeline.server.page import FILES
+from ridgeline.server.transport import BODY_LIMIT_KEY
+
+Access = Literal["public", "client"]
+
+ANTHROPIC_VERSION: Final = b"anthropic-version"
+"""Header that clients of Anthropic's API send with every request."""
+
+MAX_BODY_BYTES: Final = 1 << 20
+NEEDS_MODEL, BODY, GENERATES = (503,), (404, 413, 503), (404, 413, 429, 503)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One operation.
+
+    path            as the router matches it
+    access          public: open when a key is set, and then matched by literal pairs of method and path
+    summary         of the document; "" keeps the route out of it, and out of the texts of errors
+    response        type of the 200's JSON body, or a media type of text
+    errors          statuses beside those of every route
+    request         type of the request's JSON body
+    event           type of a stream's events, with `stream: true`
+    header          name of the header that picks this row among those of its path
+    max_body_bytes  bytes of a request's body
+    is_queued       a request takes a place in the queue: in a full one it is rejected before its body is read
+    """
+
+    method: str
+    path: str
+    summary: str
+    response: Any
+    errors: tuple[int, ...] = ()
+    request: type | None = None
+    event: type | None = None
+    access: Access = "client"
+    dialect: Dialect = "openai"
+    header: bytes | None = None
+    max_body_bytes: int = MAX_BODY_BYTES
+    is_queued: bool = False
+
+    @property
+    def written_path(self) -> str:
+        """The path as documents write it."""
+        return self.path.replace(":path}", "}")
+
+
+def _models(summary: str, rest: str, openai: type, of_anthropic: type, errors: tuple[int, ...]) -> tuple[Row, Row]:
+    """A path of `/v1/models`, which both dialects have."""
+    path = f"/v1/models{rest}"
+    return (
+        Row("GET", path, summary, openai, errors),
+        Row("GET", path, summary, of_anthropic, errors, dialect="anthropic", header=ANTHROPIC_VERSION),
+    )
+
+
+ROWS: Final = (
+    *(Row("GET", path, "The page" if path == "/" else "", kind.partition(";")[0], access="public") for path, (_, kind) in FILES.items()),
+    Row("GET", "/livez", "Liveness of the process", "text/plain", access="public"),
+    Row("GET", "/readyz", "Readiness: 200 if a request would be accepted now", "text/plain", NEEDS_MODEL, access="public"),
+    Row("GET", "/health", "The same as /readyz", "text/plain", NEEDS_MODEL, access="public"),
+    Row("GET", "/version", "The server's version", replies.Version, access="public"),
+    Row("GET", "/metrics", "Metrics in Prometheus' text format", "text/plain", NEEDS_MODEL),
+    Row("GET", "/openapi.json", "The OpenAPI document", dict[str, Any]),
+    *_models("The model, as a list of one", "", replies.ModelList, anthropic.ModelPage, NEEDS_MODEL),
+    *_models("The model, by its name", "/{name:path}", replies.ModelCard, anthropic.ModelInfo, (404, 503)),
+    Row(
+        "POST", "/v1/completions", "Text completion",
+        replies.Completion, GENERATES, wire.CompletionRequest, replies.CompletionChunk, is_queued=True,
+    ),
+    Row(
+        "POST", "/v1/chat/completions", "Chat completion",
+        replies.ChatCompletion, GENERATES, wire.ChatCompletionRequest, replies.ChatCompletionChunk, is_queued=True,
+    ),
+    Row("POST", "/tokenize", "Token ids of a text or a conversation", replies.TokenizeResponse, BODY, wire.TokenizeRequest),
+    Row("POST", "/detokenize", "Text of token ids", replies.DetokenizeResponse, BODY, wire.DetokenizeRequest),
+)  # fmt: skip
+
+DOCUMENTED: Final = tuple(row for row in ROWS if row.summary)
+PUBLIC: Final = frozenset((row.method, row.path) for row in ROWS if row.access == "public")
+"""Routes that stay open when a key is set: literal pairs, nothing is matched by prefix."""
+
+
+def _methods() -> Mapping[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {}
+    for row in DOCUMENTED:
+        found.setdefault(row.written_path, {})[row.method] = None
+    return MappingProxyType({path: tuple(methods) for path, methods in found.items()})
+
+
+METHODS: Final = _methods()
+"""Path, as documents write it, → its methods; without files of the page."""
+
+
+def _by_path() -> Mapping[str, tuple[Row, ...]]:
+    """Path → its rows, those that a header picks first."""
+    rows = sorted(ROWS, key=lambda row: row.header is None)
+    return MappingProxyType({path: tuple(row for row in rows if row.path == path) for path in {row.path for row in rows}})
+
+
+_ROWS: Final = _by_path()
+_PATTERNS: Final = tuple((compile_path(path)[0], path) for path in sorted(_ROWS) if "{" in path)
+
+
+def rows_of(path: str) -> tuple[Row, ...]:
+    """The rows of a request's path, of all methods; none where there is nothing at this path."""
+    return _ROWS.get(path) or next((_ROWS[template] for pattern, template in _PATTERNS if pattern.match(path)), ())
+
+
+def find_row(scope: Scope) -> Row | None:
+    """The row of a request: that of its method, path, and the header that tells dialects apart."""
+    return next((row for row in rows_of(scope["path"]) if row.method == scope["method"] and _is_picked(row, scope)), None)
+
+
+def dialect_of(scope: Scope) -> Dialect:
+    """The dialect in which a request is answered, whatever its method; where there is nothing, its header tells."""
+    rows = rows_of(scope["path"])
+    if not rows:
+        return "anthropic" if _has(scope, ANTHROPIC_VERSION) else "openai"
+    return next((row.dialect for row in rows if _is_picked(row, scope)), "openai")
+
+
+def _is_picked(row: Row, scope: Scope) -> bool:
+    return row.header is None or _has(scope, row.header)
+
+
+def _has(scope: Scope, header: bytes) -> bool:
+    return any(name == header for name, _ in scope["headers"])
+
+
+def note_limits(scope: Scope, row: Row) -> None:
+    """Leaves the row's bounds where `transport.read_body` looks for them."""
+    scope[BODY_LIMIT_KEY] = row.max_body_bytes
+
+
+def check(routes: Iterable[BaseRoute]) -> None:
+    """Raises LookupError for a route without a row, and for a row without a route."""
+    built = {(method, str(getattr(route, "path", route))) for route in routes for method in getattr(route, "methods", None) or ("any",)}
+    built -= {("HEAD", path) for method, path in built if method == "GET"}  # it comes with every GET
+    rows = {(row.method, row.path) for row in ROWS}
+    _complain("routes without a row in server/routes.py", built - rows)
+    _complain("rows of server/routes.py without a route", rows - built)
+
+
+def _complain(problem: str, pairs: Collection[tuple[str, str]]) -> None:
+    if pairs:
+        raise LookupError(f"{problem}: {', '.join(sorted(f'{method} {path}' for method, path in pairs))}")

@@ -1,0 +1,178 @@
+"""Every command of README.md and docs/guide is run, page by page and in order, as a reader would: `sh` line by line, `python` as it stands.
+
+A server that a line starts runs while the next lines ask it (`curl`, `bench serve`, `ps`); without one the shared demo's does. What is put
+in the place of what stands there is in `STANDS_FOR` and `Reader.here`; blocks of kind `console` hold what cannot run here.
+"""
+
+import io
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gguf_files import model_file, value
+from hub_server import Hub, serve_hub
+from processes import COMMAND, SOURCE
+
+from ridgeline.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+FENCE = re.compile(r"^```(\S*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+KINDS = {"sh", "python", "console", "py", "toml", "yaml", ""}
+CONSOLE = ("pip install ", "docker ", "sudo ", "openssl rand ", "prometheus ")
+"""Lines that need the network, root, or a program that takes the terminal."""
+STANDS_FOR = {
+    # what the first commands install is installed, and these are the tests
+    r'^pip install "\.\[demo\]" && ': "", r'^pip install "\.\[test\]" && pytest$': "true",
+    # verbs that compute: a model without weights; the demo itself answers in the blocks of Python, and is served where a file names it
+    r"\bridgeline (serve|run|generate) (--model )?(demo|gemma3:270m|qwen3:0\.6b|path/to/model\.gguf)(?= |$)": r"ridgeline \1 \2'fake:{}'",
+    # the local hub's models in the place of those whose digest is known
+    r"\bqwen3:0\.6b\b": "org/name", r"path/to/model\.gguf": "model.gguf",
+    r"^curl ": "curl --fail --silent --show-error --max-time 20 ",
+}  # fmt: skip
+KEPT = ("curl ", "ridgeline bench serve", "ridgeline ps")
+"""Lines during which the server of the line before runs on."""
+
+
+class Reader:
+    """Who reads a page: a folder of their own, the hub, the address of the server that answers at port 8000."""
+
+    def __init__(self, folder: Path, demo_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.demo_url, self.patch = folder, demo_url, monkeypatch
+        self.server: subprocess.Popen[bytes] | None = None
+        self.url = demo_url
+
+    def here(self, line: str) -> str:
+        """The line with what stands for something else replaced."""
+        line = line.split("  # ")[0].rstrip()
+        for pattern, other in STANDS_FOR.items():
+            line = re.sub(pattern, other, line)
+        if line.startswith("ridgeline bench serve"):
+            line += f" --url {self.url}"
+        return line.replace(":8000/", f":{self.url.rpartition(':')[2]}/")
+
+    def run(self, line: str) -> None:
+        """One line, to its end, or until its server is ready. Fails if its status is not 0."""
+        if not line.startswith(KEPT):
+            self.stop()
+        line = self.here(line)
+        variables, serves, words = line.partition("ridgeline serve ")
+        if serves:
+            self.serve(variables, shlex.split(words))
+        elif line.startswith("ridgeline ") and not re.search(r"[|>]", line):
+            self.in_process(shlex.split(line)[1:])
+        else:
+            done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=90, check=False)
+            assert done.returncode == 0, (line, done.stdout, done.stderr)
+
+    def in_process(self, words: list[str]) -> None:
+        self.patch.setattr(sys, "argv", ["ridgeline", *words])
+        bare_run = words[0] == "run" and len(words) == 2
+        self.patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello" if bare_run else b"")))
+        if words[0] in ("run", "generate"):
+            self.patch.setattr(sys, "argv", [*sys.argv, *(() if "--max-tokens" in words else ("--max-tokens", "8"))])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code, words
+
+    def serve(self, variables: str, words: list[str]) -> None:
+        """Starts the server on a free port; one that records answers one request."""
+        log = self.folder / "serve.log"
+        settings = dict(each.split("=", 1) for each in shlex.split(variables))
+        with log.open("wb") as file:
+            command = [*COMMAND, "serve", *words, "--port", "0", "--log-level", "info"]
+            self.server = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **settings})
+        end = time.monotonic() + 60
+        while not (found := re.search(r"(https?)://[^\s\"]+:(\d+)", log.read_text().partition("Ridgeline serves")[2])):
+            assert self.server.poll() is None and time.monotonic() < end, (words, log.read_text())
+            time.sleep(0.02)
+        self.url = f"{found[1]}://127.0.0.1:{found[2]}"
+        if "--record" in words:
+            self.run(f"curl {self.url}/v1/completions -H 'Content-Type: application/json' -d '{{\"prompt\": \"a\", \"max_tokens\": 4}}'")
+
+    def stop(self) -> None:
+        """Ends the server, as Ctrl-C does."""
+        if self.server is not None:
+            self.server.send_signal(signal.SIGINT)
+            assert self.server.wait(timeout=30) in (0, 130), (self.folder / "serve.log").read_text()
+        self.server, self.url = None, self.demo_url
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serve_hub() as hub:
+        tiny = model_file({"general.file_type": value("u32", 15), "general.name": value("str", "Tiny")}).build()
+        hub.files["org/name"] = {"name-Q4_K_M.gguf": tiny}
+        yield hub
+
+
+@pytest.fixture
+def reader(hub: Hub, demo_file: Path, demo_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    """In an empty folder with a model, `ridgeline` on the path, and caches of their own, in which the demo is assembled already."""
+    for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_", "RIDGELINE_"))]:
+        monkeypatch.delenv(name)
+    work, programs, cache = (tmp_path / name for name in ("work", "bin", "cache/ridgeline"))
+    for folder in (work, programs, cache):
+        folder.mkdir(parents=True)
+    (cache / demo_file.name).symlink_to(demo_file)
+    (work / "model.gguf").symlink_to(demo_file)
+    (programs / "ridgeline").write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+    (programs / "ridgeline").chmod(0o755)
+    places = {"XDG_CACHE_HOME": "cache", "XDG_RUNTIME_DIR": "run", "XDG_STATE_HOME": "state", "HF_HOME": "hf", "OLLAMA_MODELS": "ollama"}
+    for name, folder in {**places, "LLAMA_CACHE": "llama"}.items():
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    for name, text in {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(SOURCE), "COLUMNS": "100"}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.chdir(work)
+    reader = Reader(work, demo_server.url, monkeypatch)
+    yield reader
+    if reader.server is not None:
+        reader.server.kill()
+        reader.server.wait()
+
+
+def blocks(page: Path) -> list[tuple[str, str, str]]:
+    """Kind, name of a file, and text of each fenced block."""
+    return FENCE.findall(page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_of_the_page_work(page: Path, reader: Reader) -> None:
+    programs = []
+    for kind, name, text in blocks(page):
+        if name:
+            (reader.folder / name).write_text(text)
+        if kind == "sh":
+            for line in filter(None, text.splitlines()):
+                reader.run(line)
+            reader.stop()
+        elif kind == "python":
+            programs.append(text.replace("http://127.0.0.1:8000", reader.demo_url))
+    if programs:
+        done = subprocess.run([sys.executable, "-c", "\n".join(programs)], capture_output=True, text=True, timeout=90, check=False)
+        assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_are_of_known_kinds(page: Path) -> None:
+    for kind, name, text in blocks(page):
+        assert kind in KINDS, kind
+        if kind == "console":
+            assert all(line.startswith(CONSOLE) for line in text.splitlines()), text
+        elif kind == "py":
+            compile(text, str(page), "exec")
+        elif kind == "yaml":
+            assert yaml.safe_load(text)["models"][0]["apiBase"].endswith("/v1")
+        elif not kind:
+            assert page.name == "README.md" and "ridgeline serve" not in text
+        assert kind not in ("toml", "yaml") or name

@@ -1,0 +1,139 @@
+"""Keys of files, origins and certificates that cannot work are told at the start, with the way out, and without a part of a secret."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ridgeline.config.groups import ServerConfig
+from ridgeline.errors import ConfigError
+from ridgeline.server.auth import check_exposure
+from ridgeline.server.keys import ApiKeys
+from ridgeline.server.origins import allows, parse_origins
+from ridgeline.server.tls import Certificate
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_keys_of_setting_and_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "keys", "\n# comment\none\n  ops \t two \n")
+    keys = ApiKeys("own key", file)
+    assert keys.needed and keys.reload() == 3
+    assert all(keys.accepts(key) for key in ("own key", "one", "two"))
+    assert not any(keys.accepts(key) for key in ("", "ops", "ops two", "own", "on", "one ", "#", "One", "\xe9"))
+    assert "own key" not in repr(vars(keys)) and b"own key" not in repr(vars(keys)).encode()
+    write(tmp_path / "keys", "three")
+    assert keys.reload() == 2 and keys.accepts("three") and keys.accepts("own key") and not keys.accepts("one")
+    (tmp_path / "keys").unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        keys.reload()
+    assert keys.accepts("three")
+    assert not ApiKeys().needed
+
+
+WRONG_KEYS = {
+    "hush hush hush": "line 1: write KEY, or NAME KEY",
+    "na/me hush": "line 1: write KEY, or NAME KEY",
+    "ok\nschlüssel-hush": "line 2: a key must be printable ASCII",
+    "hush\nhush": "line 2: this name or key stands in a line above",
+    "a hush\na hush2": "line 2: this name or key stands in a line above",
+    "": "has 0 keys",
+    "# hush": "has 0 keys",
+    "\n".join(f"hush{number}" for number in range(257)): "has 257 keys; at most 256",
+    "h" * 70_000: "more than 65,536 bytes",
+}
+
+
+@pytest.mark.parametrize("text", WRONG_KEYS, ids=lambda text: text[:20])
+def test_files_of_keys_that_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=WRONG_KEYS[text]) as error:
+        check_exposure(ServerConfig(api_key_file=write(tmp_path / "keys", text)))
+    assert "hush" not in str(error.value)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
+def test_files_of_keys_that_others_can_read(tmp_path: Path, mode: int) -> None:
+    file = write(tmp_path / "keys", "hush", mode)
+    with pytest.raises(ConfigError, match=rf"mode {mode:04o} .* run: chmod 600 {file}"):
+        ApiKeys(None, file)
+
+
+def test_a_group_may_read_what_root_gives_to_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    write(file, "hush", 0o440)
+    monkeypatch.setattr("os.geteuid", lambda: 65_534)
+    if file.stat().st_uid == 0:
+        assert ApiKeys(None, str(file)).needed
+        file.chmod(0o444)
+    with pytest.raises(ConfigError, match="lets others than its owner at it"):
+        ApiKeys(None, str(file))
+
+
+def test_a_file_of_keys_opens_an_address(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--api-key-file"):
+        check_exposure(ServerConfig(host="0.0.0.0"))
+    check_exposure(ServerConfig(host="0.0.0.0", api_key_file=write(tmp_path / "keys", "hush")))
+
+
+def test_origins() -> None:
+    found = parse_origins(["https://A.example", "http://localhost:3000", "vscode-webview://abc", "http://[::1]:8000"])
+    assert all(allows(found, each) for each in ("https://a.example", "http://localhost:3000", "vscode-webview://abc", "http://[::1]:8000"))
+    assert not any(allows(found, each) for each in ("http://a.example", "https://a.example:444", "null", "*", "", "https://a.example.evil"))
+    assert allows(parse_origins(["*"]), "https://any.example")
+    for wrong, fix in (
+        ("https://a.example/", "https://a.example"), ("https://a.example/x?y", "https://a.example"), ("a.example", None), ("null", "*"),
+        ("https://*.example", None), ("https://a b", None), ("https://", None), ("", None), ("https://a\r\nx: y", None),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match="--allowed-origins") as error:
+            check_exposure(ServerConfig(allowed_origins=(wrong,)))
+        assert error.value.fix == {"--allowed-origins": fix}, wrong
+
+
+def openssl(*words: str) -> None:
+    subprocess.run(["openssl", *words], check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pems")
+    for name in ("a", "b"):
+        curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc", "-subj", "/CN=localhost", "-days", "2"]
+        openssl("req", "-x509", *curve, "-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem"))
+    openssl("pkey", "-in", str(folder / "a.key"), "-aes256", "-passout", "pass:hush", "-out", str(folder / "locked.key"))
+    (folder / "both.pem").write_text((folder / "a.pem").read_text() + (folder / "a.key").read_text())
+    (folder / "garbage").write_text("hush")
+    for file in folder.iterdir():
+        file.chmod(0o600)
+    (folder / "shown.key").write_text((folder / "a.key").read_text())
+    (folder / "shown.key").chmod(0o644)
+    return folder
+
+
+def test_certificates(pems: Path) -> None:
+    assert Certificate(ServerConfig()).context is None
+    assert Certificate(ServerConfig(ssl_certfile=str(pems / "a.pem"), ssl_keyfile=str(pems / "a.key"))).context is not None
+    assert Certificate(ServerConfig(ssl_certfile=str(pems / "both.pem"))).context is not None
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "message"),
+    [
+        ("a.pem", "b.key", "the key is not the certificate's"),
+        ("a.pem", "locked.key", "the private key is encrypted"),
+        ("a.pem", "garbage", "is not PEM"),
+        ("garbage", "a.key", "is not PEM"),
+        ("a.pem", "none", "cannot be read"),
+        ("none", "a.key", "No such file"),
+        ("a.pem", "shown.key", "mode 0644 .*chmod 600"),
+        ("a.pem", None, "is not PEM"),
+        (None, "a.key", "--ssl-keyfile has no certificate"),
+    ],
+)
+def test_certificates_that_cannot_work(pems: Path, certificate: str | None, key: str | None, message: str) -> None:
+    certfile, keyfile = (None if each is None else str(pems / each) for each in (certificate, key))
+    with pytest.raises(ConfigError, match=message):
+        check_exposure(ServerConfig(ssl_certfile=certfile, ssl_keyfile=keyfile))
