@@ -36,7 +36,8 @@ def client(demo_file: Any, chat_site: Any) -> Iterator[Any]:
     site = type(chat_site)(EngineConfig(str(demo_file), max_model_len=1024), ServerConfig(chat_template=str(template)))
     site.wait(site.service.start())
     transport = httpx.ASGITransport(site.app, raise_app_exceptions=False)
-    openai = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="x", max_retries=0, http_client=httpx.AsyncClient(transport=transport))
+    http = httpx.AsyncClient(transport=transport)
+    openai = AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="x", max_retries=0, http_client=http)
     name = site.service.model.name
 
     def ask(script: str | None = None, **more: Any) -> Any:

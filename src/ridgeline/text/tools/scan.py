@@ -13,8 +13,6 @@ LIMIT: Final = 512
 _STRUCTURE: Final = re.compile(r'["{}\[\]]')
 _STRING: Final = re.compile(r'["\\]')
 
-Waiting = Generator[None, None, None]
-
 
 class Marks:
     """Texts that mean something where they occur; none of them begins with another."""
