@@ -6,11 +6,11 @@ The bodies are the endpoint's.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final, ParamSpec, Protocol
+from typing import Any, Final, ParamSpec, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -155,14 +155,21 @@ async def respond(
     request: Request, source: AnswerSource, form: AnswerFormat, n: int, streaming: StreamSettings | None, notes: Notes
 ) -> Response:
     """The answer of `n` choices per prompt; without `streaming` when it is whole. The source is aborted whatever happens."""
+    stream = None if streaming is None else EventStream(_events(source, form, streaming), source.abort)
+    return await deliver(request, source, notes, stream, lambda: _full_answer(source, form, n))
+
+
+async def deliver(
+    request: Request, source: AnswerSource, notes: Notes, stream: EventStream | None, whole: Callable[[], Coroutine[Any, Any, bytes]]
+) -> Response:
+    """The stream, or else the whole answer as JSON. The source is aborted whatever happens; a stream does that at its end."""
     note_usage(request.scope, source.usage)
     headers = notes.tell()
-    if streaming is not None:
-        stream = EventStream(_events(source, form, streaming), source.abort)
+    if stream is not None:
         stream.headers.update(headers)
         return stream
     try:
-        answer = await unless_disconnected(request.receive, _full_answer(source, form, n))
+        answer = await unless_disconnected(request.receive, whole())
         return Response(answer, headers=headers, media_type="application/json")
     finally:
         source.abort()

@@ -53,7 +53,7 @@ def routes(service: Service) -> list[BaseRoute]:
         )  # fmt: skip
         grammar = await service.compile_grammar(asked)
         with body.client_field_names(payload, limit):
-            source = start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
+            source = await start_generation(service, payload, [prompt], params, notes, stop_ids=model.turn_end_ids, grammar=grammar)
         header = Header.make(model, f"chatcmpl-{source.id}")
         names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
         bodies = ChatFormat(header, names, logprobs is not None, payload.prompt_logprobs, bool(payload.return_token_ids), how)

@@ -42,7 +42,7 @@ from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.prompt_cache import Encoder, PromptCache
 from ridgeline.text.statements import ModelKind
 from ridgeline.text.structured import GrammarCompiler
-from ridgeline.text.tokenizer import Tokenizer, bad_word_ids
+from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tokenizer_check import check_vocabulary
 
 _LOG = logging.getLogger("ridgeline.server")
@@ -255,16 +255,17 @@ class Service:
         priority: int,
         salt: str,
         stop_ids: frozenset[int] = frozenset(),
+        bad_words: tuple[tuple[int, ...], ...] = (),
         arrived: float | None = None,
         grammar: Grammar | None = None,
     ) -> Admitter:
-        """Returns a function that admits prompts with these parameters. `stop_ids` end a sequence as EOS does; `arrived`: see `Admitted`.
+        """Returns a function that admits prompts with these parameters. `stop_ids` end a sequence as EOS does; `bad_words` are those of
+        `params` as ids; `arrived`: see `Admitted`.
 
         It raises RequestError, and never looks at the load: that is `check_capacity`'s.
         """
         model = self.model
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
-        bad_words = bad_word_ids(model.tokenizer, params.bad_words) if params.bad_words else ()
         domain = tenant_domain(self._secret, salt)
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
