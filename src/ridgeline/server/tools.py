@@ -41,7 +41,8 @@ def choose(payload: wire.ChatCompletionRequest, template: ChatTemplate) -> Choic
         raise ApiError("invalid_value", "tool_choice is none of auto, none, required, and names no function", param="tool_choice")
     must = named is not None or payload.tool_choice == "required"
     if must and not tools:
-        raise ApiError("invalid_value", "tool_choice asks for a call, and there are no tools; send tools, or leave tool_choice out", param="tool_choice")
+        message = "tool_choice asks for a call, and there are no tools; send tools, or leave tool_choice out"
+        raise ApiError("invalid_value", message, param="tool_choice")
     if not tools or payload.tool_choice == "none":
         return Choice(None)
     if template.family is None:
