@@ -283,6 +283,7 @@ void bind_roofline(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_C, m) {
+    nb::set_leak_warnings(false);  // a thread that looks at an object while the interpreter ends keeps it alive
     m.def("levels", [] {
         nb::list names;
         for (int i = 0; i < kLevelCount; ++i)

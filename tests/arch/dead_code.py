@@ -66,6 +66,7 @@ ALLOWED = {
     "server/run.py:_Server.capture_signals": "uvicorn calls it",
     "server/*:should_exit": "read by uvicorn",
     "server/signals.py:timeout_graceful_shutdown": "read by uvicorn",
+    "server/signals.py:should_exit": "read by uvicorn",
     "server/wire.py:*": "fields that clients send",
     "server/replies.py:*": "fields that clients read",
     "server/anthropic.py:*": "fields that clients read",

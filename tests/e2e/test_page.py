@@ -25,7 +25,7 @@ def test_a_conversation_streams_and_is_sent_whole(page: Any) -> None:
     assert len(last_answer(page)) < 30, "the answer came at once instead of as a stream"
     wait_for_the_end(page)
     assert page.value("document.getElementById('message').value") == ""
-    for part in ("30 tokens", "tok/s", "first token", "· 0 of", "ended by max tokens"):
+    for part in ("30 tokens", "tok/s", "first token", "prompt tokens cached", "ended by max tokens"):
         assert part in stats(page)
 
     chat(page, "More", 5)

@@ -13,7 +13,7 @@ import pytest
 from ridgeline.engine.admit import BOUNDS
 from ridgeline.server import wire
 from ridgeline.server.body import LENGTHS
-from ridgeline.server.errors import CATALOGUE
+from ridgeline.server.errors import CATALOGUE, anthropic_type
 from ridgeline.server.routes import DOCUMENTED
 from ridgeline.text.structured import MAX_CHARACTERS
 
@@ -21,12 +21,15 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "ridgeline"
 SLOWEST_SECONDS = 5.0
 CONTEXT, VOCAB = 512, 258
 COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"
+ANTHROPIC, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 MESSAGES = [{"role": "user", "content": "a"}]
 GOOD: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "a", "max_tokens": 2},
     CHAT: {"messages": MESSAGES, "max_tokens": 2},
     TOKENIZE: {"prompt": "a"},
     DETOKENIZE: {"tokens": [97]},
+    ANTHROPIC: {"messages": MESSAGES, "max_tokens": 2},
+    COUNT: {"messages": MESSAGES},
 }
 BESIDE: dict[str, dict[str, Any]] = {"length_penalty": {"use_beam_search": True}, "top_logprobs": {"logprobs": True},
                                      "guided_whitespace_pattern": {"guided_json": {}}}  # fmt: skip
@@ -212,6 +215,8 @@ def own(path: str) -> dict[str, list[Case]]:
             ],
             "chat_template_kwargs": [("min", "{}", True), ("wrong type", "[]", False), ("bad element", '{"messages": 1}', False), *NULL],
         }
+    if path in (ANTHROPIC, COUNT):
+        return of_messages(path)
     if path == TOKENIZE:
         texts: list[Case] = [("empty", '""', True), ("wrong type", "1", False), ("wrong type", "[]", False), *required]
         return {"prompt": texts, "add_special_tokens": booleans(), "return_token_strs": booleans()}
@@ -223,6 +228,36 @@ def own(path: str) -> dict[str, list[Case]]:
             *required,
         ]
     }
+
+
+def of_messages(path: str) -> dict[str, list[Case]]:
+    """Cases of Anthropic's fields. Answers end where the context does, so that no `max_tokens` is too large."""
+    turn = {"role": "user", "content": "a"}
+    bad = (1, {}, {"role": "user"}, {"role": "tool", "content": "a"}, {"role": "user", "content": 1}, {"role": "user", "content": [1]},
+           {"role": "user", "content": None}, *({"role": "user", "content": [{"type": kind}]} for kind in ("image", "text")))  # fmt: skip
+    required: list[Case] = [("null", "null", False), *NOWHERE]
+    fields: dict[str, list[Case]] = {
+        "messages": [
+            ("min", literal([turn]), True), ("max", literal([{**turn, "content": ""}] * 400), True), ("empty", "[]", False),
+            ("max+1", literal([turn] * 1025), False), *(("bad element", literal([each]), False) for each in bad),
+            ("wrong type", "1", False), ("wrong type", '"a"', False), *required,
+        ],
+        "system": [
+            ("empty", '""', True), ("empty", "[]", True), ("wrong type", "1", False), ("bad element", '[{"type": "x"}]', False), *NULL,
+        ],
+        "tools": [("empty", "[]", True), ("bad element", "[{}]", False), *NULL],
+        "thinking": [("min", '{"type": "disabled"}', True), ("bad element", '{"type": "adaptive"}', False), *NULL],
+    }  # fmt: skip
+    if path == ANTHROPIC:
+        fields |= {
+            "max_tokens": [*(case for case in integers(0, 2**31 - 1) if case[0] != "null"), *required],
+            "temperature": numbers(0, BOUNDS["temperature"].high),
+            "top_p": numbers(BOUNDS["top_p"].low, 1, BOUNDS["top_p"].above),
+            "top_k": integers(int(BOUNDS["top_k"].low), int(BOUNDS["top_k"].high)),
+            "stop_sequences": lists("x" * 64, 64, bad=("x" * 65, 1, None)),
+            "stream": [case for case in booleans() if case[1] != "true"],
+        }
+    return fields
 
 
 def messages() -> list[Case]:
@@ -274,6 +309,10 @@ def test_boundaries(chat_site: Any, path: str, field: str) -> None:
 def check_refusal(answer: Any, field: str, label: str) -> None:
     """The whole shape; the field's name, where the body is JSON at all."""
     error = answer.json()["error"]
+    if answer.json().get("type") == "error":
+        assert set(error) == {"type", "message"} and error["type"] == anthropic_type(answer.status_code)
+        assert field in error["message"] or label in ("NaN", "Infinity", "1e400"), (label, error)
+        return
     assert set(error) == {"message", "type", "param", "code"}
     assert CATALOGUE[error["code"]] == (answer.status_code, error["type"])
     if error["code"] == "invalid_json":

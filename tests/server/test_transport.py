@@ -179,6 +179,26 @@ def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(read_body(Request(SCOPE, gone)))
 
 
+def test_the_grammar_of_anthropic() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b'a\ndata: {"type":"a"}'
+        yield transport.KEEP_ALIVE
+        raise ApiError("engine_failed", "why")
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    with pytest.raises(ApiError):
+        asyncio.run(EventStream(events(), lambda: None, transport.ANTHROPIC_EVENTS)(SCOPE, never, send))
+    assert b"".join(message.get("body", b"") for message in sent) == (
+        b'event: a\ndata: {"type":"a"}\n\nevent: ping\ndata: {"type":"ping"}\n\n'
+        b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"why"}}\n\n'
+    )
+    assert sent[-1]["more_body"] is False
+
+
 @pytest.mark.parametrize("declared", [str((16 << 20) + 1), "9" * 400])
 def test_a_declared_length_is_refused_before_anything_is_read(declared: str) -> None:
     scope = {**SCOPE, "headers": [(b"content-length", declared.encode())]}

@@ -1,6 +1,7 @@
-"""What an operator meets at the socket and in the log: N5 N23 C13 C14, X2 X5 X6 X9. Real servers, raw sockets."""
+"""What an operator meets at the socket and in the log: N5 N23 C13 C14, X2 X5 X6 X8 X9. Real servers, raw sockets."""
 
 import json
+import os
 import re
 import resource
 import socket
@@ -12,11 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
+from bursts import burst, fill
+from chat_llama import write_chat_llama
 
+from ridgeline.engine.process import NICENESS
 from ridgeline.server import connection
 
 SLOW = 'fake:{"step_seconds": 0.02}'
@@ -303,3 +308,73 @@ def test_x2_who_sends_too_slowly_is_told_and_closed(environment: dict[str, str],
             assert mute.recv(100) == b""
             assert resting.recv(1000).endswith(b"ok\n") and resting.recv(100) == b""
         assert time.monotonic() - began < 4
+
+
+# ── a full queue ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.alone
+def test_x8_a_full_server_says_so_at_once(serving: Callable[..., Any]) -> None:
+    """400 at once, by the rejection of what is not even read. `tests/speed/reject.py` measures it beside a model that uses all cores."""
+    with serving('fake:{"rows": 4, "step_seconds": 0.02}', "--max-num-queued-reqs", "4") as server:
+        clients = fill(server.url, 8)
+        while server.metric("vllm:num_requests_waiting") < 4:
+            time.sleep(0.02)
+        answers = sorted(burst(server.url, 400))
+        assert {status for _, status in answers} == {b"HTTP/1.1 429 Too Many Requests"}
+        assert answers[395][0] <= 0.25
+        assert "request" in lines(server, "status=429 error=overloaded")[0]
+        nice = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (server.process.pid, server.engine_pid())]
+        assert nice[1] == min(19, nice[0] + NICENESS), "the engine makes way for the front end"
+        for client in clients:
+            client.close()
+
+
+# ── texts that take long ────────────────────────────────────────────────────────────────────────────────────────────
+
+BOMB = "a" * 30 + "!"
+"""A text for which `(a+)+$` is tried two to the power of thirty times."""
+
+
+@pytest.fixture(scope="module")
+def bombed(serving: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A model whose tokenizer.json splits text by a pattern that backtracks without end."""
+    directory = tmp_path_factory.mktemp("bomb")
+    write_chat_llama(directory)
+    file = directory / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "(a+)+$|."}, "behavior": "Isolated", "invert": False}
+    file.write_text(json.dumps(content))
+    with serving(str(directory)) as server:
+        yield server
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/completions", {"prompt": BOMB}), ("/tokenize", {"prompt": BOMB}), ("/v1/completions", {"prompt": "b", "bad_words": [BOMB]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": BOMB}]}),
+])  # fmt: skip
+def test_x9_a_pattern_that_backtracks_holds_nobody_up(bombed: Any, path: str, body: dict[str, Any]) -> None:
+    """The tokenizers library gives up after a while; until then others are answered, and its words stay out of the answer."""
+    request = Request(f"{bombed.url}{path}", json.dumps({"max_tokens": 1, **body}).encode())
+    longest = []
+    for _ in range(3):
+        with Watch(bombed.url) as watch:
+            with pytest.raises(HTTPError) as failed:
+                urlopen(request, timeout=20)
+            time.sleep(0.05)
+        longest.append(watch.longest)
+        message = json.loads(failed.value.read())["error"]["message"]
+        assert failed.value.code == 400
+        assert re.fullmatch(r"the model's tokenizer fails on these \d+ characters; send a shorter or another text", message)
+    assert min(longest) < 0.06, "the pattern alone takes longer"
+
+
+@pytest.mark.alone
+def test_x9_a_very_long_prompt_holds_nobody_up(demo_server: Any) -> None:
+    with Watch(demo_server.url) as watch:
+        for text in ("word " * 180_000, "a" * 900_000, "<start_of_turn>" * 60_000):
+            with pytest.raises(HTTPError) as failed:
+                post(demo_server, {"prompt": text})
+            assert json.loads(failed.value.read())["error"]["code"] == "context_length_exceeded"
+    assert watch.longest < 0.25

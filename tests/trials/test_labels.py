@@ -1,5 +1,5 @@
-"""Every label of the four trials (a new user N, under attack X, real clients C, against its own documents A) has a test that its name begins
-with: `test_n13_…`. Labels of overload have tests of their own area."""
+"""Every label of the four trials (a new user N, under attack X, real clients C, against its own documents A) has a test whose name begins
+with it: `test_n13_…`. Labels of overload have tests of their own area."""
 
 import ast
 import re

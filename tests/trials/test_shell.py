@@ -2,10 +2,15 @@
 
 import json
 import os
+import re
 import shlex
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -179,6 +184,13 @@ def test_n16_whatif_says_what_helps_most_is_of(run: Run, trace: Path) -> None:
     assert "No lever gains 2%" in out and "Bottleneck today: none" in out
 
 
+@pytest.mark.parametrize("line", ["--help", "bench --help", "plan --help", "serve --help", "whatif -h"])
+def test_n16_help_fits_and_no_verb_is_cut(line: str, run: Run) -> None:
+    status, out, _ = run(line, 80)
+    assert status == 0 and max(map(cell_len, out.splitlines())) <= 80
+    assert not any(text.endswith("...") for text in out.splitlines() if "[" not in text)
+
+
 # ── bench serve ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -226,3 +238,61 @@ def test_help_list_and_plan_demo_start_at_once(words: list[str]) -> None:
         assert done.returncode == 0, done.stderr
         best = min(best, float(done.stderr.splitlines()[-1]))
     assert best <= 0.4
+
+
+# ── interrupts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+PROGRAM = "import sys; sys.argv[0] = 'ridgeline'; from ridgeline.cli.main import main; main()"
+
+
+def interrupt(words: list[str], sign: Callable[[str], bool], **variables: str) -> tuple[int, str, float]:
+    """Status, stderr, and seconds to the end of a process that gets a SIGINT as soon as `sign` holds for what it has said."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", PROGRAM, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True, env={**os.environ, **variables}, process_group=0,
+    )  # fmt: skip
+    said: list[str] = []
+    assert process.stderr is not None
+    reader = threading.Thread(target=lambda: said.extend(iter(process.stderr.readline, "")))  # type: ignore[union-attr]
+    reader.start()
+    try:
+        end = time.monotonic() + 60
+        while not sign("".join(said)) and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        status = process.wait(30)
+        seconds = time.monotonic() - began
+        reader.join(10)
+        return status, "".join(said), seconds
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("verb", ["serve", "generate", "run"])
+def test_n8_an_interrupt_while_loading_says_so_and_ends_with_130(verb: str) -> None:
+    words = [verb, "demo", *(["--port", "0"] if verb == "serve" else ["hi"])]
+    status, said, seconds = interrupt(words, lambda text: "packing weights" in text)
+    assert status == 130 and re.search(r"ridgeline: interrupted while loading \(.+\)\n$", said), said
+    assert "Traceback" not in said and seconds < 10
+
+
+def test_n8_an_interrupt_waits_for_no_hub_that_stands_still(tmp_path: Path) -> None:
+    """The transfer of a model has begun and sends nothing more."""
+    from hub_server import serve_hub
+
+    release = threading.Event()
+    with serve_hub() as hub:
+        hub.files["some/model"] = {"model-Q4_0.gguf": bytes(1 << 20)}
+        hub.before_content = lambda: bool(release.wait(60)) and None
+        try:
+            status, said, seconds = interrupt(
+                ["serve", "some/model:Q4_0", "--port", "0"], lambda _: hub.sent(".gguf") > 0,
+                HF_ENDPOINT=hub.url, HF_HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path), HF_HUB_OFFLINE="0",
+            )  # fmt: skip
+        finally:
+            release.set()
+    assert hub.sent(".gguf") and status == 130 and "interrupted while loading" in said and seconds < 10, said

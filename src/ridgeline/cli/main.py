@@ -8,6 +8,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
@@ -22,20 +23,20 @@ UsageError: Final[Any] = typer.BadParameter.__base__
 VERBS: Final = {
     "serve": "Serve a model: a page and an OpenAI-compatible API.",
     "run": "Talk with a model, in this process.",
-    "pull": "Fetch a model: size and fit first, resumed where it stopped, checked.",
-    "list": "List the models on this machine, whatever program fetched them.",
-    "show": "Show a model: facts, chat template, licence, where it comes from, whether it fits.",
+    "pull": "Fetch a model: size and fit first, resumed, checked.",
+    "list": "List the models on this machine, whoever fetched them.",
+    "show": "Show a model: facts, template, licence, origin, whether it fits.",
     "rm": "Remove a model that was fetched.",
     "ps": "List the running servers.",
     "generate": "Continue prompts with a model, in this process.",
-    "plan": "Say what a model needs and yields on given devices, before anything is downloaded.",
-    "config": "Explain each setting of an engine: value, origin, reason, cost, and the metric that shows it is wrong.",
-    "sim": "Simulate serving with the real scheduler, before or without any server.",
-    "whatif": "Try other settings on recorded traffic, with the real scheduler, beside today's.",
-    "replay": "Decide a recording again and compare; make a trace and a step log of it.",
+    "plan": "Say what a model needs and yields, before it is downloaded.",
+    "config": "Explain each setting: value, origin, reason, cost, metric.",
+    "sim": "Simulate serving with the real scheduler, without a server.",
+    "whatif": "Try other settings on recorded traffic, beside today's.",
+    "replay": "Decide a recording again; make a trace and a step log of it.",
     "bench": "Measure servers, kernels and this machine.",
-    "doctor": "Say what this machine offers, what is lost, and how to get it back.",
-    "laws": "Simulate the engine over many random small worlds and check every law.",
+    "doctor": "Say what this machine offers and lacks, with the fix.",
+    "laws": "Simulate random small worlds and check every law.",
 }
 MODULES: Final = {"pull": "library", "rm": "library", "whatif": "sim", "replay": "sim", "laws": "sim"}
 """Modules of verbs whose module has another name."""
@@ -54,6 +55,8 @@ def main() -> None:
     command: Any = typer.main.get_command(make_app())
     try:
         status = command.main(words, PROGRAM, standalone_mode=False)
+        if status == EXIT_INTERRUPTED:
+            _exit_interrupted()
         sys.exit(status if isinstance(status, int) else 0)
     except RidgelineError as error:
         fail(str(error), words, error)
@@ -66,9 +69,17 @@ def main() -> None:
         fail(f"{error.filename or 'the system'}: {error.strerror or error}")
     except MemoryError:
         fail("there is not enough memory; lower --kv-cache-memory-bytes or --max-model-len, or take a smaller model")
-    except KeyboardInterrupt as interrupt:
-        print(f"{PROGRAM}: {str(interrupt) or 'interrupted'}", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+    except (Interrupted, KeyboardInterrupt) as interrupt:
+        _exit_interrupted(str(interrupt))
+
+
+class Interrupted(Exception):
+    """An interrupt of a verb, with what it interrupted: typer makes a bare status of KeyboardInterrupt."""
+
+
+def _exit_interrupted(what: str = "") -> NoReturn:
+    print(f"{PROGRAM}: {what or 'interrupted'}", file=sys.stderr)
+    sys.exit(EXIT_INTERRUPTED)
 
 
 def fail(message: str, words: list[str] | None = None, error: Exception | None = None) -> NoReturn:
@@ -150,8 +161,19 @@ def load_verb(verb: str, module: str, check: Check | None = None) -> Any:
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=HELP_FLAGS)
-    app.command(verb)(found if check is None else _checking(found, check))
+    app.command(verb)(_interruptible(found) if check is None else _checking(found, check))
     return typer.main.get_command(app)
+
+
+def _interruptible(verb: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(verb)
+    def call(*arguments: Any, **given: Any) -> Any:
+        try:
+            return verb(*arguments, **given)
+        except KeyboardInterrupt as interrupt:
+            raise Interrupted(*interrupt.args) from None
+
+    return call
 
 
 def _checking(verb: Callable[..., None], check: Check) -> Callable[..., None]:

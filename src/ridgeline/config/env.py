@@ -110,3 +110,9 @@ def history_file() -> Path:
     """File of the messages typed into `ridgeline run`: `$XDG_STATE_HOME/ridgeline/history.jsonl`, else below `~/.local/state`."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "ridgeline" / "history.jsonl"
+
+
+def encode_in_callers_thread() -> None:
+    """Sets `TOKENIZERS_PARALLELISM` where it is not set: the tokenizers library then has no threads of its own, which some text that takes
+    long would occupy for all others. It reads the variable in each call."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -31,6 +31,8 @@ COMMANDS = get_args(Command)
 BEATS_PER_TIMEOUT = 16
 """Looks at the executor within `step_timeout_seconds`."""
 READ_BYTES = 1 << 18
+NICENESS = 5
+"""Lower priority of this process: its threads use all CPU cores, and the front end, which needs little, would wait its turn to answer."""
 
 
 class Disconnected(Exception):
@@ -114,6 +116,7 @@ def main(arguments: Sequence[str]) -> None:
     # Ctrl-C and a service manager's SIGTERM reach the whole group: the parent decides when requests in flight end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(NICENESS)  # before there are other threads, which take it over
     lifeline = os.fdopen(int(arguments[1]), "rb", buffering=0)  # never closed: the thread reads it until this process ends
     with socket.socket(fileno=int(arguments[0])) as stream:
         config = msgspec.json.decode(lifeline.readline(), type=EngineConfig)

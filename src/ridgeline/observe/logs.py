@@ -8,15 +8,18 @@ a full disk, delays no request. What clients send is escaped, so that no line ca
 import json
 import logging
 import os
-import queue
 import threading
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
 MAX_QUEUED_LINES: Final = 10_000
 """Lines that may wait to be written; further ones are dropped and counted."""
+GATHER_SECONDS: Final = 0.02
+"""Time for which lines are gathered before they are written together."""
+MAX_LINES_PER_WRITE: Final = 64
 CLOSE_SECONDS: Final = 2.0
 """Time at the end of the process to write what waits."""
 STDERR: Final = 2
@@ -33,6 +36,9 @@ def logging_to(file: int = STDERR, *, level: str = "info", form: str = "text") -
     handler = WriterHandler(file, JsonFormatter() if form == "json" else TextFormatter())
     root, own, http = logging.getLogger(), logging.getLogger("ridgeline"), logging.getLogger("uvicorn.error")
     before = [(each, each.level) for each in (root, own, http)]
+    # Not in any line, and each costs a system call or a walk over frames ("Optimization" in Python's manual of logging).
+    unused = {name: getattr(logging, name) for name in ("logThreads", "logProcesses", "logMultiprocessing", "_srcfile")}
+    vars(logging).update(dict.fromkeys(unused))
     own.setLevel(level.upper())
     root.setLevel(max(logging.WARNING, own.level))
     http.setLevel(logging.ERROR)  # what it warns of has a line of its own here
@@ -42,12 +48,13 @@ def logging_to(file: int = STDERR, *, level: str = "info", form: str = "text") -
     finally:
         root.removeHandler(handler)
         handler.close()
+        vars(logging).update(unused)
         for logger, earlier in before:
             logger.setLevel(earlier)
 
 
 class WriterHandler(logging.Handler):
-    """Hands records to a thread that formats and writes them. `emit` never waits.
+    """Hands records to a thread that formats and writes them, those of a moment together. `emit` never waits.
 
     It writes past `sys.stderr`, whose lock a blocked write would hold when the process ends.
     """
@@ -56,46 +63,59 @@ class WriterHandler(logging.Handler):
         super().__init__()
         self.setFormatter(formatter)
         self._file = file
-        self._queue: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_QUEUED_LINES)
+        self._records: deque[logging.LogRecord] = deque()
+        self._has_records = threading.Event()
+        self._is_closed = threading.Event()
         self._dropped = self._failed = self._told = 0
-        """Lines that found the queue full; lines that could not be written; lines of these that the log has told of."""
+        """Lines that found too many waiting; lines that could not be written; lines of these that the log has told of."""
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queues the record, or counts it as dropped where too many wait."""
-        try:
-            self._queue.put_nowait(record)
-        except queue.Full:
+        if len(self._records) >= MAX_QUEUED_LINES:
             self._dropped += 1
+            return
+        self._records.append(record)
+        if not self._has_records.is_set():  # one wake-up per moment: it costs more than the rest
+            self._has_records.set()
 
     def close(self) -> None:
         """Writes what waits, for at most CLOSE_SECONDS."""
-        with suppress(queue.Full):
-            self._queue.put(None, timeout=CLOSE_SECONDS)
-            self._thread.join(CLOSE_SECONDS)
+        self._is_closed.set()
+        self._has_records.set()
+        self._thread.join(CLOSE_SECONDS)
         super().close()
 
     def _write_all(self) -> None:
-        while (record := self._queue.get()) is not None:
-            self._failed += not self._write(record)
-            if lost := self._dropped + self._failed - self._told:
-                text = "log lines were lost: they came faster than they could be written, or could not be written"
-                line = logging.LogRecord("ridgeline.log", logging.WARNING, "", 0, text, None, None)
-                line.__dict__ |= with_fields(lines=lost)
-                self._told += lost * self._write(line)
+        while not self._is_closed.is_set():
+            self._has_records.wait()
+            self._is_closed.wait(GATHER_SECONDS)
+            self._has_records.clear()
+            while count := min(len(self._records), MAX_LINES_PER_WRITE):
+                self._failed += self._write([self._records.popleft() for _ in range(count)])
+                if lost := self._dropped + self._failed - self._told:
+                    text = "log lines were lost: they came faster than they could be written, or could not be written"
+                    line = logging.LogRecord("ridgeline.log", logging.WARNING, "", 0, text, None, None)
+                    line.__dict__ |= with_fields(lines=lost)
+                    self._told += 0 if self._write([line]) else lost
 
-    def _write(self, record: logging.LogRecord) -> bool:
-        """True if the line was written whole."""
+    def _write(self, records: list[logging.LogRecord]) -> int:
+        """The number of lines that could not be written."""
+        text = "".join(f"{self._line(record)}\n" for record in records)
         try:
-            line = memoryview((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
-            while line:
-                line = line[os.write(self._file, line) :]
+            data = memoryview(text.encode("utf-8", "backslashreplace"))
+            while data:
+                data = data[os.write(self._file, data) :]
         except OSError:  # a full disk, a reader that has gone: serving goes on
-            return False
-        except Exception:
-            self.handleError(record)
-        return True
+            return len(records)
+        return 0
+
+    def _line(self, record: logging.LogRecord) -> str:
+        try:
+            return self.format(record)
+        except Exception as error:  # a line whose arguments do not fit it
+            return f"{record.name} {record.levelname} {_escaped(str(record.msg))} ({type(error).__name__})"
 
 
 class TextFormatter(logging.Formatter):

@@ -5,6 +5,7 @@ pay nothing for it.
 """
 
 import logging
+import random
 import re
 import secrets
 import time
@@ -30,6 +31,8 @@ CLIENT_DISCONNECTED: Final = "client_disconnected"
 DISCONNECTED_STATUS: Final = 499
 """Status, as nginx writes it, where a client went before its answer began."""
 ACCESS_KEY: Final = "ridgeline.access"
+_ids: Final = random.Random(secrets.randbits(128))
+"""Ids are no secrets, and a system call less per request."""
 
 
 class Usage(Protocol):
@@ -79,7 +82,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
+        request_id = given if REQUEST_ID.fullmatch(given) else b"%032x" % _ids.getrandbits(128)
         scope[ACCESS_KEY] = access = Access()
         scope[BODY_SEND_KEY] = send
 

@@ -6,11 +6,11 @@ The bodies are the endpoint's.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final, ParamSpec, Protocol
+from typing import Any, Final, ParamSpec, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -131,6 +131,7 @@ class AnswerFormat(Protocol):
 
     has_start_event  a stream has an event at the start of each choice
     is_text_only     an event with new text contains nothing else of it
+    delta_event      None where there is nothing to tell yet
     """
 
     @property
@@ -141,7 +142,7 @@ class AnswerFormat(Protocol):
 
     def start_event(self, start: ChoiceStart, usage: replies.Usage | None) -> msgspec.Struct: ...
 
-    def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> msgspec.Struct: ...
+    def delta_event(self, delta: ChoiceDelta, usage: replies.Usage | None) -> msgspec.Struct | None: ...
 
     def end_event(self, end: ChoiceEnd, last: ChoiceDelta | None, usage: replies.Usage | None) -> msgspec.Struct: ...
 
@@ -154,14 +155,21 @@ async def respond(
     request: Request, source: AnswerSource, form: AnswerFormat, n: int, streaming: StreamSettings | None, notes: Notes
 ) -> Response:
     """The answer of `n` choices per prompt; without `streaming` when it is whole. The source is aborted whatever happens."""
+    stream = None if streaming is None else EventStream(_events(source, form, streaming), source.abort)
+    return await deliver(request, source, notes, stream, lambda: _full_answer(source, form, n))
+
+
+async def deliver(
+    request: Request, source: AnswerSource, notes: Notes, stream: EventStream | None, whole: Callable[[], Coroutine[Any, Any, bytes]]
+) -> Response:
+    """The stream, or else the whole answer as JSON. The source is aborted whatever happens; a stream does that at its end."""
     note_usage(request.scope, source.usage)
     headers = notes.tell()
-    if streaming is not None:
-        stream = EventStream(_events(source, form, streaming), source.abort)
+    if stream is not None:
         stream.headers.update(headers)
         return stream
     try:
-        answer = await unless_disconnected(request.receive, _full_answer(source, form, n))
+        answer = await unless_disconnected(request.receive, whole())
         return Response(answer, headers=headers, media_type="application/json")
     finally:
         source.abort()
@@ -189,7 +197,9 @@ async def _events(source: AnswerSource, form: AnswerFormat, streaming: StreamSet
                 case ChoiceStart() if form.has_start_event:
                     yield await _encoded(len(part.prompt_logprobs), form.start_event, part, usage)
                 case ChoiceDelta():
-                    yield _ENCODE(form.delta_event(part, usage))
+                    event = form.delta_event(part, usage)
+                    if event is not None:
+                        yield _ENCODE(event)
                 case ChoiceEnd():
                     yield _ENCODE(form.end_event(part, last.pop(part.index, None), usage))
                 case Idle():
@@ -213,7 +223,7 @@ class TextEvents:
     `make_event` makes the event of new text; of one choice they differ in their text alone.
     """
 
-    def __init__(self, make_event: Callable[[ChoiceDelta], msgspec.Struct]) -> None:
+    def __init__(self, make_event: Callable[[ChoiceDelta], msgspec.Struct | None]) -> None:
         self._make_event = make_event
         self._affixes: dict[int, tuple[bytes, bytes]] = {}
 

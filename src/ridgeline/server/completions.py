@@ -3,7 +3,6 @@
 Owns the meaning of the fields that only completions have, and the form of their answers. Bounds are `engine.admit`'s.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,20 +15,18 @@ from starlette.routing import BaseRoute, Route
 from ridgeline.engine.answer import ChoiceDelta, ChoiceEnd, ChoiceStart, CollectedChoice
 from ridgeline.server import body, fields, replies, wire
 from ridgeline.server.answer import Header, respond
+from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import ApiError
 from ridgeline.server.generate import start_generation
 from ridgeline.server.logprobs import TokenNames, completion_logprobs, joined, prompt_logprobs
 from ridgeline.server.service import Model, Service
 from ridgeline.server.structured import structured_outputs
 from ridgeline.server.transport import read_body
-from ridgeline.text.prompt_cache import Encoder
 from ridgeline.text.stream import TextDelta
 from ridgeline.text.token_text import prompt_text
 
 MAX_PROMPTS: Final = 64
 DEFAULT_MAX_TOKENS: Final = 16
-LONG_TEXT_CHARACTERS: Final = 8_192
-"""Characters beyond which tokenising would hold up other requests: it then happens in a thread."""
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -48,9 +45,9 @@ def routes(service: Service) -> list[BaseRoute]:
             structured_outputs=asked and asked.outputs,
         )  # fmt: skip
         grammar = await service.compile_grammar(asked)
-        prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model.prompt_encoder(payload.cache_salt)))
+        prompts = _truncate(payload, params.max_tokens or 0, model, await tokenise(payload, model))
         with body.client_field_names(payload, limit):
-            source = start_generation(service, payload, prompts, params, notes, grammar=grammar)
+            source = await start_generation(service, payload, prompts, params, notes, grammar=grammar)
         header = Header.make(model, f"cmpl-{source.id}")
         names = TokenNames(model.tokenizer, bool(payload.return_tokens_as_token_ids))
         form = CompletionFormat(header, names, logprobs, payload.prompt_logprobs, bool(payload.echo), bool(payload.return_token_ids))
@@ -91,8 +88,9 @@ def _last_ids(prompt: list[int], count: int, bos: int | None) -> list[int]:
     return [prompt[0], *prompt[len(prompt) - count + 1 :]] if prompt[0] == bos else prompt[-count:]
 
 
-async def tokenise(payload: wire.CompletionRequest, encoder: Encoder) -> list[list[int]]:
-    """The ids of each prompt: a string, strings, ids, or lists of ids. Raises ApiError for what is none of these."""
+async def tokenise(payload: wire.CompletionRequest, model: Model) -> list[list[int]]:
+    """The ids of each prompt: a string, strings, ids, or lists of ids. Raises ApiError for what is none of these, RequestError and
+    OverloadedError for texts that take too long."""
     prompt = payload.prompt
     if prompt is None:
         raise ApiError("missing_field", "prompt is missing; send a string, strings, token ids, or lists of token ids", param="prompt")
@@ -107,9 +105,10 @@ async def tokenise(payload: wire.CompletionRequest, encoder: Encoder) -> list[li
     add_bos = payload.add_special_tokens is not False
 
     def encode() -> list[list[int]]:
-        return [encoder.encode(each, add_bos, special=True) if isinstance(each, str) else each for each in prompts]
+        encoder = model.prompt_encoder(payload.cache_salt)
+        return [encoder.encode(each, add_bos, special=True) for each in prompts]
 
-    return await asyncio.to_thread(encode) if sum(map(len, prompts)) > LONG_TEXT_CHARACTERS else encode()
+    return await run_encoding(model.tokenizer, sum(map(len, prompts)), encode) if isinstance(prompts[0], str) else prompts
 
 
 # ── bodies ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -74,9 +74,8 @@ class AnthropicErrorDetail(msgspec.Struct, frozen=True):
     message: str
 
 
-class AnthropicErrorBody(msgspec.Struct, frozen=True):
+class AnthropicErrorBody(msgspec.Struct, frozen=True, tag="error"):
     error: AnthropicErrorDetail
-    type: Literal["error"] = "error"
 
 
 _ANTHROPIC_TYPES: Final[Mapping[int, str]] = MappingProxyType({

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from ridgeline.server import unsupported, wire
+from ridgeline.server import anthropic, unsupported, wire
 from ridgeline.server.body import decode, parse
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
@@ -23,12 +23,16 @@ class FieldTable(Generic[Body]):
 
     shape        type of its bodies
     unsupported  name → values beside null that ask for nothing
+    reasons      name → what to do instead of sending an unsupported one; others are to be left out
     known        all names that have a meaning here; those of stream options with a dot
     """
 
-    def __init__(self, shape: type[Body], unsupported_fields: unsupported.Fields) -> None:
+    def __init__(
+        self, shape: type[Body], unsupported_fields: unsupported.Fields, reasons: Mapping[str, str] = unsupported.REASONS
+    ) -> None:
         self.shape = shape
         self.unsupported = unsupported_fields
+        self.reasons = reasons
         names = _names(shape)
         inner = {f"{_STREAM_OPTIONS}.{name}" for name in _names(wire.StreamOptions)} if _STREAM_OPTIONS in names else set()
         self.known: frozenset[str] = frozenset(names | inner | unsupported_fields.keys() | unsupported.WITHOUT_EFFECT)
@@ -51,7 +55,7 @@ class FieldTable(Generic[Body]):
 
     def _check_unsupported(self, name: str, value: Any) -> None:
         if value is not None and value not in self.unsupported[name]:
-            reason = unsupported.REASONS.get(name, f"{name} is not supported by this server; leave it out")
+            reason = self.reasons.get(name, f"{name} is not supported by this server; leave it out")
             raise ApiError("unsupported_parameter", reason, param=name)
 
 
@@ -63,6 +67,8 @@ COMPLETION: Final = FieldTable(wire.CompletionRequest, unsupported.COMPLETION)
 CHAT: Final = FieldTable(wire.ChatCompletionRequest, unsupported.CHAT)
 TOKENIZE: Final = FieldTable(wire.TokenizeRequest, unsupported.TOKENIZE)
 DETOKENIZE: Final = FieldTable(wire.DetokenizeRequest, {})
+MESSAGES: Final = FieldTable(anthropic.MessagesRequest, unsupported.MESSAGES, {})
+COUNT_TOKENS: Final = FieldTable(anthropic.CountTokensRequest, unsupported.MESSAGES, {})
 UNSUPPORTED: Final[Mapping[type, unsupported.Fields]] = {
-    each.shape: each.unsupported for each in (COMPLETION, CHAT, TOKENIZE, DETOKENIZE)
+    each.shape: each.unsupported for each in (COMPLETION, CHAT, TOKENIZE, DETOKENIZE, MESSAGES, COUNT_TOKENS)
 }  # fmt: skip

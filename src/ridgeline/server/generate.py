@@ -17,6 +17,7 @@ from ridgeline.errors import RequestError
 from ridgeline.server import wire
 from ridgeline.server.answer import AnswerSource, Idle, Part, UsageCounter
 from ridgeline.server.beams import MAX_CONCURRENT_SEARCHES, BeamGeneration
+from ridgeline.server.encoding import encode_bad_words
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
 from ridgeline.server.service import Service
@@ -26,7 +27,7 @@ MAX_PROMPT_LOGPROBS: Final = 400_000
 """Log-probabilities of prompt tokens in one answer: some 25 MB of JSON."""
 
 
-def start_generation(
+async def start_generation(
     service: Service,
     payload: wire.GenerationRequest,
     prompts: Sequence[Sequence[int]],
@@ -39,10 +40,14 @@ def start_generation(
 
     Raises RequestError, OverloadedError or EngineDeadError; then nothing has been submitted.
     """
+    bad_words = await encode_bad_words(service.model.tokenizer, params.bad_words)
+    # From here on nothing is awaited: the next client's request finds this one in the queue.
     priority, salt = payload.priority or 0, payload.cache_salt or ""
     if priority and not service.has_priorities:
         notes.ignore("priority", "requests are served in order of arrival, --scheduling-policy priority was not given")
-    admit = service.admitter(params, priority=priority, salt=salt, stop_ids=stop_ids, arrived=notes.arrived, grammar=grammar)
+    admit = service.admitter(
+        params, priority=priority, salt=salt, stop_ids=stop_ids, bad_words=bad_words, arrived=notes.arrived, grammar=grammar
+    )
     requests = [admit(prompt) for prompt in prompts]
     _check_prompt_logprobs(requests, params, "logprobs" if payload.prompt_logprobs is None else "prompt_logprobs")
     tokenizer = service.model.tokenizer

@@ -4,7 +4,7 @@ and Anthropic's where a request has its header."""
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from ridgeline.errors import RequestError
 from ridgeline.server import anthropic, fields, replies, wire
 from ridgeline.server.chat import tokenise_chat
-from ridgeline.server.completions import LONG_TEXT_CHARACTERS
+from ridgeline.server.encoding import run_encoding
 from ridgeline.server.errors import ApiError
 from ridgeline.server.notes import Notes
 from ridgeline.server.routes import dialect_of
@@ -23,6 +23,9 @@ from ridgeline.text.token_text import token_text
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
+
+LONG_TOKENS: Final = 8_192
+"""Ids beyond which their texts would hold up other requests: they are then made in a thread."""
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -71,7 +74,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
 async def _run_long(length: int, work: Callable[P, Result], *arguments: P.args, **more: P.kwargs) -> Result:
     """Runs `work` here, or in a thread where it is long enough to hold up other requests."""
-    return await asyncio.to_thread(work, *arguments, **more) if length > LONG_TEXT_CHARACTERS else work(*arguments, **more)
+    return await asyncio.to_thread(work, *arguments, **more) if length > LONG_TOKENS else work(*arguments, **more)
 
 
 async def _tokenise(payload: wire.TokenizeRequest, model: Model, notes: Notes) -> list[int]:
@@ -85,7 +88,8 @@ async def _tokenise(payload: wire.TokenizeRequest, model: Model, notes: Notes) -
     if payload.prompt is None:
         raise ApiError("missing_field", "prompt is missing; send a string, or messages", param="prompt")
     add_bos = payload.add_special_tokens is not False
-    return await _run_long(len(payload.prompt), model.tokenizer.encode, payload.prompt, add_bos, special=True)
+    text = payload.prompt
+    return await run_encoding(model.tokenizer, len(text), lambda: model.tokenizer.encode(text, add_bos, special=True))
 
 
 def _tokens(payload: wire.TokenizeRequest, model: Model, ids: list[int]) -> replies.TokenizeResponse:

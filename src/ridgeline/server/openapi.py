@@ -20,7 +20,7 @@ from ridgeline import __version__
 from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, Bound
 from ridgeline.engine import admit
 from ridgeline.engine.beams import MAX_LENGTH_PENALTY
-from ridgeline.server import chat, wire
+from ridgeline.server import anthropic, chat, wire
 from ridgeline.server.auth import KEY_HEADERS
 from ridgeline.server.body import LENGTHS
 from ridgeline.server.completions import MAX_PROMPTS
@@ -105,7 +105,7 @@ def _content(rows: tuple[Row, ...]) -> Schema:
         return {endpoint.response: {"schema": {"type": "string"}}}
     content: Schema = {"application/json": {"schema": _any_of(_reference(row.response) for row in rows)}}
     if endpoint.event is not None:
-        content["text/event-stream"] = {"schema": _event(endpoint.event)}
+        content["text/event-stream"] = {"schema": _event(endpoint)}
     return content
 
 
@@ -114,10 +114,18 @@ def _any_of(schemas: Iterable[Schema]) -> Schema:
     return {"anyOf": found} if len(found) > 1 else found[0]
 
 
-def _event(shape: type) -> Schema:
+def _event(row: Row) -> Schema:
     """One server-sent event, as OpenAPI 3.2 and tools describe it: its fields as an object."""
-    content = {"anyOf": [_reference(shape), _reference(ErrorBody)]}
-    data = {"anyOf": [{"const": "[DONE]"}, {"type": "string", "contentMediaType": "application/json", "contentSchema": content}]}
+    content = {"anyOf": [_reference(row.event), _reference(_ERRORS[row.dialect])]}
+    data: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
+    if row.dialect == "anthropic":
+        return {
+            "description": "Events of an answer to stream: true, each with the name that its data has as type; the last is message_stop.",
+            "type": "object",
+            "properties": {"event": {"type": "string"}, "data": data},
+            "required": ["event", "data"],
+        }
+    data = {"anyOf": [{"const": "[DONE]"}, data]}
     return {
         "description": "Events of an answer to stream: true; the last is [DONE].",
         "type": "object",
@@ -133,7 +141,7 @@ def _reference(shape: Any) -> Schema:
 def _schemas() -> Schema:
     """Schemas of all structs of the table and of their fields; requests with what the server checks beyond their types."""
     requests = [row.request for row in DOCUMENTED if row.request is not None]
-    responses = [shape for row in DOCUMENTED for shape in (row.response, row.event) if isinstance(shape, type)]
+    responses = [shape for row in DOCUMENTED for shape in (row.response, row.event) if shape is not None and not isinstance(shape, str)]
     _, schemas = msgspec.json.schema_components([*requests, *responses, *_ERRORS.values()], ref_template="#/components/schemas/{name}")
     for shape in _NARROWED:
         _narrow(shape, schemas[shape.__name__])
@@ -184,6 +192,7 @@ _KEYWORDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "length_penalty": {"number": {"minimum": -MAX_LENGTH_PENALTY, "maximum": MAX_LENGTH_PENALTY}},
     "truncate_prompt_tokens": {"integer": {"minimum": -1, "not": {"const": 0}}},
     "stop": {"string": _STOP, "array": {"maxItems": admit.MAX_STOP_STRINGS, "items": {"type": "string", **_STOP}}},
+    "stop_sequences": {"array": {"maxItems": admit.MAX_STOP_STRINGS, "items": {"type": "string", **_STOP}}},
     "stop_token_ids": {"array": {"maxItems": admit.MAX_STOP_IDS, "items": _ID}},
     "allowed_token_ids": {"array": {"minItems": 1, "maxItems": admit.MAX_ALLOWED_IDS, "items": _ID}},
     "bad_words": {
@@ -216,7 +225,9 @@ _REPLACED: Final[Mapping[type, Mapping[str, Schema]]] = {
         }
     },
     wire.ChatCompletionRequest: {
-        "tool_choice": {"enum": [None, "none", "auto"], "description": 'With tools only "none": calls are not parsed.', "default": None}
+        "tool_choice": {
+            "anyOf": [{"enum": [None, "none", "auto", "required"]}, {"type": "object", "required": ["type", "function"]}], "default": None
+        }
     },
     wire.ContentPart: {"type": {"const": "text"}},
     wire.ChatMessage: {"audio": {"type": "null"}, "function_call": {"type": "null"}},
@@ -225,6 +236,8 @@ _REQUIRED: Final[Mapping[type, tuple[str, ...]]] = {
     wire.CompletionRequest: ("prompt",),
     wire.ChatCompletionRequest: ("messages",),
     wire.DetokenizeRequest: ("tokens",),
+    anthropic.MessagesRequest: ("messages", "max_tokens"),
+    anthropic.CountTokensRequest: ("messages",),
     wire.ContentPart: ("type", "text"),
 }
 _ANY_OF: Final[Mapping[type, list[Schema]]] = {

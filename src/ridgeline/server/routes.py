@@ -37,7 +37,7 @@ class Row:
     response        type of the 200's JSON body, or a media type of text
     errors          statuses beside those of every route
     request         type of the request's JSON body
-    event           type of a stream's events, with `stream: true`
+    event           type of a stream's events, with `stream: true`; None: nothing is streamed
     header          name of the header that picks this row among those of its path
     max_body_bytes  bytes of a request's body
     is_queued       a request takes a place in the queue: in a full one it is rejected before its body is read
@@ -49,7 +49,7 @@ class Row:
     response: Any
     errors: tuple[int, ...] = ()
     request: type | None = None
-    event: type | None = None
+    event: Any = None
     access: Access = "client"
     dialect: Dialect = "openai"
     header: bytes | None = None
@@ -88,6 +88,14 @@ ROWS: Final = (
     Row(
         "POST", "/v1/chat/completions", "Chat completion",
         replies.ChatCompletion, GENERATES, wire.ChatCompletionRequest, replies.ChatCompletionChunk, is_queued=True,
+    ),
+    Row(
+        "POST", "/v1/messages", "Anthropic's message",
+        anthropic.Message, GENERATES, anthropic.MessagesRequest, anthropic.Event, dialect="anthropic", is_queued=True,
+    ),
+    Row(
+        "POST", "/v1/messages/count_tokens", "Number of tokens of a message's prompt",
+        anthropic.TokenCount, BODY, anthropic.CountTokensRequest, dialect="anthropic",
     ),
     Row("POST", "/tokenize", "Token ids of a text or a conversation", replies.TokenizeResponse, BODY, wire.TokenizeRequest),
     Row("POST", "/detokenize", "Text of token ids", replies.DetokenizeResponse, BODY, wire.DetokenizeRequest),

@@ -8,10 +8,14 @@ import asyncio
 import hashlib
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
+from pathlib import Path
 from typing import Final
 
 from ridgeline.config.env import model_stores
@@ -38,7 +42,7 @@ from ridgeline.text.chat import ChatTemplate
 from ridgeline.text.prompt_cache import Encoder, PromptCache
 from ridgeline.text.statements import ModelKind
 from ridgeline.text.structured import GrammarCompiler
-from ridgeline.text.tokenizer import Tokenizer, bad_word_ids
+from ridgeline.text.tokenizer import Tokenizer
 from ridgeline.text.tokenizer_check import check_vocabulary
 
 _LOG = logging.getLogger("ridgeline.server")
@@ -129,7 +133,7 @@ class Service:
         path = None
         if not name.startswith((FAKE_PREFIX, RANDOM_PREFIX)):
             expected = self._engine_config.expect_sha256
-            path = await asyncio.to_thread(resolve_checked, name, model_stores(), expected, self._progress)
+            path = await _in_daemon(partial(resolve_checked, name, model_stores(), expected, self._progress))
         config = self._engine_config if path is None else replace(self._engine_config, model=str(path))
         self._engine = engine = EngineClient(config, self._apply_events, self._progress)
         if self.config.chat_template is None:
@@ -176,7 +180,8 @@ class Service:
 
     def _progress(self, stage: str, fraction: float) -> None:
         self.stage = f"{stage} {fraction:.0%}"
-        self._on_progress(stage, fraction)
+        if not self._draining:
+            self._on_progress(stage, fraction)
 
     def _apply_events(self, events: Sequence[Event]) -> None:
         if self._model is None:
@@ -250,16 +255,17 @@ class Service:
         priority: int,
         salt: str,
         stop_ids: frozenset[int] = frozenset(),
+        bad_words: tuple[tuple[int, ...], ...] = (),
         arrived: float | None = None,
         grammar: Grammar | None = None,
     ) -> Admitter:
-        """Returns a function that admits prompts with these parameters. `stop_ids` end a sequence as EOS does; `arrived`: see `Admitted`.
+        """Returns a function that admits prompts with these parameters. `stop_ids` end a sequence as EOS does; `bad_words` are those of
+        `params` as ids; `arrived`: see `Admitted`.
 
         It raises RequestError, and never looks at the load: that is `check_capacity`'s.
         """
         model = self.model
         limits = replace(model.limits, eos_ids=model.limits.eos_ids | stop_ids)
-        bad_words = bad_word_ids(model.tokenizer, params.bad_words) if params.bad_words else ()
         domain = tenant_domain(self._secret, salt)
 
         def admit_prompt(prompt: Sequence[int]) -> Admitted:
@@ -293,6 +299,32 @@ class Service:
     def _retry_after(self, waiting: int, rows: int) -> int:
         """Estimated seconds until the waiting requests have been served, by the mean time of a request so far."""
         return max(1, min(MAX_RETRY_AFTER_SECONDS, ceil(self.metrics.mean_request_seconds * waiting / rows)))
+
+
+async def _in_daemon(call: Callable[[], Path]) -> Path:
+    """The result of `call` in a thread that nobody waits for at the end: a stop does not wait for a hub that stands still."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Path] = loop.create_future()
+
+    def settle(result: Path | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        elif result is not None:
+            future.set_result(result)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except BaseException as caught:
+            error = caught
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, daemon=True, name="resolve").start()
+    return await future
 
 
 async def _ready(engine: EngineClient) -> Ready:

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ridgeline.server.errors import ApiError, as_api_error
+from ridgeline.server.errors import ApiError, Dialect, as_api_error
 
 BODY_LIMIT_KEY: Final = "ridgeline.max_body_bytes"
 """Key in a scope of the bytes that its body may have, as the table of routes says."""
@@ -32,7 +33,7 @@ DONE: Final = b"data: [DONE]\n\n"
 BODY_SEND_KEY: Final = "ridgeline.body"
 """Key in a scope of the server's own `send`, for bodies of streams: layers around an endpoint need nothing but the start of an answer."""
 KEEP_ALIVE: Final = b""
-"""Yielded by `events` for a comment, which clients skip."""
+"""Yielded by `events` for a sign of life, which clients skip."""
 COMMENT: Final = b": keep-alive\n\n"
 
 Result = TypeVar("Result")
@@ -99,20 +100,45 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-class EventStream(Response):
-    """Server-sent events: one `data:` line per event, then `[DONE]`. An error becomes an event of its own before `[DONE]`, and is raised.
+@dataclass(frozen=True, slots=True)
+class EventGrammar:
+    """What stands around the events of a dialect.
 
-    `events` gives the payloads, JSON without newlines, or KEEP_ALIVE; `close` is called at the end, also when the client goes or does
-    not read.
+    start        before what the endpoint gives for an event
+    error_start  before the body of an error
+    idle         a whole event that clients skip
+    end          after the last event
+    """
+
+    dialect: Dialect
+    start: bytes
+    error_start: bytes
+    idle: bytes
+    end: bytes
+
+
+OPENAI_EVENTS: Final = EventGrammar("openai", b"data: ", b"data: ", COMMENT, DONE)
+ANTHROPIC_EVENTS: Final = EventGrammar(
+    "anthropic", b"event: ", b"event: error\ndata: ", b'event: ping\ndata: {"type":"ping"}\n\n', b""
+)  # fmt: skip
+"""The endpoint gives the name of an event, a newline, `data: ` and its JSON."""
+
+
+class EventStream(Response):
+    """Server-sent events, then the end that the grammar has for it. An error becomes an event of its own before the end, and is raised.
+
+    `events` gives the payloads, for OpenAI's grammar JSON without newlines, or KEEP_ALIVE; `close` is called at the end, also when the
+    client goes or does not read.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None], grammar: EventGrammar = OPENAI_EVENTS) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._close = close
+        self._grammar = grammar
         self._sending_since = math.inf
         """Start of the send that the client has not taken yet; inf while there is none."""
 
@@ -133,13 +159,15 @@ class EventStream(Response):
             self._sending_since = math.inf
 
         failure: ApiError | None = None
+        grammar = self._grammar
+        start, idle = grammar.start, grammar.idle
         try:
             async for event in self._events:
-                await write(COMMENT if event is KEEP_ALIVE else b"data: " + event + b"\n\n")
+                await write(idle if event is KEEP_ALIVE else start + event + b"\n\n")
         except Exception as error:
             failure = as_api_error(error)
-            await write(b"data: " + failure.body() + b"\n\n")
-        await write(DONE, more=False)
+            await write(grammar.error_start + failure.body(grammar.dialect) + b"\n\n")
+        await write(grammar.end, more=False)
         if failure is not None:
             raise failure
 

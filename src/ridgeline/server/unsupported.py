@@ -75,16 +75,26 @@ CHAT: Final[Fields] = {
     "web_search_options": (),
 }
 TOKENIZE: Final[Fields] = {"chat_template": (), "mm_processor_kwargs": ({},)}
+MESSAGES: Final[Fields] = {
+    "container": (),
+    "context_management": ({}, {"edits": []}),
+    "mcp_servers": ([],),
+    "output_config": ({},),
+    "output_format": (),
+    "thinking": ({"type": "disabled"},),
+    "tool_choice": ({"type": "none"},),
+    "tools": ([],),
+}
 
 WITHOUT_EFFECT: Final = frozenset({
     # who asks, and how it is billed or stored elsewhere
     "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "session_id", "store", "user",
     # how a server is to compute or keep what it computed
-    "cache_prompt", "id_slot", "keep_alive", "n_keep",
+    "cache_control", "cache_prompt", "inference_geo", "id_slot", "keep_alive", "n_keep",
     # details of samplers that are off
     "adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "min_keep",
     "mirostat_eta", "mirostat_tau", "repeat_last_n", "xtc_threshold",
-    # of a stream, and of what a model that thinks says: nothing is parsed out of it here
+    # of a stream, and of reasoning, which is always given
     "include_reasoning", "stream_options.include_obfuscation",
 })  # fmt: skip
 """Known names whose values change no answer."""

@@ -13,9 +13,10 @@ from typing import Final
 from tokenizers import AddedToken, Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
+from ridgeline.config.env import encode_in_callers_thread
 from ridgeline.errors import ModelFormatError, RequestError
 from ridgeline.facts.files.gguf import Header
-from ridgeline.text.tokenizer import MASK, markup_among
+from ridgeline.text.tokenizer import MASK, QUICK_CHARACTERS, markup_among
 from ridgeline.text.vocabulary import END_NAMES, TokenType
 
 _CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -96,6 +97,7 @@ class PieceTable:
     byte_level   pieces spell bytes in GPT-2's alphabet; else U+2581 is a space and <0x0A> a byte
     added        ids whose pieces are literal text; of these `control` have no text
     space_prefix the space that encoding puts in front is removed when a whole text is decoded
+    has_known_patterns  text is split by patterns of this file, of which none takes long; else by the model's, of which any may
     """
 
     pieces: Sequence[str]
@@ -105,12 +107,14 @@ class PieceTable:
     bos: int | None
     eos_ids: frozenset[int]
     space_prefix: bool = False
+    has_known_patterns: bool = False
 
 
 class FastTokenizer:
     """A `Tokenizer` (see `text.tokenizer`)."""
 
     def __init__(self, library: Library, table: PieceTable) -> None:
+        encode_in_callers_thread()
         self._library = library
         self._table = table
         self._guarded: tuple[Library, Mapping[int, int]] | None = None
@@ -119,6 +123,7 @@ class FastTokenizer:
         self.bos = table.bos
         self.eos_ids = table.eos_ids
         self.vocab_size = len(table.pieces)
+        self.quick_characters = QUICK_CHARACTERS if table.has_known_patterns else 0
         self._ids = {piece: token for token, piece in enumerate(table.pieces) if piece}
         control = frozenset(table.pieces[token] for token in table.control if table.pieces[token])
         self.markup = markup_among((table.pieces[token] for token in table.added - table.control), control)
@@ -184,11 +189,12 @@ class FastTokenizer:
     @staticmethod
     def _encode_with(library: Library, text: str) -> list[int]:
         try:
-            ids: list[int] = library.encode(text, add_special_tokens=False).ids if text else []
+            # Unlike `encode`, a batch gives up the interpreter's lock; the fast one knows no offsets, which nobody reads.
+            ids: list[int] = library.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
         except BaseException as error:  # where a pattern of the model fails the library panics, which is not an Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            message = f"the model's tokenizer fails on these {len(text)} characters ({error!s:.100}); send a shorter or another text"
+            message = f"the model's tokenizer fails on these {len(text):,} characters; send a shorter or another text"
             raise RequestError(message, param="prompt") from None
         return ids
 
@@ -257,7 +263,7 @@ def read_bpe(header: Header) -> FastTokenizer:
     literal = frozenset(token for token, kind in enumerate(types) if kind == TokenType.USER_DEFINED)
     return FastTokenizer(
         _library(pieces, merges, pre_tokenizer, literal, control),
-        PieceTable(pieces, True, literal, control, bos, frozenset(token for token in ends if token is not None)),
+        PieceTable(pieces, True, literal, control, bos, frozenset(token for token in ends if token is not None), has_known_patterns=True),
     )
 
 

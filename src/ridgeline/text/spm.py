@@ -12,7 +12,7 @@ from sentencepiece import SentencePieceProcessor
 
 from ridgeline.errors import ModelFormatError
 from ridgeline.text.spm_model import model_proto
-from ridgeline.text.tokenizer import MASK, longest_match_pattern, markup_among
+from ridgeline.text.tokenizer import MASK, QUICK_CHARACTERS, longest_match_pattern, markup_among
 from ridgeline.text.vocabulary import TokenType, Vocabulary
 
 _SPACE_MARK = "\u2581"
@@ -29,6 +29,7 @@ class SpmTokenizer:
         self.bos = vocabulary.bos
         self.eos_ids = vocabulary.eos_ids
         self.vocab_size = len(vocabulary.pieces)
+        self.quick_characters = QUICK_CHARACTERS
         user_defined = int(TokenType.USER_DEFINED)
         self._user_defined = {piece: token for token, piece in enumerate(self._pieces) if self._kinds[token] == user_defined and piece}
         self._user_defined_pattern = _split_pattern(self._user_defined)

@@ -10,6 +10,8 @@ from typing import Final, Protocol
 from ridgeline.core.params import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS
 from ridgeline.errors import RequestError
 
+QUICK_CHARACTERS: Final = 4_096
+"""`Tokenizer.quick_characters` where the time of a text grows with its length alone."""
 MASK: Final = "\ufdd0"
 """A code point that Unicode sets aside for internal use: in message contents it keeps names of control tokens from becoming their ids."""
 
@@ -20,6 +22,7 @@ class Tokenizer(Protocol):
     bos      the id that starts every prompt; None: the model wants none
     eos_ids  ids that end a generation, from every source that names one
     markup   names of tokens that ordinary text is split at too, and that mean something to the model as control tokens do
+    quick_characters  length up to which any text is encoded within a millisecond or so; 0: none is known
     """
 
     @property
@@ -33,6 +36,9 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def quick_characters(self) -> int: ...
 
     def encode(self, text: str, add_bos: bool, special: bool = False) -> list[int]:
         """Ids of `text`. `add_bos` puts `bos` first where there is one and, with `special`, the text does not begin with its name.
@@ -69,6 +75,7 @@ class ByteTokenizer:
     eos_ids = frozenset({_EOS})
     markup = frozenset[str]()
     vocab_size = 258
+    quick_characters = 1 << 16
 
     def encode(self, text: str, add_bos: bool, special: bool = False) -> list[int]:
         """The UTF-8 bytes of `text`, whatever `special` says; a surrogate without its partner becomes U+FFFD."""

@@ -7,7 +7,7 @@ time is CPU time; on several it is wall time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -19,7 +19,17 @@ import numpy as np
 
 from ridgeline.compute.bench.roofline import Roofline, roofline
 from ridgeline.compute.cpu import ext
-from ridgeline.compute.cpu.packing import FORMATS, INTEGER_BITS, PackedWeight, allocate, pack, pack_grouped, packable, row_bytes
+from ridgeline.compute.cpu.packing import (
+    FORMATS,
+    INTEGER_BITS,
+    PackedWeight,
+    allocate,
+    pack,
+    pack_grouped,
+    packable,
+    packing_pool,
+    row_bytes,
+)
 from ridgeline.compute.ops.quantised import quantise
 from ridgeline.compute.quant.grouped import GroupedWeight
 from ridgeline.errors import ConfigError
@@ -222,7 +232,7 @@ class Copies:
 
     def __init__(self, kind: str, n: int, k: int, most_tokens: int, team: Any) -> None:
         random = np.random.default_rng(0)
-        with ThreadPoolExecutor(team.threads) as pool:
+        with packing_pool(team.threads) as pool:
             first = _packed(random, kind, n, k, pool)
         self.packed_bytes = first.nbytes
         self.count = max(2, min(MAX_COPIES, ceil(max(MIN_BYTES, 4 * read_caches().l3) / first.nbytes)))

@@ -8,8 +8,10 @@ never kept.
 import mmap
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
+from threading import Barrier
 from typing import Final
 
 import numpy as np
@@ -267,6 +269,25 @@ def _chunks(blocks: int, total: int) -> Iterator[tuple[int, int]]:
 Stored = PackedWeight | Floats | Ints
 
 
+@contextmanager
+def packing_pool(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool of `threads` that all run before they have work. Its end waits for the work of an interrupted caller, whose memory lives until
+    then.
+
+    An executor starts a thread with the work that needs it. Ctrl-C in that moment leaves a thread that the executor does not know, and that
+    goes on with addresses of memory which is gone.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+        barrier = Barrier(threads)
+        try:
+            for started in [pool.submit(barrier.wait) for _ in range(threads)]:
+                started.result()
+        except BaseException:
+            barrier.abort()
+            raise
+        yield pool
+
+
 def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[str, Stored]:
     """Every tensor by its canonical name; `threads` pack at the same time, one matrix after the other.
 
@@ -280,7 +301,7 @@ def pack_weights(facts: ModelFacts, threads: int, progress: Progress) -> dict[st
     ready: dict[str, Stored] = {}
     orders: dict[bytes, str] = {}
     take = Pieces().take
-    with ThreadPoolExecutor(threads) as pool:
+    with packing_pool(threads) as pool:
         for name in list(mapped):
             weight = mapped.pop(name)
             matrix = len(weight.shape) > 1 and name not in arrays
